@@ -1,0 +1,97 @@
+"""Files that are either whole or not there: temporary file beside the target, fsync, rename, fsync of the folder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hpctrain.base.errors import StorageError
+
+
+def write_text(path: Path, text: str, mode: int = 0o644) -> None:
+    """Write a whole file at once; after return it is on disk. On any error the old file is unchanged.
+
+    Raises:
+        StorageError: disk full, missing permission or missing folder.
+    """
+    write_bytes(path, text.encode(), mode)
+
+
+def write_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """As `write_text`, for bytes."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
+    with storage_errors(path):
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            sync_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON that a person can read and diff: indented, keys in the order given."""
+    write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def append_line(path: Path, text: str) -> None:
+    """Append one line with a single write, so that a reader never sees half of it from a live writer.
+
+    Raises:
+        StorageError: disk full or missing permission; a line cut short is ended by the next call.
+    """
+    with storage_errors(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            data = text.encode() + b"\n"
+            if _ends_mid_line(descriptor):
+                # A writer was killed, or the disk was full, in the middle of a line: keep ours whole.
+                data = b"\n" + data
+            written = os.write(descriptor, data)
+            if written != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            os.close(descriptor)
+
+
+def _ends_mid_line(descriptor: int) -> bool:
+    size = os.fstat(descriptor).st_size
+    return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside the folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError on `path` into one line for the person at the terminal."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path}: cannot write: {error.strerror or error}; {_remedy(error)}") from error
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "free some space or choose another folder; nothing was changed"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "choose a folder that you may write to"
+    if error.errno == errno.ENOENT:
+        return "make the folder first"
+    return "nothing was changed"

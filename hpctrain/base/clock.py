@@ -1,0 +1,38 @@
+"""Time as an argument: decisions take `now`, processes take a Clock, tests move a FakeClock by hand."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timezone
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Where a process gets its time from."""
+
+    def now(self) -> float:
+        """Monotonic seconds; only differences mean something."""
+
+    def wall(self) -> float:
+        """Seconds since 1970-01-01 UTC, as written to files."""
+
+    def sleep(self, seconds: float) -> None:
+        """Return after that many seconds."""
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wall(self) -> float:
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def utc_text(wall: float) -> str:
+    """Wall-clock seconds as ISO 8601 UTC: 0 -> '1970-01-01T00:00:00Z'."""
+    return datetime.fromtimestamp(wall, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,81 @@
+"""The error tree. Each class carries the exit code that the command line returns for it.
+
+    HpctrainError                 1  the work failed
+    ├── InputError                2  what the person gave cannot be used (a typo, a missing folder, a run in use)
+    │   └── FileError             2  a file is invalid; every mistake in it is listed with its line
+    ├── Refused                   4  understood, and declined (cannot fit, topology of other nodes, failed probe)
+    ├── CommandError              1  a command that hpctrain ran failed
+    ├── StorageError              1  a file cannot be written (disk full, permission)
+    └── CheckpointError           1  a checkpoint cannot be trusted; the caller tries the one before
+
+The text of an error is for the person at the terminal: what was found, what is allowed, what to do next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_WARNINGS = 3
+EXIT_REFUSED = 4
+
+
+class HpctrainError(Exception):
+    """The work failed. Base of every error that hpctrain raises on purpose."""
+
+    exit_code: ClassVar[int] = EXIT_FAILED
+
+
+class InputError(HpctrainError):
+    """What the person gave cannot be used; nothing was started."""
+
+    exit_code = EXIT_USAGE
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One mistake in a file: where it is, what was found and what is allowed."""
+
+    field: str
+    text: str
+    line: int | None = None
+
+
+class FileError(InputError):
+    """A file is missing, unreadable or has mistakes; all of them are told at once, a line each."""
+
+    def __init__(self, path: Path | str, mistakes: Sequence[Mistake]) -> None:
+        self.path = str(path)
+        self.mistakes = tuple(mistakes)
+        super().__init__("\n".join(self._lines()))
+
+    def _lines(self) -> list[str]:
+        lines = []
+        for mistake in self.mistakes:
+            place = f"{self.path}:{mistake.line}" if mistake.line else self.path
+            field = f" {mistake.field}:" if mistake.field else ""
+            lines.append(f"{place}:{field} {mistake.text}")
+        return lines
+
+
+class Refused(HpctrainError):
+    """The request was understood and is declined, with the reason and the next thing to do."""
+
+    exit_code = EXIT_REFUSED
+
+
+class CommandError(HpctrainError):
+    """A command that hpctrain ran could not start or ended with an error."""
+
+
+class StorageError(HpctrainError):
+    """A file could not be written; what was there before is unchanged."""
+
+
+class CheckpointError(HpctrainError):
+    """A checkpoint is incomplete or not what was written; the one before it may be good."""

@@ -1,0 +1,121 @@
+"""The one way to run a command. Rooms take a Runner as an argument, so that tests give a fake one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from hpctrain.base.errors import CommandError
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that ended: its argv, exit code and output."""
+
+    argv: tuple[str, ...]
+    code: int
+    stdout: str
+    stderr: str
+
+
+class Process(Protocol):
+    """A started process."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs. Killed by signal n: -n."""
+
+    def kill(self) -> None:
+        """SIGKILL to its whole process group; returns at once."""
+
+    def terminate(self) -> None:
+        """SIGTERM to the process itself."""
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """The exit code, or None when it still runs after `timeout_s`."""
+
+
+class Runner(Protocol):
+    """Runs commands and starts processes."""
+
+    def run(self, argv: Sequence[str], timeout_s: float | None = None) -> Finished:
+        """Run to the end and give back code and output."""
+
+    def start(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        log: Path | None = None,
+        keep_fds: Sequence[int] = (),
+    ) -> Process:
+        """Start in a process group of its own, with output appended to `log`."""
+
+
+class SystemProcess:
+    """A process of this machine, leader of its own process group."""
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self._popen = popen
+        self.pid = popen.pid
+
+    def poll(self) -> int | None:
+        return self._popen.poll()
+
+    def kill(self) -> None:
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # already gone, which is what was wanted
+
+    def terminate(self) -> None:
+        self._popen.terminate()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        try:
+            return self._popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+class SystemRunner:
+    """Runs commands on this machine."""
+
+    def run(self, argv: Sequence[str], timeout_s: float | None = None) -> Finished:
+        try:
+            done = subprocess.run(list(argv), capture_output=True, text=True, timeout=timeout_s, check=False)
+        except FileNotFoundError as error:
+            raise CommandError(f"{argv[0]}: not found on the path") from error
+        except subprocess.TimeoutExpired as error:
+            raise CommandError(f"{argv[0]}: no answer after {timeout_s:g} s") from error
+        return Finished(tuple(argv), done.returncode, done.stdout, done.stderr)
+
+    def start(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        log: Path | None = None,
+        keep_fds: Sequence[int] = (),
+    ) -> SystemProcess:
+        output = open(log, "ab") if log else None  # noqa: PTH123, SIM115 - handed to the child, closed below
+        try:
+            popen = subprocess.Popen(
+                list(argv),
+                env=dict(env) if env is not None else None,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT if output else None,
+                pass_fds=tuple(keep_fds),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise CommandError(f"{argv[0]}: cannot start: {error.strerror}") from error
+        finally:
+            if output:
+                output.close()
+        return SystemProcess(popen)

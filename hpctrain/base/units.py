@@ -1,0 +1,41 @@
+"""Numbers for people: bytes, seconds, rates. Files keep SI units; only what a person reads is rounded here."""
+
+from __future__ import annotations
+
+_BINARY = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+_SI = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def format_bytes(count: float) -> str:
+    """Bytes in binary units: 1536 -> '1.5 KiB'."""
+    for size, name in _BINARY:
+        if abs(count) >= size:
+            return f"{count / size:.1f} {name}"
+    return f"{count:.0f} B"
+
+
+def format_si(value: float, unit: str) -> str:
+    """A value in SI prefixes: (2.5e9, 'B/s') -> '2.5 GB/s'."""
+    for size, prefix in _SI:
+        if abs(value) >= size:
+            return f"{value / size:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds at a scale a person reads: 0.00012 -> '120 us', 95 -> '1 min 35 s'."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} us"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def format_count(count: float) -> str:
+    """A count with an SI prefix: 1_300_000_000 -> '1.3G'."""
+    return format_si(count, "").replace(" ", "")

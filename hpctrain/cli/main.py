@@ -1,0 +1,83 @@
+"""The `hpctrain` command: a static table of verbs, so that `--help` imports none of them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from hpctrain import __version__
+from hpctrain.base.errors import EXIT_FAILED, HpctrainError
+
+VERBS: dict[str, tuple[str, str]] = {
+    "demo": ("hpctrain.cli.demo", "Everything below once, on this machine: no Slurm, no root, under 3 minutes."),
+    "init": ("hpctrain.cli.init", "Write a commented run file fitted to this machine."),
+    "data": ("hpctrain.cli.data", "Turn text files into token shards."),
+    "probe": ("hpctrain.cli.probe", "Measure nodes, devices and links into a topology file."),
+    "topology": ("hpctrain.cli.topology", "Read a topology file."),
+    "plan": ("hpctrain.cli.plan", "From a run file and a topology to a plan, with its reasons."),
+    "train": ("hpctrain.cli.train", "Train as local processes: the same run without a queue."),
+    "status": ("hpctrain.cli.status", "Say how a run is doing."),
+    "report": ("hpctrain.cli.report", "Write a run's report.html."),
+    "schema": ("hpctrain.cli.schema", "Print the JSON Schema of a file, for editors."),
+}
+"""Verb -> module that holds it as `command`, and its one line of help."""
+
+
+class Verbs(click.Group):
+    """A group that imports a verb only when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = importlib.import_module(VERBS[cmd_name][0]).command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            import difflib  # only for a typo
+
+            close = difflib.get_close_matches(args[0], VERBS, n=1)
+            hint = f"did you mean '{close[0]}'?" if close else f"allowed: {', '.join(VERBS)}"
+            ctx.fail(f"no command '{args[0]}'; {hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="hpctrain")
+@click.option("--debug", is_flag=True, help="Show a traceback with an error.")
+def cli(debug: bool) -> None:
+    """Train a Transformer on a shared, mixed, unreliable cluster: probe, plan, train, survive.
+
+    \b
+    Exit codes: 0 done, 1 the work failed, 2 wrong usage or invalid input,
+                3 go with warnings, 4 refused.
+    """
+
+
+def main() -> None:
+    """Run the command line; errors become one line on stderr and an exit code."""
+    debug = "--debug" in sys.argv
+    try:
+        cli(standalone_mode=True)
+    except HpctrainError as error:
+        if debug:
+            raise
+        for line in str(error).splitlines():
+            click.echo(f"hpctrain: {line}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader (head, less) went away: nothing more to say, and no traceback at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FAILED)

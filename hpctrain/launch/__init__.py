@@ -1,0 +1,1 @@
+"""Run folders and the ways to start the node processes."""

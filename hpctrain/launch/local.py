@@ -1,0 +1,35 @@
+"""The local transport: n virtual nodes local0, local1, … as processes of this machine, one CPU device each."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ClusterShell.NodeSet import NodeSet
+
+from hpctrain.base.process import Process, Runner
+
+
+def local_nodes(count: int) -> list[str]:
+    """Names of `count` virtual nodes."""
+    return [f"local{index}" for index in range(count)]
+
+
+def local_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a virtual node: one thread a worker, because all of them share this machine's cores."""
+    env = dict(os.environ if environ is None else environ)
+    env.setdefault("OMP_NUM_THREADS", "1")
+    # gloo must listen on loopback, whatever interface the host name resolves to.
+    env.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return env
+
+
+def start_local_node(
+    verb: str, folder: Path, node: str, nodes: Sequence[str], runner: Runner, log: Path, extra: Sequence[str] = ()
+) -> Process:
+    """Start one virtual node: `python -m hpctrain.node VERB --folder F --node local0 --nodes local[0-3] --local`."""
+    argv = [sys.executable, "-m", "hpctrain.node", verb, "--folder", str(folder), "--node", node]
+    argv += ["--nodes", str(NodeSet.fromlist(list(nodes))), "--local", *extra]
+    return runner.start(argv, env=local_environment(), log=log)

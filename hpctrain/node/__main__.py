@@ -1,0 +1,27 @@
+"""`python -m hpctrain.node VERB`: the task that runs on each node, under Slurm or as a local process."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from hpctrain.base.errors import EXIT_USAGE, HpctrainError
+
+VERBS = {"probe": "hpctrain.node.probe", "run": "hpctrain.node.run"}
+
+
+def main(argv: list[str]) -> int:
+    """Run a verb; an error is one line on stderr and its exit code."""
+    if not argv or argv[0] not in VERBS:
+        print(f"usage: python -m hpctrain.node {{{'|'.join(VERBS)}}} …", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        code: int = importlib.import_module(VERBS[argv[0]]).main(argv[1:])
+    except HpctrainError as error:
+        print(f"hpctrain node: {error}", file=sys.stderr)
+        return error.exit_code
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

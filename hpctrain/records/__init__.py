@@ -1,0 +1,1 @@
+"""The files that the rooms exchange: frozen models with `schema`, read and written whole."""

@@ -1,0 +1,96 @@
+"""What all files share: frozen models that are read whole, checked whole and written whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from hpctrain.base.atomic import write_json
+from hpctrain.base.errors import FileError, Mistake
+from hpctrain.records.mistakes import mistakes_of
+
+Self = TypeVar("Self", bound="Document")
+
+
+class Part(BaseModel):
+    """A piece of a file: frozen; unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, use_attribute_docstrings=True)
+
+
+class Document(Part):
+    """A whole JSON file, with its kind and version in `schema`."""
+
+    schema_kind: ClassVar[str]
+
+    schema_: str = ""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        populate_by_name=True,
+        use_attribute_docstrings=True,
+        alias_generator=lambda name: "schema" if name == "schema_" else name,
+    )
+
+    def model_post_init(self, context: Any) -> None:
+        expected = f"hpctrain.{self.schema_kind}/v1"
+        if not self.schema_:
+            object.__setattr__(self, "schema_", expected)
+        elif self.schema_ != expected:
+            raise ValueError(f"schema is {self.schema_!r}, this version reads {expected!r}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; a number that was not measured is absent."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    def write(self, path: Path) -> None:
+        """Write the file atomically.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        write_json(path, self.to_json())
+
+    def sha256(self) -> str:
+        """Hash of the content, independent of white space and key order."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+    @classmethod
+    def read(cls: type[Self], path: Path) -> Self:
+        """Read and check the file.
+
+        Raises:
+            FileError: missing, not JSON, or with mistakes; all are listed.
+        """
+        return cls.from_json(read_json(path), str(path))
+
+    @classmethod
+    def from_json(cls: type[Self], value: Any, source: str = "<json>") -> Self:
+        """Check plain JSON values; `source` names them in errors."""
+        try:
+            return cls.model_validate(value)
+        except ValidationError as error:
+            raise FileError(source, mistakes_of(error, cls)) from None
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value in a file.
+
+    Raises:
+        FileError: missing, unreadable or not JSON.
+    """
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise FileError(path, [Mistake("", "no such file")]) from None
+    except OSError as error:
+        raise FileError(path, [Mistake("", f"cannot read: {error.strerror}")]) from None
+    except UnicodeDecodeError:
+        raise FileError(path, [Mistake("", "not a text file")]) from None
+    except json.JSONDecodeError as error:
+        raise FileError(path, [Mistake("", f"not valid JSON: {error.msg}", error.lineno)]) from None

@@ -1,0 +1,49 @@
+"""events.jsonl: what happened to the run, one line an event, in the order in which it was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from hpctrain.records.document import Document
+from hpctrain.records.lines import read_lines
+
+EventKind = Literal[
+    "attempt_started",
+    "probed",
+    "planned",
+    "generation_started",
+    "worker_died",
+    "node_lost",
+    "node_returned",
+    "preempted",
+    "time_limit",
+    "checkpoint_saved",
+    "checkpoint_skipped",
+    "recovered",
+    "replanned",
+    "finished",
+    "failed",
+]
+
+
+class Event(Document):
+    """One thing that happened."""
+
+    schema_kind: ClassVar[str] = "event"
+    kind: EventKind
+
+    time_s: float
+    """Seconds since 1970."""
+    attempt: int
+    generation: int
+    node: str
+    """Node that wrote it."""
+    reason: str
+    """One sentence."""
+    data: dict[str, Any] = {}
+
+
+def read_events(path: Path) -> list[Event]:
+    """All events of a file; half a line at the end, of a killed writer, is left out."""
+    return [Event.from_json(value, str(path)) for value in read_lines(path)]

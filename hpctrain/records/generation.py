@@ -1,0 +1,52 @@
+"""A generation: one set of workers that train together until one of them is lost. Its record is what agents agree on."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from hpctrain.records.document import Document, Part
+
+
+class Member(Part):
+    """An agent as the others know it. A restarted agent is another member: its incarnation differs."""
+
+    node: str
+    incarnation: str
+    """Host, pid and start time of the agent's process."""
+    addr: str
+    """Address the others reach it at."""
+    store_port: int
+    """Port this agent holds open, bound, for the store of the next generation."""
+
+
+class StoreAddress(Part):
+    """Where the workers meet."""
+
+    addr: str
+    port: int
+    node: str
+    """Node that holds the listening socket: that of rank 0."""
+
+
+class Generation(Document):
+    """What all agents of a generation know."""
+
+    schema_kind: ClassVar[str] = "generation"
+
+    number: int = Field(ge=0)
+    """Counts up over the whole life of the run, attempts included."""
+    attempt: int = Field(ge=0)
+    """Start of the job: 0, then one more after each requeue."""
+    members: list[Member]
+    """Every agent that is alive, spares included."""
+    plan: str
+    """File of the plan, within the run folder."""
+    store: StoreAddress
+    restore: str | None = None
+    """Checkpoint to start from, within the run folder; None: from the seed."""
+    reason: str
+    """Why this generation was started."""
+    failures: int = 0
+    """Failures in a row without a checkpoint in between."""

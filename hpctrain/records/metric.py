@@ -1,0 +1,82 @@
+"""metrics.jsonl: one line a step, written by rank 0. A step that is repeated after a recovery is a second line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from hpctrain.records.document import Document, Part
+from hpctrain.records.lines import read_lines
+
+
+class BytesSent(Part):
+    """Bytes on the wire of the whole job in a step, by mesh axis."""
+
+    dp: int = 0
+    pp: int = 0
+    tp: int = 0
+
+
+class RankPlacement(Part):
+    """What a rank really holds and runs, read back from the objects that were built."""
+
+    rank: int
+    device: str
+    stages: list[int]
+    layers: list[int]
+    """Global numbers of the blocks it holds."""
+    micro_batch: int
+    """Sequences in its micro-batches."""
+    micro_batches: int
+    """Micro-batches it ran forward in the first step."""
+
+
+class MetricRow(Document):
+    """One optimizer step."""
+
+    schema_kind: ClassVar[str] = "metric"
+
+    step: int
+    """1 is the first."""
+    generation: int
+    time_s: float
+    """Wall clock at the end of the step, seconds since 1970."""
+    step_time_s: float
+    """How long the step took."""
+    loss: float
+    """Mean cross-entropy over the global batch, nats a token."""
+    valid_loss: float | None = None
+    """The same over the validation batches, where this step validated."""
+    lr: float
+    grad_norm: float
+    """Norm of the whole gradient before clipping."""
+    tokens: int
+    """Tokens of this step."""
+    samples: int
+    """Sequences consumed since the start of the run."""
+    tokens_per_s: float
+    bytes_sent: BytesSent
+    stage_time_s: list[float]
+    """Compute time of each stage, forward and backward, slowest replica."""
+    bubble_fraction: float
+    """Share of the devices' time in which they computed nothing."""
+    micro_batches: list[int]
+    """Micro-batches that each replica ran forward in this step, counted."""
+    memory_bytes_max: float | None = None
+    """Largest resident memory of a worker (CPU), or largest allocation (CUDA)."""
+    placement: list[RankPlacement] | None = None
+    """In the first row of each generation: what each rank really runs."""
+
+
+def read_metrics(path: Path) -> list[MetricRow]:
+    """All rows of a metrics file, in file order; half a line at the end, of a killed writer, is left out."""
+    return [MetricRow.from_json(value, str(path)) for value in read_lines(path)]
+
+
+def effective(rows: list[MetricRow]) -> list[MetricRow]:
+    """One row a step, that of the highest generation, in order of steps: the history that led to the final model."""
+    best: dict[int, MetricRow] = {}
+    for row in rows:
+        if row.step not in best or row.generation >= best[row.step].generation:
+            best[row.step] = row
+    return [best[step] for step in sorted(best)]

@@ -1,0 +1,138 @@
+"""The shape of a model, its presets, and counts that need no torch: parameters, FLOPs, activation sizes.
+
+A model is `layers` equal blocks between an embedding and a head. A stage holds blocks [from, to); the first stage also
+holds the embedding, the last one the final norm and the head.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from hpctrain.records.document import Part
+
+
+class ModelSpec(Part):
+    """A decoder-only Transformer: RMSNorm, rotary positions, SwiGLU, grouped-query attention, untied head."""
+
+    family: Literal["decoder"] = "decoder"
+    """The kind of Transformer."""
+    layers: int = Field(ge=1)
+    """Number of blocks."""
+    dim: int = Field(ge=2)
+    """Width of the residual stream."""
+    heads: int = Field(ge=1)
+    """Attention heads; `dim` is a multiple of it."""
+    kv_heads: int | None = Field(default=None, ge=1)
+    """Key and value heads (grouped-query attention); `heads` is a multiple of it. Default: `heads`."""
+    ffn_dim: int | None = Field(default=None, ge=1)
+    """Width inside the SwiGLU. Default: 8/3 of `dim`, rounded up to a multiple of 32."""
+    vocab: int | None = Field(default=None, ge=2)
+    """Size of the vocabulary. Default: that of the tokenizer of the data."""
+    rope_base: float = Field(default=10_000.0, gt=0)
+    """Base of the rotary position angles."""
+    norm_eps: float = Field(default=1e-5, gt=0)
+    """Added under the root in RMSNorm."""
+    init_std: float = Field(default=0.02, gt=0)
+    """Standard deviation of the initial weights."""
+
+    @model_validator(mode="after")
+    def _check(self) -> ModelSpec:
+        if self.dim % self.heads:
+            raise ValueError(f"dim {self.dim} is not a multiple of heads {self.heads}")
+        if (self.dim // self.heads) % 2:
+            raise ValueError(f"dim / heads is {self.dim // self.heads}; rotary positions need an even number")
+        if self.heads % self.key_value_heads:
+            raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.key_value_heads}")
+        return self
+
+    @property
+    def key_value_heads(self) -> int:
+        return self.kv_heads or self.heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.heads
+
+    @property
+    def hidden(self) -> int:
+        """Width inside the SwiGLU."""
+        return self.ffn_dim or -(-self.dim * 8 // 3 // 32) * 32
+
+    @property
+    def vocabulary(self) -> int:
+        """Size of the vocabulary; ask only after the data has settled it."""
+        assert self.vocab is not None, "the vocabulary is settled when a run file meets its data"
+        return self.vocab
+
+    def block_parameters(self) -> int:
+        """Parameters of one block."""
+        key_value = self.key_value_heads * self.head_dim
+        attention = 2 * self.dim * self.dim + 2 * self.dim * key_value
+        return attention + 3 * self.dim * self.hidden + 2 * self.dim
+
+    def embedding_parameters(self) -> int:
+        return self.vocabulary * self.dim
+
+    def head_parameters(self) -> int:
+        """Final norm and projection to the vocabulary."""
+        return self.vocabulary * self.dim + self.dim
+
+    def parameters(self, start: int = 0, stop: int | None = None, tp: int = 1) -> int:
+        """Parameters of the blocks [start, stop), with embedding and head where they belong, on one of `tp` devices.
+
+        Norms are whole on each device; matrices are split.
+        """
+        stop = self.layers if stop is None else stop
+        block = (self.block_parameters() - 2 * self.dim) // tp + 2 * self.dim
+        count = (stop - start) * block
+        if start == 0:
+            count += self.embedding_parameters() // tp
+        if stop == self.layers:
+            count += self.embedding_parameters() // tp + self.dim
+        return count
+
+    def forward_flops(self, rows: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
+        """FLOPs of a forward pass over `rows` sequences through blocks [start, stop); backward costs twice that.
+
+        Matrix products 2 FLOPs per parameter and token; attention 4·s·d per token and block, halved by the causal
+        mask (Korthikanti et al. 2022, appendix A, without the recompute term).
+        """
+        stop = self.layers if stop is None else stop
+        tokens = rows * seq_len
+        flops = (stop - start) * tokens * (2.0 * (self.block_parameters() - 2 * self.dim) + 2.0 * seq_len * self.dim)
+        if stop == self.layers:
+            flops += 2.0 * tokens * self.vocabulary * self.dim
+        return flops
+
+    def boundary_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4) -> int:
+        """Size of the activation [rows, seq, dim] that travels between two stages."""
+        return rows * seq_len * self.dim * bytes_per_value
+
+    def activation_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        """What one block keeps for its backward pass, for one micro-batch of `rows` sequences.
+
+        Counted from the block as written: inputs of both norms and their normalised outputs (4 d), queries, keys and
+        values with their rotated copies (2·(d + 2·kv)), attention output (d), SwiGLU's two products, the activation and
+        their product (4·f); split over `tp` where the matrices are.
+        """
+        key_value = self.key_value_heads * self.head_dim
+        split = 2 * (self.dim + 2 * key_value) + self.dim + 4 * self.hidden
+        return int(rows * seq_len * bytes_per_value * (4 * self.dim + split / tp))
+
+    def logits_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        """What the head and the loss keep: logits, their log-softmax and the gradient of one of them."""
+        return int(3 * rows * seq_len * self.vocabulary * bytes_per_value / tp)
+
+
+PRESETS: dict[str, ModelSpec] = {
+    "tiny-1m": ModelSpec(layers=6, dim=128, heads=4),
+    "mini-10m": ModelSpec(layers=8, dim=320, heads=5),
+    "small-125m": ModelSpec(layers=12, dim=768, heads=12),
+    "medium-350m": ModelSpec(layers=24, dim=1024, heads=16),
+    "large-1.3b": ModelSpec(layers=24, dim=2048, heads=16),
+    "xl-7b": ModelSpec(layers=32, dim=4096, heads=32, ffn_dim=11008),
+    "xxl-70b": ModelSpec(layers=80, dim=8192, heads=64, kv_heads=8, ffn_dim=28672),
+}
+"""Named models; the name says the size that the field calls it by, the vocabulary of the data decides the exact count."""

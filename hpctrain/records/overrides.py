@@ -1,0 +1,36 @@
+"""`--set key.path=value`: the same typed rules as the file, applied on top of it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from hpctrain.base.errors import InputError
+from hpctrain.records.yaml_file import parse_scalar
+
+
+def apply_overrides(value: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
+    """A copy of `value` with each 'a.b=c' put in place; values are read as YAML would read them.
+
+    Raises:
+        InputError: an override has no '=', an empty key, or goes through a value that is no mapping.
+    """
+    result = copy.deepcopy(value)
+    for text in overrides:
+        path, equals, raw = text.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
+            raise InputError(f"--set {text}: write it as key.path=value, for instance --set batch.global=32")
+        _put(result, keys, parse_scalar(raw.strip()), text)
+    return result
+
+
+def _put(value: dict[str, Any], keys: list[str], leaf: Any, text: str) -> None:
+    for key in keys[:-1]:
+        inner = value.get(key)
+        if inner is None:
+            inner = value[key] = {}
+        if not isinstance(inner, dict):
+            raise InputError(f"--set {text}: '{key}' holds {inner!r}, which has no keys below it")
+        value = inner
+    value[keys[-1]] = leaf

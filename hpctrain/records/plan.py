@@ -1,0 +1,207 @@
+"""plan.json: which device computes which blocks of which sequences when. The job obeys it to the letter."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from hpctrain.records.document import Document, Part
+from hpctrain.records.schedule import Schedule
+
+ScheduleName = Literal["gpipe", "1f1b", "interleaved_1f1b", "custom"]
+
+
+class Stage(Part):
+    """Consecutive blocks that one device (or tp devices) holds."""
+
+    layers: tuple[int, int]
+    """Blocks [from, to). The first stage also holds the embedding, the last one the head; either may have no block."""
+    recompute: Literal["none"] = "none"
+    """Which activations are computed again in the backward pass."""
+
+
+class Replica(Part):
+    """One copy of the model, over all stages, and its share of each batch."""
+
+    rows: int = Field(ge=1)
+    """Sequences of each global batch: micro_batch × micro_batches."""
+    micro_batch: int = Field(ge=1)
+    """Sequences in a micro-batch."""
+    micro_batches: int = Field(ge=1)
+    """Micro-batches in a step."""
+    devices: list[list[str]]
+    """devices[stage][tp]: 'node:device'. Stages on the same devices belong to one pipeline rank."""
+
+
+class CodecSpec(Part):
+    """How one group of layers is reduced between replicas."""
+
+    level: Literal["dp"] = "dp"
+    """Mesh axis that it works on."""
+    layers: tuple[int, int] | None = None
+    """Blocks [from, to); None: everything."""
+    codec: Literal["none"] = "none"
+    """none: dense sums in the gradient's own precision."""
+
+    def wire_bytes(self, gradient_bytes: float, world: int) -> float:
+        """Bytes on the wire over all replicas for one reduction: a ring all-reduce sends 2·(n−1)·size in all."""
+        return 2.0 * (world - 1) * gradient_bytes
+
+
+class Predicted(Part):
+    """What the planner expects."""
+
+    step_time_s: dict[str, float]
+    """Time of a step by term; 'total' is the sum a person would measure."""
+    memory_bytes: dict[str, float]
+    """Peak by device."""
+    bound_s: float | None = None
+    """No plan on these devices can be faster than this, by the same cost model."""
+
+
+class Rejected(Part):
+    """A neighbour of the plan and why it lost."""
+
+    change: str
+    """What would be different."""
+    delta_s: float | None = None
+    """How much slower a step would be; absent when it cannot run at all."""
+    reason: str
+
+
+class Move(Part):
+    """State that changes its device when this plan replaces another."""
+
+    layers: tuple[int, int]
+    source: str
+    target: str
+
+
+class Plan(Document):
+    """A complete plan for one generation of workers."""
+
+    schema_kind: ClassVar[str] = "plan"
+
+    topology_sha256: str | None = None
+    """Content hash of the topology it was made for."""
+    run_sha256: str | None = None
+    """Content hash of the resolved run file."""
+    provisional: bool = False
+    """True when made before the nodes are known; never executed."""
+    solver: str = "exhaustive"
+    """What searched."""
+    pp: int = Field(ge=1)
+    """Pipeline ranks of a replica."""
+    dp: int = Field(ge=1)
+    """Replicas."""
+    tp: int = Field(ge=1)
+    """Devices that share each matrix of a stage."""
+    zero: Literal[0] = 0
+    """ZeRO level: 0, nothing sharded over replicas."""
+    schedule: ScheduleName = "1f1b"
+    stages: list[Stage] = Field(min_length=1)
+    replicas: list[Replica] = Field(min_length=1)
+    ranks: list[str]
+    """Device of each global rank."""
+    actions: dict[int, dict[int, list[str]]] = {}
+    """actions[replica][pipeline rank]: its compute in order, as '0F0', '0B0', …. Left out, or not covering the
+    micro-batches, they are made from `schedule`; with schedule 'custom' they must be whole."""
+    compression: list[CodecSpec] = [CodecSpec()]
+    predicted: Predicted | None = None
+    rejected: list[Rejected] = []
+    moves: list[Move] = []
+    notes: list[str] = []
+    """What a person should know about how it was chosen."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Plan:
+        self._check_stages()
+        self._check_replicas()
+        return self
+
+    def _check_stages(self) -> None:
+        expected = 0
+        last = len(self.stages) - 1
+        for index, stage in enumerate(self.stages):
+            start, stop = stage.layers
+            if start != expected or stop < start:
+                raise ValueError(f"stages[{index}].layers: found [{start}, {stop}), expected it to start at {expected}")
+            if start == stop and index not in (0, last):
+                raise ValueError(f"stages[{index}].layers: found no block; only the first and last stage may be empty")
+            expected = stop
+        if len(self.stages) % self.pp:
+            raise ValueError(f"stages: found {len(self.stages)}, allowed: a multiple of pp {self.pp}")
+        if len(self.replicas) != self.dp:
+            raise ValueError(f"replicas: found {len(self.replicas)}, dp is {self.dp}")
+
+    def _check_replicas(self) -> None:
+        used: list[str] = []
+        for index, replica in enumerate(self.replicas):
+            where = f"replicas[{index}]"
+            if replica.rows != replica.micro_batch * replica.micro_batches:
+                raise ValueError(
+                    f"{where}.rows: found {replica.rows}, but micro_batch {replica.micro_batch} × micro_batches "
+                    f"{replica.micro_batches} is {replica.micro_batch * replica.micro_batches}"
+                )
+            if len(replica.devices) != len(self.stages):
+                raise ValueError(f"{where}.devices: found {len(replica.devices)} rows, there are {len(self.stages)} stages")
+            for stage, row in enumerate(replica.devices):
+                if len(row) != self.tp:
+                    raise ValueError(f"{where}.devices[{stage}]: found {len(row)} devices, tp is {self.tp}")
+            rows = list(dict.fromkeys(tuple(row) for row in replica.devices))
+            if len(rows) != self.pp:
+                raise ValueError(f"{where}.devices: its stages lie on {len(rows)} sets of devices, pp is {self.pp}")
+            used += [device for row in rows for device in row]
+        if len(set(used)) != len(used):
+            twice = sorted({device for device in used if used.count(device) > 1})
+            raise ValueError(f"replicas: a device is used twice: {', '.join(twice)}")
+        if sorted(used) != sorted(self.ranks):
+            raise ValueError(
+                f"ranks: found {', '.join(self.ranks)}; expected exactly the devices of the replicas, in any order: "
+                f"{', '.join(used)}"
+            )
+
+    @property
+    def world_size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def rows(self) -> int:
+        """Sequences in a step, over all replicas."""
+        return sum(replica.rows for replica in self.replicas)
+
+    @property
+    def layers(self) -> int:
+        """Blocks of the model."""
+        return self.stages[-1].layers[1]
+
+    @cached_property
+    def nodes(self) -> list[str]:
+        """Nodes that take part, in order of rank."""
+        return list(dict.fromkeys(place.partition(":")[0] for place in self.ranks))
+
+    def pipeline_rows(self, replica: int) -> list[tuple[str, ...]]:
+        """Devices of each pipeline rank of a replica: [pp][tp]."""
+        return list(dict.fromkeys(tuple(row) for row in self.replicas[replica].devices))
+
+    def stage_owner(self) -> dict[int, int]:
+        """Pipeline rank of each stage (the same in every replica)."""
+        rows = self.pipeline_rows(0)
+        return {stage: rows.index(tuple(row)) for stage, row in enumerate(self.replicas[0].devices)}
+
+    def mesh(self) -> list[list[list[int]]]:
+        """Global ranks as [pp][dp][tp]."""
+        rank = {place: index for index, place in enumerate(self.ranks)}
+        return [
+            [[rank[place] for place in self.pipeline_rows(replica)[pp]] for replica in range(self.dp)]
+            for pp in range(self.pp)
+        ]
+
+    def table(self, replica: int) -> Schedule | None:
+        """The stated actions of a replica, or None where the file leaves them to `schedule`."""
+        rows = self.actions.get(replica)
+        if rows is None:
+            return None
+        return Schedule.parse(rows.get(rank, []) for rank in range(self.pp))

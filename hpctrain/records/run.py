@@ -1,0 +1,289 @@
+"""run.yaml: what a person asks for. Every key is documented here; `hpctrain schema run` prints it for editors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from hpctrain.base.errors import FileError, InputError, Mistake
+from hpctrain.records.document import Document, Part
+from hpctrain.records.mistakes import mistakes_of
+from hpctrain.records.model_spec import PRESETS, ModelSpec
+from hpctrain.records.overrides import apply_overrides
+from hpctrain.records.yaml_file import read_yaml
+
+
+class Cluster(Part):
+    """Where the run goes."""
+
+    kind: Literal["local", "slurm"] = "local"
+    """local: processes on this machine, one virtual node each. slurm: one job."""
+    partition: str | None = None
+    """Slurm partition."""
+    account: str | None = None
+    """Slurm account."""
+    qos: str | None = None
+    """Slurm quality of service."""
+    time: str | None = None
+    """Wall-time limit, as text: 1:30:00 is one and a half hours."""
+    nodes: str = "1"
+    """Number of nodes, '4', or a range that the run can use, '3-4'."""
+    devices_per_node: int | None = Field(default=None, ge=1)
+    """Devices used on each node. Default: all of them."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What computes. auto: CUDA devices where there are any, else the CPU."""
+    sbatch: list[str] = []
+    """Further sbatch options, as on its command line."""
+    setup: list[str] = []
+    """Shell lines run on each node before anything else: module load, activating an environment."""
+
+    @field_validator("nodes", mode="before")
+    @classmethod
+    def _nodes(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @field_validator("nodes")
+    @classmethod
+    def _node_range(cls, value: str) -> str:
+        low, _, high = value.partition("-")
+        if not low.isdigit() or (high and not high.isdigit()) or value.endswith("-"):
+            raise ValueError("allowed: a number ('4') or a range ('3-4')")
+        if int(low) < 1 or (high and int(high) < int(low)):
+            raise ValueError("at least one node, and the second number not below the first")
+        return value
+
+
+class Container(Part):
+    """An Apptainer image that the run happens in."""
+
+    image: str
+    """Path of the .sif file."""
+    binds: list[str] = []
+    """Further bind mounts, SOURCE[:TARGET[:ro]]."""
+    nv: Literal["auto", "yes", "no"] = "auto"
+    """Whether the NVIDIA driver is made visible inside."""
+    env: dict[str, str] = {}
+    """Environment variables set inside."""
+
+
+class Model(Part):
+    """What is trained: exactly one of the keys."""
+
+    preset: str | None = None
+    """A named model (see `hpctrain init`)."""
+    dims: ModelSpec | None = None
+    """A model by its dimensions."""
+    hf: str | None = None
+    """A Hugging Face model folder to start from."""
+    import_: str | None = Field(default=None, alias="import")
+    """A factory in your own code, 'package.module:factory'."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Model:
+        given = [key for key in ("preset", "dims", "hf", "import_") if getattr(self, key) is not None]
+        if len(given) != 1:
+            raise ValueError("give exactly one of preset, dims, hf, import")
+        return self
+
+    @field_validator("preset")
+    @classmethod
+    def _known(cls, value: str | None) -> str | None:
+        if value is not None and value not in PRESETS:
+            raise ValueError(f"allowed: {', '.join(PRESETS)}")
+        return value
+
+
+class Data(Part):
+    """The corpus, prepared by `hpctrain data prepare`. Relative paths start at the run file's folder."""
+
+    train: list[str] = Field(min_length=1)
+    """Folders of token shards to train on."""
+    valid: list[str] = []
+    """Folders of token shards for validation. Default: the validation part that `data prepare` kept aside."""
+    tokenizer: str | None = None
+    """tokenizer.json. Default: the one that lies in the first training folder."""
+    seq_len: int = Field(default=256, ge=8)
+    """Tokens in a sequence."""
+
+
+class Batch(Part):
+    """How many sequences make one optimizer step."""
+
+    global_: int = Field(alias="global", ge=1)
+    """Sequences in a step over the whole job, whatever the plan and the number of nodes."""
+
+
+class AutoParallel(Part):
+    """The planner chooses everything."""
+
+    mode: Literal["auto"] = "auto"
+
+
+class FixedParallel(Part):
+    """Degrees given by hand; the planner fills in the rest."""
+
+    mode: Literal["fixed"]
+    pp: int = Field(default=1, ge=1)
+    """Pipeline ranks."""
+    dp: int = Field(default=1, ge=1)
+    """Data-parallel replicas."""
+    tp: int = Field(default=1, ge=1)
+    """Devices that share each matrix."""
+    micro_batch: int | None = Field(default=None, ge=1)
+    """Sequences in a micro-batch. Default: the planner's choice."""
+    schedule: Literal["gpipe", "1f1b", "interleaved_1f1b"] | None = None
+    """Pipeline schedule. Default: the planner's choice."""
+
+
+Parallel = Annotated[AutoParallel | FixedParallel, Field(discriminator="mode")]
+
+
+class Compression(Part):
+    """How gradients are reduced between replicas."""
+
+    mode: Literal["none"] = "none"
+    """none: exact sums in full precision."""
+
+
+class Optimizer(Part):
+    """AdamW with linear warm-up, as in the paper's set-up (section 4.1)."""
+
+    name: Literal["adamw"] = "adamw"
+    lr: float = Field(default=1e-4, gt=0)
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the running mean and of the running square."""
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.01, ge=0)
+    """Decoupled weight decay, on matrices only."""
+    warmup_steps: int = Field(default=1000, ge=0)
+    """Steps of linear warm-up; a run shorter than ten times that warms up for a tenth of its steps."""
+    decay: Literal["constant", "cosine", "linear"] = "constant"
+    """What the learning rate does after the warm-up, down to a tenth of the peak."""
+    clip_norm: float | None = Field(default=1.0, gt=0)
+    """Largest norm of the whole gradient; null: no clipping."""
+
+    def warmup(self, steps: int) -> int:
+        """The warm-up steps of a run of `steps` steps."""
+        return min(self.warmup_steps, max(1, steps // 10)) if self.warmup_steps else 0
+
+
+class Checkpoint(Part):
+    """Checkpoints are sharded, saved beside the training and published only when whole."""
+
+    every: int = Field(default=50, ge=1)
+    """Steps between two checkpoints; the last step is always saved."""
+    keep: int = Field(default=2, ge=1)
+    """How many to keep."""
+
+
+class Validation(Part):
+    """Loss on data that is not trained on."""
+
+    every: int = Field(default=50, ge=1)
+    """Steps between two validations; the last step always validates."""
+    batches: int = Field(default=2, ge=0)
+    """Global batches in a validation; 0: none."""
+
+
+class Recovery(Part):
+    """What happens when workers or nodes are lost."""
+
+    min_nodes: int = Field(default=1, ge=1)
+    """With fewer nodes the run stops (and is requeued where there is a queue)."""
+    spares: int = Field(default=0, ge=0)
+    """Nodes kept idle, to step in for a lost one."""
+    retries: int = Field(default=3, ge=0)
+    """Failures in a row, without a checkpoint in between, before the run gives up."""
+    heartbeat_timeout_s: float = Field(default=5.0, gt=0)
+    """Silence after which a node counts as lost; a closed connection counts at once."""
+    progress_timeout_s: float = Field(default=120.0, gt=0)
+    """A worker that makes no step for this long is ended and the generation with it."""
+
+
+class Run(Document):
+    """A training run as a person asks for it."""
+
+    schema_kind: ClassVar[str] = "run"
+
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    """Names the run folder."""
+    steps: int = Field(ge=1)
+    """Optimizer steps."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Decides the initial weights and the order of samples."""
+    cluster: Cluster = Cluster()
+    container: Container | None = None
+    model: Model
+    data: Data
+    batch: Batch
+    parallel: Parallel = AutoParallel()
+    compression: Compression = Compression()
+    optimizer: Optimizer = Optimizer()
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """fp32, or bf16 for matrix products with weights, sums and optimizer in fp32."""
+    checkpoint: Checkpoint = Checkpoint()
+    validation: Validation = Validation()
+    recovery: Recovery = Recovery()
+
+    def spec(self) -> ModelSpec:
+        """The model's dimensions, as far as the file says; the vocabulary may still be open.
+
+        Raises:
+            InputError: the model is of a form that this version cannot build.
+        """
+        if self.model.dims is not None:
+            return self.model.dims
+        if self.model.preset is not None:
+            return PRESETS[self.model.preset]
+        key = "hf" if self.model.hf else "import"
+        raise InputError(f"model.{key}: this version trains models given by 'preset' or 'dims' only; use one of them")
+
+    def with_spec(self, spec: ModelSpec) -> Run:
+        """The same run with its model written out, vocabulary included."""
+        return self.model_copy(update={"model": Model(dims=spec)})
+
+    def require_runnable(self) -> None:
+        """Refuse what the file may say and this version cannot do yet, before anything starts.
+
+        Raises:
+            InputError: names the field.
+        """
+        if self.cluster.kind != "local":
+            raise InputError("cluster.kind: found 'slurm'; this version runs 'local' only (`hpctrain train --local N`)")
+        if self.container is not None:
+            raise InputError("container: runs inside an image are not supported by this version; remove the key")
+        self.spec()
+
+
+def read_run(path: Path, overrides: tuple[str, ...] = ()) -> Run:
+    """Read run.yaml, with `--set key.path=value` applied; every mistake is told at once with its line.
+
+    Relative data paths become absolute, from the file's folder.
+
+    Raises:
+        FileError: the file or an override is wrong.
+    """
+    file = read_yaml(path)
+    if not isinstance(file.value, dict):
+        raise FileError(path, [Mistake("", "found no keys; `hpctrain init` writes a commented run file", 1)])
+    value = apply_overrides(file.value, overrides)
+    try:
+        run = Run.model_validate(value)
+    except ValidationError as error:
+        mistakes = mistakes_of(error, Run, file.lines)
+        raise FileError(path, mistakes) from None
+    return _resolve_paths(run, path.resolve().parent)
+
+
+def _resolve_paths(run: Run, base: Path) -> Run:
+    data = run.data.model_copy(
+        update={
+            "train": [str(base / item) for item in run.data.train],
+            "valid": [str(base / item) for item in run.data.valid],
+            "tokenizer": str(base / run.data.tokenizer) if run.data.tokenizer else None,
+        }
+    )
+    return run.model_copy(update={"data": data})

@@ -1,0 +1,111 @@
+"""Reading the YAML that people write: YAML 1.2 scalars, duplicate keys refused, a line number for every key.
+
+PyYAML follows YAML 1.1, where `1:30:00` is 5400, `on` is true and `1e-4` is text. People who write a wall time, a
+switch or a learning rate mean none of that, so the scalars here are those of YAML 1.2's core schema
+(https://yaml.org/spec/1.2.2/, section 10.3.2).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hpctrain.base.errors import FileError, Mistake
+from hpctrain.records.mistakes import dotted
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with the core schema's scalars in place of YAML 1.1's."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own class attribute
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+0123456789")
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"),
+    list("-+.0123456789"),
+)
+
+
+def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    text = str(loader.construct_scalar(node))
+    return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+
+
+@dataclass(frozen=True)
+class YamlFile:
+    """A YAML file as plain values, with the line of each key path."""
+
+    path: str
+    value: Any
+    lines: dict[tuple[str | int, ...], int]
+
+
+def read_yaml(path: Path) -> YamlFile:
+    """Read a YAML file.
+
+    Raises:
+        FileError: missing, not YAML, or with duplicate keys (all of them are listed).
+    """
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        raise FileError(path, [Mistake("", "no such file; `hpctrain init` writes a run file")]) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(path, [Mistake("", f"cannot read: {error}")]) from None
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, source: str = "<text>") -> YamlFile:
+    """Parse YAML text; `source` names it in errors."""
+    try:
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            lines: dict[tuple[str | int, ...], int] = {}
+            duplicates: list[Mistake] = []
+            if node is not None:
+                _walk(node, (), lines, duplicates)
+            if duplicates:
+                raise FileError(source, duplicates)
+            value = loader.construct_document(node) if node is not None else {}
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else None
+        raise FileError(source, [Mistake("", f"not valid YAML: {error.problem}", line)]) from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise FileError(source, [Mistake("", f"not valid YAML: {error}")]) from None
+    return YamlFile(source, value, lines)
+
+
+def parse_scalar(text: str) -> Any:
+    """One value as YAML would read it: '1e-4' -> 0.0001, '[a, b]' -> list."""
+    return parse_yaml(text).value if text.strip() else text
+
+
+def _walk(node: yaml.Node, path: tuple[str | int, ...], lines: dict[Any, int], duplicates: list[Mistake]) -> None:
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            lines[(*path, index)] = item.start_mark.line + 1
+            _walk(item, (*path, index), lines, duplicates)
+    elif isinstance(node, yaml.MappingNode):
+        for key, item in node.value:
+            here = (*path, key.value)
+            line = key.start_mark.line + 1
+            if here in lines:
+                duplicates.append(Mistake(dotted(here), f"given twice, first in line {lines[here]}", line))
+            lines.setdefault(here, line)
+            _walk(item, here, lines, duplicates)

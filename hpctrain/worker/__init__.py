@@ -1,0 +1,1 @@
+"""The processes that hold tensors: training, and the device half of the probe."""

@@ -1,0 +1,27 @@
+"""`python -m hpctrain.worker VERB`: the processes that hold tensors."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from hpctrain.base.errors import EXIT_USAGE, HpctrainError
+
+VERBS = {"measure": "hpctrain.worker.measure", "train": "hpctrain.worker.train"}
+
+
+def main(argv: list[str]) -> int:
+    """Run a verb; an error is one line on stderr and its exit code."""
+    if not argv or argv[0] not in VERBS:
+        print(f"usage: python -m hpctrain.worker {{{'|'.join(VERBS)}}} …", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        code: int = importlib.import_module(VERBS[argv[0]]).main(argv[1:])
+    except HpctrainError as error:
+        print(f"hpctrain worker: {error}", file=sys.stderr)
+        return error.exit_code
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
