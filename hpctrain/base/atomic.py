@@ -33,7 +33,7 @@ def write_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
+            temporary.replace(path)
             sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -68,10 +69,8 @@ class SystemProcess:
         return self._popen.poll()
 
     def kill(self) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):  # already gone, which is what was wanted
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # already gone, which is what was wanted
 
     def terminate(self) -> None:
         self._popen.terminate()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
+import time
 from typing import Any
 
 Message = dict[str, Any]
@@ -35,42 +37,49 @@ class LineChannel:
 
     def receive(self) -> list[Message]:
         """All whole messages that have arrived; an empty list when there is none yet."""
-        while not self.closed:
-            try:
-                data = self.sock.recv(65536, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                break
-            except OSError:
-                data = b""
-            if not data:
-                self.close()
-                break
-            self._buffer += data
+        while self._fill():
+            pass
         return self._take()
 
     def wait_message(self, timeout_s: float | None) -> Message | None:
         """Block for the next message; None when none came in time or the other side is gone."""
-        pending = self._take_one()
-        if pending is not None:
-            return pending
-        self.sock.settimeout(timeout_s)
-        while b"\n" not in self._buffer:
-            try:
-                data = self.sock.recv(65536)
-            except (TimeoutError, socket.timeout):
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while (message := self._take_one()) is None and not self.closed:
+            left = None if deadline is None else deadline - time.monotonic()
+            if not self._readable(left):
                 return None
-            except OSError:
-                data = b""
-            if not data:
-                self.close()
-                return None
-            self._buffer += data
-        return self._take_one()
+            self._fill()
+        return message
 
     def close(self) -> None:
         """Close the socket; messages that arrived before stay readable by `receive`."""
         self.closed = True
         self.sock.close()
+
+    def _fill(self) -> bool:
+        """Move what has arrived to the buffer, without waiting; False when there is nothing now."""
+        if self.closed:
+            return False
+        try:
+            # A socket with a timeout of its own would wait that long in spite of the flag.
+            if self.sock.gettimeout():
+                self.sock.setblocking(True)
+            data = self.sock.recv(65536, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return False
+        self._buffer += data
+        return True
+
+    def _readable(self, timeout_s: float | None) -> bool:
+        """Wait until something arrives or the other side is gone; False when neither happened in time."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
 
     def _take(self) -> list[Message]:
         messages = []

@@ -1,1 +1,1 @@
-"""."""
+"""Reduction of gradients between replicas."""

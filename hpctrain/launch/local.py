@@ -27,9 +27,16 @@ def local_environment(environ: Mapping[str, str] | None = None) -> dict[str, str
 
 
 def start_local_node(
-    verb: str, folder: Path, node: str, nodes: Sequence[str], runner: Runner, log: Path, extra: Sequence[str] = ()
+    verb: str,
+    folder: Path,
+    node: str,
+    nodes: Sequence[str],
+    runner: Runner,
+    log: Path,
+    extra: Sequence[str] = (),
+    keep_fds: Sequence[int] = (),
 ) -> Process:
     """Start one virtual node: `python -m hpctrain.node VERB --folder F --node local0 --nodes local[0-3] --local`."""
     argv = [sys.executable, "-m", "hpctrain.node", verb, "--folder", str(folder), "--node", node]
     argv += ["--nodes", str(NodeSet.fromlist(list(nodes))), "--local", *extra]
-    return runner.start(argv, env=local_environment(), log=log)
+    return runner.start(argv, env=local_environment(), log=log, keep_fds=keep_fds)

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from hpctrain.base.atomic import write_json
 from hpctrain.base.errors import FileError, Mistake
@@ -21,6 +21,21 @@ class Part(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, use_attribute_docstrings=True)
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; a number that was not measured is absent."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is absent. A null that stands for something else than its default is kept, or it would be read
+        back as that default."""
+        values: dict[str, Any] = handler(self)
+        for name, field in type(self).model_fields.items():
+            if getattr(self, name) is None and field.default is None:
+                values.pop(field.alias or name, None)
+                values.pop(name, None)
+        return values
+
 
 class Document(Part):
     """A whole JSON file, with its kind and version in `schema`."""
@@ -28,6 +43,7 @@ class Document(Part):
     schema_kind: ClassVar[str]
 
     schema_: str = ""
+    """Kind and version of the file; written by hpctrain, may be left out by people."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -44,9 +60,9 @@ class Document(Part):
         elif self.schema_ != expected:
             raise ValueError(f"schema is {self.schema_!r}, this version reads {expected!r}")
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; a number that was not measured is absent."""
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+    def sha256(self) -> str:
+        """Hash of the content, independent of white space and key order."""
+        return content_sha256(self)
 
     def write(self, path: Path) -> None:
         """Write the file atomically.
@@ -55,10 +71,6 @@ class Document(Part):
             StorageError: it cannot be written.
         """
         write_json(path, self.to_json())
-
-    def sha256(self) -> str:
-        """Hash of the content, independent of white space and key order."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
     @classmethod
     def read(cls: type[Self], path: Path) -> Self:
@@ -78,6 +90,11 @@ class Document(Part):
             raise FileError(source, mistakes_of(error, cls)) from None
 
 
+def content_sha256(part: Part) -> str:
+    """Hash of the content, independent of white space and key order."""
+    return hashlib.sha256(json.dumps(part.to_json(), sort_keys=True).encode()).hexdigest()
+
+
 def read_json(path: Path) -> Any:
     """The JSON value in a file.
 
@@ -85,7 +102,7 @@ def read_json(path: Path) -> Any:
         FileError: missing, unreadable or not JSON.
     """
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileError(path, [Mistake("", "no such file")]) from None
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A generation: one set of workers that train together until one of them is lost. Its record is what agents agree on."""
+"""A generation: one set of workers that train together until one is lost. Its record is what agents agree on."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ def read_lines(path: Path) -> list[Any]:
     Lines that are not whole JSON are left out: a writer was killed in the middle of one.
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return []
     values = []

@@ -5,13 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from hpctrain.base.errors import Mistake
 
 Path = tuple[str | int, ...]
+
+_SCALARS = (str, int, float, bool, type(None))
 
 
 def mistakes_of(
@@ -24,9 +26,11 @@ def mistakes_of(
     """
     found = []
     for item in error.errors(include_url=False):
-        path = tuple(part for part in item["loc"] if not _is_union_tag(part, item["loc"], model))
-        line = _line_of(path, lines or {})
-        found.append(Mistake(dotted(path), _text(item, path, model), line))
+        path, owners, family = _file_path(item["loc"], model)
+        if item["type"] in ("union_tag_invalid", "union_tag_not_found"):
+            path = (*path, str(item["ctx"]["discriminator"]).strip("'"))
+        text = _text(item, str(path[-1]) if path else "", owners, family)
+        found.append(Mistake(dotted(path), text, _line_of(path, lines or {})))
     return sorted(dict.fromkeys(found), key=lambda mistake: mistake.line or 0)
 
 
@@ -61,40 +65,60 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
     return []
 
 
-def _text(item: Any, path: Path, model: type[BaseModel]) -> str:
-    if item["type"] == "extra_forbidden":
-        owners = _owners(path[:-1], model)
-        keys = {key for owner in owners for key in known_keys(owner)}
-        return f"unknown key; {nearest(str(path[-1]), keys)}"
-    if item["type"] == "missing":
+def _text(item: Any, key: str, owners: list[type[BaseModel]], family: list[type[BaseModel]]) -> str:
+    kind, found = item["type"], item.get("input")
+    if kind == "extra_forbidden":
+        if any(key in known_keys(member) for member in family):
+            return f"not a key of this mode; allowed: {', '.join(known for o in owners for known in known_keys(o))}"
+        return f"unknown key; {nearest(key, {known for owner in owners for known in known_keys(owner)})}"
+    if kind == "missing":
         return "missing; this key must be given"
+    if kind == "union_tag_not_found":
+        return "missing; this key decides which others are allowed"
+    if kind == "union_tag_invalid":
+        return f"found {item['ctx']['tag']!r}; allowed: {item['ctx']['expected_tags']}"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return f"{_found(found)}; keys are expected below it"
     message = str(item["msg"]).removeprefix("Value error, ")
-    found = item.get("input")
-    if isinstance(found, str | int | float | bool) or found is None:
-        return f"found {found!r}; {message[0].lower()}{message[1:]}" if message else f"found {found!r}"
-    return message
+    if kind == "value_error" and not isinstance(found, _SCALARS):
+        return message
+    return f"{_found(found)}; {message[:1].lower()}{message[1:]}"
 
 
-def _owners(path: Path, model: type[BaseModel]) -> list[type[BaseModel]]:
-    owners = [model]
-    for part in path:
-        if isinstance(part, int):
+def _found(value: Any) -> str:
+    """What was found, short enough for a line."""
+    if value is None:
+        return "found nothing"
+    text = repr(value)
+    return f"found {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+def _file_path(location: Path, model: type[BaseModel]) -> tuple[Path, list[type[BaseModel]], list[type[BaseModel]]]:
+    """Where pydantic's location lies in the file, the models that may own its last key, and their whole union.
+
+    Pydantic puts the tag of a union into the location ('parallel', 'fixed', 'pp'); a person's file has no such key.
+    Keys of mappings with free names ('device_types', 'a100', 'kind') are in both.
+    """
+    path: list[str | int] = []
+    here, owners, family = [model], [model], [model]
+    for part in location:
+        members = [owner for owner in here if _has_tag(owner, part)]
+        if len(here) > 1 and members:
+            here, family = members, here
             continue
-        owners = [
-            inner for owner in owners for key, note in known_keys(owner).items() if key == part
-            for inner in models_in(note)
-        ]
-    return owners
+        path.append(part)
+        owners = here
+        family = family if set(owners) <= set(family) else owners
+        if any(part in known_keys(owner) for owner in owners):
+            notes = [known_keys(owner)[str(part)] for owner in owners if part in known_keys(owner)]
+            here = [inner for note in notes for inner in models_in(note)]
+    return tuple(path), owners, family
 
 
-def _is_union_tag(part: str | int, location: Path, model: type[BaseModel]) -> bool:
-    """Pydantic puts the tag of a union into the path ('parallel', 'fixed', 'pp'); a person's file has no such key."""
-    index = location.index(part)
-    if index == 0 or isinstance(part, int):
-        return False
-    owners = _owners(tuple(p for p in location[:index] if not isinstance(p, int)), model)
-    keys = {key for owner in owners for key in known_keys(owner)}
-    return bool(owners) and part not in keys and index < len(location) - 1
+def _has_tag(owner: type[BaseModel], part: str | int) -> bool:
+    """Whether pydantic calls this member of a union `part`: the value of its discriminator, which is `mode`."""
+    mode = owner.model_fields.get("mode")
+    return mode is not None and get_origin(mode.annotation) is Literal and part in get_args(mode.annotation)
 
 
 def _line_of(path: Path, lines: Mapping[Path, int]) -> int | None:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from hpctrain.records.document import Part
+from hpctrain.records.document import Part, content_sha256
 
 
 class ModelSpec(Part):
@@ -46,6 +46,10 @@ class ModelSpec(Part):
         if self.heads % self.key_value_heads:
             raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.key_value_heads}")
         return self
+
+    def sha256(self) -> str:
+        """Hash of the dimensions: weights fit models with the same hash only."""
+        return content_sha256(self)
 
     @property
     def key_value_heads(self) -> int:
@@ -135,4 +139,4 @@ PRESETS: dict[str, ModelSpec] = {
     "xl-7b": ModelSpec(layers=32, dim=4096, heads=32, ffn_dim=11008),
     "xxl-70b": ModelSpec(layers=80, dim=8192, heads=64, kv_heads=8, ffn_dim=28672),
 }
-"""Named models; the name says the size that the field calls it by, the vocabulary of the data decides the exact count."""
+"""Named models; the name says the size that the field calls it by, the data's vocabulary decides the exact count."""

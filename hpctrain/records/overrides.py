@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from hpctrain.base.errors import InputError
+from hpctrain.base.errors import FileError, InputError
 from hpctrain.records.yaml_file import parse_scalar
 
 
@@ -21,8 +21,20 @@ def apply_overrides(value: dict[str, Any], overrides: tuple[str, ...]) -> dict[s
         keys = path.strip().split(".")
         if not equals or not all(keys):
             raise InputError(f"--set {text}: write it as key.path=value, for instance --set batch.global=32")
-        _put(result, keys, parse_scalar(raw.strip()), text)
+        _put(result, keys, _value(raw.strip(), text), text)
     return result
+
+
+def overridden(overrides: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The key paths that the overrides set."""
+    return [tuple(text.partition("=")[0].strip().split(".")) for text in overrides]
+
+
+def _value(raw: str, text: str) -> Any:
+    try:
+        return parse_scalar(raw)
+    except FileError as error:
+        raise InputError(f"--set {text}: the value is {error.mistakes[0].text}") from None
 
 
 def _put(value: dict[str, Any], keys: list[str], leaf: Any, text: str) -> None:

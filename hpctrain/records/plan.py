@@ -131,8 +131,8 @@ class Plan(Document):
             if start == stop and index not in (0, last):
                 raise ValueError(f"stages[{index}].layers: found no block; only the first and last stage may be empty")
             expected = stop
-        if len(self.stages) % self.pp:
-            raise ValueError(f"stages: found {len(self.stages)}, allowed: a multiple of pp {self.pp}")
+        if len(self.stages) < self.pp:
+            raise ValueError(f"stages: found {len(self.stages)}, allowed: at least one for each of pp {self.pp}")
         if len(self.replicas) != self.dp:
             raise ValueError(f"replicas: found {len(self.replicas)}, dp is {self.dp}")
 
@@ -146,7 +146,9 @@ class Plan(Document):
                     f"{replica.micro_batches} is {replica.micro_batch * replica.micro_batches}"
                 )
             if len(replica.devices) != len(self.stages):
-                raise ValueError(f"{where}.devices: found {len(replica.devices)} rows, there are {len(self.stages)} stages")
+                raise ValueError(
+                    f"{where}.devices: found {len(replica.devices)} rows, there are {len(self.stages)} stages"
+                )
             for stage, row in enumerate(replica.devices):
                 if len(row) != self.tp:
                     raise ValueError(f"{where}.devices[{stage}]: found {len(row)} devices, tp is {self.tp}")

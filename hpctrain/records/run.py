@@ -11,7 +11,7 @@ from hpctrain.base.errors import FileError, InputError, Mistake
 from hpctrain.records.document import Document, Part
 from hpctrain.records.mistakes import mistakes_of
 from hpctrain.records.model_spec import PRESETS, ModelSpec
-from hpctrain.records.overrides import apply_overrides
+from hpctrain.records.overrides import apply_overrides, overridden
 from hpctrain.records.yaml_file import read_yaml
 
 
@@ -28,7 +28,7 @@ class Cluster(Part):
     """Slurm quality of service."""
     time: str | None = None
     """Wall-time limit, as text: 1:30:00 is one and a half hours."""
-    nodes: str = "1"
+    nodes: str = Field(default="1", json_schema_extra={"type": ["string", "integer"]})
     """Number of nodes, '4', or a range that the run can use, '3-4'."""
     devices_per_node: int | None = Field(default=None, ge=1)
     """Devices used on each node. Default: all of them."""
@@ -119,12 +119,14 @@ class AutoParallel(Part):
     """The planner chooses everything."""
 
     mode: Literal["auto"] = "auto"
+    """The planner chooses the degrees, the stages and the micro-batches."""
 
 
 class FixedParallel(Part):
     """Degrees given by hand; the planner fills in the rest."""
 
     mode: Literal["fixed"]
+    """The degrees below are taken as they stand."""
     pp: int = Field(default=1, ge=1)
     """Pipeline ranks."""
     dp: int = Field(default=1, ge=1)
@@ -151,11 +153,13 @@ class Optimizer(Part):
     """AdamW with linear warm-up, as in the paper's set-up (section 4.1)."""
 
     name: Literal["adamw"] = "adamw"
+    """AdamW: Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
     lr: float = Field(default=1e-4, gt=0)
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay of the running mean and of the running square."""
     eps: float = Field(default=1e-8, gt=0)
+    """Added to the root of the running square."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Decoupled weight decay, on matrices only."""
     warmup_steps: int = Field(default=1000, ge=0)
@@ -215,18 +219,29 @@ class Run(Document):
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Decides the initial weights and the order of samples."""
     cluster: Cluster = Cluster()
+    """Where the run goes."""
     container: Container | None = None
+    """The Apptainer image that the run happens in. Default: none."""
     model: Model
+    """What is trained."""
     data: Data
+    """What it is trained on."""
     batch: Batch
+    """How many sequences make one optimizer step."""
     parallel: Parallel = AutoParallel()
+    """Who chooses how the model is cut and copied over the devices."""
     compression: Compression = Compression()
+    """How gradients are reduced between replicas."""
     optimizer: Optimizer = Optimizer()
+    """How the weights follow the gradients."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """fp32, or bf16 for matrix products with weights, sums and optimizer in fp32."""
     checkpoint: Checkpoint = Checkpoint()
+    """When the state is saved, and how much of it is kept."""
     validation: Validation = Validation()
+    """When the loss on other data is measured."""
     recovery: Recovery = Recovery()
+    """What happens when workers or nodes are lost."""
 
     def spec(self) -> ModelSpec:
         """The model's dimensions, as far as the file says; the vocabulary may still be open.
@@ -270,20 +285,34 @@ def read_run(path: Path, overrides: tuple[str, ...] = ()) -> Run:
     if not isinstance(file.value, dict):
         raise FileError(path, [Mistake("", "found no keys; `hpctrain init` writes a commented run file", 1)])
     value = apply_overrides(file.value, overrides)
+    lines = _without_overridden(file.lines, overrides)
     try:
         run = Run.model_validate(value)
     except ValidationError as error:
-        mistakes = mistakes_of(error, Run, file.lines)
+        mistakes = [_from_override(m) if m.line == 0 else m for m in mistakes_of(error, Run, lines)]
         raise FileError(path, mistakes) from None
     return _resolve_paths(run, path.resolve().parent)
+
+
+def _without_overridden(
+    lines: dict[tuple[str | int, ...], int], overrides: tuple[str, ...]
+) -> dict[tuple[str | int, ...], int]:
+    """Line 0 for what an override replaced: its line number would point at something else."""
+    paths = overridden(overrides)
+    kept = {key: 0 if any(key[: len(path)] == path for path in paths) else line for key, line in lines.items()}
+    return {**kept, **dict.fromkeys(paths, 0)}
+
+
+def _from_override(mistake: Mistake) -> Mistake:
+    return Mistake(mistake.field, f"{mistake.text} (given by --set)")
 
 
 def _resolve_paths(run: Run, base: Path) -> Run:
     data = run.data.model_copy(
         update={
-            "train": [str(base / item) for item in run.data.train],
-            "valid": [str(base / item) for item in run.data.valid],
-            "tokenizer": str(base / run.data.tokenizer) if run.data.tokenizer else None,
+            "train": [str(base / Path(item).expanduser()) for item in run.data.train],
+            "valid": [str(base / Path(item).expanduser()) for item in run.data.valid],
+            "tokenizer": str(base / Path(run.data.tokenizer).expanduser()) if run.data.tokenizer else None,
         }
     )
     return run.model_copy(update={"data": data})

@@ -23,7 +23,7 @@ class Action(NamedTuple):
     micro_batch: int
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.schema_kind}{self.micro_batch}"
+        return f"{self.stage}{self.kind}{self.micro_batch}"
 
     @classmethod
     def parse(cls, text: str) -> Action:

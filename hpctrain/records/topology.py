@@ -26,7 +26,11 @@ class Provenance(Part):
     loopback: bool = False
     """True when the nodes are processes of one machine: the links are memory, not a network."""
     mode: str = "full"
-    """full: every pair was measured."""
+    """full: every pair was measured. published: figures of data sheets and papers, nothing was measured."""
+    seed: int | None = None
+    """Orders the rounds of the probe."""
+    notes: list[str] = []
+    """Where figures that were not measured come from, and what a reader must know."""
     rounds_done: int = 0
     rounds_planned: int = 0
     wall_s: float | None = None
@@ -88,6 +92,8 @@ class Node(Part):
     host: str | None = None
     """Host name the machine gives itself."""
     devices: list[Device]
+    intra_bytes_per_s: float | None = None
+    """Bandwidth from one device of the node to another."""
     health: Health = Health()
 
 
@@ -248,6 +254,11 @@ class LinkCost:
         self._default = max(known, key=lambda cost: cost[1]) if known else None
         speeds = [d.memory_bytes_per_s for n in topology.nodes for d in n.devices if d.memory_bytes_per_s]
         self._intra = (INTRA_NODE_LATENCY_S, 1.0 / min(speeds)) if speeds else (INTRA_NODE_LATENCY_S, 0.0)
+        self._within = {
+            node.id: (INTRA_NODE_LATENCY_S, 1.0 / node.intra_bytes_per_s)
+            for node in topology.nodes
+            if node.intra_bytes_per_s
+        }
 
     def between(self, source: str, target: str) -> tuple[float, float]:
         """(alpha in seconds, beta in seconds per byte) from device `source` to device `target`, as 'node:device'.
@@ -257,7 +268,7 @@ class LinkCost:
         """
         a, b = source.partition(":")[0], target.partition(":")[0]
         if a == b:
-            return self._intra
+            return self._within.get(a, self._intra)
         cost = self._costs.get((a, b), self._default)
         if cost is None:
             raise KeyError(f"{a}-{b}")

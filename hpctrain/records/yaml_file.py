@@ -21,17 +21,29 @@ from hpctrain.records.mistakes import dotted
 class _Loader(yaml.SafeLoader):
     """SafeLoader with the core schema's scalars in place of YAML 1.1's."""
 
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own class attribute
+    yaml_implicit_resolvers: dict[str, Any] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """No alias (*name): it may hold itself, and a few lines of them grow to any size."""
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            problem = f"found the alias *{event.anchor}, which is not supported; write the value out"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        return super().compose_node(parent, index)
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:int", re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+0123456789")
 )
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"),
+    re.compile(
+        r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
     list("-+.0123456789"),
 )
 
@@ -57,14 +69,16 @@ def read_yaml(path: Path) -> YamlFile:
     """Read a YAML file.
 
     Raises:
-        FileError: missing, not YAML, or with duplicate keys (all of them are listed).
+        FileError: missing, not YAML, or with duplicate keys or keys that are no text (all are listed).
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise FileError(path, [Mistake("", "no such file; `hpctrain init` writes a run file")]) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(path, [Mistake("", f"cannot read: {error}")]) from None
+    except OSError as error:
+        raise FileError(path, [Mistake("", f"cannot read: {error.strerror}")]) from None
+    except UnicodeDecodeError:
+        raise FileError(path, [Mistake("", "not a text file in UTF-8")]) from None
     return parse_yaml(text, str(path))
 
 
@@ -75,17 +89,19 @@ def parse_yaml(text: str, source: str = "<text>") -> YamlFile:
         try:
             node = loader.get_single_node()
             lines: dict[tuple[str | int, ...], int] = {}
-            duplicates: list[Mistake] = []
+            mistakes: list[Mistake] = []
             if node is not None:
-                _walk(node, (), lines, duplicates)
-            if duplicates:
-                raise FileError(source, duplicates)
+                _walk(node, (), lines, mistakes)
+            if mistakes:
+                raise FileError(source, mistakes)
             value = loader.construct_document(node) if node is not None else {}
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else None
         raise FileError(source, [Mistake("", f"not valid YAML: {error.problem}", line)]) from None
+    except RecursionError:
+        raise FileError(source, [Mistake("", "nested too deep to be a file of hpctrain")]) from None
     except (yaml.YAMLError, ValueError) as error:
         raise FileError(source, [Mistake("", f"not valid YAML: {error}")]) from None
     return YamlFile(source, value, lines)
@@ -96,16 +112,20 @@ def parse_scalar(text: str) -> Any:
     return parse_yaml(text).value if text.strip() else text
 
 
-def _walk(node: yaml.Node, path: tuple[str | int, ...], lines: dict[Any, int], duplicates: list[Mistake]) -> None:
+def _walk(node: yaml.Node, path: tuple[str | int, ...], lines: dict[Any, int], mistakes: list[Mistake]) -> None:
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             lines[(*path, index)] = item.start_mark.line + 1
-            _walk(item, (*path, index), lines, duplicates)
+            _walk(item, (*path, index), lines, mistakes)
     elif isinstance(node, yaml.MappingNode):
         for key, item in node.value:
-            here = (*path, key.value)
             line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                text = "found a list or mapping as a key (is a value in { } missing its quotes?)"
+                mistakes.append(Mistake(dotted(path), text, line))
+                continue
+            here = (*path, key.value)
             if here in lines:
-                duplicates.append(Mistake(dotted(here), f"given twice, first in line {lines[here]}", line))
+                mistakes.append(Mistake(dotted(here), f"given twice, first in line {lines[here]}", line))
             lines.setdefault(here, line)
-            _walk(item, here, lines, duplicates)
+            _walk(item, here, lines, mistakes)

@@ -1,0 +1,128 @@
+"""The workers of one node in one generation: started by command line, talked to by JSON lines, killed together."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpctrain.agent.decide import INFRASTRUCTURE, WorkerView
+from hpctrain.base.process import Process, Runner
+from hpctrain.base.wire import LineChannel, Message
+
+KILL_WAIT_S = 10.0
+
+
+@dataclass
+class Worker:
+    """A started worker."""
+
+    rank: int
+    process: Process
+    channel: LineChannel
+    exit_code: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class WorkerNews:
+    """A message of a worker, or its end."""
+
+    rank: int
+    message: Message = field(default_factory=dict)
+    exit_code: int | None = None
+
+
+class WorkerGroup:
+    """Starts, watches and ends the workers of this node."""
+
+    def __init__(self, folder: Path, logs: Path, node: str, runner: Runner, env: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._logs = logs
+        self._node = node
+        self._runner = runner
+        self._env = dict(env)
+        self.workers: list[Worker] = []
+        self._last_progress = 0.0
+
+    def start(self, now: float, orders: Mapping[int, Message], store: socket.socket | None) -> None:
+        """Start one worker a rank and hand it its start order.
+
+        Args:
+            orders: rank -> content of the `start` message.
+            store: the listening socket of the generation's store; rank 0's worker inherits it.
+        """
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self._last_progress = now
+        for local_rank, (rank, order) in enumerate(orders.items()):
+            ours, theirs = socket.socketpair()
+            keep = [theirs.fileno()]
+            content = dict(order)
+            if rank == 0 and store is not None:
+                keep.append(store.fileno())
+                content["store"] = {**content["store"], "fd": store.fileno()}
+            argv = [sys.executable, "-m", "hpctrain.worker", "train", "--folder", str(self._folder)]
+            argv += ["--fd", str(theirs.fileno())]
+            env = {**self._env, "LOCAL_RANK": str(local_rank), "RANK": str(rank)}
+            log = self._logs / f"{self._node}.{local_rank}.log"
+            process = self._runner.start(argv, env=env, log=log, keep_fds=keep)
+            theirs.close()
+            channel = LineChannel(ours)
+            channel.send({"type": "start", **content})
+            self.workers.append(Worker(rank, process, channel))
+
+    def channels(self) -> list[LineChannel]:
+        """Channels to wait on."""
+        return [worker.channel for worker in self.workers if not worker.channel.closed]
+
+    def news(self, now: float) -> list[WorkerNews]:
+        """Messages and ends since the last call."""
+        found: list[WorkerNews] = []
+        for worker in self.workers:
+            if worker.exit_code is not None:
+                continue
+            code = worker.process.poll()
+            for message in worker.channel.receive():
+                self._last_progress = now
+                if message.get("type") == "error":
+                    worker.error = str(message.get("message"))
+                found.append(WorkerNews(worker.rank, message))
+            if code is not None:
+                worker.exit_code = code
+                found.append(WorkerNews(worker.rank, exit_code=code))
+        return found
+
+    def view(self) -> WorkerView:
+        """The workers taken together: the exit that explains most comes first."""
+        codes = [worker.exit_code for worker in self.workers if worker.exit_code is not None]
+        running = len(self.workers) - len(codes)
+        # A worker that lost its peers is a consequence; its neighbour's own death or error is the cause.
+        causes = [code for code in codes if code not in (0, INFRASTRUCTURE)]
+        bad = causes or [code for code in codes if code != 0]
+        error = next((worker.error for worker in self.workers if worker.error), None)
+        exit_code = bad[0] if bad else 0 if self.workers and not running else None
+        return WorkerView(running, exit_code, self._last_progress, error)
+
+    def tell(self, kind: str) -> None:
+        """Send `save` or `stop` to every worker."""
+        for worker in self.workers:
+            worker.channel.send({"type": kind})
+
+    def kill(self) -> None:
+        """SIGKILL every worker; after return none of them runs."""
+        for worker in self.workers:
+            if worker.exit_code is None:
+                worker.process.kill()
+        for worker in self.workers:
+            if worker.exit_code is None:
+                worker.exit_code = worker.process.wait(KILL_WAIT_S)
+            worker.channel.close()
+        self.workers = []
+
+
+def incarnation_of(host: str, started: float) -> str:
+    """A name that no other agent process ever has."""
+    return f"{host}-{os.getpid()}-{int(started * 1e6)}"

@@ -1,0 +1,53 @@
+"""Where agents agree: one file a generation in the run folder, made by a hard link, which only one of them can make.
+
+link(2) fails with EEXIST on local file systems and on NFS alike, which neither O_EXCL over old NFS nor flock on every
+parallel file system promises.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from hpctrain.base.atomic import storage_errors
+from hpctrain.records.generation import Generation
+
+
+class GenerationStore:
+    """The decided generations of a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def newest(self) -> Generation | None:
+        """The last decided generation, or None before the first."""
+        files = sorted(self._folder.glob("gen-*.json"))
+        return Generation.read(files[-1]) if files else None
+
+    def read(self, number: int) -> Generation | None:
+        """The decided generation of that number, or None when there is none yet."""
+        path = self._path(number)
+        return Generation.read(path) if path.exists() else None
+
+    def decide(self, record: Generation) -> Generation:
+        """Make `record` the generation of its number, unless another was first; the decided one comes back.
+
+        Raises:
+            StorageError: the run folder cannot be written.
+        """
+        self._folder.mkdir(exist_ok=True)
+        path = self._path(record.number)
+        proposal = self._folder / f".proposal-{secrets.token_hex(6)}"
+        record.write(proposal)
+        with storage_errors(path):
+            try:
+                os.link(proposal, path)
+            except FileExistsError:
+                return Generation.read(path)
+            finally:
+                proposal.unlink(missing_ok=True)
+        return record
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"gen-{number:06d}.json"

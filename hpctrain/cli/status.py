@@ -1,0 +1,35 @@
+"""`hpctrain status RUN`: how a run is doing."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import click
+
+from hpctrain.base.clock import SystemClock
+from hpctrain.records.locate import find_run
+from hpctrain.report.status import read_status
+from hpctrain.report.terminal import status_lines
+
+
+@click.command("status")
+@click.argument("run")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
+def command(run: str, as_json: bool) -> None:
+    """Say how a run is doing.
+
+    RUN is a run folder, or a run's name: it is looked up in ./runs, then in $HPCTRAIN_RUNS; the newest folder of that
+    name counts.
+
+    State is one of queued, starting, running, recovering, requeued, done, failed, cancelled, unknown. The exit code
+    says only whether the question could be answered.
+    """
+    folder = find_run(run, os.environ, Path.cwd())
+    status = read_status(folder, SystemClock().wall())
+    if as_json:
+        click.echo(json.dumps({**status.to_json(), "folder": str(folder)}, allow_nan=False))
+        return
+    for line in status_lines(status):
+        click.echo(line)

@@ -1,0 +1,84 @@
+"""`hpctrain train`: the run as local processes, watched on the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from hpctrain.base.clock import SystemClock
+from hpctrain.base.errors import EXIT_DONE, InputError
+from hpctrain.base.process import SystemRunner
+from hpctrain.launch.supervise import RESUMABLE, LocalJob
+from hpctrain.launch.training import Prepared, prepare, resume, runs_folder, start
+from hpctrain.records.locate import find_run
+from hpctrain.records.run import read_run
+from hpctrain.cli.live import watch
+
+
+@click.command()
+@click.argument("run_file", required=False, type=click.Path(path_type=Path), metavar="[RUN.YAML]")
+@click.option("--local", "count", type=click.IntRange(min=1), help="Number of virtual nodes. Default: cluster.nodes.")
+@click.option("-t", "--topology", type=click.Path(path_type=Path), help="Topology file. Default: probe first.")
+@click.option("-p", "--plan", type=click.Path(path_type=Path), help="Plan file, obeyed to the letter. Default: plan first.")
+@click.option("--resume", "run", metavar="RUN", help="Go on with a run, on any number of nodes.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the run's name and folder as JSON when it has ended.")
+@click.option("--dry-run", is_flag=True, help="Check everything and say what would run.")
+def command(
+    run_file: Path | None, count: int | None, topology: Path | None, plan: Path | None, run: str | None,
+    overrides: tuple[str, ...], as_json: bool, dry_run: bool,
+) -> None:  # fmt: skip
+    """Train as local processes: n virtual nodes, one CPU device, one agent and its worker each.
+
+    Ctrl-C saves a checkpoint and stops; a second one ends everything at once.
+    """
+    if (run_file is None) == (run is None):
+        raise InputError("give a run file to start, or --resume RUN to go on with one")
+    if run is not None:
+        if topology or plan or dry_run:
+            raise InputError("--resume takes its topology and plan from the run folder; leave out -t, -p and --dry-run")
+        job = resume(find_run(run, os.environ, Path.cwd()), count, overrides, SystemRunner(), SystemClock())
+    else:
+        assert run_file is not None, "checked above"
+        prepared = prepare(run_file, overrides, count, topology, plan)
+        if dry_run:
+            click.echo(_would_do(prepared), err=as_json)
+            return
+        job = start(prepared, runs_folder(), SystemRunner(), SystemClock())
+    _watch(job, as_json)
+
+
+def _watch(job: LocalJob, as_json: bool) -> None:
+    folder = job.folder.path
+    steps = read_run(folder / "run.yaml").steps
+    out = sys.stderr if as_json else sys.stdout
+    print(f"run folder {folder}", file=out, flush=True)
+    ended = watch(job, steps, out)
+    if as_json:
+        click.echo(json.dumps({"name": folder.name, "folder": str(folder), "exit_code": ended.exit_code}))
+    if ended.exit_code == EXIT_DONE:
+        print(f"done: {ended.reason}; `hpctrain report {folder}` shows the run", file=out)
+        return
+    if ended.exit_code == RESUMABLE:
+        print(f"stopped: {ended.reason}; go on with `hpctrain train --resume {folder}`", file=sys.stderr)
+    else:
+        print(f"hpctrain: {ended.reason}", file=sys.stderr)
+        print(f"hpctrain: the logs are in {folder}/logs/{job.attempt}", file=sys.stderr)
+    sys.exit(ended.exit_code)
+
+
+def _would_do(prepared: Prepared) -> str:
+    run = prepared.run
+    lines = [
+        f"would train {run.name}: {run.steps} steps of {run.batch.global_} × {run.data.seq_len} tokens",
+        f"  model     {prepared.spec.parameters():,} parameters, {prepared.spec.layers} blocks, vocabulary {prepared.spec.vocab}",
+        f"  nodes     {', '.join(prepared.nodes)}",
+        f"  topology  {'as given' if prepared.topology else 'measured first'}",
+        f"  plan      {'as given' if prepared.plan else 'made first'}",
+        f"  folder    {runs_folder()}/{run.name}-<time>",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,131 @@
+"""Writing token shards of bounded size, and the folder that appears only when it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.base.atomic import storage_errors, sync_folder
+from hpctrain.base.errors import InputError
+from hpctrain.records.corpus_index import INDEX_NAME, Shard
+
+SHARD_TOKENS = 2**26
+"""Most tokens in a shard: 128 MiB at two bytes a token, a size that every file system moves well."""
+
+
+class ShardWriter:
+    """Appends tokens of one split; starts the next shard when one is full."""
+
+    def __init__(self, folder: Path, split: Literal["train", "valid"], dtype: str, shard_tokens: int) -> None:
+        self._folder = folder
+        self._split = split
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._shard_tokens = shard_tokens
+        self._file: BinaryIO | None = None
+        self._digest = hashlib.sha256()
+        self._tokens = 0
+        self._done: list[Shard] = []
+
+    def append(self, tokens: NDArray[np.int64]) -> None:
+        """Write the tokens after those before; OSError when they cannot be written."""
+        while len(tokens):
+            if self._file is None:
+                self._file = (self._folder / self._name()).open("wb")
+            part, tokens = np.split(tokens, [self._shard_tokens - self._tokens])
+            data = part.astype(self._dtype).tobytes()
+            self._file.write(data)
+            self._digest.update(data)
+            self._tokens += len(part)
+            if self._tokens == self._shard_tokens:
+                self._finish_shard()
+
+    def finish(self) -> list[Shard]:
+        """Close the last shard; after return all of them are on disk."""
+        self._finish_shard()
+        return self._done
+
+    def close(self) -> None:
+        """Let go of an unfinished shard."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # what it held is thrown away
+                self._file.close()
+            self._file = None
+
+    def _name(self) -> str:
+        return f"{self._split}-{len(self._done):05d}.bin"
+
+    def _finish_shard(self) -> None:
+        if self._file is None:
+            return
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._file = None
+        self._done.append(
+            Shard(file=self._name(), split=self._split, tokens=self._tokens, sha256=self._digest.hexdigest())
+        )
+        self._digest = hashlib.sha256()
+        self._tokens = 0
+
+
+def check_target(folder: Path, force: bool) -> None:
+    """Refuse to write where something else lies, before any work is done.
+
+    Raises:
+        InputError: the folder is not empty and `force` is not given, or what it holds is no corpus.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise InputError(f"-o {folder}: found a file; name a new folder")
+    if not any(folder.iterdir()):
+        return
+    if not (folder / INDEX_NAME).is_file():
+        raise InputError(f"-o {folder}: the folder is not empty and holds no corpus; name a new folder")
+    if not force:
+        raise InputError(f"-o {folder}: the folder holds a corpus already; add --force to replace it")
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder beside `folder` that takes its place on success and is gone after any error.
+
+    Raises:
+        StorageError: something in it could not be written; the old folder is unchanged.
+    """
+    folder = folder.resolve()
+    temporary = folder.with_name(f"{folder.name}.tmp-{os.getpid()}-{secrets.token_hex(3)}")
+    with storage_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.mkdir()
+            yield temporary
+            sync_folder(temporary)
+            _swap(temporary, folder)
+            sync_folder(folder.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _swap(temporary: Path, folder: Path) -> None:
+    """Two renames, because a folder that is not empty cannot be replaced in one; the old one comes back on an error."""
+    if not folder.exists():
+        temporary.rename(folder)
+        return
+    old = temporary.with_name(f"{temporary.name}.old")
+    folder.rename(old)
+    try:
+        temporary.rename(folder)
+    except OSError:
+        old.rename(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

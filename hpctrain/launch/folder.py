@@ -1,0 +1,113 @@
+"""The run folder: made once, locked while a run uses it, the one place where everything about a run lies."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hpctrain.base.atomic import storage_errors, write_text
+from hpctrain.base.errors import InputError
+from hpctrain.records.lines import read_lines
+from hpctrain.records.plan import Plan
+from hpctrain.records.run import Run
+from hpctrain.records.topology import Topology
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run's folder on disk."""
+
+    path: Path
+
+    def attempts(self) -> list[dict[str, Any]]:
+        """The lines of attempts.jsonl."""
+        return [dict(line) for line in read_lines(self.path / "attempts.jsonl")]
+
+    def begin_attempt(self, nodes: list[str], now: float) -> int:
+        """Add a line for a new attempt; its number comes back."""
+        attempts = self.attempts()
+        number = len(attempts)
+        self._write_attempts([*attempts, {"attempt": number, "job_id": None, "nodes": nodes, "start": now}])
+        return number
+
+    def end_attempt(self, number: int, now: float, reason: str) -> None:
+        """Complete the line of an attempt: when it ended and why."""
+        attempts = self.attempts()
+        attempts[number] = {**attempts[number], "end": now, "reason": reason}
+        self._write_attempts(attempts)
+
+    def _write_attempts(self, attempts: list[dict[str, Any]]) -> None:
+        write_text(self.path / "attempts.jsonl", "".join(json.dumps(line) + "\n" for line in attempts))
+
+
+def create_run_folder(
+    base: Path, run: Run, topology: Topology | None, plan: Plan | None, now: float
+) -> RunFolder:
+    """Make runs/<name>-<UTC time>-<4 hex>/ with the resolved run file, and topology and plan when they are given.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    stamp = datetime.fromtimestamp(now, timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    path = base / f"{run.name}-{stamp}-{secrets.token_hex(2)}"
+    with storage_errors(path):
+        path.mkdir(parents=True)
+        for name in ("checkpoints", "generations", "logs"):
+            (path / name).mkdir()
+        write_text(path / "run.yaml", render_run(run))
+        # Whoever can read the key can speak to the agents: owner only.
+        write_text(path / "key", secrets.token_hex(32) + "\n", mode=0o600)
+        if topology is not None:
+            topology.write(path / "topology.json")
+        if plan is not None:
+            plan.write(path / "plan.json")
+    return RunFolder(path)
+
+
+def render_run(run: Run) -> str:
+    """The run file as YAML text, every key written out."""
+    text: str = yaml.safe_dump(run.to_json(), sort_keys=False, allow_unicode=True, width=120)
+    return text
+
+
+class RunLock:
+    """Held while processes use the folder: the descriptor is inherited by each node process, and the kernel frees
+    the lock when the last of them is gone, however it went."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def release(self) -> None:
+        """Give up this process's share; others that inherited it still hold the lock."""
+        os.close(self.descriptor)
+
+
+def lock_run_folder(path: Path) -> RunLock:
+    """Take the folder for one run.
+
+    Raises:
+        InputError: another run uses it.
+        StorageError: the lock file cannot be written.
+    """
+    with storage_errors(path / "run.lock"):
+        descriptor = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
+        os.close(descriptor)
+        raise InputError(
+            f"{path}: the run folder is in use{f' by process {holder}' if holder else ''}; wait for that run to end, "
+            "or stop it first"
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return RunLock(descriptor)

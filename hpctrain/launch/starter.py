@@ -1,0 +1,145 @@
+"""A first run that trains as it stands: a commented run file, and a corpus made of text found on this machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+
+from hpctrain.base.atomic import storage_errors, write_text
+from hpctrain.base.errors import FileError, InputError
+from hpctrain.corpus.found import FOUND_BYTES, find_text
+from hpctrain.corpus.prepare import Options, Progress, no_progress, prepare
+from hpctrain.corpus.shards import check_target
+from hpctrain.records.corpus_index import INDEX_NAME, CorpusIndex
+from hpctrain.records.model_spec import PRESETS
+from hpctrain.records.run import Run, read_run
+from hpctrain.records.yaml_file import parse_yaml
+
+_TEMPLATE = Path(__file__).with_name("starter.yaml.j2")
+
+
+@dataclass(frozen=True)
+class Starter:
+    """The values of a starter run; the rest of the file is defaults and comments."""
+
+    name: str = "first"
+    preset: str = "tiny-1m"
+    steps: int = 200
+    seed: int = 0
+    nodes: int = 2
+    """Virtual nodes on this machine."""
+    seq_len: int = 128
+    batch: int = 16
+    """Sequences in a step."""
+    lr: float = 1e-4
+    """As in the paper's set-up (section 4.1)."""
+    checkpoint_every: int = 50
+    data: str = "data"
+    """Folder of the corpus, from the run file's folder."""
+    tokenizer: str = "train:4096"
+    """Tokenizer of that corpus."""
+    text_bytes: int = FOUND_BYTES
+    """Text to look for."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """What was written."""
+
+    run_file: Path
+    run: Run
+    data: Path
+    """The corpus folder; it exists only where `index` is not None."""
+    index: CorpusIndex | None
+    found: str
+    """One line about the text; empty where none was looked for."""
+
+
+def write_starter(
+    run_file: Path,
+    starter: Starter,
+    *,
+    with_data: bool,
+    force: bool = False,
+    progress: Progress = no_progress,
+) -> Started:
+    """Write a run file and, asked to, the corpus beside it; a corpus that lies there already is kept unless forced.
+
+    Raises:
+        InputError: the run file exists, a value is not allowed, or this machine has no text.
+        StorageError: something cannot be written.
+    """
+    check_starter(run_file, starter, force)
+    data = run_file.parent / starter.data
+    index, found = None, ""
+    if with_data:
+        index, found = _corpus(data, starter, force, progress)
+    with storage_errors(run_file):
+        run_file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(run_file, render(starter, run_file.name))
+    return Started(run_file, read_run(run_file), data, index, found)
+
+
+def check_starter(run_file: Path, starter: Starter, force: bool) -> None:
+    """Find what would go wrong before anything is written or asked.
+
+    Raises:
+        InputError: the run file exists, or a value is not allowed.
+    """
+    if run_file.is_dir():
+        raise InputError(f"{run_file}: found a folder; name the run file in it, for instance {run_file / 'run.yaml'}")
+    if run_file.exists() and not force:
+        raise InputError(f"{run_file}: the file exists; add --force to replace it, or name another one")
+    Run.from_json(
+        {
+            "name": starter.name,
+            "steps": starter.steps,
+            "seed": starter.seed,
+            "cluster": {"nodes": starter.nodes},
+            "model": {"preset": starter.preset},
+            "data": {"train": [starter.data], "seq_len": starter.seq_len},
+            "batch": {"global": starter.batch},
+            "optimizer": {"lr": starter.lr},
+            "checkpoint": {"every": starter.checkpoint_every},
+        },
+        str(run_file),
+    )
+
+
+def render(starter: Starter, file_name: str = "run.yaml") -> str:
+    """The text of the run file."""
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
+    environment.filters["scalar"] = _scalar
+    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(
+        file_name=file_name,
+        presets=list(PRESETS),
+        **{key: getattr(starter, key) for key in Starter.__dataclass_fields__ if key != "lr"},
+        lr=f"{starter.lr:g}",
+    )
+
+
+def _scalar(text: str) -> str:
+    """Text as YAML, with quotes only where it would be read as something else."""
+    try:
+        plain = bool(parse_yaml(f"[{text}]").value == [text])
+    except FileError:
+        plain = False
+    return text if plain else json.dumps(text)
+
+
+def _corpus(folder: Path, starter: Starter, force: bool, progress: Progress) -> tuple[CorpusIndex, str]:
+    if (folder / INDEX_NAME).is_file() and not force:
+        return CorpusIndex.read(folder / INDEX_NAME), f"{folder}: kept the corpus that was there"
+    check_target(folder, force)
+    text = find_text(starter.text_bytes)
+    if not text.files:
+        raise InputError(
+            f"{folder}: found no text on this machine to train on; prepare your own with "
+            f"`hpctrain data prepare TEXT... -o {folder}`"
+        )
+    options = Options(tokenizer=starter.tokenizer, force=force)
+    return prepare(text.files, folder, options, progress), text.description

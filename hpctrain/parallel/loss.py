@@ -1,0 +1,34 @@
+"""Cross-entropy as a share of the global mean, so that gradients only need to be summed whatever the replicas' sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+def make_loss(global_tokens: int, vocabulary_mesh: DeviceMesh | None) -> LossFunction:
+    """Sum of cross-entropies [nats] over a micro-batch, divided by the tokens of the global batch.
+
+    Args:
+        global_tokens: rows × seq_len of the whole step, over all replicas.
+        vocabulary_mesh: the tp mesh when logits are split by vocabulary; the loss is then computed on the shards
+            (torch's `loss_parallel`, which the caller must have entered around forward and backward).
+    """
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        """logits: [rows, seq, vocab (/ tp)], targets: [rows, seq] -> scalar."""
+        flat = logits.float().flatten(0, 1)
+        if vocabulary_mesh is not None:
+            flat = DTensor.from_local(flat, vocabulary_mesh, [Shard(-1)], run_check=False)
+        total = F.cross_entropy(flat, targets.flatten(), reduction="sum")
+        if isinstance(total, DTensor):
+            total = total.full_tensor()
+        return total / global_tokens
+
+    return loss

@@ -1,0 +1,53 @@
+"""A rank is a coordinate: the mesh of a plan, and where this process stands in it.
+
+"Axis" is of the mesh (pp, dp, tp), "dim" is of a tensor, "node" is a machine, "rank" a process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from hpctrain.records.plan import Plan
+
+AXES = ("pp", "dp", "tp")
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """Where a rank stands in the plan."""
+
+    rank: int
+    pp: int
+    """Pipeline rank within its replica."""
+    dp: int
+    """Replica."""
+    tp: int
+    """Position among the devices that share a stage's matrices."""
+
+    @classmethod
+    def of(cls, plan: Plan, rank: int) -> Coordinate:
+        """The coordinate of a global rank."""
+        for pp, column in enumerate(plan.mesh()):
+            for dp, row in enumerate(column):
+                if rank in row:
+                    return cls(rank, pp, dp, sorted(row).index(rank))
+        raise ValueError(f"rank {rank} is not in a plan of {plan.world_size} ranks")
+
+
+def build_mesh(plan: Plan, device_type: str) -> DeviceMesh:
+    """The plan's devices as a [pp, dp, tp] mesh. Collective over the whole world.
+
+    Ranks along tp are put in ascending order, because torch orders the members of a process group that way and
+    DTensor's shards follow the group; the shards are equal, so the plan loses nothing by it.
+    """
+    ranks = torch.tensor([[sorted(row) for row in column] for column in plan.mesh()])
+    return DeviceMesh(device_type, ranks, mesh_dim_names=AXES)
+
+
+def group_rank(mesh: DeviceMesh, axis: str, global_rank: int) -> int:
+    """Rank of a process within the group of its mesh axis."""
+    return dist.get_group_rank(mesh.get_group(axis), global_rank)

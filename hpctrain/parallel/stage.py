@@ -1,0 +1,75 @@
+"""A pipeline stage that counts what it does: compute seconds, forwards, bytes handed to its neighbours."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage
+
+
+@dataclass
+class StageCounters:
+    """What a stage did since the last reset."""
+
+    compute_s: float = 0.0
+    forwards: int = 0
+    sent_bytes: int = 0
+
+
+class CountedStage(PipelineStage):
+    """torch's stage, with counters around computation and sends, and optional autocast around the forward pass."""
+
+    def __init__(self, *args: Any, autocast: torch.dtype | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.counters = StageCounters()
+        self._autocast = autocast
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        self.counters.forwards += 1
+        enabled = self._autocast is not None
+        with self._clock(), torch.autocast(self.device.type, self._autocast, enabled=enabled):
+            return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self._clock():
+            return super().backward_one_chunk(*args, **kwargs)
+
+    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        with self._clock():
+            return super().backward_weight_one_chunk(*args, **kwargs)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._count(super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._count(super().get_bwd_send_ops(bwd_chunk_id))
+
+    def _count(self, operations: list[dist.P2POp]) -> list[dist.P2POp]:
+        self.counters.sent_bytes += sum(op.tensor.numel() * op.tensor.element_size() for op in operations)
+        return operations
+
+    def _clock(self) -> _Stopwatch:
+        return _Stopwatch(self.counters, self.device)
+
+
+class _Stopwatch:
+    """Adds the time of a `with` block to `compute_s`; on CUDA the kernels are waited for."""
+
+    def __init__(self, counters: StageCounters, device: torch.device) -> None:
+        self._counters = counters
+        self._device = device
+
+    def __enter__(self) -> None:
+        self._start = self._now()
+
+    def __exit__(self, *exception: object) -> None:
+        self._counters.compute_s += self._now() - self._start
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()

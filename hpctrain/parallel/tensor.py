@@ -1,0 +1,57 @@
+"""Tensor parallelism of a stage with torch's DTensor styles (Shoeybi et al. 2019: columns, then rows).
+
+Forward: two all-reduces a block, after the attention and after the SwiGLU. Backward: two, at their inputs.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from hpctrain.records.model_spec import ModelSpec
+
+
+def vocabulary_is_split(spec: ModelSpec, tp: int) -> bool:
+    """Whether embedding and head are split over tp: only when every device gets the same share."""
+    return tp > 1 and spec.vocabulary % tp == 0
+
+
+def apply_tensor_parallel(module: nn.Module, mesh: DeviceMesh, spec: ModelSpec) -> None:
+    """Split the matrices of a plain, initialised stage in place over the 1-D mesh.
+
+    After return the head (when split) gives local logits [batch, seq, vocab / tp].
+    """
+    for block in module.layers.children():  # type: ignore[union-attr]
+        parallelize_module(block, mesh, _block_styles())
+    if not vocabulary_is_split(spec, mesh.size()):
+        return
+    if module.embedding is not None:
+        parallelize_module(module.embedding, mesh, RowwiseParallel(input_layouts=Replicate()))  # type: ignore[arg-type]
+    if module.head is not None:
+        parallelize_module(module.head, mesh, ColwiseParallel())  # type: ignore[arg-type]
+
+
+def _block_styles() -> dict[str, object]:
+    # PrepareModuleInput makes one DTensor of the input, so that the gradients of its users are summed before the
+    # all-reduce of the backward pass: one instead of one for each of q, k and v.
+    def shared_input() -> PrepareModuleInput:
+        return PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),))
+
+    return {
+        "attention": shared_input(),
+        "attention.wq": ColwiseParallel(),
+        "attention.wk": ColwiseParallel(),
+        "attention.wv": ColwiseParallel(),
+        "attention.wo": RowwiseParallel(),
+        "feed_forward": shared_input(),
+        "feed_forward.w1": ColwiseParallel(),
+        "feed_forward.w3": ColwiseParallel(),
+        "feed_forward.w2": RowwiseParallel(),
+    }

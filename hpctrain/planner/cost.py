@@ -1,0 +1,164 @@
+"""How long the parts of a step take: a roofline of measured FLOP/s, memory bandwidth and cost per operation.
+
+A part of a stage takes  flops / speed + bytes touched / bandwidth + operations · launch.  The three speeds are those
+the probe measured on the very device; the counts per block below were fitted to this model's forward and backward
+passes on one CPU core (dim 128 to 768, 32 to 1024 tokens; 157 GFLOP/s, 17.6 GB/s, 2.1 us an operation): it is within
+15 % at 128 tokens or more and within 30 % below. They count passes, not seconds, so they carry over to other devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpctrain.planner.network import Links, message_s, number_sum_s, ring_sum_s, rings_leaving
+from hpctrain.planner.unit import Unit
+from hpctrain.planner.workload import Share, Workload
+
+EFFICIENCY = 1.0
+"""Share of the measured FLOP/s that the products of a block reach; what is lost beside them is counted as bytes."""
+BLOCK_OPS = (170.0, 270.0)
+"""Cost of a block's forward and backward calls, in tiny operations (each module call costs several of them)."""
+TENSOR_PARALLEL_OPS = (920.0, 1470.0)
+"""Added dispatch of a block's sharded tensors, in tiny operations: measured with DTensor on one rank, where nothing is
+sent; it is the host's work, so a small block pays it on any device."""
+ACTIVATION_PASSES = (6.0, 12.0)
+"""Times that what a block keeps is read or written beside its products, forward and backward."""
+WEIGHT_PASSES = (1.5, 6.0)
+"""Times that a micro-batch reads or writes the weights: forward; backward with the sum into the gradient."""
+LOGITS_PASSES = (1.5, 3.0)
+"""Times that the logits and what the loss keeps are read or written."""
+EMBEDDING_PASSES = (0.0, 4.0)
+"""A row a token is nothing; the backward pass makes a whole gradient of the embedding and adds it up."""
+HEAD_OPS = (40.0, 60.0)
+"""Cost of the last norm, the head and the loss, in tiny operations."""
+OPTIMIZER_BYTES = 72.0
+"""Bytes touched per parameter by AdamW without fused kernels (60) and by the norm and clipping (12), measured."""
+OPTIMIZER_OPS = 40.0
+"""Tiny operations per tensor in that update."""
+TENSORS_PER_BLOCK = 9
+
+Pair = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Seconds (forward, backward) of the parts of a stage for one micro-batch."""
+
+    block: Pair
+    block_tp: Pair
+    """All-reduces and dispatch of a block that is shared by several devices."""
+    embedding: Pair
+    head: Pair
+
+    def whole_model(self, layers: int) -> float:
+        """Forward and backward of everything."""
+        return layers * (sum(self.block) + sum(self.block_tp)) + sum(self.embedding) + sum(self.head)
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """Seconds of a stage for one micro-batch; the tensor-parallel part is included in forward and backward."""
+
+    forward: float
+    backward: float
+    tensor_parallel: float
+
+    @property
+    def both(self) -> float:
+        return self.forward + self.backward
+
+
+class CostModel:
+    """Answers with seconds; remembers what it computed."""
+
+    def __init__(self, work: Workload, links: Links) -> None:
+        self.work = work
+        self.links = links
+        self._parts: dict[tuple[tuple[str, ...], int], Parts] = {}
+
+    def parts(self, unit: Unit, micro_batch: int) -> Parts:
+        """Times on a unit for micro-batches of that many rows."""
+        key = (unit.places, micro_batch)
+        if key not in self._parts:
+            self._parts[key] = self._compute_parts(unit, micro_batch)
+        return self._parts[key]
+
+    def stage(self, unit: Unit, micro_batch: int, share: Share) -> StageTime:
+        """A stage that holds this share of the model."""
+        parts = self.parts(unit, micro_batch)
+        times = [share.blocks * (parts.block[way] + parts.block_tp[way]) for way in (0, 1)]
+        for present, part in ((share.first, parts.embedding), (share.last, parts.head)):
+            if present:
+                times = [times[way] + part[way] for way in (0, 1)]
+        return StageTime(times[0], times[1], share.blocks * sum(parts.block_tp))
+
+    def send(self, source: Unit, target: Unit, micro_batch: int) -> float:
+        """A boundary activation, or its gradient, from one unit to another."""
+        if source is target:
+            return 0.0
+        return message_s(self.links, source.places, target.places, self.work.boundary_bytes(micro_batch))
+
+    def optimizer(self, unit: Unit, share: Share) -> float:
+        """Update of a stage's parameters."""
+        parameters = self.work.parameters(share, len(unit.workers))
+        tensors = share.blocks * TENSORS_PER_BLOCK + share.first + 2 * share.last
+        return parameters * OPTIMIZER_BYTES / unit.bytes_per_s + tensors * OPTIMIZER_OPS * unit.launch_s
+
+    def gradient_sums(self, rings: Sequence[Sequence[Unit]], shares: Sequence[Share]) -> list[float]:
+        """Ring all-reduce of each stage's fp32 gradients over its replicas.
+
+        All stages reduce at about the same time, so rings that leave a node together divide its bandwidth.
+
+        Args:
+            rings: [stage] -> the units of its replicas.
+            shares: what each stage holds.
+        """
+        if len(rings[0]) == 1:
+            return [0.0] * len(rings)
+        shards = [list(zip(*(unit.places for unit in ring), strict=True)) for ring in rings]
+        sharing = rings_leaving([places for of_stage in shards for places in of_stage])
+        sums = []
+        for share, of_stage in zip(shares, shards, strict=True):
+            size = 4.0 * self.work.parameters(share, len(of_stage))
+            sums.append(max(ring_sum_s(self.links, places, size, sharing) for places in of_stage))
+        return sums
+
+    def norm_sum(self, units: Sequence[Unit]) -> float:
+        """The sum over all devices that clipping the gradient's norm needs."""
+        return number_sum_s(self.links, [place for unit in units for place in unit.places])
+
+    def _compute_parts(self, unit: Unit, micro_batch: int) -> Parts:
+        spec, seq_len, tp = self.work.spec, self.work.seq_len, len(unit.workers)
+        head_tp = self.work.head_shards(tp)
+        head_flops = spec.forward_flops(micro_batch, seq_len, spec.layers)
+        block_flops = (spec.forward_flops(micro_batch, seq_len) - head_flops) / spec.layers
+        block_bytes = spec.activation_bytes(micro_batch, seq_len, tp)
+        logits = spec.logits_bytes(micro_batch, seq_len, head_tp)
+        embedding_bytes = 4.0 * spec.embedding_parameters() / head_tp
+
+        def seconds(way: int, flops: float, touched: float, ops: float) -> float:
+            return (1 + way) * flops / (unit.flops * EFFICIENCY) + touched / unit.bytes_per_s + ops * unit.launch_s
+
+        def both(flops: float, kept: float, passes: Pair, weights: float, ops: Pair, weight_passes: Pair) -> Pair:
+            forward, backward = (
+                seconds(way, flops, kept * passes[way] + weights * weight_passes[way], ops[way]) for way in (0, 1)
+            )
+            return forward, backward
+
+        weights = 4.0 * spec.block_parameters() / tp
+        return Parts(
+            block=both(block_flops / tp, block_bytes, ACTIVATION_PASSES, weights, BLOCK_OPS, WEIGHT_PASSES),
+            block_tp=self._tensor_parallel(unit, micro_batch),
+            embedding=both(0.0, 0.0, (0.0, 0.0), embedding_bytes, (5.0, 10.0), EMBEDDING_PASSES),
+            head=both(head_flops / head_tp, logits, LOGITS_PASSES, embedding_bytes, HEAD_OPS, WEIGHT_PASSES),
+        )
+
+    def _tensor_parallel(self, unit: Unit, micro_batch: int) -> Pair:
+        """Two all-reduces of the residual stream each way and block (Shoeybi et al. 2019), and the dispatch."""
+        if len(unit.workers) == 1:
+            return (0.0, 0.0)
+        size = float(self.work.boundary_bytes(micro_batch))
+        reduce = 2 * ring_sum_s(self.links, unit.places, size)
+        forward, backward = (reduce + ops * unit.launch_s for ops in TENSOR_PARALLEL_OPS)
+        return forward, backward

@@ -1,0 +1,91 @@
+"""How long messages and sums between devices take, from the alpha and beta of the links they cross."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from hpctrain.base.errors import InputError
+from hpctrain.records.topology import LinkCost
+
+
+class Links:
+    """Alpha and beta between devices; a missing figure is an error for the person, not a KeyError."""
+
+    def __init__(self, costs: LinkCost) -> None:
+        self._costs = costs
+        self._known: dict[tuple[str, str], tuple[float, float]] = {}
+
+    def between(self, source: str, target: str) -> tuple[float, float]:
+        """(alpha in seconds, beta in seconds per byte) between two 'node:device'.
+
+        Raises:
+            InputError: the topology says nothing about the pair.
+        """
+        cost = self._known.get((source, target))
+        if cost is None:
+            try:
+                cost = self._costs.between(source, target)
+            except KeyError:
+                pair = " and ".join(sorted({node_of(source), node_of(target)}))
+                raise InputError(
+                    f"topology: fabric.links: no alpha_s and beta_s_per_byte between {pair}; run `hpctrain probe` again"
+                ) from None
+            self._known[source, target] = cost
+        return cost
+
+
+def message_s(links: Links, sources: Sequence[str], targets: Sequence[str], size_bytes: float) -> float:
+    """Every source sends `size_bytes` to its target at once; those that leave a node together share its bandwidth."""
+    pairs = list(zip(sources, targets, strict=True))
+    leaving = [node_of(source) for source, target in pairs if node_of(source) != node_of(target)]
+    sharing = max((leaving.count(node) for node in leaving), default=1)
+    costs = [links.between(source, target) for source, target in pairs]
+    return max(alpha for alpha, _ in costs) + max(beta for _, beta in costs) * sharing * size_bytes
+
+
+def ring_sum_s(
+    links: Links, places: Sequence[str], size_bytes: float, sharing: Mapping[str, int] | None = None
+) -> float:
+    """Ring all-reduce, 2(n−1)(alpha + size/n·beta) by the slowest link of the ring.
+
+    Args:
+        sharing: how many rings leave a node at the same time and divide its bandwidth.
+    """
+    n = len(places)
+    if n == 1:
+        return 0.0
+    alpha = beta = 0.0
+    for source, target in around(places):
+        a, b = links.between(source, target)
+        if sharing and node_of(source) != node_of(target):
+            b *= sharing.get(node_of(source), 1)
+        alpha, beta = max(alpha, a), max(beta, b)
+    return 2 * (n - 1) * (alpha + beta * size_bytes / n)
+
+
+def number_sum_s(links: Links, places: Sequence[str]) -> float:
+    """All-reduce of a single number: 2·log2(n) messages of no size."""
+    if len(places) < 2:
+        return 0.0
+    alpha = max(links.between(source, target)[0] for source, target in around(places))
+    return 2 * math.ceil(math.log2(len(places))) * alpha
+
+
+def rings_leaving(rings: Sequence[Sequence[str]]) -> dict[str, int]:
+    """How many of the rings cross the network card of each node."""
+    count: dict[str, int] = {}
+    for ring in rings:
+        for node in {node_of(a) for a, b in around(ring) if node_of(a) != node_of(b)}:
+            count[node] = count.get(node, 0) + 1
+    return count
+
+
+def around(places: Sequence[str]) -> list[tuple[str, str]]:
+    """The hops of a ring."""
+    return list(zip(places, [*places[1:], *places[:1]], strict=True))
+
+
+def node_of(place: str) -> str:
+    """'node:device' -> 'node'."""
+    return place.partition(":")[0]

@@ -1,0 +1,103 @@
+"""A pipeline step, action by action, on the very table that the job will run. Pure arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpctrain.records.schedule import Action, Schedule
+
+SPLIT_BACKWARD = 0.5
+"""Share of a backward pass that each half takes when it is split into inputs (I) and weights (W)."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds that things take for one micro-batch, by stage."""
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    send: tuple[float, ...]
+    """send[s]: activation from stage s to stage s+1; 0 where both lie on one rank."""
+    send_back: tuple[float, ...]
+    """send_back[s]: gradient from stage s+1 to stage s."""
+
+    def without_sends(self) -> Pace:
+        """The same, if messages took no time."""
+        nothing = (0.0,) * len(self.send)
+        return Pace(self.forward, self.backward, nothing, nothing)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When every action of a table starts and ends, in seconds from the start of the step."""
+
+    spans: tuple[tuple[tuple[Action, float, float], ...], ...]
+    """spans[pipeline rank]: (action, start, end) in order."""
+    stage_end: tuple[float, ...]
+    """When each stage has done its last backward, so that its gradients can be summed."""
+
+    @property
+    def makespan(self) -> float:
+        return max((row[-1][2] for row in self.spans if row), default=0.0)
+
+    def busy(self, rank: int) -> float:
+        """Seconds that a pipeline rank computes."""
+        return sum(end - start for _, start, end in self.spans[rank])
+
+    def bubble(self, rank: int) -> float:
+        """Seconds that a pipeline rank waits, before, between and after its actions."""
+        return self.makespan - self.busy(rank)
+
+
+def simulate(schedule: Schedule, pace: Pace) -> Timeline:
+    """Run the table: an action starts when its rank is free and what it needs has arrived; sends overlap compute.
+
+    Raises:
+        ValueError: the table cannot be executed (see `hpctrain.schedule.check_schedule`).
+    """
+    stages = len(pace.forward)
+    done: dict[tuple[int, str, int], float] = {}
+    spans: list[list[tuple[Action, float, float]]] = [[] for _ in schedule.ranks]
+    stage_end = [0.0] * stages
+    free = [0.0] * len(schedule.ranks)
+    left = sum(len(row) for row in schedule.ranks)
+    while left:
+        before = left
+        for rank, row in enumerate(schedule.ranks):
+            while len(spans[rank]) < len(row):
+                action = row[len(spans[rank])]
+                ready = _ready(action, pace, stages, done)
+                if ready is None:
+                    break
+                start = max(free[rank], ready)
+                end = start + _duration(action, pace)
+                spans[rank].append((action, start, end))
+                free[rank] = end
+                done[action.stage, "B" if action.kind == "I" else action.kind, action.micro_batch] = end
+                if action.kind != "F":
+                    stage_end[action.stage] = max(stage_end[action.stage], end)
+                left -= 1
+        if left == before:
+            raise ValueError("the action table cannot be executed: every pipeline rank waits for another")
+    return Timeline(tuple(tuple(row) for row in spans), tuple(stage_end))
+
+
+def _ready(action: Action, pace: Pace, stages: int, done: dict[tuple[int, str, int], float]) -> float | None:
+    """When what the action needs has arrived; None while that is not known."""
+    stage, kind, micro_batch = action
+    if kind == "F":
+        if stage == 0:
+            return 0.0
+        ended = done.get((stage - 1, "F", micro_batch))
+        return None if ended is None else ended + pace.send[stage - 1]
+    own = done.get((stage, "B" if kind == "W" else "F", micro_batch))
+    if own is None or kind == "W" or stage == stages - 1:
+        return own
+    ended = done.get((stage + 1, "B", micro_batch))
+    return None if ended is None else max(own, ended + pace.send_back[stage])
+
+
+def _duration(action: Action, pace: Pace) -> float:
+    if action.kind == "F":
+        return pace.forward[action.stage]
+    return pace.backward[action.stage] * (1.0 if action.kind == "B" else SPLIT_BACKWARD)

@@ -1,0 +1,134 @@
+"""Units: the devices that hold one stage together, sharing each of its matrices (one device where tp is 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from hpctrain.planner.fleet import Fleet, Worker
+from hpctrain.planner.network import Links, message_s
+from hpctrain.records.model_spec import ModelSpec
+
+SAME_SPEED = 0.15
+"""Devices and links whose figures differ by less count as the same when orders are enumerated."""
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """`tp` devices that work in lockstep."""
+
+    index: int
+    workers: tuple[Worker, ...]
+
+    @cached_property
+    def flops(self) -> float:
+        """FLOP/s of the slowest of its devices: the others wait for it."""
+        return min(worker.flops for worker in self.workers)
+
+    @cached_property
+    def bytes_per_s(self) -> float:
+        return min(worker.bytes_per_s for worker in self.workers)
+
+    @cached_property
+    def launch_s(self) -> float:
+        return max(worker.launch_s for worker in self.workers)
+
+    @cached_property
+    def memory_bytes(self) -> float:
+        """Memory of its smallest device; infinite where none was measured."""
+        known = [worker.memory_bytes for worker in self.workers if worker.memory_bytes is not None]
+        return min(known, default=float("inf"))
+
+    @cached_property
+    def places(self) -> tuple[str, ...]:
+        return tuple(worker.place for worker in self.workers)
+
+    @property
+    def kind(self) -> str:
+        return self.workers[0].kind
+
+
+def why_no_tensor_parallel(spec: ModelSpec, tp: int) -> str | None:
+    """None when the blocks can be cut into `tp` parts, else the reason."""
+    for name, size in (("heads", spec.heads), ("kv_heads", spec.key_value_heads), ("SwiGLU width", spec.hidden)):
+        if size % tp:
+            return f"{name} {size} is not a multiple of tp {tp}"
+    return None
+
+
+def make_units(fleet: Fleet, tp: int) -> list[Unit]:
+    """The fleet in groups of `tp` devices, each within a node; across nodes where every node has a single device.
+
+    Devices of different types are never put together: the faster would wait for the slower in every block.
+    """
+    nodes = fleet.by_node()
+    groups: list[tuple[Worker, ...]] = []
+    if tp > 1 and all(len(workers) == 1 for workers in nodes.values()):
+        groups = _groups(_near_each_other(fleet), tp)
+    else:
+        for workers in nodes.values():
+            groups += _groups(workers, tp)
+    return [Unit(index, group) for index, group in enumerate(groups)]
+
+
+def alike_classes(units: list[Unit], links: Links, message_bytes: float) -> list[int]:
+    """Class of each unit: exchanging two units of a class changes no figure by more than `SAME_SPEED`.
+
+    message_bytes: size of the message that links are compared at.
+    """
+    times = [
+        [0.0 if a is b else message_s(links, a.places, b.places, message_bytes) for b in units] for a in units
+    ]
+    classes: list[int] = []
+    first: list[int] = []
+    for index, unit in enumerate(units):
+        for number, other in enumerate(first):
+            if _same_device(unit, units[other]) and _same_links(times, index, other):
+                classes.append(number)
+                break
+        else:
+            classes.append(len(first))
+            first.append(index)
+    return classes
+
+
+def _groups(workers: list[Worker], tp: int) -> list[tuple[Worker, ...]]:
+    found = []
+    for kind in dict.fromkeys(worker.type for worker in workers):
+        same = [worker for worker in workers if worker.type == kind]
+        found += [tuple(same[start : start + tp]) for start in range(0, len(same) - tp + 1, tp)]
+    return found
+
+
+def _near_each_other(fleet: Fleet) -> list[Worker]:
+    """The workers as a chain, each followed by the one that it reaches fastest among those left."""
+    left = list(fleet.workers)
+    chain = [left.pop(0)]
+    while left:
+        nearest = min(left, key=lambda worker: fleet.links.between(chain[-1].place, worker.place)[1])
+        left.remove(nearest)
+        chain.append(nearest)
+    return chain
+
+
+def _same_device(a: Unit, b: Unit) -> bool:
+    return a.workers[0].type == b.workers[0].type and all(
+        _close(*pair)
+        for pair in (
+            (a.flops, b.flops),
+            (a.bytes_per_s, b.bytes_per_s),
+            (a.memory_bytes, b.memory_bytes),
+            (a.launch_s, b.launch_s),
+        )
+    )
+
+
+def _same_links(times: list[list[float]], i: int, j: int) -> bool:
+    others = [k for k in range(len(times)) if k not in (i, j)]
+    return _close(times[i][j], times[j][i]) and all(
+        _close(times[i][k], times[j][k]) and _close(times[k][i], times[k][j]) for k in others
+    )
+
+
+def _close(a: float, b: float) -> bool:
+    return a == b or abs(a - b) <= SAME_SPEED * max(abs(a), abs(b))

@@ -1,0 +1,41 @@
+"""Which address of this machine the others can reach, and which interface carries it."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+import psutil
+
+from hpctrain.base.errors import InputError
+
+
+def routed_address(peer: str) -> str:
+    """The address that this machine uses towards `peer`: what the routing table says, not what its name resolves to.
+
+    A host name often resolves to 127.0.0.1 or to a management network. Nothing is sent.
+
+    Raises:
+        InputError: the peer's name is unknown, or only loopback leads there.
+    """
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as sock:
+            sock.connect(target)
+            found = str(sock.getsockname()[0])
+    except OSError as error:
+        raise InputError(
+            f"{peer}: no route to this node ({error.strerror or error}); name the address to use with --addr"
+        ) from None
+    if ipaddress.ip_address(found.partition("%")[0]).is_loopback:
+        raise InputError(f"{peer}: only loopback ({found}) leads there; name the address to use with --addr")
+    return found
+
+
+def interface_of(addr: str) -> str | None:
+    """The network interface that has this address; None when there is none."""
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == addr for entry in entries):
+            return str(name)
+    # 127.0.0.5 is answered by the loopback interface without being listed.
+    return "lo" if addr.startswith("127.") and "lo" in psutil.net_if_addrs() else None

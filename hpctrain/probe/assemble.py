@@ -1,0 +1,130 @@
+"""From a probe's outcome to a topology, pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from hpctrain import __version__
+from hpctrain.base.clock import utc_text
+from hpctrain.probe.exchange import PING_BYTES
+from hpctrain.probe.figures import fit_alpha_beta
+from hpctrain.probe.outcome import Joined, Outcome, PairResult
+from hpctrain.probe.settings import ProbeSettings
+from hpctrain.probe.verdict import node_healths, overall
+from hpctrain.records.topology import DeviceType, Fabric, Link, LinkClass, LinkFigures, Node, Provenance, Topology
+
+ALL_LINKS_UP_TO = 64
+"""Above this many nodes a pair is listed only when it is off its class; a pair that is absent has its values."""
+OFF_CLASS = 0.10
+
+
+def assemble(outcome: Outcome, settings: ProbeSettings, wall: float, job_id: str | None = None) -> Topology:
+    """The topology that was measured, with the verdict.
+
+    Args:
+        wall: seconds since 1970, for the provenance.
+        job_id: Slurm job that measured.
+    """
+    class_id = "loopback" if settings.loopback else "network"
+    links = _links(outcome.pairs, class_id)
+    bare = [_node(name, outcome) for name in outcome.nodes]
+    healths = node_healths(outcome, bare, links, settings.slow_ratio)
+    classes = _classes(links, class_id)
+    return Topology(
+        provenance=_provenance(outcome, settings, wall, job_id),
+        device_types=_device_types(outcome),
+        nodes=[node.model_copy(update={"health": healths[node.id]}) for node in bare],
+        fabric=Fabric(classes=classes, links=_listed(links, classes, len(outcome.nodes))),
+        verdict=overall(outcome, healths),
+    )
+
+
+def _provenance(outcome: Outcome, settings: ProbeSettings, wall: float, job_id: str | None) -> Provenance:
+    return Provenance(
+        version=__version__,
+        created=utc_text(wall),
+        transport="tcp",
+        loopback=settings.loopback,
+        mode="full",
+        seed=settings.seed,
+        rounds_done=outcome.rounds_done,
+        rounds_planned=outcome.rounds_planned,
+        wall_s=round(outcome.wall_s, 3),
+        job_id=job_id,
+    )
+
+
+def _node(name: str, outcome: Outcome) -> Node:
+    place = outcome.joined.get(name, Joined(addr="", port=0, iface=None, host=None))
+    report = outcome.devices.get(name)
+    return Node(
+        id=name,
+        addr=place.addr,
+        iface=place.iface,
+        host=place.host,
+        devices=report.devices if report else [],
+        intra_bytes_per_s=report.intra_bytes_per_s if report else None,
+    )
+
+
+def _device_types(outcome: Outcome) -> dict[str, DeviceType]:
+    merged: dict[str, DeviceType] = {}
+    for report in outcome.devices.values():
+        merged |= report.device_types
+    return dict(sorted(merged.items()))
+
+
+def _links(pairs: Sequence[PairResult], class_id: str) -> list[Link]:
+    alone = {(pair.a, pair.b): pair for pair in pairs if pair.alone}
+    loaded = {(pair.a, pair.b): pair for pair in pairs if not pair.alone}
+    links = []
+    for a, b in sorted(alone.keys() | loaded.keys()):
+        quiet, busy = alone.get((a, b)) or loaded[a, b], loaded.get((a, b))
+        links.append(Link(a=a, b=b, class_=class_id, ab=_figures(quiet, busy, True), ba=_figures(quiet, busy, False)))
+    return links
+
+
+def _figures(quiet: PairResult, busy: PairResult | None, forward: bool) -> LinkFigures:
+    """One direction: latency as its sender saw it, bandwidth as its receiver timed it.
+
+    Beta comes from the loaded bandwidth where there is one: in a training step all nodes talk at once.
+    """
+    sender, receiver = (quiet.at_a, quiet.at_b) if forward else (quiet.at_b, quiet.at_a)
+    under_load = None if busy is None else (busy.at_b if forward else busy.at_a)
+    rate = under_load.bytes_per_s if under_load else receiver.bytes_per_s
+    # The line goes through a ping and through one second's worth of bytes, both as timed.
+    alpha, beta = fit_alpha_beta([(PING_BYTES, sender.latency.p50), (PING_BYTES + rate, sender.latency.p50 + 1.0)])
+    return LinkFigures(
+        latency_s=sender.latency,
+        isolated_bytes_per_s=receiver.bytes_per_s,
+        loaded_bytes_per_s=under_load.bytes_per_s if under_load else None,
+        concurrency=quiet.concurrency,
+        alpha_s=alpha,
+        beta_s_per_byte=beta,
+        n=receiver.n,
+    )
+
+
+def _classes(links: Sequence[Link], class_id: str) -> list[LinkClass]:
+    figures = [side for link in links for side in (link.ab, link.ba)]
+    alphas = [side.alpha_s for side in figures if side.alpha_s is not None]
+    betas = [side.beta_s_per_byte for side in figures if side.beta_s_per_byte is not None]
+    if not alphas or not betas:
+        return []
+    alpha, beta = statistics.median(alphas), statistics.median(betas)
+    return [LinkClass(id=class_id, alpha_s=alpha, beta_s_per_byte=beta, pairs=len(links))]
+
+
+def _listed(links: list[Link], classes: Sequence[LinkClass], nodes: int) -> list[Link]:
+    if nodes <= ALL_LINKS_UP_TO or not classes:
+        return links
+    return [link for link in links if _is_off(link, classes[0])]
+
+
+def _is_off(link: Link, usual: LinkClass) -> bool:
+    return any(
+        value is not None and abs(value - expected) > OFF_CLASS * expected
+        for side in (link.ab, link.ba)
+        for value, expected in ((side.alpha_s, usual.alpha_s), (side.beta_s_per_byte, usual.beta_s_per_byte))
+    )

@@ -1,0 +1,175 @@
+"""The coordinating side of a probe: one connection to each node, a round at a time, a deadline for everything."""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Callable, Sequence
+
+from pydantic import ValidationError
+
+from hpctrain.base.clock import Clock
+from hpctrain.base.wire import LineChannel, Message
+from hpctrain.probe.devices import DeviceReport
+from hpctrain.probe.door import Door
+from hpctrain.probe.figures import PairFigures
+from hpctrain.probe.outcome import Joined, Outcome, PairResult
+from hpctrain.probe.rounds import Round, plan_rounds
+from hpctrain.probe.settings import ProbeSettings
+
+GRACE_S = 1.0
+"""A node tells of its own failed slot before the coordinator gives it up."""
+
+Progress = Callable[[str, int, int], None]
+"""Told of (phase, done, planned); the phases are join, links and devices."""
+
+
+class Coordinator:
+    """Runs a probe over a star of connections. A node that dies or hangs is lost once, and costs one deadline."""
+
+    def __init__(
+        self, door: Door, nodes: Sequence[str], clock: Clock, settings: ProbeSettings, progress: Progress
+    ) -> None:
+        self._door = door
+        self._clock = clock
+        self._settings = settings
+        self._progress = progress
+        self._channels: dict[str, LineChannel] = {}
+        self._selector = selectors.DefaultSelector()
+        self.outcome = Outcome(list(nodes))
+
+    def run(self) -> Outcome:
+        """The whole probe: join, links, devices, over."""
+        start = self._clock.now()
+        self._gather()
+        self._links()
+        if self._settings.device != "none":
+            self._devices()
+        self.outcome.wall_s = self._clock.now() - start
+        return self.outcome
+
+    def close(self) -> None:
+        """Tell the nodes that it is over and close every connection."""
+        for channel in self._channels.values():
+            channel.send({"kind": "over"})
+            channel.close()
+        self._channels.clear()
+        self._selector.close()
+
+    def _alive(self) -> list[str]:
+        return [name for name in self.outcome.nodes if name not in self.outcome.lost]
+
+    def _gather(self) -> None:
+        expected = set(self.outcome.nodes)
+        deadline = self._clock.now() + self._settings.join_deadline_s
+
+        def is_missing(hello: Message) -> bool:
+            return hello.get("kind") == "join" and hello.get("node") in expected - set(self._channels)
+
+        while len(self._channels) < len(expected):
+            self._progress("join", len(self._channels), len(expected))
+            admitted = self._door.admit(is_missing, deadline)
+            if admitted is None:
+                break
+            channel, hello = admitted
+            name = str(hello["node"])
+            self._channels[name] = channel
+            self._selector.register(channel, selectors.EVENT_READ, name)
+            self.outcome.joined[name] = Joined(hello["addr"], hello["port"], hello.get("iface"), hello.get("host"))
+        for name in sorted(expected - set(self._channels)):
+            self._lose(name, f"did not join within {self._settings.join_deadline_s:g} s")
+
+    def _links(self) -> None:
+        names = self.outcome.nodes
+        schedule = plan_rounds(len(names), self._settings.seed, self._settings.isolated_up_to)
+        self.outcome.rounds_planned = len(schedule)
+        for number, planned in enumerate(schedule, start=1):
+            self._progress("links", number - 1, len(schedule))
+            alive = set(self._alive())
+            pairs = [(names[a], names[b]) for a, b in planned.pairs if {names[a], names[b]} <= alive]
+            if pairs and self._round(number, planned, pairs):
+                self.outcome.rounds_done += 1
+
+    def _round(self, number: int, planned: Round, pairs: list[tuple[str, str]]) -> bool:
+        """One round; True when at least one pair was measured."""
+        for a, b in pairs:
+            self._tell_pair(number, a, b)
+        busy = {name for pair in pairs for name in pair}
+        for name in set(self._alive()) - busy:
+            self._channels[name].send({"kind": "idle"})
+        waited_s = self._settings.slot_deadline_s + GRACE_S
+        answers = self._collect(busy, lambda message: message.get("round") == number, waited_s, f"in round {number}")
+        results = [self._result(planned, len(pairs), pair, answers) for pair in pairs]
+        measured = [result for result in results if result is not None]
+        self.outcome.pairs += measured
+        return bool(measured)
+
+    def _tell_pair(self, number: int, a: str, b: str) -> None:
+        place = self.outcome.joined[b]
+        self._channels[b].send({"kind": "pair", "round": number, "caller": False, "peer": a})
+        call = {"kind": "pair", "round": number, "caller": True, "peer": b, "addr": place.addr, "port": place.port}
+        self._channels[a].send(call)
+
+    def _result(
+        self, planned: Round, concurrency: int, pair: tuple[str, str], answers: dict[str, Message]
+    ) -> PairResult | None:
+        a, b = pair
+        try:
+            ends = [PairFigures.model_validate(answers[name]["figures"]) for name in pair]
+        except (KeyError, ValidationError):
+            if a not in self.outcome.lost and b not in self.outcome.lost:
+                reasons = [f"{name}: {answers[name].get('error', 'no figures')}" for name in pair]
+                self.outcome.broken[pair] = "; ".join(reasons)
+            return None
+        return PairResult(a, b, planned.alone, concurrency, *ends)
+
+    def _devices(self) -> None:
+        """Two steps: every measuring process is loaded and ready, then all of them start at once."""
+        limit_s = self._settings.devices_deadline_s
+        alive = set(self._alive())
+        self._progress("devices", 0, len(alive))
+        for name in alive:
+            self._channels[name].send({"kind": "devices"})
+        ready = self._collect(alive, lambda m: m["kind"] in ("ready", "devices"), limit_s, "while starting to measure")
+        self._progress("devices", len(ready), len(ready))
+        started = {name for name, message in ready.items() if message["kind"] == "ready"}
+        for name in started:
+            self._channels[name].send({"kind": "go"})
+        reports = self._collect(set(started), lambda m: m["kind"] == "devices", limit_s, "while measuring its devices")
+        for name, message in {**ready, **reports}.items():
+            if message["kind"] == "devices":
+                self._take_report(name, message)
+
+    def _take_report(self, name: str, message: Message) -> None:
+        try:
+            self.outcome.devices[name] = DeviceReport.model_validate(message["report"])
+        except KeyError:
+            self.outcome.devices_failed[name] = str(message.get("error", "no figures"))
+        except ValidationError as error:
+            self.outcome.devices_failed[name] = f"its figures are not valid: {error.errors()[0]['msg']}"
+
+    def _collect(
+        self, waiting: set[str], wanted: Callable[[Message], bool], limit_s: float, when: str
+    ) -> dict[str, Message]:
+        """One wanted message from each; who closes the connection or lets the time pass is lost."""
+        answers: dict[str, Message] = {}
+        waiting = waiting - set(self.outcome.lost)
+        deadline = self._clock.now() + limit_s
+        while waiting and (left := deadline - self._clock.now()) > 0:
+            for key, _ in self._selector.select(left):
+                name = str(key.data)
+                channel = self._channels[name]
+                for message in channel.receive():
+                    # What a node says after it was given up belongs to an old round.
+                    if name in waiting and wanted(message):
+                        answers[name] = message
+                        waiting.discard(name)
+                if channel.closed:
+                    self._selector.unregister(channel)
+                    self._lose(name, f"its process ended {when}")
+                    waiting.discard(name)
+        for name in sorted(waiting):
+            self._lose(name, f"no answer {when} within {limit_s:g} s")
+        return answers
+
+    def _lose(self, name: str, reason: str) -> None:
+        self.outcome.lost.setdefault(name, reason)

@@ -1,0 +1,87 @@
+"""From samples to figures, pure: percentiles of latency, bandwidth from arrivals, the line t = alpha + beta·bytes."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+
+from hpctrain.records.document import Part
+from hpctrain.records.topology import Latency
+
+SLICES = 8
+"""Slices that the timed part of a transfer is cut into; the median of their rates is the bandwidth."""
+
+
+class PairFigures(Part):
+    """What one end of a pair measured."""
+
+    latency: Latency
+    """Of the round trips that this end started."""
+    bytes_per_s: float
+    """Rate at which this end received."""
+    n: int
+    """Slices behind the rate."""
+
+
+def percentile(samples: Sequence[float], share: float) -> float:
+    """The sample below or at which `share` of all lie (nearest rank).
+
+    Raises:
+        ValueError: no samples.
+    """
+    if not samples:
+        raise ValueError("a percentile of no samples")
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, max(0, round(share * (len(ordered) - 1))))]
+
+
+def latency_of(round_trips_s: Sequence[float]) -> Latency:
+    """One-way latency, as half of each round trip (a clock on one side only cannot tell the two ways apart)."""
+    one_way = [seconds / 2 for seconds in round_trips_s]
+    return Latency(min=min(one_way), p50=percentile(one_way, 0.5), p95=percentile(one_way, 0.95))
+
+
+def bandwidth_of(arrivals: Sequence[tuple[float, int]]) -> tuple[float, int]:
+    """Bytes per second and the number of slices behind it, from (seconds, bytes so far) at the receiver.
+
+    The first quarter is dropped, because it was sent into empty buffers. The rest is cut into slices of equal volume;
+    their median forgives a burst or a pause.
+
+    Raises:
+        ValueError: fewer than two arrivals at different times after the first quarter.
+    """
+    total = arrivals[-1][1] if arrivals else 0
+    kept = [arrival for arrival in arrivals if arrival[1] >= total / 4]
+    slices = min(SLICES, len(kept) - 1)
+    if slices < 1 or kept[-1][0] <= kept[0][0]:
+        raise ValueError("too few arrivals for a bandwidth")
+    marks = [kept[round(index * (len(kept) - 1) / slices)] for index in range(slices + 1)]
+    # A slice read at once from the buffer took no time that the clock can tell: it has no rate.
+    rates = [
+        (after[1] - before[1]) / (after[0] - before[0])
+        for before, after in itertools.pairwise(marks)
+        if after[0] > before[0]
+    ]
+    return statistics.median(rates), len(rates)
+
+
+def fit_alpha_beta(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Alpha in seconds and beta in seconds per byte of t = alpha + beta·bytes, from (bytes, seconds).
+
+    Least squares of the relative error (each residual divided by its time), so that the small messages, which alone
+    tell alpha, are not drowned by the large ones. Neither figure is ever negative.
+
+    Raises:
+        ValueError: fewer than two different sizes, or a time that is not positive.
+    """
+    if len({size for size, _ in points}) < 2 or any(seconds <= 0 for _, seconds in points):
+        raise ValueError("a line needs two sizes and positive times")
+    weights = [1.0 / seconds**2 for _, seconds in points]
+    total = sum(weights)
+    mean_size = sum(w * size for w, (size, _) in zip(weights, points, strict=True)) / total
+    mean_time = sum(w * seconds for w, (_, seconds) in zip(weights, points, strict=True)) / total
+    spread = sum(w * (size - mean_size) ** 2 for w, (size, _) in zip(weights, points, strict=True))
+    rise = sum(w * (size - mean_size) * (t - mean_time) for w, (size, t) in zip(weights, points, strict=True))
+    beta = max(0.0, rise / spread)
+    return max(0.0, mean_time - beta * mean_size), beta

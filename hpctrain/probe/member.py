@@ -1,0 +1,152 @@
+"""What every node does in a probe: joins the coordinator, then does what it is told, slot by slot, until it is over."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from hpctrain.base.clock import Clock
+from hpctrain.base.errors import CommandError, HpctrainError
+from hpctrain.base.process import Runner
+from hpctrain.base.wire import LineChannel, Message
+from hpctrain.probe.address import interface_of
+from hpctrain.probe.devices import measure_devices
+from hpctrain.probe.door import HELLO_S, Broken, Door, knock, open_door
+from hpctrain.probe.exchange import Stream, measure_pair
+from hpctrain.probe.settings import ProbeSettings
+
+COORDINATOR_FILE = "coordinator.json"
+"""In the probe's folder, readable by its owner only: address, port and token of the coordinator."""
+
+
+class Member:
+    """One node of a probe, connected to the coordinator."""
+
+    def __init__(
+        self,
+        me: str,
+        token: str,
+        channel: LineChannel,
+        door: Door,
+        runner: Runner,
+        clock: Clock,
+        settings: ProbeSettings,
+        log: Path,
+    ) -> None:
+        self._me = me
+        self._token = token
+        self._channel = channel
+        self._door = door
+        self._runner = runner
+        self._clock = clock
+        self._settings = settings
+        self._log = log
+
+    def serve(self) -> None:
+        """Do what the coordinator says until it says that the probe is over.
+
+        Raises:
+            HpctrainError: the coordinator died or fell silent.
+        """
+        while True:
+            message = self._channel.wait_message(self._settings.silence_s)
+            if message is None:
+                how = "ended" if self._channel.closed else f"was silent for {self._settings.silence_s:g} s"
+                raise HpctrainError(f"probe: the coordinating node {how}; see its log")
+            if message["kind"] == "over":
+                return
+            if message["kind"] == "pair":
+                self._channel.send(self._pair(message))
+            elif message["kind"] == "devices":
+                self._channel.send(self._devices())
+
+    def _pair(self, message: Message) -> Message:
+        """Measure with the peer of this round; the answer carries figures, or the reason why there are none."""
+        deadline = self._clock.now() + self._settings.slot_deadline_s
+        answer: Message = {"kind": "pair", "round": message["round"]}
+        try:
+            channel = self._call(message, deadline) if message["caller"] else self._answer(message, deadline)
+            try:
+                stream = Stream(channel.sock, self._clock, deadline)
+                figures = measure_pair(stream, message["caller"], self._settings)
+            finally:
+                channel.close()
+        except Broken as error:
+            return answer | {"error": str(error)}
+        return answer | {"figures": figures.model_dump(mode="json")}
+
+    def _call(self, message: Message, deadline: float) -> LineChannel:
+        hello = {"kind": "pair", "token": self._token, "node": self._me, "round": message["round"]}
+        return knock(message["addr"], message["port"], hello, deadline - self._clock.now())
+
+    def _answer(self, message: Message, deadline: float) -> LineChannel:
+        def is_peer(hello: Message) -> bool:
+            return (hello.get("node"), hello.get("round")) == (message["peer"], message["round"])
+
+        admitted = self._door.admit(is_peer, deadline)
+        if admitted is None:
+            raise Broken(f"{message['peer']} did not connect")
+        return admitted[0]
+
+    def _devices(self) -> Message:
+        try:
+            report = measure_devices(self._runner, self._clock, self._log, self._settings, self._all_ready)
+        except (CommandError, ValidationError) as error:
+            return {"kind": "devices", "error": str(error)}
+        return {"kind": "devices", "report": report.model_dump(mode="json", exclude_none=True)}
+
+    def _all_ready(self) -> bool:
+        self._channel.send({"kind": "ready"})
+        message = self._channel.wait_message(self._settings.silence_s)
+        return message is not None and message["kind"] == "go"
+
+
+def take_part(folder: Path, me: str, addr: str, runner: Runner, clock: Clock, settings: ProbeSettings) -> None:
+    """Join the probe whose coordinator published itself in `folder`, and serve to its end. Leaves nothing open.
+
+    Raises:
+        HpctrainError: no coordinator before the deadline, or it died.
+    """
+    token, channel, door = _find(folder, me, addr, clock, settings)
+    try:
+        Member(me, token, channel, door, runner, clock, settings, folder / f"{me}.log").serve()
+    finally:
+        channel.close()
+        door.close()
+
+
+def _find(
+    folder: Path, me: str, addr: str, clock: Clock, settings: ProbeSettings
+) -> tuple[str, LineChannel, Door]:
+    """Look until the coordinator welcomes this node: its token, the connection, and this node's own door."""
+    deadline = clock.now() + settings.join_deadline_s
+    pause = 0.05
+    reason = f"no {COORDINATOR_FILE}"
+    while clock.now() < deadline:
+        try:
+            place = json.loads((folder / COORDINATOR_FILE).read_text())
+            return _join(place, me, addr, clock)
+        except (OSError, ValueError, KeyError, Broken) as error:
+            # Not there yet, or left behind by an earlier probe that was killed: look again.
+            reason = str(error)
+        clock.sleep(pause)
+        pause = min(1.0, pause * 1.5)
+    raise HpctrainError(
+        f"probe: {me} found no coordinating node within {settings.join_deadline_s:g} s ({reason}); "
+        "is the folder shared by all nodes?"
+    )
+
+
+def _join(place: Message, me: str, addr: str, clock: Clock) -> tuple[str, LineChannel, Door]:
+    token = str(place["token"])
+    door = open_door(addr, token, clock)
+    hello = {"kind": "join", "token": token, "node": me, "addr": addr, "port": door.port}
+    hello |= {"iface": interface_of(addr), "host": socket.gethostname()}
+    try:
+        return token, knock(place["addr"], place["port"], hello, HELLO_S), door
+    except (Broken, KeyError):
+        door.close()
+        raise

@@ -1,0 +1,50 @@
+"""What a probe brought back, before it becomes a topology: plain data, so that the rest is pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hpctrain.probe.devices import DeviceReport
+from hpctrain.probe.figures import PairFigures
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A node that joined: where it is reached and what its machine is called."""
+
+    addr: str
+    port: int
+    iface: str | None
+    host: str | None
+
+
+@dataclass(frozen=True)
+class PairResult:
+    """One pair, measured once."""
+
+    a: str
+    b: str
+    alone: bool
+    """True when no other pair was at work."""
+    concurrency: int
+    """Pairs at work in that round."""
+    at_a: PairFigures
+    at_b: PairFigures
+
+
+@dataclass
+class Outcome:
+    """Everything that was measured, and what was not with its reason. Filled by the coordinator."""
+
+    nodes: list[str]
+    joined: dict[str, Joined] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+    """Nodes that did not answer, with when."""
+    pairs: list[PairResult] = field(default_factory=list)
+    broken: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Pairs of living nodes that could not measure, with the reason."""
+    devices: dict[str, DeviceReport] = field(default_factory=dict)
+    devices_failed: dict[str, str] = field(default_factory=dict)
+    rounds_done: int = 0
+    rounds_planned: int = 0
+    wall_s: float = 0.0

@@ -1,0 +1,65 @@
+"""What a probe does and how long it may take: sizes, repetitions and deadlines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class ProbeSettings:
+    """Settings of one probe; the same on every node."""
+
+    seed: int = 0
+    """Orders the rounds; the same seed gives the same schedule."""
+    device: str = "auto"
+    """Devices to measure: auto, cpu, cuda, or none for the links alone."""
+    share: int = 1
+    """Virtual nodes that share this machine; its memory is divided by it."""
+    loopback: bool = False
+    """True when the nodes are processes of one machine."""
+    slow_ratio: float = 0.8
+    """A node or device below this share of the median of its peers is degraded."""
+
+    pings: int = 50
+    """Round trips timed from each side, after the warm-up."""
+    ping_warm_up: int = 8
+    ping_limit_s: float = 0.5
+    """A slow link gets fewer round trips, but never under `ping_warm_up + 8`."""
+
+    bulk_bytes: int = 16 * MIB
+    """Least volume in each direction; a link that carries it in under `bulk_s` gets more."""
+    bulk_bytes_max: int = 64 * MIB
+    bulk_s: float = 0.05
+    """Shorter transfers time the socket buffers and not the wire."""
+    bulk_limit_s: float = 2.0
+    """A slow link stops sending after this time, whatever the volume."""
+
+    isolated_up_to: int = 8
+    """Up to this many nodes every pair is also measured alone."""
+
+    join_deadline_s: float = 60.0
+    slot_deadline_s: float = 15.0
+    """What one pair may take; a dead or hung node costs at most one slot."""
+    devices_deadline_s: float = 120.0
+
+    @property
+    def silence_s(self) -> float:
+        """How long a node waits for the coordinator's next word before it gives up."""
+        return max(self.join_deadline_s, self.slot_deadline_s, self.devices_deadline_s) + 15.0
+
+
+def local_settings(count: int, device: str = "auto", seed: int = 0) -> ProbeSettings:
+    """Settings for `count` virtual nodes of one machine: shorter deadlines, and a slack threshold, because virtual
+    nodes take turns on the same cores and differ by chance."""
+    return ProbeSettings(
+        seed=seed,
+        device=device,
+        share=count,
+        loopback=True,
+        slow_ratio=0.5,
+        join_deadline_s=30.0,
+        slot_deadline_s=5.0,
+        devices_deadline_s=60.0,
+    )

@@ -1,0 +1,98 @@
+"""From what a person calls a run to its folder: a path, or a name looked up in ./runs, then in $HPCTRAIN_RUNS."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpctrain.base.errors import InputError
+
+RUNS_VARIABLE = "HPCTRAIN_RUNS"
+
+_STAMP = re.compile(r"^(?P<name>.+?)-(?P<date>\d{8})[T-]?(?P<time>\d{6})Z?-[0-9a-f]{4}$")
+_SHOWN = 5
+
+
+def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
+    """The folder of a run.
+
+    Args:
+        name: path of a run folder, the name of such a folder, or the run's name (then its newest folder).
+        environ: environment variables; HPCTRAIN_RUNS names a second place to look.
+        cwd: folder that relative paths and `runs` start from.
+
+    Raises:
+        InputError: there is no such run; the nearest names are listed.
+    """
+    path = cwd / Path(name).expanduser()
+    if _is_run(path):
+        return path
+    if path.is_dir():
+        raise InputError(f"{name}: not a run folder, it has no run.yaml; give a folder that `hpctrain train` made")
+    if path.exists():
+        raise InputError(f"{name}: found a file, expected a run folder or a run's name")
+    if "/" in name:
+        raise InputError(f"{name}: no such folder; give a run folder, or a run's name without '/'")
+    places = _places(environ, cwd)
+    for place in places:
+        newest = _newest(name, _runs_in(place))
+        if newest is not None:
+            return newest
+    raise InputError(_nothing_found(name, places))
+
+
+def run_name(folder: str) -> str:
+    """The run's name within the name of its folder: 'gpt-20260102T030405Z-00ff' -> 'gpt'; other names are whole."""
+    match = _STAMP.match(folder)
+    return match["name"] if match else folder
+
+
+def _places(environ: Mapping[str, str], cwd: Path) -> list[Path]:
+    places = [cwd / "runs"]
+    if environ.get(RUNS_VARIABLE):
+        places.append(cwd / Path(environ[RUNS_VARIABLE]).expanduser())
+    return places
+
+
+def _runs_in(place: Path) -> list[Path]:
+    if not place.is_dir():
+        return []
+    return sorted(path for path in place.iterdir() if _is_run(path))
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "run.yaml").is_file()
+
+
+def _newest(name: str, runs: list[Path]) -> Path | None:
+    for path in runs:
+        if path.name == name:
+            return path
+    matching = [path for path in runs if run_name(path.name) == name]
+    return max(matching, key=_age_key, default=None)
+
+
+def _age_key(path: Path) -> tuple[str, float]:
+    """Newer is larger: the UTC time in the name, then the run file's own time where two were made in one second."""
+    match = _STAMP.match(path.name)
+    stamp = match["date"] + match["time"] if match else ""
+    return stamp, (path / "run.yaml").stat().st_mtime
+
+
+def _nothing_found(name: str, places: list[Path]) -> str:
+    looked = " and ".join(str(place) for place in places)
+    known = dict.fromkeys(known for place in places for path in _runs_in(place) for known in _names(path))
+    if not known:
+        return f"{name}: no such run; there is none in {looked} (set {RUNS_VARIABLE} to look in another folder too)"
+    near = difflib.get_close_matches(name, known, n=_SHOWN, cutoff=0.5)
+    if near:
+        return f"{name}: no such run in {looked}; nearest: {', '.join(near)}"
+    shown = list(dict.fromkeys(run_name(path.name) for place in places for path in _runs_in(place)))
+    more = ", …" if len(shown) > _SHOWN else ""
+    return f"{name}: no such run in {looked}; there are: {', '.join(shown[:_SHOWN])}{more}"
+
+
+def _names(path: Path) -> tuple[str, str]:
+    return run_name(path.name), path.name

@@ -1,0 +1,206 @@
+"""The charts of a report as plotly figures in plain JSON: traces and layout.
+
+Colours are written as '@1' … '@8' (series) and '@good', '@fault' (marks); the page puts in those of its light or dark
+theme, so that one file serves both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.records.metric import MetricRow
+from hpctrain.report.gather import RunView
+
+Trace = dict[str, Any]
+
+MOST_POINTS = 2000
+"""Points of a line; a longer run shows every n-th step, the first and the last ones included."""
+
+COLOURS = 8
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure with its title and one line below it."""
+
+    id: str
+    title: str
+    note: str
+    traces: list[Trace]
+    layout: dict[str, Any]
+    height: int = 320
+
+
+def colour(index: int) -> str:
+    """Series colour by number; the ninth is the first again."""
+    return f"@{index % COLOURS + 1}"
+
+
+def thinned(rows: Sequence[MetricRow]) -> list[MetricRow]:
+    """At most about MOST_POINTS rows, evenly spaced, with the last one."""
+    stride = -(-len(rows) // MOST_POINTS) or 1
+    kept = list(rows[::stride])
+    if rows and kept[-1] is not rows[-1]:
+        kept.append(rows[-1])
+    return kept
+
+
+def loss_chart(view: RunView) -> Chart:
+    """Training loss by generation, validation loss, and a line at each recovery."""
+    traces = by_generation(view.rows, lambda row: row.loss, "nats a token")
+    valid = [row for row in view.history if row.valid_loss is not None]
+    if valid:
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": "validation",
+                "x": [row.step for row in valid],
+                "y": [row.valid_loss for row in valid],
+                "line": {"color": "@ink", "width": 1.5, "dash": "dot"},
+                "marker": {"size": 8, "symbol": "diamond", "color": "@ink"},
+                "hovertemplate": "validation %{y:.4f} after step %{x}<extra></extra>",
+            }
+        )
+    note = "Mean cross-entropy of the global batch. A vertical line marks the first step after a fault."
+    return Chart("loss", "Loss (nats a token)", note, traces, layout("step", recovery_lines=view), 380)
+
+
+def throughput_chart(view: RunView) -> Chart:
+    """Tokens a second over the steps."""
+    traces = by_generation(view.rows, lambda row: row.tokens_per_s, "tokens/s", ".4s")
+    note = "Tokens of the whole job, by the time from one step's end to the next."
+    return Chart("throughput", "Throughput (tokens/s)", note, traces, layout("step", zero=True, recovery_lines=view))
+
+
+def step_time_chart(view: RunView) -> Chart:
+    """Seconds a step."""
+    traces = by_generation(view.rows, lambda row: row.step_time_s, "s", ".3s")
+    note = "The first step of a generation also warms up caches and connections."
+    shape = layout("step", zero=True, recovery_lines=view)
+    return Chart("step-time", "Time of a step (s)", note, traces, shape)
+
+
+def stage_chart(view: RunView) -> Chart | None:
+    """Compute time of each pipeline stage; None while no step has told."""
+    rows = thinned(view.history)
+    stages = max((len(row.stage_time_s) for row in rows), default=0)
+    if not stages:
+        return None
+    traces = [
+        line(
+            f"stage {stage}",
+            [row.step for row in rows],
+            [row.stage_time_s[stage] if stage < len(row.stage_time_s) else None for row in rows],
+            stage,
+            f"stage {stage}: %{{y:.3s}}s in step %{{x}}<extra></extra>",
+        )
+        for stage in range(stages)
+    ]
+    note = "Forward and backward in a step, of the slowest replica. The slowest stage sets the pace."
+    return Chart("stages", "Compute time by stage (s)", note, traces, layout("step", zero=True))
+
+
+def bubble_chart(view: RunView) -> Chart:
+    """Share of the devices' time without computation."""
+    rows = thinned(view.history)
+    hover = "%{y:.1%} idle in step %{x}<extra></extra>"
+    traces = [line("bubble", [row.step for row in rows], [row.bubble_fraction for row in rows], 0, hover)]
+    shape = layout("step", zero=True)
+    shape["yaxis"]["tickformat"] = ".0%"
+    shape["showlegend"] = False
+    note = "Share of the devices' time in which they computed nothing: pipeline bubble, communication and waiting."
+    return Chart("bubble", "Idle share of the devices", note, traces, shape)
+
+
+def bytes_chart(view: RunView) -> Chart | None:
+    """Bytes on the wire in a step by mesh axis; None when nothing was sent at all."""
+    rows = thinned(view.history)
+    traces = []
+    for index, (axis, name) in enumerate(_AXES.items()):
+        values = [getattr(row.bytes_sent, axis) for row in rows]
+        if any(values):
+            hover = f"{name}: %{{y:.4s}}B in step %{{x}}<extra></extra>"
+            traces.append(line(name, [row.step for row in rows], values, index, hover))
+    if not traces:
+        return None
+    note = "On the wire of the whole job, counted where it is sent."
+    return Chart("bytes", "Bytes sent in a step (B)", note, traces, layout("step", zero=True))
+
+
+def wall_chart(view: RunView) -> Chart:
+    """Steps over wall time: a fall is work lost to a fault, a flat stretch is time in which nobody trained."""
+    start = view.start_s or 0.0
+    traces = []
+    for index, (generation, rows) in enumerate(_generations(view.rows).items()):
+        kept = thinned(rows)
+        times = [row.time_s - start for row in kept]
+        hover = f"step %{{y}} at %{{x:.1f}} s, generation {generation}<extra></extra>"
+        traces.append(line(f"generation {generation}", times, [row.step for row in kept], index, hover))
+    faults = [event for recovery in view.recoveries for event in recovery.faults]
+    shape = layout("seconds since the start", zero=True)
+    shape["xaxis"]["rangemode"] = "tozero"
+    shape["shapes"] = [_mark(event.time_s - start, "@fault") for event in faults] + [
+        _mark(recovery.time_s - start, "@good") for recovery in view.recoveries if recovery.time_s is not None
+    ]
+    note = "Red: a fault was seen. Green: the first step afterwards. A fall is work that had to be done again."
+    return Chart("wall", "Steps done over time", note, traces, shape)
+
+
+def by_generation(
+    rows: Sequence[MetricRow], value: Callable[[MetricRow], float], unit: str, form: str = ".4f"
+) -> list[Trace]:
+    """One line a generation, so that steps done again show twice."""
+    traces = []
+    for index, (generation, own) in enumerate(_generations(rows).items()):
+        kept = thinned(own)
+        hover = f"%{{y:{form}}} {unit}, step %{{x}}, generation {generation}<extra></extra>"
+        name = f"generation {generation}"
+        traces.append(line(name, [row.step for row in kept], [value(row) for row in kept], index, hover))
+    return traces
+
+
+def line(name: str, x: list[Any], y: list[Any], index: int, hover: str) -> Trace:
+    """A line; a single point shows as a dot, and a value that is no number (a diverged loss) as a gap."""
+    return {
+        "type": "scatter",
+        "mode": "lines" if len(x) > 1 else "markers",
+        "name": name,
+        "x": x,
+        "y": [value if value is None or math.isfinite(value) else None for value in y],
+        "line": {"color": colour(index), "width": 2},
+        "marker": {"color": colour(index), "size": 8},
+        "hovertemplate": hover,
+    }
+
+
+def layout(x_title: str, zero: bool = False, recovery_lines: RunView | None = None) -> dict[str, Any]:
+    """Axes shared by the line charts."""
+    shape: dict[str, Any] = {
+        "xaxis": {"title": {"text": x_title, "standoff": 8}},
+        "yaxis": {"rangemode": "tozero" if zero else "normal"},
+        "showlegend": True,
+    }
+    if recovery_lines is not None:
+        shape["shapes"] = [
+            _mark(recovery.step, "@good") for recovery in recovery_lines.recoveries if recovery.step is not None
+        ]
+    return shape
+
+
+def _mark(x: float, ink: str) -> dict[str, Any]:
+    line_style = {"color": ink, "width": 1.5, "dash": "dash"}
+    return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line_style}
+
+
+def _generations(rows: Sequence[MetricRow]) -> dict[int, list[MetricRow]]:
+    groups: dict[int, list[MetricRow]] = {}
+    for row in rows:
+        groups.setdefault(row.generation, []).append(row)
+    return groups
+
+
+_AXES = {"dp": "data parallel", "pp": "pipeline", "tp": "tensor parallel"}

@@ -1,0 +1,74 @@
+"""Watching a run's files while they are written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hpctrain.base.clock import Clock
+from hpctrain.base.errors import FileError
+from hpctrain.records.document import Document
+from hpctrain.records.event import Event
+from hpctrain.records.metric import MetricRow
+
+POLL_S = 0.2
+
+Row = TypeVar("Row", bound=Document)
+
+
+class Tail:
+    """The whole lines that were appended to a file since the last look; a line still being written waits."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._rest = b""
+
+    def values(self) -> list[Any]:
+        """The JSON value of each new line. A line of a killed writer, cut short, is left out."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return []
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [value for line in lines for value in _json(line)]
+
+
+def follow(
+    folder: Path, clock: Clock, until: Callable[[], bool], poll_s: float = POLL_S
+) -> Iterator[MetricRow | Event]:
+    """Rows and events of a run in the order in which they happened, from the first one on, as they are written.
+
+    Args:
+        until: asked before each look; once it says yes, what is left is given out and the iteration ends.
+
+    A line that this version cannot read is left out: a view must not stop the run that it shows.
+    """
+    events, metrics = Tail(folder / "events.jsonl"), Tail(folder / "metrics.jsonl")
+    over = False
+    while not over:
+        over = until()
+        items: list[MetricRow | Event] = [*_rows(Event, events.values()), *_rows(MetricRow, metrics.values())]
+        yield from sorted(items, key=lambda item: item.time_s)
+        if not over and not items:
+            clock.sleep(poll_s)
+
+
+def _json(line: bytes) -> list[Any]:
+    try:
+        return [json.loads(line)]
+    except ValueError:
+        return []
+
+
+def _rows(kind: type[Row], values: list[Any]) -> Iterator[Row]:
+    for value in values:
+        try:
+            yield kind.from_json(value)
+        except FileError:
+            continue

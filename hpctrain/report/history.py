@@ -1,0 +1,115 @@
+"""What the events and metrics of a run add up to: generations, recoveries, lost steps, steadiness. Pure functions."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpctrain.records.event import Event
+from hpctrain.records.metric import MetricRow, effective
+
+FAULTS = ("worker_died", "node_lost")
+"""Events after which a generation ends."""
+
+ROBUSTNESS_STEPS = 1000
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """One fault, or several at once, and the way back to training."""
+
+    faults: tuple[Event, ...]
+    generation: int | None = None
+    """Generation that replaced the broken one; None while none has started."""
+    restore_step: int | None = None
+    """Step whose state the new generation started from."""
+    step: int | None = None
+    """First step done afterwards; None while there is none."""
+    seconds: float | None = None
+    """From the first sight of the fault to that step."""
+    time_s: float | None = None
+    """When that step was done, seconds since 1970."""
+
+    @property
+    def done(self) -> bool:
+        return self.step is not None
+
+
+def recoveries(events: Sequence[Event]) -> list[Recovery]:
+    """Every fault with its recovery, in order; the last one may still be open.
+
+    A second fault before training goes on belongs to the same recovery.
+    """
+    found: list[Recovery] = []
+    faults: list[Event] = []
+    start: Event | None = None
+    for event in events:
+        if event.kind in FAULTS:
+            faults.append(event)
+        elif event.kind == "generation_started" and faults:
+            start = event
+        elif event.kind == "recovered" and faults:
+            found.append(_closed(faults, start, event))
+            faults, start = [], None
+    if faults:
+        found.append(_opened(faults, start))
+    return found
+
+
+def _opened(faults: Sequence[Event], start: Event | None) -> Recovery:
+    if start is None:
+        return Recovery(tuple(faults))
+    return Recovery(tuple(faults), start.generation, start.data.get("restore_step"))
+
+
+def _closed(faults: Sequence[Event], start: Event | None, end: Event) -> Recovery:
+    return Recovery(
+        tuple(faults),
+        end.generation,
+        start.data.get("restore_step") if start else None,
+        end.data.get("step"),
+        end.data.get("seconds", end.time_s - faults[0].time_s),
+        end.time_s,
+    )
+
+
+def lost_steps(rows: Sequence[MetricRow]) -> int:
+    """Steps that were done and had to be done again after a fault."""
+    return len(rows) - len({row.step for row in rows})
+
+
+def robustness(rows: Sequence[MetricRow]) -> tuple[float, int] | None:
+    """The paper's robustness score and the number of steps behind it; None with fewer than two steps.
+
+    1 − std(T_step) / mean(T_step) over the last 1,000 steps (section 4.1, metric 4); the population's deviation.
+    """
+    times = [row.step_time_s for row in effective(list(rows))][-ROBUSTNESS_STEPS:]
+    if len(times) < 2:
+        return None
+    return 1.0 - statistics.pstdev(times) / statistics.fmean(times), len(times)
+
+
+def steady_step_time(rows: Sequence[MetricRow]) -> float | None:
+    """Median time of a step in seconds, without the first one of each generation, which also warms caches up."""
+    return _median([row.step_time_s for row in _warm(rows)])
+
+
+def steady_tokens_per_s(rows: Sequence[MetricRow]) -> float | None:
+    """Median throughput, without the first step of each generation."""
+    return _median([row.tokens_per_s for row in _warm(rows)])
+
+
+def _warm(rows: Sequence[MetricRow]) -> list[MetricRow]:
+    """The rows without the first of each generation, or all of them where nothing else is left."""
+    seen: set[int] = set()
+    warm = []
+    for row in rows:
+        if row.generation in seen:
+            warm.append(row)
+        seen.add(row.generation)
+    return warm or list(rows)
+
+
+def _median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None

@@ -1,0 +1,89 @@
+"""From a run folder to report.html: one file, with everything it needs inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import resources
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from hpctrain import __version__
+from hpctrain.base.atomic import write_text
+from hpctrain.base.clock import utc_text
+from hpctrain.base.errors import InputError
+from hpctrain.base.units import format_seconds
+from hpctrain.report import charts, tables
+from hpctrain.report.charts import Chart
+from hpctrain.report.fabric import fabric_charts
+from hpctrain.report.gather import RunView, gather
+from hpctrain.report.words import describe
+
+
+def write_report(folder: Path, target: Path, now: float) -> None:
+    """Write the report of the run in `folder`.
+
+    Args:
+        now: wall clock, seconds since 1970.
+
+    Raises:
+        InputError: plotly is not installed.
+        FileError: run.yaml is missing or wrong.
+        StorageError: the target cannot be written.
+    """
+    script = plotly_script()
+    write_text(target, render(gather(folder, now), script))
+
+
+def plotly_script() -> str:
+    """The text of plotly.js, from the Python package that carries it.
+
+    Raises:
+        InputError: the package is not installed.
+    """
+    try:
+        return (resources.files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+    except (ModuleNotFoundError, FileNotFoundError):
+        raise InputError(
+            "report: the package 'plotly' is not installed, its charts are part of the report; "
+            "pip install 'hpctrain[report]'"
+        ) from None
+
+
+def render(view: RunView, script: str) -> str:
+    """The page as text.
+
+    Args:
+        script: text of plotly.js; it goes into the page as it is.
+    """
+    environment = Environment(
+        loader=PackageLoader("hpctrain.report", "pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(seconds=format_seconds, utc=utc_text)
+    return environment.get_template("report.html.j2").render(
+        view=view,
+        version=__version__,
+        describe=describe,
+        headline=tables.headline(view),
+        timeline=tables.timeline(view),
+        plans=[tables.plan_table(use) for use in view.plans],
+        devices=tables.devices(view.topology) if view.topology else [],
+        loss_charts=_drawn(view, charts.loss_chart),
+        speed_charts=_drawn(view, charts.throughput_chart, charts.step_time_chart),
+        stage_charts=_drawn(view, charts.stage_chart, charts.bubble_chart),
+        bytes_charts=_drawn(view, charts.bytes_chart),
+        wall_charts=_drawn(view, charts.wall_chart),
+        fabric_charts=fabric_charts(view.topology) if view.topology else [],
+        plotly=script,
+    )
+
+
+def _drawn(view: RunView, *make: Callable[[RunView], Chart | None]) -> Sequence[Chart]:
+    """The charts that have something to show; none before the first step."""
+    if not view.rows:
+        return []
+    return [chart for chart in (each(view) for each in make) if chart is not None]

@@ -1,0 +1,185 @@
+"""How a run is doing, decided from its files and from whether a process still holds its folder."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hpctrain.base.units import format_seconds
+from hpctrain.records.event import Event, read_events
+from hpctrain.records.metric import MetricRow, effective, read_metrics
+from hpctrain.records.run import Run, read_run
+from hpctrain.report.history import FAULTS, lost_steps, recoveries, steady_step_time
+from hpctrain.report.words import describe
+
+State = Literal["queued", "starting", "running", "recovering", "requeued", "done", "failed", "cancelled", "unknown"]
+
+LOCK_FILE = "run.lock"
+QUIET_S = 60.0
+"""A run in a queue whose files changed this recently counts as alive: its lock may not be visible from here."""
+
+_ENDED = ("finished", "failed")
+_PAUSED = ("preempted", "time_limit")
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a run is doing. A value that is not known yet is None, and absent in the machine form."""
+
+    state: State
+    reason: str
+    """One sentence."""
+    name: str
+    attempt: int
+    generation: int
+    step: int
+    """Steps done."""
+    steps: int
+    """Steps asked for."""
+    nodes: list[str]
+    """Nodes of the newest generation."""
+    recoveries: int
+    """Faults after which training went on."""
+    lost_steps: int
+    """Steps done twice."""
+    loss: float | None = None
+    valid_loss: float | None = None
+    tokens_per_s: float | None = None
+    eta_s: float | None = None
+    """Time to the last step at the present pace; only while running."""
+    last_sign_s: float | None = None
+    """Age of the newest line in the run's files, seconds."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; what is not known is absent."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+
+def read_status(folder: Path, now: float) -> Status:
+    """The status of the run in `folder`.
+
+    Args:
+        now: wall clock, seconds since 1970.
+
+    Raises:
+        FileError: run.yaml is missing, or a file of the run is damaged.
+    """
+    run = read_run(folder / "run.yaml")
+    held = lock_held(folder)
+    # The lock is looked at first: a run that ends in between has then written how it ended.
+    events = read_events(folder / "events.jsonl")
+    metrics = read_metrics(folder / "metrics.jsonl")
+    return decide_status(run, events, metrics, now, held)
+
+
+def lock_held(folder: Path) -> bool:
+    """Whether a process holds the run folder; it does so for as long as it supervises the run."""
+    try:
+        file = (folder / LOCK_FILE).open("rb")
+    except OSError:
+        return False
+    with file:
+        try:
+            # Shared, so that two people may ask at once; refused while the supervisor holds it exclusively.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def decide_status(
+    run: Run, events: Sequence[Event], metrics: Sequence[MetricRow], now: float, lock_held: bool
+) -> Status:
+    """The status, from what was written, the present wall clock `now` and whether a process holds the folder."""
+    rows = effective(list(metrics))
+    # The last line, not the highest step: after a fault the run is at the step that it goes on from.
+    row = metrics[-1] if metrics else None
+    age = _age(events, metrics, now)
+    state, reason = _decide(run, _this_attempt(events), list(metrics), lock_held, age)
+    pace = steady_step_time(rows[-50:])
+    start = _newest(events, "generation_started")
+    return Status(
+        state=state,
+        reason=reason,
+        name=run.name,
+        attempt=events[-1].attempt if events else 0,
+        generation=max([event.generation for event in events] + [item.generation for item in metrics], default=0),
+        step=_step(events, row),
+        steps=run.steps,
+        nodes=list(start.data.get("members", [])) if start else [],
+        recoveries=sum(recovery.done for recovery in recoveries(events)),
+        lost_steps=lost_steps(metrics),
+        loss=row.loss if row else None,
+        valid_loss=next((item.valid_loss for item in reversed(rows) if item.valid_loss is not None), None),
+        tokens_per_s=row.tokens_per_s if row else None,
+        eta_s=pace * (run.steps - row.step) if pace and row and state == "running" else None,
+        last_sign_s=age,
+    )
+
+
+def _step(events: Sequence[Event], row: MetricRow | None) -> int:
+    """Steps that the run need not do again, as far as the files tell."""
+    start = _newest(events, "generation_started")
+    if start is not None and (row is None or row.generation < start.generation):
+        return int(start.data.get("restore_step") or 0)
+    return row.step if row else 0
+
+
+def _this_attempt(events: Sequence[Event]) -> list[Event]:
+    """The events since the newest start of the job."""
+    starts = [index for index, event in enumerate(events) if event.kind == "attempt_started"]
+    return list(events[starts[-1] :]) if starts else list(events)
+
+
+def _newest(events: Sequence[Event], *kinds: str) -> Event | None:
+    return next((event for event in reversed(events) if event.kind in kinds), None)
+
+
+def _age(events: Sequence[Event], metrics: Sequence[MetricRow], now: float) -> float | None:
+    times = [event.time_s for event in events[-1:]] + [row.time_s for row in metrics[-1:]]
+    return max(0.0, now - max(times)) if times else None
+
+
+def _decide(
+    run: Run, events: list[Event], metrics: list[MetricRow], held: bool, age: float | None
+) -> tuple[State, str]:
+    ended = _newest(events, *_ENDED)
+    if ended is not None and ended.kind == "finished":
+        return "done", describe(ended)
+    if ended is not None:
+        return ("cancelled" if ended.data.get("cancelled") else "failed"), ended.reason
+    paused = _newest(events, *_PAUSED)
+    if held:
+        return _decide_alive(events, metrics)
+    if paused is not None:
+        return ("requeued" if run.cluster.kind == "slurm" else "cancelled"), describe(paused)
+    if not events and not metrics:
+        return _decide_untouched(run)
+    if run.cluster.kind == "slurm" and age is not None and age < QUIET_S:
+        return _decide_alive(events, metrics)
+    ago = f"; last sign of life {format_seconds(age)} ago" if age is not None else ""
+    if run.cluster.kind == "slurm":
+        return "unknown", f"no process seen from here holds the run folder{ago}"
+    return "failed", f"the run's process is gone and did not say why{ago}"
+
+
+def _decide_untouched(run: Run) -> tuple[State, str]:
+    if run.cluster.kind == "slurm":
+        return "queued", "nothing was written yet; the job has not started"
+    return "unknown", "nothing was written and no process holds the run folder"
+
+
+def _decide_alive(events: list[Event], metrics: list[MetricRow]) -> tuple[State, str]:
+    fault = _newest(events, *FAULTS)
+    settled = _newest(events, "recovered")
+    if fault is not None and (settled is None or events.index(settled) < events.index(fault)):
+        newest = _newest(events, *FAULTS, "generation_started", "replanned")
+        return "recovering", describe(newest or fault)
+    start = _newest(events, "generation_started")
+    row = metrics[-1] if metrics else None
+    if start is not None and row is not None and row.generation >= start.generation:
+        return "running", f"step {row.step} done in {format_seconds(row.step_time_s)}"
+    return "starting", describe(events[-1]) if events else "the run's process is there, nothing was written yet"

@@ -1,0 +1,245 @@
+"""The tables of a report: every number already in words, so that the page only lays them out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpctrain.base.units import format_bytes, format_count, format_seconds, format_si
+from hpctrain.records.event import Event
+from hpctrain.records.plan import Plan
+from hpctrain.records.topology import Device, Topology
+from hpctrain.report.gather import PlanUse, RunView
+from hpctrain.report.history import FAULTS
+from hpctrain.report.words import describe
+
+ABSENT = "–"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number at the top: what it is, its value, and a remark."""
+
+    name: str
+    value: str
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One line of the timeline."""
+
+    at: str
+    """Time since the start of the run."""
+    kind: str
+    mood: str
+    """fault, good or plain: how the page marks it."""
+    text: str
+    reason: str
+    generation: int
+    node: str
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    """A device as measured."""
+
+    node: str
+    device: str
+    name: str
+    flops: str
+    memory: str
+    copies: str
+    verdict: str
+
+
+@dataclass(frozen=True)
+class PlanTable:
+    """A plan for reading."""
+
+    file: str
+    generations: str
+    summary: str
+    stages: list[tuple[str, str]]
+    """Blocks and recompute of each stage."""
+    replicas: list[tuple[str, list[str]]]
+    """Share of the batch, and devices by stage, of each replica."""
+    step_time: list[tuple[str, str]]
+    """Predicted terms, the total, and the measured time."""
+    memory: list[tuple[str, str]]
+    """Predicted peak by device, and the measured one."""
+    placement: list[tuple[str, str, str, str, str]]
+    """What each rank really ran: rank, device, stages, blocks, micro-batches."""
+    rejected: list[tuple[str, str, str]]
+    """What would be different, how much slower, why it lost."""
+    notes: list[str]
+
+
+def headline(view: RunView) -> list[Figure]:
+    """The figures at the top of the page."""
+    status, top = view.status, view.headline
+    steady = "median, without first steps"
+    figures = [
+        Figure("Steps", f"{status.step} of {status.steps}", _left(view)),
+        Figure("Loss", _number(status.loss), f"validation {_number(status.valid_loss)}" if status.valid_loss else ""),
+        Figure("Throughput", f"{format_count(top.tokens_per_s)} tokens/s" if top.tokens_per_s else ABSENT, steady),
+        Figure("Step time", _seconds(top.step_time_s), steady),
+        Figure("Time", _seconds(top.elapsed_s), "from the first line written to the last"),
+        Figure("Tokens", format_count(top.tokens), "in the steps that count"),
+        Figure("Recoveries", str(status.recoveries), _recovery_times(view)),
+        Figure("Lost steps", str(top.lost_steps), "done twice because of a fault"),
+    ]
+    if top.robustness is not None:
+        score, steps = top.robustness
+        figures.append(Figure("Robustness", f"{score:.3f}", f"1 − std/mean of step time, last {steps} steps"))
+    return figures
+
+
+def timeline(view: RunView) -> list[Moment]:
+    """The events in words, in file order."""
+    start = view.start_s or 0.0
+    return [_moment(event, start) for event in view.events]
+
+
+def devices(topology: Topology) -> list[DeviceRow]:
+    """One row a device."""
+    rows = []
+    for node in topology.nodes:
+        reasons = "; ".join(reason.text for reason in node.health.reasons)
+        verdict = f"{node.health.verdict}: {reasons}" if reasons else node.health.verdict
+        rows += [
+            _device_row(node.id, device, topology.device_types[device.type].name, verdict) for device in node.devices
+        ]
+    return rows
+
+
+def plan_table(use: PlanUse) -> PlanTable:
+    """A plan beside what was measured under it."""
+    plan = use.plan
+    generations = ", ".join(str(number) for number in use.generations)
+    return PlanTable(
+        file=use.file,
+        generations=f"generation {generations}" if generations else "not run",
+        summary=_summary(plan),
+        stages=[(_span(stage.layers), stage.recompute) for stage in plan.stages],
+        replicas=[
+            (
+                f"{replica.micro_batches} micro-batches of {replica.micro_batch}",
+                [", ".join(row) for row in replica.devices],
+            )
+            for replica in plan.replicas
+        ],
+        step_time=_step_time(use),
+        memory=_memory(use),
+        placement=[
+            (
+                str(item.rank),
+                item.device,
+                ", ".join(map(str, item.stages)),
+                ", ".join(map(str, item.layers)) or "none",
+                f"{item.micro_batches} of {item.micro_batch}",
+            )
+            for item in use.placement
+        ],
+        rejected=[
+            (item.change, f"+{format_seconds(item.delta_s)}" if item.delta_s is not None else "cannot run", item.reason)
+            for item in plan.rejected
+        ],
+        notes=plan.notes,
+    )
+
+
+def _summary(plan: Plan) -> str:
+    return (
+        f"{plan.pp} pipeline ranks × {plan.dp} replicas × {plan.tp} tensor parallel on {len(plan.nodes)} nodes, "
+        f"schedule {plan.schedule}, {plan.rows} sequences a step, found by {plan.solver}"
+    )
+
+
+def _step_time(use: PlanUse) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    predicted = use.plan.predicted
+    if predicted is not None:
+        terms = {name: value for name, value in predicted.step_time_s.items() if name != "total"}
+        rows += [(name.replace("_", " "), format_seconds(value)) for name, value in terms.items()]
+        if "total" in predicted.step_time_s:
+            rows.append(("predicted total", format_seconds(predicted.step_time_s["total"])))
+        if predicted.bound_s is not None:
+            rows.append(("no plan can beat", format_seconds(predicted.bound_s)))
+    measured = use.step_time_s
+    if measured is not None:
+        total = predicted.step_time_s.get("total") if predicted else None
+        rows.append(("measured (median)", f"{format_seconds(measured)}{_against(measured, total)}"))
+    return rows
+
+
+def _memory(use: PlanUse) -> list[tuple[str, str]]:
+    predicted = use.plan.predicted.memory_bytes if use.plan.predicted else {}
+    rows = [(device, format_bytes(value)) for device, value in predicted.items()]
+    if use.memory_bytes is not None:
+        largest = max(predicted.values(), default=None)
+        rows.append(
+            ("measured, largest worker", f"{format_bytes(use.memory_bytes)}{_against(use.memory_bytes, largest)}")
+        )
+    return rows
+
+
+def _against(measured: float, predicted: float | None) -> str:
+    """How far a measurement lies from its prediction: ' (12 % above the prediction)'."""
+    if not predicted:
+        return ""
+    off = measured / predicted - 1.0
+    return f" ({abs(off):.0%} {'above' if off >= 0 else 'below'} the prediction)".replace("%", " %")
+
+
+def _moment(event: Event, start: float) -> Moment:
+    text = describe(event)
+    mood = "fault" if event.kind in (*FAULTS, "failed") else "good" if event.kind in ("recovered", "finished") else ""
+    reason = event.reason if event.reason.rstrip(".") not in text else ""
+    return Moment(
+        f"+{format_seconds(event.time_s - start)}" if event.time_s > start else "start",
+        event.kind.replace("_", " "),
+        mood or "plain",
+        text,
+        reason,
+        event.generation,
+        event.node,
+    )
+
+
+def _device_row(node: str, device: Device, name: str, verdict: str) -> DeviceRow:
+    flops = ", ".join(f"{format_si(value, 'FLOP/s')} {dtype}" for dtype, value in device.flops.items())
+    return DeviceRow(
+        node,
+        device.id,
+        name,
+        flops or ABSENT,
+        format_bytes(device.memory_bytes) if device.memory_bytes is not None else ABSENT,
+        format_si(device.memory_bytes_per_s, "B/s") if device.memory_bytes_per_s is not None else ABSENT,
+        verdict,
+    )
+
+
+def _recovery_times(view: RunView) -> str:
+    times = [recovery.seconds for recovery in view.recoveries if recovery.seconds is not None]
+    if view.recoveries and not view.recoveries[-1].done:
+        return "one is under way" if view.status.state == "recovering" else "the last fault was not recovered from"
+    return f"slowest {format_seconds(max(times))}" if times else ""
+
+
+def _left(view: RunView) -> str:
+    return f"{format_seconds(view.status.eta_s)} left" if view.status.eta_s else ""
+
+
+def _span(layers: tuple[int, int]) -> str:
+    start, stop = layers
+    if start == stop:
+        return "no block"
+    return f"block {start}" if stop == start + 1 else f"blocks {start} to {stop - 1}"
+
+
+def _number(value: float | None) -> str:
+    return ABSENT if value is None else f"{value:.4f}"
+
+
+def _seconds(value: float | None) -> str:
+    return ABSENT if value is None else format_seconds(value)

@@ -1,0 +1,105 @@
+"""A run on the terminal: one line a step, rewritten in place, and one line for everything else that happens."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TextIO
+
+from hpctrain.base.units import format_count, format_seconds
+from hpctrain.records.event import Event
+from hpctrain.records.metric import MetricRow
+from hpctrain.report.status import Status
+from hpctrain.report.words import describe
+
+_RECENT = 20
+_REWRITE = "\r\x1b[2K"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the view; a passing one may be replaced by the next."""
+
+    text: str
+    passing: bool
+
+
+def progress_line(row: MetricRow, steps: int, step_time_s: float | None = None) -> str:
+    """One step in a line.
+
+    Args:
+        steps: steps of the whole run.
+        step_time_s: present pace, for the time that is left; default: this step's.
+    """
+    width = len(str(steps))
+    left = (steps - row.step) * (step_time_s if step_time_s is not None else row.step_time_s)
+    parts = [
+        f"step {row.step:>{width}}/{steps}",
+        f"loss {row.loss:.4f}",
+        f"{format_count(row.tokens_per_s)} tokens/s",
+        f"{format_seconds(left)} left" if row.step < steps else "last step",
+        f"generation {row.generation}",
+    ]
+    if row.valid_loss is not None:
+        parts.insert(2, f"valid {row.valid_loss:.4f}")
+    return "  ".join(parts)
+
+
+def event_line(event: Event) -> str:
+    """An event in a line."""
+    return describe(event)
+
+
+def live_lines(items: Iterable[MetricRow | Event], steps: int, every_s: float = 0.0) -> Iterator[Line]:
+    """Rows and events, as `follow` gives them, as lines.
+
+    Args:
+        every_s: fewest seconds (of the run) between two progress lines; the last step and validations always show.
+    """
+    recent: deque[float] = deque(maxlen=_RECENT)
+    shown = float("-inf")
+    for item in items:
+        if isinstance(item, Event):
+            yield Line(event_line(item), passing=False)
+            continue
+        recent.append(item.step_time_s)
+        important = item.step >= steps or item.valid_loss is not None
+        if important or item.time_s - shown >= every_s:
+            shown = item.time_s
+            yield Line(progress_line(item, steps, sum(recent) / len(recent)), passing=not important)
+
+
+def show(lines: Iterable[Line], out: TextIO, in_place: bool) -> None:
+    """Write lines; with `in_place` (a terminal) a passing line is overwritten by the next one."""
+    passing = False
+    for line in lines:
+        lead = _REWRITE if passing else ""
+        passing = in_place and line.passing
+        out.write(f"{lead}{line.text}" + ("" if passing else "\n"))
+        out.flush()
+    if passing:
+        out.write("\n")
+        out.flush()
+
+
+def status_lines(status: Status) -> list[str]:
+    """A status for a person."""
+    lines = [f"{status.name}: {status.state} - {status.reason}"]
+    progress = [f"step {status.step}/{status.steps}"]
+    if status.loss is not None:
+        progress.append(f"loss {status.loss:.4f}")
+    if status.valid_loss is not None:
+        progress.append(f"valid {status.valid_loss:.4f}")
+    if status.tokens_per_s is not None:
+        progress.append(f"{format_count(status.tokens_per_s)} tokens/s")
+    if status.eta_s is not None:
+        progress.append(f"{format_seconds(status.eta_s)} left")
+    lines.append("  " + "  ".join(progress))
+    place = f"  attempt {status.attempt}  generation {status.generation}"
+    if status.nodes:
+        place += f"  nodes {', '.join(status.nodes)}"
+    lines.append(place)
+    if status.recoveries or status.lost_steps:
+        lines.append(f"  recoveries {status.recoveries}  steps done twice {status.lost_steps}")
+    return lines

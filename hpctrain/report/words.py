@@ -1,0 +1,106 @@
+"""Events in words: one sentence each, the same on the terminal, in `hpctrain status` and in the report."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from hpctrain.base.units import format_bytes, format_seconds
+from hpctrain.records.event import Event
+
+_EXIT_WORDS = {75: "can go on", 76: "fault of the machine", 77: "no progress"}
+"""Meaning of a worker's exit codes, besides 0 (done); any other one is an error of the program."""
+
+
+def describe(event: Event) -> str:
+    """What happened, without time and punctuation at the end."""
+    phrase = _PHRASES.get(event.kind)
+    text = phrase(event) if phrase else ""
+    return text or event.reason.rstrip(".") or event.kind.replace("_", " ")
+
+
+def signal_name(value: Any) -> str:
+    """The name of a signal given by number or name: 9 -> 'SIGKILL'."""
+    if isinstance(value, int):
+        try:
+            return signal.Signals(value).name
+        except ValueError:
+            return f"signal {value}"
+    return str(value)
+
+
+def _worker_died(event: Event) -> str:
+    data = event.data
+    who = f"worker of {data.get('node', event.node)}"
+    if data.get("rank") is not None:
+        who += f" (rank {data['rank']})"
+    if data.get("signal") is not None:
+        return f"{who} was killed ({signal_name(data['signal'])})"
+    if data.get("exit_code") is not None:
+        meaning = _EXIT_WORDS.get(data["exit_code"])
+        return f"{who} ended with exit code {data['exit_code']}" + (f" ({meaning})" if meaning else "")
+    return f"{who} ended: {event.reason.rstrip('.')}" if event.reason else f"{who} ended"
+
+
+def _node_lost(event: Event) -> str:
+    text = f"node {event.data.get('node', event.node)} was lost"
+    return f"{text}: {event.reason.rstrip('.')}" if event.reason else text
+
+
+def _node_returned(event: Event) -> str:
+    return f"node {event.data.get('node', event.node)} came back"
+
+
+def _generation_started(event: Event) -> str:
+    data = event.data
+    members = data.get("members") or []
+    step = data.get("restore_step")
+    start = f"from step {step}" if step else "from the seed"
+    text = f"generation {event.generation} starts {start} on {len(members)} node{'' if len(members) == 1 else 's'}"
+    degrees = [f"{axis} {data[axis]}" for axis in ("pp", "dp", "tp") if data.get(axis)]
+    return f"{text} ({' × '.join(degrees)})" if degrees else text
+
+
+def _recovered(event: Event) -> str:
+    step = event.data.get("step")
+    text = f"training goes on with step {step}" if step is not None else "training goes on"
+    seconds = event.data.get("seconds")
+    return f"{text}, {format_seconds(seconds)} after the fault was seen" if seconds is not None else text
+
+
+def _checkpoint_saved(event: Event) -> str:
+    data = event.data
+    if data.get("step") is None:
+        return ""
+    text = f"checkpoint of step {data['step']} saved"
+    if data.get("seconds") is not None:
+        text += f" in {format_seconds(data['seconds'])}"
+    return f"{text} ({format_bytes(data['bytes'])})" if data.get("bytes") is not None else text
+
+
+def _finished(event: Event) -> str:
+    data = event.data
+    if data.get("step") is None:
+        return ""
+    loss = f" with loss {data['loss']:.4g}" if data.get("loss") is not None else ""
+    return f"finished at step {data['step']}{loss}"
+
+
+def _prefixed(prefix: str) -> Callable[[Event], str]:
+    return lambda event: f"{prefix}: {event.reason.rstrip('.')}" if event.reason else prefix
+
+
+_PHRASES: dict[str, Callable[[Event], str]] = {
+    "worker_died": _worker_died,
+    "node_lost": _node_lost,
+    "node_returned": _node_returned,
+    "generation_started": _generation_started,
+    "recovered": _recovered,
+    "checkpoint_saved": _checkpoint_saved,
+    "checkpoint_skipped": _prefixed("a checkpoint was skipped"),
+    "finished": _finished,
+    "failed": _prefixed("failed"),
+    "preempted": _prefixed("preempted"),
+    "time_limit": _prefixed("stopped at the time limit"),
+}

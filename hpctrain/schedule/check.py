@@ -1,0 +1,101 @@
+"""Whether an action table can be run: everything once, on its own rank, in an order that the data allows."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hpctrain.records.schedule import Action, Schedule
+
+
+def check_schedule(schedule: Schedule, stages: int, micro_batches: int) -> None:
+    """Pass silently when the table is whole and can be executed.
+
+    Each stage runs F once a micro-batch, and either B or both I and W; on one rank only; F(s, m) needs F(s-1, m), the
+    backward for inputs (B or I) of (s, m) needs F(s, m) and that of (s+1, m), W(s, m) needs I(s, m).
+
+    Raises:
+        ValueError: with the first problem, as one line.
+    """
+    _check_range(schedule, stages, micro_batches)
+    _check_whole(schedule, stages, micro_batches)
+    _check_owners(schedule)
+    _check_order(schedule, stages)
+
+
+def needs(action: Action, stages: int) -> list[tuple[int, str, int]]:
+    """What must be done before: (stage, 'F' | 'B' | 'I', micro-batch), where 'B' stands for B or I of that stage."""
+    stage, kind, micro_batch = action
+    if kind == "F":
+        return [(stage - 1, "F", micro_batch)] if stage else []
+    if kind == "W":
+        return [(stage, "I", micro_batch)]
+    before = [(stage, "F", micro_batch)]
+    if stage + 1 < stages:
+        before.append((stage + 1, "B", micro_batch))
+    return before
+
+
+def results(action: Action) -> list[tuple[int, str, int]]:
+    """What is there after the action, in the form that `needs` asks for."""
+    stage, kind, micro_batch = action
+    if kind == "I":
+        return [(stage, "I", micro_batch), (stage, "B", micro_batch)]
+    return [(stage, kind, micro_batch)]
+
+
+def _check_range(schedule: Schedule, stages: int, micro_batches: int) -> None:
+    for rank, row in enumerate(schedule.ranks):
+        for action in row:
+            if action.stage >= stages:
+                raise ValueError(f"pipeline rank {rank}: {action}: there are stages 0 to {stages - 1}")
+            if action.micro_batch >= micro_batches:
+                raise ValueError(f"pipeline rank {rank}: {action}: there are micro-batches 0 to {micro_batches - 1}")
+
+
+def _check_whole(schedule: Schedule, stages: int, micro_batches: int) -> None:
+    counts = Counter(action for row in schedule.ranks for action in row)
+    for action, count in counts.items():
+        if count > 1:
+            raise ValueError(f"{action} stands {count} times in the table, allowed: once")
+    for micro_batch in range(micro_batches):
+        for stage in range(stages):
+            kinds = {kind for kind in "FBIW" if Action(stage, kind, micro_batch) in counts}
+            if "F" not in kinds:
+                raise ValueError(f"{Action(stage, 'F', micro_batch)} is missing")
+            if kinds not in ({"F", "B"}, {"F", "I", "W"}):
+                found = ", ".join(str(Action(stage, kind, micro_batch)) for kind in sorted(kinds - {"F"})) or "none"
+                raise ValueError(
+                    f"backward of stage {stage}, micro-batch {micro_batch}: found {found}, allowed: B, or both I and W"
+                )
+
+
+def _check_owners(schedule: Schedule) -> None:
+    owner: dict[int, int] = {}
+    for rank, row in enumerate(schedule.ranks):
+        for action in row:
+            if owner.setdefault(action.stage, rank) != rank:
+                raise ValueError(
+                    f"{action} is on pipeline rank {rank}, but stage {action.stage} lies on rank {owner[action.stage]}"
+                )
+
+
+def _check_order(schedule: Schedule, stages: int) -> None:
+    """Run the table with every action taking no time; what is left over waits for ever."""
+    done: set[tuple[int, str, int]] = set()
+    position = [0] * len(schedule.ranks)
+    moved = True
+    while moved:
+        moved = False
+        for rank, row in enumerate(schedule.ranks):
+            while position[rank] < len(row) and all(need in done for need in needs(row[position[rank]], stages)):
+                done.update(results(row[position[rank]]))
+                position[rank] += 1
+                moved = True
+    for rank, row in enumerate(schedule.ranks):
+        if position[rank] < len(row):
+            action = row[position[rank]]
+            missing = next(need for need in needs(action, stages) if need not in done)
+            raise ValueError(
+                f"pipeline rank {rank}: {action} waits for {Action(*missing)}, which never comes before it; "
+                "the table cannot be executed"
+            )

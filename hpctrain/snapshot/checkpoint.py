@@ -1,0 +1,145 @@
+"""Saving beside the training and loading into any plan, with torch.distributed.checkpoint (DCP) for the shards.
+
+Save: a copy of the tensors is taken between two steps; a thread writes it through a process group of its own, hashes
+what this rank wrote, and rank 0 publishes the folder when every rank is done.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from hpctrain.base.errors import StorageError
+from hpctrain.records.manifest import FileEntry, Manifest
+from hpctrain.snapshot import published
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint save that ended."""
+
+    step: int
+    seconds: float
+    """From the copy to the published folder."""
+    size_bytes: int = 0
+    error: str | None = None
+    """Why nothing was published; the checkpoints before are as they were."""
+
+
+class CheckpointSaver:
+    """Writes one checkpoint at a time in the background. Made by every rank; `save` is called by all of them."""
+
+    def __init__(self, checkpoints: Path, group: dist.ProcessGroup, keep: int) -> None:
+        self._checkpoints = checkpoints
+        self._group = group
+        self._keep = keep
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[Saved] | None = None
+
+    def busy(self) -> bool:
+        """Whether the last save is still being written."""
+        return self._pending is not None and not self._pending.done()
+
+    def save(self, tensors: dict[str, Tensor], manifest: Manifest) -> None:
+        """Copy the tensors and start writing; after return they may change. Waits for a save still under way.
+
+        Args:
+            manifest: everything but `files`.
+        """
+        self.finished(wait=True)
+        copy = {name: tensor.clone() for name, tensor in tensors.items()}
+        self._pending = self._thread.submit(self._write, copy, manifest, time.perf_counter())
+
+    def finished(self, wait: bool = False) -> Saved | None:
+        """The save that ended since the last call, if one did; with `wait`, the one under way."""
+        if self._pending is None or not (wait or self._pending.done()):
+            return None
+        pending, self._pending = self._pending, None
+        return pending.result()
+
+    def close(self) -> None:
+        """Wait for the writer thread to end."""
+        self._thread.shutdown(wait=True)
+
+    def _write(self, tensors: dict[str, Tensor], manifest: Manifest, start: float) -> Saved:
+        temporary = self._checkpoints / f".{published.folder_name(manifest.step)}.gen-{manifest.generation}.tmp"
+        try:
+            files = self._write_shards(tensors, temporary)
+            self._on_rank0(lambda: self._publish(temporary, manifest, files))
+        except StorageError as error:
+            if dist.get_rank(self._group) == 0:
+                shutil.rmtree(temporary, ignore_errors=True)
+            return Saved(manifest.step, time.perf_counter() - start, error=str(error))
+        size = sum(entry.size_bytes for entry in files)
+        return Saved(manifest.step, time.perf_counter() - start, size)
+
+    def _write_shards(self, tensors: dict[str, Tensor], temporary: Path) -> list[FileEntry]:
+        self._on_rank0(lambda: _make_folder(temporary))
+        writer = dcp.FileSystemWriter(temporary, single_file_per_rank=True, sync_files=True)
+        try:
+            dcp.save(tensors, storage_writer=writer, process_group=self._group)
+        except dcp.api.CheckpointException as error:
+            raise StorageError(_reason(error, temporary)) from error
+        return self._describe(temporary)
+
+    def _describe(self, temporary: Path) -> list[FileEntry]:
+        """Hash the files this rank wrote; the list of all of them is known to every rank after return."""
+        rank = dist.get_rank(self._group)
+        mine = [f"__{rank}_"] + ([".metadata"] if rank == 0 else [])
+        entries = [
+            published.describe_file(path).model_dump()
+            for path in sorted(temporary.iterdir())
+            if path.name.startswith(tuple(mine))
+        ]
+        everyone: list[list[dict[str, object]]] = [[] for _ in range(dist.get_world_size(self._group))]
+        dist.all_gather_object(everyone, entries, group=self._group)
+        return [FileEntry.model_validate(entry) for entries in everyone for entry in entries]
+
+    def _publish(self, temporary: Path, manifest: Manifest, files: list[FileEntry]) -> None:
+        published.publish(temporary, manifest.model_copy(update={"files": files}))
+        published.prune(self._checkpoints, self._keep)
+
+    def _on_rank0(self, act: Callable[[], object]) -> None:
+        """Run `act` on rank 0; its StorageError is raised on every rank, so that all of them give up together."""
+        message: list[str | None] = [None]
+        if dist.get_rank(self._group) == 0:
+            try:
+                act()
+            except StorageError as error:
+                message = [str(error)]
+        source = dist.get_global_rank(self._group, 0)
+        dist.broadcast_object_list(message, src=source, group=self._group)
+        if message[0] is not None:
+            raise StorageError(message[0])
+
+
+def load(tensors: dict[str, Tensor], path: Path, group: dist.ProcessGroup) -> None:
+    """Fill the tensors in place from a verified checkpoint. Collective; each rank reads only what it needs."""
+    dcp.load(tensors, storage_reader=dcp.FileSystemReader(path), process_group=group)
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(mode=0o755, parents=True)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot make the folder: {error.strerror}") from error
+
+
+def _reason(error: dcp.api.CheckpointException, path: Path) -> str:
+    """One line out of DCP's report: the first rank's own error, not the stack around it."""
+    for rank, failure in sorted(error.failures.items()):
+        # failures: rank -> (exception, traceback summary)
+        cause = failure[0] if isinstance(failure, tuple) else failure
+        text = str(cause).strip().splitlines()
+        return f"{path}: rank {rank} cannot write: {text[-1] if text else type(cause).__name__}"
+    return f"{path}: cannot write"

@@ -1,0 +1,165 @@
+"""Checkpoints as a reader sees them: found, verified, pruned. No torch here: agents choose what workers load.
+
+torch's checkpoint format unpickles its metadata, so nothing of a checkpoint is opened before the owner, the mode and
+the hash of every file are what this user's run wrote.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.base.atomic import storage_errors, sync_folder, write_text
+from hpctrain.base.errors import CheckpointError, FileError
+from hpctrain.records.manifest import FileEntry, Manifest
+
+MANIFEST = "manifest.json"
+LATEST = "latest"
+_CHUNK = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class Published:
+    """A checkpoint that may be loaded."""
+
+    path: Path
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A checkpoint that may not, and why."""
+
+    path: Path
+    reason: str
+
+
+def folder_name(step: int) -> str:
+    """Name of the checkpoint of a step: 'step-00000100'."""
+    return f"step-{step:08d}"
+
+
+def newest(checkpoints: Path, model_sha256: str | None = None) -> tuple[Published | None, list[Skipped]]:
+    """The newest checkpoint that verifies, and those passed over on the way to it.
+
+    Args:
+        checkpoints: the run's checkpoints folder; one that is not there has none.
+        model_sha256: when given, a checkpoint of another model is passed over too.
+    """
+    skipped: list[Skipped] = []
+    for path in reversed(listed(checkpoints)):
+        try:
+            manifest = verify(path)
+            if model_sha256 is not None and manifest.model_sha256 != model_sha256:
+                raise CheckpointError("it is of another model")
+        except CheckpointError as error:
+            skipped.append(Skipped(path, str(error)))
+        else:
+            return Published(path, manifest), skipped
+    return None, skipped
+
+
+def listed(checkpoints: Path) -> list[Path]:
+    """Published checkpoint folders, oldest first; unfinished ones have other names."""
+    return sorted(path for path in checkpoints.glob("step-*") if path.is_dir())
+
+
+def verify(path: Path) -> Manifest:
+    """Check owner, mode, sizes and hashes of every file.
+
+    Raises:
+        CheckpointError: says which file and what is wrong with it.
+    """
+    _verify_trust(path)
+    _verify_trust(path / MANIFEST)
+    try:
+        manifest = Manifest.read(path / MANIFEST)
+    except FileError as error:
+        raise CheckpointError(f"its manifest cannot be read ({error})") from None
+    known = {entry.name for entry in manifest.files} | {MANIFEST}
+    strangers = sorted({item.name for item in path.iterdir()} - known)
+    if strangers:
+        raise CheckpointError(f"it holds {strangers[0]}, which its manifest does not name")
+    for entry in manifest.files:
+        _verify_file(path / entry.name, entry)
+    return manifest
+
+
+def describe_file(path: Path) -> FileEntry:
+    """Size and hash of a file, for the manifest."""
+    return FileEntry(name=path.name, size_bytes=path.stat().st_size, sha256=_sha256(path))
+
+
+def publish(temporary: Path, manifest: Manifest) -> Path:
+    """Give a finished checkpoint its name. After return it is durable and `latest` names it.
+
+    Raises:
+        StorageError: the disk is full or read-only; the checkpoints published before are unchanged.
+    """
+    checkpoints = temporary.parent
+    final = checkpoints / folder_name(manifest.step)
+    manifest.write(temporary / MANIFEST)
+    with storage_errors(final):
+        if final.exists():
+            # An older generation's checkpoint of the same step: this one replaces it.
+            aside = checkpoints / f".replaced-{final.name}"
+            shutil.rmtree(aside, ignore_errors=True)
+            os.rename(final, aside)
+            os.rename(temporary, final)
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            os.rename(temporary, final)
+        sync_folder(checkpoints)
+    write_text(checkpoints / LATEST, final.name + "\n")
+    return final
+
+
+def prune(checkpoints: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints."""
+    for path in listed(checkpoints)[:-keep]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def discard_unfinished(checkpoints: Path) -> None:
+    """Remove what killed writers left behind; call it only while no worker runs."""
+    for path in checkpoints.glob(".step-*.tmp"):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in checkpoints.glob(".replaced-*"):
+        final = checkpoints / path.name.removeprefix(".replaced-")
+        if final.exists():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.rename(final)
+
+
+def _verify_trust(path: Path) -> None:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.name} is missing") from None
+    if status.st_uid != os.getuid():
+        raise CheckpointError(f"{path.name} belongs to another user (uid {status.st_uid})")
+    if status.st_mode & 0o022:
+        raise CheckpointError(f"{path.name} can be written by others (mode {status.st_mode & 0o777:03o})")
+
+
+def _verify_file(path: Path, entry: FileEntry) -> None:
+    _verify_trust(path)
+    if path.is_symlink() or not path.is_file():
+        raise CheckpointError(f"{entry.name} is not a plain file")
+    size = path.stat().st_size
+    if size != entry.size_bytes:
+        raise CheckpointError(f"{entry.name} has {size} bytes, {entry.size_bytes} were written")
+    if _sha256(path) != entry.sha256:
+        raise CheckpointError(f"{entry.name} is not what was written (its hash differs)")
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,182 @@
+"""From a Plan to live objects: process group, mesh, pipeline, reducer, optimizer, corpus, checkpoints."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from hpctrain.base.wire import Message
+from hpctrain.compress.reducer import DenseReducer, Reducer
+from hpctrain.corpus.tokens import Corpus
+from hpctrain.parallel.mesh import Coordinate, build_mesh
+from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
+from hpctrain.records.plan import Plan
+from hpctrain.records.run import Run, read_run
+from hpctrain.schedule.resolve import schedule_of
+from hpctrain.snapshot.checkpoint import CheckpointSaver, load
+from hpctrain.snapshot.published import Published, verify
+from hpctrain.snapshot.state import collect, prepare_moments, set_optimizer_step
+
+COLLECTIVE_TIMEOUT_S = 600
+"""A safety net only: the agents end the generation long before."""
+
+
+@dataclass(frozen=True)
+class StartOrder:
+    """The start order of a worker, as sent by its agent."""
+
+    folder: Path
+    plan: str
+    rank: int
+    generation: int
+    store_addr: str
+    store_port: int
+    store_fd: int | None
+    restore: str | None
+
+    @classmethod
+    def of(cls, folder: Path, message: Message) -> StartOrder:
+        """Read the message `start`."""
+        store = message["store"]
+        return cls(
+            folder, message["plan"], message["rank"], message["generation"],
+            store["addr"], store["port"], store.get("fd"), message.get("restore"),
+        )  # fmt: skip
+
+
+@dataclass
+class Trainer:
+    """Everything that the loop needs."""
+
+    run: Run
+    plan: Plan
+    coordinate: Coordinate
+    generation: int
+    folder: Path
+    device: torch.device
+    mesh: DeviceMesh
+    pipeline: Pipeline
+    parameters: list[nn.Parameter]
+    optimizer: torch.optim.Optimizer
+    reducer: Reducer
+    train: Corpus
+    valid: Corpus | None
+    saver: CheckpointSaver
+    step: int
+    """Steps done."""
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Where this replica's rows start within a global batch, and how many they are."""
+        start = sum(replica.rows for replica in self.plan.replicas[: self.coordinate.dp])
+        return start, self.pipeline.rows
+
+
+def build(orders: StartOrder) -> Trainer:
+    """Join the generation's process group and build this rank's part of the plan. Collective over the world."""
+    run = read_run(orders.folder / "run.yaml")
+    plan = Plan.read(orders.folder / orders.plan)
+    device = _device(plan.ranks[orders.rank])
+    _join(orders, plan, device)
+    coordinate = Coordinate.of(plan, orders.rank)
+    mesh = build_mesh(plan, device.type)
+    schedule, _ = schedule_of(plan, coordinate.dp)
+    autocast = torch.bfloat16 if run.precision == "bf16" else None
+    inputs = PipelineInputs(plan, run.spec(), schedule, run.data.seq_len, run.seed, device, autocast)
+    pipeline = build_pipeline(inputs, mesh, coordinate)
+    optimizer = _optimizer(run, pipeline, plan)
+    named = pipeline.parameters()
+    prepare_moments(named, optimizer)
+    # A group of its own: the writer thread must never wait behind, or in the middle of, the training's collectives.
+    group = dist.new_group(backend="gloo")
+    step = _restore(orders, pipeline, optimizer, group)
+    checkpoints = orders.folder / "checkpoints"
+    return Trainer(
+        run=run,
+        plan=plan,
+        coordinate=coordinate,
+        generation=orders.generation,
+        folder=orders.folder,
+        device=device,
+        mesh=mesh,
+        pipeline=pipeline,
+        parameters=[parameter for _, parameter in named],
+        optimizer=optimizer,
+        reducer=DenseReducer(mesh.get_group("dp")),
+        train=Corpus.open(run.data.train, "train", run.data.seq_len),
+        valid=_validation(run),
+        saver=CheckpointSaver(checkpoints, group, run.checkpoint.keep),
+        step=step,
+    )
+
+
+def _device(place: str) -> torch.device:
+    name = place.partition(":")[2]
+    if name.startswith("cuda"):
+        device = torch.device("cuda", int(name.removeprefix("cuda")))
+        torch.cuda.set_device(device)
+        return device
+    return torch.device("cpu")
+
+
+def _join(orders: StartOrder, plan: Plan, device: torch.device) -> None:
+    """Meet the other workers at the store; rank 0 serves it on the socket that its agent holds open."""
+    timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+    store = dist.TCPStore(
+        orders.store_addr,
+        orders.store_port,
+        plan.world_size,
+        is_master=orders.store_fd is not None,
+        timeout=timedelta(seconds=60),
+        wait_for_workers=False,
+        master_listen_fd=orders.store_fd,
+    )
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    prefixed = dist.PrefixStore(f"generation-{orders.generation}", store)
+    dist.init_process_group(
+        backend, store=prefixed, rank=orders.rank, world_size=plan.world_size, timeout=timeout,
+        device_id=device if device.type == "cuda" else None,
+    )  # fmt: skip
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "0")) or torch.get_num_threads())
+
+
+def _optimizer(run: Run, pipeline: Pipeline, plan: Plan) -> torch.optim.Optimizer:
+    """AdamW with weight decay on matrices only."""
+    settings = run.optimizer
+    parameters = [parameter for _, parameter in pipeline.parameters()]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    # The batched form refuses a mix of DTensors and plain tensors, which a stage under tensor parallelism has.
+    foreach = False if plan.tp > 1 else None
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.lr, betas=settings.betas, eps=settings.eps, foreach=foreach,
+    )  # fmt: skip
+
+
+def _restore(
+    orders: StartOrder, pipeline: Pipeline, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
+) -> int:
+    if orders.restore is None:
+        return 0
+    path = orders.folder / orders.restore
+    checkpoint = Published(path, verify(path))
+    named = pipeline.parameters()
+    load(collect(named, optimizer), checkpoint.path, group)
+    set_optimizer_step(named, optimizer, checkpoint.manifest.step)
+    return checkpoint.manifest.step
+
+
+def _validation(run: Run) -> Corpus | None:
+    if run.validation.batches == 0:
+        return None
+    return Corpus.open(run.data.valid or run.data.train, "valid", run.data.seq_len)

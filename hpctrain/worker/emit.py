@@ -1,0 +1,161 @@
+"""From what each rank counted to one line in metrics.jsonl."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hpctrain.base.atomic import append_line
+from hpctrain.parallel.stage import StageCounters
+from hpctrain.records.metric import BytesSent, MetricRow, RankPlacement
+from hpctrain.worker.build import Trainer
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """What one rank knows about a step."""
+
+    loss_share: float
+    valid_share: float
+    counters: dict[int, StageCounters]
+    dp_bytes: int
+    tp_bytes: int
+    stop: bool
+    save: bool
+
+
+@dataclass(frozen=True)
+class JobStep:
+    """The step over all ranks, the same on each of them after the gather."""
+
+    loss: float
+    valid_loss: float
+    bytes_sent: BytesSent
+    stage_time_s: list[float]
+    compute_s: float
+    """Sum over ranks."""
+    micro_batches: list[int]
+    memory_bytes_max: float
+    stop: bool
+    save: bool
+
+
+_SCALARS = 10
+
+
+def gather(trainer: Trainer, mine: RankStep) -> JobStep:
+    """Exchange what each rank counted. Collective over the world: one all-gather of a few numbers."""
+    stages = len(trainer.plan.stages)
+    times = [0.0] * stages
+    for index, counters in mine.counters.items():
+        times[index] = counters.compute_s
+    # Every tp rank computes the same loss: one of them speaks for the row.
+    speaks = 1.0 if trainer.coordinate.tp == 0 else 0.0
+    scalars = [
+        mine.loss_share * speaks,
+        mine.valid_share * speaks,
+        float(mine.dp_bytes),
+        float(sum(counters.sent_bytes for counters in mine.counters.values())),
+        float(mine.tp_bytes),
+        float(mine.stop),
+        float(mine.save),
+        memory_bytes(trainer.device),
+        float(trainer.coordinate.dp),
+        float(max(counters.forwards for counters in mine.counters.values())),
+    ]
+    vector = torch.tensor(scalars + times, dtype=torch.float64)
+    table = torch.empty(trainer.plan.world_size, len(vector), dtype=torch.float64)
+    dist.all_gather(list(table.unbind(0)), vector)
+    return _combine(table, trainer.plan.dp)
+
+
+def _combine(table: torch.Tensor, replicas: int) -> JobStep:
+    total = table.sum(0).tolist()
+    largest = table.max(0).values.tolist()
+    counted = [0] * replicas
+    for row in table.tolist():
+        counted[int(row[8])] = max(counted[int(row[8])], int(row[9]))
+    return JobStep(
+        loss=total[0],
+        valid_loss=total[1],
+        bytes_sent=BytesSent(dp=int(total[2]), pp=int(total[3]), tp=int(total[4])),
+        stage_time_s=largest[_SCALARS:],
+        compute_s=sum(total[_SCALARS:]),
+        micro_batches=counted,
+        memory_bytes_max=largest[7],
+        stop=largest[5] > 0,
+        save=largest[6] > 0,
+    )
+
+
+def memory_bytes(device: torch.device) -> float:
+    """Peak memory of this worker: allocated on its CUDA device, or resident."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def placements(trainer: Trainer, counters: dict[int, StageCounters]) -> list[RankPlacement] | None:
+    """What every rank really holds, read back from its objects. Collective; a list on rank 0 only."""
+    replica = trainer.plan.replicas[trainer.coordinate.dp]
+    mine = RankPlacement(
+        rank=trainer.coordinate.rank,
+        device=trainer.plan.ranks[trainer.coordinate.rank],
+        stages=[stage.stage_index for stage in trainer.pipeline.stages],
+        layers=trainer.pipeline.layers(),
+        micro_batch=trainer.pipeline.rows // replica.micro_batches,
+        micro_batches=max(count.forwards for count in counters.values()),
+    )
+    everyone: list[object] | None = [None] * trainer.plan.world_size if dist.get_rank() == 0 else None
+    dist.gather_object(mine.model_dump(), everyone)
+    if everyone is None:
+        return None
+    return [RankPlacement.model_validate(item) for item in everyone]
+
+
+def write_row(path: Path, trainer: Trainer, job: JobStep, timing: StepTiming) -> None:
+    """Append the step to metrics.jsonl.
+
+    Raises:
+        StorageError: disk full.
+    """
+    run, plan = trainer.run, trainer.plan
+    tokens = plan.rows * run.data.seq_len
+    devices_s = timing.seconds * plan.world_size
+    row = MetricRow(
+        step=trainer.step,
+        generation=trainer.generation,
+        time_s=time.time(),
+        step_time_s=timing.seconds,
+        loss=job.loss,
+        valid_loss=job.valid_loss if timing.validated else None,
+        lr=timing.lr,
+        grad_norm=timing.grad_norm,
+        tokens=tokens,
+        samples=trainer.step * plan.rows,
+        tokens_per_s=tokens / timing.seconds,
+        bytes_sent=job.bytes_sent,
+        stage_time_s=[round(value, 6) for value in job.stage_time_s],
+        bubble_fraction=min(1.0, max(0.0, 1.0 - job.compute_s / devices_s)),
+        micro_batches=job.micro_batches,
+        memory_bytes_max=job.memory_bytes_max,
+        placement=timing.placement,
+    )
+    append_line(path, json.dumps(row.to_json(), allow_nan=False))
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """What rank 0 knows about a step beyond the gather."""
+
+    seconds: float
+    lr: float
+    grad_norm: float
+    validated: bool
+    placement: list[RankPlacement] | None

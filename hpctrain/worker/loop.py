@@ -1,0 +1,178 @@
+"""The training loop, read as a recipe."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import torch
+from torch import Tensor
+
+from hpctrain.base.errors import HpctrainError
+from hpctrain.corpus.tokens import Corpus
+from hpctrain.parallel.gradients import clip_gradients, gradient_norm, local_gradients
+from hpctrain.records.manifest import Manifest
+from hpctrain.records.run import Optimizer
+from hpctrain.snapshot.checkpoint import Saved
+from hpctrain.snapshot.state import collect
+from hpctrain.worker.build import Trainer
+from hpctrain.worker.emit import JobStep, RankStep, StepTiming, gather, placements, write_row
+from hpctrain.worker.orders import Orders
+from hpctrain.worker.traffic import CollectiveCounter
+
+
+def train(trainer: Trainer, orders: Orders) -> bool:
+    """Train until the last step or until told to stop.
+
+    Returns:
+        True when the run is complete, False when it was stopped at a checkpoint on request.
+
+    Raises:
+        HpctrainError: the loss is no number any more, or the last checkpoint could not be written.
+    """
+    loop = _Loop(trainer, orders)
+    while trainer.step < trainer.run.steps:
+        job = loop.one_step()
+        if job.stop:
+            loop.save()
+            loop.finish_saving()
+            return trainer.step >= trainer.run.steps
+    loop.finish_saving()
+    return True
+
+
+class _Loop:
+    """The state of the loop between steps."""
+
+    def __init__(self, trainer: Trainer, orders: Orders) -> None:
+        self.trainer = trainer
+        self.orders = orders
+        self.saved_step = trainer.step
+        self._first = True
+        self._tp_bytes = 0
+
+    def one_step(self) -> JobStep:
+        """One optimizer step: batch, pipeline, reduction, norm, update, validation, news, checkpoint."""
+        trainer, start = self.trainer, time.perf_counter()
+        share = self._forward_backward(trainer.step)
+        gradients = local_gradients(trainer.parameters)
+        dp_bytes = trainer.reducer.reduce(gradients)
+        norm = gradient_norm(trainer.parameters, trainer.plan)
+        lr = self._update(norm)
+        counters = trainer.pipeline.take_counters()
+        trainer.step += 1
+        seconds = time.perf_counter() - start
+        validated = self._is_due(trainer.run.validation.every) and trainer.valid is not None
+        valid = self._validate() if validated else 0.0
+        mine = RankStep(
+            share, valid, counters, dp_bytes, self._tp_bytes, self.orders.stop_wanted(), self.orders.save_wanted()
+        )
+        job = gather(trainer, mine)
+        placed = placements(trainer, counters) if self._first else None
+        self._first = False
+        self._tell(job, StepTiming(seconds, lr, norm, validated, placed))
+        if job.save or self._is_due(trainer.run.checkpoint.every):
+            self.save()
+        self._tell_saved(trainer.saver.finished())
+        return job
+
+    def save(self) -> None:
+        """Start writing a checkpoint of this step, unless it was already; waits for one still under way."""
+        trainer = self.trainer
+        if self.saved_step == trainer.step:
+            return
+        self._tell_saved(trainer.saver.finished(wait=True))
+        named = trainer.pipeline.parameters()
+        trainer.saver.save(collect(named, trainer.optimizer), _manifest(trainer))
+        self.saved_step = trainer.step
+
+    def finish_saving(self) -> None:
+        """Wait for the writer; the run has not ended before its last checkpoint is on disk."""
+        saved = self.trainer.saver.finished(wait=True)
+        self._tell_saved(saved)
+        self.trainer.saver.close()
+        if saved is not None and saved.error:
+            raise HpctrainError(f"the last checkpoint could not be written: {saved.error}")
+
+    def _forward_backward(self, step: int) -> float:
+        tokens, targets = self._batch(self.trainer.train, step * self.trainer.plan.rows, self.trainer.run.seed)
+        if self._first and self.trainer.plan.tp > 1:
+            with CollectiveCounter() as counter:
+                share = self.trainer.pipeline.step(tokens, targets)
+            self._tp_bytes = counter.sent_bytes
+            return share
+        return self.trainer.pipeline.step(tokens, targets)
+
+    def _update(self, norm: float) -> float:
+        trainer, settings = self.trainer, self.trainer.run.optimizer
+        if not math.isfinite(norm):
+            raise HpctrainError(
+                f"step {trainer.step + 1}: the gradient's norm is {norm}; lower optimizer.lr or train in fp32"
+            )
+        if settings.clip_norm is not None:
+            clip_gradients(trainer.parameters, norm, settings.clip_norm)
+        lr = learning_rate(settings, trainer.step, trainer.run.steps)
+        for group in trainer.optimizer.param_groups:
+            group["lr"] = lr
+        trainer.optimizer.step()
+        trainer.optimizer.zero_grad(set_to_none=True)
+        return lr
+
+    def _validate(self) -> float:
+        """This replica's share of the mean loss over the validation batches: always the same samples."""
+        trainer = self.trainer
+        assert trainer.valid is not None, "asked only when there is validation data"
+        count = trainer.run.validation.batches
+        total = 0.0
+        for batch in range(count):
+            total += trainer.pipeline.evaluate(*self._batch(trainer.valid, batch * trainer.plan.rows, 0)) / count
+        trainer.pipeline.take_counters()
+        return total
+
+    def _batch(self, corpus: Corpus, start: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Tokens and next tokens [rows, seq] of this replica, for the global batch that starts at sample `start`."""
+        first, count = self.trainer.rows
+        rows = torch.from_numpy(corpus.rows(seed, start + first, count)).to(self.trainer.device)
+        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+    def _is_due(self, every: int) -> bool:
+        return self.trainer.step % every == 0 or self.trainer.step == self.trainer.run.steps
+
+    def _tell(self, job: JobStep, timing: StepTiming) -> None:
+        trainer = self.trainer
+        if trainer.coordinate.rank == 0:
+            write_row(trainer.folder / "metrics.jsonl", trainer, job, timing)
+        self.orders.tell("step", step=trainer.step, time_s=timing.seconds, loss=job.loss)
+
+    def _tell_saved(self, saved: Saved | None) -> None:
+        if saved is None or self.trainer.coordinate.rank != 0:
+            return
+        self.orders.tell(
+            "saved", step=saved.step, seconds=saved.seconds, size_bytes=saved.size_bytes, error=saved.error
+        )
+
+
+def learning_rate(settings: Optimizer, step: int, steps: int) -> float:
+    """Learning rate of the step after `step` steps: linear warm-up, then the chosen decay to a tenth."""
+    warmup = settings.warmup(steps)
+    if step < warmup:
+        return settings.lr * (step + 1) / warmup
+    if settings.decay == "constant":
+        return settings.lr
+    progress = (step - warmup) / max(1, steps - warmup)
+    remaining = 1 - progress if settings.decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    return settings.lr * (0.1 + 0.9 * remaining)
+
+
+def _manifest(trainer: Trainer) -> Manifest:
+    run = trainer.run
+    return Manifest(
+        step=trainer.step,
+        generation=trainer.generation,
+        samples=trainer.step * trainer.plan.rows,
+        seed=run.seed,
+        run_sha256=run.sha256(),
+        model_sha256=run.spec().sha256(),
+        world_size=trainer.plan.world_size,
+        files=[],
+    )

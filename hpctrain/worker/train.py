@@ -1,0 +1,89 @@
+"""`python -m hpctrain.worker train`: one rank of one generation, started and watched by its node's agent.
+
+Exit codes: 0 done, 75 stopped at a checkpoint, 76 a peer or the network failed, 1 its own error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+import torch.distributed as dist
+
+from hpctrain.base.errors import HpctrainError
+from hpctrain.base.wire import LineChannel
+from hpctrain.worker.build import StartOrder, build
+from hpctrain.worker.loop import train
+from hpctrain.worker.orders import EXIT_INFRASTRUCTURE, EXIT_RESUMABLE, Orders
+
+
+def main(argv: list[str]) -> int:
+    """Wait for the start order, build, train."""
+    parser = argparse.ArgumentParser(prog="hpctrain.worker train")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--fd", type=int, required=True, help="inherited socket to the agent")
+    options = parser.parse_args(argv)
+    orders = Orders(LineChannel(socket.socket(fileno=options.fd)))
+    code = _guarded(orders, options.folder)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of gloo may still be waiting for ranks that are gone; the interpreter's own exit would wait for them.
+    os._exit(code)
+
+
+def _guarded(orders: Orders, folder: Path) -> int:
+    try:
+        return _work(orders, folder)
+    except HpctrainError as error:
+        orders.tell("error", kind=type(error).__name__, message=str(error))
+        print(f"hpctrain worker: {error}", file=sys.stderr)
+        return 1
+    except (dist.DistError, RuntimeError, ConnectionError) as error:
+        if not _is_lost_peer(error):
+            return _crash(orders, error)
+        print(f"hpctrain worker: lost a peer: {error}", file=sys.stderr)
+        return EXIT_INFRASTRUCTURE
+    except Exception as error:  # the agent must hear of any other fault, whatever it is
+        return _crash(orders, error)
+
+
+def _work(orders: Orders, folder: Path) -> int:
+    order = StartOrder.of(folder, orders.wait_start())
+    orders.listen()
+    trainer = build(order)
+    orders.tell("ready", step=trainer.step)
+    done = train(trainer, orders)
+    dist.barrier()
+    dist.destroy_process_group()
+    return 0 if done else EXIT_RESUMABLE
+
+
+def _crash(orders: Orders, error: Exception) -> int:
+    traceback.print_exc()
+    lines = str(error).strip().splitlines()
+    orders.tell("error", kind=type(error).__name__, message=lines[0] if lines else type(error).__name__)
+    return 1
+
+
+_PEER_LOST = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "broken pipe",
+    "timed out",
+    "socket closed",
+    "ncclremoteerror",
+    "nccl error",
+    "failed to recv",
+    "failed to send",
+)
+
+
+def _is_lost_peer(error: Exception) -> bool:
+    """Whether an error of the process group means that another rank or the network is gone."""
+    text = str(error).lower()
+    return isinstance(error, dist.DistError | ConnectionError) or any(sign in text for sign in _PEER_LOST)

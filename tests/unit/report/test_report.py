@@ -1,0 +1,194 @@
+"""report.html: what it shows, what it does with missing parts, and that it needs nothing from outside."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from importlib import resources
+
+import pytest
+from click.testing import CliRunner
+
+from hpctrain.base.atomic import write_json
+from hpctrain.base.errors import FileError, InputError
+from hpctrain.cli.main import cli
+from hpctrain.report import render as render_module
+from hpctrain.report.charts import MOST_POINTS, thinned
+from hpctrain.report.fabric import matrix
+from hpctrain.report.gather import gather
+from hpctrain.report.render import plotly_script, render, write_report
+
+SCRIPT = "/* charts */"
+
+
+class Page(HTMLParser):
+    """The text and the chart data of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.texts, self.charts, self.links = [], [], {}, []
+        self._data = self._skip = None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.tags.append(tag)
+        self._skip = tag in ("script", "style")
+        self._data = given.get("id") if given.get("type") == "application/json" else None
+        self.links += [given[key] for key in ("src", "href") if key in given]
+
+    def handle_endtag(self, tag):
+        self._data = self._skip = None
+
+    def handle_data(self, data):
+        if self._data:
+            self.charts[self._data.removeprefix("chart-").removesuffix("-data")] = json.loads(data)
+        elif not self._skip:
+            self.texts.append(" ".join(data.split()))
+
+    @property
+    def text(self):
+        return " ".join(text for text in self.texts if text)
+
+
+def page_of(make, folder, at=100.0):
+    return Page(render(gather(folder.path, make.start_s + at), SCRIPT))
+
+
+def test_the_whole_run(make, finished_run):
+    page = page_of(make, finished_run)
+    assert list(page.charts) == [
+        "loss", "throughput", "step-time", "stages", "bubble", "bytes", "wall",
+        "bandwidth", "loaded-bandwidth", "latency",
+    ]  # fmt: skip
+    for expected in (
+        "fable", "done", "40 of 40", "Lost steps 5", "slowest 6.2 s",
+        "worker of local2 (rank 2) was killed (SIGKILL)", "training goes on with step 21",
+        "2 pipeline ranks × 2 replicas × 1 tensor parallel on 4 nodes", "blocks 0 to 2",
+        "500 ms (14 % above the prediction)", "400.5 MiB (5 % above the prediction)", "no plan can beat 360 ms",
+        "pp 4, dp 1 +120 ms", "cannot run", "degraded: fp32 18 GFLOP/s", "these links are memory, not a network",
+        '"preset": "tiny-1m"',
+    ):  # fmt: skip
+        assert expected in page.text, expected
+
+
+def test_generations_are_lines_of_their_own_with_marks_at_recoveries(make, finished_run):
+    chart = page_of(make, finished_run).charts["loss"]
+    names = [trace["name"] for trace in chart["traces"]]
+    assert names == ["generation 0", "generation 1", "validation"]
+    assert [trace["x"][0] for trace in chart["traces"]] == [1, 21, 20]
+    assert len({trace["line"]["color"] for trace in chart["traces"]}) == 3
+    assert [shape["x0"] for shape in chart["layout"]["shapes"]] == [21]
+
+
+def test_only_axes_that_sent_something_are_drawn(make, finished_run):
+    assert [trace["name"] for trace in page_of(make, finished_run).charts["bytes"]["traces"]] == [
+        "data parallel",
+        "pipeline",
+    ]
+
+
+def test_an_untouched_run_says_what_is_absent(make, run_folder):
+    page = page_of(make, run_folder)
+    assert not page.charts
+    for expected in (
+        "No step is done yet.", "There is no plan yet.", "There is no topology yet.", "No event was written yet.",
+    ):  # fmt: skip
+        assert expected in page.text
+
+
+def test_a_run_in_progress_has_a_report(make, run_folder):
+    events, rows = make.history()
+    run_folder.write(events[:5], rows[:25])
+    page = page_of(make, run_folder)
+    assert "not yet" in page.text
+    assert "There is no topology yet." in page.text
+    assert page.charts["loss"]["traces"][0]["x"] == list(range(1, 26))
+
+
+def test_a_damaged_file_is_named_and_the_rest_is_shown(make, finished_run):
+    (finished_run.path / "topology.json").write_text("{")
+    page = page_of(make, finished_run)
+    assert "Files that could not be read" in page.text
+    assert "topology.json:1: not valid JSON" in page.text
+    assert "loss" in page.charts
+
+
+def test_without_a_run_file_there_is_no_report(make, run_folder):
+    (run_folder.path / "run.yaml").unlink()
+    with pytest.raises(FileError, match=r"run\.yaml: no such file"):
+        gather(run_folder.path, make.start_s)
+
+
+EVIL = "</script><script>alert(1)</script><b onload=x>"
+
+
+def test_text_from_files_stays_text(make, run_folder):
+    write_json(run_folder.path / "run.yaml", {**make.run, "data": {"train": [EVIL]}})
+    run_folder.write([make.event("failed", 5, 0, EVIL)], [make.row(1, 1)])
+    make.topology(3, name=lambda index: f"{EVIL}{index}").write(run_folder.path / "topology.json")
+    make.plan().model_copy(update={"notes": [EVIL]}).write(run_folder.path / "plan.json")
+    text = render(gather(run_folder.path, make.start_s + 9), SCRIPT)
+    assert "<script>alert" not in text
+    assert "<b onload" not in text
+    page = Page(text)
+    assert "b" not in page.tags
+    # Plotly reads HTML in labels: they arrive there with their brackets already written as entities.
+    assert page.charts["latency"]["traces"][0]["x"][0].startswith("&lt;/script&gt;")
+
+
+def test_a_diverged_loss_is_a_gap(make, run_folder):
+    rows = [make.row(1, 1), make.row(2, 2, loss=float("nan")), make.row(3, 3, loss=float("inf"))]
+    view = gather(run_folder.path, make.start_s)
+    object.__setattr__(view, "rows", rows)
+    chart = Page(render(view, SCRIPT)).charts["loss"]
+    assert chart["traces"][0]["y"][1:] == [None, None]
+
+
+def test_the_file_needs_no_network(make, finished_run):
+    pytest.importorskip("plotly", reason="plotly is part of the optional extra 'report'")
+    target = finished_run.path / "report.html"
+    write_report(finished_run.path, target, make.start_s + 50)
+    text = target.read_text()
+    assert plotly_script() in text
+    assert "default-src 'none'" in text
+    links = [link for link in Page(text).links if not link.startswith("#")]
+    assert links == []
+
+
+def test_without_plotly_the_person_is_told_what_to_install(make, finished_run, monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(resources, "files", missing)
+    target = finished_run.path / "report.html"
+    with pytest.raises(InputError, match=r"pip install 'hpctrain\[report\]'") as caught:
+        render_module.write_report(finished_run.path, target, make.start_s)
+    assert caught.value.exit_code == 2
+    assert not target.exists()
+
+
+def test_the_command_writes_where_it_is_told(finished_run, tmp_path):
+    pytest.importorskip("plotly", reason="plotly is part of the optional extra 'report'")
+    target = tmp_path / "mine.html"
+    result = CliRunner().invoke(cli, ["report", str(finished_run.path), "-o", str(target)], catch_exceptions=False)
+    assert (result.exit_code, result.stdout) == (0, f"{target}\n")
+    assert "<title>fable – hpctrain report</title>" in target.read_text()
+    assert not (finished_run.path / "report.html").exists()
+
+
+def test_a_matrix_has_both_directions_and_gaps(make):
+    cells = matrix(make.topology(3), lambda figures: figures.isolated_bytes_per_s)
+    assert cells[0][1] == 1.0e9
+    assert cells[1][0] == pytest.approx(1.25e9)
+    assert cells[1][2] is None  # nobody measured this pair
+    assert [cells[index][index] for index in range(3)] == [None] * 3
+
+
+def test_long_runs_are_thinned_with_both_ends_kept(make):
+    rows = [make.row(1, 1)] * (3 * MOST_POINTS) + [make.row(2, 2)]
+    kept = thinned(rows)
+    assert MOST_POINTS // 2 < len(kept) <= MOST_POINTS + 2
+    assert kept[0] is rows[0]
+    assert kept[-1] is rows[-1]
+    assert thinned([]) == []
