@@ -79,6 +79,7 @@ class Agent:
         self._first_number = 0
         self._stop_told = False
         self._fault_at: float | None = None
+        self._last_step: dict[str, float] = {}
         self._watched: list[LineChannel] = []
         self._store_socket = socket.create_server((place.addr, 0))
 
@@ -122,7 +123,7 @@ class Agent:
         elif decision.act == "finish":
             self._enter("done", decision.reason)
             if self._holds_rank0():
-                self._journal.write("finished", self._number(), decision.reason)
+                self._journal.write("finished", self._number(), decision.reason, **self._last_step)
             return 0
         elif decision.act == "stop":
             self._end_workers()
@@ -163,6 +164,7 @@ class Agent:
                 members=[member.node for member in record.members],
                 plan=record.plan,
                 restore=record.restore,
+                **_degrees(self._place.folder, record),
             )
         self._adopt(record)
         return None
@@ -198,6 +200,8 @@ class Agent:
 
     def _take_news(self, now: float, news: WorkerNews) -> None:
         kind = news.message.get("type")
+        if kind == "step":
+            self._last_step = {"step": news.message["step"], "loss": news.message["loss"]}
         if kind == "step" and news.rank == 0 and self._fault_at is not None:
             step = int(news.message["step"])
             self._journal.write(
@@ -326,3 +330,8 @@ class Agent:
 
     def _holds_rank0(self) -> bool:
         return self._record is not None and self._record.store.node == self._place.node
+
+
+def _degrees(folder: Path, record: Generation) -> dict[str, int]:
+    plan = Plan.read(folder / record.plan)
+    return {"pp": plan.pp, "dp": plan.dp, "tp": plan.tp}

@@ -42,6 +42,8 @@ class PeerView:
     node: str
     incarnation: str = ""
     connected: bool = False
+    lost: bool = False
+    """There was a connection and it closed; false again when it is back."""
     last_seen: float = 0.0
     generation: int = -1
     phase: Phase = "joining"
@@ -124,7 +126,7 @@ def _while_running(now: float, view: View, settings: Settings) -> Decision:
     if own is not None:
         return own
     for peer in view.peers:
-        verdict = _peer_verdict(now, peer, view.record, settings)
+        verdict = _peer_verdict(now, peer, view, settings)
         if verdict is not None:
             return verdict
     return Decision("wait", "training")
@@ -148,7 +150,9 @@ def _own_workers(now: float, view: View, settings: Settings) -> Decision | None:
     return None
 
 
-def _peer_verdict(now: float, peer: PeerView, record: Generation, settings: Settings) -> Decision | None:
+def _peer_verdict(now: float, peer: PeerView, view: View, settings: Settings) -> Decision | None:
+    record = view.record
+    assert record is not None, "a running agent has a record"
     member = next((m for m in record.members if m.node == peer.node), None)
     same = peer.generation == record.number
     if same and peer.phase == "done":
@@ -161,9 +165,10 @@ def _peer_verdict(now: float, peer: PeerView, record: Generation, settings: Sett
         return None
     if same and peer.phase == "fault":
         return Decision("end_generation", peer.reason)
-    if not peer.connected or peer.incarnation != member.incarnation:
+    if peer.lost or (peer.connected and peer.incarnation != member.incarnation):
         return Decision("end_generation", f"node {peer.node} is gone")
-    if now - peer.last_seen > settings.heartbeat_timeout_s:
+    # A member that only the proposer has met yet gets as long as one that fell silent.
+    if now - max(peer.last_seen, view.phase_since) > settings.heartbeat_timeout_s:
         return Decision("end_generation", f"node {peer.node} has been silent for {settings.heartbeat_timeout_s:g} s")
     return None
 

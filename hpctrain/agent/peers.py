@@ -161,7 +161,7 @@ class Peers:
         if node in self._channels:
             self._drop(self._channels[node])
         self._channels[node] = channel
-        self._views[node] = replace(self._views[node], last_seen=now)
+        self._views[node] = replace(self._views[node], last_seen=now, lost=False)
 
     def _take(self, now: float, node: str, message: Message) -> None:
         if message.get("type") != "heartbeat":
@@ -170,13 +170,13 @@ class Peers:
         said = Announcement(**fields)
         self._announced[node] = said
         self._views[node] = PeerView(
-            node, said.incarnation, True, now, said.generation, said.phase, said.reason
+            node, said.incarnation, True, False, now, said.generation, said.phase, said.reason
         )
 
     def _lose(self, node: str) -> None:
         channel = self._channels.pop(node)
         self._drop(channel)
-        self._views[node] = replace(self._views[node], connected=False)
+        self._views[node] = replace(self._views[node], connected=False, lost=True)
 
     def _drop(self, channel: LineChannel) -> None:
         for key in list(self._selector.get_map().values()):

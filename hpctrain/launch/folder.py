@@ -57,7 +57,7 @@ def create_run_folder(
         StorageError: it cannot be written.
     """
     stamp = datetime.fromtimestamp(now, timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-    path = base / f"{run.name}-{stamp}-{secrets.token_hex(2)}"
+    path = base.resolve() / f"{run.name}-{stamp}-{secrets.token_hex(2)}"
     with storage_errors(path):
         path.mkdir(parents=True)
         for name in ("checkpoints", "generations", "logs"):

@@ -1,1 +1,5 @@
-"""."""
+"""From a topology and a run file to plan.json: search, prediction and reasons."""
+
+from hpctrain.planner.make import make_plan
+
+__all__ = ["make_plan"]

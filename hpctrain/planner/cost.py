@@ -133,7 +133,7 @@ class CostModel:
         head_tp = self.work.head_shards(tp)
         head_flops = spec.forward_flops(micro_batch, seq_len, spec.layers)
         block_flops = (spec.forward_flops(micro_batch, seq_len) - head_flops) / spec.layers
-        block_bytes = spec.activation_bytes(micro_batch, seq_len, tp)
+        block_bytes = self.work.block_bytes(micro_batch, tp)
         logits = spec.logits_bytes(micro_batch, seq_len, head_tp)
         embedding_bytes = 4.0 * spec.embedding_parameters() / head_tp
 

@@ -41,7 +41,7 @@ def device_bytes(
         live: micro-batches that each share keeps at once.
     """
     per_parameter = STATE_BYTES + (BUCKET_BYTES if dp > 1 else 0) + (CAST_BYTES if work.precision == "bf16" else 0)
-    block = work.spec.activation_bytes(micro_batch, work.seq_len, tp) * work.value_bytes / 4
+    block = work.block_bytes(micro_batch, tp)
     boundary = work.boundary_bytes(micro_batch)
     total = PROCESS_BYTES[kind]
     for share, kept in zip(shares, live, strict=True):

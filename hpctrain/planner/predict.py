@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from hpctrain.planner.cost import CostModel, StageTime
 from hpctrain.planner.layout import Layout
@@ -69,10 +69,9 @@ def lower_bound(cost: CostModel, layout: Layout) -> float:
     sums, update, pp = _gradient_sums(cost, layout), _update(cost, layout), layout.pp
     bound = 0.0
     for replica, count in enumerate(layout.micro_batches):
-        times = _stage_times(cost, layout, replica)
-        sends = [cost.send(layout.unit(replica, s), layout.unit(replica, s + 1), layout.micro_batch) for s in range(pp - 1)]
-        way_in = [0.0, *accumulate(times[s].forward + sends[s] for s in range(pp - 1))]
-        way_out = [0.0, *accumulate(times[s].backward + sends[s] for s in range(pp - 1))]
+        times, pace = _stage_times(cost, layout, replica), _pace(cost, layout, replica)
+        way_in = [0.0, *accumulate(pace.forward[s] + pace.send[s] for s in range(pp - 1))]
+        way_out = [0.0, *accumulate(pace.backward[s] + pace.send_back[s] for s in range(pp - 1))]
         for rank in range(pp):
             busy = count * sum(stage.both for stage in times[rank::pp])
             tail = max(sums[rank], way_out[rank] + sums[0])
@@ -83,7 +82,7 @@ def lower_bound(cost: CostModel, layout: Layout) -> float:
 def _pace(cost: CostModel, layout: Layout, replica: int) -> Pace:
     times = _stage_times(cost, layout, replica)
     units = [layout.unit(replica, stage) for stage in range(len(times))]
-    hops = list(zip(units, units[1:], strict=False))
+    hops = list(pairwise(units))
     return Pace(
         forward=tuple(stage.forward for stage in times),
         backward=tuple(stage.backward for stage in times),

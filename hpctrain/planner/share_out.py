@@ -1,4 +1,4 @@
-"""Sharing out equal pieces (blocks over stages, micro-batches over replicas) so that the slowest is soonest done."""
+"""Sharing out equal pieces (blocks over stages, micro-batches over replicas), the slowest being done soonest."""
 
 from __future__ import annotations
 

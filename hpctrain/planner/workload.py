@@ -35,11 +35,14 @@ class Workload:
     fixed: FixedParallel | None = None
     """Degrees given by hand."""
 
-    @property
-    def value_bytes(self) -> float:
-        """Bytes of a kept activation. In bf16 the matrix products keep 2, while norms, rotary positions and the
-        residual stream stay in fp32: 3 is the mean."""
-        return 4.0 if self.precision == "fp32" else 3.0
+    def block_bytes(self, micro_batch: int, tp: int) -> float:
+        """What a block keeps for its backward pass.
+
+        In bf16 the matrix products keep 2 bytes a value, while norms, rotary positions and the residual stream stay in
+        fp32: 3 is the mean.
+        """
+        value_bytes = 4 if self.precision == "fp32" else 3
+        return float(self.spec.activation_bytes(micro_batch, self.seq_len, tp, value_bytes))
 
     def boundary_bytes(self, micro_batch: int) -> int:
         """The residual stream [rows, seq, dim] between two stages, in fp32 at either precision."""

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from hpctrain import __version__
 from hpctrain.base.clock import utc_text
-from hpctrain.probe.exchange import PING_BYTES
 from hpctrain.probe.figures import fit_alpha_beta
 from hpctrain.probe.outcome import Joined, Outcome, PairResult
 from hpctrain.probe.settings import ProbeSettings
@@ -93,8 +92,9 @@ def _figures(quiet: PairResult, busy: PairResult | None, forward: bool) -> LinkF
     sender, receiver = (quiet.at_a, quiet.at_b) if forward else (quiet.at_b, quiet.at_a)
     under_load = None if busy is None else (busy.at_b if forward else busy.at_a)
     rate = under_load.bytes_per_s if under_load else receiver.bytes_per_s
-    # The line goes through a ping and through one second's worth of bytes, both as timed.
-    alpha, beta = fit_alpha_beta([(PING_BYTES, sender.latency.p50), (PING_BYTES + rate, sender.latency.p50 + 1.0)])
+    # The line goes through a ping and through one second's worth of bytes. A ping counts as no bytes: its 8 are lost in
+    # the headers of its packet, and on a slow link their share would make alpha negative.
+    alpha, beta = fit_alpha_beta([(0.0, sender.latency.p50), (rate, sender.latency.p50 + 1.0)])
     return LinkFigures(
         latency_s=sender.latency,
         isolated_bytes_per_s=receiver.bytes_per_s,

@@ -69,14 +69,18 @@ class Rejected(Part):
     delta_s: float | None = None
     """How much slower a step would be; absent when it cannot run at all."""
     reason: str
+    """Why it lost, in one sentence."""
 
 
 class Move(Part):
     """State that changes its device when this plan replaces another."""
 
     layers: tuple[int, int]
+    """Blocks [from, to)."""
     source: str
+    """Device that holds it now, 'node:device'."""
     target: str
+    """Device that will hold it."""
 
 
 class Plan(Document):
@@ -101,17 +105,24 @@ class Plan(Document):
     zero: Literal[0] = 0
     """ZeRO level: 0, nothing sharded over replicas."""
     schedule: ScheduleName = "1f1b"
+    """Order in which each pipeline rank computes, where `actions` does not say it."""
     stages: list[Stage] = Field(min_length=1)
+    """The cut of the model, first blocks first."""
     replicas: list[Replica] = Field(min_length=1)
+    """Copies of the model; they may differ in their share of the batch."""
     ranks: list[str]
     """Device of each global rank."""
     actions: dict[int, dict[int, list[str]]] = {}
     """actions[replica][pipeline rank]: its compute in order, as '0F0', '0B0', …. Left out, or not covering the
     micro-batches, they are made from `schedule`; with schedule 'custom' they must be whole."""
     compression: list[CodecSpec] = [CodecSpec()]
+    """How gradients are reduced between replicas, by group of layers."""
     predicted: Predicted | None = None
+    """What the planner expects of it."""
     rejected: list[Rejected] = []
+    """Neighbours of the plan, the nearest loser first."""
     moves: list[Move] = []
+    """State that changes its device, where this plan replaces another."""
     notes: list[str] = []
     """What a person should know about how it was chosen."""
 

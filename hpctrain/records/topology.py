@@ -32,7 +32,9 @@ class Provenance(Part):
     notes: list[str] = []
     """Where figures that were not measured come from, and what a reader must know."""
     rounds_done: int = 0
+    """Rounds of pairs that were measured."""
     rounds_planned: int = 0
+    """Rounds that a full measurement has."""
     wall_s: float | None = None
     """How long the probe took."""
     job_id: str | None = None
@@ -43,6 +45,7 @@ class DeviceType(Part):
     """A kind of device; most nodes share one."""
 
     kind: Literal["cpu", "cuda"]
+    """What runs on it."""
     name: str
     """The vendor's name of it."""
 
@@ -77,7 +80,9 @@ class Health(Part):
     """The verdict on a node."""
 
     verdict: Literal["ok", "degraded", "bad", "unknown"] = "unknown"
+    """ok and degraded are used, bad is excluded, unknown was not measured."""
     reasons: list[Reason] = []
+    """Why, where it is not ok."""
 
 
 class Node(Part):
@@ -92,23 +97,29 @@ class Node(Part):
     host: str | None = None
     """Host name the machine gives itself."""
     devices: list[Device]
+    """What computes on it."""
     intra_bytes_per_s: float | None = None
     """Bandwidth from one device of the node to another."""
     health: Health = Health()
+    """Whether it should be used."""
 
 
 class Latency(Part):
     """One-way latency of a small message: half the round trip."""
 
     min: float
+    """The fastest, in seconds."""
     p50: float
+    """The median, in seconds."""
     p95: float
+    """95 of 100 are faster, in seconds."""
 
 
 class LinkFigures(Part):
     """One direction between two nodes."""
 
     latency_s: Latency | None = None
+    """Of a small message."""
     isolated_bytes_per_s: float | None = None
     """Bandwidth timed at the receiver, with `concurrency` pairs at work."""
     loaded_bytes_per_s: float | None = None
@@ -129,19 +140,26 @@ class Link(Part):
     """A pair of nodes, both directions."""
 
     a: str
+    """One node."""
     b: str
+    """The other node."""
     class_: str | None = Field(default=None, alias="class")
     """Class of links it belongs to."""
     ab: LinkFigures
+    """From a to b."""
     ba: LinkFigures
+    """From b to a."""
 
 
 class LinkClass(Part):
     """Links that behave alike; a pair without figures of its own has these."""
 
     id: str
+    """Name that links refer to."""
     alpha_s: float
+    """Start-up time of a message in the model t = alpha + beta·bytes."""
     beta_s_per_byte: float
+    """Time per byte in that model."""
     pairs: int
     """How many measured pairs are behind it."""
 
@@ -150,27 +168,37 @@ class NodeCluster(Part):
     """Nodes behind one switch, found or told."""
 
     id: str
+    """Name of the cluster."""
     level: int = 1
+    """Height in the tree of switches; 1 is next to the nodes."""
     parent: str | None = None
+    """Cluster that it lies in."""
     members: list[str]
+    """Its nodes."""
     source: str = "measured"
+    """measured, or who told."""
 
 
 class Fabric(Part):
     """The network between nodes."""
 
     classes: list[LinkClass] = []
+    """Kinds of links."""
     clusters: list[NodeCluster] = []
+    """Groups of nodes that are near each other."""
     links: list[Link] = []
+    """Measured pairs; a pair that is absent has the figures of its class."""
 
 
 class Verdict(Part):
     """What the probe advises for the whole allocation."""
 
     status: Literal["go", "warn", "refuse"] = "go"
+    """go, go with warnings, or do not run on these nodes."""
     exclude: list[str] = []
     """Nodes to leave out."""
     faults: list[Reason] = []
+    """What was found wrong."""
 
 
 class Topology(Document):
@@ -179,10 +207,15 @@ class Topology(Document):
     schema_kind: ClassVar[str] = "topology"
 
     provenance: Provenance
+    """How the file came about."""
     device_types: dict[str, DeviceType]
+    """Kinds of devices, by the name that devices refer to."""
     nodes: list[Node] = Field(min_length=1)
+    """Every node that took part."""
     fabric: Fabric = Fabric()
+    """The network between them."""
     verdict: Verdict = Verdict()
+    """What the probe advises for the whole allocation."""
 
     @model_validator(mode="after")
     def _check(self) -> Topology:

@@ -53,7 +53,14 @@ def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
     return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
 
 
+def _text(loader: _Loader, node: yaml.ScalarNode) -> str:
+    """JSON writes characters beyond the basic plane as two escapes, which PyYAML leaves apart: join them."""
+    text = str(loader.construct_scalar(node))
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
+
 _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+_Loader.add_constructor("tag:yaml.org,2002:str", _text)
 
 
 @dataclass(frozen=True)
@@ -103,7 +110,7 @@ def parse_yaml(text: str, source: str = "<text>") -> YamlFile:
     except RecursionError:
         raise FileError(source, [Mistake("", "nested too deep to be a file of hpctrain")]) from None
     except (yaml.YAMLError, ValueError) as error:
-        raise FileError(source, [Mistake("", f"not valid YAML: {error}")]) from None
+        raise FileError(source, [Mistake("", f"not valid YAML: {' '.join(str(error).split())}")]) from None
     return YamlFile(source, value, lines)
 
 

@@ -153,15 +153,15 @@ def _topology(folder: Path, damaged: list[str]) -> Topology | None:
 
 def _plans(folder: Path, events: list[Event], rows: list[MetricRow], damaged: list[str]) -> list[PlanUse]:
     """The first plan, then those that replaced it, with the generations that ran each."""
-    used: dict[str, list[int]] = {}
+    used: dict[str, set[int]] = {}
     for event in events:
-        if event.kind == "generation_started":
-            used.setdefault(str(event.data.get("plan")), []).append(event.generation)
+        if event.kind in ("planned", "replanned", "generation_started") and event.generation >= 0:
+            used.setdefault(str(event.data.get("plan")), set()).add(event.generation)
     uses = []
     for path in _plan_files(folder):
         plan = _or_damaged(Plan.read, path, damaged)
         if plan is not None:
-            generations = used.get(path.name, [])
+            generations = sorted(used.get(path.name, set()))
             own = [row for row in rows if row.generation in generations]
             uses.append(PlanUse(path.name, plan, generations, own))
     return uses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ class Recovery:
     """One fault, or several at once, and the way back to training."""
 
     faults: tuple[Event, ...]
+    """Losses that were written down; none where workers had to be started again without one, as after a hang."""
     generation: int | None = None
     """Generation that replaced the broken one; None while none has started."""
     restore_step: int | None = None
@@ -36,6 +38,15 @@ class Recovery:
         return self.step is not None
 
 
+def restored_step(start: Event) -> int:
+    """Step that a generation_started event goes on from: the number in its checkpoint's name, 0 without one."""
+    step = start.data.get("restore_step")
+    if step is not None:
+        return int(step)
+    number = re.search(r"step-(\d+)$", str(start.data.get("restore") or ""))
+    return int(number[1]) if number else 0
+
+
 def recoveries(events: Sequence[Event]) -> list[Recovery]:
     """Every fault with its recovery, in order; the last one may still be open.
 
@@ -47,9 +58,10 @@ def recoveries(events: Sequence[Event]) -> list[Recovery]:
     for event in events:
         if event.kind in FAULTS:
             faults.append(event)
-        elif event.kind == "generation_started" and faults:
+            start = None
+        elif event.kind == "generation_started":
             start = event
-        elif event.kind == "recovered" and faults:
+        elif event.kind == "recovered":
             found.append(_closed(faults, start, event))
             faults, start = [], None
     if faults:
@@ -60,16 +72,16 @@ def recoveries(events: Sequence[Event]) -> list[Recovery]:
 def _opened(faults: Sequence[Event], start: Event | None) -> Recovery:
     if start is None:
         return Recovery(tuple(faults))
-    return Recovery(tuple(faults), start.generation, start.data.get("restore_step"))
+    return Recovery(tuple(faults), start.generation, restored_step(start))
 
 
 def _closed(faults: Sequence[Event], start: Event | None, end: Event) -> Recovery:
     return Recovery(
         tuple(faults),
         end.generation,
-        start.data.get("restore_step") if start else None,
+        restored_step(start) if start else None,
         end.data.get("step"),
-        end.data.get("seconds", end.time_s - faults[0].time_s),
+        end.data.get("seconds", end.time_s - faults[0].time_s if faults else None),
         end.time_s,
     )
 

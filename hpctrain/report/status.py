@@ -12,7 +12,7 @@ from hpctrain.base.units import format_seconds
 from hpctrain.records.event import Event, read_events
 from hpctrain.records.metric import MetricRow, effective, read_metrics
 from hpctrain.records.run import Run, read_run
-from hpctrain.report.history import FAULTS, lost_steps, recoveries, steady_step_time
+from hpctrain.report.history import FAULTS, lost_steps, recoveries, restored_step, steady_step_time
 from hpctrain.report.words import describe
 
 State = Literal["queued", "starting", "running", "recovering", "requeued", "done", "failed", "cancelled", "unknown"]
@@ -106,7 +106,7 @@ def decide_status(
         reason=reason,
         name=run.name,
         attempt=events[-1].attempt if events else 0,
-        generation=max([event.generation for event in events] + [item.generation for item in metrics], default=0),
+        generation=max([0] + [event.generation for event in events] + [item.generation for item in metrics]),
         step=_step(events, row),
         steps=run.steps,
         nodes=list(start.data.get("members", [])) if start else [],
@@ -124,7 +124,7 @@ def _step(events: Sequence[Event], row: MetricRow | None) -> int:
     """Steps that the run need not do again, as far as the files tell."""
     start = _newest(events, "generation_started")
     if start is not None and (row is None or row.generation < start.generation):
-        return int(start.data.get("restore_step") or 0)
+        return restored_step(start)
     return row.step if row else 0
 
 
@@ -155,7 +155,9 @@ def _decide(
     if held:
         return _decide_alive(events, metrics)
     if paused is not None:
-        return ("requeued" if run.cluster.kind == "slurm" else "cancelled"), describe(paused)
+        if run.cluster.kind == "slurm":
+            return "requeued", describe(paused)
+        return "cancelled", f"{paused.reason.rstrip('.')}; `hpctrain train --resume` goes on with it"
     if not events and not metrics:
         return _decide_untouched(run)
     if run.cluster.kind == "slurm" and age is not None and age < QUIET_S:
@@ -173,13 +175,19 @@ def _decide_untouched(run: Run) -> tuple[State, str]:
 
 
 def _decide_alive(events: list[Event], metrics: list[MetricRow]) -> tuple[State, str]:
-    fault = _newest(events, *FAULTS)
-    settled = _newest(events, "recovered")
-    if fault is not None and (settled is None or events.index(settled) < events.index(fault)):
-        newest = _newest(events, *FAULTS, "generation_started", "replanned")
-        return "recovering", describe(newest or fault)
-    start = _newest(events, "generation_started")
+    starts = [event for event in events if event.kind == "generation_started"]
     row = metrics[-1] if metrics else None
-    if start is not None and row is not None and row.generation >= start.generation:
+    if _fault_pending(events):
+        newest = _newest(events, *FAULTS, "generation_started", "replanned")
+        return "recovering", describe(newest or events[-1])
+    if starts and row is not None and row.generation >= starts[-1].generation:
         return "running", f"step {row.step} done in {format_seconds(row.step_time_s)}"
+    if len(starts) > 1:
+        return "recovering", describe(starts[-1])
     return "starting", describe(events[-1]) if events else "the run's process is there, nothing was written yet"
+
+
+def _fault_pending(events: list[Event]) -> bool:
+    """Whether something was lost and training has not gone on since."""
+    newest = _newest(events, *FAULTS, "recovered")
+    return newest is not None and newest.kind != "recovered"

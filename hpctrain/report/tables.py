@@ -35,7 +35,7 @@ class Moment:
     """fault, good or plain: how the page marks it."""
     text: str
     reason: str
-    generation: int
+    generation: str
     node: str
 
 
@@ -194,14 +194,14 @@ def _against(measured: float, predicted: float | None) -> str:
 def _moment(event: Event, start: float) -> Moment:
     text = describe(event)
     mood = "fault" if event.kind in (*FAULTS, "failed") else "good" if event.kind in ("recovered", "finished") else ""
-    reason = event.reason if event.reason.rstrip(".") not in text else ""
+    reason = event.reason if event.kind in (*FAULTS, "generation_started") else ""
     return Moment(
         f"+{format_seconds(event.time_s - start)}" if event.time_s > start else "start",
         event.kind.replace("_", " "),
         mood or "plain",
         text,
         reason,
-        event.generation,
+        str(event.generation) if event.generation >= 0 else ABSENT,
         event.node,
     )
 

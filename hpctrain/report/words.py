@@ -8,6 +8,7 @@ from typing import Any
 
 from hpctrain.base.units import format_bytes, format_seconds
 from hpctrain.records.event import Event
+from hpctrain.report.history import restored_step
 
 _EXIT_WORDS = {75: "can go on", 76: "fault of the machine", 77: "no progress"}
 """Meaning of a worker's exit codes, besides 0 (done); any other one is an error of the program."""
@@ -44,8 +45,7 @@ def _worker_died(event: Event) -> str:
 
 
 def _node_lost(event: Event) -> str:
-    text = f"node {event.data.get('node', event.node)} was lost"
-    return f"{text}: {event.reason.rstrip('.')}" if event.reason else text
+    return f"node {event.data.get('node', event.node)} was lost"
 
 
 def _node_returned(event: Event) -> str:
@@ -55,7 +55,7 @@ def _node_returned(event: Event) -> str:
 def _generation_started(event: Event) -> str:
     data = event.data
     members = data.get("members") or []
-    step = data.get("restore_step")
+    step = restored_step(event)
     start = f"from step {step}" if step else "from the seed"
     text = f"generation {event.generation} starts {start} on {len(members)} node{'' if len(members) == 1 else 's'}"
     degrees = [f"{axis} {data[axis]}" for axis in ("pp", "dp", "tp") if data.get(axis)]
@@ -76,7 +76,8 @@ def _checkpoint_saved(event: Event) -> str:
     text = f"checkpoint of step {data['step']} saved"
     if data.get("seconds") is not None:
         text += f" in {format_seconds(data['seconds'])}"
-    return f"{text} ({format_bytes(data['bytes'])})" if data.get("bytes") is not None else text
+    size = data.get("size_bytes", data.get("bytes"))
+    return f"{text} ({format_bytes(size)})" if size is not None else text
 
 
 def _finished(event: Event) -> str:
@@ -92,6 +93,9 @@ def _prefixed(prefix: str) -> Callable[[Event], str]:
 
 
 _PHRASES: dict[str, Callable[[Event], str]] = {
+    "probed": _prefixed("probed"),
+    "planned": _prefixed("planned"),
+    "replanned": _prefixed("planned again"),
     "worker_died": _worker_died,
     "node_lost": _node_lost,
     "node_returned": _node_returned,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,6 +141,8 @@ def _verify_trust(path: Path) -> None:
         status = path.lstat()
     except FileNotFoundError:
         raise CheckpointError(f"{path.name} is missing") from None
+    if stat.S_ISLNK(status.st_mode):
+        raise CheckpointError(f"{path.name} is a symbolic link")
     if status.st_uid != os.getuid():
         raise CheckpointError(f"{path.name} belongs to another user (uid {status.st_uid})")
     if status.st_mode & 0o022:
@@ -148,7 +151,7 @@ def _verify_trust(path: Path) -> None:
 
 def _verify_file(path: Path, entry: FileEntry) -> None:
     _verify_trust(path)
-    if path.is_symlink() or not path.is_file():
+    if not path.is_file():
         raise CheckpointError(f"{entry.name} is not a plain file")
     size = path.stat().st_size
     if size != entry.size_bytes:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.report.history import lost_steps, recoveries, robustness, steady_step_time
+from hpctrain.report.history import lost_steps, recoveries, restored_step, robustness, steady_step_time
 
 
 def test_a_fault_and_its_recovery_belong_together(make):
@@ -83,3 +83,26 @@ def test_steady_step_time_leaves_out_the_first_step_of_each_generation(make):
     assert steady_step_time(rows) == statistics.median([1.0, 3.0])
     assert steady_step_time(rows[:1]) == 30.0
     assert steady_step_time([]) is None
+
+
+@pytest.mark.parametrize(
+    ("data", "step"),
+    [
+        ({"restore": "checkpoints/step-00000050"}, 50),
+        ({"restore": None}, 0),
+        ({"restore_step": 7}, 7),
+        ({}, 0),
+    ],
+)
+def test_the_step_that_a_generation_goes_on_from(make, data, step):
+    assert restored_step(make.event("generation_started", 1, 1, **data)) == step
+
+
+def test_workers_started_again_without_a_loss_are_a_recovery_too(make):
+    events = [
+        make.started(0, 0, None, ["local0"], "plan.json"),
+        make.event("generation_started", 5, 1, restore="checkpoints/step-00000010"),
+        make.event("recovered", 8, 1, step=11, seconds=4.0),
+    ]
+    (recovery,) = recoveries(events)
+    assert (recovery.faults, recovery.restore_step, recovery.seconds) == ((), 10, 4.0)

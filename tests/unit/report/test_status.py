@@ -153,3 +153,15 @@ def test_the_machine_form_is_one_object_without_absent_values(run_folder):
     assert (value["state"], value["step"], value["steps"], value["nodes"]) == ("unknown", 0, 40, [])
     assert "loss" not in value
     assert value["folder"] == str(run_folder.path)
+
+
+def test_a_restart_without_a_loss_is_recovering_until_its_first_step(make, run):
+    events = [begin(make), begin(make, 9, 1, 4)]
+    rows = [make.row(step, step) for step in range(1, 6)]
+    assert decide(make, run, events, rows).state == "recovering"
+    assert decide(make, run, events, [*rows, make.row(5, 12, 1)]).state == "running"
+
+
+def test_before_the_first_generation_its_number_is_not_negative(make, run):
+    status = decide(make, run, [make.event("attempt_started", 0, -1, "attempt 0 on 4 nodes")])
+    assert (status.generation, status.reason) == (0, "attempt 0 on 4 nodes")

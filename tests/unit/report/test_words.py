@@ -41,11 +41,11 @@ def test_the_words_of_each_kind(make, kind, data, expected):
 @pytest.mark.parametrize("kind", get_args(EventKind))
 def test_every_kind_has_words_without_data(make, kind):
     assert describe(make.event(kind, 1))
-    assert "because of this" in describe(make.event(kind, 1, 0, "because of this.")) or kind in (
-        "generation_started",
-        "node_returned",
-        "recovered",
-    )
+
+
+@pytest.mark.parametrize("kind", ["attempt_started", "planned", "replanned", "preempted", "checkpoint_skipped", "failed"])
+def test_what_only_the_reason_tells_is_in_the_words(make, kind):
+    assert describe(make.event(kind, 1, 0, "because of this.")).endswith("because of this")
 
 
 def test_a_signal_that_has_no_name_keeps_its_number():

@@ -1,0 +1,37 @@
+# One word per need. `make test` is all that the checks run; nothing here needs root or Slurm.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help venv demo lint test test-fast clean
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+# The content of the two files decides whether the environment is up to date, so a fresh checkout's times do not matter.
+STAMP := $(VENV)/.made-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
+
+help: ## list the recipes
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+venv: $(STAMP) ## set up .venv; instant when nothing changed
+
+$(STAMP):
+	tools/make-venv $(VENV)
+	@rm -f $(VENV)/.made-*
+	@touch $@
+
+demo: venv ## probe, plan, train, lose a worker and recover, on this machine
+	$(BIN)/hpctrain demo
+
+lint: venv ## style, types and the layers of the house
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test: venv lint ## lint and the whole suite; what this machine cannot run is listed by name
+	$(BIN)/pytest
+
+test-fast: venv ## the part of the suite that starts no processes: under a minute
+	$(BIN)/pytest -m "not slow"
+
+clean: ## remove what the recipes made, .venv included; runs stay
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

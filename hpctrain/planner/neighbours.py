@@ -1,0 +1,100 @@
+"""The plans next to the chosen one, and why each of them lost."""
+
+from __future__ import annotations
+
+from hpctrain.base.units import format_bytes, format_seconds
+from hpctrain.planner.bound import search_bound
+from hpctrain.planner.fit import fit_layout
+from hpctrain.planner.layout import Cells, Excess
+from hpctrain.planner.placement import file_order
+from hpctrain.planner.predict import TERMS, Prediction, predict
+from hpctrain.planner.search import Search, Shape
+from hpctrain.records.plan import Rejected
+
+MOST_SHAPES = 6
+"""Other degrees that are looked at, nearest by their bound first."""
+
+
+def rejected_neighbours(search: Search, best: Prediction, shapes: list[Shape]) -> list[Rejected]:
+    """Other degrees, other micro-batches, other schedules and the devices in file order, each at its best."""
+    found = _other_shapes(search, best, shapes) + _impossible(search)
+    layout, work = best.layout, search.work
+    sizes = work.micro_batch_sizes()
+    position = sizes.index(layout.micro_batch)
+    for size in sizes[max(0, position - 1) : position] + sizes[position + 1 : position + 2]:
+        found += _same_devices(search, best, layout.cells, layout.schedule, size, f"micro-batch {size}")
+    for schedule in work.schedules(layout.pp):
+        if schedule != layout.schedule:
+            found += _same_devices(search, best, layout.cells, schedule, layout.micro_batch, f"schedule {schedule}")
+    listed = file_order(search.units(layout.tp)[0], layout.pp, layout.dp)
+    if _places(listed) != _places(layout.cells):
+        change = "devices in the order of the topology file"
+        found += _same_devices(search, best, listed, layout.schedule, layout.micro_batch, change)
+    return found
+
+
+def describe_shape(shape: Shape) -> str:
+    """(2, 1, 1) -> 'pp 2 × dp 1 × tp 1'."""
+    return "pp {} × dp {} × tp {}".format(*shape)
+
+
+def describe_excess(excess: Excess) -> str:
+    """One clause with the numbers of a device that is too small."""
+    return (
+        f"{excess.place} would need {format_bytes(excess.need_bytes)} and has {format_bytes(excess.memory_bytes)}, "
+        f"of which 90 % ({format_bytes(excess.usable_bytes)}) may be used"
+    )
+
+
+def _other_shapes(search: Search, best: Prediction, shapes: list[Shape]) -> list[Rejected]:
+    sizes = search.work.micro_batch_sizes()
+
+    def bound(shape: Shape) -> float:
+        pp, dp, tp = shape
+        fitting = [size for size in sizes if search.work.rows // size >= dp]
+        units = search.units(tp)[0]
+        return min(search_bound(search.cost, units, pp, dp, size) for size in fitting)
+
+    others = sorted((shape for shape in shapes if shape != best.layout.shape), key=lambda shape: (bound(shape), shape))
+    found = []
+    for shape in others[:MOST_SHAPES]:
+        other = search.best([shape], sizes)
+        if other is not None:
+            found.append(_slower(describe_shape(shape), best, other))
+        elif shape in search.tightest:
+            found.append(Rejected(change=describe_shape(shape), reason=describe_excess(search.tightest[shape])))
+    return sorted(found, key=lambda entry: (entry.delta_s is None, entry.delta_s or 0.0))
+
+
+def _impossible(search: Search) -> list[Rejected]:
+    """One entry for each reason, with the smallest degrees that meet it."""
+    first: dict[str, Shape] = {}
+    for shape, reason in search.impossible.items():
+        first.setdefault(reason, shape)
+    return [Rejected(change=describe_shape(shape), reason=reason) for reason, shape in first.items()][:MOST_SHAPES]
+
+
+def _same_devices(
+    search: Search, best: Prediction, cells: Cells, schedule: str, size: int, change: str
+) -> list[Rejected]:
+    layout = fit_layout(search.cost, cells, schedule, size)
+    if layout is None:
+        reason = "it is not defined for this number of stages, replicas and micro-batches"
+        return [Rejected(change=change, reason=reason)]
+    excess = layout.excess(search.cost)
+    if excess is not None:
+        return [Rejected(change=change, reason=describe_excess(excess))]
+    return [_slower(change, best, predict(search.cost, layout))]
+
+
+def _slower(change: str, best: Prediction, other: Prediction) -> Rejected:
+    delta = other.total - best.total
+    if delta <= 1e-6 * best.total:
+        return Rejected(change=change, delta_s=max(0.0, delta), reason="no faster, and nothing else is won")
+    term = max(TERMS, key=lambda name: other.terms[name] - best.terms[name])
+    reason = f"{term} is {format_seconds(other.terms[term])} instead of {format_seconds(best.terms[term])}"
+    return Rejected(change=change, delta_s=delta, reason=reason)
+
+
+def _places(cells: Cells) -> list[tuple[str, ...]]:
+    return [unit.places for replica in cells for unit in replica]

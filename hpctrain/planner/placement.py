@@ -1,0 +1,109 @@
+"""Which unit takes which place (replica, pipeline rank): every order for few units, a few good ones for many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+from hpctrain.planner.layout import Cells
+from hpctrain.planner.unit import Unit
+
+MAX_ORDERS = 720
+"""Orders that are tried one by one; beyond, only the likely ones."""
+
+
+def placements(
+    units: Sequence[Unit], classes: Sequence[int], pp: int, dp: int, message: Callable[[Unit, Unit], float]
+) -> tuple[list[Cells], bool]:
+    """Ways to put pp × dp of the units into place, and whether these are all that differ.
+
+    Units of one class are interchangeable, and so are replicas; neither is counted twice.
+
+    Args:
+        classes: class of each unit (`alike_classes`).
+        message: seconds of a boundary message between two units.
+    """
+    found = list(islice(_every_order(units, classes, pp, dp), MAX_ORDERS + 1))
+    if len(found) <= MAX_ORDERS:
+        return found, True
+    return _likely_orders(units, pp, dp, message), False
+
+
+def file_order(units: Sequence[Unit], pp: int, dp: int) -> Cells:
+    """The first units as the topology lists them, replica by replica."""
+    return _by_replica(list(units)[: pp * dp], pp)
+
+
+def _every_order(units: Sequence[Unit], classes: Sequence[int], pp: int, dp: int) -> Iterator[Cells]:
+    members: dict[int, list[Unit]] = {}
+    for unit, number in zip(units, classes, strict=True):
+        members.setdefault(number, []).append(unit)
+    used = dict.fromkeys(members, 0)
+    chosen: list[int] = []
+
+    def extend() -> Iterator[Cells]:
+        if len(chosen) == pp * dp:
+            yield _with_members(chosen, members, pp)
+            return
+        for number, group in members.items():
+            if used[number] == len(group):
+                continue
+            chosen.append(number)
+            used[number] += 1
+            if _replicas_in_order(chosen, pp):
+                yield from extend()
+            used[number] -= 1
+            chosen.pop()
+
+    if pp * dp <= len(units):
+        yield from extend()
+
+
+def _replicas_in_order(chosen: Sequence[int], pp: int) -> bool:
+    """Replicas may be exchanged, so only the order in which their classes do not fall is looked at."""
+    start = (len(chosen) - 1) // pp * pp
+    return start == 0 or list(chosen[start:]) >= list(chosen[start - pp : start][: len(chosen) - start])
+
+
+def _with_members(chosen: Sequence[int], members: dict[int, list[Unit]], pp: int) -> Cells:
+    """Units in place of their classes, in file order within a class."""
+    waiting = {number: iter(group) for number, group in members.items()}
+    return _by_replica([next(waiting[number]) for number in chosen], pp)
+
+
+def _likely_orders(units: Sequence[Unit], pp: int, dp: int, message: Callable[[Unit, Unit], float]) -> list[Cells]:
+    """Replicas or stages as runs of a chain of near neighbours; the units are the fastest, or the best connected."""
+    times = {(a.index, b.index): message(a, b) for a in units for b in units if a is not b}
+    size = pp * dp
+    by_speed = sorted(units, key=lambda unit: (-unit.flops, unit.index))
+    reach = {a.index: sum(times[a.index, b.index] for b in units if b is not a) for a in units}
+    connected = sorted(units, key=lambda unit: (reach[unit.index], unit.index))
+    orders: list[list[Unit]] = []
+    for chosen in (by_speed[:size], connected[:size]):
+        in_file_order = sorted(chosen, key=lambda unit: unit.index)
+        orders += [chosen, in_file_order, _chain(in_file_order, times), _chain(chosen, times)]
+    found: list[Cells] = []
+    for order in orders:
+        found += [_by_replica(order, pp), _by_stage(order, pp)]
+    return list({tuple(unit.index for row in cells for unit in row): cells for cells in found}.values())
+
+
+def _chain(units: Sequence[Unit], times: dict[tuple[int, int], float]) -> list[Unit]:
+    """From the first unit on, always the one reached fastest among those left."""
+    left = list(units)
+    chain = [left.pop(0)]
+    while left:
+        last = chain[-1]
+        nearest = min(left, key=lambda unit: times[last.index, unit.index])
+        left.remove(nearest)
+        chain.append(nearest)
+    return chain
+
+
+def _by_replica(order: Sequence[Unit], pp: int) -> Cells:
+    return tuple(tuple(order[start : start + pp]) for start in range(0, len(order), pp))
+
+
+def _by_stage(order: Sequence[Unit], pp: int) -> Cells:
+    dp = len(order) // pp
+    return tuple(tuple(order[rank * dp + replica] for rank in range(pp)) for replica in range(dp))

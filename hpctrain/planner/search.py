@@ -1,0 +1,165 @@
+"""The exhaustive search: best first by a bound, so that what cannot win is never simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from hpctrain.planner.bound import search_bound
+from hpctrain.planner.cost import CostModel
+from hpctrain.planner.fit import fit_layout
+from hpctrain.planner.fleet import Fleet
+from hpctrain.planner.layout import Excess, Layout
+from hpctrain.planner.placement import placements
+from hpctrain.planner.predict import Prediction, lower_bound, predict
+from hpctrain.planner.unit import Unit, alike_classes, make_units, why_no_tensor_parallel
+from hpctrain.planner.workload import Workload
+
+Shape = tuple[int, int, int]
+"""(pp, dp, tp)."""
+EVERY_COUNT = 8
+"""Up to this many devices, every number of them is tried; beyond, those that leave no or few devices idle."""
+REFINEMENTS = 40
+"""Most changes of one block or one micro-batch that are tried on the winner."""
+
+
+@dataclass(eq=False)
+class Search:
+    """What is known while searching."""
+
+    work: Workload
+    fleet: Fleet
+    cost: CostModel
+    impossible: dict[Shape, str] = field(default_factory=dict)
+    """Shapes that cannot run at all, with the reason."""
+    tightest: dict[Shape, Excess] = field(default_factory=dict)
+    """For shapes that met a memory limit: the layout nearest to fitting."""
+    complete: bool = True
+    """False when some orders of devices were left out."""
+    _units: dict[int, tuple[list[Unit], list[int]]] = field(default_factory=dict)
+
+    def units(self, tp: int) -> tuple[list[Unit], list[int]]:
+        """The units of that size, and which of them are alike."""
+        if tp not in self._units:
+            units = make_units(self.fleet, tp)
+            self._units[tp] = (units, alike_classes(units, self.fleet.links, self.work.boundary_bytes(1)))
+        return self._units[tp]
+
+    def shapes(self) -> list[Shape]:
+        """The degrees to try; what is impossible goes to `impossible`."""
+        if self.work.fixed is not None:
+            given = self.work.fixed
+            candidates = [(given.pp, given.dp, given.tp)]
+        else:
+            candidates = _degrees(len(self.fleet.workers))
+        found = []
+        for shape in candidates:
+            reason = self._why_not(shape)
+            if reason:
+                self.impossible[shape] = reason
+            else:
+                found.append(shape)
+        return found
+
+    def best(self, shapes: list[Shape], sizes: list[int]) -> Prediction | None:
+        """The fastest layout of these shapes and micro-batch sizes that fits; None when none fits."""
+        options = [
+            (search_bound(self.cost, self.units(tp)[0], pp, dp, size), (pp, dp, tp), size)
+            for pp, dp, tp in shapes
+            for size in sizes
+            if self.work.rows // size >= dp
+        ]
+        best: Prediction | None = None
+        for bound, shape, size in sorted(options):
+            if best is not None and bound >= best.total:
+                break
+            best = self._explore(shape, size, best)
+        return best
+
+    def refine(self, best: Prediction) -> Prediction:
+        """Move single blocks between neighbours and single micro-batches between replicas while that helps."""
+        for _ in range(REFINEMENTS):
+            better = min(
+                (predict(self.cost, layout) for layout in _changes(best.layout) if not layout.excess(self.cost)),
+                key=lambda prediction: prediction.total,
+                default=best,
+            )
+            if better.total >= best.total * (1 - 1e-6):
+                break
+            best = better
+        return best
+
+    def _explore(self, shape: Shape, size: int, best: Prediction | None) -> Prediction | None:
+        pp, dp, tp = shape
+        units, classes = self.units(tp)
+        orders, complete = placements(units, classes, pp, dp, lambda a, b: self.cost.send(a, b, size))
+        self.complete = self.complete and complete
+        bounded: list[tuple[float, int, Layout]] = []
+        for cells in orders:
+            for schedule in self.work.schedules(pp):
+                layout = fit_layout(self.cost, cells, schedule, size)
+                if layout is not None and self._in_memory(layout):
+                    bounded.append((lower_bound(self.cost, layout), len(bounded), layout))
+        for bound, _, layout in sorted(bounded):
+            if best is not None and bound >= best.total:
+                break
+            found = predict(self.cost, layout)
+            if best is None or found.total < best.total * (1 - 1e-9):
+                best = found
+        return best
+
+    def _in_memory(self, layout: Layout) -> bool:
+        """Whether it fits; if not, the shortage is noted where it is the smallest yet."""
+        excess = layout.excess(self.cost)
+        if excess is None:
+            return True
+        known = self.tightest.get(layout.shape)
+        if known is None or excess.ratio < known.ratio:
+            self.tightest[layout.shape] = excess
+        return False
+
+    def _why_not(self, shape: Shape) -> str | None:
+        pp, dp, tp = shape
+        units = len(self.units(tp)[0])
+        if reason := why_no_tensor_parallel(self.work.spec, tp):
+            return reason
+        if pp > self.work.spec.layers:
+            return f"the model has {self.work.spec.layers} blocks, fewer than pp {pp}"
+        if dp > self.work.rows:
+            return f"batch.global {self.work.rows} is less than one sequence for each of dp {dp} replicas"
+        if pp * dp > units:
+            return f"{pp * dp} groups of {tp} equal devices are needed, there are {units}"
+        return None
+
+
+def _degrees(devices: int) -> list[Shape]:
+    """(pp, dp, tp) with a product of at most `devices`."""
+    return [
+        (pp, dp, tp)
+        for pp in range(1, devices + 1)
+        for dp in range(1, devices // pp + 1)
+        for tp in range(1, devices // (pp * dp) + 1)
+        if devices <= EVERY_COUNT or pp * dp * tp == 1 or devices - pp * dp * tp <= devices // EVERY_COUNT
+    ]
+
+
+def _changes(layout: Layout) -> Iterator[Layout]:
+    """Layouts that differ by one block between neighbouring stages or one micro-batch between neighbouring replicas."""
+    last = len(layout.blocks) - 1
+    for giver, taker in _neighbours(len(layout.blocks)):
+        may_be_empty = last + 1 == layout.pp and giver in (0, last)
+        if layout.blocks[giver] > (0 if may_be_empty else 1):
+            yield replace(layout, blocks=_moved(layout.blocks, giver, taker))
+    if layout.schedule == "interleaved_1f1b":
+        return  # its table is defined for some numbers of micro-batches only
+    for giver, taker in _neighbours(layout.dp):
+        if layout.micro_batches[giver] > 1:
+            yield replace(layout, micro_batches=_moved(layout.micro_batches, giver, taker))
+
+
+def _neighbours(count: int) -> list[tuple[int, int]]:
+    return [pair for index in range(count - 1) for pair in ((index, index + 1), (index + 1, index))]
+
+
+def _moved(counts: tuple[int, ...], giver: int, taker: int) -> tuple[int, ...]:
+    return tuple(count - (index == giver) + (index == taker) for index, count in enumerate(counts))

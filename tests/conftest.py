@@ -1,0 +1,141 @@
+"""What all tests share: parts of a machine that a test may need, and the check that no process outlives the suite."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+# Several workers share this machine's cores: one thread each, unless somebody says otherwise.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Every process that a test starts inherits this, however far it detaches itself.
+MARK, MARK_VALUE = "HPCTRAIN_TEST_SESSION", f"{os.getpid()}-{time.time_ns()}"
+GRACE_S = 3.0
+
+
+def data_folder() -> Path:
+    """Measured runs that are published elsewhere: $HPCTRAIN_DATA, else ../shared/data."""
+    return Path(os.environ.get("HPCTRAIN_DATA") or REPOSITORY.parent / "shared" / "data")
+
+
+def _missing_cuda() -> str | None:
+    if Path("/dev/nvidiactl").exists():
+        return None
+    return "there is no CUDA device (/dev/nvidiactl)"
+
+
+def _missing_measured_runs() -> str | None:
+    path = data_folder() / "measured_runs.csv"
+    return None if path.is_file() else f"there is no {path}; HPCTRAIN_DATA names the folder that holds it"
+
+
+PARTS: dict[str, Callable[[], str | None]] = {
+    "cuda": _missing_cuda,
+    "measured_runs": _missing_measured_runs,
+}
+"""Part of a machine -> why it is missing, or None where it is there."""
+
+
+def required() -> set[str]:
+    """Parts that must be there: a test that needs one of them fails instead of being left out."""
+    return {part for part in os.environ.get("HPCTRAIN_REQUIRE", "").split(",") if part}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("requires"):
+        for part in marker.args:
+            if part not in PARTS:
+                pytest.fail(f"requires({part!r}): allowed: {', '.join(PARTS)}", pytrace=False)
+            reason = PARTS[part]()
+            if reason is None:
+                continue
+            if part in required():
+                pytest.fail(f"{part} is missing though HPCTRAIN_REQUIRE names it: {reason}", pytrace=False)
+            pytest.skip(f"{part}: {reason}")
+
+
+@pytest.fixture
+def measured_runs() -> Path:
+    """The table of published, measured training runs; mark the test with requires("measured_runs")."""
+    return data_folder() / "measured_runs.csv"
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """Root of the working tree."""
+    return REPOSITORY
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ[MARK] = MARK_VALUE
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """After the last fixture is gone no process of the suite may be left: it is named, ended, and the suite fails."""
+    if getattr(session.config.option, "numprocesses", None) or hasattr(session.config, "workerinput"):
+        return  # pytest-xdist's own workers would be taken for survivors
+    left = list(_survivors())
+    session.config.stash[_LEFT] = [_describe(process) for process in left]
+    for process in left:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    if left:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _survivors() -> Iterator[psutil.Process]:
+    deadline = time.monotonic() + GRACE_S
+    left = _marked()
+    while left and time.monotonic() < deadline:
+        time.sleep(0.1)
+        left = _marked()
+    yield from left
+
+
+def _marked() -> list[psutil.Process]:
+    return [process for process in psutil.process_iter() if process.pid != os.getpid() and _is_ours(process)]
+
+
+def _is_ours(process: psutil.Process) -> bool:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE or process.environ().get(MARK) != MARK_VALUE:
+            return False
+        # Python's own helper lives exactly as long as this process.
+        return not any("multiprocessing.resource_tracker" in part for part in process.cmdline())
+    except psutil.Error:
+        return False  # somebody else's, or already gone
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid}: {' '.join(process.cmdline())[:200]}"
+    except psutil.Error:
+        return f"{process.pid}: ended by now"
+
+
+_LEFT: pytest.StashKey[list[str]] = pytest.StashKey()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """What was left out, test by test, and what was left behind."""
+    skipped = terminalreporter.getreports("skipped")
+    if skipped:
+        terminalreporter.section("left out on this machine")
+        for report in skipped:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            terminalreporter.write_line(f"{report.nodeid}  ({reason.removeprefix('Skipped: ')})")
+    left = config.stash.get(_LEFT, [])
+    if left:
+        terminalreporter.section("processes that outlived the tests", red=True)
+        for text in left:
+            terminalreporter.write_line(text)

@@ -1,0 +1,183 @@
+"""Real processes killed for real: the run goes on, and the model is the one an undisturbed run gives."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from train_site import Outcome, Site, kill_node, kill_worker, node_process, wait_for, wait_for_step
+
+from hpctrain.records.metric import effective, read_metrics
+from hpctrain.records.plan import Plan
+from hpctrain.snapshot import published
+
+pytestmark = pytest.mark.slow
+
+
+def finish(process, folder: Path) -> Outcome:  # type: ignore[no-untyped-def]
+    said, _ = process.communicate(timeout=200)
+    return Outcome(process.returncode, folder, said)
+
+
+@pytest.fixture(scope="module")
+def worker_killed(site: Site) -> Outcome:
+    """Four nodes by a hand-edited plan; a worker is killed after the first checkpoint."""
+    known = set((site.path / "runs").glob("*"))
+    process = site.start("train", "run.yaml", "--local", "4", "-t", "four.json", "-p", "plan4.json")
+    folder = site.run_folder(known)
+    wait_for_step(folder, 10)
+    wait_for(lambda: bool(published.listed(folder / "checkpoints")), 60, "the first checkpoint")
+    kill_worker(folder, "local1")
+    return finish(process, folder)
+
+
+def test_a_killed_worker_costs_a_generation_and_no_step(worker_killed: Outcome, undisturbed: Outcome) -> None:
+    assert worker_killed.code == 0, worker_killed.said
+    rows = worker_killed.rows
+    assert {row.generation for row in rows} == {0, 1}
+    assert [row.step for row in effective(rows)] == list(range(1, 25))
+    assert worker_killed.losses() == pytest.approx(undisturbed.losses(), abs=1e-4)
+    # The steps after the checkpoint were done twice, on the same samples.
+    again = {row.step: row.loss for row in rows if row.generation == 1}
+    twice = [row for row in rows if row.generation == 0 and row.step in again]
+    assert twice
+    assert all(row.loss == pytest.approx(again[row.step], abs=1e-5) for row in twice)
+    kinds = [event.kind for event in worker_killed.events]
+    assert kinds.count("generation_started") == 2
+    assert "recovered" in kinds
+    assert kinds[-1] == "finished"
+    died = next(event for event in worker_killed.events if event.kind == "worker_died")
+    assert died.data["node"] == "local1"
+    assert died.data["signal"] == signal.SIGKILL
+    second = [event for event in worker_killed.events if event.kind == "generation_started"][1]
+    assert second.data["restore"] == "checkpoints/step-00000008"
+
+
+def test_validation_is_the_same_whatever_the_plan(worker_killed: Outcome, undisturbed: Outcome) -> None:
+    there = {row.step: row.valid_loss for row in effective(undisturbed.rows) if row.valid_loss is not None}
+    here = {row.step: row.valid_loss for row in effective(worker_killed.rows) if row.valid_loss is not None}
+    assert set(here) == {12, 24}
+    assert here == {step: pytest.approx(loss, abs=1e-4) for step, loss in there.items()}
+
+
+def test_the_job_obeys_the_plan_to_the_letter(worker_killed: Outcome) -> None:
+    row = worker_killed.rows[0]
+    assert row.placement is not None
+    found = {p.device: (p.rank, p.stages, p.layers, p.micro_batch, p.micro_batches) for p in row.placement}
+    assert found == {
+        "local2:cpu0": (0, [1], [3], 1, 2),
+        "local3:cpu0": (1, [0], [0, 1, 2], 2, 3),
+        "local0:cpu0": (2, [1], [3], 2, 3),
+        "local1:cpu0": (3, [0], [0, 1, 2], 1, 2),
+    }
+    assert all(r.micro_batches == [3, 2] for r in worker_killed.rows)
+    assert all(len(r.stage_time_s) == 2 and min(r.stage_time_s) > 0 for r in worker_killed.rows)
+
+
+def test_bytes_are_those_that_the_plan_sends(worker_killed: Outcome) -> None:
+    """pp: activations [8, 64, 64] fp32 forth and their gradients back; dp: 2·(n−1)·gradient over two replicas."""
+    row = worker_killed.rows[3]
+    assert row.bytes_sent.pp == 2 * 8 * 64 * 64 * 4
+    parameters = 257 * 64 * 2 + 64 + 4 * (4 * 64 * 64 + 3 * 64 * 192 + 2 * 64)
+    assert row.bytes_sent.dp == pytest.approx(2 * parameters * 4, rel=1e-4)
+    assert row.bytes_sent.tp == 0
+
+
+def test_going_on_elsewhere_skips_a_truncated_checkpoint(worker_killed: Outcome, site: Site) -> None:
+    """Resumed on two nodes: the damaged newest checkpoint is passed over, the one before it is used."""
+    folder = worker_killed.folder
+    assert folder is not None
+    newest = published.listed(folder / "checkpoints")[-1]
+    shard = next(newest.glob("*.distcp"))
+    shard.write_bytes(shard.read_bytes()[:-100])
+    resumed = site.train("--resume", folder.name, "--local", "2", "--set", "steps=28")
+    assert resumed.code == 0, resumed.said
+    skipped = [event for event in resumed.events if event.kind == "checkpoint_skipped"]
+    assert "step-00000024" in skipped[0].reason
+    assert "were written" in skipped[0].reason
+    start = [event for event in resumed.events if event.kind == "generation_started"][-1]
+    assert start.data["restore"] == "checkpoints/step-00000016"
+    assert start.generation == 2
+    rows = resumed.rows
+    assert [row.step for row in effective(rows)] == list(range(1, 29))
+    before = {row.step: row.loss for row in rows if row.generation == 1}
+    after = {row.step: row.loss for row in rows if row.generation == 2}
+    assert all(after[step] == pytest.approx(before[step], abs=1e-4) for step in range(17, 25))
+    attempts = [json.loads(line) for line in (folder / "attempts.jsonl").read_text().splitlines()]
+    assert [(a["attempt"], a["nodes"]) for a in attempts] == [
+        (0, ["local0", "local1", "local2", "local3"]), (1, ["local0", "local1"]),
+    ]  # fmt: skip
+    assert all(a["end"] > a["start"] and a["reason"] for a in attempts)
+
+
+def test_losing_the_first_node_means_a_new_plan_for_the_rest(site: Site, undisturbed: Outcome) -> None:
+    known = set((site.path / "runs").glob("*"))
+    process = site.start("train", "run.yaml", "--local", "4", "-t", "four.json", "-p", "plan4.json")
+    folder = site.run_folder(known)
+    wait_for_step(folder, 2)
+    workers = node_process(folder, "local0").children()
+    kill_node(folder, "local0")
+    outcome = finish(process, folder)
+    assert outcome.code == 0, outcome.said
+    assert not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers)
+    assert [event.data["node"] for event in outcome.events if event.kind == "node_lost"] == ["local0"]
+    assert any(event.kind == "replanned" for event in outcome.events)
+    plan = Plan.read(folder / "plan-1.json")
+    assert "local0" not in plan.nodes
+    placed = next(row.placement for row in outcome.rows if row.generation == 1)
+    assert placed is not None
+    assert {item.device for item in placed} == set(plan.ranks)
+    assert [row.step for row in effective(outcome.rows)] == list(range(1, 25))
+    assert outcome.losses() == pytest.approx(undisturbed.losses(), abs=1e-4)
+
+
+def test_a_stopped_run_saves_first_and_its_folder_is_not_for_two(site: Site, undisturbed: Outcome) -> None:
+    known = set((site.path / "runs").glob("*"))
+    process = site.start("train", "run.yaml", "--local", "1", "-t", "one.json", "--set", "steps=4000")
+    folder = site.run_folder(known)
+    wait_for_step(folder, 3)
+    second = site.command("train", "--resume", str(folder))
+    assert second.returncode == 2
+    assert "the run folder is in use" in second.stderr
+    process.send_signal(signal.SIGINT)
+    outcome = finish(process, folder)
+    assert outcome.code == 75, outcome.said
+    assert "go on with `hpctrain train --resume" in outcome.said
+    last = read_metrics(folder / "metrics.jsonl")[-1].step
+    found, _ = published.newest(folder / "checkpoints")
+    assert found is not None
+    assert found.manifest.step == last
+
+
+def test_a_hung_worker_is_ended_by_the_watchdog(site: Site) -> None:
+    known = set((site.path / "runs").glob("*"))
+    process = site.start(
+        "train", "run.yaml", "--local", "2", "-t", "four.json", "--set", "recovery.progress_timeout_s=15"
+    )
+    folder = site.run_folder(known)
+    wait_for_step(folder, 2)
+    hung = node_process(folder, "local0").children()[0]
+    hung.send_signal(signal.SIGSTOP)
+    outcome = finish(process, folder)
+    assert outcome.code == 0, outcome.said
+    assert not psutil.pid_exists(hung.pid)
+    reasons = [event.reason for event in outcome.events if event.kind == "generation_started"]
+    assert any("no step for 15 s" in reason for reason in reasons)
+
+
+def test_a_killed_supervisor_takes_everything_along(site: Site) -> None:
+    known = set((site.path / "runs").glob("*"))
+    process = site.start("train", "run.yaml", "--local", "2", "-t", "four.json", "--set", "steps=4000")
+    folder = site.run_folder(known)
+    wait_for_step(folder, 2)
+    agents = [node_process(folder, node) for node in ("local0", "local1")]
+    family = agents + [child for agent in agents for child in agent.children(recursive=True)]
+    process.kill()
+    process.communicate(timeout=10)
+    wait_for(lambda: not any(p.is_running() for p in family), 60, "every process of the run has ended")
+    assert published.newest(folder / "checkpoints")[0] is not None
+    time.sleep(0.1)

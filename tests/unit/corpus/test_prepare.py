@@ -1,0 +1,257 @@
+"""A corpus folder: what is in it, that it is the same twice, and that a failure leaves nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hpctrain.base.errors import InputError, StorageError
+from hpctrain.corpus.prepare import Options, prepare
+from hpctrain.corpus.tokenizer import END_OF_TEXT, load_tokenizer
+from hpctrain.records.corpus_index import CorpusIndex
+
+ONE_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """Forty documents, 36 kB in all."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for number in range(40):
+        (folder / f"{number:02}.txt").write_text(f"The document {number} says naïve things.\n" * 24)
+    return folder
+
+
+def tokens(folder: Path, index: CorpusIndex, split: str) -> np.ndarray:
+    shards = [np.fromfile(folder / s.file, dtype=index.dtype) for s in index.shards if s.split == split]
+    return np.concatenate(shards) if shards else np.empty(0, dtype=index.dtype)
+
+
+def documents(stream: np.ndarray, end: int) -> list[bytes]:
+    text = bytes(0 if token == end else token for token in stream.tolist())
+    return text.split(b"\0")[:-1]
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_byte_tokens_are_the_text_each_document_ended(text: Path, tmp_path: Path) -> None:
+    index = prepare([text], tmp_path / "out", Options(valid_fraction=0.2))
+    assert (index.vocab_size, index.dtype, index.tokenizer.kind, index.tokenizer.file) == (257, "uint16", "bytes", None)
+    assert index == CorpusIndex.read(tmp_path / "out" / "index.json")
+    found = [documents(tokens(tmp_path / "out", index, split), 256) for split in ("train", "valid")]
+    assert sorted(found[0] + found[1]) == sorted(path.read_bytes() for path in text.iterdir())
+    assert 0 < len(found[1]) <= 8
+    assert index.sources.files == 40
+    assert index.sources.text_bytes == sum(path.stat().st_size for path in text.iterdir())
+
+
+def test_a_long_document_is_split_and_its_pieces_are_ended(tmp_path: Path) -> None:
+    lines = [f"line {number} of a long document\n" for number in range(2000)]
+    (tmp_path / "long.txt").write_text("".join(lines))
+    index = prepare([tmp_path / "long.txt"], tmp_path / "out", Options(valid_fraction=0.05))
+    train = documents(tokens(tmp_path / "out", index, "train"), 256)
+    valid = documents(tokens(tmp_path / "out", index, "valid"), 256)
+    assert valid
+    assert sorted(b"".join(train + valid).decode().splitlines(keepends=True)) == sorted(lines)
+    # Where a piece was taken out, the text before does not run on into the text after.
+    whole = "".join(lines).encode()
+    assert all(piece in whole for piece in train + valid)
+    assert index.tokens("valid") / (index.tokens("train") + index.tokens("valid")) == pytest.approx(0.05, abs=0.03)
+
+
+@ONE_FOLDER
+@given(shard_tokens=st.integers(100, 5000))
+def test_shards_are_bounded_and_hold_the_same_tokens(tmp_path: Path, shard_tokens: int) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("some words in a row\n" * 500)
+    out = tmp_path / "out"
+    index = prepare([path], out, Options(valid_fraction=0, force=True, shard_tokens=shard_tokens))
+    assert [shard.file for shard in index.shards] == [f"train-{n:05d}.bin" for n in range(len(index.shards))]
+    assert all(shard.tokens == shard_tokens for shard in index.shards[:-1])
+    assert 0 < index.shards[-1].tokens <= shard_tokens
+    assert documents(tokens(out, index, "train"), 256) == [path.read_bytes()]
+    for shard in index.shards:
+        assert hashlib.sha256((out / shard.file).read_bytes()).hexdigest() == shard.sha256
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "train:300"])
+def test_the_same_text_gives_the_same_folder_in_any_order_of_inputs(text: Path, tmp_path: Path, tokenizer: str) -> None:
+    files = sorted(text.iterdir())
+    prepare(files, tmp_path / "one", Options(tokenizer))
+    prepare(files[::-1], tmp_path / "other", Options(tokenizer))
+    assert snapshot(tmp_path / "one") == snapshot(tmp_path / "other")
+
+
+def test_a_trained_tokenizer_reads_its_own_shards_back(text: Path, tmp_path: Path) -> None:
+    index = prepare([text], tmp_path / "out", Options("train:300", valid_fraction=0))
+    assert index.tokenizer.kind == "trained"
+    assert index.vocab_size <= 300
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    assert tokenizer.token_to_id(END_OF_TEXT) == index.tokenizer.end_of_text
+    back = tokenizer.decode(tokens(tmp_path / "out", index, "train").tolist(), skip_special_tokens=False)
+    assert back.split(END_OF_TEXT)[:-1] == [path.read_text() for path in sorted(text.iterdir())]
+    assert index.tokens("train") < index.sources.text_bytes / 2
+    digest = hashlib.sha256((tmp_path / "out" / "tokenizer.json").read_bytes()).hexdigest()
+    assert digest == index.tokenizer.sha256
+
+
+def test_a_given_tokenizer_makes_the_tokens_of_the_folder_it_came_from(text: Path, tmp_path: Path) -> None:
+    first = prepare([text], tmp_path / "one", Options("train:300"))
+    second = prepare([text], tmp_path / "two", Options(str(tmp_path / "one" / "tokenizer.json")))
+    assert second.tokenizer.kind == "given"
+    assert [shard.sha256 for shard in second.shards] == [shard.sha256 for shard in first.shards]
+    assert second.tokenizer.sha256 == first.tokenizer.sha256
+
+
+def test_a_given_tokenizer_neither_cuts_nor_fills_up(text: Path, tmp_path: Path) -> None:
+    prepare([text], tmp_path / "one", Options("train:300"))
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "one" / "tokenizer.json"))
+    tokenizer.enable_truncation(max_length=5)
+    tokenizer.enable_padding(length=9)
+    tokenizer.save(str(tmp_path / "cutting.json"))
+    sample = "The document says many things, more than five tokens of them."
+    (encoded,) = load_tokenizer(str(tmp_path / "cutting.json")).encode([sample])
+    assert tokenizer.decode(encoded.tolist()) == sample
+
+
+def test_a_large_vocabulary_takes_four_bytes_a_token(tmp_path: Path) -> None:
+    vocabulary = {END_OF_TEXT: 0, "[UNK]": 1, "word": 70_000}
+    model = tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "t.json"))
+    (tmp_path / "a.txt").write_text("word other word")
+    index = prepare([tmp_path / "a.txt"], tmp_path / "out", Options(str(tmp_path / "t.json")))
+    assert (index.dtype, index.vocab_size) == ("uint32", 70_001)
+    assert tokens(tmp_path / "out", index, "train").tolist() == [70_000, 1, 70_000, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (Options("train:10"), "--tokenizer train:10: found '10' after train:, allowed: a number from 257 to 32768"),
+        (Options("train:many"), "--tokenizer train:many: found 'many'"),
+        (Options("gpt2"), "--tokenizer gpt2: no such file; allowed: bytes, train:N, or the path of a tokenizer.json"),
+        (Options(valid_fraction=1.0), "--valid-fraction: found 1, allowed: from 0 to below 1"),
+        (Options(limit_bytes=0), "--limit-bytes: found 0, allowed: 1 or more"),
+    ],
+)
+def test_options_that_make_no_sense_are_told_before_any_work(
+    text: Path, tmp_path: Path, options: Options, message: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        prepare([text], tmp_path / "out", options)
+    assert str(caught.value).startswith(message)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_is_no_tokenizer_is_told(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text("{}")
+    with pytest.raises(InputError, match="not a tokenizer.json of the tokenizers library"):
+        prepare([text], tmp_path / "out", Options(str(tmp_path / "t.json")))
+    tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])).save(str(tmp_path / "t.json"))
+    with pytest.raises(InputError, match="has no token that ends a document; looked for <|endoftext|>"):
+        prepare([text], tmp_path / "out", Options(str(tmp_path / "t.json")))
+
+
+def test_no_text_at_all_is_told_with_what_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match=r"found no text \(1 files skipped\); taken from folders are \.md"):
+        prepare([tmp_path], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_lies_in_the_way_is_kept_unless_forced(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare([text], out)
+    before = snapshot(out)
+    with pytest.raises(InputError, match="holds a corpus already; add --force to replace it"):
+        prepare([text], out, Options("train:300"))
+    assert snapshot(out) == before
+    prepare([text], out, Options("train:300", force=True))
+    assert "tokenizer.json" in snapshot(out)
+    assert {path.name for path in tmp_path.iterdir()} == {"text", "out"}
+
+
+def test_force_never_replaces_what_is_no_corpus(text: Path, tmp_path: Path) -> None:
+    before = snapshot(text)
+    with pytest.raises(InputError, match="the folder is not empty and holds no corpus; name a new folder"):
+        prepare([text], text, Options(force=True))
+    assert snapshot(text) == before
+    with pytest.raises(InputError, match="found a file; name a new folder"):
+        prepare([text], text / "00.txt", Options(force=True))
+
+
+def test_an_empty_or_linked_folder_is_filled(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    prepare([text], tmp_path / "link")
+    assert (tmp_path / "real" / "index.json").is_file()
+    assert (tmp_path / "link").is_symlink()
+
+
+@pytest.fixture
+def small_disk() -> Iterator[None]:
+    """Files of this process cannot grow beyond 4 kB."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(text: Path, tmp_path: Path, small_disk: None) -> None:
+    with pytest.raises(StorageError, match=r"out: cannot write: "):
+        prepare([text], tmp_path / "sub" / "out")
+    assert list((tmp_path / "sub").iterdir()) == []
+
+
+def test_a_full_disk_keeps_the_corpus_that_was_there(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare([text], out)
+    before = snapshot(out)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(StorageError):
+            prepare([text], out, Options("train:300", force=True))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert snapshot(out) == before
+    assert {path.name for path in tmp_path.iterdir()} == {"text", "out"}
+
+
+def test_an_interrupt_leaves_nothing(text: Path, tmp_path: Path) -> None:
+    def interrupt(phase: str, done: int, total: int) -> None:
+        if phase == "encoding":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare([text], tmp_path / "out", progress=interrupt)
+    assert {path.name for path in tmp_path.iterdir()} == {"text"}
+
+
+def test_progress_reaches_its_end(text: Path, tmp_path: Path) -> None:
+    seen: dict[str, tuple[int, int]] = {}
+    prepare([text], tmp_path / "out", progress=lambda phase, done, total: seen.update({phase: (done, total)}))
+    size = sum(path.stat().st_size for path in text.iterdir())
+    assert seen == {"reading": (40, 40), "encoding": (size, size)}
+
+
+def test_the_index_is_one_that_people_and_scripts_can_read(text: Path, tmp_path: Path) -> None:
+    prepare([text], tmp_path / "out")
+    value = json.loads((tmp_path / "out" / "index.json").read_text())
+    assert value["schema"] == "hpctrain.corpus/v1"
+    assert value["shards"][0]["file"] == "train-00000.bin"
+    assert str(tmp_path) not in json.dumps(value)

@@ -1,0 +1,63 @@
+"""What importing costs: no torch outside the workers, and next to nothing for `hpctrain --help`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+IMPORT_ALL = """
+import importlib, json, pkgutil, sys
+names = []
+for room in {rooms}:
+    package = importlib.import_module(room)
+    names.append(room)
+    names += [found.name for found in pkgutil.walk_packages(package.__path__, room + ".")]
+for name in names:
+    importlib.import_module(name)
+print(json.dumps([names, sorted(sys.modules)]))
+"""
+
+HELP = """
+import json, sys
+sys.argv = ["hpctrain", "--help"]
+from hpctrain.cli.main import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+sys.stdout.flush()
+print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+"""
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rooms",
+    [
+        ["hpctrain.cli", "hpctrain.node"],
+        ["hpctrain.base", "hpctrain.records", "hpctrain.schedule", "hpctrain.corpus"],
+        ["hpctrain.probe", "hpctrain.planner", "hpctrain.launch", "hpctrain.agent", "hpctrain.report"],
+    ],
+    ids=lambda rooms: "+".join(room.removeprefix("hpctrain.") for room in rooms),
+)
+def test_every_module_of_these_rooms_loads_without_torch(rooms):
+    imported, loaded = json.loads(python(IMPORT_ALL.format(rooms=rooms)).stdout)
+    assert set(rooms) < set(imported)
+    assert [name for name in loaded if name == "torch" or name.startswith("torch.")] == []
+
+
+@pytest.mark.slow
+def test_help_loads_no_verb_and_no_heavy_library():
+    done = python(HELP)
+    assert "Commands:" in done.stdout
+    loaded = set(json.loads(done.stderr.splitlines()[-1]))
+    assert loaded & {"torch", "pydantic", "numpy", "scipy", "rich", "jinja2", "plotly", "yaml"} == set()
+    ours = {name for name in loaded if name.startswith("hpctrain.") and not name.startswith("hpctrain.base")}
+    assert ours == {"hpctrain.cli", "hpctrain.cli.main"}

@@ -1,0 +1,73 @@
+"""The house itself: its layers, the size and the names of its files, and that its documents tell the truth."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LONGEST = 400
+VAGUE = {"utils", "util", "helpers", "helper", "common", "misc"}
+UNFINISHED = re.compile(r"#.*\b(TODO|FIXME|XXX)\b|raise NotImplementedError|pragma: no cover")
+LINK = re.compile(r"\[[^\]]*\]\((?!https?:|mailto:|#)([^)#\s]+)")
+OUTSIDE = {".git", ".venv", "build", "dist", "runs", "demo", "__pycache__", ".pytest_cache", "node_modules"}
+
+
+def sources(repository: Path) -> list[Path]:
+    return sorted((repository / "hpctrain").rglob("*.py"))
+
+
+def documents(repository: Path) -> list[Path]:
+    return sorted(
+        path for path in repository.rglob("*.md") if not OUTSIDE & set(path.relative_to(repository).parts[:-1])
+    )
+
+
+def test_no_file_is_too_long_to_hold_one_subject(repository):
+    lengths = {str(path.relative_to(repository)): len(path.read_text().splitlines()) for path in sources(repository)}
+    assert len(lengths) > 20
+    assert {path: length for path, length in lengths.items() if length > LONGEST} == {}
+
+
+def test_every_name_says_its_subject(repository):
+    paths = [path.relative_to(repository) for path in sources(repository)]
+    assert [path for path in paths if VAGUE & {part.removesuffix(".py") for part in path.parts}] == []
+
+
+def test_nothing_is_left_unfinished(repository):
+    found = [
+        f"{path.relative_to(repository)}:{number}"
+        for path in sources(repository)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if UNFINISHED.search(line)
+    ]
+    assert found == []
+
+
+def test_every_module_says_what_it_is_for(repository):
+    silent = [path for path in sources(repository) if not path.read_text().startswith('"""')]
+    assert silent == []
+
+
+def test_links_between_documents_lead_somewhere(repository):
+    assert len(documents(repository)) > 5
+    broken = [
+        f"{path.relative_to(repository)}: {target}"
+        for path in documents(repository)
+        for target in LINK.findall(path.read_text())
+        if not (path.parent / target).exists()
+    ]
+    assert broken == []
+
+
+@pytest.mark.slow
+def test_the_layers_hold(repository):
+    lint_imports = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run(
+        [lint_imports, "--no-cache"], cwd=repository, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    assert "0 broken" in done.stdout

@@ -1,0 +1,185 @@
+"""From an outcome to a topology with its verdict: pure, so built by hand."""
+
+import itertools
+
+import pytest
+
+from hpctrain.probe.assemble import assemble
+from hpctrain.probe.devices import DeviceReport
+from hpctrain.probe.figures import PairFigures
+from hpctrain.probe.outcome import Joined, Outcome, PairResult
+from hpctrain.probe.settings import ProbeSettings
+from hpctrain.records.topology import Device, DeviceType, Latency, Topology
+
+RATE = 1e9
+LATENCY = 1e-5
+
+
+def side(rate: float = RATE, latency: float = LATENCY) -> PairFigures:
+    return PairFigures(latency=Latency(min=latency / 2, p50=latency, p95=latency * 2), bytes_per_s=rate, n=8)
+
+
+def report(flops: float = 1e12, kind: str = "gpu") -> DeviceReport:
+    device = Device(id="cuda0", type=kind, flops={"bf16": flops}, memory_bytes=8e9, memory_bytes_per_s=1e11)
+    return DeviceReport(devices=[device], device_types={kind: DeviceType(kind="cuda", name=kind.upper())})
+
+
+def outcome(n: int = 4, slow_node: str = "", slow_flops: str = "", rate: float = 0.5 * RATE) -> Outcome:
+    names = [f"n{index}" for index in range(n)]
+    made = Outcome(names, rounds_done=n - 1, rounds_planned=n - 1, wall_s=1.25)
+    for name in names:
+        made.joined[name] = Joined(f"10.0.0.{len(made.joined)}", 5000, "ib0", name)
+        made.devices[name] = report(5e11 if name == slow_flops else 1e12)
+    for a, b in itertools.combinations(names, 2):
+        speed = rate if slow_node in (a, b) else RATE
+        made.pairs.append(PairResult(a, b, False, n // 2, side(speed), side(speed)))
+    return made
+
+
+def topology(made: Outcome, **settings) -> Topology:
+    return assemble(made, ProbeSettings(**settings), wall=0.0, job_id="42")
+
+
+def test_a_healthy_allocation_goes() -> None:
+    made = topology(outcome(), seed=7)
+
+    assert made.verdict.status == "go"
+    assert [node.health.verdict for node in made.nodes] == ["ok"] * 4
+    assert made.provenance.created == "1970-01-01T00:00:00Z"
+    assert (made.provenance.rounds_done, made.provenance.seed, made.provenance.job_id) == (3, 7, "42")
+    assert made.provenance.loopback is False
+    assert Topology.from_json(made.to_json()) == made
+
+
+def test_loopback_is_said() -> None:
+    made = topology(outcome(), loopback=True)
+
+    assert made.provenance.loopback is True
+    assert [entry.id for entry in made.fabric.classes] == ["loopback"]
+
+
+def test_each_direction_is_latency_of_its_sender_and_bandwidth_of_its_receiver() -> None:
+    made = outcome(2)
+    made.pairs = [PairResult("n0", "n1", False, 1, at_a=side(1e8, 1e-6), at_b=side(2e8, 3e-6))]
+
+    link = topology(made).fabric.links[0]
+
+    assert (link.ab.latency_s.p50, link.ab.isolated_bytes_per_s) == (1e-6, 2e8)
+    assert (link.ba.latency_s.p50, link.ba.isolated_bytes_per_s) == (3e-6, 1e8)
+    assert link.ab.beta_s_per_byte == pytest.approx(1 / 2e8)
+    assert link.ba.alpha_s == pytest.approx(3e-6, rel=1e-3)
+
+
+def test_a_slow_link_keeps_its_start_up_time() -> None:
+    made = outcome(2)
+    made.pairs = [PairResult("n0", "n1", False, 1, side(1e6, 4e-6), side(1e6, 4e-6))]
+
+    assert topology(made).fabric.links[0].ab.alpha_s == pytest.approx(4e-6, rel=1e-3)
+
+
+def test_alone_and_loaded_are_two_figures_and_the_model_takes_the_loaded_one() -> None:
+    made = outcome(2)
+    made.pairs = [
+        PairResult("n0", "n1", True, 1, side(4e8), side(4e8)),
+        PairResult("n0", "n1", False, 2, side(1e8), side(1e8)),
+    ]
+
+    figures = topology(made).fabric.links[0].ab
+
+    assert (figures.isolated_bytes_per_s, figures.loaded_bytes_per_s, figures.concurrency) == (4e8, 1e8, 1)
+    assert figures.beta_s_per_byte == pytest.approx(1e-8)
+
+
+def test_a_lost_node_is_bad_and_left_out_and_its_links_are_absent() -> None:
+    made = outcome()
+    made.lost["n2"] = "no answer in round 2 within 16 s"
+    made.pairs = [pair for pair in made.pairs if "n2" not in (pair.a, pair.b)]
+    del made.devices["n2"]
+
+    found = topology(made)
+
+    assert found.verdict.status == "warn"
+    assert found.verdict.exclude == ["n2"]
+    assert found.node("n2").health.verdict == "bad"
+    assert found.node("n2").health.reasons[0].code == "UNREACHABLE"
+    assert "round 2" in found.node("n2").health.reasons[0].text
+    assert not any("n2" in (link.a, link.b) for link in found.fabric.links)
+
+
+def test_half_of_the_nodes_gone_is_refused() -> None:
+    made = outcome()
+    made.lost = {"n2": "gone", "n3": "gone"}
+
+    assert topology(made).verdict.status == "refuse"
+
+
+def test_a_slow_node_is_degraded_with_the_numbers() -> None:
+    found = topology(outcome(6, slow_node="n3"))
+
+    assert found.verdict.status == "warn"
+    assert found.verdict.exclude == []
+    assert {node.id for node in found.nodes if node.health.verdict == "degraded"} == {"n3"}
+    assert "50% of the median 1 GB/s" in found.node("n3").health.reasons[0].text
+
+
+def test_a_slow_device_is_compared_with_its_own_type_only() -> None:
+    made = outcome(slow_flops="n1")
+    assert topology(made).node("n1").health.reasons[0].code == "SLOW_DEVICE"
+
+    made.devices["n1"] = report(5e11, kind="older")
+    assert topology(made).node("n1").health.verdict == "ok"
+
+
+def test_the_threshold_is_slack_where_virtual_nodes_share_cores() -> None:
+    made = outcome(6, slow_node="n3", rate=0.7 * RATE)
+
+    assert topology(made, slow_ratio=0.8).verdict.status == "warn"
+    assert topology(made, slow_ratio=0.5).verdict.status == "go"
+
+
+def test_devices_that_could_not_be_measured_are_unknown_not_bad() -> None:
+    made = outcome()
+    del made.devices["n1"]
+    made.devices_failed["n1"] = "measure: ended with code 1"
+
+    found = topology(made)
+
+    assert found.node("n1").health.verdict == "unknown"
+    assert found.verdict.exclude == []
+    assert found.verdict.status == "warn"
+
+
+def test_nothing_measured_at_all_is_refused() -> None:
+    made = outcome()
+    made.devices_failed = dict.fromkeys(made.nodes, "no torch")
+    made.devices = {}
+
+    assert topology(made).verdict.status == "refuse"
+
+
+def test_a_broken_link_between_living_nodes_is_a_fault_of_the_link() -> None:
+    made = outcome()
+    made.pairs = [pair for pair in made.pairs if (pair.a, pair.b) != ("n0", "n1")]
+    made.broken[("n0", "n1")] = "n0: the peer stopped sending"
+
+    found = topology(made)
+
+    assert found.verdict.status == "warn"
+    assert "link n0 - n1" in found.verdict.faults[0].text
+    assert found.node("n0").health.verdict == "ok"
+
+
+def test_above_64_nodes_only_links_off_their_class_are_listed() -> None:
+    found = topology(outcome(66, slow_node="n65"))
+
+    assert len(found.fabric.links) == 65
+    assert all("n65" in (link.a, link.b) for link in found.fabric.links)
+    assert found.fabric.classes[0].pairs == 66 * 65 // 2
+    assert found.fabric.classes[0].beta_s_per_byte == pytest.approx(1 / RATE, rel=1e-3)
+
+
+def test_one_node_has_no_links() -> None:
+    found = topology(outcome(1))
+
+    assert found.fabric.classes == []
+    assert found.verdict.status == "go"

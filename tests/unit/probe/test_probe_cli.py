@@ -1,0 +1,107 @@
+"""`hpctrain probe` and `hpctrain topology`: exit codes, and nothing but JSON on stdout with --json."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hpctrain.base.packaged import packaged
+from hpctrain.cli import probe as probe_command
+from hpctrain.records.topology import Topology, Verdict
+
+
+def hpctrain(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hpctrain", *argv]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_probe_writes_the_file_and_prints_json_on_stdout_only(tmp_path: Path) -> None:
+    done = hpctrain("probe", "--local", "2", "--json", "--seed", "5", "-o", "t.json", cwd=tmp_path)
+
+    printed = json.loads(done.stdout)
+    written = Topology.read(tmp_path / "t.json")
+    assert Topology.from_json(printed) == written
+    assert done.returncode == probe_command.EXIT_CODES[written.verdict.status]
+    assert written.provenance.seed == 5
+    assert "verdict" in done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["t.json"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+    command = subprocess.Popen(
+        [sys.executable, "-m", "hpctrain", "probe", "--local", "2"], cwd=tmp_path, stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    deadline = time.monotonic() + 20
+    children: list[psutil.Process] = []
+    while len(children) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+        children = psutil.Process(command.pid).children()
+    os.kill(command.pid, signal.SIGINT)
+    command.communicate(timeout=20)
+
+    assert len(children) == 2
+    assert command.returncode == 1
+    assert psutil.wait_procs(children, timeout=5)[1] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("status", "code"), [("go", 0), ("warn", 3), ("refuse", 4)])
+def test_the_exit_code_is_the_verdict(tmp_path: Path, monkeypatch, status: str, code: int) -> None:
+    from click.testing import CliRunner
+
+    topology = Topology.read(packaged("topology", "laptop-4-nodes.json"))
+    judged = topology.model_copy(update={"verdict": Verdict(status=status)})
+    monkeypatch.setattr(probe_command, "probe_local", lambda *_args: judged)
+
+    result = CliRunner().invoke(probe_command.command, ["--local", "4", "-o", str(tmp_path / "t.json")])
+
+    assert result.exit_code == code
+    assert Topology.read(tmp_path / "t.json") == judged
+    assert f"verdict: {status}" in result.output
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["probe"], "--local: missing"),
+        (["probe", "--local", "2", "-o", "absent/t.json"], "there is no folder absent"),
+        (["probe", "--local", "0"], "0 is not in the range"),
+        (["topology", "show", "absent.json"], "no such file"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_2(tmp_path: Path, argv: list[str], text: str) -> None:
+    done = hpctrain(*argv, cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+def test_show_prints_devices_matrix_and_verdict(tmp_path: Path) -> None:
+    done = hpctrain("topology", "show", str(packaged("topology", "laptop-4-nodes.json")), cwd=tmp_path)
+
+    assert done.returncode == 0
+    for text in ("loopback", "local3", "Latency", "Bandwidth", "verdict: go"):
+        assert text in done.stdout
+
+
+def test_diff_prints_what_changed(tmp_path: Path) -> None:
+    laptop = packaged("topology", "laptop-4-nodes.json")
+    Topology.read(laptop).only(["local0"]).write(tmp_path / "one.json")
+
+    done = hpctrain("topology", "diff", str(laptop), "one.json", "--json", cwd=tmp_path)
+
+    found = json.loads(done.stdout)["differences"]
+    assert done.returncode == 0
+    assert {"local1:cpu0 fp32", "local0 -> local1 bandwidth"} <= {row["what"] for row in found}
+    assert not any(row["what"].startswith("local0:") for row in found)

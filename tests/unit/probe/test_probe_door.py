@@ -1,0 +1,77 @@
+"""Who knows the token comes in; strangers do not, and hold up nobody."""
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from hpctrain.base.clock import SystemClock
+from hpctrain.probe.door import Broken, Door, knock, open_door
+
+CLOCK = SystemClock()
+
+
+@pytest.fixture
+def door():
+    opened = open_door("127.0.0.1", "secret", CLOCK)
+    yield opened
+    opened.close()
+
+
+def call(door: Door, token: str, node: str = "b"):
+    return knock("127.0.0.1", door.port, {"kind": "join", "node": node, "token": token}, 2.0)
+
+
+def admit(door: Door, seconds: float = 2.0):
+    return door.admit(lambda hello: hello.get("node") == "b", CLOCK.now() + seconds)
+
+
+def test_who_knows_the_token_comes_in(door: Door) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        caller = pool.submit(call, door, "secret")
+        admitted = admit(door)
+
+    assert admitted is not None
+    channel, hello = admitted
+    assert hello["node"] == "b"
+    caller.result().send({"kind": "ping"})
+    assert channel.wait_message(1.0) == {"kind": "ping"}
+    channel.close()
+    caller.result().close()
+
+
+@pytest.mark.parametrize(("token", "node"), [("guess", "b"), ("", "b"), ("secret", "other")])
+def test_a_wrong_token_and_an_unexpected_node_are_refused(door: Door, token: str, node: str) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        caller = pool.submit(call, door, token, node)
+        assert admit(door, 0.5) is None
+        with pytest.raises(Broken, match="closed the connection"):
+            caller.result()
+
+
+def test_a_silent_stranger_holds_up_nobody(door: Door) -> None:
+    with socket.create_connection(("127.0.0.1", door.port)) as stranger, ThreadPoolExecutor(1) as pool:
+        caller = pool.submit(call, door, "secret")
+        admitted = admit(door)
+
+        assert admitted is not None
+        assert stranger.fileno() >= 0
+        admitted[0].close()
+        caller.result().close()
+
+
+def test_nonsense_instead_of_a_hello_is_closed(door: Door) -> None:
+    with socket.create_connection(("127.0.0.1", door.port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        stranger.shutdown(socket.SHUT_WR)
+        assert admit(door, 0.5) is None
+        assert stranger.recv(100) == b""
+
+
+def test_nobody_behind_the_address_is_told() -> None:
+    opened = open_door("127.0.0.1", "secret", CLOCK)
+    port = opened.port
+    opened.close()
+
+    with pytest.raises(Broken, match="cannot connect"):
+        knock("127.0.0.1", port, {"token": "secret"}, 1.0)

@@ -1,0 +1,92 @@
+"""The script of a pair, over real TCP: figures from both ends, and a peer that dies, hangs or is slow."""
+
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from hpctrain.base.clock import SystemClock
+from hpctrain.probe.door import Broken
+from hpctrain.probe.exchange import Stream, drain, measure_pair, pour
+from hpctrain.probe.figures import PairFigures, bandwidth_of
+from hpctrain.probe.settings import MIB, ProbeSettings
+
+CLOCK = SystemClock()
+QUICK = ProbeSettings(bulk_bytes=MIB, bulk_bytes_max=2 * MIB, bulk_s=0.0, pings=20)
+
+
+@pytest.fixture
+def ends():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        a = socket.create_connection(server.getsockname())
+        b, _ = server.accept()
+    yield a, b
+    a.close()
+    b.close()
+
+
+def stream(sock: socket.socket, seconds: float = 5.0) -> Stream:
+    return Stream(sock, CLOCK, CLOCK.now() + seconds)
+
+
+def test_both_ends_measure(ends) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        answerer = pool.submit(measure_pair, stream(ends[1]), False, QUICK)
+        caller = measure_pair(stream(ends[0]), True, QUICK)
+
+    for figures in (caller, answerer.result()):
+        assert isinstance(figures, PairFigures)
+        assert 0 < figures.latency.min <= figures.latency.p50 <= figures.latency.p95 < 0.5
+        assert figures.bytes_per_s > 1e6
+        assert figures.n >= 1
+
+
+def test_at_least_the_asked_volume_is_sent(ends) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        arrivals = pool.submit(drain, stream(ends[1]))
+        pour(stream(ends[0]), QUICK)
+
+    assert arrivals.result()[-1][1] >= QUICK.bulk_bytes
+
+
+def test_a_slow_link_stops_at_the_time_limit_and_is_timed_at_the_receiver(ends) -> None:
+    """The receiver takes 128 KiB every 20 ms: 6.5 MB/s, whatever the sender's buffers swallow at first."""
+    for sock, option in ((ends[0], socket.SO_SNDBUF), (ends[1], socket.SO_RCVBUF)):
+        sock.setsockopt(socket.SOL_SOCKET, option, 65536)
+
+    class Slow(Stream):
+        def fill(self, view: memoryview) -> None:
+            time.sleep(0.02)
+            super().fill(view)
+
+    settings = replace(QUICK, bulk_bytes=64 * MIB, bulk_bytes_max=64 * MIB, bulk_limit_s=0.5)
+    with ThreadPoolExecutor(1) as pool:
+        arrivals = pool.submit(drain, Slow(ends[1], CLOCK, CLOCK.now() + 5.0))
+        pour(stream(ends[0]), settings)
+
+    assert arrivals.result()[-1][1] < 16 * MIB
+    assert bandwidth_of(arrivals.result())[0] == pytest.approx(6.5e6, rel=0.3)
+
+
+def test_a_dead_peer_is_told_at_once(ends) -> None:
+    ends[1].close()
+
+    with pytest.raises(Broken, match=r"closed the connection|connection broke"):
+        measure_pair(stream(ends[0]), True, QUICK)
+
+
+@pytest.mark.parametrize("caller", [True, False])
+def test_a_hung_peer_costs_the_slot_and_no_more(ends, caller: bool) -> None:
+    start = CLOCK.now()
+
+    with pytest.raises(Broken, match="stopped sending"):
+        measure_pair(stream(ends[0], seconds=0.3), caller, QUICK)
+
+    assert 0.2 < CLOCK.now() - start < 2.0
+
+
+def test_a_peer_that_stops_reading_costs_the_slot(ends) -> None:
+    with pytest.raises(Broken, match=r"stopped reading|slot ran out"):
+        pour(stream(ends[0], seconds=0.3), replace(QUICK, bulk_bytes=256 * MIB, bulk_bytes_max=256 * MIB))

@@ -1,0 +1,97 @@
+"""Real node processes on this machine, and what becomes of the file when one of them dies or hangs."""
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hpctrain.base.clock import SystemClock
+from hpctrain.base.errors import HpctrainError
+from hpctrain.base.process import SystemRunner
+from hpctrain.launch.probe_local import probe_local
+from hpctrain.records.topology import Topology
+
+pytestmark = pytest.mark.slow
+
+
+class WatchedRunner(SystemRunner):
+    """Remembers the process of each node."""
+
+    def __init__(self) -> None:
+        self.pids: dict[str, int] = {}
+
+    def start(self, argv, env=None, log=None, keep_fds=()):
+        process = super().start(argv, env, log, keep_fds)
+        self.pids[argv[argv.index("--node") + 1]] = process.pid
+        return process
+
+
+def no_process_left(runner: WatchedRunner) -> bool:
+    return not any(psutil.pid_exists(pid) for pid in runner.pids.values())
+
+
+def test_three_nodes_end_to_end(tmp_path: Path) -> None:
+    runner = WatchedRunner()
+    phases: list[str] = []
+
+    topology = probe_local(3, tmp_path, runner, SystemClock(), progress=lambda phase, *_: phases.append(phase))
+
+    assert topology == Topology.read(tmp_path / "topology.json")
+    assert topology.provenance.loopback is True
+    assert topology.provenance.rounds_done == topology.provenance.rounds_planned == 3
+    assert len(topology.fabric.links) == 3
+    for node in topology.nodes:
+        assert node.iface == "lo"
+        assert node.devices[0].flops["fp32"] > 1e8
+        assert node.devices[0].memory_bytes > 1e8
+        assert node.devices[0].memory_bytes_per_s > 1e8
+        assert 0 < node.devices[0].launch_s < 1e-3
+    assert topology.verdict.exclude == []
+    assert "devices" in phases
+    assert not (tmp_path / "probe").exists()
+    assert no_process_left(runner)
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"), [(signal.SIGKILL, "its process ended"), (signal.SIGSTOP, "no answer in round")]
+)
+def test_a_node_that_dies_or_hangs_costs_one_slot_and_the_file_says_so(
+    tmp_path: Path, how: signal.Signals, reason: str
+) -> None:
+    runner, clock = WatchedRunner(), SystemClock()
+    done = False
+
+    def strike(phase: str, rounds: int, planned: int) -> None:
+        nonlocal done
+        if phase == "links" and not done:
+            done = True
+            os.kill(runner.pids["local2"], how)
+
+    start = clock.now()
+    # Seven nodes have 21 rounds of one pair before the full ones: time enough to strike in the middle.
+    topology = probe_local(7, tmp_path, runner, clock, device="none", progress=strike)
+
+    assert clock.now() - start < 25
+    assert topology.verdict.status == "warn"
+    assert topology.verdict.exclude == ["local2"]
+    assert topology.node("local2").health.verdict == "bad"
+    assert reason in topology.node("local2").health.reasons[0].text
+    others = {node.id for node in topology.nodes} - {"local2"}
+    assert {node.health.verdict for node in topology.nodes if node.id in others} <= {"ok", "degraded"}
+    measured = {frozenset((link.a, link.b)) for link in topology.fabric.links}
+    assert {frozenset((a, b)) for a in others for b in others if a < b} <= measured
+    assert topology.provenance.rounds_done < topology.provenance.rounds_planned
+    assert no_process_left(runner)
+
+
+def test_without_its_first_node_there_is_no_topology(tmp_path: Path) -> None:
+    runner = WatchedRunner()
+
+    def strike(phase: str, rounds: int, planned: int) -> None:
+        os.kill(runner.pids["local0"], signal.SIGKILL)
+
+    with pytest.raises(HpctrainError, match="first node ended with code -9"):
+        probe_local(2, tmp_path, runner, SystemClock(), device="none", progress=strike)
+    assert no_process_left(runner)

@@ -1,0 +1,87 @@
+"""The device half: figures of the CPU, and the words over the inherited socket."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hpctrain.base.wire import LineChannel
+from hpctrain.probe.devices import DeviceReport
+from hpctrain.worker.measure import copy_bytes_per_s, launch_seconds, matmul_flops
+
+CPU = torch.device("cpu")
+
+
+class Ticks:
+    """A clock that moves by a fixed step at each look."""
+
+    def __init__(self, step: float) -> None:
+        self.time = 0.0
+        self._step = step
+
+    def __call__(self) -> float:
+        self.time += self._step
+        return self.time
+
+
+def test_flops_are_two_size_cubed_over_elapsed_time() -> None:
+    # Each product takes one second of this clock; four fit in the limit.
+    assert matmul_flops(CPU, torch.float32, Ticks(1.0), limit_s=4.0) == pytest.approx(2 * 512**3)
+
+
+def test_a_product_slower_than_the_limit_still_counts() -> None:
+    assert matmul_flops(CPU, torch.float32, Ticks(10.0), limit_s=1.0) == pytest.approx(2 * 512**3 / 10)
+
+
+def test_copies_count_what_is_read_and_what_is_written() -> None:
+    assert copy_bytes_per_s(CPU, Ticks(0.5), limit_s=1.0) == pytest.approx(2 * 64 * 2**20 / 0.5)
+
+
+def test_a_tiny_operation_is_the_median_of_batches() -> None:
+    assert launch_seconds(CPU, Ticks(1.0)) == pytest.approx(1 / 25)
+
+
+def start(*argv: str, **kwargs) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-m", "hpctrain.worker", "measure", *argv], text=True, **kwargs)
+
+
+@pytest.mark.slow
+def test_the_command_prints_one_json_object_and_divides_memory() -> None:
+    process = start("--device", "cpu", "--threads", "1", "--share", "4", stdout=subprocess.PIPE)
+    printed, _ = process.communicate(timeout=120)
+
+    report = DeviceReport.model_validate(json.loads(printed))
+    assert process.returncode == 0
+    assert set(report.devices[0].flops) == {"fp32", "bf16"}
+    import psutil
+
+    assert report.devices[0].memory_bytes <= psutil.virtual_memory().total / 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("go", [True, False])
+def test_over_a_socket_it_waits_for_the_word_and_ends_when_nobody_listens(go: bool) -> None:
+    ours, theirs = socket.socketpair()
+    process = start("--device", "cpu", "--fd", str(theirs.fileno()), pass_fds=[theirs.fileno()])
+    theirs.close()
+    channel = LineChannel(ours)
+
+    assert channel.wait_message(120) == {"kind": "ready"}
+    if go:
+        channel.send({"kind": "go"})
+        DeviceReport.model_validate(channel.wait_message(120)["report"])
+    channel.close()
+    assert process.wait(30) == (0 if go else 1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_where_there_is_none_is_said() -> None:
+    process = start("--device", "cuda", stderr=subprocess.PIPE)
+    _, errors = process.communicate(timeout=120)
+
+    assert process.returncode == 2
+    assert "no CUDA device" in errors

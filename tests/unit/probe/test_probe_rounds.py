@@ -1,0 +1,49 @@
+"""Every pair exactly once, nobody twice in a round, the same seed gives the same schedule."""
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from hpctrain.probe.rounds import plan_rounds, rounds
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(0, 130), seed=st.integers())
+@example(n=2, seed=0)
+@example(n=2047, seed=1)
+@example(n=2048, seed=1)
+def test_every_pair_meets_once_and_nobody_is_in_two_places(n: int, seed: int) -> None:
+    schedule = rounds(n, seed)
+
+    met = {pair for pairs in schedule for pair in pairs}
+    assert len(met) == sum(map(len, schedule)) == n * (n - 1) // 2
+    assert all(0 <= a < b < n for a, b in met)
+    for pairs in schedule:
+        busy = [node for pair in pairs for node in pair]
+        assert len(busy) == len(set(busy)) == 2 * (n // 2)
+    assert len(schedule) == (0 if n < 2 else n - 1 if n % 2 == 0 else n)
+
+
+@given(n=st.integers(2, 60), seed=st.integers())
+def test_the_same_seed_gives_the_same_schedule(n: int, seed: int) -> None:
+    assert rounds(n, seed) == rounds(n, seed)
+
+
+def test_another_seed_gives_another_schedule() -> None:
+    assert rounds(16, 1) != rounds(16, 2)
+
+
+def test_few_nodes_measure_each_pair_alone_and_then_all_at_once() -> None:
+    schedule = plan_rounds(4, seed=0, isolated_up_to=8)
+
+    alone = [step for step in schedule if step.alone]
+    assert [len(step.pairs) for step in alone] == [1] * 6
+    assert [len(step.pairs) for step in schedule[6:]] == [2, 2, 2]
+    assert {pair for step in alone for pair in step.pairs} == {pair for step in schedule[6:] for pair in step.pairs}
+
+
+def test_many_nodes_measure_in_full_rounds_only() -> None:
+    assert not any(step.alone for step in plan_rounds(9, seed=0, isolated_up_to=8))
+
+
+def test_three_nodes_have_one_pair_a_round_anyway() -> None:
+    assert len(plan_rounds(3, seed=0, isolated_up_to=8)) == 3

@@ -1,0 +1,167 @@
+"""A plan that no job could obey is refused with the place of the mistake; so is a topology that contradicts itself."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.base.errors import FileError
+from hpctrain.records.plan import CodecSpec, Plan
+from hpctrain.records.topology import INTRA_NODE_LATENCY_S, Topology
+
+PLAN: dict[str, Any] = {
+    "pp": 2,
+    "dp": 2,
+    "tp": 1,
+    "stages": [{"layers": [0, 3]}, {"layers": [3, 6]}],
+    "replicas": [
+        {"rows": 8, "micro_batch": 2, "micro_batches": 4, "devices": [["a:cpu0"], ["b:cpu0"]]},
+        {"rows": 3, "micro_batch": 1, "micro_batches": 3, "devices": [["c:cpu0"], ["d:cpu0"]]},
+    ],
+    "ranks": ["a:cpu0", "c:cpu0", "b:cpu0", "d:cpu0"],
+}
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """The plan with one value replaced: 'stages.0.layers'."""
+    plan = copy.deepcopy(PLAN)
+    target: Any = plan
+    *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    for part in parents:
+        target = target[part]
+    target[last] = value
+    return plan
+
+
+def test_the_plan_itself_is_valid() -> None:
+    plan = Plan.from_json(PLAN)
+    assert (plan.rows, plan.layers, plan.world_size, plan.nodes) == (11, 6, 4, ["a", "c", "b", "d"])
+    assert plan.mesh() == [[[0], [1]], [[2], [3]]]
+    assert plan.table(0) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("stages.0.layers", [1, 3], r"stages\[0\]\.layers: found \[1, 3\), expected it to start at 0"),
+        ("stages.1.layers", [4, 6], r"stages\[1\]\.layers: found \[4, 6\), expected it to start at 3"),
+        ("stages.1.layers", [3, 2], r"stages\[1\]\.layers: found \[3, 2\)"),
+        ("pp", 3, "stages: found 2, allowed: at least one for each of pp 3"),
+        ("pp", 1, r"replicas\[0\]\.devices: its stages lie on 2 sets of devices, pp is 1"),
+        ("dp", 1, "replicas: found 2, dp is 1"),
+        ("tp", 2, r"replicas\[0\]\.devices\[0\]: found 1 devices, tp is 2"),
+        ("replicas.0.rows", 9, r"replicas\[0\]\.rows: found 9, but micro_batch 2 × micro_batches 4 is 8"),
+        ("replicas.1.devices", [["c:cpu0"]], r"replicas\[1\]\.devices: found 1 rows, there are 2 stages"),
+        ("replicas.1.devices", [["a:cpu0"], ["d:cpu0"]], "replicas: a device is used twice: a:cpu0"),
+        ("ranks", ["a:cpu0", "b:cpu0", "c:cpu0"], "ranks: found a:cpu0, b:cpu0, c:cpu0; expected exactly the devices"),
+        ("ranks", ["a:cpu0", "a:cpu0", "c:cpu0", "d:cpu0"], "ranks: found a:cpu0, a:cpu0"),
+        ("zero", 1, "zero: found 1; input should be 0"),
+        ("schedule", "zigzag", "schedule: found 'zigzag'"),
+        ("stagse", [], "stagse: unknown key; did you mean 'stages'"),
+        ("stages.0.layer", 1, r"stages\[0\]\.layer: unknown key; did you mean 'layers'"),
+    ],
+)
+def test_a_plan_that_cannot_be_obeyed_is_refused(path: str, value: Any, message: str) -> None:
+    with pytest.raises(FileError, match=message):
+        Plan.from_json(changed(path, value), "plan.json")
+
+
+def test_only_the_ends_of_a_model_may_have_no_block() -> None:
+    ends = changed("stages", [{"layers": [0, 0]}, {"layers": [0, 0]}])
+    assert Plan.from_json(ends).layers == 0
+    middle = changed("stages", [{"layers": [0, 3]}, {"layers": [3, 3]}, {"layers": [3, 6]}])
+    with pytest.raises(FileError, match=r"stages\[1\]\.layers: found no block"):
+        Plan.from_json(middle)
+
+
+def test_a_ring_all_reduce_sends_what_it_sends() -> None:
+    assert CodecSpec().wire_bytes(100.0, 1) == 0.0
+    assert CodecSpec().wire_bytes(100.0, 4) == 600.0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"plan\.json:1: not valid JSON"),
+        ('{\n "pp": 1,\n}', r"plan\.json:\d: not valid JSON"),
+        ("[]", r"plan\.json: found \[\]; keys are expected below it"),
+        (json.dumps({**PLAN, "schema": "hpctrain.run/v1"}), r"schema is 'hpctrain\.run/v1', this version reads"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(FileError, match=message) as caught:
+        Plan.read(tmp_path / "plan.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"plan\.json: no such file"):
+        Plan.read(tmp_path / "plan.json")
+
+
+TOPOLOGY: dict[str, Any] = {
+    "provenance": {"version": "0", "created": "1970-01-01T00:00:00Z", "transport": "tcp"},
+    "device_types": {"x86": {"kind": "cpu", "name": "x86"}},
+    "nodes": [
+        {"id": name, "addr": f"10.0.0.{number}", "devices": [{"id": "cpu0", "type": "x86"}, {"id": "cpu1", "type": "x86"}]}
+        for number, name in enumerate("abc")
+    ],
+    "fabric": {
+        "classes": [{"id": "fast", "alpha_s": 1e-5, "beta_s_per_byte": 1e-9, "pairs": 1}],
+        "links": [
+            {"a": "a", "b": "b", "ab": {"alpha_s": 1e-4, "beta_s_per_byte": 2e-9}, "ba": {}, "class": "fast"},
+        ],
+        "clusters": [{"id": "left", "members": ["a", "b"]}, {"id": "right", "members": ["c"]}],
+    },
+}
+
+
+def test_a_link_costs_its_own_figures_then_its_class_then_the_slowest() -> None:
+    cost = Topology.from_json(TOPOLOGY).link_cost()
+    assert cost.between("a:cpu0", "b:cpu0") == (1e-4, 2e-9)
+    assert cost.between("b:cpu0", "a:cpu1") == (1e-5, 1e-9)
+    assert cost.between("a:cpu0", "c:cpu0") == (1e-5, 1e-9)
+    assert cost.between("a:cpu0", "a:cpu1")[0] == INTRA_NODE_LATENCY_S
+    assert cost.seconds("a:cpu0", "b:cpu0", 1e6) == pytest.approx(2.1e-3)
+    assert cost.worst(["a:cpu0"]) == (0.0, 0.0)
+    assert cost.worst(["a:cpu0", "b:cpu0"]) == (1e-4, 2e-9)
+
+
+def test_some_of_the_nodes_keep_their_measurements() -> None:
+    part = Topology.from_json(TOPOLOGY).only(["a", "c"])
+    assert part.places() == ["a:cpu0", "a:cpu1", "c:cpu0", "c:cpu1"]
+    assert part.fabric.links == []
+    assert [cluster.members for cluster in part.fabric.clusters] == [["a"], ["c"]]
+    assert part.device("c:cpu1").type == "x86"
+    for place in ("b:cpu0", "a:cpu9"):
+        with pytest.raises(KeyError):
+            part.device(place)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"id": "b"', '"id": "a"', r"nodes: a name is given twice: \['a'\]"),
+        ('"type": "x86"', '"type": "arm"', "node a: device type 'arm' is not in device_types"),
+        ('"b": "b"', '"b": "z"', r"fabric\.links: 'z' is not a node of this file"),
+        ('"kind": "cpu"', '"kindd": "cpu"', r"device_types\.x86\.kindd: unknown key; did you mean 'kind'"),
+        ('"kind": "cpu"', '"kind": "tpu"', r"device_types\.x86\.kind: found 'tpu'"),
+        ('"alpha_s": 0.0001', '"alpha": 0.0001', r"fabric\.links\[0\]\.ab\.alpha: unknown key; did you mean 'alpha_s'"),
+    ],
+)
+def test_a_topology_that_contradicts_itself_is_refused(old: str, new: str, message: str) -> None:
+    text = json.dumps(TOPOLOGY)
+    assert old in text
+    with pytest.raises(FileError, match=message):
+        Topology.from_json(json.loads(text.replace(old, new)))
+
+
+def test_what_was_not_measured_is_absent() -> None:
+    written = json.dumps(Topology.from_json(TOPOLOGY).to_json())
+    assert "null" not in written
+    assert "loaded_bytes_per_s" not in written

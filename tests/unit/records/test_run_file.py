@@ -1,0 +1,206 @@
+"""run.yaml: everything wrong with it is told at once, in the person's own words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.base.errors import FileError, InputError
+from hpctrain.records.run import Optimizer, Run, read_run
+
+GOOD = """\
+steps: 10
+model: {preset: tiny-1m}
+data: {train: [corpus]}
+batch: {global: 4}
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(text)
+    return path
+
+
+def mistakes(path: Path, *overrides: str) -> list[str]:
+    with pytest.raises(FileError) as caught:
+        read_run(path, overrides)
+    return [line.removeprefix(str(path)) for line in str(caught.value).splitlines()]
+
+
+def test_a_short_file_is_a_whole_run(tmp_path: Path) -> None:
+    run = read_run(written(tmp_path, GOOD))
+    assert (run.steps, run.batch.global_, run.parallel.mode, run.data.seq_len) == (10, 4, "auto", 256)
+    assert run.optimizer == Optimizer(lr=1e-4, betas=(0.9, 0.999), warmup_steps=1000)
+
+
+def test_every_mistake_is_told_at_once_in_file_order(tmp_path: Path) -> None:
+    text = """\
+nmae: x
+steps: many
+cluster:
+  nodes: 4-3
+  time: 1:30:00
+model: {preset: tinny}
+data:
+optimizer:
+  lr: -1e-4
+  betas: [0.9]
+batch: {globl: 3}
+recovery:
+  retries: on
+"""
+    assert mistakes(written(tmp_path, text)) == [
+        ":1: nmae: unknown key; did you mean 'name'?",
+        ":2: steps: found 'many'; input should be a valid integer, unable to parse string as an integer",
+        ":4: cluster.nodes: found '4-3'; at least one node, and the second number not below the first",
+        ":6: model.preset: found 'tinny'; allowed: tiny-1m, mini-10m, small-125m, medium-350m, large-1.3b, xl-7b, "
+        "xxl-70b",
+        ":7: data: found nothing; keys are expected below it",
+        ":9: optimizer.lr: found -0.0001; input should be greater than 0",
+        ":10: optimizer.betas[1]: missing; this key must be given",
+        ":11: batch.global: missing; this key must be given",
+        ":11: batch.globl: unknown key; did you mean 'global'?",
+        ":13: recovery.retries: found 'on'; input should be a valid integer, unable to parse string as an integer",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("parallel: {mode: auto, pp: 2}", ":5: parallel.pp: not a key of this mode; allowed: mode"),
+        ("parallel: {mode: fixed, pipeline: 2}", ":5: parallel.pipeline: unknown key; allowed: dp, micro_batch, mode"),
+        ("parallel: {mode: fixed, pp: 0}", ":5: parallel.pp: found 0; input should be greater than or equal to 1"),
+        ("parallel: {mode: fixt}", ":5: parallel.mode: found 'fixt'; allowed: 'auto', 'fixed'"),
+        ("parallel: {pp: 2}", ":5: parallel.mode: missing; this key decides which others are allowed"),
+        ("parallel: fixed", ":5: parallel: found 'fixed'; "),
+        ("cluster: slurm", ":5: cluster: found 'slurm'; keys are expected below it"),
+        ("cluster: {nodes: 0}", ":5: cluster.nodes: found 0; at least one node"),
+        ("cluster: {nodes: 3-}", ":5: cluster.nodes: found '3-'; allowed: a number ('4') or a range ('3-4')"),
+        ("name: a b", ":5: name: found 'a b'; string should match pattern"),
+        ("name: " + "x" * 200, ":5: name: found '" + "x" * 56 + "...; string should match"),
+        ("seed: -1", ":5: seed: found -1; input should be greater than or equal to 0"),
+        ("compression: {mode: topk}", ":5: compression.mode: found 'topk'; input should be 'none'"),
+        ("schema: hpctrain.run/v9", ": schema is 'hpctrain.run/v9', this version reads 'hpctrain.run/v1'"),
+    ],
+)
+def test_one_mistake_is_one_line(tmp_path: Path, line: str, expected: str) -> None:
+    found = mistakes(written(tmp_path, GOOD + line + "\n"))
+    assert len(found) == 1
+    assert found[0].startswith(expected)
+
+
+@pytest.mark.parametrize("model", ["{}", "{preset: tiny-1m, hf: x}", "{preset: tiny-1m, dims: {layers: 1, dim: 8, heads: 1}}"])
+def test_a_model_is_given_in_exactly_one_way(tmp_path: Path, model: str) -> None:
+    text = GOOD.replace("{preset: tiny-1m}", model)
+    assert mistakes(written(tmp_path, text)) == [":2: model: give exactly one of preset, dims, hf, import"]
+
+
+def test_dimensions_that_do_not_fit_are_told(tmp_path: Path) -> None:
+    text = GOOD.replace("{preset: tiny-1m}", "{dims: {layers: 2, dim: 10, heads: 3}}")
+    assert mistakes(written(tmp_path, text)) == [":2: model.dims: dim 10 is not a multiple of heads 3"]
+
+
+@pytest.mark.parametrize("text", ["", "# only a comment\n"])
+def test_an_empty_file_misses_its_keys(tmp_path: Path, text: str) -> None:
+    assert mistakes(written(tmp_path, text)) == [
+        f": {key}: missing; this key must be given" for key in ("steps", "model", "data", "batch")
+    ]
+
+
+@pytest.mark.parametrize("text", ["- a\n", "text\n", "3\n"])
+def test_a_file_without_keys_is_told(tmp_path: Path, text: str) -> None:
+    assert mistakes(written(tmp_path, text)) == [":1: found no keys; `hpctrain init` writes a commented run file"]
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("steps=7", ("steps",), 7),
+        ("optimizer.lr=3e-4", ("optimizer", "lr"), 3e-4),
+        ("optimizer.clip_norm=null", ("optimizer", "clip_norm"), None),
+        ("cluster.time=1:30:00", ("cluster", "time"), "1:30:00"),
+        ("cluster.nodes=3-4", ("cluster", "nodes"), "3-4"),
+        ("cluster.nodes=4", ("cluster", "nodes"), "4"),
+        ("parallel={mode: fixed, pp: 2}", ("parallel", "pp"), 2),
+        ("batch.global = 32", ("batch", "global_"), 32),
+        ("model.dims.layers=2", ("model", "dims", "layers"), 2),
+    ],
+)
+def test_an_override_is_typed_like_the_file(tmp_path: Path, override: str, key: tuple[str, ...], value: Any) -> None:
+    dims = GOOD.replace("{preset: tiny-1m}", "{dims: {layers: 4, dim: 8, heads: 2}}")
+    found: Any = read_run(written(tmp_path, dims), (override,))
+    for part in key:
+        found = getattr(found, part)
+    assert found == value
+
+
+def test_later_overrides_win(tmp_path: Path) -> None:
+    assert read_run(written(tmp_path, GOOD), ("steps=1", "steps=2")).steps == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("steps", "--set steps: write it as key.path=value"),
+        ("=3", "--set =3: write it as key.path=value"),
+        ("a..b=3", "--set a..b=3: write it as key.path=value"),
+        ("steps.x=3", "--set steps.x=3: 'steps' holds 10, which has no keys below it"),
+        ("data.train.0=x", "--set data.train.0=x: 'train' holds"),
+        ("name=[a", "--set name=[a: the value is not valid YAML"),
+    ],
+)
+def test_an_override_that_cannot_be_put_in_place_is_told(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_run(written(tmp_path, GOOD), (override,))
+    assert str(caught.value).startswith(message)
+
+
+def test_a_mistake_in_an_override_points_at_no_line_of_the_file(tmp_path: Path) -> None:
+    found = mistakes(written(tmp_path, GOOD), "steps=x", "batch={glob: 1}", "optimizer.lrr=1")
+    assert found == [
+        ": steps: found 'x'; input should be a valid integer, unable to parse string as an integer (given by --set)",
+        ": batch.global: missing; this key must be given (given by --set)",
+        ": batch.glob: unknown key; did you mean 'global'? (given by --set)",
+        ": optimizer.lrr: unknown key; did you mean 'lr'? (given by --set)",
+    ]
+
+
+def test_relative_data_start_at_the_files_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    text = GOOD.replace("[corpus]", "[corpus, /abs, ~/mine], valid: [v], tokenizer: t.json")
+    (tmp_path / "sub").mkdir()
+    data = read_run(written(tmp_path / "sub", text)).data
+    assert data.train == [str(tmp_path / "sub" / "corpus"), "/abs", "/home/me/mine"]
+    assert data.valid == [str(tmp_path / "sub" / "v")]
+    assert data.tokenizer == str(tmp_path / "sub" / "t.json")
+
+
+@pytest.mark.parametrize(
+    ("warmup_steps", "steps", "expected"), [(1000, 20_000, 1000), (1000, 200, 20), (1000, 5, 1), (0, 100, 0), (3, 100, 3)]
+)
+def test_a_short_run_warms_up_for_a_tenth(warmup_steps: int, steps: int, expected: int) -> None:
+    assert Optimizer(warmup_steps=warmup_steps).warmup(steps) == expected
+
+
+@pytest.mark.parametrize("addition", ["cluster: {kind: slurm}\n", "container: {image: a.sif}\n"])
+def test_what_this_version_cannot_run_yet_is_said_by_field(tmp_path: Path, addition: str) -> None:
+    run = read_run(written(tmp_path, GOOD + addition))
+    with pytest.raises(InputError, match=addition.split(":")[0]):
+        run.require_runnable()
+
+
+def test_models_of_other_forms_are_understood_and_declined(tmp_path: Path) -> None:
+    run = read_run(written(tmp_path, GOOD.replace("preset: tiny-1m", "import: my.models:make")))
+    assert run.model.import_ == "my.models:make"
+    with pytest.raises(InputError, match=r"model\.import"):
+        run.spec()
+
+
+def test_reading_is_a_pure_function_of_the_file(tmp_path: Path) -> None:
+    path = written(tmp_path, GOOD)
+    assert read_run(path).sha256() == read_run(path).sha256()
+    assert read_run(path, ("seed=1",)).sha256() != read_run(path).sha256()
+    assert isinstance(read_run(path), Run)

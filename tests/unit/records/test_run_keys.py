@@ -1,0 +1,54 @@
+"""The keys of run.yaml are a promise: a change shows here, and each of them is documented."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from hpctrain.records.corpus_index import CorpusIndex
+from hpctrain.records.mistakes import known_keys, models_in
+from hpctrain.records.plan import Plan
+from hpctrain.records.run import Run
+from hpctrain.records.topology import Topology
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "run_keys.txt"
+
+
+def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for key, annotation in known_keys(model).items():
+        yield prefix + key
+        for inner in models_in(annotation):
+            yield from keys_of(inner, f"{prefix}{key}.")
+
+
+def test_the_keys_of_a_run_file_are_the_recorded_ones() -> None:
+    assert sorted(set(keys_of(Run))) == GOLDEN.read_text().split()
+
+
+def undocumented(schema: Any) -> list[str]:
+    definitions = schema.get("$defs", {})
+    return [
+        f"{owner}.{key}"
+        for owner, definition in {"": schema, **definitions}.items()
+        for key, field in definition.get("properties", {}).items()
+        # A field that says what its model says refers to it.
+        if not (field.get("description") or definitions.get(field.get("$ref", "").split("/")[-1], {}).get("description"))
+    ]
+
+
+@pytest.mark.parametrize("model", [Run, Plan, Topology, CorpusIndex])
+def test_every_key_has_a_description(model: type[BaseModel]) -> None:
+    assert undocumented(model.model_json_schema(by_alias=True)) == []
+
+
+@pytest.mark.parametrize("model", [Run, Plan, Topology, CorpusIndex])
+def test_every_file_has_a_schema_for_editors(model: type[BaseModel]) -> None:
+    schema = json.loads(json.dumps(model.model_json_schema(by_alias=True)))
+    assert schema["additionalProperties"] is False
+    assert schema["description"]
+    assert "schema" in schema["properties"]

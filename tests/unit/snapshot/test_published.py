@@ -1,0 +1,138 @@
+"""Checkpoints on disk: only what verifies is ever opened; what was good before stays good."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpctrain.base.errors import CheckpointError
+from hpctrain.records.manifest import Manifest
+from hpctrain.snapshot import published
+
+
+def make(checkpoints: Path, step: int, content: bytes = b"shard", model: str = "m") -> Path:
+    temporary = checkpoints / f".{published.folder_name(step)}.gen-0.tmp"
+    temporary.mkdir(parents=True)
+    (temporary / "__0_0.distcp").write_bytes(content)
+    (temporary / ".metadata").write_bytes(b"metadata")
+    files = [published.describe_file(path) for path in sorted(temporary.iterdir())]
+    manifest = Manifest(
+        step=step, generation=0, samples=step, seed=0, run_sha256="r", model_sha256=model, world_size=1, files=files
+    )
+    return published.publish(temporary, manifest)
+
+
+def test_newest_is_the_last_published(tmp_path: Path) -> None:
+    make(tmp_path, 50)
+    make(tmp_path, 100)
+    found, skipped = published.newest(tmp_path)
+    assert found is not None
+    assert found.manifest.step == 100
+    assert skipped == []
+    assert (tmp_path / "latest").read_text() == "step-00000100\n"
+
+
+def truncate(path: Path) -> None:
+    (path / "__0_0.distcp").write_bytes(b"sha")
+
+
+def flip(path: Path) -> None:
+    (path / "__0_0.distcp").write_bytes(b"shar\x00")
+
+
+def open_to_others(path: Path) -> None:
+    os.chmod(path / "__0_0.distcp", 0o666)
+
+
+def add_stranger(path: Path) -> None:
+    (path / "evil.pkl").write_bytes(b"")
+
+
+def lose_metadata(path: Path) -> None:
+    (path / ".metadata").unlink()
+
+
+def lose_manifest(path: Path) -> None:
+    (path / "manifest.json").unlink()
+
+
+def tear_manifest(path: Path) -> None:
+    text = (path / "manifest.json").read_text()
+    (path / "manifest.json").write_text(text[: len(text) // 2])
+
+
+def link_elsewhere(path: Path) -> None:
+    target = path.parent / "elsewhere"
+    target.write_bytes(b"shard")
+    (path / "__0_0.distcp").unlink()
+    (path / "__0_0.distcp").symlink_to(target)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (truncate, "__0_0.distcp has 3 bytes, 5 were written"),
+        (flip, "__0_0.distcp is not what was written (its hash differs)"),
+        (open_to_others, "__0_0.distcp can be written by others (mode 666)"),
+        (add_stranger, "it holds evil.pkl, which its manifest does not name"),
+        (lose_metadata, ".metadata is missing"),
+        (lose_manifest, "manifest.json is missing"),
+        (tear_manifest, "its manifest cannot be read"),
+        (link_elsewhere, "__0_0.distcp is a symbolic link"),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over(damage: Callable[[Path], None], reason: str, tmp_path: Path) -> None:
+    make(tmp_path, 50)
+    damage(make(tmp_path, 100))
+    found, skipped = published.newest(tmp_path)
+    assert found is not None
+    assert found.manifest.step == 50
+    assert [item.path.name for item in skipped] == ["step-00000100"]
+    assert reason in skipped[0].reason
+
+
+def test_a_checkpoint_of_another_model_is_passed_over(tmp_path: Path) -> None:
+    make(tmp_path, 50, model="other")
+    found, skipped = published.newest(tmp_path, "m")
+    assert found is None
+    assert skipped[0].reason == "it is of another model"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_a_checkpoint_of_another_user_is_not_opened(tmp_path: Path) -> None:
+    path = make(tmp_path, 50)
+    os.chown(path / ".metadata", 65534, 65534)
+    with pytest.raises(CheckpointError, match="belongs to another user"):
+        published.verify(path)
+
+
+def test_the_same_step_again_replaces_the_older_one(tmp_path: Path) -> None:
+    make(tmp_path, 50, b"old")
+    make(tmp_path, 50, b"new!!")
+    found, _ = published.newest(tmp_path)
+    assert found is not None
+    assert (found.path / "__0_0.distcp").read_bytes() == b"new!!"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000050"]
+
+
+def test_what_a_killed_writer_left_is_removed_and_what_it_put_aside_comes_back(tmp_path: Path) -> None:
+    make(tmp_path, 50)
+    (tmp_path / ".step-00000100.gen-3.tmp").mkdir()
+    (tmp_path / "step-00000050").rename(tmp_path / ".replaced-step-00000050")
+    published.discard_unfinished(tmp_path)
+    assert [path.name for path in published.listed(tmp_path)] == ["step-00000050"]
+    assert published.newest(tmp_path)[0] is not None
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        make(tmp_path, step)
+    published.prune(tmp_path, 2)
+    assert [path.name for path in published.listed(tmp_path)] == ["step-00000020", "step-00000030"]
+
+
+def test_no_checkpoints_folder_is_no_checkpoint(tmp_path: Path) -> None:
+    assert published.newest(tmp_path / "none") == (None, [])
