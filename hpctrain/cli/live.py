@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TextIO
 
 from hpctrain.base.clock import SystemClock
@@ -17,21 +17,32 @@ PLAIN_EVERY_S = 5.0
 """Fewest seconds between two progress lines where they cannot be rewritten in place."""
 
 
-def watch(job: LocalJob, steps: int, out: TextIO) -> Ended:
-    """Show rows and events until the job has ended; how it ended comes back."""
+def watch(job: LocalJob, steps: int, out: TextIO, on_row: Callable[[MetricRow], None] | None = None) -> Ended:
+    """Show rows and events until the job has ended; how it ended comes back.
+
+    Args:
+        on_row: called with each new row of metrics.
+    """
     clock = SystemClock()
     since = clock.wall()
     asked = _interrupts(job, out)
     items = follow(job.folder.path, clock, until=lambda: not job.running())
     in_place = out.isatty()
-    show(live_lines(_later_than(items, since), steps, 0.0 if in_place else PLAIN_EVERY_S), out, in_place)
+    show(live_lines(_new(items, since, on_row), steps, 0.0 if in_place else PLAIN_EVERY_S), out, in_place)
     signal.signal(signal.SIGINT, asked)
     return job.wait(lambda: None)
 
 
-def _later_than(items: Iterable[MetricRow | Event], since: float) -> Iterator[MetricRow | Event]:
+def _new(
+    items: Iterable[MetricRow | Event], since: float, on_row: Callable[[MetricRow], None] | None
+) -> Iterator[MetricRow | Event]:
     """A resumed run's folder still holds the earlier attempts; only what is new is shown."""
-    return (item for item in items if item.time_s >= since - 1.0)
+    for item in items:
+        if item.time_s < since - 1.0:
+            continue
+        if on_row is not None and isinstance(item, MetricRow):
+            on_row(item)
+        yield item
 
 
 def _interrupts(job: LocalJob, out: TextIO) -> signal.Handlers:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpctrain.planner.memory import MemoryModel
 from hpctrain.planner.network import Links, message_s, number_sum_s, ring_sum_s, rings_leaving
 from hpctrain.planner.unit import Unit
 from hpctrain.planner.workload import Share, Workload
@@ -70,40 +71,50 @@ class StageTime:
 
 
 class CostModel:
-    """Answers with seconds; remembers what it computed."""
+    """Answers with seconds (and, by `memory`, with bytes); remembers what it computed."""
 
     def __init__(self, work: Workload, links: Links) -> None:
         self.work = work
         self.links = links
-        self._parts: dict[tuple[tuple[str, ...], int], Parts] = {}
+        self.memory = MemoryModel(work)
+        self._parts: dict[tuple[Unit, int], Parts] = {}
+        self._stages: dict[tuple[Unit, int, Share], StageTime] = {}
+        self._sends: dict[tuple[Unit, Unit, int], float] = {}
+        self._updates: dict[tuple[Unit, Share], float] = {}
 
     def parts(self, unit: Unit, micro_batch: int) -> Parts:
         """Times on a unit for micro-batches of that many rows."""
-        key = (unit.places, micro_batch)
+        key = (unit, micro_batch)
         if key not in self._parts:
             self._parts[key] = self._compute_parts(unit, micro_batch)
         return self._parts[key]
 
     def stage(self, unit: Unit, micro_batch: int, share: Share) -> StageTime:
         """A stage that holds this share of the model."""
-        parts = self.parts(unit, micro_batch)
-        times = [share.blocks * (parts.block[way] + parts.block_tp[way]) for way in (0, 1)]
-        for present, part in ((share.first, parts.embedding), (share.last, parts.head)):
-            if present:
-                times = [times[way] + part[way] for way in (0, 1)]
-        return StageTime(times[0], times[1], share.blocks * sum(parts.block_tp))
+        key = (unit, micro_batch, share)
+        if key not in self._stages:
+            self._stages[key] = _stage(self.parts(unit, micro_batch), share)
+        return self._stages[key]
 
     def send(self, source: Unit, target: Unit, micro_batch: int) -> float:
         """A boundary activation, or its gradient, from one unit to another."""
         if source is target:
             return 0.0
-        return message_s(self.links, source.places, target.places, self.work.boundary_bytes(micro_batch))
+        key = (source, target, micro_batch)
+        if key not in self._sends:
+            size = self.work.boundary_bytes(micro_batch)
+            self._sends[key] = message_s(self.links, source.places, target.places, size)
+        return self._sends[key]
 
     def optimizer(self, unit: Unit, share: Share) -> float:
         """Update of a stage's parameters."""
-        parameters = self.work.parameters(share, len(unit.workers))
-        tensors = share.blocks * TENSORS_PER_BLOCK + share.first + 2 * share.last
-        return parameters * OPTIMIZER_BYTES / unit.bytes_per_s + tensors * OPTIMIZER_OPS * unit.launch_s
+        key = (unit, share)
+        if key not in self._updates:
+            parameters = self.work.parameters(share, len(unit.workers))
+            tensors = share.blocks * TENSORS_PER_BLOCK + share.first + 2 * share.last
+            touched_s = parameters * OPTIMIZER_BYTES / unit.bytes_per_s
+            self._updates[key] = touched_s + tensors * OPTIMIZER_OPS * unit.launch_s
+        return self._updates[key]
 
     def gradient_sums(self, rings: Sequence[Sequence[Unit]], shares: Sequence[Share]) -> list[float]:
         """Ring all-reduce of each stage's fp32 gradients over its replicas.
@@ -162,3 +173,11 @@ class CostModel:
         reduce = 2 * ring_sum_s(self.links, unit.places, size)
         forward, backward = (reduce + ops * unit.launch_s for ops in TENSOR_PARALLEL_OPS)
         return forward, backward
+
+
+def _stage(parts: Parts, share: Share) -> StageTime:
+    times = [share.blocks * (parts.block[way] + parts.block_tp[way]) for way in (0, 1)]
+    for present, part in ((share.first, parts.embedding), (share.last, parts.head)):
+        if present:
+            times = [times[way] + part[way] for way in (0, 1)]
+    return StageTime(times[0], times[1], share.blocks * sum(parts.block_tp))

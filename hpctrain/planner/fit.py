@@ -7,10 +7,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hpctrain.planner.cost import CostModel
-from hpctrain.planner.layout import Cells, Layout, rank_bytes
-from hpctrain.planner.memory import USABLE
+from hpctrain.planner.layout import Cells, Layout
+from hpctrain.planner.memory import in_chunks
 from hpctrain.planner.share_out import share_out
 from hpctrain.schedule.generate import interleaves
+
+CHUNKS = 2
+"""Stages on each pipeline rank under interleaved 1F1B."""
+
+
+def why_undefined(cost: CostModel, pp: int, dp: int, schedule: str, micro_batch: int) -> str | None:
+    """None when there is a layout of these numbers, whatever its memory, else the reason why not."""
+    total, layers = cost.work.rows // micro_batch, cost.work.spec.layers
+    if total < dp:
+        return f"batch.global {cost.work.rows} makes {total} micro-batches of {micro_batch}, too few for {dp} replicas"
+    if layers < pp * _chunks(schedule):
+        return f"{layers} blocks are too few for {pp * _chunks(schedule)} stages"
+    return None
 
 
 def fit_layout(cost: CostModel, cells: Cells, schedule: str, micro_batch: int) -> Layout | None:
@@ -21,14 +34,10 @@ def fit_layout(cost: CostModel, cells: Cells, schedule: str, micro_batch: int) -
     memory (see `Layout.excess`) means that no cut fits.
 
     Returns:
-        None when the schedule is not defined for these numbers, or there is less than one piece for each.
+        None when the schedule is not defined for the numbers of micro-batches that come out. `why_undefined` is None.
     """
-    pp, dp = len(cells[0]), len(cells)
-    total = cost.work.rows // micro_batch
-    chunks = 2 if schedule == "interleaved_1f1b" else 1
-    layers = cost.work.spec.layers
-    if total < dp or layers < pp * chunks:
-        return None
+    pp, dp, chunks = len(cells[0]), len(cells), _chunks(schedule)
+    total, layers = cost.work.rows // micro_batch, cost.work.spec.layers
     pace = [sum(1 / cost.parts(unit, micro_batch).whole_model(layers) for unit in row) for row in cells]
     counts = _micro_batches(total, [1 / speed for speed in pace])
     best: Layout | None = None
@@ -37,15 +46,19 @@ def fit_layout(cost: CostModel, cells: Cells, schedule: str, micro_batch: int) -
         if chunks > 1 and any(interleaves(pp, pp * chunks, count) for count in counts):
             break
         layout = _cut(cost, Layout(cells, schedule, micro_batch, tuple(counts), (0,) * (pp * chunks)))
+        if dp == 1:
+            return layout
         slowest = _slowest_by_replica(cost, layout)
         reached = max(count * each for count, each in zip(counts, slowest, strict=True))
         if reached >= fastest:
             break
         best, fastest = layout, reached
-        if dp == 1:
-            break
         counts = _micro_batches(total, slowest)
     return best
+
+
+def _chunks(schedule: str) -> int:
+    return CHUNKS if schedule == "interleaved_1f1b" else 1
 
 
 def _micro_batches(total: int, seconds: Sequence[float]) -> list[int]:
@@ -63,20 +76,13 @@ def _cut(cost: CostModel, layout: Layout) -> Layout:
     def seconds(rank: int, count: int) -> float:
         return max(fixed + count * per_block for fixed, per_block in times[rank])
 
-    if pp == 1:
-        counts: list[int] | None = [layers]
-    else:
-        # Only the first and the last stage may be without a block: they hold the embedding and the head.
-        least = [0 if chunks == 1 and rank in (0, pp - 1) else chunks for rank in range(pp)]
-        most = [_blocks_that_fit(cost, layout, rank, layers) for rank in range(pp)]
-        counts = share_out(layers, seconds, least, most) or share_out(layers, seconds, least, [layers] * pp)
+    # Only the first and the last stage may be without a block: they hold the embedding and the head.
+    least = [0 if chunks == 1 and rank in (0, pp - 1) else chunks for rank in range(pp)]
+    most = [_blocks_that_fit(cost, layout, rank) for rank in range(pp)]
+    counts = share_out(layers, seconds, least, most) or share_out(layers, seconds, least, [layers] * pp)
     assert counts is not None, "the caller gives at least one block for each stage"
-    return replace(layout, blocks=_in_chunks(counts, chunks))
-
-
-def _in_chunks(counts: Sequence[int], chunks: int) -> tuple[int, ...]:
-    """Blocks of each stage, from those of each pipeline rank: equal over its chunks, the rest to the earlier ones."""
-    return tuple(count // chunks + (chunk < count % chunks) for chunk in range(chunks) for count in counts)
+    by_rank = [in_chunks(count, chunks) for count in counts]
+    return replace(layout, blocks=tuple(row[chunk] for chunk in range(chunks) for row in by_rank))
 
 
 def _rank_seconds(cost: CostModel, layout: Layout, rank: int) -> list[tuple[float, float]]:
@@ -89,25 +95,12 @@ def _rank_seconds(cost: CostModel, layout: Layout, rank: int) -> list[tuple[floa
     return list(dict.fromkeys(found))
 
 
-def _blocks_that_fit(cost: CostModel, layout: Layout, rank: int, layers: int) -> int:
+def _blocks_that_fit(cost: CostModel, layout: Layout, rank: int) -> int:
     """The most blocks that every replica's unit at this pipeline rank can hold; -1 when not even none."""
-    chunks = len(layout.blocks) // layout.pp
-    most = layers
-    seen: set[tuple[float, int]] = set()
-    for replica, micro_batches in zip(layout.cells, layout.micro_batches, strict=True):
-        unit = replica[rank]
-        if (unit.memory_bytes, micro_batches) in seen:
-            continue
-        seen.add((unit.memory_bytes, micro_batches))
-        usable = USABLE * unit.memory_bytes
-        low, high = -1, most
-        while low < high:
-            middle = (low + high + 1) // 2
-            split = [middle // chunks + (chunk < middle % chunks) for chunk in range(chunks)]
-            fits = rank_bytes(layout, cost, unit, rank, micro_batches, split) <= usable
-            low, high = (middle, high) if fits else (low, middle - 1)
-        most = low
-    return most
+    return min(
+        cost.memory.most_blocks(layout.role(replica, rank), row[rank].memory_bytes)
+        for replica, row in enumerate(layout.cells)
+    )
 
 
 def _slowest_by_replica(cost: CostModel, layout: Layout) -> list[float]:

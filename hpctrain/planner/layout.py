@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from hpctrain.planner.cost import CostModel
-from hpctrain.planner.memory import USABLE, device_bytes, live_micro_batches
+from hpctrain.planner.memory import USABLE, MemoryModel, RankRole
 from hpctrain.planner.unit import Unit
 from hpctrain.planner.workload import Share
 
@@ -54,24 +53,38 @@ class Layout:
     def unit(self, replica: int, stage: int) -> Unit:
         return self.cells[replica][stage % self.pp]
 
-    def memory(self, cost: CostModel) -> dict[str, float]:
+    def role(self, replica: int, rank: int) -> RankRole:
+        """Where the devices of a replica's pipeline rank stand."""
+        return RankRole(
+            kind=self.cells[replica][rank].kind,
+            schedule=self.schedule,
+            pp=self.pp,
+            rank=rank,
+            stages=len(self.blocks),
+            dp=self.dp,
+            tp=self.tp,
+            micro_batch=self.micro_batch,
+            micro_batches=self.micro_batches[replica],
+        )
+
+    def memory(self, model: MemoryModel) -> dict[str, float]:
         """Peak bytes of each device."""
         peaks = {}
-        for replica, micro_batches in zip(self.cells, self.micro_batches, strict=True):
-            for rank, unit in enumerate(replica):
-                need = rank_bytes(self, cost, unit, rank, micro_batches, self.blocks[rank :: self.pp])
+        for replica, row in enumerate(self.cells):
+            for rank, unit in enumerate(row):
+                need = model.need(self.role(replica, rank), self.blocks[rank :: self.pp])
                 peaks.update(dict.fromkeys(unit.places, need))
         return peaks
 
-    def excess(self, cost: CostModel) -> Excess | None:
+    def excess(self, model: MemoryModel) -> Excess | None:
         """The device that its share fills the most above what a plan may use; None when everything fits."""
-        memory, worst = self.memory(cost), None
+        memory, worst = self.memory(model), None
         for unit in self.units():
             for worker in unit.workers:
-                if worker.memory_bytes is None:
+                if worker.memory_bytes is None or memory[worker.place] <= USABLE * worker.memory_bytes:
                     continue
                 found = Excess(worker.place, memory[worker.place], worker.memory_bytes)
-                if found.ratio > 1 and (worst is None or found.ratio > worst.ratio):
+                if worst is None or found.ratio > worst.ratio:
                     worst = found
         return worst
 
@@ -97,16 +110,3 @@ def shares_of(blocks: Sequence[int]) -> tuple[Share, ...]:
     """What each stage holds, from its number of blocks."""
     last = len(blocks) - 1
     return tuple(Share(count, index == 0, index == last) for index, count in enumerate(blocks))
-
-
-def rank_bytes(
-    layout: Layout, cost: CostModel, unit: Unit, rank: int, micro_batches: int, blocks: Sequence[int]
-) -> float:
-    """Peak of one device of a unit that holds these blocks as the chunks of a pipeline rank."""
-    stages = len(layout.blocks)
-    live = live_micro_batches(layout.schedule, layout.pp, stages, micro_batches)
-    places = range(rank, stages, layout.pp)
-    shares = [Share(count, stage == 0, stage == stages - 1) for stage, count in zip(places, blocks, strict=True)]
-    return device_bytes(
-        cost.work, unit.kind, layout.tp, layout.dp, layout.micro_batch, shares, [live[stage] for stage in places]
-    )

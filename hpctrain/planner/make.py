@@ -60,7 +60,7 @@ def make_plan(
         provisional=provisional,
         solver=solver,
         predicted=Predicted(
-            step_time_s=best.terms, memory_bytes=best.layout.memory(cost), bound_s=step_bound(fleet, work)
+            step_time_s=best.terms, memory_bytes=best.layout.memory(cost.memory), bound_s=step_bound(fleet, work)
         ),
         rejected=rejected,
         notes=[*fleet.notes, *notes],
@@ -96,8 +96,8 @@ def _nothing_fits(search: Search, shapes: list[Shape]) -> HpctrainError:
     work = search.work
     if not search.tightest:
         return InputError(
-            f"parallel: no micro-batch that divides batch.global {work.rows} gives {describe_shape(shapes[0])} a number of "
-            f"micro-batches that schedule {', '.join(work.schedules(shapes[0][0]))} can run; change batch.global, a "
+            f"parallel: no micro-batch that divides batch.global {work.rows} gives {describe_shape(shapes[0])} as many "
+            f"micro-batches as schedule {', '.join(work.schedules(shapes[0][0]))} needs; change batch.global, a "
             "degree, parallel.micro_batch or parallel.schedule"
         )
     shape, excess = min(search.tightest.items(), key=lambda item: (item[1].ratio, item[0]))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from hpctrain.planner.workload import Share, Workload
 from hpctrain.schedule.generate import make_schedule
@@ -32,21 +32,63 @@ def live_micro_batches(schedule: str, pp: int, stages: int, micro_batches: int) 
     return tuple(peak)
 
 
-def device_bytes(
-    work: Workload, kind: str, tp: int, dp: int, micro_batch: int, shares: Sequence[Share], live: Sequence[int]
-) -> float:
-    """Peak of one device that holds these shares of the model.
+class RankRole(NamedTuple):
+    """Where a device stands in a plan: everything but the blocks that decides what it keeps."""
 
-    Args:
-        live: micro-batches that each share keeps at once.
-    """
-    per_parameter = STATE_BYTES + (BUCKET_BYTES if dp > 1 else 0) + (CAST_BYTES if work.precision == "bf16" else 0)
-    block = work.block_bytes(micro_batch, tp)
-    boundary = work.boundary_bytes(micro_batch)
-    total = PROCESS_BYTES[kind]
-    for share, kept in zip(shares, live, strict=True):
-        total += per_parameter * work.parameters(share, tp)
-        total += kept * (share.blocks * block + 2 * boundary)  # what came in, and what is to be sent on
-        if share.last:
-            total += kept * work.spec.logits_bytes(micro_batch, work.seq_len, work.head_shards(tp))
-    return total + block  # gradients inside the block that is at work
+    kind: str
+    schedule: str
+    pp: int
+    rank: int
+    stages: int
+    dp: int
+    tp: int
+    micro_batch: int
+    micro_batches: int
+
+
+class MemoryModel:
+    """Answers with bytes; remembers what it computed."""
+
+    def __init__(self, work: Workload) -> None:
+        self.work = work
+        self._needs: dict[tuple[RankRole, tuple[int, ...]], float] = {}
+        self._most: dict[tuple[RankRole, float], int] = {}
+
+    def need(self, role: RankRole, blocks: tuple[int, ...]) -> float:
+        """Peak bytes of a device whose stages (one, or several chunks) hold these numbers of blocks."""
+        key = (role, blocks)
+        if key not in self._needs:
+            self._needs[key] = self._compute(role, blocks)
+        return self._needs[key]
+
+    def most_blocks(self, role: RankRole, memory_bytes: float) -> int:
+        """The most blocks that fit into the usable part of that memory; -1 when not even none."""
+        key = (role, memory_bytes)
+        if key not in self._most:
+            low, high, chunks = -1, self.work.spec.layers, role.stages // role.pp
+            while low < high:
+                middle = (low + high + 1) // 2
+                fits = self.need(role, in_chunks(middle, chunks)) <= USABLE * memory_bytes
+                low, high = (middle, high) if fits else (low, middle - 1)
+            self._most[key] = low
+        return self._most[key]
+
+    def _compute(self, role: RankRole, blocks: tuple[int, ...]) -> float:
+        work = self.work
+        live = live_micro_batches(role.schedule, role.pp, role.stages, role.micro_batches)
+        per_parameter = STATE_BYTES + BUCKET_BYTES * (role.dp > 1) + CAST_BYTES * (work.precision == "bf16")
+        block = work.block_bytes(role.micro_batch, role.tp)
+        boundary = work.boundary_bytes(role.micro_batch)
+        logits = work.spec.logits_bytes(role.micro_batch, work.seq_len, work.head_shards(role.tp))
+        total = PROCESS_BYTES[role.kind] + block  # gradients inside the block that is at work
+        for stage, count in zip(range(role.rank, role.stages, role.pp), blocks, strict=True):
+            share = Share(count, stage == 0, stage == role.stages - 1)
+            total += per_parameter * work.parameters(share, role.tp)
+            # What came in and what goes out is kept beside the blocks' own.
+            total += live[stage] * (count * block + 2 * boundary + logits * share.last)
+        return total
+
+
+def in_chunks(count: int, chunks: int) -> tuple[int, ...]:
+    """A rank's blocks over its stages: equal, the rest to the earlier ones."""
+    return tuple(count // chunks + (chunk < count % chunks) for chunk in range(chunks))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpctrain.base.units import format_bytes, format_seconds
 from hpctrain.planner.bound import search_bound
-from hpctrain.planner.fit import fit_layout
+from hpctrain.planner.fit import fit_layout, why_undefined
 from hpctrain.planner.layout import Cells, Excess
 from hpctrain.planner.placement import file_order
 from hpctrain.planner.predict import TERMS, Prediction, predict
@@ -13,6 +13,10 @@ from hpctrain.records.plan import Rejected
 
 MOST_SHAPES = 6
 """Other degrees that are looked at, nearest by their bound first."""
+MOST_IMPOSSIBLE = 3
+"""Other degrees that cannot be at all."""
+PATIENCE = 2
+"""Micro-batch sizes tried for other degrees after their best so far."""
 
 
 def rejected_neighbours(search: Search, best: Prediction, shapes: list[Shape]) -> list[Rejected]:
@@ -58,7 +62,7 @@ def _other_shapes(search: Search, best: Prediction, shapes: list[Shape]) -> list
     others = sorted((shape for shape in shapes if shape != best.layout.shape), key=lambda shape: (bound(shape), shape))
     found = []
     for shape in others[:MOST_SHAPES]:
-        other = search.best([shape], sizes)
+        other = search.best([shape], sizes, PATIENCE)
         if other is not None:
             found.append(_slower(describe_shape(shape), best, other))
         elif shape in search.tightest:
@@ -67,21 +71,21 @@ def _other_shapes(search: Search, best: Prediction, shapes: list[Shape]) -> list
 
 
 def _impossible(search: Search) -> list[Rejected]:
-    """One entry for each reason, with the smallest degrees that meet it."""
+    """One entry for each reason, from the smallest degrees that meet it."""
     first: dict[str, Shape] = {}
-    for shape, reason in search.impossible.items():
-        first.setdefault(reason, shape)
-    return [Rejected(change=describe_shape(shape), reason=reason) for reason, shape in first.items()][:MOST_SHAPES]
+    for shape in sorted(search.impossible, key=lambda shape: (shape[2], shape)):
+        first.setdefault(search.impossible[shape], shape)
+    return [Rejected(change=describe_shape(shape), reason=reason) for reason, shape in first.items()][:MOST_IMPOSSIBLE]
 
 
 def _same_devices(
     search: Search, best: Prediction, cells: Cells, schedule: str, size: int, change: str
 ) -> list[Rejected]:
-    layout = fit_layout(search.cost, cells, schedule, size)
+    undefined = why_undefined(search.cost, len(cells[0]), len(cells), schedule, size)
+    layout = None if undefined else fit_layout(search.cost, cells, schedule, size)
     if layout is None:
-        reason = "it is not defined for this number of stages, replicas and micro-batches"
-        return [Rejected(change=change, reason=reason)]
-    excess = layout.excess(search.cost)
+        return [Rejected(change=change, reason=undefined or "the schedule is not defined for these micro-batches")]
+    excess = layout.excess(search.cost.memory)
     if excess is not None:
         return [Rejected(change=change, reason=describe_excess(excess))]
     return [_slower(change, best, predict(search.cost, layout))]

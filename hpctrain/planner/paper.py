@@ -141,7 +141,7 @@ def _choose_micro_batches(cost: CostModel, cells: Cells, blocks: tuple[int, ...]
         if rest or size == 0 or (work.fixed is not None and work.fixed.micro_batch not in (None, size)):
             continue
         layout = Layout(cells, "1f1b", size, (count,) * dp, blocks)
-        excess = layout.excess(cost)
+        excess = layout.excess(cost.memory)
         if excess is not None:
             tightest = excess if tightest is None or excess.ratio < tightest.ratio else tightest
             continue
@@ -160,8 +160,8 @@ def _choose_micro_batches(cost: CostModel, cells: Cells, blocks: tuple[int, ...]
 def _no_grid_point(work: Workload, dp: int, tightest: Excess | None) -> InputError | Refused:
     if tightest is not None:
         return Refused(
-            f"the model cannot fit with M of 2, 4, 8 or 16: {describe_excess(tightest)}; use `--solver exhaustive`, more "
-            "or larger devices, or a smaller model"
+            f"the model cannot fit with M of 2, 4, 8 or 16: {describe_excess(tightest)}; use `--solver exhaustive`, "
+            "more or larger devices, or a smaller model"
         )
     return InputError(
         f"batch.global: found {work.rows}; with dp {dp} the paper's rule needs a multiple of {2 * dp} (M is 2, 4, 8 or "

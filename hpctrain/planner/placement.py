@@ -72,7 +72,7 @@ def _with_members(chosen: Sequence[int], members: dict[int, list[Unit]], pp: int
 
 
 def _likely_orders(units: Sequence[Unit], pp: int, dp: int, message: Callable[[Unit, Unit], float]) -> list[Cells]:
-    """Replicas or stages as runs of a chain of near neighbours; the units are the fastest, or the best connected."""
+    """Runs of a chain of near neighbours, in tiles of every width; the units are the fastest, or the best connected."""
     times = {(a.index, b.index): message(a, b) for a in units for b in units if a is not b}
     size = pp * dp
     by_speed = sorted(units, key=lambda unit: (-unit.flops, unit.index))
@@ -84,7 +84,7 @@ def _likely_orders(units: Sequence[Unit], pp: int, dp: int, message: Callable[[U
         orders += [chosen, in_file_order, _chain(in_file_order, times), _chain(chosen, times)]
     found: list[Cells] = []
     for order in orders:
-        found += [_by_replica(order, pp), _by_stage(order, pp)]
+        found += [_in_tiles(order, pp, width) for width in range(1, dp + 1) if dp % width == 0]
     return list({tuple(unit.index for row in cells for unit in row): cells for cells in found}.values())
 
 
@@ -101,9 +101,16 @@ def _chain(units: Sequence[Unit], times: dict[tuple[int, int], float]) -> list[U
 
 
 def _by_replica(order: Sequence[Unit], pp: int) -> Cells:
-    return tuple(tuple(order[start : start + pp]) for start in range(0, len(order), pp))
+    return _in_tiles(order, pp, 1)
 
 
-def _by_stage(order: Sequence[Unit], pp: int) -> Cells:
-    dp = len(order) // pp
-    return tuple(tuple(order[rank * dp + replica] for rank in range(pp)) for replica in range(dp))
+def _in_tiles(order: Sequence[Unit], pp: int, width: int) -> Cells:
+    """Replicas in groups of `width`: each group is a run of the order, each stage of it a run of `width` units.
+
+    Width 1 puts a whole pipeline beside each other, width dp the whole of a stage.
+    """
+    return tuple(
+        tuple(order[start + rank * width + column] for rank in range(pp))
+        for start in range(0, len(order), pp * width)
+        for column in range(width)
+    )

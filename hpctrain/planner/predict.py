@@ -69,11 +69,11 @@ def lower_bound(cost: CostModel, layout: Layout) -> float:
     sums, update, pp = _gradient_sums(cost, layout), _update(cost, layout), layout.pp
     bound = 0.0
     for replica, count in enumerate(layout.micro_batches):
-        times, pace = _stage_times(cost, layout, replica), _pace(cost, layout, replica)
+        pace = _pace(cost, layout, replica)
         way_in = [0.0, *accumulate(pace.forward[s] + pace.send[s] for s in range(pp - 1))]
         way_out = [0.0, *accumulate(pace.backward[s] + pace.send_back[s] for s in range(pp - 1))]
         for rank in range(pp):
-            busy = count * sum(stage.both for stage in times[rank::pp])
+            busy = count * (sum(pace.forward[rank::pp]) + sum(pace.backward[rank::pp]))
             tail = max(sums[rank], way_out[rank] + sums[0])
             bound = max(bound, way_in[rank] + busy + tail)
     return bound + update

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from hpctrain.planner.bound import search_bound
 from hpctrain.planner.cost import CostModel
-from hpctrain.planner.fit import fit_layout
+from hpctrain.planner.fit import fit_layout, why_undefined
 from hpctrain.planner.fleet import Fleet
-from hpctrain.planner.layout import Excess, Layout
+from hpctrain.planner.layout import Cells, Excess, Layout
 from hpctrain.planner.placement import placements
 from hpctrain.planner.predict import Prediction, lower_bound, predict
 from hpctrain.planner.unit import Unit, alike_classes, make_units, why_no_tensor_parallel
@@ -37,6 +37,7 @@ class Search:
     complete: bool = True
     """False when some orders of devices were left out."""
     _units: dict[int, tuple[list[Unit], list[int]]] = field(default_factory=dict)
+    _orders: dict[Shape, list[Cells]] = field(default_factory=dict)
 
     def units(self, tp: int) -> tuple[list[Unit], list[int]]:
         """The units of that size, and which of them are alike."""
@@ -61,8 +62,13 @@ class Search:
                 found.append(shape)
         return found
 
-    def best(self, shapes: list[Shape], sizes: list[int]) -> Prediction | None:
-        """The fastest layout of these shapes and micro-batch sizes that fits; None when none fits."""
+    def best(self, shapes: list[Shape], sizes: list[int], patience: int | None = None) -> Prediction | None:
+        """The fastest layout of these shapes and micro-batch sizes that fits; None when none fits.
+
+        Args:
+            patience: give up after so many shapes and sizes in a row without a better one. Default: look at all that
+                could still win.
+        """
         options = [
             (search_bound(self.cost, self.units(tp)[0], pp, dp, size), (pp, dp, tp), size)
             for pp, dp, tp in shapes
@@ -70,17 +76,20 @@ class Search:
             if self.work.rows // size >= dp
         ]
         best: Prediction | None = None
+        waited = 0
         for bound, shape, size in sorted(options):
-            if best is not None and bound >= best.total:
+            if best is not None and (bound >= best.total or waited == patience):
                 break
-            best = self._explore(shape, size, best)
+            found = self._explore(shape, size, best)
+            waited = 0 if found is not best else waited + 1
+            best = found
         return best
 
     def refine(self, best: Prediction) -> Prediction:
         """Move single blocks between neighbours and single micro-batches between replicas while that helps."""
         for _ in range(REFINEMENTS):
             better = min(
-                (predict(self.cost, layout) for layout in _changes(best.layout) if not layout.excess(self.cost)),
+                (predict(self.cost, layout) for layout in _changes(best.layout) if not layout.excess(self.cost.memory)),
                 key=lambda prediction: prediction.total,
                 default=best,
             )
@@ -90,16 +99,15 @@ class Search:
         return best
 
     def _explore(self, shape: Shape, size: int, best: Prediction | None) -> Prediction | None:
-        pp, dp, tp = shape
-        units, classes = self.units(tp)
-        orders, complete = placements(units, classes, pp, dp, lambda a, b: self.cost.send(a, b, size))
-        self.complete = self.complete and complete
+        """The better of `best` and what this shape has at this micro-batch size."""
+        pp, dp, _tp = shape
         bounded: list[tuple[float, int, Layout]] = []
-        for cells in orders:
-            for schedule in self.work.schedules(pp):
-                layout = fit_layout(self.cost, cells, schedule, size)
-                if layout is not None and self._in_memory(layout):
-                    bounded.append((lower_bound(self.cost, layout), len(bounded), layout))
+        for cells in self._placements(shape):
+            units = [unit for row in cells for unit in row]
+            if best is not None and search_bound(self.cost, units, pp, dp, size) >= best.total:
+                continue
+            for layout in self._layouts(cells, size):
+                bounded.append((lower_bound(self.cost, layout), len(bounded), layout))
         for bound, _, layout in sorted(bounded):
             if best is not None and bound >= best.total:
                 break
@@ -108,9 +116,37 @@ class Search:
                 best = found
         return best
 
+    def _placements(self, shape: Shape) -> list[Cells]:
+        if shape not in self._orders:
+            pp, dp, tp = shape
+            units, classes = self.units(tp)
+            orders, complete = placements(units, classes, pp, dp, lambda a, b: self.cost.send(a, b, 1))
+            self._orders[shape] = orders
+            self.complete = self.complete and complete
+        return self._orders[shape]
+
+    def _layouts(self, cells: Cells, size: int) -> Iterator[Layout]:
+        """The layouts of all schedules on these cells that fit in memory."""
+        pp, dp = len(cells[0]), len(cells)
+        cut: Layout | None = None
+        for schedule in self.work.schedules(pp):
+            if why_undefined(self.cost, pp, dp, schedule, size):
+                continue
+            layout = None
+            if schedule == "gpipe" and cut is not None:
+                # Its best cut is that of 1f1b, as long as the memory, of which it needs more, allows it.
+                layout = replace(cut, schedule="gpipe")
+            if layout is None or layout.excess(self.cost.memory):
+                layout = fit_layout(self.cost, cells, schedule, size)
+            if layout is None or not self._in_memory(layout):
+                continue
+            if schedule == "1f1b":
+                cut = layout
+            yield layout
+
     def _in_memory(self, layout: Layout) -> bool:
         """Whether it fits; if not, the shortage is noted where it is the smallest yet."""
-        excess = layout.excess(self.cost)
+        excess = layout.excess(self.cost.memory)
         if excess is None:
             return True
         known = self.tightest.get(layout.shape)

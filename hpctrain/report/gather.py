@@ -24,7 +24,7 @@ from hpctrain.report.history import (
 )
 from hpctrain.report.status import Status, decide_status, lock_held
 
-_REPLAN = re.compile(r"^plan-(\d+)\.json$")
+_PLAN = re.compile(r"^plan(?:-(\d+))?\.json$")
 
 Value = TypeVar("Value")
 
@@ -153,24 +153,40 @@ def _topology(folder: Path, damaged: list[str]) -> Topology | None:
 
 def _plans(folder: Path, events: list[Event], rows: list[MetricRow], damaged: list[str]) -> list[PlanUse]:
     """The first plan, then those that replaced it, with the generations that ran each."""
-    used: dict[str, set[int]] = {}
-    for event in events:
-        if event.kind in ("planned", "replanned", "generation_started") and event.generation >= 0:
-            used.setdefault(str(event.data.get("plan")), set()).add(event.generation)
+    used = _generations_by_plan(events)
     uses = []
     for path in _plan_files(folder):
         plan = _or_damaged(Plan.read, path, damaged)
         if plan is not None:
-            generations = sorted(used.get(path.name, set()))
+            generations = used.get(path.name, [])
             own = [row for row in rows if row.generation in generations]
             uses.append(PlanUse(path.name, plan, generations, own))
     return uses
 
 
+def _generations_by_plan(events: list[Event]) -> dict[str, list[int]]:
+    """Generations that ran each plan file.
+
+    A generation may name a copy of its plan beside its own record; the (re)planned event before tells the file that
+    copy is of, and later generations that keep the plan name the same copy.
+    """
+    used: dict[str, list[int]] = {}
+    newest = "plan.json"
+    copies: dict[str, str] = {}
+    for event in events:
+        named = str(event.data.get("plan", newest))
+        if event.kind in ("planned", "replanned"):
+            newest = named
+        elif event.kind == "generation_started":
+            file = named if _PLAN.match(named) else copies.setdefault(named, newest)
+            used.setdefault(file, []).append(event.generation)
+    return used
+
+
 def _plan_files(folder: Path) -> list[Path]:
-    replans = [(int(match[1]), path) for path in folder.iterdir() if (match := _REPLAN.match(path.name))]
-    first = folder / "plan.json"
-    return [first] * first.exists() + [path for _, path in sorted(replans)]
+    """plan.json, then plan-<generation>.json in order."""
+    found = [(int(match[1] or -1), path) for path in folder.iterdir() if (match := _PLAN.match(path.name))]
+    return [path for _, path in sorted(found)]
 
 
 def _or_damaged(read: Callable[[Path], Value], path: Path, damaged: list[str]) -> Value | None:

@@ -28,6 +28,8 @@ class Recovery:
     """Step whose state the new generation started from."""
     step: int | None = None
     """First step done afterwards; None while there is none."""
+    reason: str = ""
+    """Why the new generation was started."""
     seconds: float | None = None
     """From the first sight of the fault to that step."""
     time_s: float | None = None
@@ -72,7 +74,7 @@ def recoveries(events: Sequence[Event]) -> list[Recovery]:
 def _opened(faults: Sequence[Event], start: Event | None) -> Recovery:
     if start is None:
         return Recovery(tuple(faults))
-    return Recovery(tuple(faults), start.generation, restored_step(start))
+    return Recovery(tuple(faults), start.generation, restored_step(start), reason=start.reason)
 
 
 def _closed(faults: Sequence[Event], start: Event | None, end: Event) -> Recovery:
@@ -81,6 +83,7 @@ def _closed(faults: Sequence[Event], start: Event | None, end: Event) -> Recover
         end.generation,
         restored_step(start) if start else None,
         end.data.get("step"),
+        start.reason if start else "",
         end.data.get("seconds", end.time_s - faults[0].time_s if faults else None),
         end.time_s,
     )

@@ -123,7 +123,7 @@ def plan_table(use: PlanUse) -> PlanTable:
         stages=[(_span(stage.layers), stage.recompute) for stage in plan.stages],
         replicas=[
             (
-                f"{replica.micro_batches} micro-batches of {replica.micro_batch}",
+                f"{_plural(replica.micro_batches, 'micro-batch', 'es')} of {replica.micro_batch}",
                 [", ".join(row) for row in replica.devices],
             )
             for replica in plan.replicas
@@ -150,8 +150,8 @@ def plan_table(use: PlanUse) -> PlanTable:
 
 def _summary(plan: Plan) -> str:
     return (
-        f"{plan.pp} pipeline ranks × {plan.dp} replicas × {plan.tp} tensor parallel on {len(plan.nodes)} nodes, "
-        f"schedule {plan.schedule}, {plan.rows} sequences a step, found by {plan.solver}"
+        f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp} on {_plural(len(plan.nodes), 'node')}, "
+        f"schedule {plan.schedule}, {plan.rows} sequences a step, solver {plan.solver}"
     )
 
 
@@ -159,12 +159,12 @@ def _step_time(use: PlanUse) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     predicted = use.plan.predicted
     if predicted is not None:
-        terms = {name: value for name, value in predicted.step_time_s.items() if name != "total"}
+        terms = {name: value for name, value in predicted.step_time_s.items() if value and name != "total"}
         rows += [(name.replace("_", " "), format_seconds(value)) for name, value in terms.items()]
         if "total" in predicted.step_time_s:
             rows.append(("predicted total", format_seconds(predicted.step_time_s["total"])))
         if predicted.bound_s is not None:
-            rows.append(("no plan can beat", format_seconds(predicted.bound_s)))
+            rows.append(("bound of the same model", format_seconds(predicted.bound_s)))
     measured = use.step_time_s
     if measured is not None:
         total = predicted.step_time_s.get("total") if predicted else None
@@ -194,7 +194,7 @@ def _against(measured: float, predicted: float | None) -> str:
 def _moment(event: Event, start: float) -> Moment:
     text = describe(event)
     mood = "fault" if event.kind in (*FAULTS, "failed") else "good" if event.kind in ("recovered", "finished") else ""
-    reason = event.reason if event.kind in (*FAULTS, "generation_started") else ""
+    reason = event.reason if event.kind == "generation_started" else ""
     return Moment(
         f"+{format_seconds(event.time_s - start)}" if event.time_s > start else "start",
         event.kind.replace("_", " "),
@@ -235,6 +235,10 @@ def _span(layers: tuple[int, int]) -> str:
     if start == stop:
         return "no block"
     return f"block {start}" if stop == start + 1 else f"blocks {start} to {stop - 1}"
+
+
+def _plural(count: int, noun: str, ending: str = "s") -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{ending}"
 
 
 def _number(value: float | None) -> str:

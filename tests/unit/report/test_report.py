@@ -64,8 +64,8 @@ def test_the_whole_run(make, finished_run):
     for expected in (
         "fable", "done", "40 of 40", "Lost steps 5", "slowest 6.2 s",
         "worker of local2 (rank 2) was killed (SIGKILL)", "training goes on with step 21",
-        "2 pipeline ranks × 2 replicas × 1 tensor parallel on 4 nodes", "blocks 0 to 2",
-        "500 ms (14 % above the prediction)", "400.5 MiB (5 % above the prediction)", "no plan can beat 360 ms",
+        "pp 2 × dp 2 × tp 1 on 4 nodes, schedule 1f1b", "blocks 0 to 2",
+        "500 ms (14 % above the prediction)", "400.5 MiB (5 % above the prediction)", "bound of the same model 360 ms",
         "pp 4, dp 1 +120 ms", "cannot run", "degraded: fp32 18 GFLOP/s", "these links are memory, not a network",
         '"preset": "tiny-1m"',
     ):  # fmt: skip
@@ -192,3 +192,25 @@ def test_long_runs_are_thinned_with_both_ends_kept(make):
     assert kept[0] is rows[0]
     assert kept[-1] is rows[-1]
     assert thinned([]) == []
+
+
+def test_a_plan_is_known_by_the_file_that_it_was_copied_from(make, run_folder):
+    copies = ["generations/plan-000000.77.json", "generations/plan-000002.78.json"]
+    events = [
+        make.event("planned", 0, 0, plan="plan.json"),
+        make.event("generation_started", 1, 0, plan=copies[0]),
+        make.event("generation_started", 2, 1, "a worker was killed", plan=copies[0]),
+        make.event("replanned", 3, 2, plan="plan-2.json"),
+        make.event("generation_started", 4, 2, "a node is gone", plan=copies[1]),
+    ]
+    run_folder.write(events, [make.row(step, step, generation) for step, generation in ((1, 0), (2, 1), (3, 2))])
+    for name in ("plan.json", "plan-2.json"):
+        make.plan().write(run_folder.path / name)
+    uses = gather(run_folder.path, make.start_s).plans
+    assert [(use.file, use.generations) for use in uses] == [("plan.json", [0, 1]), ("plan-2.json", [2])]
+    assert [[row.step for row in use.rows] for use in uses] == [[1, 2], [3]]
+
+
+def test_a_plan_given_by_hand_is_known_without_a_planning_event(make, finished_run):
+    uses = gather(finished_run.path, make.start_s).plans
+    assert [(use.file, use.generations) for use in uses] == [("plan.json", [0]), ("plan-1.json", [1])]

@@ -43,7 +43,7 @@ def test_every_kind_has_words_without_data(make, kind):
     assert describe(make.event(kind, 1))
 
 
-@pytest.mark.parametrize("kind", ["attempt_started", "planned", "replanned", "preempted", "checkpoint_skipped", "failed"])
+@pytest.mark.parametrize("kind", ["attempt_started", "planned", "preempted", "checkpoint_skipped", "failed"])
 def test_what_only_the_reason_tells_is_in_the_words(make, kind):
     assert describe(make.event(kind, 1, 0, "because of this.")).endswith("because of this")
 
