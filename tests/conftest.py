@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,10 +27,22 @@ def data_folder() -> Path:
     return Path(os.environ.get("HPCTRAIN_DATA") or REPOSITORY.parent / "shared" / "data")
 
 
+def _missing_root() -> str | None:
+    return None if os.getuid() == 0 else "the tests do not run as root"
+
+
 def _missing_cuda() -> str | None:
     if Path("/dev/nvidiactl").exists():
         return None
     return "there is no CUDA device (/dev/nvidiactl)"
+
+
+def _missing_userns() -> str | None:
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        return "the command unshare is not installed (Debian: util-linux)"
+    done = subprocess.run([unshare, "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, check=False)
+    return None if done.returncode == 0 else "this user may not mount a file system of its own (user namespaces)"
 
 
 def _missing_measured_runs() -> str | None:
@@ -37,6 +51,8 @@ def _missing_measured_runs() -> str | None:
 
 
 PARTS: dict[str, Callable[[], str | None]] = {
+    "root": _missing_root,
+    "userns": _missing_userns,
     "cuda": _missing_cuda,
     "measured_runs": _missing_measured_runs,
 }

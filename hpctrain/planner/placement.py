@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from math import factorial
 
 from hpctrain.planner.layout import Cells
 from hpctrain.planner.unit import Unit
 
-MAX_ORDERS = 720
+MAX_ORDERS = 360
 """Orders that are tried one by one; beyond, only the likely ones."""
+WASTE = 100
+"""Sequences walked through at most for an order that is kept; the others are the same with replicas exchanged."""
 
 
 def placements(
@@ -23,15 +27,27 @@ def placements(
         classes: class of each unit (`alike_classes`).
         message: seconds of a boundary message between two units.
     """
-    found = list(islice(_every_order(units, classes, pp, dp), MAX_ORDERS + 1))
-    if len(found) <= MAX_ORDERS:
-        return found, True
+    sequences = _sequences(classes, pp * dp)
+    if sequences <= MAX_ORDERS * min(factorial(dp), WASTE):
+        found = list(islice(_every_order(units, classes, pp, dp), MAX_ORDERS + 1))
+        if len(found) <= MAX_ORDERS:
+            return found, True
     return _likely_orders(units, pp, dp, message), False
 
 
 def file_order(units: Sequence[Unit], pp: int, dp: int) -> Cells:
     """The first units as the topology lists them, replica by replica."""
     return _by_replica(list(units)[: pp * dp], pp)
+
+
+def _sequences(classes: Sequence[int], size: int) -> float:
+    """How many sequences of classes there are; without regard to replicas, which may be exchanged."""
+    ways = [1.0] + [0.0] * size  # exponential generating function: ways[k] · k! sequences of length k
+    for members in Counter(classes).values():
+        ways = [
+            sum(ways[k - taken] / factorial(taken) for taken in range(min(members, k) + 1)) for k in range(size + 1)
+        ]
+    return ways[size] * factorial(size)
 
 
 def _every_order(units: Sequence[Unit], classes: Sequence[int], pp: int, dp: int) -> Iterator[Cells]:

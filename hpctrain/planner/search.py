@@ -100,20 +100,20 @@ class Search:
 
     def _explore(self, shape: Shape, size: int, best: Prediction | None) -> Prediction | None:
         """The better of `best` and what this shape has at this micro-batch size."""
-        pp, dp, _tp = shape
-        bounded: list[tuple[float, int, Layout]] = []
-        for cells in self._placements(shape):
+        pp, dp, _ = shape
+        bounded = []
+        for number, cells in enumerate(self._placements(shape)):
             units = [unit for row in cells for unit in row]
-            if best is not None and search_bound(self.cost, units, pp, dp, size) >= best.total:
-                continue
-            for layout in self._layouts(cells, size):
-                bounded.append((lower_bound(self.cost, layout), len(bounded), layout))
-        for bound, _, layout in sorted(bounded):
+            bounded.append((search_bound(self.cost, units, pp, dp, size), number, cells))
+        for bound, _, cells in sorted(bounded):
             if best is not None and bound >= best.total:
                 break
-            found = predict(self.cost, layout)
-            if best is None or found.total < best.total * (1 - 1e-9):
-                best = found
+            for layout in self._layouts(cells, size):
+                if best is not None and lower_bound(self.cost, layout) >= best.total:
+                    continue
+                found = predict(self.cost, layout)
+                if best is None or found.total < best.total * (1 - 1e-9):
+                    best = found
         return best
 
     def _placements(self, shape: Shape) -> list[Cells]:

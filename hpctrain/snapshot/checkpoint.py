@@ -6,6 +6,7 @@ what this rank wrote, and rank 0 publishes the folder when every rank is done.
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
+from hpctrain.base.atomic import storage_errors
 from hpctrain.base.errors import StorageError
 from hpctrain.records.manifest import FileEntry, Manifest
 from hpctrain.snapshot import published
@@ -136,10 +138,32 @@ def _make_folder(path: Path) -> None:
 
 
 def _reason(error: dcp.api.CheckpointException, path: Path) -> str:
-    """One line out of DCP's report: the first rank's own error, not the stack around it."""
+    """One line out of DCP's report: what the file system says, else the first rank's own error."""
+    refusal = _refusal(path)
+    if refusal is not None:
+        return f"{path}: cannot write: {refusal}"
     for rank, failure in sorted(error.failures.items()):
         # failures: rank -> (exception, traceback summary)
         cause = failure[0] if isinstance(failure, tuple) else failure
         text = str(cause).strip().splitlines()
         return f"{path}: rank {rank} cannot write: {text[-1] if text else type(cause).__name__}"
     return f"{path}: cannot write"
+
+
+def _refusal(folder: Path) -> str | None:
+    """Why the file system refuses another megabyte, or None when it takes it.
+
+    torch's writer reports a full disk as a wrong file position, without the system's own error.
+    """
+    probe = folder / ".room"
+    try:
+        with storage_errors(probe), probe.open("wb") as file:
+            file.write(bytes(2**20))
+            file.flush()
+            os.fsync(file.fileno())
+    except StorageError as error:
+        cause = error.__cause__
+        return str(cause.strerror) if isinstance(cause, OSError) else str(error)
+    finally:
+        probe.unlink(missing_ok=True)
+    return None

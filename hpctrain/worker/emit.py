@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import time
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.base.atomic import append_line
+from hpctrain.base.errors import StorageError
 from hpctrain.parallel.stage import StageCounters
 from hpctrain.records.metric import BytesSent, MetricRow, RankPlacement
 from hpctrain.worker.build import Trainer
@@ -119,16 +121,36 @@ def placements(trainer: Trainer, counters: dict[int, StageCounters]) -> list[Ran
     return [RankPlacement.model_validate(item) for item in everyone]
 
 
-def write_row(path: Path, trainer: Trainer, job: JobStep, timing: StepTiming) -> None:
-    """Append the step to metrics.jsonl.
+class MetricsLog:
+    """metrics.jsonl as rank 0 writes it. A row that finds no room on the disk waits and is written with a later one."""
 
-    Raises:
-        StorageError: disk full.
-    """
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._waiting: list[str] = []
+
+    def write(self, row: MetricRow) -> None:
+        """Append a row, after those that are still waiting."""
+        self._waiting.append(json.dumps(row.to_json(), allow_nan=False))
+        with contextlib.suppress(StorageError):
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is waiting.
+
+        Raises:
+            StorageError: there is still no room; the rows go on waiting.
+        """
+        while self._waiting:
+            append_line(self._path, self._waiting[0])
+            del self._waiting[0]
+
+
+def make_row(trainer: Trainer, job: JobStep, timing: StepTiming) -> MetricRow:
+    """The row of the step that was just done."""
     run, plan = trainer.run, trainer.plan
     tokens = plan.rows * run.data.seq_len
     devices_s = timing.seconds * plan.world_size
-    row = MetricRow(
+    return MetricRow(
         step=trainer.step,
         generation=trainer.generation,
         time_s=time.time(),
@@ -147,7 +169,6 @@ def write_row(path: Path, trainer: Trainer, job: JobStep, timing: StepTiming) ->
         memory_bytes_max=job.memory_bytes_max,
         placement=timing.placement,
     )
-    append_line(path, json.dumps(row.to_json(), allow_nan=False))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from hpctrain.records.run import Optimizer
 from hpctrain.snapshot.checkpoint import Saved
 from hpctrain.snapshot.state import collect
 from hpctrain.worker.build import Trainer
-from hpctrain.worker.emit import JobStep, RankStep, StepTiming, gather, placements, write_row
+from hpctrain.worker.emit import JobStep, MetricsLog, RankStep, StepTiming, gather, make_row, placements
 from hpctrain.worker.orders import Orders
 from hpctrain.worker.traffic import CollectiveCounter
 
@@ -28,7 +28,8 @@ def train(trainer: Trainer, orders: Orders) -> bool:
         True when the run is complete, False when it was stopped at a checkpoint on request.
 
     Raises:
-        HpctrainError: the loss is no number any more, or the last checkpoint could not be written.
+        HpctrainError: the gradient is no number any more, or the last checkpoint could not be written.
+        StorageError: there is no room for the last rows of metrics.jsonl.
     """
     loop = _Loop(trainer, orders)
     while trainer.step < trainer.run.steps:
@@ -48,6 +49,7 @@ class _Loop:
         self.trainer = trainer
         self.orders = orders
         self.saved_step = trainer.step
+        self._metrics = MetricsLog(trainer.folder / "metrics.jsonl")
         self._first = True
         self._tp_bytes = 0
 
@@ -91,6 +93,7 @@ class _Loop:
         saved = self.trainer.saver.finished(wait=True)
         self._tell_saved(saved)
         self.trainer.saver.close()
+        self._metrics.flush()
         if saved is not None and saved.error:
             raise HpctrainError(f"the last checkpoint could not be written: {saved.error}")
 
@@ -141,7 +144,7 @@ class _Loop:
     def _tell(self, job: JobStep, timing: StepTiming) -> None:
         trainer = self.trainer
         if trainer.coordinate.rank == 0:
-            write_row(trainer.folder / "metrics.jsonl", trainer, job, timing)
+            self._metrics.write(make_row(trainer, job, timing))
         self.orders.tell("step", step=trainer.step, time_s=timing.seconds, loss=job.loss)
 
     def _tell_saved(self, saved: Saved | None) -> None:

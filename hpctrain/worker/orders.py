@@ -51,7 +51,7 @@ class Orders:
         """Whether the worker was ordered to save and leave."""
         return self._stop.is_set()
 
-    def tell(self, kind: str, **content: object) -> None:
+    def tell(self, kind: str, /, **content: object) -> None:
         """Send news to the agent: ready, step, saved, error."""
         with self._lock:
             self._channel.send({"type": kind, **content})

@@ -1,0 +1,141 @@
+"""What a person sees when something is wrong: one line, the right exit code, nothing half-written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from train_site import RUN, Site, small_topology
+
+from hpctrain.records.event import read_events
+from hpctrain.records.metric import effective, read_metrics
+from hpctrain.snapshot import published
+
+
+def refused(site: Site, *arguments: str) -> tuple[int, str]:
+    """Exit code and stderr of a `train` that must not start anything."""
+    before = sorted((site.path / "runs").glob("*"))
+    done = site.command("train", *arguments)
+    assert sorted((site.path / "runs").glob("*")) == before
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr
+
+
+@pytest.mark.slow
+def test_a_typo_is_told_with_its_line_and_the_nearest_key(site: Site) -> None:
+    (site.path / "typo.yaml").write_text(yaml.safe_dump({**RUN, "chekpoint": {"every": 5}}))
+    code, said = refused(site, "typo.yaml", "--local", "1")
+    assert code == 2
+    assert "typo.yaml:" in said
+    assert "chekpoint: unknown key; did you mean 'checkpoint'?" in said
+
+
+@pytest.mark.slow
+def test_a_missing_data_folder_is_told_with_what_to_do(site: Site) -> None:
+    code, said = refused(site, "run.yaml", "--local", "1", "--set", "data.train=[nowhere]")
+    assert code == 2
+    assert "nowhere" in said
+    assert "hpctrain data prepare" in said
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_topology_of_other_nodes_is_refused(site: Site) -> None:
+    other = small_topology(2)
+    nodes = [node.model_copy(update={"id": f"gpu{i}"}) for i, node in enumerate(other.nodes)]
+    other.model_copy(update={"nodes": nodes}).write(site.path / "other.json")
+    code, said = refused(site, "run.yaml", "--local", "2", "-t", "other.json")
+    assert code == 4
+    assert "other.json: it is a topology of gpu0, gpu1; this run has local0, local1" in said
+
+
+@pytest.mark.slow
+def test_a_plan_that_is_not_of_this_run_is_told_whole(site: Site) -> None:
+    code, said = refused(
+        site, "run.yaml", "--local", "4", "-p", "plan4.json", "--set", "batch.global=9", "--set", "model.dims.layers=5"
+    )
+    assert code == 2
+    assert "replicas: their rows add up to 8, the run's batch.global is 9" in said
+    assert "stages: they hold 4 blocks, the model has 5" in said
+
+
+@pytest.mark.slow
+def test_a_plan_of_other_nodes_is_refused(site: Site) -> None:
+    code, said = refused(site, "run.yaml", "--local", "2", "-p", "plan4.json")
+    assert code == 4
+    assert "it uses local2, local3, this run has local0, local1" in said
+
+
+@pytest.mark.slow
+def test_what_cannot_run_yet_is_said_at_once(site: Site) -> None:
+    code, said = refused(site, "run.yaml", "--set", "cluster.kind=slurm")
+    assert code == 2
+    assert "cluster.kind" in said
+    code, said = refused(site, "run.yaml", "--set", "model={hf: /some/folder}")
+    assert code == 2
+    assert "model.hf" in said
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_fit_ends_the_run_before_it_starts(site: Site) -> None:
+    done = site.train(
+        "run.yaml", "--local", "1", "-t", "one.json", "--set", "model={dims: {layers: 48, dim: 4096, heads: 32}}"
+    )
+    assert done.code == 4
+    assert "fit" in done.said
+    assert [event.kind for event in done.events][-1] == "failed"
+    assert done.rows == []
+
+
+@pytest.mark.slow
+def test_an_error_of_the_model_is_told_and_not_retried(site: Site) -> None:
+    done = site.train("run.yaml", "--local", "1", "-t", "one.json", "--set", "optimizer.lr=1e30")
+    assert done.code == 1
+    assert "gradient's norm is" in done.said
+    assert [event.kind for event in done.events].count("generation_started") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.requires("userns")
+def test_a_full_disk_loses_nothing(site: Site, tmp_path: Path) -> None:
+    """The run folder lies on a file system that two checkpoints fit on, and not a third."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    kept = tmp_path / "kept"
+    hpctrain = f"{sys.executable} -m hpctrain"
+    script = f"""
+        mount -t tmpfs -o size=8m tmpfs {disk} || exit 90
+        {hpctrain} train run.yaml --local 1 -t one.json --set name=full --set steps=32 2>{tmp_path}/first
+        echo $? >{tmp_path}/code
+        cp -a {disk} {kept}
+        mount -o remount,size=64m {disk}
+        {hpctrain} train --resume full 2>{tmp_path}/second
+        echo $? >>{tmp_path}/code
+        cp -a {disk}/full-* {tmp_path}/after
+    """
+    env = {**os.environ, "HPCTRAIN_RUNS": str(disk)}
+    unshare = shutil.which("unshare")
+    assert unshare is not None
+    done = subprocess.run(
+        [unshare, "-rm", "sh", "-c", script], cwd=site.path, env=env, capture_output=True, text=True, timeout=240,
+        check=False,
+    )  # fmt: skip
+    assert (tmp_path / "code").exists(), done.stderr
+    assert (tmp_path / "code").read_text().split() == ["1", "0"], (tmp_path / "first").read_text()
+    said = (tmp_path / "first").read_text()
+    assert "the last checkpoint could not be written" in said
+    assert "No space left on device" in said
+    folder = next(kept.glob("full-*"))
+    assert [path.name for path in published.listed(folder / "checkpoints")] == ["step-00000008", "step-00000016"]
+    assert not list((folder / "checkpoints").glob(".step-*"))
+    skipped = [event for event in read_events(folder / "events.jsonl") if event.kind == "checkpoint_skipped"]
+    assert "step 24 not saved" in skipped[0].reason
+    after = tmp_path / "after"
+    assert [row.step for row in effective(read_metrics(after / "metrics.jsonl"))] == list(range(1, 33))
+    assert published.newest(after / "checkpoints")[0] is not None
