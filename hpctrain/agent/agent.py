@@ -181,7 +181,7 @@ class Agent:
         if self._is_member(record):
             self._group.start(self._clock.now(), orders, self._store_socket if serves else None)
         if serves:
-            # The worker holds it now; the next generation gets a fresh port, so that no late worker meets the wrong one.
+            # The worker holds it now; the next generation gets a fresh port: no late worker meets the wrong one.
             self._store_socket.close()
             self._store_socket = socket.create_server((self._place.addr, 0))
         self._watched = self._group.channels()
@@ -324,9 +324,7 @@ class Agent:
         return self._record.number if self._record else self._first_number - 1
 
     def _is_member(self, record: Generation) -> bool:
-        return any(
-            m.node == self._place.node and m.incarnation == self._place.incarnation for m in record.members
-        )
+        return any(m.node == self._place.node and m.incarnation == self._place.incarnation for m in record.members)
 
     def _holds_rank0(self) -> bool:
         return self._record is not None and self._record.store.node == self._place.node

@@ -112,7 +112,7 @@ def alive(now: float, peer: PeerView, settings: Settings) -> bool:
 
 
 def failures(view: View) -> int:
-    """Failures in a row up to now, that of the last generation included; a checkpoint in between starts again at one."""
+    """Failures in a row, that of the last generation included; after a checkpoint in between, counted from one."""
     if view.record is None:
         return 0
     progressed = view.checkpoint is not None and view.checkpoint != view.record.restore

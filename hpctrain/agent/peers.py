@@ -169,9 +169,7 @@ class Peers:
         fields = {key: message[key] for key in Announcement.__dataclass_fields__}
         said = Announcement(**fields)
         self._announced[node] = said
-        self._views[node] = PeerView(
-            node, said.incarnation, True, False, now, said.generation, said.phase, said.reason
-        )
+        self._views[node] = PeerView(node, said.incarnation, True, False, now, said.generation, said.phase, said.reason)
 
     def _lose(self, node: str) -> None:
         channel = self._channels.pop(node)

@@ -101,7 +101,8 @@ def _plan(folder: Path, run_file: Path, topology: Topology) -> Plan:
     run, spec = settle(read_run(run_file))
     plan = make_plan(run, spec, topology)
     plan.write(folder / "plan.json")
-    click.echo(f"    {spec.parameters():,} parameters: pp {plan.pp} × dp {plan.dp} × tp {plan.tp}, schedule {plan.schedule}")
+    degrees = f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp}, schedule {plan.schedule}"
+    click.echo(f"    {spec.parameters():,} parameters: {degrees}")
     if plan.predicted is not None:
         click.echo(f"    predicted step time {format_seconds(plan.predicted.step_time_s['total'])}")
     for rejected in plan.rejected[:3]:
@@ -111,7 +112,8 @@ def _plan(folder: Path, run_file: Path, topology: Topology) -> Plan:
 
 
 def _train(folder: Path, run_file: Path) -> Path:
-    _say(4, "Train, and lose a worker and a node", "SIGKILL, no warning: the agents end the generation and start the next.")
+    why = "SIGKILL, no warning: the agents end the generation and start the next."
+    _say(4, "Train, and lose a worker and a node", why)
     prepared: Prepared = prepare(run_file, (), NODES, folder / "topology.json", folder / "plan.json")
     job = start(prepared, folder / "runs", SystemRunner(), SystemClock())
     ended = watch(job, prepared.run.steps, sys.stdout, _Saboteur(job).see)
@@ -144,7 +146,9 @@ def _report(run_folder: Path, seconds: float) -> None:
     rows = effective(read_metrics(run_folder / "metrics.jsonl"))
     write_report(run_folder, run_folder / "report.html", SystemClock().wall())
     click.echo(f"    loss {rows[0].loss:.3f} -> {rows[-1].loss:.3f} in {len(rows)} steps, none missing")
+    base = run_folder.parent.parent
     click.secho(f"\nDone in {format_seconds(seconds)}. Open {run_folder}/report.html", bold=True)
-    click.echo(f"Next: look at {run_folder.parent.parent}/run.yaml and plan.json, change something, and train by it:")
-    click.echo(f"    hpctrain train {run_folder.parent.parent}/run.yaml --local 4 -t {run_folder.parent.parent}/topology.json")
-    click.echo("    hpctrain init     a run file of your own")
+    click.echo("Next: change something in the plan by hand, and train by it:")
+    click.echo(f"    hpctrain train {base}/run.yaml -t {base}/topology.json -p {base}/plan.json")
+    click.echo("or write a run file of your own:")
+    click.echo("    hpctrain init")

@@ -12,18 +12,18 @@ import click
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_DONE, InputError
 from hpctrain.base.process import SystemRunner
+from hpctrain.cli.live import watch
 from hpctrain.launch.supervise import RESUMABLE, LocalJob
 from hpctrain.launch.training import Prepared, prepare, resume, runs_folder, start
 from hpctrain.records.locate import find_run
 from hpctrain.records.run import read_run
-from hpctrain.cli.live import watch
 
 
 @click.command()
 @click.argument("run_file", required=False, type=click.Path(path_type=Path), metavar="[RUN.YAML]")
 @click.option("--local", "count", type=click.IntRange(min=1), help="Number of virtual nodes. Default: cluster.nodes.")
 @click.option("-t", "--topology", type=click.Path(path_type=Path), help="Topology file. Default: probe first.")
-@click.option("-p", "--plan", type=click.Path(path_type=Path), help="Plan file, obeyed to the letter. Default: plan first.")
+@click.option("-p", "--plan", type=click.Path(path_type=Path), help="Plan file, obeyed to the letter. Default: plan.")
 @click.option("--resume", "run", metavar="RUN", help="Go on with a run, on any number of nodes.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the run's name and folder as JSON when it has ended.")
@@ -73,9 +73,10 @@ def _watch(job: LocalJob, as_json: bool) -> None:
 
 def _would_do(prepared: Prepared) -> str:
     run = prepared.run
+    spec = prepared.spec
     lines = [
         f"would train {run.name}: {run.steps} steps of {run.batch.global_} × {run.data.seq_len} tokens",
-        f"  model     {prepared.spec.parameters():,} parameters, {prepared.spec.layers} blocks, vocabulary {prepared.spec.vocab}",
+        f"  model     {spec.parameters():,} parameters, {spec.layers} blocks, vocabulary {spec.vocab}",
         f"  nodes     {', '.join(prepared.nodes)}",
         f"  topology  {'as given' if prepared.topology else 'measured first'}",
         f"  plan      {'as given' if prepared.plan else 'made first'}",

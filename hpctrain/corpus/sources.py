@@ -84,18 +84,20 @@ def scan_files(
     limit_bytes: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Scan:
-    """Read every file once to learn what is text, up to `limit_bytes` of it."""
+    """Read every file once to learn what is text, until `limit_bytes` of it; at least one passage is taken."""
     scan = Scan()
     for number, path in enumerate(files):
-        if limit_bytes is not None and scan.text_bytes >= limit_bytes:
-            break
+        full = False
         try:
-            _scan_file(scan, path, size_bytes, limit_bytes)
+            full = _scan_file(scan, path, size_bytes, limit_bytes)
         except NotTextError:
             scan.skipped_not_text += 1
         except OSError:
             scan.skipped_unreadable += 1
         progress(number + 1, len(files))
+        if full:
+            progress(len(files), len(files))
+            break
     return scan
 
 
@@ -151,23 +153,24 @@ def passages(path: Path, size_bytes: int) -> Iterator[str]:
         raise OSError(f"damaged archive: {error}") from error
 
 
-def _scan_file(scan: Scan, path: Path, size_bytes: int, limit_bytes: int | None) -> None:
-    """Add a file to the scan whole or, when it turns out not to be text, not at all."""
-    room = limit_bytes - scan.text_bytes if limit_bytes is not None else None
-    sizes, hashes, total = array("I"), array("Q"), 0
+def _scan_file(scan: Scan, path: Path, size_bytes: int, limit_bytes: int | None) -> bool:
+    """Add a file to the scan or, when it turns out not to be text, nothing of it; whether the limit is reached."""
+    sizes, hashes, total, full = array("I"), array("Q"), 0, False
     for text in passages(path, size_bytes):
         size = len(text.encode())
-        if room is not None and total and total + size > room:
+        before = scan.text_bytes + total
+        full = limit_bytes is not None and before > 0 and before + size > limit_bytes
+        if full:
             break
         sizes.append(size)
         hashes.append(_hash(text))
         total += size
-    if not total:
-        return
-    scan.files.append((path, len(sizes)))
-    scan.sizes.extend(sizes)
-    scan.hashes.extend(hashes)
-    scan.text_bytes += total
+    if total:
+        scan.files.append((path, len(sizes)))
+        scan.sizes.extend(sizes)
+        scan.hashes.extend(hashes)
+        scan.text_bytes += total
+    return full
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
@@ -190,7 +193,7 @@ def _cut(piece: bytes) -> int:
     if line_end:
         return line_end
     # A character of UTF-8 has at most four bytes, and all but its first begin with the bits 10.
-    for back in range(1, 5):
+    for back in range(1, min(5, len(piece))):
         if piece[-back] & 0xC0 != 0x80:
             return len(piece) - back
     return len(piece)

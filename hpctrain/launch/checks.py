@@ -50,15 +50,17 @@ def check_plan(plan: Plan, run: Run, spec: ModelSpec, nodes: Sequence[str], sour
         Refused: it is provisional or of other nodes.
     """
     if plan.provisional:
-        raise Refused(f"{source}: a provisional plan is never run; make one with `hpctrain plan` from a measured topology")
+        raise Refused(f"{source}: a provisional plan is never run; make one from a measured topology: `hpctrain plan`")
     other = [node for node in plan.nodes if node not in nodes]
     if other:
         raise Refused(
-            f"{source}: it uses {_some(other)}, this run has {_some(list(nodes))}; make a plan for these with `hpctrain plan`"
+            f"{source}: it uses {_some(other)}, this run has {_some(list(nodes))}; "
+            "make a plan for these with `hpctrain plan`"
         )
     mistakes = []
     if plan.rows != run.batch.global_:
-        mistakes.append(Mistake("replicas", f"their rows add up to {plan.rows}, the run's batch.global is {run.batch.global_}"))
+        text = f"their rows add up to {plan.rows}, the run's batch.global is {run.batch.global_}"
+        mistakes.append(Mistake("replicas", text))
     if plan.layers != spec.layers:
         mistakes.append(Mistake("stages", f"they hold {plan.layers} blocks, the model has {spec.layers}"))
     for name, count in (("heads", spec.heads), ("kv_heads", spec.key_value_heads), ("ffn_dim", spec.hidden)):

@@ -48,9 +48,7 @@ class RunFolder:
         write_text(self.path / "attempts.jsonl", "".join(json.dumps(line) + "\n" for line in attempts))
 
 
-def create_run_folder(
-    base: Path, run: Run, topology: Topology | None, plan: Plan | None, now: float
-) -> RunFolder:
+def create_run_folder(base: Path, run: Run, topology: Topology | None, plan: Plan | None, now: float) -> RunFolder:
     """Make runs/<name>-<UTC time>-<4 hex>/ with the resolved run file, and topology and plan when they are given.
 
     Raises:

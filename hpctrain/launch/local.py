@@ -17,10 +17,11 @@ def local_nodes(count: int) -> list[str]:
     return [f"local{index}" for index in range(count)]
 
 
-def local_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a virtual node: one thread a worker, because all of them share this machine's cores."""
+def local_environment(count: int, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of one of `count` virtual nodes: an even share of this machine's cores as threads."""
     env = dict(os.environ if environ is None else environ)
-    env.setdefault("OMP_NUM_THREADS", "1")
+    cores = len(os.sched_getaffinity(0))
+    env.setdefault("OMP_NUM_THREADS", str(max(1, cores // count)))
     # gloo must listen on loopback, whatever interface the host name resolves to.
     env.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return env
@@ -39,4 +40,4 @@ def start_local_node(
     """Start one virtual node: `python -m hpctrain.node VERB --folder F --node local0 --nodes local[0-3] --local`."""
     argv = [sys.executable, "-m", "hpctrain.node", verb, "--folder", str(folder), "--node", node]
     argv += ["--nodes", str(NodeSet.fromlist(list(nodes))), "--local", *extra]
-    return runner.start(argv, env=local_environment(), log=log, keep_fds=keep_fds)
+    return runner.start(argv, env=local_environment(len(nodes)), log=log, keep_fds=keep_fds)

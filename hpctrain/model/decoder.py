@@ -95,7 +95,7 @@ class Decoder(nn.Module):
         self.head = nn.Linear(spec.dim, spec.vocabulary, bias=False) if last else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens [batch, seq] (first) or activations [batch, seq, dim] in; activations or logits [batch, seq, vocab] out."""
+        """Tokens [batch, seq] (first) or activations [batch, seq, dim] in; activations or logits (last) out."""
         if self.embedding is not None:
             x = self.embedding(x)
         for block in self.layers.values():

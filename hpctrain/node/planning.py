@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from hpctrain.agent.agent import Proposal
 from hpctrain.agent.journal import Journal
 from hpctrain.base.errors import Refused
 from hpctrain.planner import make_plan
+from hpctrain.records.event import EventKind
 from hpctrain.records.generation import Generation, StoreAddress
 from hpctrain.records.plan import Plan
 from hpctrain.records.run import AutoParallel, Run
@@ -81,15 +82,16 @@ class GenerationMaker:
         run, note = self.run, ""
         if proposal.previous is not None and run.parallel.mode == "fixed":
             # The degrees were chosen for the nodes that were asked for; going on matters more than keeping them.
-            run, note = run.model_copy(update={"parallel": AutoParallel()}), " (parallel.mode fixed does not apply to it)"
+            run = run.model_copy(update={"parallel": AutoParallel()})
+            note = " (parallel.mode fixed does not apply to it)"
         plan = make_plan(run, run.spec(), topology)
         # Two proposers never write the same file; the decided record says which of them counts.
-        name = f"generations/plan-{proposal.number:06d}.{os.getpid()}.json"
+        name = f"generations/plan-{proposal.number:06d}.{secrets.token_hex(4)}.json"
         (self.folder / "generations").mkdir(exist_ok=True)
         plan.write(self.folder / name)
         public = "plan.json" if proposal.previous is None else f"plan-{proposal.number}.json"
         plan.write(self.folder / public)
-        kind = "planned" if proposal.previous is None else "replanned"
+        kind: EventKind = "planned" if proposal.previous is None else "replanned"
         predicted = plan.predicted.step_time_s.get("total") if plan.predicted else None
         self.journal.write(
             kind,
@@ -114,5 +116,3 @@ class GenerationMaker:
                 "checkpoint_skipped", proposal.number, f"{item.path.name}: {item.reason}", path=item.path.name
             )
         return f"checkpoints/{found.path.name}" if found else None
-
-

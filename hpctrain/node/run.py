@@ -42,14 +42,10 @@ def main(argv: list[str]) -> int:
     addr = "127.0.0.1" if options.local else _address()
     stop = _StopRequest(parent=os.getppid() if options.local else None)
     journal = Journal(folder / "events.jsonl", options.node, options.attempt, SystemClock())
-    place = Place(
-        options.node, nodes, addr, incarnation_of(platform.node(), time.time()), options.attempt, folder
-    )
+    place = Place(options.node, nodes, addr, incarnation_of(platform.node(), time.time()), options.attempt, folder)
     first = options.node == nodes[0]
     if first:
-        journal.write(
-            "attempt_started", -1, f"attempt {options.attempt} on {len(nodes)} nodes", nodes=list(nodes)
-        )
+        journal.write("attempt_started", -1, f"attempt {options.attempt} on {len(nodes)} nodes", nodes=list(nodes))
     _ensure_topology(place, run, journal, options.local)
     return _agent(place, run, journal, stop).run()
 

@@ -1,4 +1,4 @@
-"""Cross-entropy as a share of the global mean, so that gradients only need to be summed whatever the replicas' sizes."""
+"""Cross-entropy as a share of the global mean: gradients are then only summed, whatever the replicas' sizes."""
 
 from __future__ import annotations
 

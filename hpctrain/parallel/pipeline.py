@@ -75,7 +75,7 @@ class Pipeline:
 
     def layers(self) -> list[int]:
         """Global numbers of the blocks that this rank really holds."""
-        return sorted(int(name) for stage in self.stages for name in stage.submod.layers)
+        return sorted(int(name) for stage in self.stages for name in stage.submod.layers)  # type: ignore[union-attr]
 
     def take_counters(self) -> dict[int, StageCounters]:
         """Counters by stage since the last call."""
@@ -87,7 +87,9 @@ class Pipeline:
     def _run(self, tokens: Tensor, targets: Tensor, train: bool) -> float:
         # gloo accepts a message shorter than the buffer without an error, so a wrong shape must never get that far.
         if tokens.shape != targets.shape or tokens.shape[0] != self.rows:
-            raise ValueError(f"tokens are {tuple(tokens.shape)}, expected {self.rows} rows and targets of the same shape")
+            raise ValueError(
+                f"tokens are {tuple(tokens.shape)}, expected {self.rows} rows and targets of the same shape"
+            )
         losses: list[Tensor] = []
         call = self._runtime.step if train else self._runtime.eval
         with loss_parallel() if self._split_loss else contextlib.nullcontext():

@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from hpctrain.records.model_spec import ModelSpec
 
@@ -38,7 +39,7 @@ def apply_tensor_parallel(module: nn.Module, mesh: DeviceMesh, spec: ModelSpec) 
         parallelize_module(module.head, mesh, ColwiseParallel())  # type: ignore[arg-type]
 
 
-def _block_styles() -> dict[str, object]:
+def _block_styles() -> dict[str, ParallelStyle]:
     # PrepareModuleInput makes one DTensor of the input, so that the gradients of its users are summed before the
     # all-reduce of the backward pass: one instead of one for each of q, k and v.
     def shared_input() -> PrepareModuleInput:

@@ -8,10 +8,11 @@ passes on one CPU core (dim 128 to 768, 32 to 1024 tokens; 157 GFLOP/s, 17.6 GB/
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpctrain.planner.memory import MemoryModel
+from hpctrain.planner.memory import BUCKET_BYTES, MemoryModel
 from hpctrain.planner.network import Links, message_s, number_sum_s, ring_sum_s, rings_leaving
 from hpctrain.planner.unit import Unit
 from hpctrain.planner.workload import Share, Workload
@@ -33,11 +34,16 @@ EMBEDDING_PASSES = (0.0, 4.0)
 """A row a token is nothing; the backward pass makes a whole gradient of the embedding and adds it up."""
 HEAD_OPS = (40.0, 60.0)
 """Cost of the last norm, the head and the loss, in tiny operations."""
-OPTIMIZER_BYTES = 72.0
-"""Bytes touched per parameter by AdamW without fused kernels (60) and by the norm and clipping (12), measured."""
+ACTION_OPS = 100.0
+"""Added by the schedule's executor to each forward or backward of a stage, in tiny operations."""
+OPTIMIZER_BYTES = 110.0
+"""Bytes touched per parameter by AdamW without fused kernels (55), by the norm in double precision (50) and by clipping
+(5), measured."""
 OPTIMIZER_OPS = 40.0
 """Tiny operations per tensor in that update."""
 TENSORS_PER_BLOCK = 9
+REDUCER_BYTES = 16.0
+"""Bytes touched per parameter by gathering gradients into flat buckets and copying the sums back."""
 
 Pair = tuple[float, float]
 
@@ -93,7 +99,7 @@ class CostModel:
         """A stage that holds this share of the model."""
         key = (unit, micro_batch, share)
         if key not in self._stages:
-            self._stages[key] = _stage(self.parts(unit, micro_batch), share)
+            self._stages[key] = _stage(self.parts(unit, micro_batch), share, ACTION_OPS * unit.launch_s)
         return self._stages[key]
 
     def send(self, source: Unit, target: Unit, micro_batch: int) -> float:
@@ -130,9 +136,11 @@ class CostModel:
         shards = [list(zip(*(unit.places for unit in ring), strict=True)) for ring in rings]
         sharing = rings_leaving([places for of_stage in shards for places in of_stage])
         sums = []
-        for share, of_stage in zip(shares, shards, strict=True):
-            size = 4.0 * self.work.parameters(share, len(of_stage))
-            sums.append(max(ring_sum_s(self.links, places, size, sharing) for places in of_stage))
+        for ring, share, of_stage in zip(rings, shares, shards, strict=True):
+            parameters = self.work.parameters(share, len(of_stage))
+            buckets = max(1, math.ceil(4.0 * parameters / BUCKET_BYTES))
+            sent = max(ring_sum_s(self.links, places, 4.0 * parameters / buckets, sharing) for places in of_stage)
+            sums.append(buckets * sent + REDUCER_BYTES * parameters / min(unit.bytes_per_s for unit in ring))
         return sums
 
     def norm_sum(self, units: Sequence[Unit]) -> float:
@@ -175,8 +183,8 @@ class CostModel:
         return forward, backward
 
 
-def _stage(parts: Parts, share: Share) -> StageTime:
-    times = [share.blocks * (parts.block[way] + parts.block_tp[way]) for way in (0, 1)]
+def _stage(parts: Parts, share: Share, action_s: float) -> StageTime:
+    times = [action_s + share.blocks * (parts.block[way] + parts.block_tp[way]) for way in (0, 1)]
     for present, part in ((share.first, parts.embedding), (share.last, parts.head)):
         if present:
             times = [times[way] + part[way] for way in (0, 1)]

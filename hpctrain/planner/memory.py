@@ -12,8 +12,10 @@ USABLE = 0.9
 """Share of a device's memory that a plan may fill (the paper, section 3.4); the rest is the allocator's."""
 STATE_BYTES = 16
 """Per parameter: fp32 weight and gradient and the two moments of AdamW."""
-BUCKET_BYTES = 4
-"""Per parameter with several replicas: the flat buffer that gradients are summed in."""
+CHECKPOINT_BYTES = 12
+"""Per parameter while a checkpoint is written beside the training: a copy of weight and moments."""
+BUCKET_BYTES = 32 * 2**20
+"""With several replicas: the flat buffer that gradients are summed in, piece by piece."""
 CAST_BYTES = 2
 """Per parameter in bf16: the cast copy of a weight that autocast keeps until the backward pass."""
 PROCESS_BYTES = {"cpu": 350e6, "cuda": 1.0e9}
@@ -76,16 +78,23 @@ class MemoryModel:
     def _compute(self, role: RankRole, blocks: tuple[int, ...]) -> float:
         work = self.work
         live = live_micro_batches(role.schedule, role.pp, role.stages, role.micro_batches)
-        per_parameter = STATE_BYTES + BUCKET_BYTES * (role.dp > 1) + CAST_BYTES * (work.precision == "bf16")
+        per_parameter = STATE_BYTES + CHECKPOINT_BYTES + CAST_BYTES * (work.precision == "bf16")
         block = work.block_bytes(role.micro_batch, role.tp)
         boundary = work.boundary_bytes(role.micro_batch)
         logits = work.spec.logits_bytes(role.micro_batch, work.seq_len, work.head_shards(role.tp))
         total = PROCESS_BYTES[role.kind] + block  # gradients inside the block that is at work
+        gradients = 0.0
         for stage, count in zip(range(role.rank, role.stages, role.pp), blocks, strict=True):
             share = Share(count, stage == 0, stage == role.stages - 1)
-            total += per_parameter * work.parameters(share, role.tp)
+            parameters = work.parameters(share, role.tp)
+            gradients += 4.0 * parameters
+            total += per_parameter * parameters
             # What came in and what goes out is kept beside the blocks' own.
             total += live[stage] * (count * block + 2 * boundary + logits * share.last)
+        if role.dp > 1:
+            # The bucket that gradients are summed in; a large embedding is one of its own.
+            table = 4.0 * work.spec.embedding_parameters() / work.head_shards(role.tp)
+            total += min(gradients, max(BUCKET_BYTES, table))
         return total
 
 

@@ -43,7 +43,7 @@ def predict(cost: CostModel, layout: Layout) -> Prediction:
     last = max(range(layout.dp), key=lambda replica: lines[replica].makespan)
     pipeline, update = lines[last].makespan, _update(cost, layout)
     sums = _gradient_sums(cost, layout)
-    ends = [max(line.stage_end[stage] for line in lines) + sums[stage] for stage in range(len(layout.blocks))]
+    ends = [max(line.rank_end(rank) for line in lines) + sums[rank] for rank in range(layout.pp)]
 
     table = make_schedule(layout.schedule, layout.pp, len(layout.blocks), layout.micro_batches[last])
     unhindered = simulate(table, paces[last].without_sends()).makespan if layout.pp > 1 else pipeline
@@ -98,8 +98,10 @@ def _stage_times(cost: CostModel, layout: Layout, replica: int) -> list[StageTim
 
 
 def _gradient_sums(cost: CostModel, layout: Layout) -> list[float]:
+    """Seconds by pipeline rank: each sums its gradients over the replicas when its last backward is done."""
     rings = [[layout.unit(replica, stage) for replica in range(layout.dp)] for stage in range(len(layout.blocks))]
-    return cost.gradient_sums(rings, layout.shares)
+    by_stage = cost.gradient_sums(rings, layout.shares)
+    return [sum(by_stage[rank :: layout.pp]) for rank in range(layout.pp)]
 
 
 def _update(cost: CostModel, layout: Layout) -> float:

@@ -33,12 +33,14 @@ class Timeline:
 
     spans: tuple[tuple[tuple[Action, float, float], ...], ...]
     """spans[pipeline rank]: (action, start, end) in order."""
-    stage_end: tuple[float, ...]
-    """When each stage has done its last backward, so that its gradients can be summed."""
 
     @property
     def makespan(self) -> float:
         return max((row[-1][2] for row in self.spans if row), default=0.0)
+
+    def rank_end(self, rank: int) -> float:
+        """When a pipeline rank has done its last action, so that its gradients can be summed."""
+        return self.spans[rank][-1][2] if self.spans[rank] else 0.0
 
     def busy(self, rank: int) -> float:
         """Seconds that a pipeline rank computes."""
@@ -58,7 +60,6 @@ def simulate(schedule: Schedule, pace: Pace) -> Timeline:
     stages = len(pace.forward)
     done: dict[tuple[int, str, int], float] = {}
     spans: list[list[tuple[Action, float, float]]] = [[] for _ in schedule.ranks]
-    stage_end = [0.0] * stages
     free = [0.0] * len(schedule.ranks)
     left = sum(len(row) for row in schedule.ranks)
     while left:
@@ -74,12 +75,10 @@ def simulate(schedule: Schedule, pace: Pace) -> Timeline:
                 spans[rank].append((action, start, end))
                 free[rank] = end
                 done[action.stage, "B" if action.kind == "I" else action.kind, action.micro_batch] = end
-                if action.kind != "F":
-                    stage_end[action.stage] = max(stage_end[action.stage], end)
                 left -= 1
         if left == before:
             raise ValueError("the action table cannot be executed: every pipeline rank waits for another")
-    return Timeline(tuple(tuple(row) for row in spans), tuple(stage_end))
+    return Timeline(tuple(tuple(row) for row in spans))
 
 
 def _ready(action: Action, pace: Pace, stages: int, done: dict[tuple[int, str, int], float]) -> float | None:

@@ -108,11 +108,11 @@ def publish(temporary: Path, manifest: Manifest) -> Path:
             # An older generation's checkpoint of the same step: this one replaces it.
             aside = checkpoints / f".replaced-{final.name}"
             shutil.rmtree(aside, ignore_errors=True)
-            os.rename(final, aside)
-            os.rename(temporary, final)
+            final.rename(aside)
+            temporary.rename(final)
             shutil.rmtree(aside, ignore_errors=True)
         else:
-            os.rename(temporary, final)
+            temporary.rename(final)
         sync_folder(checkpoints)
     write_text(checkpoints / LATEST, final.name + "\n")
     return final

@@ -32,9 +32,7 @@ def collect(parameters: list[tuple[str, nn.Parameter]], optimizer: torch.optim.O
     return tensors
 
 
-def set_optimizer_step(
-    parameters: list[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer, step: int
-) -> None:
+def set_optimizer_step(parameters: list[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer, step: int) -> None:
     """Tell AdamW how many steps it has done (its bias correction depends on it)."""
     for _, parameter in parameters:
         optimizer.state[parameter]["step"].fill_(float(step))

@@ -163,9 +163,7 @@ def _optimizer(run: Run, pipeline: Pipeline, plan: Plan) -> torch.optim.Optimize
     )  # fmt: skip
 
 
-def _restore(
-    orders: StartOrder, pipeline: Pipeline, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
-) -> int:
+def _restore(orders: StartOrder, pipeline: Pipeline, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> int:
     if orders.restore is None:
         return 0
     path = orders.folder / orders.restore

@@ -1,7 +1,7 @@
 """Runs many cases in one launch of processes and prints a JSON result a case; called by the tests beside it.
 
-    python cases.py equivalence WORLD FOLDER   every plan of that many ranks against one process
-    python cases.py save 4 FOLDER; python cases.py load WORLD FOLDER   save on one plan, load on all others
+python cases.py equivalence WORLD FOLDER   every plan of that many ranks against one process
+python cases.py save 4 FOLDER; python cases.py load WORLD FOLDER   save on one plan, load on all others
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def make_plan(
     owner: list[int] | None = None,
     actions: dict[int, dict[int, list[str]]] | None = None,
 ) -> Plan:
-    """A plan by its degrees: `shares` are (micro_batch, micro_batches) of each replica, `order` the device of each rank."""
+    """A plan by its degrees: `shares` are (micro_batch, micro_batches) of replicas, `order` the device of each rank."""
     devices = [f"local{index}:cpu0" for index in range(pp * dp * tp)]
     owner = owner or [stage % pp for stage in range(len(cuts))]
 

@@ -11,7 +11,9 @@ NODES = ("n0", "n1", "n2", "n3")
 SETTINGS = Settings(retries=2, heartbeat_timeout_s=5, progress_timeout_s=60, collect_s=2, succession_s=5)
 
 
-def record(number: int = 0, members: tuple[str, ...] = NODES, failed: int = 0, restore: str | None = None) -> Generation:
+def record(
+    number: int = 0, members: tuple[str, ...] = NODES, failed: int = 0, restore: str | None = None
+) -> Generation:
     return Generation(
         number=number,
         attempt=0,
@@ -180,7 +182,13 @@ def test_failures_in_a_row_end_the_run_unless_a_checkpoint_came_in_between() -> 
 
 
 def test_the_first_generation_waits_for_all_nodes_and_then_for_no_one() -> None:
-    view = View("n0", NODES, "joining", 100.0, peers=tuple(replace(seen(n, 159.0, "joining"), connected=n != "n3", generation=-1) for n in NODES[1:]))
+    view = View(
+        "n0",
+        NODES,
+        "joining",
+        100.0,
+        peers=tuple(replace(seen(n, 159.0, "joining"), connected=n != "n3", generation=-1) for n in NODES[1:]),
+    )
     assert decide(159.0, view, SETTINGS) == Decision("wait", "waiting for the other nodes")
     late = tuple(replace(peer, last_seen=161.0) for peer in view.peers)
     assert decide(161.0, replace(view, peers=late), SETTINGS).members == ("n0", "n1", "n2")
@@ -193,5 +201,7 @@ def test_a_stop_between_generations_stops_without_workers() -> None:
 
 def test_a_failure_anywhere_is_a_failure_everywhere() -> None:
     failed = replace(seen("n1", 100.0, "failed"), reason="n1: out of memory")
-    assert decide(100.0, running(peers=peers(n1=failed)), SETTINGS) == Decision("fail", "n1: out of memory", exit_code=1)
+    assert decide(100.0, running(peers=peers(n1=failed)), SETTINGS) == Decision(
+        "fail", "n1: out of memory", exit_code=1
+    )
     assert decide(100.0, broken(peers=(failed,)), SETTINGS) == Decision("fail", "n1: out of memory", exit_code=1)

@@ -44,7 +44,7 @@ def flip(path: Path) -> None:
 
 
 def open_to_others(path: Path) -> None:
-    os.chmod(path / "__0_0.distcp", 0o666)
+    (path / "__0_0.distcp").chmod(0o666)
 
 
 def add_stranger(path: Path) -> None:

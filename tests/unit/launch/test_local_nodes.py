@@ -1,0 +1,110 @@
+"""The local transport: what a virtual node is started with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hpctrain.base.errors import FileError, InputError, Refused
+from hpctrain.launch.checks import check_plan, check_topology, is_usable
+from hpctrain.launch.folder import RunFolder, create_run_folder, lock_run_folder
+from hpctrain.launch.local import local_environment, local_nodes
+from hpctrain.records.model_spec import ModelSpec
+from hpctrain.records.plan import Plan, Replica, Stage
+from hpctrain.records.run import Run, read_run
+from hpctrain.records.topology import Device, DeviceType, Node, Provenance, Topology
+
+SPEC = ModelSpec(layers=4, dim=32, heads=4, vocab=64)
+RUN = Run.from_json(
+    {
+        "steps": 10,
+        "model": {"dims": SPEC.to_json()},
+        "data": {"train": ["/data"]},
+        "batch": {"global": 8},
+        "optimizer": {"clip_norm": None},
+    }
+)
+
+
+def topology(*names: str, created: str = "2026-01-01T00:00:00Z") -> Topology:
+    return Topology(
+        provenance=Provenance(version="0", created=created, transport="tcp"),
+        device_types={"cpu": DeviceType(kind="cpu", name="cpu")},
+        nodes=[Node(id=name, addr="127.0.0.1", devices=[Device(id="cpu0", type="cpu")]) for name in names],
+    )
+
+
+def plan(**changes: object) -> Plan:
+    values: dict[str, object] = {
+        "pp": 1, "dp": 1, "tp": 1, "stages": [Stage(layers=(0, 4))],
+        "replicas": [Replica(rows=8, micro_batch=4, micro_batches=2, devices=[["local0:cpu0"]])],
+        "ranks": ["local0:cpu0"],
+    }  # fmt: skip
+    return Plan.model_validate({**values, **changes})
+
+
+def test_each_virtual_node_gets_an_even_share_of_the_cores() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert local_environment(1, {})["OMP_NUM_THREADS"] == str(cores)
+    assert local_environment(4 * cores, {})["OMP_NUM_THREADS"] == "1"
+    assert local_environment(1, {"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_topology_must_cover_the_nodes_and_be_young() -> None:
+    now = 1767225600.0  # 2026-01-01
+    week = 7 * 24 * 3600.0
+    assert is_usable(topology("local0", "local1"), ["local0"], now + week - 1)
+    assert not is_usable(topology("local0", "local1"), ["local0"], now + week + 1)
+    assert not is_usable(topology("local0"), ["local0", "local1"], now)
+    with pytest.raises(Refused, match="it is a topology of n7; this run has local0, local1"):
+        check_topology(topology("n7"), local_nodes(2), "t.json")
+
+
+def test_a_plan_must_be_of_this_run() -> None:
+    check_plan(plan(), RUN, SPEC, ["local0"], "plan.json")
+    with pytest.raises(Refused, match="provisional"):
+        check_plan(plan(provisional=True), RUN, SPEC, ["local0"], "plan.json")
+    two = [["local0:cpu0", "local0:cpu1", "local0:cpu2"]]
+    wide = plan(
+        tp=3, ranks=two[0], replicas=[Replica(rows=8, micro_batch=4, micro_batches=2, devices=two)]
+    )  # fmt: skip
+    with pytest.raises(FileError) as caught:
+        check_plan(wide, RUN, SPEC, ["local0"], "plan.json")
+    assert [mistake.field for mistake in caught.value.mistakes] == ["tp", "tp"]
+
+
+def test_a_custom_schedule_must_be_whole() -> None:
+    torn = plan(schedule="custom", actions={0: {0: ["0F0", "0B0"]}})
+    with pytest.raises(InputError, match="complete the table"):
+        check_plan(torn, RUN, SPEC, ["local0"], "plan.json")
+
+
+def test_a_run_folder_holds_the_resolved_run_and_a_key_for_its_owner(tmp_path: Path) -> None:
+    folder = create_run_folder(tmp_path / "runs", RUN, topology("local0"), plan(), 0.0)
+    assert folder.path.name.startswith("run-19700101T000000Z-")
+    again = read_run(folder.path / "run.yaml")
+    assert again == RUN
+    assert again.optimizer.clip_norm is None
+    assert (folder.path / "key").stat().st_mode & 0o777 == 0o600
+    assert Plan.read(folder.path / "plan.json") == plan()
+
+
+def test_a_run_folder_is_for_one_run_at_a_time(tmp_path: Path) -> None:
+    lock = lock_run_folder(tmp_path)
+    with pytest.raises(InputError, match=f"in use by process {os.getpid()}"):
+        lock_run_folder(tmp_path)
+    lock.release()
+    lock_run_folder(tmp_path).release()
+
+
+def test_attempts_are_one_line_each(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.begin_attempt(["local0"], 1.0) == 0
+    folder.end_attempt(0, 2.0, "done")
+    assert folder.begin_attempt(["local0", "local1"], 3.0) == 1
+    assert folder.attempts() == [
+        {"attempt": 0, "job_id": None, "nodes": ["local0"], "start": 1.0, "end": 2.0, "reason": "done"},
+        {"attempt": 1, "job_id": None, "nodes": ["local0", "local1"], "start": 3.0},
+    ]
