@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -54,6 +55,24 @@ def vocabulary_of(folders: Sequence[str | Path], field: str = "data.train") -> i
         InputError: see `read_indexes`.
     """
     return read_indexes(folders, field)[0].vocab_size
+
+
+def check_tokenizer(folders: Sequence[str | Path], tokenizer: str | Path, field: str = "data.tokenizer") -> None:
+    """The folders must hold tokens of that tokenizer.json.
+
+    Raises:
+        InputError: the file cannot be read, or the folders were made with another one.
+    """
+    index = read_indexes(folders)[0]
+    try:
+        digest = hashlib.sha256(Path(tokenizer).read_bytes()).hexdigest()
+    except OSError as error:
+        raise InputError(f"{field}: {tokenizer}: cannot read: {error.strerror}") from None
+    if digest != index.tokenizer.sha256:
+        raise InputError(
+            f"{field}: {tokenizer}: the data was made with another tokenizer ({describe_tokenizer(index)}); leave the "
+            f"key out, or prepare the data again with --tokenizer {tokenizer}"
+        )
 
 
 def same_tokens(one: CorpusIndex, other: CorpusIndex) -> bool:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import secrets
+import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -97,15 +98,25 @@ def lock_run_folder(path: Path) -> RunLock:
     """
     with storage_errors(path / "run.lock"):
         descriptor = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _taken(descriptor):
         holder = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
         os.close(descriptor)
         raise InputError(
             f"{path}: the run folder is in use{f' by process {holder}' if holder else ''}; wait for that run to end, "
             "or stop it first"
-        ) from None
+        )
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return RunLock(descriptor)
+
+
+def _taken(descriptor: int) -> bool:
+    """Take the lock, with a second try: `hpctrain status` holds it for an instant to see whether it is free."""
+    for delay_s in (0.1, 0.0):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(delay_s)
+        else:
+            return True
+    return False

@@ -10,7 +10,8 @@ from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.base.process import Runner
-from hpctrain.corpus.index import vocabulary_of
+from hpctrain.corpus.index import check_tokenizer, vocabulary_of
+from hpctrain.corpus.tokens import Corpus, open_validation
 from hpctrain.launch.checks import check_plan, check_topology, is_usable
 from hpctrain.launch.folder import RunFolder, create_run_folder, lock_run_folder, render_run
 from hpctrain.launch.local import local_nodes
@@ -37,7 +38,9 @@ def settle(run: Run) -> tuple[Run, ModelSpec]:
     """The run with its model written out, vocabulary included, as its data says.
 
     Raises:
-        InputError: the data folder is missing or not prepared; the model's vocabulary is smaller than the data's.
+        InputError: the data folder is missing, not prepared or too small; the model's vocabulary is smaller than the
+            data's; data.tokenizer is not that of the data.
+        FileError: a token shard was cut short.
     """
     run.require_runnable()
     spec = run.spec()
@@ -46,6 +49,10 @@ def settle(run: Run) -> tuple[Run, ModelSpec]:
         spec = spec.model_copy(update={"vocab": vocabulary})
     elif spec.vocab < vocabulary:
         raise InputError(f"model.dims.vocab: found {spec.vocab}; the data has tokens up to {vocabulary}: leave it out")
+    if run.data.tokenizer is not None:
+        check_tokenizer(run.data.train, run.data.tokenizer)
+    Corpus.open(run.data.train, "train", run.data.seq_len)
+    open_validation(run.data.train, run.data.valid, run.data.seq_len)
     return run.with_spec(spec), spec
 
 

@@ -22,9 +22,7 @@ def step_bound(fleet: Fleet, work: Workload) -> float:
     # Device u, busy for compute and update, is not done before T. Weighted by speed over all devices:
     # T >= sum(w_u · busy_u) + sum(w_u · update_u), and every parameter is updated somewhere.
     update = work.spec.parameters() * OPTIMIZER_BYTES
-    lightest = min(
-        speed / together / worker.bytes_per_s for speed, worker in zip(speeds, fleet.workers, strict=True)
-    )
+    lightest = min(speed / together / worker.bytes_per_s for speed, worker in zip(speeds, fleet.workers, strict=True))
     return work.rows * sum(parts[0]) / together + update * lightest
 
 
@@ -38,18 +36,14 @@ def relative_speeds(parts: Sequence[Sequence[float]]) -> list[float]:
         parts: [device][part] seconds of each part of the work.
     """
     reference = parts[0]
-    return [
-        max((a / b for a, b in zip(reference, own, strict=True) if b > 0), default=1.0) for own in parts
-    ]
+    return [max((a / b for a, b in zip(reference, own, strict=True) if b > 0), default=1.0) for own in parts]
 
 
 def search_bound(cost: CostModel, units: Sequence[Unit], pp: int, dp: int, micro_batch: int) -> float:
     """Seconds that no layout of this shape and micro-batch beats on any pp × dp of the units."""
     layers = cost.work.spec.layers
     timed = [cost.parts(unit, micro_batch) for unit in units]
-    parts = [
-        (layers * (sum(each.block) + sum(each.block_tp)), sum(each.embedding), sum(each.head)) for each in timed
-    ]
+    parts = [(layers * (sum(each.block) + sum(each.block_tp)), sum(each.embedding), sum(each.head)) for each in timed]
     speeds = sorted(relative_speeds(parts), reverse=True)[: pp * dp]
     count = cost.work.rows // micro_batch
     work_s = count * sum(parts[0])

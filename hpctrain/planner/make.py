@@ -88,7 +88,7 @@ def _no_shape(search: Search) -> HpctrainError:
     devices = len(search.fleet.workers)
     pp, dp, tp = shape
     if pp * dp * tp > devices:
-        return Refused(f"{text} ({pp * dp * tp} devices in all, {devices} usable); lower a degree or add nodes")
+        return Refused(f"{text}; lower a degree or add nodes")
     return InputError(f"{text}; lower a degree, or use parallel.mode auto")
 
 
@@ -118,9 +118,7 @@ def _plan(best: Prediction, **known: object) -> Plan:
         "schedule": layout.schedule,
         "stages": [Stage(layers=(start, stop)) for start, stop in pairwise(edges)],
         "replicas": [_replica(layout, replica) for replica in range(layout.dp)],
-        "ranks": [
-            place for rank in range(layout.pp) for row in layout.cells for place in row[rank].places
-        ],
+        "ranks": [place for rank in range(layout.pp) for row in layout.cells for place in row[rank].places],
         "actions": {replica: _actions(layout, replica) for replica in range(layout.dp)},
     }
     return Plan.model_validate(values | known)

@@ -113,13 +113,12 @@ def _stage_units(fleet: Fleet, pp: int, dp: int, tp: int) -> list[list[Unit]]:
 
 def _distances(cost: CostModel, units: Sequence[Unit]) -> NDArray[np.float64]:
     """Shortest-path distances between units, edges weighted 1/b (seconds per byte)."""
-    weights = np.zeros((len(units), len(units)))
-    for i, a in enumerate(units):
-        for j, b in enumerate(units):
-            if i != j:
-                # scipy reads 0 as "no edge": a link that costs nothing still is one.
-                weights[i, j] = max(cost.links.between(a.places[0], b.places[0])[1], 1e-15)
-    distances: NDArray[np.float64] = shortest_path(weights, method="D")
+    weights = np.array([[cost.links.between(a.places[0], b.places[0])[1] for b in units] for a in units])
+    # scipy reads what is close to 0 as "no edge", so distances are taken in units of the fastest link.
+    unit = float(weights[weights > 0].min(initial=1.0))
+    relative = np.maximum(weights / unit, 1e-6)
+    np.fill_diagonal(relative, 0.0)
+    distances: NDArray[np.float64] = shortest_path(relative, method="D") * unit
     return distances
 
 

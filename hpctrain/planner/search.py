@@ -163,8 +163,10 @@ class Search:
             return f"the model has {self.work.spec.layers} blocks, fewer than pp {pp}"
         if dp > self.work.rows:
             return f"batch.global {self.work.rows} is less than one sequence for each of dp {dp} replicas"
+        if pp * dp > units and tp == 1:
+            return f"{pp * dp} devices are needed, {units} are usable"
         if pp * dp > units:
-            return f"{pp * dp} groups of {tp} equal devices are needed, there are {units}"
+            return f"pp × dp = {pp * dp} groups of {tp} equal devices are needed, there are {units}"
         return None
 
 

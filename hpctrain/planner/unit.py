@@ -76,9 +76,7 @@ def alike_classes(units: list[Unit], links: Links, message_bytes: float) -> list
 
     message_bytes: size of the message that links are compared at.
     """
-    times = [
-        [0.0 if a is b else message_s(links, a.places, b.places, message_bytes) for b in units] for a in units
-    ]
+    times = [[0.0 if a is b else message_s(links, a.places, b.places, message_bytes) for b in units] for a in units]
     classes: list[int] = []
     first: list[int] = []
     for index, unit in enumerate(units):

@@ -82,6 +82,4 @@ def _interleaved(pp: int, stages: int, micro_batches: int) -> Schedule:
 def _visits(chunks: int, length: int, micro_batches: int) -> list[tuple[int, int]]:
     """(chunk, micro-batch) in the order a rank works on them: `length` micro-batches through every chunk in turn."""
     starts = range(0, micro_batches, length)
-    return [
-        (chunk, index) for start in starts for chunk in range(chunks) for index in range(start, start + length)
-    ]
+    return [(chunk, index) for start in starts for chunk in range(chunks) for index in range(start, start + length)]

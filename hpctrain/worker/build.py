@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hpctrain.base.wire import Message
 from hpctrain.compress.reducer import DenseReducer, Reducer
-from hpctrain.corpus.tokens import Corpus
+from hpctrain.corpus.tokens import Corpus, open_validation
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
 from hpctrain.records.plan import Plan
@@ -177,4 +177,4 @@ def _restore(orders: StartOrder, pipeline: Pipeline, optimizer: torch.optim.Opti
 def _validation(run: Run) -> Corpus | None:
     if run.validation.batches == 0:
         return None
-    return Corpus.open(run.data.valid or run.data.train, "valid", run.data.seq_len)
+    return open_validation(run.data.train, run.data.valid, run.data.seq_len)

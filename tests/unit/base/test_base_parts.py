@@ -24,7 +24,14 @@ def test_a_file_error_tells_every_mistake_with_its_place() -> None:
 
 @pytest.mark.parametrize(
     ("name", "code"),
-    [("HpctrainError", 1), ("InputError", 2), ("FileError", 2), ("Refused", 4), ("StorageError", 1), ("CommandError", 1)],
+    [
+        ("HpctrainError", 1),
+        ("InputError", 2),
+        ("FileError", 2),
+        ("Refused", 4),
+        ("StorageError", 1),
+        ("CommandError", 1),
+    ],
 )
 def test_exit_codes_are_those_promised(name: str, code: int) -> None:
     assert getattr(errors, name).exit_code == code

@@ -159,10 +159,10 @@ def test_options_that_make_no_sense_are_told_before_any_work(
 
 def test_a_file_that_is_no_tokenizer_is_told(text: Path, tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text("{}")
-    with pytest.raises(InputError, match="not a tokenizer.json of the tokenizers library"):
+    with pytest.raises(InputError, match=r"not a tokenizer\.json of the tokenizers library"):
         prepare([text], tmp_path / "out", Options(str(tmp_path / "t.json")))
     tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])).save(str(tmp_path / "t.json"))
-    with pytest.raises(InputError, match="has no token that ends a document; looked for <|endoftext|>"):
+    with pytest.raises(InputError, match=r"has no token that ends a document; looked for <\|endoftext\|>"):
         prepare([text], tmp_path / "out", Options(str(tmp_path / "t.json")))
 
 

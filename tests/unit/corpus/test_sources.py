@@ -34,7 +34,7 @@ def make(folder: Path, files: dict[str, bytes]) -> Path:
 
 def test_a_folder_gives_its_text_files_sorted_and_nothing_hidden(tmp_path: Path) -> None:
     names = ["b.txt", "a.md", "sub/c.py", "sub/d.rst.gz", "e.tex", "x.png", "f.json", ".git/g.txt", ".h.txt", "i.gz"]
-    make(tmp_path, {name: b"x" for name in names})
+    make(tmp_path, dict.fromkeys(names, b"x"))
     (tmp_path / "loop").symlink_to(tmp_path)
     found = [str(path.relative_to(tmp_path)) for path in list_files([tmp_path])]
     assert found == ["a.md", "b.txt", "e.tex", "sub/c.py", "sub/d.rst.gz"]
@@ -138,7 +138,13 @@ def test_equal_documents_go_the_same_way(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("texts", "fraction", "expected"),
-    [(["a"], 0.5, 0), (["a", "b"], 0.0, 0), (["a", "a"], 0.5, 0), (["a", "b"], 0.001, 1), ([f"t{n}" for n in range(9)], 0.99, 8)],
+    [
+        (["a"], 0.5, 0),
+        (["a", "b"], 0.0, 0),
+        (["a", "a"], 0.5, 0),
+        (["a", "b"], 0.001, 1),
+        ([f"t{n}" for n in range(9)], 0.99, 8),
+    ],
 )
 def test_the_ends_of_splitting(tmp_path: Path, texts: list[str], fraction: float, expected: int) -> None:
     make(tmp_path, {f"{n}.txt": text.encode() for n, text in enumerate(texts)})

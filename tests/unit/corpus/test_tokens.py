@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.corpus.index import vocabulary_of
+from hpctrain.corpus.index import check_tokenizer, vocabulary_of
 from hpctrain.corpus.prepare import Options, prepare
 from hpctrain.corpus.tokens import Corpus, open_validation
 
@@ -78,7 +78,11 @@ def test_the_splits_are_apart(split: Path) -> None:
     train, valid, everything = (Corpus.open([split], name, 32) for name in ("train", "valid", "all"))
     assert everything.tokens == train.tokens + valid.tokens
     lines = [
-        {line for row in c.read_windows(np.arange(c.windows)) for line in bytes(row % 256).decode("latin").split("\n")[1:-1]}
+        {
+            line
+            for row in c.read_windows(np.arange(c.windows))
+            for line in bytes(row % 256).decode("latin").split("\n")[1:-1]
+        }
         for c in (train, valid)
     ]
     assert lines[1]
@@ -96,7 +100,9 @@ def test_validation_is_what_is_named_else_what_was_kept_aside_else_nothing(folde
 
 
 def test_too_little_text_is_told(folder: Path) -> None:
-    with pytest.raises(InputError, match=r"found 12001 tokens in the train split.*sequence of 5000.*lower data.seq_len"):
+    with pytest.raises(
+        InputError, match=r"found 12001 tokens in the train split.*sequence of 5000.*lower data.seq_len"
+    ):
         Corpus.open([folder], "train", 5000)
     with pytest.raises(InputError, match="found 0 tokens in the valid split"):
         Corpus.open([folder], "valid", 64)
@@ -120,7 +126,9 @@ def test_folders_with_other_tokens_are_not_mixed(tmp_path: Path, folder: Path) -
     assert vocabulary_of([folder]) == 257
     (tmp_path / "a.txt").write_text("some words " * 500)
     prepare([tmp_path / "a.txt"], tmp_path / "bpe", Options("train:260"))
-    message = r"data\.train\[1\]: .*its tokenizer \(trained [0-9a-f]{8}, vocabulary 260\) is not that of .*--tokenizer bytes"
+    message = (
+        r"data\.train\[1\]: .*its tokenizer \(trained [0-9a-f]{8}, vocabulary 260\) is not that of .*--tokenizer bytes"
+    )
     with pytest.raises(InputError, match=message):
         vocabulary_of([folder, tmp_path / "bpe"])
     with pytest.raises(InputError, match=rf"data\.valid\[0\]: .*--tokenizer {tmp_path}/bpe/tokenizer\.json"):
@@ -143,3 +151,15 @@ def test_a_damaged_folder_is_told(tmp_path: Path, folder: Path, damage: str) -> 
         message = r"index\.json:1: not valid JSON"
     with pytest.raises(FileError, match=message):
         Corpus.open([copy], "train", 64)
+
+
+def test_a_named_tokenizer_must_be_that_of_the_data(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("one two three four five\n" * 2000)
+    prepare([text], tmp_path / "data", Options(tokenizer="train:300"))
+    check_tokenizer([tmp_path / "data"], tmp_path / "data" / "tokenizer.json")
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(InputError, match=r"data\.tokenizer: .*other\.json: the data was made with another tokenizer"):
+        check_tokenizer([tmp_path / "data"], tmp_path / "other.json")
+    with pytest.raises(InputError, match="cannot read"):
+        check_tokenizer([tmp_path / "data"], tmp_path / "missing.json")

@@ -108,7 +108,11 @@ TOPOLOGY: dict[str, Any] = {
     "provenance": {"version": "0", "created": "1970-01-01T00:00:00Z", "transport": "tcp"},
     "device_types": {"x86": {"kind": "cpu", "name": "x86"}},
     "nodes": [
-        {"id": name, "addr": f"10.0.0.{number}", "devices": [{"id": "cpu0", "type": "x86"}, {"id": "cpu1", "type": "x86"}]}
+        {
+            "id": name,
+            "addr": f"10.0.0.{number}",
+            "devices": [{"id": "cpu0", "type": "x86"}, {"id": "cpu1", "type": "x86"}],
+        }
         for number, name in enumerate("abc")
     ],
     "fabric": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -43,13 +44,20 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
         },
     )
     heads, half = draw(st.integers(1, 8)), draw(st.integers(1, 32))
-    dims = {"layers": draw(SIZES), "dim": 2 * heads * half, "heads": heads, "vocab": draw(st.none() | st.integers(2, 9999))}
+    dims = {
+        "layers": draw(SIZES),
+        "dim": 2 * heads * half,
+        "heads": heads,
+        "vocab": draw(st.none() | st.integers(2, 9999)),
+    }
     return draw(
         st.fixed_dictionaries(
             {
                 "steps": SIZES,
                 "model": st.sampled_from([{"preset": "tiny-1m"}, {"dims": dims}, {"import": "a.b:c"}]),
-                "data": st.fixed_dictionaries({"train": st.just(["/a", "/b c"])}, optional={"seq_len": st.integers(8, 99)}),
+                "data": st.fixed_dictionaries(
+                    {"train": st.just(["/a", "/b c"])}, optional={"seq_len": st.integers(8, 99)}
+                ),
                 "batch": st.fixed_dictionaries({"global": SIZES}),
             },
             optional={
@@ -196,8 +204,8 @@ def test_events_are_read_back_and_an_unknown_kind_is_refused(tmp_path: Path) -> 
 def test_the_parts_of_a_cut_model_have_all_its_parameters(layers: int, data: st.DataObject) -> None:
     spec = ModelSpec(layers=layers, dim=64, heads=4, kv_heads=2, vocab=300)
     cuts = sorted(data.draw(st.sets(st.integers(1, layers), max_size=4)) | {0, layers})
-    parts = [spec.parameters(start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)]
+    parts = [spec.parameters(start, stop) for start, stop in itertools.pairwise(cuts)]
     assert sum(parts) == spec.parameters()
-    assert sum(spec.forward_flops(2, 8, a, b) for a, b in zip(cuts, cuts[1:], strict=False)) == pytest.approx(
+    assert sum(spec.forward_flops(2, 8, a, b) for a, b in itertools.pairwise(cuts)) == pytest.approx(
         spec.forward_flops(2, 8)
     )

@@ -92,7 +92,9 @@ def test_one_mistake_is_one_line(tmp_path: Path, line: str, expected: str) -> No
     assert found[0].startswith(expected)
 
 
-@pytest.mark.parametrize("model", ["{}", "{preset: tiny-1m, hf: x}", "{preset: tiny-1m, dims: {layers: 1, dim: 8, heads: 1}}"])
+@pytest.mark.parametrize(
+    "model", ["{}", "{preset: tiny-1m, hf: x}", "{preset: tiny-1m, dims: {layers: 1, dim: 8, heads: 1}}"]
+)
 def test_a_model_is_given_in_exactly_one_way(tmp_path: Path, model: str) -> None:
     text = GOOD.replace("{preset: tiny-1m}", model)
     assert mistakes(written(tmp_path, text)) == [":2: model: give exactly one of preset, dims, hf, import"]
@@ -179,7 +181,8 @@ def test_relative_data_start_at_the_files_folder(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("warmup_steps", "steps", "expected"), [(1000, 20_000, 1000), (1000, 200, 20), (1000, 5, 1), (0, 100, 0), (3, 100, 3)]
+    ("warmup_steps", "steps", "expected"),
+    [(1000, 20_000, 1000), (1000, 200, 20), (1000, 5, 1), (0, 100, 0), (3, 100, 3)],
 )
 def test_a_short_run_warms_up_for_a_tenth(warmup_steps: int, steps: int, expected: int) -> None:
     assert Optimizer(warmup_steps=warmup_steps).warmup(steps) == expected

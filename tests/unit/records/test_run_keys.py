@@ -37,7 +37,9 @@ def undocumented(schema: Any) -> list[str]:
         for owner, definition in {"": schema, **definitions}.items()
         for key, field in definition.get("properties", {}).items()
         # A field that says what its model says refers to it.
-        if not (field.get("description") or definitions.get(field.get("$ref", "").split("/")[-1], {}).get("description"))
+        if not (
+            field.get("description") or definitions.get(field.get("$ref", "").split("/")[-1], {}).get("description")
+        )
     ]
 
 

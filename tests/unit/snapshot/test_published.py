@@ -101,7 +101,7 @@ def test_a_checkpoint_of_another_model_is_passed_over(tmp_path: Path) -> None:
     assert skipped[0].reason == "it is of another model"
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+@pytest.mark.requires("root")
 def test_a_checkpoint_of_another_user_is_not_opened(tmp_path: Path) -> None:
     path = make(tmp_path, 50)
     os.chown(path / ".metadata", 65534, 65534)

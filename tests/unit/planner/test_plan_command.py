@@ -1,0 +1,104 @@
+"""`hpctrain plan` at the command line: files, machine form, explanation, errors with their exit codes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from hpctrain.base.errors import HpctrainError
+from hpctrain.cli.plan import command
+from hpctrain.records.plan import Plan
+
+RUN = {
+    "steps": 10,
+    "model": {"dims": {"layers": 6, "dim": 128, "heads": 4, "vocab": 512}},
+    "data": {"train": ["data"], "seq_len": 64},
+    "batch": {"global": 16},
+}
+
+
+@pytest.fixture
+def call(tmp_path, topology):
+    """call(arguments…) -> (exit code, stdout, stderr), as the command line would end."""
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(RUN))
+    topology((1.0, 1.0, 0.5)).write(tmp_path / "topology.json")
+
+    def run(*arguments, run_file="run.yaml", topology_file="topology.json"):
+        given = [str(tmp_path / run_file), "-t", str(tmp_path / topology_file), "-o", str(tmp_path / "plan.json")]
+        result = CliRunner().invoke(command, [*given, *arguments])
+        if isinstance(result.exception, HpctrainError):
+            return result.exception.exit_code, result.stdout, str(result.exception)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.exit_code, result.stdout, result.stderr
+
+    run.folder = tmp_path
+    return run
+
+
+def test_a_plan_is_written_and_summed_up(call):
+    code, out, _ = call()
+    assert code == 0
+    made = Plan.read(call.folder / "plan.json")
+    assert f"pp {made.pp} × dp {made.dp} × tp {made.tp}" in out
+    assert "predicted step time" in out
+
+
+def test_json_is_all_there_is_on_stdout(call):
+    code, out, err = call("--json", "--explain")
+    assert code == 0
+    assert Plan.from_json(json.loads(out)) == Plan.read(call.folder / "plan.json")
+    assert "What lost" in err
+
+
+def test_the_explanation_says_what_where_and_why(call):
+    _, out, _ = call("--explain")
+    said = ("What goes where", "local0:cpu0", "pipeline_bubble", "bound", "Memory", "heads 4 is not a multiple")
+    assert [text for text in said if text not in out] == []
+
+
+def test_overrides_and_nodes_and_solver(call):
+    call("--set", "batch.global=8", "--nodes", "local[0-1]", "--solver", "paper")
+    made = Plan.read(call.folder / "plan.json")
+    assert (made.rows, made.solver) == (8, "paper")
+    assert set(made.nodes) == {"local0", "local1"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--set", "bathc.global=8"], 2, "bathc: unknown key; did you mean 'batch'?"),
+        (["--set", "model.dims.dim=8192", "--set", "model.dims.layers=48"], 4, "cannot fit"),
+        (["--nodes", "node[7-8]"], 4, "it has no figures of node[7-8]; probe these nodes"),
+        (["--nodes", "a[["], 2, "--nodes a[["),
+        (["--set", "parallel={mode: fixed, pp: 4}"], 4, "4 devices are needed, 3 are usable"),
+        (["--set", "model={preset: tiny-1m}"], 2, "no such folder; make it with `hpctrain data prepare"),
+    ],
+)
+def test_errors_are_one_line_and_write_nothing(call, arguments, code, message):
+    found, out, err = call(*arguments)
+    assert (found, out) == (code, "")
+    assert message in err
+    assert "\n" not in err
+    assert not (call.folder / "plan.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "not valid JSON"), ('{"nodes": 3}', "nodes"), (None, "no such file")]
+)
+def test_a_bad_topology_is_named(call, text, message):
+    if text is not None:
+        (call.folder / "bad.json").write_text(text)
+    code, _, err = call(topology_file="bad.json")
+    assert code == 2
+    assert "bad.json" in err
+    assert message in err
+
+
+def test_a_missing_run_file_is_named(call):
+    code, _, err = call(run_file="none.yaml")
+    assert code == 2
+    assert "none.yaml: no such file" in err

@@ -1,0 +1,241 @@
+"""Plans for topologies made by hand: what a person would choose is what comes out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hpctrain.base.errors import InputError, Refused
+from hpctrain.planner import make_plan
+from hpctrain.planner.cost import CostModel
+from hpctrain.planner.fit import fit_layout
+from hpctrain.planner.fleet import find_fleet
+from hpctrain.planner.predict import lower_bound, predict
+from hpctrain.planner.search import Search
+from hpctrain.planner.workload import workload_of
+from hpctrain.records.plan import Plan
+from hpctrain.schedule import check_schedule, schedule_of
+
+PIPELINE = {"mode": "fixed", "pp": 2, "schedule": "1f1b"}
+REPLICAS = {"mode": "fixed", "dp": 2}
+
+
+def nodes_of(row):
+    return [place.partition(":")[0] for stage in row for place in stage]
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4])
+def test_a_plan_is_whole_and_its_terms_add_up(plan, topology, nodes):
+    made = plan(topology([1.0] * nodes))
+    assert made.rows == 16
+    assert made.layers == 6
+    for replica in range(made.dp):
+        table, note = schedule_of(made, replica)
+        assert note is None
+        check_schedule(table, len(made.stages), made.replicas[replica].micro_batches)
+    terms = made.predicted.step_time_s
+    assert sum(value for term, value in terms.items() if term != "total") == pytest.approx(terms["total"])
+    assert min(terms.values()) >= 0
+    assert 0 < made.predicted.bound_s <= terms["total"]
+    assert set(made.predicted.memory_bytes) == set(made.ranks)
+    assert Plan.from_json(made.to_json()) == made
+
+
+def test_the_same_input_gives_the_same_plan(plan, topology):
+    speeds = (1.0, 0.7, 1.0, 0.4)
+    assert plan(topology(speeds)).to_json() == plan(topology(speeds)).to_json()
+
+
+def test_more_devices_are_used_only_where_they_help(plan, topology):
+    slow = plan(topology((1, 1), default=(0.5, 1e-5)))
+    assert slow.world_size == 1
+    assert "1 of 2 usable devices stay idle." in slow.notes
+    assert plan(topology((1, 1))).world_size == 2
+
+
+def test_the_slow_device_gets_fewer_blocks(plan, topology):
+    made = plan(topology((1.0, 0.25)), parallel=PIPELINE)
+    blocks = {nodes_of([row])[0]: stage.layers[1] - stage.layers[0]
+              for stage, row in zip(made.stages, made.replicas[0].devices, strict=True)}  # fmt: skip
+    assert blocks["local0"] > 2 * blocks["local1"]
+
+
+def test_the_slow_device_gets_fewer_rows(plan, topology):
+    made = plan(topology((0.25, 1.0)), parallel=REPLICAS)
+    rows = {nodes_of(replica.devices)[0]: replica.rows for replica in made.replicas}
+    assert rows["local1"] > 2 * rows["local0"]
+    assert sum(rows.values()) == 16
+
+
+def test_a_slow_link_is_no_stage_boundary_where_another_order_avoids_it(plan, topology):
+    slow = {(0, 1): (0.02, 1e-7)}
+    made = plan(topology((1, 1, 1), links=slow), parallel={"mode": "fixed", "pp": 3, "schedule": "1f1b"})
+    order = nodes_of(made.replicas[0].devices)
+    assert order[1] == "local2", "the node that both others reach fast stands between them"
+    listed = next(entry for entry in made.rejected if entry.change == "devices in the order of the topology file")
+    assert listed.delta_s > 0.02
+    assert "pipeline_send" in listed.reason
+
+
+def test_a_slow_node_is_left_out_of_the_sums(plan, topology):
+    far = {(0, 2): (0.5, 1e-5), (1, 2): (0.5, 1e-5)}
+    assert "local2" not in plan(topology((1, 1, 1), links=far)).nodes
+
+
+def test_no_order_of_devices_beats_the_chosen_one(topology, run):
+    asked = run(parallel={"mode": "fixed", "pp": 3, "schedule": "1f1b", "micro_batch": 2})
+    made = topology((1.0, 0.6, 0.3), links={(0, 1): (2e-3, 1e-8), (1, 2): (1e-4, 1e-9), (0, 2): (4e-3, 1e-8)})
+    work, fleet = workload_of(asked, asked.spec()), find_fleet(asked, made)
+    search = Search(work, fleet, CostModel(work, fleet.links))
+    totals = []
+    for cells in search._placements((3, 1, 1)):
+        layout = fit_layout(search.cost, cells, "1f1b", 2)
+        prediction = predict(search.cost, layout)
+        assert lower_bound(search.cost, layout) <= prediction.total * (1 + 1e-9)
+        totals.append(prediction.total)
+    assert len(totals) == 6
+    assert make_plan(asked, asked.spec(), made).predicted.step_time_s["total"] <= min(totals)
+
+
+def test_other_degrees_are_no_faster_than_the_chosen_ones(plan, topology):
+    speeds = (1.0, 0.8, 0.5)
+    best = plan(topology(speeds)).predicted.step_time_s["total"]
+    for pp, dp, tp in ((1, 1, 1), (2, 1, 1), (3, 1, 1), (1, 2, 1), (1, 3, 1)):
+        fixed = plan(topology(speeds), parallel={"mode": "fixed", "pp": pp, "dp": dp, "tp": tp})
+        assert (fixed.pp, fixed.dp, fixed.tp) == (pp, dp, tp)
+        assert fixed.predicted.step_time_s["total"] >= best * (1 - 1e-3), (pp, dp, tp)
+
+
+def test_fixed_choices_are_kept(plan, topology):
+    chosen = {"mode": "fixed", "pp": 2, "dp": 2, "tp": 1, "micro_batch": 4, "schedule": "gpipe"}
+    made = plan(topology([1.0] * 5), parallel=chosen)
+    assert (made.pp, made.dp, made.tp, made.schedule) == (2, 2, 1, "gpipe")
+    assert {replica.micro_batch for replica in made.replicas} == {4}
+
+
+def test_interleaved_stages_lie_on_the_ranks_in_turn(plan, topology):
+    made = plan(topology(), parallel={"mode": "fixed", "pp": 2, "schedule": "interleaved_1f1b"})
+    assert len(made.stages) == 4
+    assert made.stage_owner() == {0: 0, 1: 1, 2: 0, 3: 1}
+
+
+def test_tensor_parallelism_stays_within_a_node(plan, topology):
+    made = plan(topology((1, 1), devices=2), parallel={"mode": "fixed", "tp": 2, "dp": 2})
+    assert all(len({place.partition(":")[0] for place in row}) == 1
+               for replica in made.replicas for row in replica.devices)  # fmt: skip
+    across = plan(topology((1, 1)), parallel={"mode": "fixed", "tp": 2})
+    assert across.nodes == ["local0", "local1"]
+
+
+def test_rejected_neighbours_say_why(plan, topology):
+    made = plan(topology((1, 1, 1)))
+    reasons = {entry.change: entry for entry in made.rejected}
+    assert reasons["pp 1 × dp 1 × tp 3"].reason == "heads 4 is not a multiple of tp 3"
+    assert reasons["pp 1 × dp 1 × tp 3"].delta_s is None
+    assert reasons["pp 1 × dp 1 × tp 1"].delta_s > 0
+    assert any(change.startswith("micro-batch ") for change in reasons)
+    assert all(entry.delta_s is None or entry.delta_s >= 0 for entry in made.rejected)
+
+
+def test_spares_excluded_nodes_and_extra_devices_are_left_out(plan, topology):
+    made = plan(topology((1.0, 0.5, 1.0, 1.0), exclude=["local3"]), recovery={"spares": 1})
+    assert set(made.nodes) <= {"local0", "local2"}
+    assert "Left out on the probe's advice: local3." in made.notes
+    assert "Kept idle as spares: local1." in made.notes
+    single = plan(topology((1, 1), devices=4), cluster={"devices_per_node": 1})
+    assert {place.partition(":")[2] for place in single.ranks} == {"cpu0"}
+
+
+def test_missing_bf16_stands_back_for_fp32_with_a_note(plan, topology):
+    made = plan(topology(), precision="bf16")
+    assert any("bf16 was not measured" in note for note in made.notes)
+
+
+def test_unmeasured_memory_is_said(plan, topology):
+    made = plan(topology((1,), memory=None))
+    assert made.notes == ["The memory of local0:cpu0 was not measured, so nobody checked that the plan fits it."]
+
+
+def test_memory_limits_shape_the_plan(plan, topology):
+    free = plan(topology((1, 1), memory=8e9), rows=64, seq_len=256, parallel=PIPELINE)
+    tight = plan(topology((1, 1), memory=4.6e8), rows=64, seq_len=256, parallel=PIPELINE)
+    assert max(tight.predicted.memory_bytes.values()) <= 0.9 * 4.6e8 < max(free.predicted.memory_bytes.values())
+    assert tight.predicted.step_time_s["total"] >= free.predicted.step_time_s["total"]
+
+
+def test_a_device_with_less_memory_gets_fewer_blocks(topology, run):
+    asked = run(rows=4, dims={"layers": 8, "dim": 1024, "heads": 16}, parallel=PIPELINE)
+    made = topology((1, 1), memory=4e9)
+    small = made.nodes[0].devices[0].model_copy(update={"memory_bytes": 2e9})
+    nodes = [made.nodes[0].model_copy(update={"devices": [small]}), made.nodes[1]]
+    cut = make_plan(asked, asked.spec(), made.model_copy(update={"nodes": nodes}))
+    blocks = {row[0]: stage.layers[1] - stage.layers[0]
+              for stage, row in zip(cut.stages, cut.replicas[0].devices, strict=True)}  # fmt: skip
+    assert blocks["local0:cpu0"] < blocks["local1:cpu0"]
+    assert cut.predicted.memory_bytes["local0:cpu0"] <= 0.9 * 2e9
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "fields", "made"),
+    [
+        (Refused, r"the model \(.*parameters\) cannot fit: .* would need .* and has 7.5 GiB, of which 90 % "
+                  r"\(6.7 GiB\) may be used; use more", {"dims": {"layers": 48, "dim": 8192, "heads": 64}}, {}),
+        (Refused, "parallel: found pp 3 × dp 1 × tp 1; 3 devices are needed, 2 are usable; lower",
+         {"parallel": {"mode": "fixed", "pp": 3}}, {}),
+        (InputError, "heads 4 is not a multiple of tp 3", {"parallel": {"mode": "fixed", "tp": 3}},
+         {"speeds": (1, 1, 1)}),
+        (InputError, "the model has 6 blocks, fewer than pp 7", {"parallel": {"mode": "fixed", "pp": 7}},
+         {"speeds": (1,) * 7}),
+        (InputError, "batch.global 1 is less than one sequence for each of dp 2",
+         {"rows": 1, "parallel": REPLICAS}, {}),
+        (InputError, r"parallel.micro_batch: found 3, batch.global 16 .*allowed: 1, 2, 4, 8, 16",
+         {"parallel": {"mode": "fixed", "micro_batch": 3}}, {}),
+        (InputError, "no micro-batch that divides batch.global 16",
+         {"parallel": {"mode": "fixed", "dp": 2, "micro_batch": 16}}, {}),
+        (Refused, "the verdict excludes local0, local1 of 2 nodes", {}, {"exclude": ["local0", "local1"]}),
+        (Refused, "recovery.spares: found 2, but only 2 nodes are usable", {"recovery": {"spares": 2}}, {}),
+        (Refused, "cluster.device: found 'cuda', the topology has cpu only", {"cluster": {"device": "cuda"}}, {}),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_told_in_one_line(plan, topology, error, message, fields, made):
+    with pytest.raises(error, match=message) as caught:
+        plan(topology(**made), **fields)
+    assert type(caught.value) is error
+    assert "\n" not in str(caught.value)
+
+
+def test_figures_that_are_missing_are_named(plan, topology):
+    made = topology()
+    bare = made.nodes[1].model_copy(update={"devices": [made.nodes[1].devices[0].model_copy(update={"flops": {}})]})
+    with pytest.raises(InputError, match="node local1: device cpu0: flops has no 'fp32'; run `hpctrain probe`"):
+        plan(made.model_copy(update={"nodes": [made.nodes[0], bare]}))
+    unlinked = made.model_copy(update={"fabric": made.fabric.model_copy(update={"classes": []})})
+    with pytest.raises(InputError, match="no alpha_s and beta_s_per_byte between local0 and local1"):
+        plan(unlinked)
+
+
+def test_eight_different_devices_are_planned_in_a_second(plan, topology):
+    import time
+
+    start = time.process_time()
+    made = plan(topology([1 - 0.1 * number for number in range(8)]), rows=64)
+    assert time.process_time() - start < 1.0
+    assert made.world_size > 4
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.sampled_from([1.0, 0.7, 0.3]), min_size=1, max_size=4),
+    st.integers(1, 2),
+    st.sampled_from([(1e-5, 1e-10), (5e-5, 1e-9), (5e-3, 1e-7)]),
+    st.sampled_from([1, 6, 16]),
+    st.integers(2, 4),
+)
+def test_nothing_beats_the_bounds(topology, run, speeds, devices, link, rows, layers):
+    asked = run(rows=rows, dims={"layers": layers})
+    made = make_plan(asked, asked.spec(), topology(speeds, devices=devices, default=link))
+    total = made.predicted.step_time_s["total"]
+    assert made.predicted.bound_s <= total
+    assert all(entry.delta_s is None or entry.delta_s >= 0 for entry in made.rejected)
+    assert made.rows == rows
