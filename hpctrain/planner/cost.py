@@ -2,7 +2,7 @@
 
 A part of a stage takes  flops / speed + bytes touched / bandwidth + operations · launch.  The three speeds are those
 the probe measured on the very device; the counts per block below were fitted to this model's forward and backward
-passes on one CPU core (dim 128 to 768, 32 to 1024 tokens; 157 GFLOP/s, 17.6 GB/s, 2.1 us an operation): it is within
+passes on one CPU core (dim 128 to 768, 32 to 1024 tokens; 157 GFLOP/s, 17.6 GB/s, 0.83 us an operation): it is within
 15 % at 128 tokens or more and within 30 % below. They count passes, not seconds, so they carry over to other devices.
 """
 
@@ -19,9 +19,9 @@ from hpctrain.planner.workload import Share, Workload
 
 EFFICIENCY = 1.0
 """Share of the measured FLOP/s that the products of a block reach; what is lost beside them is counted as bytes."""
-BLOCK_OPS = (170.0, 270.0)
+BLOCK_OPS = (425.0, 675.0)
 """Cost of a block's forward and backward calls, in tiny operations (each module call costs several of them)."""
-TENSOR_PARALLEL_OPS = (920.0, 1470.0)
+TENSOR_PARALLEL_OPS = (2300.0, 3700.0)
 """Added dispatch of a block's sharded tensors, in tiny operations: measured with DTensor on one rank, where nothing is
 sent; it is the host's work, so a small block pays it on any device."""
 ACTIVATION_PASSES = (6.0, 12.0)
@@ -32,14 +32,18 @@ LOGITS_PASSES = (1.5, 3.0)
 """Times that the logits and what the loss keeps are read or written."""
 EMBEDDING_PASSES = (0.0, 4.0)
 """A row a token is nothing; the backward pass makes a whole gradient of the embedding and adds it up."""
-HEAD_OPS = (40.0, 60.0)
+EMBEDDING_OPS = (12.0, 25.0)
+HEAD_OPS = (100.0, 150.0)
 """Cost of the last norm, the head and the loss, in tiny operations."""
-ACTION_OPS = 100.0
+ACTION_OPS = 250.0
 """Added by the schedule's executor to each forward or backward of a stage, in tiny operations."""
+OPS_OF_KIND = {"cpu": 1.0, "cuda": 0.15}
+"""The counts above are in tiny CPU operations (0.83 us where they were measured). On CUDA the same work of the host is
+fewer operations, because one is a kernel launch: about 60 kernels in a block's forward; an assumption, not measured."""
 OPTIMIZER_BYTES = 110.0
 """Bytes touched per parameter by AdamW without fused kernels (55), by the norm in double precision (50) and by clipping
 (5), measured."""
-OPTIMIZER_OPS = 40.0
+OPTIMIZER_OPS = 60.0
 """Tiny operations per tensor in that update."""
 TENSORS_PER_BLOCK = 9
 REDUCER_BYTES = 16.0
@@ -99,7 +103,7 @@ class CostModel:
         """A stage that holds this share of the model."""
         key = (unit, micro_batch, share)
         if key not in self._stages:
-            self._stages[key] = _stage(self.parts(unit, micro_batch), share, ACTION_OPS * unit.launch_s)
+            self._stages[key] = _stage(self.parts(unit, micro_batch), share, ACTION_OPS * _op_s(unit))
         return self._stages[key]
 
     def send(self, source: Unit, target: Unit, micro_batch: int) -> float:
@@ -119,7 +123,7 @@ class CostModel:
             parameters = self.work.parameters(share, len(unit.workers))
             tensors = share.blocks * TENSORS_PER_BLOCK + share.first + 2 * share.last
             touched_s = parameters * OPTIMIZER_BYTES / unit.bytes_per_s
-            self._updates[key] = touched_s + tensors * OPTIMIZER_OPS * unit.launch_s
+            self._updates[key] = touched_s + tensors * OPTIMIZER_OPS * _op_s(unit)
         return self._updates[key]
 
     def gradient_sums(self, rings: Sequence[Sequence[Unit]], shares: Sequence[Share]) -> list[float]:
@@ -157,7 +161,7 @@ class CostModel:
         embedding_bytes = 4.0 * spec.embedding_parameters() / head_tp
 
         def seconds(way: int, flops: float, touched: float, ops: float) -> float:
-            return (1 + way) * flops / (unit.flops * EFFICIENCY) + touched / unit.bytes_per_s + ops * unit.launch_s
+            return (1 + way) * flops / (unit.flops * EFFICIENCY) + touched / unit.bytes_per_s + ops * _op_s(unit)
 
         def both(flops: float, kept: float, passes: Pair, weights: float, ops: Pair, weight_passes: Pair) -> Pair:
             forward, backward = (
@@ -169,7 +173,7 @@ class CostModel:
         return Parts(
             block=both(block_flops / tp, block_bytes, ACTIVATION_PASSES, weights, BLOCK_OPS, WEIGHT_PASSES),
             block_tp=self._tensor_parallel(unit, micro_batch),
-            embedding=both(0.0, 0.0, (0.0, 0.0), embedding_bytes, (5.0, 10.0), EMBEDDING_PASSES),
+            embedding=both(0.0, 0.0, (0.0, 0.0), embedding_bytes, EMBEDDING_OPS, EMBEDDING_PASSES),
             head=both(head_flops / head_tp, logits, LOGITS_PASSES, embedding_bytes, HEAD_OPS, WEIGHT_PASSES),
         )
 
@@ -179,7 +183,7 @@ class CostModel:
             return (0.0, 0.0)
         size = float(self.work.boundary_bytes(micro_batch))
         reduce = 2 * ring_sum_s(self.links, unit.places, size)
-        forward, backward = (reduce + ops * unit.launch_s for ops in TENSOR_PARALLEL_OPS)
+        forward, backward = (reduce + ops * _op_s(unit) for ops in TENSOR_PARALLEL_OPS)
         return forward, backward
 
 
@@ -189,3 +193,8 @@ def _stage(parts: Parts, share: Share, action_s: float) -> StageTime:
         if present:
             times = [times[way] + part[way] for way in (0, 1)]
     return StageTime(times[0], times[1], share.blocks * sum(parts.block_tp))
+
+
+def _op_s(unit: Unit) -> float:
+    """Seconds of one of the operations that the counts above are in."""
+    return unit.launch_s * OPS_OF_KIND[unit.kind]

@@ -10,7 +10,7 @@ from hpctrain.planner.network import Links, node_of
 from hpctrain.records.run import Run
 from hpctrain.records.topology import Device, Node, Topology
 
-DEFAULT_LAUNCH_S = {"cpu": 3e-6, "cuda": 8e-6}
+DEFAULT_LAUNCH_S = {"cpu": 1e-6, "cuda": 6e-6}
 """Cost of one tiny operation where it was not measured."""
 DEFAULT_BYTES_PER_S = {"cpu": 1e10, "cuda": 5e11}
 """Memory bandwidth where it was not measured: one core of a server, an older data-centre GPU."""

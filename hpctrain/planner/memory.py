@@ -18,9 +18,9 @@ BUCKET_BYTES = 32 * 2**20
 """With several replicas: the flat buffer that gradients are summed in, piece by piece."""
 CAST_BYTES = 2
 """Per parameter in bf16: the cast copy of a weight that autocast keeps until the backward pass."""
-PROCESS_BYTES = {"cpu": 350e6, "cuda": 1.0e9}
-"""Before any tensor. CPU: resident memory of Python with torch, its pipelining and gloo, measured 317 MB (torch 2.13),
-and a little for the data. CUDA: context, kernels and NCCL buffers, an assumption."""
+PROCESS_BYTES = {"cpu": 430e6, "cuda": 1.0e9}
+"""Before any tensor. CPU: Python with torch, its pipelining and gloo, measured 317 MB (torch 2.13), and what a worker's
+resident peak held beside its tensors, 40 to 110 MB. CUDA: context, kernels and NCCL buffers, an assumption."""
 
 
 @lru_cache(maxsize=4096)

@@ -34,7 +34,7 @@ def topology_of(
     **fields: Any,
 ) -> Topology:
     """Nodes local0, … with the given relative speeds; links are (alpha, beta), the same in both directions."""
-    figures = {"memory_bytes": memory, "launch_s": 2e-6, **fields}
+    figures = {"memory_bytes": memory, "launch_s": 1e-6, **fields}
     nodes = [
         Node(
             id=f"local{number}",
