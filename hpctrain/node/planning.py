@@ -78,8 +78,9 @@ class GenerationMaker:
         return {member.node for member in previous.members} != {member.node for member in proposal.members}
 
     def _new_plan(self, proposal: Proposal, nodes: list[str]) -> tuple[str, Plan]:
-        topology = Topology.read(self.folder / "topology.json").only(nodes)
-        run, note = self.run, ""
+        measured = Topology.read(self.folder / "topology.json")
+        topology = measured.only(nodes)
+        run, note = self._with_spares_left(len(measured.nodes) - len(nodes)), ""
         if proposal.previous is not None and run.parallel.mode == "fixed":
             # The degrees were chosen for the nodes that were asked for; going on matters more than keeping them.
             run = run.model_copy(update={"parallel": AutoParallel()})
@@ -104,6 +105,12 @@ class GenerationMaker:
             predicted_step_time_s=predicted,
         )
         return name, plan
+
+    def _with_spares_left(self, lost: int) -> Run:
+        """The run with a spare less for each node that is gone: they were kept for this."""
+        recovery = self.run.recovery
+        left = recovery.model_copy(update={"spares": max(0, recovery.spares - lost)})
+        return self.run.model_copy(update={"recovery": left})
 
     def _checkpoint(self, proposal: Proposal) -> str | None:
         """The newest checkpoint that verifies; each one passed over is an event."""

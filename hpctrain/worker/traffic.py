@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -28,15 +28,17 @@ class CollectiveCounter(TorchDispatchMode):
 
 def _sent(func: Any, args: tuple[Any, ...]) -> int:
     """Bytes one rank sends in a ring implementation of the collective."""
-    if not args or not isinstance(args[0], torch.Tensor):
-        return 0
     name = func._schema.name.rpartition("::")[2].rstrip("_")
+    share = _SHARES.get(name)
+    if share is None:
+        return 0  # wait_tensor and the like send nothing
     size = args[0].numel() * args[0].element_size()
-    world = dist.get_world_size(dist.distributed_c10d._resolve_process_group(args[-1]))
-    if name == "all_reduce":
-        return 2 * (world - 1) * size // world
-    if name == "all_gather_into_tensor":
-        return (world - 1) * size
-    if name == "reduce_scatter_tensor":
-        return (world - 1) * size // world
-    return 0
+    return int(size * share(dist.get_world_size(dist.distributed_c10d._resolve_process_group(args[-1]))))
+
+
+_SHARES: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda world: 2 * (world - 1) / world,
+    "all_gather_into_tensor": lambda world: world - 1,
+    "reduce_scatter_tensor": lambda world: (world - 1) / world,
+}
+"""Collective -> bytes sent by each rank of `world`, as a share of its input."""

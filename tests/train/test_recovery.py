@@ -181,3 +181,24 @@ def test_a_killed_supervisor_takes_everything_along(site: Site) -> None:
     wait_for(lambda: not any(p.is_running() for p in family), 60, "every process of the run has ended")
     assert published.newest(folder / "checkpoints")[0] is not None
     time.sleep(0.1)
+
+
+def test_tensor_parallel_across_nodes_counts_its_bytes(site: Site, undisturbed: Outcome) -> None:
+    """Two all-reduces of [rows, seq, dim] a block in each direction; the vocabulary of 257 is not split over two."""
+    fixed = "parallel={mode: fixed, tp: 2, micro_batch: 4}"
+    done = site.train("run.yaml", "--local", "2", "-t", "four.json", "--set", fixed, "--set", "precision=fp32")
+    assert done.code == 0, done.said
+    assert done.losses() == pytest.approx(undisturbed.losses(), abs=1e-4)
+    activation = 8 * 64 * 64 * 4
+    # A ring all-reduce over two ranks sends the whole buffer once from each.
+    assert done.rows[0].bytes_sent.tp == 4 * 4 * activation * 2
+    assert {row.bytes_sent.tp for row in done.rows} == {4 * 4 * activation * 2}
+    assert done.rows[0].bytes_sent.dp == done.rows[0].bytes_sent.pp == 0
+
+
+def test_bf16_trains_nearly_as_well(site: Site, undisturbed: Outcome) -> None:
+    fixed = "parallel={mode: fixed, pp: 2, micro_batch: 4}"
+    done = site.train("run.yaml", "--local", "2", "-t", "four.json", "--set", fixed, "--set", "precision=bf16")
+    assert done.code == 0, done.said
+    assert done.losses() == pytest.approx(undisturbed.losses(), abs=0.05)
+    assert done.losses() != pytest.approx(undisturbed.losses(), abs=1e-6)
