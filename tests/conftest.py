@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import shutil
 import subprocess
 import time
@@ -25,6 +27,25 @@ GRACE_S = 3.0
 def data_folder() -> Path:
     """Measured runs that are published elsewhere: $HPCTRAIN_DATA, else ../shared/data."""
     return Path(os.environ.get("HPCTRAIN_DATA") or REPOSITORY.parent / "shared" / "data")
+
+
+@pytest.fixture
+def small_files() -> Callable[[int], contextlib.AbstractContextManager[None]]:
+    """`with small_files(n):` no file of this process can grow beyond n bytes, which reads like a full disk.
+
+    Only around the call under test: pytest's own output may go to a file that is longer already.
+    """
+
+    @contextlib.contextmanager
+    def limited(size: int) -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limited
 
 
 def _missing_root() -> str | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -18,13 +18,7 @@ from hpctrain.base.errors import StorageError
 LIMIT_BYTES = 4096
 
 
-@pytest.fixture
-def small_disk() -> Iterator[None]:
-    """Files of this process cannot grow beyond LIMIT_BYTES."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT_BYTES, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+SmallFiles = Callable[[int], AbstractContextManager[None]]
 
 
 def test_a_written_file_replaces_the_one_before_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -40,10 +34,10 @@ def test_the_mode_is_that_asked_for(tmp_path: Path) -> None:
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_failing_write_keeps_the_old_file_and_leaves_no_temporary_one(tmp_path: Path, small_disk: None) -> None:
+def test_a_failing_write_keeps_the_old_file_and_leaves_no_temporary_one(tmp_path: Path, small_files: SmallFiles) -> None:
     path = tmp_path / "file"
     write_text(path, "old")
-    with pytest.raises(StorageError, match=f"{path}: cannot write"):
+    with small_files(LIMIT_BYTES), pytest.raises(StorageError, match=f"{path}: cannot write"):
         write_text(path, "x" * (LIMIT_BYTES + 1))
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
@@ -74,13 +68,13 @@ def test_a_line_after_a_torn_one_is_whole(tmp_path: Path) -> None:
     assert path.read_text().splitlines() == ['{"a": 1}', '{"a": ', '{"a": 3}']
 
 
-def test_a_line_cut_short_by_a_full_disk_is_an_error_and_is_ended_by_the_next(tmp_path: Path, small_disk: None) -> None:
+def test_a_line_cut_short_by_a_full_disk_is_an_error_and_is_ended_by_the_next(
+    tmp_path: Path, small_files: SmallFiles
+) -> None:
     path = tmp_path / "lines"
     append_line(path, "x" * (LIMIT_BYTES - 10))
-    with pytest.raises(StorageError, match="lines: cannot write"):
+    with small_files(LIMIT_BYTES), pytest.raises(StorageError, match="lines: cannot write"):
         append_line(path, "y" * 100)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * LIMIT_BYTES, before[1]))
     append_line(path, "z")
     assert path.read_text().splitlines()[2] == "z"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -202,32 +202,21 @@ def test_an_empty_or_linked_folder_is_filled(text: Path, tmp_path: Path) -> None
     assert (tmp_path / "link").is_symlink()
 
 
-@pytest.fixture
-def small_disk() -> Iterator[None]:
-    """Files of this process cannot grow beyond 4 kB."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+SmallFiles = Callable[[int], AbstractContextManager[None]]
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(text: Path, tmp_path: Path, small_disk: None) -> None:
-    with pytest.raises(StorageError, match=r"out: cannot write: "):
+def test_a_full_disk_is_one_line_and_leaves_nothing(text: Path, tmp_path: Path, small_files: SmallFiles) -> None:
+    with small_files(4096), pytest.raises(StorageError, match=r"out: cannot write: "):
         prepare([text], tmp_path / "sub" / "out")
     assert list((tmp_path / "sub").iterdir()) == []
 
 
-def test_a_full_disk_keeps_the_corpus_that_was_there(text: Path, tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_corpus_that_was_there(text: Path, tmp_path: Path, small_files: SmallFiles) -> None:
     out = tmp_path / "out"
     prepare([text], out)
     before = snapshot(out)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        with pytest.raises(StorageError):
-            prepare([text], out, Options("train:300", force=True))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with small_files(4096), pytest.raises(StorageError):
+        prepare([text], out, Options("train:300", force=True))
     assert snapshot(out) == before
     assert {path.name for path in tmp_path.iterdir()} == {"text", "out"}
 
