@@ -23,6 +23,7 @@ demo: venv ## probe, plan, train, lose a worker and recover, on this machine
 
 lint: venv ## style, types and the layers of the house
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 

@@ -25,12 +25,29 @@ WIDTH = 120
 
 @click.command("plan")
 @click.argument("run_file", metavar="RUN.YAML", type=click.Path(path_type=Path))
-@click.option("-t", "--topology", "topology_file", required=True, type=click.Path(path_type=Path),
-              help="Topology file, as `hpctrain probe` writes it.")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default=Path("plan.json"),
-              show_default=True, help="File to write.")
-@click.option("--solver", type=click.Choice(["exhaustive", "paper"]), default="exhaustive", show_default=True,
-              help="exhaustive: the fastest by the cost model; paper: the paper's equations (1) and (7).")
+@click.option(
+    "-t",
+    "--topology",
+    "topology_file",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Topology file, as `hpctrain probe` writes it.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("plan.json"),
+    show_default=True,
+    help="File to write.",
+)
+@click.option(
+    "--solver",
+    type=click.Choice(["exhaustive", "paper"]),
+    default="exhaustive",
+    show_default=True,
+    help="exhaustive: the fastest by the cost model; paper: the paper's equations (1) and (7).",
+)
 @click.option("--nodes", metavar="NODES", help="Plan for these nodes of the topology only: local[0-2].")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
 @click.option("--explain", is_flag=True, help="Say what goes where and why, with the plans that lost.")

@@ -28,13 +28,25 @@ _PHASES = {
 
 
 @click.command()
-@click.option("--local", "count", type=click.IntRange(1, LOCAL_MOST), metavar="N",
-              help="N virtual nodes of this machine.")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default=Path("topology.json"),
-              show_default=True, help="File to write.")
+@click.option(
+    "--local", "count", type=click.IntRange(1, LOCAL_MOST), metavar="N", help="N virtual nodes of this machine."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("topology.json"),
+    show_default=True,
+    help="File to write.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Also print the topology as JSON on stdout.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
-              help="Devices to measure.")
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="Devices to measure.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Orders the rounds.")
 @click.pass_context
 def command(ctx: click.Context, count: int | None, output: Path, as_json: bool, device: str, seed: int) -> None:

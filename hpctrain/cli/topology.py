@@ -37,8 +37,13 @@ def show(file: Path, as_json: bool) -> None:
 @command.command()
 @click.argument("before", type=_FILE)
 @click.argument("after", type=_FILE)
-@click.option("--tolerance", type=click.FloatRange(0), default=0.1, show_default=True,
-              help="Differences up to this share of the earlier value are left out.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0),
+    default=0.1,
+    show_default=True,
+    help="Differences up to this share of the earlier value are left out.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the differences as JSON.")
 def diff(before: Path, after: Path, tolerance: float, as_json: bool) -> None:
     """What changed from BEFORE to AFTER."""

@@ -30,9 +30,7 @@ def usable_memory_bytes() -> int:
     return free if room is None else min(free, room)
 
 
-def cgroup_memory_room(
-    own: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
-) -> int | None:
+def cgroup_memory_room(own: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Bytes left below the tightest limit of this process's cgroup and those above it; None without a limit."""
     try:
         lines = own.read_text().splitlines()

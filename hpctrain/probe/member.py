@@ -118,9 +118,7 @@ def take_part(folder: Path, me: str, addr: str, runner: Runner, clock: Clock, se
         door.close()
 
 
-def _find(
-    folder: Path, me: str, addr: str, clock: Clock, settings: ProbeSettings
-) -> tuple[str, LineChannel, Door]:
+def _find(folder: Path, me: str, addr: str, clock: Clock, settings: ProbeSettings) -> tuple[str, LineChannel, Door]:
     """Look until the coordinator welcomes this node: its token, the connection, and this node's own door."""
     deadline = clock.now() + settings.join_deadline_s
     pause = 0.05

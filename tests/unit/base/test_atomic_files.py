@@ -34,7 +34,7 @@ def test_the_mode_is_that_asked_for(tmp_path: Path) -> None:
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_failing_write_keeps_the_old_file_and_leaves_no_temporary_one(tmp_path: Path, small_files: SmallFiles) -> None:
+def test_a_failing_write_keeps_the_old_file_and_leaves_no_other(tmp_path: Path, small_files: SmallFiles) -> None:
     path = tmp_path / "file"
     write_text(path, "old")
     with small_files(LIMIT_BYTES), pytest.raises(StorageError, match=f"{path}: cannot write"):

@@ -41,17 +41,18 @@ def topology_of(
             addr=f"10.0.0.{number}",
             devices=[
                 Device(
-                    id=f"{kind}{index}", type=f"type{speed}", flops={"fp32": flops * speed},
-                    memory_bytes_per_s=1e10 * speed, **figures,
+                    id=f"{kind}{index}",
+                    type=f"type{speed}",
+                    flops={"fp32": flops * speed},
+                    memory_bytes_per_s=1e10 * speed,
+                    **figures,
                 )
                 for index in range(devices)
             ],
         )
         for number, speed in enumerate(speeds)
     ]
-    named = {
-        pair: LinkFigures(alpha_s=alpha, beta_s_per_byte=beta) for pair, (alpha, beta) in (links or {}).items()
-    }
+    named = {pair: LinkFigures(alpha_s=alpha, beta_s_per_byte=beta) for pair, (alpha, beta) in (links or {}).items()}
     return Topology(
         provenance=Provenance(version="0", created="2026-01-01T00:00:00Z", transport="tcp"),
         device_types={f"type{speed}": DeviceType(kind=kind, name="made by hand") for speed in speeds},

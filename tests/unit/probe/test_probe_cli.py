@@ -37,7 +37,9 @@ def test_probe_writes_the_file_and_prints_json_on_stdout_only(tmp_path: Path) ->
 @pytest.mark.slow
 def test_ctrl_c_leaves_no_process_and_no_file(tmp_path: Path) -> None:
     command = subprocess.Popen(
-        [sys.executable, "-m", "hpctrain", "probe", "--local", "2"], cwd=tmp_path, stderr=subprocess.PIPE,
+        [sys.executable, "-m", "hpctrain", "probe", "--local", "2"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
     deadline = time.monotonic() + 20

@@ -17,8 +17,16 @@ from hpctrain.probe.resident import probe_nodes
 from hpctrain.probe.settings import MIB, ProbeSettings
 
 SETTINGS = ProbeSettings(
-    share=3, loopback=True, slow_ratio=0.0, pings=10, bulk_bytes=MIB, bulk_s=0.0, bulk_bytes_max=MIB,
-    join_deadline_s=5.0, slot_deadline_s=2.0, devices_deadline_s=5.0,
+    share=3,
+    loopback=True,
+    slow_ratio=0.0,
+    pings=10,
+    bulk_bytes=MIB,
+    bulk_s=0.0,
+    bulk_bytes_max=MIB,
+    join_deadline_s=5.0,
+    slot_deadline_s=2.0,
+    devices_deadline_s=5.0,
 )
 NODES = ["n0", "n1", "n2"]
 REPORT = {
@@ -51,8 +59,13 @@ class MeasuringRunner:
     def run(self, argv: Sequence[str], timeout_s: float | None = None):
         raise NotImplementedError
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str] | None = None, log: Path | None = None,
-              keep_fds: Sequence[int] = ()) -> Ended:
+    def start(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        log: Path | None = None,
+        keep_fds: Sequence[int] = (),
+    ) -> Ended:
         self.argvs.append(list(argv))
         channel = LineChannel(socket.fromfd(keep_fds[0], socket.AF_UNIX, socket.SOCK_STREAM))
         threading.Thread(target=self._serve, args=(channel,), daemon=True).start()
@@ -74,8 +87,17 @@ def probe(folder: Path, who: Sequence[str] = NODES, settings: ProbeSettings = SE
     """Every node of `who` takes part; the result of each in order."""
     with ThreadPoolExecutor(len(who)) as pool:
         parts = [
-            pool.submit(probe_nodes, folder, me, NODES, "127.0.0.1", runner or MeasuringRunner(), SystemClock(),
-                        settings, progress if me == NODES[0] else None)
+            pool.submit(
+                probe_nodes,
+                folder,
+                me,
+                NODES,
+                "127.0.0.1",
+                runner or MeasuringRunner(),
+                SystemClock(),
+                settings,
+                progress if me == NODES[0] else None,
+            )
             for me in who
         ]
         return [part.result(timeout=60) for part in parts]

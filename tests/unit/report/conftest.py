@@ -135,9 +135,7 @@ def topology(count: int = 4, name: Callable[[int], str] = "local{}".format) -> T
     slow = Reason(code="SLOW_DEVICE", text="fp32 18 GFLOP/s, others 31 GFLOP/s")
     nodes[-1] = nodes[-1].model_copy(update={"health": Health(verdict="degraded", reasons=[slow])})
     pairs = [(a, b) for a in range(count) for b in range(a + 1, count)][:-1]
-    links = [
-        Link(a=name(a), b=name(b), ab=_figures(1.0 + 0.1 * a), ba=_figures(1.2 + 0.05 * b)) for a, b in pairs
-    ]
+    links = [Link(a=name(a), b=name(b), ab=_figures(1.0 + 0.1 * a), ba=_figures(1.2 + 0.05 * b)) for a, b in pairs]
     return Topology(
         provenance=Provenance(version="0.1.0", created="2026-01-01T00:00:00Z", transport="tcp", loopback=True),
         device_types={"cpu": DeviceType(kind="cpu", name="Generic CPU")},

@@ -46,9 +46,7 @@ def test_rows_and_events_come_in_the_order_of_time(make, run_folder):
 
 def test_what_is_appended_while_following_is_seen_once(make, run_folder):
     _, rows = make.history()
-    clock = ScriptedClock(
-        lambda: run_folder.write([], rows[:3]), lambda: None, lambda: run_folder.write([], rows[3:5])
-    )
+    clock = ScriptedClock(lambda: run_folder.write([], rows[:3]), lambda: None, lambda: run_folder.write([], rows[3:5]))
     seen = list(follow(run_folder.path, clock, until=clock.over))
     assert [item.step for item in seen] == [1, 2, 3, 4, 5]
 
