@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import resource
 import shutil
@@ -71,11 +72,32 @@ def _missing_measured_runs() -> str | None:
     return None if path.is_file() else f"there is no {path}; HPCTRAIN_DATA names the folder that holds it"
 
 
+def _missing_slurm() -> str | None:
+    missing = [program for program in ("slurmctld", "slurmd", "munged") if shutil.which(program) is None]
+    return f"not installed: {', '.join(missing)} (`hpctrain lab up --install`)" if missing else None
+
+
+@functools.cache
+def _missing_lab() -> str | None:
+    if os.getuid() != 0:
+        return "the tests do not run as root"
+    if shutil.which("ip") is None or shutil.which("tc") is None:
+        return "ip and tc are not installed (Debian: iproute2)"
+    name = f"hpctrain-test-{os.getpid()}"
+    done = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        return f"root may not make a network namespace here: {done.stderr.strip()}"
+    subprocess.run(["ip", "netns", "del", name], check=True)
+    return None
+
+
 PARTS: dict[str, Callable[[], str | None]] = {
     "root": _missing_root,
     "userns": _missing_userns,
     "cuda": _missing_cuda,
     "measured_runs": _missing_measured_runs,
+    "slurm": _missing_slurm,
+    "lab": _missing_lab,
 }
 """Part of a machine -> why it is missing, or None where it is there."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,18 @@ class Proposal:
     previous: Generation | None
     reason: str
     failures: int
+    proposer: str
+    """Incarnation of the agent that proposes."""
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """A record that is to be decided."""
+
+    record: Generation
+    plan: Plan
+    announce: Callable[[], None]
+    """Called once when this very record was decided: what a losing proposal did not do is told nowhere."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +71,7 @@ class Agent:
         group: WorkerGroup,
         journal: Journal,
         clock: Clock,
-        make_generation: Callable[[Proposal], Generation],
+        make_generation: Callable[[Proposal], Proposed],
         newest_checkpoint: Callable[[], str | None],
         stop_wanted: Callable[[], bool],
     ) -> None:
@@ -81,13 +94,18 @@ class Agent:
         self._fault_at: float | None = None
         self._last_step: dict[str, float] = {}
         self._watched: list[LineChannel] = []
-        self._store_socket = socket.create_server((place.addr, 0))
+        self._working: tuple[str, ...] = ()
+        self._store_socket: socket.socket | None = None
+        self._making: Future[Proposed] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="proposal")
 
     def run(self) -> int:
         """Take part until the run is done, stopped or failed; the exit code comes back. No worker outlives it."""
         last = self._store.newest()
-        # Generations count on over attempts; what an earlier attempt decided is history, not our record.
-        self._first_number = last.number + 1 if last else 0
+        # Generations count on over attempts; what an earlier attempt decided is history. What this attempt decided
+        # before this agent came (back) is entered, as a spectator, until the next generation takes it in.
+        self._first_number = 0 if last is None else last.number + (last.attempt != self._place.attempt)
+        self._store_socket = socket.create_server((self._place.addr, 0))
         self._peers.open()
         try:
             while True:
@@ -98,6 +116,7 @@ class Agent:
                 self._peers.wait(TICK_S)
         finally:
             self._end_workers()
+            self._thread.shutdown(wait=False, cancel_futures=True)
             self._peers.close()
             self._store_socket.close()
 
@@ -134,29 +153,25 @@ class Agent:
         return None
 
     def _propose(self, decision: Decision) -> int | None:
-        known = {self._place.node: self._member()}
-        for node in decision.members:
-            said = self._peers.announcement(node)
-            if said is not None:
-                known[node] = Member(
-                    node=node, incarnation=said.incarnation, addr=said.addr, store_port=said.store_port
-                )
-        members = tuple(known[node] for node in decision.members)
-        self._note_losses(decision.members)
-        proposal = Proposal(
-            self._number() + 1 if self._record else self._first_number,
-            self._place.attempt,
-            members,
-            self._record or self._store.newest(),
-            decision.reason,
-            failures(self._view()),
-        )
+        """Make a record and have it decided. It is made in a thread: hashing a checkpoint may take longer than the
+        others take a silent agent for lost."""
+        if self._making is None:
+            self._making = self._thread.submit(self._make_generation, self._proposal(decision))
+            return None
+        if not self._making.done():
+            return None
+        making, self._making = self._making, None
         try:
-            record = self._store.decide(self._make_generation(proposal))
+            proposed = making.result()
+            record = self._store.decide(proposed.record)
+            if record == proposed.record:
+                self._note_members(record)
+                proposed.announce()
         except HpctrainError as error:
             # No plan for what is left, or no room to write it down: nobody else would fare better.
             return self._fail(str(error), error.exit_code)
-        if record.members == list(members) and record.reason == decision.reason:
+        if record == proposed.record:
+            plan = proposed.plan
             self._journal.write(
                 "generation_started",
                 record.number,
@@ -164,17 +179,41 @@ class Agent:
                 members=[member.node for member in record.members],
                 plan=record.plan,
                 restore=record.restore,
-                **_degrees(self._place.folder, record),
+                pp=plan.pp,
+                dp=plan.dp,
+                tp=plan.tp,
             )
         self._adopt(record)
         return None
 
+    def _proposal(self, decision: Decision) -> Proposal:
+        known = {self._place.node: self._member()}
+        for node in decision.members:
+            said = self._peers.announcement(node)
+            if said is not None:
+                known[node] = Member(
+                    node=node, incarnation=said.incarnation, addr=said.addr, store_port=said.store_port
+                )
+        return Proposal(
+            number=self._number() + 1,
+            attempt=self._place.attempt,
+            members=tuple(known[node] for node in decision.members),
+            previous=self._record or self._store.newest(),
+            reason=decision.reason,
+            failures=failures(self._view()),
+            proposer=self._place.incarnation,
+        )
+
     def _adopt(self, record: Generation) -> None:
         """Enter a decided generation: end what is left of the old one, start this node's workers of the new one."""
+        if self._phase == "running":
+            self._fault_at = self._clock.now()
         self._end_workers()
         self._record = record
         self._stop_told = False
+        self._making = None
         plan = Plan.read(self._place.folder / record.plan)
+        self._working = tuple(plan.nodes)
         mine = [rank for rank, place in enumerate(plan.ranks) if place.partition(":")[0] == self._place.node]
         orders = {rank: self._order(record, rank) for rank in mine}
         serves = record.store.node == self._place.node and self._is_member(record)
@@ -182,6 +221,7 @@ class Agent:
             self._group.start(self._clock.now(), orders, self._store_socket if serves else None)
         if serves:
             # The worker holds it now; the next generation gets a fresh port: no late worker meets the wrong one.
+            assert self._store_socket is not None, "run opened it"
             self._store_socket.close()
             self._store_socket = socket.create_server((self._place.addr, 0))
         self._watched = self._group.channels()
@@ -237,16 +277,16 @@ class Agent:
                 size_bytes=message["size_bytes"],
             )
 
-    def _note_losses(self, members: tuple[str, ...]) -> None:
+    def _note_members(self, record: Generation) -> None:
+        """Tell which nodes are gone and which are back, against the generation before."""
         if self._record is None:
             return
-        for member in self._record.members:
-            if member.node not in members:
-                self._journal.write("node_lost", self._record.number, f"node {member.node} is gone", node=member.node)
-        known = {member.node for member in self._record.members}
-        for node in members:
-            if node not in known:
-                self._journal.write("node_returned", self._record.number, f"node {node} is back", node=node)
+        before = {member.node for member in self._record.members}
+        now = {member.node for member in record.members}
+        for node in sorted(before - now):
+            self._journal.write("node_lost", self._record.number, f"node {node} is gone", node=node)
+        for node in sorted(now - before):
+            self._journal.write("node_returned", self._record.number, f"node {node} is back", node=node)
 
     def _fail(self, reason: str, code: int) -> int:
         self._end_workers()
@@ -259,7 +299,8 @@ class Agent:
     def _pass_on_stop(self) -> None:
         if self._phase == "running" and not self._stop_told and self._stop_wanted():
             self._stop_told = True
-            self._journal.write("preempted", self._number(), "asked to stop; a checkpoint is saved first")
+            if self._holds_rank0():
+                self._journal.write("preempted", self._number(), "asked to stop; a checkpoint is saved first")
             self._group.tell("stop")
 
     def _decided_elsewhere(self) -> Generation | None:
@@ -301,6 +342,7 @@ class Agent:
             reason=self._reason,
             record=self._record,
             peers=self._peers.views(),
+            working=self._working,
             workers=self._group.view(),
             stop_wanted=self._stop_wanted(),
             checkpoint=self._newest_checkpoint() if between else None,
@@ -313,6 +355,7 @@ class Agent:
         )
 
     def _member(self) -> Member:
+        assert self._store_socket is not None, "run opened it"
         return Member(
             node=self._place.node,
             incarnation=self._place.incarnation,
@@ -328,8 +371,3 @@ class Agent:
 
     def _holds_rank0(self) -> bool:
         return self._record is not None and self._record.store.node == self._place.node
-
-
-def _degrees(folder: Path, record: Generation) -> dict[str, int]:
-    plan = Plan.read(folder / record.plan)
-    return {"pp": plan.pp, "dp": plan.dp, "tp": plan.tp}

@@ -31,8 +31,8 @@ class Settings:
     """How long the first generation waits for nodes that have not shown up."""
     collect_s: float = 2.0
     """How long a proposer waits for the others to say that they ended the generation too."""
-    succession_s: float = 5.0
-    """After this long without a record, the next node in order proposes one."""
+    succession_s: float = 60.0
+    """After this long without a record, the next node in order proposes one: the first may be hashing a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,8 @@ class View:
     record: Generation | None = None
     """The generation this agent is in, or was in last."""
     peers: tuple[PeerView, ...] = ()
+    working: tuple[str, ...] = ()
+    """Nodes that hold ranks in the generation's plan; a lost node that holds none is no reason to end it."""
     workers: WorkerView = field(default_factory=WorkerView)
     stop_wanted: bool = False
     """Somebody asked this node to save and leave."""
@@ -165,6 +167,8 @@ def _peer_verdict(now: float, peer: PeerView, view: View, settings: Settings) ->
         return None
     if same and peer.phase == "fault":
         return Decision("end_generation", peer.reason)
+    if peer.node not in view.working:
+        return None
     if peer.lost or (peer.connected and peer.incarnation != member.incarnation):
         return Decision("end_generation", f"node {peer.node} is gone")
     # A member that only the proposer has met yet gets as long as one that fell silent.
@@ -188,6 +192,8 @@ def _between(now: float, view: View, settings: Settings) -> Decision:
     settled = everybody and all(peer.phase != "running" or peer.generation != number for peer in living)
     if not settled and waited < limit:
         return Decision("wait", "waiting for the other nodes")
+    if _is_spectator(view) and not _enough_of_the_last(view, members):
+        return _spectate(waited, settings)
     refusal = _too_few(view, members, settings)
     if refusal is not None:
         return refusal
@@ -212,11 +218,34 @@ def _too_few(view: View, members: tuple[str, ...], settings: Settings) -> Decisi
             f"{len(members)} of the nodes are left ({', '.join(members)}), recovery.min_nodes is {settings.min_nodes}",
             exit_code=RESUMABLE,
         )
-    last = len(view.record.members) if view.record else len(view.nodes)
-    if 2 * len(members) < last:
+    if not _enough_of_the_last(view, members):
+        last = _last_nodes(view)
         return Decision(
             "fail",
-            f"only {len(members)} of {last} nodes can be reached from {view.me}: the others may be going on without it",
+            f"only {len(set(members) & set(last))} of {len(last)} nodes can be reached from {view.me}: "
+            "the others may be going on without it",
             exit_code=RESUMABLE,
         )
     return None
+
+
+def _last_nodes(view: View) -> tuple[str, ...]:
+    """The nodes that would have to be asked: members of the last generation, or all before the first."""
+    return tuple(member.node for member in view.record.members) if view.record else view.nodes
+
+
+def _enough_of_the_last(view: View, members: tuple[str, ...]) -> bool:
+    """At least half of the last generation: nodes that were not in it do not count, or they could go on beside it."""
+    last = _last_nodes(view)
+    return 2 * len(set(members) & set(last)) >= len(last)
+
+
+def _is_spectator(view: View) -> bool:
+    """An agent that came (back) after the generation was made."""
+    return view.record is not None and view.me not in _last_nodes(view)
+
+
+def _spectate(waited: float, settings: Settings) -> Decision:
+    if waited < settings.join_timeout_s:
+        return Decision("wait", "waiting for the nodes of the last generation")
+    return Decision("fail", "the nodes of the last generation cannot be reached", exit_code=RESUMABLE)

@@ -2,25 +2,33 @@
 
 An agent publishes its address in the run folder; of each pair, the later in node order dials. A closed connection is
 noticed at once, silence by its length. Every connection starts with the run's key, which only the run's owner can read.
+Nothing here waits: neither for a node that hangs, nor for one that cannot be reached, nor for whoever finds the port.
 """
 
 from __future__ import annotations
 
 import hmac
-import json
-import selectors
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import get_args
 
 from hpctrain.agent.decide import PeerView, Phase
-from hpctrain.base.atomic import write_text
-from hpctrain.base.wire import LineChannel, Message
+from hpctrain.agent.dialler import Dialler, listen, publish_address
+from hpctrain.agent.watch import Watch, Watchable
+from hpctrain.base.wire import LINE_LIMIT, LineChannel, Message
 
-DIAL_EVERY_S = 0.2
-CONNECT_TIMEOUT_S = 0.5
 HEARTBEAT_S = 0.25
+HELLO_S = 2.0
+"""Who has not said hello by then is shown the door."""
+HELLO_BYTES = 16384
+"""The longest line taken from a stranger; a peer's first heartbeat, which may come right behind, is shorter too."""
+REASON_CHARS = 1000
+SPARE_SEATS = 64
+"""Strangers that may wait at a time, besides one for each node."""
+BACKLOG = 1024
+GIVE_UP_MS = 60_000
+"""The kernel closes a connection over which nothing got through for this long: the node may be back elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -46,43 +54,42 @@ class Peers:
         self._key = key
         self._addr = addr
         self._listener: socket.socket | None = None
-        self._selector = selectors.DefaultSelector()
-        self._strangers: list[LineChannel] = []
+        self._watch = Watch()
+        self._dialler = Dialler(folder, self._watch)
+        self._strangers: list[tuple[float, LineChannel]] = []
         self._channels: dict[str, LineChannel] = {}
         self._views = {node: PeerView(node) for node in nodes if node != me}
         self._announced: dict[str, Announcement] = {}
-        self._last_dial = float("-inf")
+        self._fresh: set[str] = set()
         self._last_beat = float("-inf")
 
     def open(self) -> None:
         """Listen, and publish the address in the run folder."""
-        self._listener = socket.create_server((self._addr, 0))
-        self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._listener = listen(self._addr, BACKLOG)
+        self._watch.add(self._listener)
         self._folder.mkdir(exist_ok=True)
-        address = {"addr": self._addr, "port": self._listener.getsockname()[1]}
-        write_text(self._folder / f"{self._me}.json", json.dumps(address) + "\n")
+        publish_address(self._folder, self._me, self._listener)
 
     def close(self) -> None:
         """Close every connection; the others notice at once."""
-        for channel in [*self._channels.values(), *self._strangers]:
+        for channel in [*self._channels.values(), *(channel for _, channel in self._strangers)]:
             channel.close()
+        self._dialler.close()
         if self._listener is not None:
             self._listener.close()
-        self._selector.close()
+        self._watch.close()
 
-    def watch(self, file: Any) -> None:
+    def watch(self, file: Watchable) -> None:
         """Wake `wait` also when `file` (anything with a fileno) has something to read."""
-        self._selector.register(file, selectors.EVENT_READ)
+        self._watch.add(file)
 
-    def unwatch(self, file: Any) -> None:
-        """Undo `watch`; call it before the file is closed."""
-        if file in self._selector.get_map():
-            self._selector.unregister(file)
+    def unwatch(self, file: Watchable) -> None:
+        """Undo `watch`."""
+        self._watch.remove(file)
 
     def wait(self, seconds: float) -> None:
         """Return when something arrives, at the latest after that long."""
-        self._selector.select(seconds)
+        self._watch.wait(seconds)
 
     def views(self) -> tuple[PeerView, ...]:
         """The peers as last seen, in node order."""
@@ -94,90 +101,120 @@ class Peers:
 
     def exchange(self, now: float, mine: Announcement, at_once: bool = False) -> None:
         """Take in what has arrived, dial who is missing, and send a heartbeat when one is due (or `at_once`)."""
-        self._accept()
+        self._greet(now)
+        self._accept(now)
         self._greet(now)
         for node, channel in list(self._channels.items()):
-            for message in channel.receive():
-                self._take(now, node, message)
-            if channel.closed:
-                self._lose(node)
-        if now - self._last_dial >= DIAL_EVERY_S:
-            self._last_dial = now
-            self._dial(now)
-        if at_once or now - self._last_beat >= HEARTBEAT_S:
-            self._last_beat = now
-            for node, channel in list(self._channels.items()):
-                if not channel.send({"type": "heartbeat", **mine.__dict__}):
-                    self._lose(node)
+            self._hear(now, node, channel)
+        self._dial(now)
+        self._beat(now, mine, at_once)
 
-    def _accept(self) -> None:
+    def _accept(self, now: float) -> None:
         assert self._listener is not None, "open comes first"
-        while True:
+        seats = len(self._nodes) + SPARE_SEATS
+        for _ in range(SPARE_SEATS):
             try:
                 connection, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            channel = self._prepare(connection)
-            self._strangers.append(channel)
-            self._selector.register(channel, selectors.EVENT_READ)
+            except OSError:
+                return  # nobody is there, or not any more
+            if len(self._strangers) >= seats:
+                # A node says hello as soon as it is connected: who has waited longest is none.
+                self._drop(self._strangers.pop(0)[1])
+            channel = _channel(connection, HELLO_BYTES)
+            self._strangers.append((now, channel))
+            self._watch.add(channel)
 
     def _greet(self, now: float) -> None:
         """Strangers become peers by the run's key; anybody else is shown the door."""
-        for channel in list(self._strangers):
-            messages = channel.receive()
-            if not messages and not channel.closed:
-                continue
-            self._strangers.remove(channel)
-            node = str(messages[0].get("node")) if messages else ""
-            given = str(messages[0].get("key")) if messages else ""
-            if node not in self._views or not hmac.compare_digest(given, self._key):
+        waiting = []
+        for since, channel in self._strangers:
+            hello = channel.wait_message(0)
+            if hello is None and not channel.closed and now - since < HELLO_S:
+                waiting.append((since, channel))
+            elif hello is not None and self._is_peer(hello):
+                channel.line_limit = LINE_LIMIT
+                self._join(hello["node"], channel)
+            else:
                 self._drop(channel)
-                continue
-            self._join(now, node, channel)
-            for message in messages[1:]:
-                self._take(now, node, message)
+        self._strangers = waiting
+
+    def _is_peer(self, hello: Message) -> bool:
+        node, key = hello.get("node"), hello.get("key")
+        if hello.get("type") != "hello" or not isinstance(node, str) or not isinstance(key, str):
+            return False
+        # As bytes, and any text that JSON can hold: compare_digest takes no other strings than ASCII.
+        return hmac.compare_digest(key.encode(errors="surrogatepass"), self._key.encode()) and node in self._views
 
     def _dial(self, now: float) -> None:
-        for node in self._nodes[: self._nodes.index(self._me)]:
-            if node in self._channels:
-                continue
-            try:
-                address = json.loads((self._folder / f"{node}.json").read_text())
-                connection = socket.create_connection((address["addr"], address["port"]), CONNECT_TIMEOUT_S)
-            except (OSError, ValueError, KeyError):
-                continue  # not there yet, or not any more: dialled again
-            channel = self._prepare(connection)
-            if channel.send({"type": "hello", "node": self._me, "key": self._key}):
-                self._selector.register(channel, selectors.EVENT_READ)
-                self._join(now, node, channel)
+        missing = [node for node in self._nodes[: self._nodes.index(self._me)] if node not in self._channels]
+        for node, connection in self._dialler.dial(now, missing):
+            channel = _channel(connection, LINE_LIMIT)
+            self._watch.add(channel)
+            # A send that fails closes the channel: noticed when it is listened to.
+            channel.send({"type": "hello", "node": self._me, "key": self._key})
+            self._join(node, channel)
 
-    def _prepare(self, connection: socket.socket) -> LineChannel:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Sends are a few hundred bytes: one that cannot be taken for this long means that the peer hangs.
-        connection.settimeout(CONNECT_TIMEOUT_S)
-        return LineChannel(connection)
-
-    def _join(self, now: float, node: str, channel: LineChannel) -> None:
+    def _join(self, node: str, channel: LineChannel) -> None:
+        # The view stays as it is: the kernel of a node that hangs accepts connections too. A heartbeat says more.
         if node in self._channels:
             self._drop(self._channels[node])
         self._channels[node] = channel
-        self._views[node] = replace(self._views[node], last_seen=now, lost=False)
+        self._fresh.add(node)
 
-    def _take(self, now: float, node: str, message: Message) -> None:
-        if message.get("type") != "heartbeat":
-            return
-        fields = {key: message[key] for key in Announcement.__dataclass_fields__}
-        said = Announcement(**fields)
-        self._announced[node] = said
-        self._views[node] = PeerView(node, said.incarnation, True, False, now, said.generation, said.phase, said.reason)
+    def _hear(self, now: float, node: str, channel: LineChannel) -> None:
+        for message in channel.receive():
+            said = announced(message)
+            if said is None:
+                continue
+            if said.node != node:
+                # Another agent got the port of the one that was dialled, or this connection leads back to itself.
+                channel.close()
+                break
+            self._dialler.heard(node)
+            self._announced[node] = said
+            self._views[node] = PeerView(
+                node, said.incarnation, True, False, now, said.generation, said.phase, said.reason
+            )
+        if channel.closed:
+            self._lose(node)
+
+    def _beat(self, now: float, mine: Announcement, at_once: bool) -> None:
+        """Tell everybody when it is time, else those who have just come."""
+        due = at_once or now - self._last_beat >= HEARTBEAT_S
+        if due:
+            self._last_beat = now
+        heartbeat = {"type": "heartbeat", **mine.__dict__, "reason": mine.reason[:REASON_CHARS]}
+        for node, channel in list(self._channels.items()):
+            if (due or node in self._fresh) and not channel.send(heartbeat):
+                self._lose(node)
+        self._fresh.clear()
 
     def _lose(self, node: str) -> None:
-        channel = self._channels.pop(node)
-        self._drop(channel)
-        self._views[node] = replace(self._views[node], connected=False, lost=True)
+        self._drop(self._channels.pop(node))
+        view = self._views[node]
+        # A connection that closes before its first heartbeat was none: nothing is lost by it.
+        self._views[node] = replace(view, connected=False, lost=view.lost or view.connected)
 
     def _drop(self, channel: LineChannel) -> None:
-        for key in list(self._selector.get_map().values()):
-            if key.fileobj is channel:
-                self._selector.unregister(channel)
+        self._watch.remove(channel)
         channel.close()
+
+
+def announced(message: Message) -> Announcement | None:
+    """The announcement in a heartbeat; None when it is no heartbeat, or not one as this program sends it."""
+    names = [field.name for field in fields(Announcement)]
+    if message.get("type") != "heartbeat" or not all(name in message for name in names):
+        return None
+    said = Announcement(**{name: message[name] for name in names})
+    texts = (said.node, said.incarnation, said.addr, said.reason)
+    numbers = (said.store_port, said.generation)
+    if not all(type(text) is str for text in texts) or not all(type(number) is int for number in numbers):
+        return None
+    return said if said.phase in get_args(Phase) and 0 <= said.store_port < 1 << 16 else None
+
+
+def _channel(connection: socket.socket, line_limit: int) -> LineChannel:
+    """A connection between agents. Its buffers hold minutes of heartbeats: when they are full, the peer hangs."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GIVE_UP_MS)
+    return LineChannel(connection, send_timeout_s=0.0, line_limit=line_limit, strict=True)

@@ -25,11 +25,6 @@ class GenerationStore:
         files = sorted(self._folder.glob("gen-*.json"))
         return Generation.read(files[-1]) if files else None
 
-    def read(self, number: int) -> Generation | None:
-        """The decided generation of that number, or None when there is none yet."""
-        path = self._path(number)
-        return Generation.read(path) if path.exists() else None
-
     def decide(self, record: Generation) -> Generation:
         """Make `record` the generation of its number, unless another was first; the decided one comes back.
 

@@ -5,6 +5,7 @@
     │   └── FileError             2  a file is invalid; every mistake in it is listed with its line
     ├── Refused                   4  understood, and declined (cannot fit, topology of other nodes, failed probe)
     ├── CommandError              1  a command that hpctrain ran failed
+    │   └── CommandTimeout        1  a command gave no answer in time and was ended
     ├── StorageError              1  a file cannot be written (disk full, permission)
     └── CheckpointError           1  a checkpoint cannot be trusted; the caller tries the one before
 
@@ -71,6 +72,10 @@ class Refused(HpctrainError):
 
 class CommandError(HpctrainError):
     """A command that hpctrain ran could not start or ended with an error."""
+
+
+class CommandTimeout(CommandError):
+    """A command gave no answer in time and was ended; what it was to do may have been done."""
 
 
 class StorageError(HpctrainError):

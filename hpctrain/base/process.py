@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from hpctrain.base.errors import CommandError
+from hpctrain.base.errors import CommandError, CommandTimeout
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,15 @@ class Process(Protocol):
 class Runner(Protocol):
     """Runs commands and starts processes."""
 
-    def run(self, argv: Sequence[str], timeout_s: float | None = None) -> Finished:
-        """Run to the end and give back code and output."""
+    def run(
+        self, argv: Sequence[str], timeout_s: float | None = None, env: Mapping[str, str] | None = None
+    ) -> Finished:
+        """Run to the end, in this process's environment or in `env`, and give back code and output.
+
+        Raises:
+            CommandTimeout: it did not end in time.
+            CommandError: it could not start.
+        """
 
     def start(
         self,
@@ -85,13 +92,24 @@ class SystemProcess:
 class SystemRunner:
     """Runs commands on this machine."""
 
-    def run(self, argv: Sequence[str], timeout_s: float | None = None) -> Finished:
+    def run(
+        self, argv: Sequence[str], timeout_s: float | None = None, env: Mapping[str, str] | None = None
+    ) -> Finished:
         try:
-            done = subprocess.run(list(argv), capture_output=True, text=True, timeout=timeout_s, check=False)
+            done = subprocess.run(
+                list(argv),
+                env=dict(env) if env is not None else None,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",  # what other people write into names and comments is any bytes
+                timeout=timeout_s,
+                check=False,
+            )
         except FileNotFoundError as error:
             raise CommandError(f"{argv[0]}: not found on the path") from error
         except subprocess.TimeoutExpired as error:
-            raise CommandError(f"{argv[0]}: no answer after {timeout_s:g} s") from error
+            raise CommandTimeout(f"{argv[0]}: no answer after {timeout_s:g} s") from error
         return Finished(tuple(argv), done.returncode, done.stdout, done.stderr)
 
     def start(

@@ -6,47 +6,81 @@ import json
 import select
 import socket
 import time
+from collections import deque
 from typing import Any
 
 Message = dict[str, Any]
 
+LINE_LIMIT = 1 << 20
+"""Bytes of the longest line that is taken; whoever sends a longer one is no part of the program."""
+SEND_TIMEOUT_S = 10.0
+READ_BYTES = 1 << 16
+READS_AT_ONCE = 16
+
 
 class LineChannel:
-    """A socket that carries one JSON object a line. Never blocks a reader longer than asked.
+    """A socket that carries one JSON object a line. Neither a slow reader nor a flood holds its owner up.
 
-    `receive` returns what has arrived; `closed` becomes true when the other side is gone.
+    `receive` returns what has arrived; `closed` becomes true when the other side is gone or broke the rules.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        send_timeout_s: float | None = SEND_TIMEOUT_S,
+        line_limit: int = LINE_LIMIT,
+        strict: bool = False,
+    ) -> None:
+        """
+        Args:
+            send_timeout_s: how long `send` waits for a reader that does not read; 0: not at all, None: for ever.
+            line_limit: bytes of the longest line; a longer one closes the channel.
+            strict: a line that is no message closes the channel; else it is passed over.
+        """
         self.sock = sock
+        self.send_timeout_s = send_timeout_s
+        self.line_limit = line_limit
+        self.strict = strict
         self.closed = False
-        self._buffer = b""
+        self._rest = b""
+        self._lines: deque[bytes] = deque()
 
     def fileno(self) -> int:
         return self.sock.fileno()
 
     def send(self, message: Message) -> bool:
-        """Send one message; False when the other side is gone (the channel is closed then)."""
+        """Send one message; False when the other side is gone or took too long (the channel is closed then)."""
+        left = memoryview(json.dumps(message, allow_nan=False).encode() + b"\n")
+        deadline = _deadline(self.send_timeout_s)
         try:
-            self.sock.setblocking(True)
-            self.sock.sendall(json.dumps(message, allow_nan=False).encode() + b"\n")
+            while left := left[self._write(left) :]:
+                if not self._ready(select.POLLOUT, deadline):
+                    # Part of a line may be out, so nothing else can follow: a reader that hangs is given up.
+                    self.close()
+                    return False
         except OSError:
             self.close()
             return False
         return True
 
     def receive(self) -> list[Message]:
-        """All whole messages that have arrived; an empty list when there is none yet."""
-        while self._fill():
-            pass
-        return self._take()
+        """All whole messages that have arrived (1 MiB at a time); an empty list when there is none yet."""
+        for _ in range(READS_AT_ONCE):
+            if not self._fill():
+                break
+        messages = []
+        while (message := self._take_one()) is not None:
+            messages.append(message)
+        return messages
 
     def wait_message(self, timeout_s: float | None) -> Message | None:
         """Block for the next message; None when none came in time or the other side is gone."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = _deadline(timeout_s)
+        if not self._lines:
+            self._fill()
         while (message := self._take_one()) is None and not self.closed:
-            left = None if deadline is None else deadline - time.monotonic()
-            if not self._readable(left):
+            # A time that has run out ends this also when something arrives all the time.
+            if _passed(deadline) or not self._ready(select.POLLIN, deadline):
                 return None
             self._fill()
         return message
@@ -56,15 +90,21 @@ class LineChannel:
         self.closed = True
         self.sock.close()
 
+    def _write(self, data: memoryview) -> int:
+        """Bytes that the socket took at once, without waiting."""
+        self._leave_waiting_to_us()
+        try:
+            return self.sock.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+
     def _fill(self) -> bool:
-        """Move what has arrived to the buffer, without waiting; False when there is nothing now."""
+        """Take in what has arrived, without waiting; False when there is nothing now."""
         if self.closed:
             return False
         try:
-            # A socket with a timeout of its own would wait that long in spite of the flag.
-            if self.sock.gettimeout():
-                self.sock.setblocking(True)
-            data = self.sock.recv(65536, socket.MSG_DONTWAIT)
+            self._leave_waiting_to_us()
+            data = self.sock.recv(READ_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError:
@@ -72,28 +112,45 @@ class LineChannel:
         if not data:
             self.close()
             return False
-        self._buffer += data
-        return True
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._lines.extend(line for line in lines if len(line) <= self.line_limit)
+        if any(len(line) > self.line_limit for line in (*lines, self._rest)):
+            self._rest = b""
+            self.close()
+        return not self.closed
 
-    def _readable(self, timeout_s: float | None) -> bool:
-        """Wait until something arrives or the other side is gone; False when neither happened in time."""
+    def _leave_waiting_to_us(self) -> None:
+        # A socket with a timeout of its own would wait that long in spite of MSG_DONTWAIT.
+        if self.sock.gettimeout():
+            self.sock.setblocking(True)
+
+    def _ready(self, event: int, deadline: float | None) -> bool:
+        """Wait until the socket can be read or written or the other side is gone; False when neither came in time."""
         poll = select.poll()
-        poll.register(self.sock, select.POLLIN)
-        return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
-
-    def _take(self) -> list[Message]:
-        messages = []
-        while (message := self._take_one()) is not None:
-            messages.append(message)
-        return messages
+        try:
+            poll.register(self.sock, event)
+        except ValueError:
+            return False  # another thread closed it
+        return bool(poll.poll(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000))
 
     def _take_one(self) -> Message | None:
-        while b"\n" in self._buffer:
-            line, self._buffer = self._buffer.split(b"\n", 1)
+        while self._lines:
             try:
-                message = json.loads(line)
-            except ValueError:
-                continue  # not ours: a stray writer on the port cannot stop an agent
+                message = json.loads(self._lines.popleft())
+            except (ValueError, RecursionError):
+                message = None
             if isinstance(message, dict):
                 return message
+            if self.strict:
+                self._lines.clear()
+                self.close()
+            # Else passed over: a stray writer on the port cannot stop an agent.
         return None
+
+
+def _deadline(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else time.monotonic() + timeout_s
+
+
+def _passed(deadline: float | None) -> bool:
+    return deadline is not None and time.monotonic() >= deadline

@@ -11,8 +11,9 @@ from pathlib import Path
 import click
 import psutil
 
+from hpctrain.base.atomic import storage_errors
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import HpctrainError
+from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_seconds, format_si
 from hpctrain.cli.live import watch
@@ -33,6 +34,8 @@ NODES = 4
 STARTER = Starter(
     name="demo", steps=120, nodes=NODES, lr=2e-3, checkpoint_every=20, text_bytes=12_000_000, tokenizer="train:2048"
 )
+MARK = ".hpctrain-demo"
+"""Lies in a folder that belongs to the demo."""
 WORKER_DIES_AT, NODE_DIES_AT = 50, 85
 """Steps after which the demo kills a worker and, later, a whole node."""
 
@@ -49,13 +52,22 @@ def command(output: Path) -> None:
     it; a worker is killed, then a whole node; the run goes on; a report is written.
     """
     began = time.monotonic()
-    folder = output.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _own_folder(output.resolve())
     run_file = _text(folder)
     topology = _probe(folder)
     _plan(folder, run_file, topology)
     run_folder = _train(folder, run_file)
     _report(run_folder, time.monotonic() - began)
+
+
+def _own_folder(folder: Path) -> Path:
+    """The demo's folder: new, empty, or of an earlier demo; it never writes over anything else."""
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).exists():
+        raise InputError(f"{folder}: holds something that the demo did not make; give it a new folder with -o")
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MARK).touch()
+    return folder
 
 
 def _say(number: int, title: str, why: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 
 import click
@@ -19,8 +20,14 @@ VERBS: dict[str, tuple[str, str]] = {
     "topology": ("hpctrain.cli.topology", "Read a topology file."),
     "plan": ("hpctrain.cli.plan", "From a run file and a topology to a plan, with its reasons."),
     "train": ("hpctrain.cli.train", "Train as local processes: the same run without a queue."),
+    "submit": ("hpctrain.cli.submit", "Submit a run as one job: probe if needed, plan, train, requeue."),
     "status": ("hpctrain.cli.status", "Say how a run is doing."),
+    "logs": ("hpctrain.cli.logs", "Print the end of each log file of a run."),
+    "list": ("hpctrain.cli.list", "List the runs here with their state."),
+    "cancel": ("hpctrain.cli.cancel", "Stop a run for good, with a checkpoint first."),
+    "resubmit": ("hpctrain.cli.resubmit", "Submit a run again that was cancelled or failed."),
     "report": ("hpctrain.cli.report", "Write a run's report.html."),
+    "lab": ("hpctrain.cli.lab", "A real Slurm of several nodes on this machine, with faults on demand."),
     "schema": ("hpctrain.cli.schema", "Print the JSON Schema of a file, for editors."),
 }
 """Verb -> module that holds it as `command`, and its one line of help."""
@@ -69,6 +76,8 @@ def cli(debug: bool) -> None:
 def main() -> None:
     """Run the command line; errors become one line on stderr and an exit code."""
     debug = "--debug" in sys.argv
+    # As an exception it passes through every `finally`: nothing that was started is left behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_FAILED))
     try:
         cli(standalone_mode=True)
     except HpctrainError as error:

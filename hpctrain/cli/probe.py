@@ -15,6 +15,7 @@ from rich.console import Console
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_DONE, EXIT_REFUSED, EXIT_WARNINGS, InputError
 from hpctrain.base.process import SystemRunner
+from hpctrain.launch.probe_job import ProbeJob, probe_job
 from hpctrain.launch.probe_local import probe_local
 from hpctrain.probe.view import render
 
@@ -28,9 +29,11 @@ _PHASES = {
 
 
 @click.command()
-@click.option(
-    "--local", "count", type=click.IntRange(1, LOCAL_MOST), metavar="N", help="N virtual nodes of this machine."
-)
+@click.option("--local", "local", type=click.IntRange(1, LOCAL_MOST), metavar="N", help="N virtual nodes, here.")
+@click.option("-N", "--nodes", type=click.IntRange(1), metavar="N", help="N nodes, as a Slurm job.")
+@click.option("-p", "--partition", help="Slurm partition of that job.")
+@click.option("-A", "--account", help="Slurm account of that job.")
+@click.option("-w", "--nodelist", help="Exactly these nodes: node[1-4].")
 @click.option(
     "-o",
     "--output",
@@ -49,27 +52,44 @@ _PHASES = {
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Orders the rounds.")
 @click.pass_context
-def command(ctx: click.Context, count: int | None, output: Path, as_json: bool, device: str, seed: int) -> None:
+def command(
+    ctx: click.Context, local: int | None, nodes: int | None, partition: str | None, account: str | None,
+    nodelist: str | None, output: Path, as_json: bool, device: str, seed: int,
+) -> None:  # fmt: skip
     """Measure nodes, devices and links into a topology file.
 
     Every pair of nodes measures latency and bandwidth (timed at the receiver) in rounds in which no node is busy
-    twice; every device measures matrix products, memory and the cost of a tiny operation.
+    twice; every device measures matrix products, memory and the cost of a tiny operation. With -N the nodes are those
+    that Slurm gives a job of this size; inside an allocation, those of the allocation.
 
     \b
     Exit codes: 0 go, 3 go with warnings, 4 refused. The file is written in each case.
     """
-    if count is None:
-        raise InputError("--local: missing; this version probes virtual nodes of this machine, for example --local 4")
+    if (local is None) == (nodes is None):
+        raise InputError("give one of --local N (virtual nodes of this machine) and -N N (a Slurm job)")
     _check_output(output)
-    people = Console(stderr=as_json)
-    with tempfile.TemporaryDirectory(prefix="hpctrain-probe-") as folder, _progress(Console(stderr=True)) as told:
-        topology = probe_local(count, Path(folder), SystemRunner(), SystemClock(), device, seed, told)
+    people, runner, clock = Console(stderr=as_json), SystemRunner(), SystemClock()
+    with _scratch(output, shared=nodes is not None) as folder, _progress(Console(stderr=True)) as told:
+        if local is not None:
+            topology = probe_local(local, folder, runner, clock, device, seed, told)
+        else:
+            assert nodes is not None, "checked above"
+            job = ProbeJob(nodes, partition, account, nodelist=nodelist)
+            topology = probe_job(job, folder, runner, clock, device, seed, told)
     topology.write(output)
     people.print(render(topology))
     people.print(f"wrote {output}", highlight=False)
     if as_json:
         click.echo(json.dumps(topology.to_json(), indent=1))
     ctx.exit(EXIT_CODES[topology.verdict.status])
+
+
+@contextmanager
+def _scratch(output: Path, shared: bool) -> Iterator[Path]:
+    """A folder for the probe's own files; beside the output where other nodes must see it."""
+    place = output.resolve().parent if shared else None
+    with tempfile.TemporaryDirectory(prefix=".hpctrain-probe-", dir=place) as folder:
+        yield Path(folder)
 
 
 def _check_output(output: Path) -> None:

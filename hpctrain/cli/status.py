@@ -8,9 +8,8 @@ from pathlib import Path
 
 import click
 
-from hpctrain.base.clock import SystemClock
-from hpctrain.records.locate import find_run
-from hpctrain.report.status import read_status
+from hpctrain.cli.watched import status_of
+from hpctrain.records.locate import find_run, job_id
 from hpctrain.report.terminal import status_lines
 
 
@@ -20,16 +19,17 @@ from hpctrain.report.terminal import status_lines
 def command(run: str, as_json: bool) -> None:
     """Say how a run is doing.
 
-    RUN is a run folder, or a run's name: it is looked up in ./runs, then in $HPCTRAIN_RUNS; the newest folder of that
-    name counts.
+    RUN is a run folder, a run's name or a job's id: names and ids are looked up in ./runs, then in $HPCTRAIN_RUNS; the
+    newest folder of that name counts.
 
     State is one of queued, starting, running, recovering, requeued, done, failed, cancelled, unknown. The exit code
     says only whether the question could be answered.
     """
     folder = find_run(run, os.environ, Path.cwd())
-    status = read_status(folder, SystemClock().wall())
+    status = status_of(folder)
     if as_json:
-        click.echo(json.dumps({**status.to_json(), "folder": str(folder)}, allow_nan=False))
+        more = {"folder": str(folder), "job_id": job_id(folder)}
+        click.echo(json.dumps({**status.to_json(), **{k: v for k, v in more.items() if v}}, allow_nan=False))
         return
     for line in status_lines(status):
         click.echo(line)

@@ -13,7 +13,7 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_DONE, InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.live import watch
-from hpctrain.launch.supervise import RESUMABLE, LocalJob
+from hpctrain.launch.supervise import LocalJob
 from hpctrain.launch.training import Prepared, prepare, resume, runs_folder, start
 from hpctrain.records.locate import find_run
 from hpctrain.records.run import read_run
@@ -63,8 +63,8 @@ def _watch(job: LocalJob, as_json: bool) -> None:
     if ended.exit_code == EXIT_DONE:
         print(f"done: {ended.reason}; `hpctrain report {folder}` shows the run", file=out)
         return
-    if ended.exit_code == RESUMABLE:
-        print(f"stopped: {ended.reason}; go on with `hpctrain train --resume {folder}`", file=sys.stderr)
+    if ended.stopped:
+        print(f"hpctrain: {ended.reason}; go on with `hpctrain train --resume {folder}`", file=sys.stderr)
     else:
         print(f"hpctrain: {ended.reason}", file=sys.stderr)
         print(f"hpctrain: the logs are in {folder}/logs/{job.attempt}", file=sys.stderr)

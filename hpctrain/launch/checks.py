@@ -41,6 +41,18 @@ def is_usable(topology: Topology, nodes: Sequence[str], now: float) -> bool:
     return now - created.timestamp() < TOPOLOGY_LASTS_S
 
 
+def check_devices(plan: Plan, topology: Topology, source: str) -> None:
+    """Every device of the plan must be one that was measured.
+
+    Raises:
+        Refused: it is not.
+    """
+    known = topology.places()
+    strange = [place for place in plan.ranks if place not in known]
+    if strange:
+        raise Refused(f"{source}: ranks: {strange[0]!r} is no device of the topology, which has {_some(known)}")
+
+
 def check_plan(plan: Plan, run: Run, spec: ModelSpec, nodes: Sequence[str], source: str) -> None:
     """A plan given by hand must be of this run and these nodes; all that does not agree is told at once.
 

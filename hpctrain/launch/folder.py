@@ -32,17 +32,23 @@ class RunFolder:
         """The lines of attempts.jsonl."""
         return [dict(line) for line in read_lines(self.path / "attempts.jsonl")]
 
-    def begin_attempt(self, nodes: list[str], now: float) -> int:
+    def begin_attempt(self, nodes: list[str], now: float, job_id: str | None = None, restarts: int = 0) -> int:
         """Add a line for a new attempt; its number comes back."""
         attempts = self.attempts()
         number = len(attempts)
-        self._write_attempts([*attempts, {"attempt": number, "job_id": None, "nodes": nodes, "start": now}])
+        line = {"attempt": number, "job_id": job_id, "restarts": restarts, "nodes": nodes, "start": now}
+        self._write_attempts([*attempts, line])
         return number
 
-    def end_attempt(self, number: int, now: float, reason: str) -> None:
-        """Complete the line of an attempt: when it ended and why."""
+    def close_open_attempts(self, now: float, reason: str) -> None:
+        """Complete the lines of attempts that were killed before they could: the next attempt knows that they ended."""
+        attempts = [line if "end" in line else {**line, "end": now, "reason": reason} for line in self.attempts()]
+        self._write_attempts(attempts)
+
+    def end_attempt(self, number: int, now: float, reason: str, code: int) -> None:
+        """Complete the line of an attempt: when it ended, why, and its exit code."""
         attempts = self.attempts()
-        attempts[number] = {**attempts[number], "end": now, "reason": reason}
+        attempts[number] = {**attempts[number], "end": now, "reason": reason, "code": code}
         self._write_attempts(attempts)
 
     def _write_attempts(self, attempts: list[dict[str, Any]]) -> None:
@@ -108,6 +114,29 @@ def lock_run_folder(path: Path) -> RunLock:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return RunLock(descriptor)
+
+
+def newest_plan(path: Path) -> Path | None:
+    """The plan that a person would look at: of the newest generation that got a plan of its own."""
+    numbered = [(int(file.stem[5:]), file) for file in path.glob("plan-*.json") if file.stem[5:].isdigit()]
+    if numbered:
+        return max(numbered)[1]
+    return path / "plan.json" if (path / "plan.json").exists() else None
+
+
+def lock_holder(path: Path) -> int | None:
+    """Process that took the folder and lives; None when nobody holds it."""
+    try:
+        descriptor = os.open(path / "run.lock", os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        if _taken(descriptor):
+            return None
+        text = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
+    finally:
+        os.close(descriptor)
+    return int(text) if text.isdigit() and Path(f"/proc/{text}").exists() else None
 
 
 def _taken(descriptor: int) -> bool:

@@ -39,5 +39,7 @@ def start_local_node(
 ) -> Process:
     """Start one virtual node: `python -m hpctrain.node VERB --folder F --node local0 --nodes local[0-3] --local`."""
     argv = [sys.executable, "-m", "hpctrain.node", verb, "--folder", str(folder), "--node", node]
-    argv += ["--nodes", str(NodeSet.fromlist(list(nodes))), "--local", *extra]
+    argv += ["--nodes", str(NodeSet.fromlist(list(nodes))), "--local"]
+    # Told, not asked by the child: a parent that dies at once would already be another one by then.
+    argv += ["--parent", str(os.getpid()), *extra]
     return runner.start(argv, env=local_environment(len(nodes)), log=log, keep_fds=keep_fds)

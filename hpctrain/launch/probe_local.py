@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.base.clock import Clock
-from hpctrain.base.errors import HpctrainError
 from hpctrain.base.process import Process, Runner
 from hpctrain.launch.local import local_nodes, start_local_node
+from hpctrain.launch.probe_watch import Progress, quiet, raise_for, watch_probe
 from hpctrain.records.topology import Topology
 
-POLL_S = 0.1
-STALL_S = 90.0
-"""A probe that gets no further in this time is given up: its first node, which watches the others, must hang."""
 LEAVE_S = 3.0
 """How long the nodes may take to leave after the first one has written the file."""
-
-Progress = Callable[[str, int, int], None]
-"""Told of (phase, done, planned) when it changes; the phases are join, links and devices."""
 
 
 def probe_local(
@@ -47,42 +40,12 @@ def probe_local(
             extra = ["--device", device, "--seed", str(seed)]
             log = folder / f"{node}.log"
             processes[node] = start_local_node("probe", folder, node, nodes, runner, log, extra)
-        _watch(processes[nodes[0]], folder, clock, progress or _quiet)
-        _raise_for(processes[nodes[0]], folder / f"{nodes[0]}.log")
+        watch_probe(processes[nodes[0]], folder, clock, progress or quiet)
+        raise_for(processes[nodes[0]], folder / f"{nodes[0]}.log")
         _wait_all(list(processes.values()), clock)
     finally:
         _kill_all(list(processes.values()))
     return Topology.read(folder / "topology.json")
-
-
-def _watch(first: Process, folder: Path, clock: Clock, progress: Progress) -> None:
-    seen: tuple[str, int, int] | None = None
-    since = clock.now()
-    while first.poll() is None:
-        if clock.now() - since > STALL_S:
-            raise HpctrainError(f"probe: the first node got no further in {STALL_S:g} s (last: {seen}); try again")
-        now = _progress(folder)
-        if now is not None and now != seen:
-            progress(*now)
-            seen, since = now, clock.now()
-        clock.sleep(POLL_S)
-
-
-def _progress(folder: Path) -> tuple[str, int, int] | None:
-    try:
-        value = json.loads((folder / "progress.json").read_text())
-    except (OSError, ValueError):
-        return None  # not written yet
-    return str(value["phase"]), int(value["done"]), int(value["planned"])
-
-
-def _raise_for(first: Process, log: Path) -> None:
-    code = first.poll()
-    if code == 0:
-        return
-    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-    last = lines[-1] if lines else "it printed nothing"
-    raise HpctrainError(f"probe: the first node ended with code {code}: {last}")
 
 
 def _wait_all(processes: Sequence[Process], clock: Clock) -> None:
@@ -96,7 +59,3 @@ def _kill_all(processes: Sequence[Process]) -> None:
         if process.poll() is None:
             process.kill()
             process.wait()
-
-
-def _quiet(phase: str, done: int, planned: int) -> None:
-    """Progress that nobody watches."""

@@ -11,6 +11,7 @@ from hpctrain.base.process import Process, Runner
 from hpctrain.launch.folder import RunFolder, RunLock
 from hpctrain.launch.local import local_nodes, start_local_node
 from hpctrain.records.event import read_events
+from hpctrain.snapshot.published import listed
 
 POLL_S = 0.2
 RESUMABLE = 75
@@ -21,7 +22,10 @@ class Ended:
     """How an attempt ended."""
 
     exit_code: int
+    """0 done, 1 failed or stopped, 2 wrong input, 4 refused."""
     reason: str
+    stopped: bool = False
+    """Ended at a checkpoint because somebody asked for it."""
 
 
 class LocalJob:
@@ -56,28 +60,34 @@ class LocalJob:
             self._clock.sleep(POLL_S)
         tick()
         ended = self._ended()
-        self.folder.end_attempt(self.attempt, self._clock.wall(), ended.reason)
+        self.folder.end_attempt(self.attempt, self._clock.wall(), ended.reason, ended.exit_code)
         return ended
 
     def _ended(self) -> Ended:
         codes = [process.poll() for process in self.processes.values()]
-        last = self._last_words()
+        words = self._last_words()
         if 0 in codes:
-            return Ended(0, last or "all steps are done")
-        # A node that was killed (below 0) is not the reason why the others ended.
-        own = [code for code in codes if code is not None and code > 0]
-        code = own[0] if own else 1
-        if code == RESUMABLE:
-            return Ended(RESUMABLE, last or "stopped at a checkpoint on request")
-        # 77, no progress, is a failure for the person at the terminal; 2 and 4 keep their meaning.
-        return Ended(code if code in (1, 2, 4) else 1, last or "all node processes were killed")
+            return Ended(0, words.get("finished") or "all steps are done")
+        if "failed" in words:
+            # A node that was killed (below 0) is not the reason why the others ended.
+            own = [code for code in codes if code is not None and code > 0]
+            return Ended(own[0] if own and own[0] in (2, 4) else 1, words["failed"])
+        if RESUMABLE in codes:
+            return Ended(1, f"stopped on request; {self._kept()}", stopped=True)
+        failed = next((code for code in codes if code in (2, 4)), 1)
+        return Ended(failed, f"all node processes were killed or ended early; {self._kept()}")
 
-    def _last_words(self) -> str | None:
+    def _kept(self) -> str:
+        """What a resumed run would start from."""
+        found = listed(self.folder.path / "checkpoints")
+        if not found:
+            return "there is no checkpoint yet, nothing was saved"
+        return f"the newest checkpoint is that of step {int(found[-1].name.rpartition('-')[2])}"
+
+    def _last_words(self) -> dict[str, str]:
+        """The reasons of this attempt's last events by kind."""
         events = read_events(self.folder.path / "events.jsonl")
-        for event in reversed(events):
-            if event.attempt == self.attempt and event.kind in ("failed", "finished", "preempted"):
-                return event.reason
-        return None
+        return {event.kind: event.reason for event in events if event.attempt == self.attempt}
 
 
 def start_local_job(folder: RunFolder, count: int, lock: RunLock, runner: Runner, clock: Clock) -> LocalJob:
@@ -88,6 +98,7 @@ def start_local_job(folder: RunFolder, count: int, lock: RunLock, runner: Runner
         CommandError: a process cannot be started.
     """
     nodes = local_nodes(count)
+    folder.close_open_attempts(clock.wall(), "ended without a word: killed")
     attempt = folder.begin_attempt(nodes, clock.wall())
     logs = folder.path / "logs" / str(attempt)
     logs.mkdir(parents=True, exist_ok=True)

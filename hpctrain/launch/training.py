@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import Clock
-from hpctrain.base.errors import FileError, InputError
+from hpctrain.base.errors import FileError, HpctrainError, InputError
 from hpctrain.base.process import Runner
 from hpctrain.corpus.index import check_tokenizer, vocabulary_of
 from hpctrain.corpus.tokens import Corpus, open_validation
-from hpctrain.launch.checks import check_plan, check_topology, is_usable
-from hpctrain.launch.folder import RunFolder, create_run_folder, lock_run_folder, render_run
+from hpctrain.launch.checks import check_devices, check_plan, check_topology, is_usable
+from hpctrain.launch.code import snapshot_code
+from hpctrain.launch.folder import RunFolder, create_run_folder, lock_run_folder, newest_plan, render_run
 from hpctrain.launch.local import local_nodes
 from hpctrain.launch.supervise import LocalJob, start_local_job
 from hpctrain.records.model_spec import ModelSpec
@@ -30,6 +32,7 @@ class Prepared:
     """With the vocabulary of its data filled in."""
     spec: ModelSpec
     nodes: list[str]
+    """Empty while they are not known: a job that is to be queued."""
     topology: Topology | None
     plan: Plan | None
 
@@ -57,26 +60,39 @@ def settle(run: Run) -> tuple[Run, ModelSpec]:
 
 
 def prepare(
-    run_file: Path, overrides: tuple[str, ...], count: int | None, topology_file: Path | None, plan_file: Path | None
+    run_file: Path,
+    overrides: tuple[str, ...],
+    count: int | None,
+    topology_file: Path | None,
+    plan_file: Path | None,
+    queued: bool = False,
 ) -> Prepared:
     """Read and check everything a person gave; nothing is written.
 
     Args:
         count: number of virtual nodes; default: the run file's cluster.nodes.
+        queued: the nodes are known only when the job starts; what depends on them is checked there.
 
     Raises:
         FileError, InputError: a file is wrong or missing.
         Refused: topology or plan are of other nodes.
     """
     run, spec = settle(read_run(run_file, overrides))
-    nodes = local_nodes(count or int(run.cluster.nodes.partition("-")[0]))
     topology = Topology.read(topology_file) if topology_file else None
-    if topology is not None:
-        check_topology(topology, nodes, str(topology_file))
     plan = Plan.read(plan_file) if plan_file else None
+    nodes = [] if queued else local_nodes(count or fewest_nodes(run))
+    if topology is not None and not queued:
+        check_topology(topology, nodes, str(topology_file))
     if plan is not None:
-        check_plan(plan, run, spec, nodes, str(plan_file))
+        check_plan(plan, run, spec, plan.nodes if queued else nodes, str(plan_file))
+        if topology is not None:
+            check_devices(plan, topology, str(plan_file))
     return Prepared(run, spec, nodes, topology, plan)
+
+
+def fewest_nodes(run: Run) -> int:
+    """The number of nodes that a run needs at least: 3 of '3-4'."""
+    return int(run.cluster.nodes.partition("-")[0])
 
 
 def runs_folder() -> Path:
@@ -90,8 +106,25 @@ def start(prepared: Prepared, base: Path, runner: Runner, clock: Clock) -> Local
     Raises:
         StorageError: the run folder cannot be written.
     """
-    folder = create_run_folder(base, prepared.run, prepared.topology, prepared.plan, clock.wall())
+    folder = make_folder(prepared, base, runner, clock)
     return _launch(folder, len(prepared.nodes), runner, clock)
+
+
+def make_folder(prepared: Prepared, base: Path, runner: Runner, clock: Clock) -> RunFolder:
+    """The run folder with everything that the run needs: resolved files, and a copy of the person's code.
+
+    Raises:
+        InputError: `code` is no folder, or too large to be code.
+        StorageError: the run folder cannot be written; nothing of it is left.
+    """
+    folder = create_run_folder(base, prepared.run, prepared.topology, prepared.plan, clock.wall())
+    if prepared.run.code is not None:
+        try:
+            snapshot_code(Path(prepared.run.code), folder.path, runner)
+        except HpctrainError:
+            shutil.rmtree(folder.path, ignore_errors=True)
+            raise
+    return folder
 
 
 def resume(path: Path, count: int | None, overrides: tuple[str, ...], runner: Runner, clock: Clock) -> LocalJob:
@@ -104,17 +137,50 @@ def resume(path: Path, count: int | None, overrides: tuple[str, ...], runner: Ru
     folder = RunFolder(path.resolve())
     if not (folder.path / "run.yaml").is_file():
         raise InputError(f"{path}: no run.yaml in it; give a run folder, as `hpctrain status` lists them")
-    run, _ = settle(read_run(folder.path / "run.yaml", overrides))
+    before = read_run(folder.path / "run.yaml")
+    run, spec = settle(read_run(folder.path / "run.yaml", overrides))
+    if spec != before.spec():
+        raise InputError(f"{path}: a run keeps its model (and its tokenizer); start a new run to train another one")
     attempts = folder.attempts()
-    count = count or (len(attempts[-1]["nodes"]) if attempts else 1)
+    count = count or (len(attempts[-1]["nodes"]) if attempts else fewest_nodes(run))
     lock = lock_run_folder(folder.path)
     try:
+        if _plan_inputs(run) != _plan_inputs(before):
+            _put_plans_aside(folder.path, len(attempts))
+        _check_edited_plan(folder.path, run, spec)
         if overrides:
-            _rewrite(folder, run)
-        _drop_stale_topology(folder, local_nodes(count), clock.wall())
+            write_text(folder.path / "run.yaml", render_run(run))
+        drop_stale_topology(folder, local_nodes(count), clock.wall())
         return start_local_job(folder, count, lock, runner, clock)
     finally:
         lock.release()
+
+
+def _plan_inputs(run: Run) -> list[object]:
+    """What a plan was made for; with any of it changed, another plan is needed."""
+    recovery, cluster = run.recovery, run.cluster
+    return [
+        run.batch, run.data.seq_len, run.precision, run.parallel, run.compression, recovery.spares,
+        cluster.device, cluster.devices_per_node,
+    ]  # fmt: skip
+
+
+def _put_plans_aside(path: Path, attempt: int) -> None:
+    for plan in [*path.glob("plan.json"), *path.glob("plan-*.json")]:
+        plan.rename(path / f"before-{attempt}-{plan.name}")
+
+
+def _check_edited_plan(path: Path, run: Run, spec: ModelSpec) -> None:
+    """A plan that lies in the folder may have been edited: say now what is wrong with it, not in the job.
+
+    Raises:
+        FileError, InputError: it cannot be run.
+    """
+    plan_file = newest_plan(path)
+    if plan_file is not None:
+        plan = Plan.read(plan_file)
+        # Of which nodes it is decides the job: with others it makes a new plan.
+        check_plan(plan, run, spec, plan.nodes, str(plan_file))
 
 
 def _launch(folder: RunFolder, count: int, runner: Runner, clock: Clock) -> LocalJob:
@@ -126,11 +192,7 @@ def _launch(folder: RunFolder, count: int, runner: Runner, clock: Clock) -> Loca
         lock.release()
 
 
-def _rewrite(folder: RunFolder, run: Run) -> None:
-    write_text(folder.path / "run.yaml", render_run(run))
-
-
-def _drop_stale_topology(folder: RunFolder, nodes: list[str], now: float) -> None:
+def drop_stale_topology(folder: RunFolder, nodes: list[str], now: float) -> None:
     """Put a topology aside that is too old or not of these nodes; the attempt then probes."""
     path = folder.path / "topology.json"
     try:

@@ -7,7 +7,13 @@ import sys
 
 from hpctrain.base.errors import EXIT_USAGE, HpctrainError
 
-VERBS = {"probe": "hpctrain.node.probe", "run": "hpctrain.node.run"}
+VERBS = {
+    "probe": ("hpctrain.node.probe", "main"),
+    "run": ("hpctrain.node.run", "main"),
+    "begin": ("hpctrain.node.attempt", "begin"),
+    "end": ("hpctrain.node.attempt", "end"),
+}
+"""Verb -> module and function that does it."""
 
 
 def main(argv: list[str]) -> int:
@@ -16,7 +22,8 @@ def main(argv: list[str]) -> int:
         print(f"usage: python -m hpctrain.node {{{'|'.join(VERBS)}}} …", file=sys.stderr)
         return EXIT_USAGE
     try:
-        code: int = importlib.import_module(VERBS[argv[0]]).main(argv[1:])
+        module, function = VERBS[argv[0]]
+        code: int = getattr(importlib.import_module(module), function)(argv[1:])
     except HpctrainError as error:
         print(f"hpctrain node: {error}", file=sys.stderr)
         return error.exit_code

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from hpctrain.agent.agent import Proposal
+from hpctrain.agent.agent import Proposal, Proposed
 from hpctrain.agent.journal import Journal
-from hpctrain.base.errors import Refused
+from hpctrain.launch.checks import check_devices, check_plan
+from hpctrain.launch.folder import newest_plan
 from hpctrain.planner import make_plan
 from hpctrain.records.event import EventKind
 from hpctrain.records.generation import Generation, StoreAddress
 from hpctrain.records.plan import Plan
 from hpctrain.records.run import AutoParallel, Run
 from hpctrain.records.topology import Topology
+from hpctrain.schedule.resolve import schedule_of
 from hpctrain.snapshot import published
+
+
+@dataclass
+class _News:
+    """What is told, and written for people, once the record is decided: a losing proposal leaves no trace."""
+
+    events: list[tuple[EventKind, str, dict[str, Any]]] = field(default_factory=list)
+    files: dict[str, Plan] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -25,86 +36,92 @@ class GenerationMaker:
 
     folder: Path
     run: Run
+    nodes: tuple[str, ...]
+    """Nodes that the attempt began with."""
     journal: Journal
 
-    def __call__(self, proposal: Proposal) -> Generation:
-        """The next generation.
+    def __call__(self, proposal: Proposal) -> Proposed:
+        """The next generation, and what to tell when it is decided.
 
         Raises:
-            Refused: the model does not fit on what is left.
-            FileError: topology or plan cannot be read.
+            Refused: the model does not fit on what is left, or the plan given is of other devices.
+            FileError, InputError: topology or plan cannot be used.
         """
-        name, plan = self._plan(proposal)
+        news = _News()
+        plan = self._plan(proposal, news)
+        # The copy that runs is never written again; the public one may be edited for the next attempt.
+        name = f"generations/plan-{proposal.number:06d}.{secrets.token_hex(4)}.json"
+        (self.folder / "generations").mkdir(exist_ok=True)
+        plan.write(self.folder / name)
         first = plan.ranks[0].partition(":")[0]
         host = next(member for member in proposal.members if member.node == first)
-        return Generation(
+        record = Generation(
             number=proposal.number,
             attempt=proposal.attempt,
             members=list(proposal.members),
             plan=name,
             store=StoreAddress(addr=host.addr, port=host.store_port, node=first),
-            restore=self._checkpoint(proposal),
+            restore=self._checkpoint(news),
             reason=proposal.reason,
+            proposer=proposal.proposer,
             failures=proposal.failures,
         )
+        return Proposed(record, plan, lambda: self._tell(proposal.number, news))
 
     def newest_checkpoint(self) -> str | None:
         """Name of the newest published checkpoint, within the run folder."""
         found = published.listed(self.folder / "checkpoints")
         return f"checkpoints/{found[-1].name}" if found else None
 
-    def _plan(self, proposal: Proposal) -> tuple[str, Plan]:
+    def _tell(self, number: int, news: _News) -> None:
+        for name, plan in news.files.items():
+            plan.write(self.folder / name)
+        for kind, reason, data in news.events:
+            self.journal.write(kind, number, reason, **data)
+
+    def _plan(self, proposal: Proposal, news: _News) -> Plan:
         """The plan in use if all its nodes are there, else a new one for those that are."""
         nodes = [member.node for member in proposal.members]
-        name = proposal.previous.plan if proposal.previous else "plan.json"
-        path = self.folder / name
-        if path.exists():
-            plan = Plan.read(path)
-            missing = [node for node in plan.nodes if node not in nodes]
-            if not missing and not self._on_other_nodes(proposal):
-                return name, plan
-            if proposal.previous is None:
-                raise Refused(
-                    f"{path}: it uses {', '.join(missing)}, but this run has {', '.join(nodes)}; "
-                    "make a plan for these nodes with `hpctrain plan`"
-                )
-        return self._new_plan(proposal, nodes)
-
-    def _on_other_nodes(self, proposal: Proposal) -> bool:
-        """Whether a new attempt got other nodes than the last one: then all of them are worth planning for."""
         previous = proposal.previous
-        if previous is None or previous.attempt == proposal.attempt:
-            return False
-        return {member.node for member in previous.members} != {member.node for member in proposal.members}
+        if previous is not None and previous.attempt == proposal.attempt:
+            plan = Plan.read(self.folder / previous.plan)
+            return plan if set(plan.nodes) <= set(nodes) else self._new_plan(proposal, nodes, news)
+        given = newest_plan(self.folder)
+        if given is None or (previous is not None and self._on_other_nodes(previous, nodes)):
+            return self._new_plan(proposal, nodes, news)
+        return self._given_plan(given, nodes, news)
 
-    def _new_plan(self, proposal: Proposal, nodes: list[str]) -> tuple[str, Plan]:
-        measured = Topology.read(self.folder / "topology.json")
-        topology = measured.only(nodes)
-        run, note = self._with_spares_left(len(measured.nodes) - len(nodes)), ""
+    def _on_other_nodes(self, previous: Generation, nodes: list[str]) -> bool:
+        """Whether a new attempt got other nodes than the last one: then all of them are worth planning for."""
+        return {member.node for member in previous.members} != set(nodes)
+
+    def _given_plan(self, path: Path, nodes: list[str], news: _News) -> Plan:
+        """A plan that lies in the run folder, as a person left it."""
+        plan = Plan.read(path)
+        check_plan(plan, self.run, self.run.spec(), nodes, str(path))
+        check_devices(plan, Topology.read(self.folder / "topology.json"), str(path))
+        notes = [note for replica in range(plan.dp) if (note := schedule_of(plan, replica)[1])]
+        text = f"{path.name} as given: pp {plan.pp} × dp {plan.dp} × tp {plan.tp} on {len(plan.nodes)} nodes"
+        news.events.append(("planned", " ".join([text, *notes]), {"plan": path.name, "notes": notes}))
+        return plan
+
+    def _new_plan(self, proposal: Proposal, nodes: list[str], news: _News) -> Plan:
+        topology = Topology.read(self.folder / "topology.json").only(nodes)
+        run, note = self._with_spares_left(len(self.nodes) - len(nodes)), ""
         if proposal.previous is not None and run.parallel.mode == "fixed":
             # The degrees were chosen for the nodes that were asked for; going on matters more than keeping them.
             run = run.model_copy(update={"parallel": AutoParallel()})
             note = " (parallel.mode fixed does not apply to it)"
         plan = make_plan(run, run.spec(), topology)
-        # Two proposers never write the same file; the decided record says which of them counts.
-        name = f"generations/plan-{proposal.number:06d}.{secrets.token_hex(4)}.json"
-        (self.folder / "generations").mkdir(exist_ok=True)
-        plan.write(self.folder / name)
-        public = "plan.json" if proposal.previous is None else f"plan-{proposal.number}.json"
-        plan.write(self.folder / public)
-        kind: EventKind = "planned" if proposal.previous is None else "replanned"
+        first = proposal.previous is None
+        public = "plan.json" if first else f"plan-{proposal.number}.json"
+        news.files[public] = plan
         predicted = plan.predicted.step_time_s.get("total") if plan.predicted else None
-        self.journal.write(
-            kind,
-            proposal.number,
-            f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp} on {len(plan.nodes)} nodes{note}",
-            plan=public,
-            pp=plan.pp,
-            dp=plan.dp,
-            tp=plan.tp,
-            predicted_step_time_s=predicted,
-        )
-        return name, plan
+        degrees = {"pp": plan.pp, "dp": plan.dp, "tp": plan.tp}
+        text = f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp} on {len(plan.nodes)} nodes{note}"
+        data = {"plan": public, **degrees, "predicted_step_time_s": predicted}
+        news.events.append(("planned" if first else "replanned", text, data))
+        return plan
 
     def _with_spares_left(self, lost: int) -> Run:
         """The run with a spare less for each node that is gone: they were kept for this."""
@@ -112,14 +129,15 @@ class GenerationMaker:
         left = recovery.model_copy(update={"spares": max(0, recovery.spares - lost)})
         return self.run.model_copy(update={"recovery": left})
 
-    def _checkpoint(self, proposal: Proposal) -> str | None:
-        """The newest checkpoint that verifies; each one passed over is an event."""
+    def _checkpoint(self, news: _News) -> str | None:
+        """The newest checkpoint that verifies. Each one passed over is an event, and is put aside: it must neither be
+        taken for progress nor for one of the checkpoints that are kept."""
         checkpoints = self.folder / "checkpoints"
         with contextlib.suppress(OSError):
             published.discard_unfinished(checkpoints)
         found, skipped = published.newest(checkpoints, self.run.spec().sha256())
         for item in skipped:
-            self.journal.write(
-                "checkpoint_skipped", proposal.number, f"{item.path.name}: {item.reason}", path=item.path.name
-            )
+            aside = published.put_aside(item.path)
+            reason = f"{item.path.name}: {item.reason}"
+            news.events.append(("checkpoint_skipped", reason, {"path": item.path.name, "now": aside}))
         return f"checkpoints/{found.path.name}" if found else None

@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ClusterShell.NodeSet import NodeSet
-
 from hpctrain.agent.agent import Agent, Place
 from hpctrain.agent.decide import Settings
 from hpctrain.agent.group import WorkerGroup, incarnation_of
@@ -19,14 +17,18 @@ from hpctrain.agent.journal import Journal
 from hpctrain.agent.peers import Peers
 from hpctrain.agent.store import GenerationStore
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import HpctrainError, InputError
+from hpctrain.base.errors import HpctrainError
 from hpctrain.base.process import SystemRunner
+from hpctrain.node.place import add_place_arguments, place_of
 from hpctrain.node.planning import GenerationMaker
+from hpctrain.probe.address import interface_of
 from hpctrain.probe.resident import probe_nodes
 from hpctrain.probe.settings import ProbeSettings, local_settings
 from hpctrain.records.run import Run, read_run
 from hpctrain.records.topology import Topology
 
+FINISHED = "finished"
+"""File in a run folder: the run is over, whatever a lost node's task still seems to do (the job script looks for it)."""
 PROBE_WAIT_S = 300.0
 """How long the other nodes wait for the first one to write the topology."""
 
@@ -34,39 +36,47 @@ PROBE_WAIT_S = 300.0
 def main(argv: list[str]) -> int:
     """Probe, plan and train as one node; the exit code of the run comes back."""
     options = _parse(argv)
+    here = place_of(options)
     folder: Path = options.folder
-    nodes = tuple(NodeSet(options.nodes))
-    if options.node not in nodes:
-        raise InputError(f"--node {options.node}: it is not one of {options.nodes}")
     run = read_run(folder / "run.yaml")
-    addr = "127.0.0.1" if options.local else _address()
-    stop = _StopRequest(parent=os.getppid() if options.local else None)
-    journal = Journal(folder / "events.jsonl", options.node, options.attempt, SystemClock())
-    place = Place(options.node, nodes, addr, incarnation_of(platform.node(), time.time()), options.attempt, folder)
-    first = options.node == nodes[0]
-    if first:
-        journal.write("attempt_started", -1, f"attempt {options.attempt} on {len(nodes)} nodes", nodes=list(nodes))
-    _ensure_topology(place, run, journal, options.local)
-    return _agent(place, run, journal, stop).run()
+    stop = _StopRequest(options.parent)
+    stop.listen()
+    journal = Journal(folder / "events.jsonl", here.node, options.attempt, SystemClock())
+    incarnation = incarnation_of(platform.node(), time.time())
+    place = Place(here.node, here.nodes, here.addr, incarnation, options.attempt, folder)
+    if here.node == here.nodes[0]:
+        text = f"attempt {options.attempt} on {len(here.nodes)} nodes"
+        journal.write("attempt_started", -1, text, nodes=list(here.nodes))
+    _ensure_topology(place, run, journal, here.local)
+    code = _agent(place, run, journal, stop).run()
+    if code == 0:
+        (folder / FINISHED).touch()
+    return code
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="hpctrain.node run")
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--node", required=True)
-    parser.add_argument("--nodes", required=True, help="all nodes, folded: local[0-3]")
-    parser.add_argument("--attempt", type=int, default=0)
-    parser.add_argument("--local", action="store_true", help="a virtual node: loopback, ends with its parent")
+    parser.add_argument("--attempt", type=int, default=int(os.environ.get("HPCTRAIN_ATTEMPT", "0")))
+    add_place_arguments(parser)
     return parser.parse_args(argv)
 
 
 class _StopRequest:
-    """Whether somebody wants this node to save and leave: SIGTERM, or the supervisor of a local run is gone."""
+    """Whether somebody wants this node to save and leave.
+
+    SIGTERM is what Slurm sends to a preempted job, SIGUSR2 what it sends before the time limit (and, on clusters set up
+    so, at preemption); a local run's supervisor may be gone.
+    """
 
     def __init__(self, parent: int | None) -> None:
         self._parent = parent
         self._asked = False
+
+    def listen(self) -> None:
+        """Take the signals."""
         signal.signal(signal.SIGTERM, self._ask)
+        signal.signal(signal.SIGUSR2, self._ask)
 
     def __call__(self) -> bool:
         return self._asked or (self._parent is not None and os.getppid() != self._parent)
@@ -104,7 +114,7 @@ def _ensure_topology(place: Place, run: Run, journal: Journal, local: bool) -> N
 
 def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool]) -> Agent:
     key = (place.folder / "key").read_text().strip()
-    maker = GenerationMaker(place.folder, run, journal)
+    maker = GenerationMaker(place.folder, run, place.nodes, journal)
     logs = place.folder / "logs" / str(place.attempt)
     recovery = run.recovery
     return Agent(
@@ -117,7 +127,7 @@ def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool]) -
         ),
         peers=Peers(place.folder / "agents", place.node, place.nodes, place.addr, key),
         store=GenerationStore(place.folder / "generations"),
-        group=WorkerGroup(place.folder, logs, place.node, SystemRunner(), os.environ),
+        group=WorkerGroup(place.folder, logs, place.node, SystemRunner(), _worker_environment(place)),
         journal=journal,
         clock=SystemClock(),
         make_generation=maker,
@@ -126,8 +136,15 @@ def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool]) -
     )
 
 
-def _address() -> str:
-    """Address of this node's host name; agents of other nodes dial it."""
-    import socket  # only off loopback
-
-    return socket.gethostbyname(platform.node())
+def _worker_environment(place: Place) -> dict[str, str]:
+    """What workers start with: the snapshot of the person's code comes first on the module path, and collectives go
+    over the interface that this node is reached at, unless somebody said otherwise."""
+    env = dict(os.environ)
+    code = place.folder / "code"
+    if code.is_dir():
+        env["PYTHONPATH"] = os.pathsep.join([str(code), *filter(None, [env.get("PYTHONPATH")])])
+    interface = interface_of(place.addr)
+    if interface is not None:
+        env.setdefault("GLOO_SOCKET_IFNAME", interface)
+        env.setdefault("NCCL_SOCKET_IFNAME", interface)
+    return env

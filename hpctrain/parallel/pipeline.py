@@ -1,7 +1,7 @@
 """The pipeline of a plan, run by torch's schedule executor from our compute-only action table.
 
 This is the one file that touches private names of torch.distributed.pipelining (checked for torch 2.11 to 2.14):
-`_PipelineScheduleRuntime` and `_Action`. Every plan runs through it, pp = 1 included: one code path.
+`_PipelineScheduleRuntime`, `_Action` and `_ComputationType`. Every plan runs through it, pp = 1 included: one path.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 from torch.distributed.tensor.parallel import loss_parallel
 
 from hpctrain.model.build import build_part
 from hpctrain.parallel.loss import make_loss
 from hpctrain.parallel.mesh import Coordinate, group_rank
-from hpctrain.parallel.stage import CountedStage, StageCounters
+from hpctrain.parallel.stage import CountedStage, StageCounters, seconds_of
 from hpctrain.parallel.tensor import apply_tensor_parallel, vocabulary_is_split
 from hpctrain.records.model_spec import ModelSpec
 from hpctrain.records.plan import Plan
 from hpctrain.records.schedule import Schedule
+
+Order = dict[int, list[_Action]]
+"""Actions by rank in the pipeline's process group, sends and receives included."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +47,23 @@ class Pipeline:
     """The stages that this rank holds and the schedule that runs them."""
 
     def __init__(
-        self, stages: list[CountedStage], runtime: _PipelineScheduleRuntime, replica_rows: int, split_loss: bool
+        self,
+        stages: list[CountedStage],
+        runtime: _PipelineScheduleRuntime,
+        evaluation: Order,
+        replica_rows: int,
+        split_loss: bool,
     ) -> None:
         self.stages = stages
         self.rows = replica_rows
         """Sequences of this replica in a step."""
         self.first = any(stage.is_first for stage in stages)
         self.last = any(stage.is_last for stage in stages)
+        self.step_s = 0.0
+        """How long the schedule of the last training step took on this rank."""
         self._runtime = runtime
+        self._training: Order = runtime.pipeline_order_with_comms
+        self._evaluation = evaluation
         self._split_loss = split_loss
 
     def step(self, tokens: Tensor, targets: Tensor) -> float:
@@ -63,11 +75,19 @@ class Pipeline:
         Returns:
             This replica's share of the mean loss (0 on ranks without the last stage).
         """
-        return self._run(tokens, targets, train=True)
+        start = seconds_of(self.device)
+        loss = self._run(tokens, targets, train=True)
+        self.step_s = seconds_of(self.device) - start
+        return loss
 
     def evaluate(self, tokens: Tensor, targets: Tensor) -> float:
-        """Forward only; as `step`."""
-        return self._run(tokens, targets, train=False)
+        """Forward only, nothing kept for a backward pass; as `step`."""
+        with torch.no_grad():
+            return self._run(tokens, targets, train=False)
+
+    @property
+    def device(self) -> torch.device:
+        return self.stages[0].device
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Names (the same however the model is cut) and parameters of this rank."""
@@ -91,9 +111,17 @@ class Pipeline:
                 f"tokens are {tuple(tokens.shape)}, expected {self.rows} rows and targets of the same shape"
             )
         losses: list[Tensor] = []
+        # torch's own evaluation walks through the backward actions too and fails where two neighbouring stages share a
+        # rank, so it is given a table without them.
+        self._runtime.pipeline_order_with_comms = self._training if train else self._evaluation
         call = self._runtime.step if train else self._runtime.eval
         with loss_parallel() if self._split_loss else contextlib.nullcontext():
-            call(*([tokens] if self.first else []), target=targets if self.last else None, losses=losses)
+            call(
+                *([tokens] if self.first else []),
+                target=targets if self.last else None,
+                losses=losses,
+                return_outputs=False,
+            )
         return float(torch.stack([loss.detach() for loss in losses]).sum()) if losses else 0.0
 
 
@@ -109,9 +137,11 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
     ]
     split_loss = vocabulary_is_split(spec, plan.tp)
     loss = make_loss(plan.rows * inputs.seq_len, mesh["tp"] if split_loss else None)
+    if stages[-1].is_last:
+        loss = stages[-1].timed(loss)
     runtime = _PipelineScheduleRuntime(stages, replica.micro_batches, loss_fn=loss, scale_grads=False)
     runtime._prepare_schedule_with_comms(_actions_by_group_rank(inputs, mesh, coordinate))
-    return Pipeline(stages, runtime, replica.rows, split_loss)
+    return Pipeline(stages, runtime, _forwards(runtime.pipeline_order_with_comms), replica.rows, split_loss)
 
 
 def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, rows: int) -> CountedStage:
@@ -155,3 +185,13 @@ def _actions_by_group_rank(
         member = sorted(column[pp])[coordinate.tp]
         actions[group_rank(mesh, "pp", member)] = [_Action.from_str(str(action)) for action in row]
     return actions
+
+
+def _forwards(order: Order) -> Order:
+    """The same order without backwards and their messages.
+
+    torch lowers a table by running it in thought, each send beside its receive; leaving pairs out keeps that run valid,
+    so what is left cannot wait for ever either.
+    """
+    kept = (_ComputationType.FORWARD, _ComputationType.SEND_F, _ComputationType.RECV_F)
+    return {rank: [action for action in row if action.computation_type in kept] for rank, row in order.items()}

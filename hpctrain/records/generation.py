@@ -48,5 +48,7 @@ class Generation(Document):
     """Checkpoint to start from, within the run folder; None: from the seed."""
     reason: str
     """Why this generation was started."""
+    proposer: str = ""
+    """Incarnation of the agent that proposed it."""
     failures: int = 0
     """Failures in a row without a checkpoint in between."""

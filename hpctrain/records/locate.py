@@ -1,4 +1,4 @@
-"""From what a person calls a run to its folder: a path, or a name looked up in ./runs, then in $HPCTRAIN_RUNS."""
+"""From what a person calls a run to its folder: a path, or a name or job id looked up in ./runs and $HPCTRAIN_RUNS."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from hpctrain.base.errors import InputError
 
 RUNS_VARIABLE = "HPCTRAIN_RUNS"
+JOB_FILE = "job_id"
+"""File in a run folder that names its newest job."""
 
 _STAMP = re.compile(r"^(?P<name>.+?)-(?P<date>\d{8})[T-]?(?P<time>\d{6})Z?-[0-9a-f]{4}$")
 _SHOWN = 5
@@ -19,7 +21,8 @@ def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
     """The folder of a run.
 
     Args:
-        name: path of a run folder, the name of such a folder, or the run's name (then its newest folder).
+        name: path of a run folder, the name of such a folder, the run's name (then its newest folder), or the id of
+            its job.
         environ: environment variables; HPCTRAIN_RUNS names a second place to look.
         cwd: folder that relative paths and `runs` start from.
 
@@ -41,6 +44,20 @@ def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
         if newest is not None:
             return newest
     raise InputError(_nothing_found(name, places))
+
+
+def job_id(folder: Path) -> str | None:
+    """Id of the newest job that was submitted for the run; None for a run that was not submitted."""
+    try:
+        return (folder / JOB_FILE).read_text().strip() or None
+    except OSError:
+        return None
+
+
+def all_runs(environ: Mapping[str, str], cwd: Path) -> list[Path]:
+    """Every run folder in the places where names are looked up, oldest first."""
+    folders = {path.resolve() for place in _places(environ, cwd) for path in _runs_in(place)}
+    return sorted(folders, key=_age_key)
 
 
 def run_name(folder: str) -> str:
@@ -70,7 +87,7 @@ def _newest(name: str, runs: list[Path]) -> Path | None:
     for path in runs:
         if path.name == name:
             return path
-    matching = [path for path in runs if run_name(path.name) == name]
+    matching = [path for path in runs if name in (run_name(path.name), job_id(path))]
     return max(matching, key=_age_key, default=None)
 
 

@@ -57,9 +57,12 @@ class MetricRow(Document):
     tokens_per_s: float
     bytes_sent: BytesSent
     stage_time_s: list[float]
-    """Compute time of each stage, forward and backward, slowest replica."""
-    bubble_fraction: float
-    """Share of the devices' time in which they computed nothing."""
+    """Compute time of each stage, forward, loss and backward, slowest replica."""
+    bubble_fraction: float | None = None
+    """Of the time that the pipeline's schedule took, the share in which a device computed nothing: it waited for a
+    neighbour or sent to one. Mean over devices; absent without a pipeline (pp 1). Collectives of tensor parallelism
+    count as a stage's computation; reduction over replicas, norm and optimizer come after the schedule and do not count
+    at all."""
     micro_batches: list[int]
     """Micro-batches that each replica ran forward in this step, counted."""
     memory_bytes_max: float | None = None

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from hpctrain.records.document import Document, Part
-from hpctrain.records.schedule import Schedule
+from hpctrain.records.schedule import Action, Schedule
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved_1f1b", "custom"]
 
@@ -130,7 +130,21 @@ class Plan(Document):
     def _check(self) -> Plan:
         self._check_stages()
         self._check_replicas()
+        self._check_actions()
         return self
+
+    def _check_actions(self) -> None:
+        for replica, rows in self.actions.items():
+            if not 0 <= replica < self.dp:
+                raise ValueError(f"actions: found replica {replica}, allowed: 0 to {self.dp - 1}")
+            for rank, row in rows.items():
+                if not 0 <= rank < self.pp:
+                    raise ValueError(f"actions[{replica}]: found pipeline rank {rank}, allowed: 0 to {self.pp - 1}")
+                for text in row:
+                    try:
+                        Action.parse(text)
+                    except ValueError as error:
+                        raise ValueError(f"actions[{replica}][{rank}]: {error}") from None
 
     def _check_stages(self) -> None:
         expected = 0

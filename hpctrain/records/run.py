@@ -218,6 +218,8 @@ class Run(Document):
     """Optimizer steps."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Decides the initial weights and the order of samples."""
+    code: str | None = None
+    """Folder of your own code; a copy of it, as it is when the run is submitted, comes first on the module path."""
     cluster: Cluster = Cluster()
     """Where the run goes."""
     container: Container | None = None
@@ -266,8 +268,6 @@ class Run(Document):
         Raises:
             InputError: names the field.
         """
-        if self.cluster.kind != "local":
-            raise InputError("cluster.kind: found 'slurm'; this version runs 'local' only (`hpctrain train --local N`)")
         if self.container is not None:
             raise InputError("container: runs inside an image are not supported by this version; remove the key")
         self.spec()
@@ -315,4 +315,5 @@ def _resolve_paths(run: Run, base: Path) -> Run:
             "tokenizer": str(base / Path(run.data.tokenizer).expanduser()) if run.data.tokenizer else None,
         }
     )
-    return run.model_copy(update={"data": data})
+    code = str(base / Path(run.code).expanduser()) if run.code else None
+    return run.model_copy(update={"data": data, "code": code})

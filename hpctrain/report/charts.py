@@ -104,16 +104,18 @@ def stage_chart(view: RunView) -> Chart | None:
     return Chart("stages", "Compute time by stage (s)", note, traces, layout("step", zero=True))
 
 
-def bubble_chart(view: RunView) -> Chart:
-    """Share of the devices' time without computation."""
+def bubble_chart(view: RunView) -> Chart | None:
+    """Share of the schedule's time without computation; None where no step had a pipeline."""
     rows = thinned(view.history)
+    if all(row.bubble_fraction is None for row in rows):
+        return None
     hover = "%{y:.1%} idle in step %{x}<extra></extra>"
     traces = [line("bubble", [row.step for row in rows], [row.bubble_fraction for row in rows], 0, hover)]
     shape = layout("step", zero=True)
     shape["yaxis"]["tickformat"] = ".0%"
     shape["showlegend"] = False
-    note = "Share of the devices' time in which they computed nothing: pipeline bubble, communication and waiting."
-    return Chart("bubble", "Idle share of the devices", note, traces, shape)
+    note = "Share of the pipeline's time in which a device waited for its neighbours; mean over devices."
+    return Chart("bubble", "Pipeline bubble", note, traces, shape)
 
 
 def bytes_chart(view: RunView) -> Chart | None:

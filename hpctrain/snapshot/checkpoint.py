@@ -19,7 +19,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from hpctrain.base.atomic import storage_errors
-from hpctrain.base.errors import StorageError
+from hpctrain.base.errors import CheckpointError, StorageError
 from hpctrain.records.manifest import FileEntry, Manifest
 from hpctrain.snapshot import published
 
@@ -45,10 +45,6 @@ class CheckpointSaver:
         self._keep = keep
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Saved] | None = None
-
-    def busy(self) -> bool:
-        """Whether the last save is still being written."""
-        return self._pending is not None and not self._pending.done()
 
     def save(self, tensors: dict[str, Tensor], manifest: Manifest) -> None:
         """Copy the tensors and start writing; after return they may change. Waits for a save still under way.
@@ -106,8 +102,8 @@ class CheckpointSaver:
         return [FileEntry.model_validate(entry) for entries in everyone for entry in entries]
 
     def _publish(self, temporary: Path, manifest: Manifest, files: list[FileEntry]) -> None:
-        published.publish(temporary, manifest.model_copy(update={"files": files}))
-        published.prune(self._checkpoints, self._keep)
+        final = published.publish(temporary, manifest.model_copy(update={"files": files}))
+        published.prune(self._checkpoints, self._keep, final)
 
     def _on_rank0(self, act: Callable[[], object]) -> None:
         """Run `act` on rank 0; its StorageError is raised on every rank, so that all of them give up together."""
@@ -124,8 +120,19 @@ class CheckpointSaver:
 
 
 def load(tensors: dict[str, Tensor], path: Path, group: dist.ProcessGroup) -> None:
-    """Fill the tensors in place from a verified checkpoint. Collective; each rank reads only what it needs."""
-    dcp.load(tensors, storage_reader=dcp.FileSystemReader(path), process_group=group)
+    """Fill the tensors in place from a verified checkpoint. Collective; each rank reads only what it needs.
+
+    Raises:
+        CheckpointError: a tensor is missing or cannot be read.
+    """
+    try:
+        dcp.load(tensors, storage_reader=dcp.FileSystemReader(path), process_group=group)
+    except dcp.api.CheckpointException as error:
+        # Not an Exception in torch: nobody who catches those would see it.
+        failure = next(iter(error.failures.values()), None)
+        cause = failure[0] if isinstance(failure, tuple) else failure
+        lines = str(cause).strip().splitlines()
+        raise CheckpointError(f"{path}: cannot load: {lines[-1] if lines else error}") from None
 
 
 def _make_folder(path: Path) -> None:

@@ -68,8 +68,12 @@ def listed(checkpoints: Path) -> list[Path]:
     return sorted(path for path in checkpoints.glob("step-*") if path.is_dir())
 
 
-def verify(path: Path) -> Manifest:
+def verify(path: Path, hashes: bool = True) -> Manifest:
     """Check owner, mode, sizes and hashes of every file.
+
+    Args:
+        hashes: False for a reader of what was verified whole moments ago: reading every byte again on each rank would
+            take as long as loading.
 
     Raises:
         CheckpointError: says which file and what is wrong with it.
@@ -85,7 +89,7 @@ def verify(path: Path) -> Manifest:
     if strangers:
         raise CheckpointError(f"it holds {strangers[0]}, which its manifest does not name")
     for entry in manifest.files:
-        _verify_file(path / entry.name, entry)
+        _verify_file(path / entry.name, entry, hashes)
     return manifest
 
 
@@ -118,10 +122,27 @@ def publish(temporary: Path, manifest: Manifest) -> Path:
     return final
 
 
-def prune(checkpoints: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints."""
-    for path in listed(checkpoints)[:-keep]:
-        shutil.rmtree(path, ignore_errors=True)
+def prune(checkpoints: Path, keep: int, current: Path) -> None:
+    """Remove all but `keep` checkpoints: `current`, which was just published, and those before it.
+
+    A checkpoint of a later step is of an earlier life of the run that this one did not start from; it goes too.
+    """
+    before = [path for path in listed(checkpoints) if path.name < current.name]
+    kept = {current, *before[len(before) - (keep - 1) :]}
+    for path in listed(checkpoints):
+        if path not in kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def put_aside(path: Path) -> str | None:
+    """Rename a checkpoint that cannot be used, for a person to look at; its new name, or None where it has to stay."""
+    aside = path.with_name(f"skipped-{path.name}")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+    except OSError:
+        return None
+    return aside.name
 
 
 def discard_unfinished(checkpoints: Path) -> None:
@@ -149,14 +170,14 @@ def _verify_trust(path: Path) -> None:
         raise CheckpointError(f"{path.name} can be written by others (mode {status.st_mode & 0o777:03o})")
 
 
-def _verify_file(path: Path, entry: FileEntry) -> None:
+def _verify_file(path: Path, entry: FileEntry, hashes: bool) -> None:
     _verify_trust(path)
     if not path.is_file():
         raise CheckpointError(f"{entry.name} is not a plain file")
     size = path.stat().st_size
     if size != entry.size_bytes:
         raise CheckpointError(f"{entry.name} has {size} bytes, {entry.size_bytes} were written")
-    if _sha256(path) != entry.sha256:
+    if hashes and _sha256(path) != entry.sha256:
         raise CheckpointError(f"{entry.name} is not what was written (its hash differs)")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 
 from hpctrain.base.errors import EXIT_USAGE, HpctrainError
@@ -24,4 +25,7 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    # Slurm signals every process of a step; what a signal means is the agent's to decide, so workers are deaf to it.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(main(sys.argv[1:]))

@@ -16,6 +16,7 @@ from hpctrain.base.atomic import append_line
 from hpctrain.base.errors import StorageError
 from hpctrain.parallel.stage import StageCounters
 from hpctrain.records.metric import BytesSent, MetricRow, RankPlacement
+from hpctrain.records.plan import Plan
 from hpctrain.worker.build import Trainer
 
 
@@ -24,8 +25,9 @@ class RankStep:
     """What one rank knows about a step."""
 
     loss_share: float
-    valid_share: float
     counters: dict[int, StageCounters]
+    schedule_s: float
+    """How long the schedule took, from its first action to its last."""
     dp_bytes: int
     tp_bytes: int
     stop: bool
@@ -37,11 +39,10 @@ class JobStep:
     """The step over all ranks, the same on each of them after the gather."""
 
     loss: float
-    valid_loss: float
     bytes_sent: BytesSent
     stage_time_s: list[float]
-    compute_s: float
-    """Sum over ranks."""
+    bubble_fraction: float | None
+    """As in MetricRow."""
     micro_batches: list[int]
     memory_bytes_max: float
     stop: bool
@@ -61,7 +62,7 @@ def gather(trainer: Trainer, mine: RankStep) -> JobStep:
     speaks = 1.0 if trainer.coordinate.tp == 0 else 0.0
     scalars = [
         mine.loss_share * speaks,
-        mine.valid_share * speaks,
+        _idle_fraction(mine),
         float(mine.dp_bytes),
         float(sum(counters.sent_bytes for counters in mine.counters.values())),
         float(mine.tp_bytes),
@@ -74,21 +75,26 @@ def gather(trainer: Trainer, mine: RankStep) -> JobStep:
     vector = torch.tensor(scalars + times, dtype=torch.float64)
     table = torch.empty(trainer.plan.world_size, len(vector), dtype=torch.float64)
     dist.all_gather(list(table.unbind(0)), vector)
-    return _combine(table, trainer.plan.dp)
+    return _combine(table, trainer.plan)
 
 
-def _combine(table: torch.Tensor, replicas: int) -> JobStep:
+def _idle_fraction(mine: RankStep) -> float:
+    """Share of the schedule's time in which this rank computed nothing."""
+    compute_s = sum(counters.compute_s for counters in mine.counters.values())
+    return 1.0 - compute_s / mine.schedule_s
+
+
+def _combine(table: torch.Tensor, plan: Plan) -> JobStep:
     total = table.sum(0).tolist()
     largest = table.max(0).values.tolist()
-    counted = [0] * replicas
+    counted = [0] * plan.dp
     for row in table.tolist():
         counted[int(row[8])] = max(counted[int(row[8])], int(row[9]))
     return JobStep(
         loss=total[0],
-        valid_loss=total[1],
         bytes_sent=BytesSent(dp=int(total[2]), pp=int(total[3]), tp=int(total[4])),
         stage_time_s=largest[_SCALARS:],
-        compute_s=sum(total[_SCALARS:]),
+        bubble_fraction=total[1] / plan.world_size if plan.pp > 1 else None,
         micro_batches=counted,
         memory_bytes_max=largest[7],
         stop=largest[5] > 0,
@@ -145,38 +151,37 @@ class MetricsLog:
             del self._waiting[0]
 
 
-def make_row(trainer: Trainer, job: JobStep, timing: StepTiming) -> MetricRow:
+def make_row(trainer: Trainer, job: JobStep, news: StepNews) -> MetricRow:
     """The row of the step that was just done."""
     run, plan = trainer.run, trainer.plan
     tokens = plan.rows * run.data.seq_len
-    devices_s = timing.seconds * plan.world_size
     return MetricRow(
         step=trainer.step,
         generation=trainer.generation,
         time_s=time.time(),
-        step_time_s=timing.seconds,
+        step_time_s=news.seconds,
         loss=job.loss,
-        valid_loss=job.valid_loss if timing.validated else None,
-        lr=timing.lr,
-        grad_norm=timing.grad_norm,
+        valid_loss=news.valid_loss,
+        lr=news.lr,
+        grad_norm=news.grad_norm,
         tokens=tokens,
         samples=trainer.step * plan.rows,
-        tokens_per_s=tokens / timing.seconds,
+        tokens_per_s=tokens / news.seconds,
         bytes_sent=job.bytes_sent,
         stage_time_s=[round(value, 6) for value in job.stage_time_s],
-        bubble_fraction=min(1.0, max(0.0, 1.0 - job.compute_s / devices_s)),
+        bubble_fraction=job.bubble_fraction,
         micro_batches=job.micro_batches,
         memory_bytes_max=job.memory_bytes_max,
-        placement=timing.placement,
+        placement=news.placement,
     )
 
 
 @dataclass(frozen=True)
-class StepTiming:
+class StepNews:
     """What rank 0 knows about a step beyond the gather."""
 
     seconds: float
     lr: float
     grad_norm: float
-    validated: bool
+    valid_loss: float | None
     placement: list[RankPlacement] | None

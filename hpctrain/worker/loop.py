@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
+from dataclasses import replace
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.base.errors import HpctrainError
@@ -16,7 +19,7 @@ from hpctrain.records.run import Optimizer
 from hpctrain.snapshot.checkpoint import Saved
 from hpctrain.snapshot.state import collect
 from hpctrain.worker.build import Trainer
-from hpctrain.worker.emit import JobStep, MetricsLog, RankStep, StepTiming, gather, make_row, placements
+from hpctrain.worker.emit import JobStep, MetricsLog, RankStep, StepNews, gather, make_row, placements
 from hpctrain.worker.orders import Orders
 from hpctrain.worker.traffic import CollectiveCounter
 
@@ -54,27 +57,25 @@ class _Loop:
         self._tp_bytes = 0
 
     def one_step(self) -> JobStep:
-        """One optimizer step: batch, pipeline, reduction, norm, update, validation, news, checkpoint."""
+        """One optimizer step: batch, pipeline, reduction, norm, update, checkpoint, validation, news."""
         trainer, start = self.trainer, time.perf_counter()
-        share = self._forward_backward(trainer.step)
-        gradients = local_gradients(trainer.parameters)
+        share, gradients = self._forward_backward(trainer.step)
         dp_bytes = trainer.reducer.reduce(gradients)
         norm = gradient_norm(trainer.parameters, trainer.plan)
         lr = self._update(norm)
         counters = trainer.pipeline.take_counters()
         trainer.step += 1
         seconds = time.perf_counter() - start
-        validated = self._is_due(trainer.run.validation.every) and trainer.valid is not None
-        valid = self._validate() if validated else 0.0
         mine = RankStep(
-            share, valid, counters, dp_bytes, self._tp_bytes, self.orders.stop_wanted(), self.orders.save_wanted()
-        )
+            share, counters, trainer.pipeline.step_s, dp_bytes, self._tp_bytes,
+            self.orders.stop_wanted(), self.orders.save_wanted(),
+        )  # fmt: skip
         job = gather(trainer, mine)
         placed = placements(trainer, counters) if self._first else None
         self._first = False
-        self._tell(job, StepTiming(seconds, lr, norm, validated, placed))
         if job.save or self._is_due(trainer.run.checkpoint.every):
             self.save()
+        self._validate_and_tell(job, StepNews(seconds, lr, norm, None, placed))
         self._tell_saved(trainer.saver.finished())
         return job
 
@@ -97,14 +98,16 @@ class _Loop:
         if saved is not None and saved.error:
             raise HpctrainError(f"the last checkpoint could not be written: {saved.error}")
 
-    def _forward_backward(self, step: int) -> float:
+    def _forward_backward(self, step: int) -> tuple[float, list[Tensor]]:
+        """This replica's share of the loss, and this rank's part of its gradients, not reduced."""
         tokens, targets = self._batch(self.trainer.train, step * self.trainer.plan.rows, self.trainer.run.seed)
-        if self._first and self.trainer.plan.tp > 1:
-            with CollectiveCounter() as counter:
-                share = self.trainer.pipeline.step(tokens, targets)
+        counter = CollectiveCounter() if self._first and self.trainer.plan.tp > 1 else None
+        with counter or contextlib.nullcontext():
+            share = self.trainer.pipeline.step(tokens, targets)
+            gradients = local_gradients(self.trainer.parameters)
+        if counter is not None:
             self._tp_bytes = counter.sent_bytes
-            return share
-        return self.trainer.pipeline.step(tokens, targets)
+        return share, gradients
 
     def _update(self, norm: float) -> float:
         trainer, settings = self.trainer, self.trainer.run.optimizer
@@ -121,16 +124,33 @@ class _Loop:
         trainer.optimizer.zero_grad(set_to_none=True)
         return lr
 
-    def _validate(self) -> float:
-        """This replica's share of the mean loss over the validation batches: always the same samples."""
-        trainer = self.trainer
-        assert trainer.valid is not None, "asked only when there is validation data"
-        count = trainer.run.validation.batches
-        total = 0.0
+    def _validate_and_tell(self, job: JobStep, news: StepNews) -> None:
+        """Validate where it is due, then tell of the step. A failed validation costs neither row nor checkpoint.
+
+        Raises:
+            Exception: whatever the validation raised, once the checkpoint under way is on disk.
+        """
+        valid = self.trainer.valid if self._is_due(self.trainer.run.validation.every) else None
+        try:
+            if valid is not None:
+                news = replace(news, valid_loss=self._validate(valid))
+        except Exception:
+            self._tell_saved(self.trainer.saver.finished(wait=True))
+            raise
+        finally:
+            self._tell(job, news)
+
+    def _validate(self, corpus: Corpus) -> float:
+        """The mean loss over the validation batches, always the same samples. Collective over the world."""
+        trainer, count = self.trainer, self.trainer.run.validation.batches
+        total = torch.zeros((), dtype=torch.float64)
         for batch in range(count):
-            total += trainer.pipeline.evaluate(*self._batch(trainer.valid, batch * trainer.plan.rows, 0)) / count
+            total += trainer.pipeline.evaluate(*self._batch(corpus, batch * trainer.plan.rows, 0)) / count
         trainer.pipeline.take_counters()
-        return total
+        # Every tp rank computes the same loss: one of them speaks for the row.
+        total *= trainer.coordinate.tp == 0
+        dist.all_reduce(total)
+        return float(total)
 
     def _batch(self, corpus: Corpus, start: int, seed: int) -> tuple[Tensor, Tensor]:
         """Tokens and next tokens [rows, seq] of this replica, for the global batch that starts at sample `start`."""
@@ -141,11 +161,11 @@ class _Loop:
     def _is_due(self, every: int) -> bool:
         return self.trainer.step % every == 0 or self.trainer.step == self.trainer.run.steps
 
-    def _tell(self, job: JobStep, timing: StepTiming) -> None:
+    def _tell(self, job: JobStep, news: StepNews) -> None:
         trainer = self.trainer
         if trainer.coordinate.rank == 0:
-            self._metrics.write(make_row(trainer, job, timing))
-        self.orders.tell("step", step=trainer.step, time_s=timing.seconds, loss=job.loss)
+            self._metrics.write(make_row(trainer, job, news))
+        self.orders.tell("step", step=trainer.step, time_s=news.seconds, loss=job.loss)
 
     def _tell_saved(self, saved: Saved | None) -> None:
         if saved is None or self.trainer.coordinate.rank != 0:

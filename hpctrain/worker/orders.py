@@ -6,7 +6,6 @@ When the agent is gone the worker ends at once: nothing may train outside a gene
 from __future__ import annotations
 
 import os
-import select
 import threading
 
 from hpctrain.base.errors import HpctrainError
@@ -15,6 +14,7 @@ from hpctrain.base.wire import LineChannel, Message
 EXIT_RESUMABLE = 75
 EXIT_INFRASTRUCTURE = 76
 START_TIMEOUT_S = 120.0
+LOOK_EVERY_S = 1.0
 
 
 class Orders:
@@ -22,6 +22,8 @@ class Orders:
 
     def __init__(self, channel: LineChannel) -> None:
         self._channel = channel
+        # An agent that is held up by its file system is waited for; one that is gone closes the channel.
+        self._channel.send_timeout_s = None
         self._lock = threading.Lock()
         self._save = threading.Event()
         self._stop = threading.Event()
@@ -58,11 +60,15 @@ class Orders:
 
     def _listen(self) -> None:
         while not self._channel.closed:
-            select.select([self._channel], [], [])
-            for message in self._channel.receive():
-                if message.get("type") == "save":
-                    self._save.set()
-                elif message.get("type") == "stop":
-                    self._stop.set()
+            # What arrived together with the start order is there already, and the socket silent about it.
+            message = self._channel.wait_message(LOOK_EVERY_S)
+            if message is not None:
+                self._heed(message)
         # The agent is gone. Nothing is flushed on purpose: the state on disk is whole at any moment.
         os._exit(EXIT_RESUMABLE)
+
+    def _heed(self, message: Message) -> None:
+        if message.get("type") == "save":
+            self._save.set()
+        elif message.get("type") == "stop":
+            self._stop.set()

@@ -1,4 +1,4 @@
-"""Bytes that tensor parallelism puts on the wire, counted where they are sent: at torch's functional collectives."""
+"""Bytes that tensor parallelism puts on the wire, counted at torch's functional collectives."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class CollectiveCounter(TorchDispatchMode):
-    """While active, adds up what this rank sends in functional collectives (DTensor uses nothing else).
+    """While active, adds up what this rank sends in functional collectives: those that a program calls, and those that
+    DTensor issues while it works on an operation. The pipeline's sends and the reduction over replicas, which go to
+    torch.distributed directly, are not among them.
 
-    Shapes do not change from step to step, so one counted step stands for all; counting every step would slow each
-    operation down.
+    The bytes are those of the ring form of each collective, the least that any form sends; what the backend sends for
+    them, with its headers, may be more. Shapes do not change from step to step, so one counted step stands for all;
+    counting every step would slow each operation down.
     """
 
     def __init__(self) -> None:
@@ -21,24 +26,36 @@ class CollectiveCounter(TorchDispatchMode):
         self.sent_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if func.namespace == "_c10d_functional":
+        # A mode is off while it handles an operation. Declining those on DTensors lets DTensor take them apart with the
+        # mode still on, so that its collectives come here.
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        if func.namespace in _NAMESPACES:
             self.sent_bytes += _sent(func, args)
         return func(*args, **(kwargs or {}))
 
 
 def _sent(func: Any, args: tuple[Any, ...]) -> int:
     """Bytes one rank sends in a ring implementation of the collective."""
-    name = func._schema.name.rpartition("::")[2].rstrip("_")
+    name = func._schema.name.rpartition("::")[2].removesuffix("_").removesuffix("_out").removesuffix("_coalesced")
     share = _SHARES.get(name)
     if share is None:
-        return 0  # wait_tensor and the like send nothing
-    size = args[0].numel() * args[0].element_size()
-    return int(size * share(dist.get_world_size(dist.distributed_c10d._resolve_process_group(args[-1]))))
+        return 0  # wait_tensor
+    tensors = [args[0]] if isinstance(args[0], Tensor) else args[0]
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    names = [argument.name for argument in func._schema.arguments]
+    world = dist.get_world_size(dist.distributed_c10d._resolve_process_group(args[names.index("group_name")]))
+    return int(size * share(world))
 
+
+_NAMESPACES = ("_c10d_functional", "_dtensor")
 
 _SHARES: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda world: 2 * (world - 1) / world,
     "all_gather_into_tensor": lambda world: world - 1,
     "reduce_scatter_tensor": lambda world: (world - 1) / world,
+    "all_to_all_single": lambda world: (world - 1) / world,
+    "shard_dim_alltoall": lambda world: (world - 1) / world,
+    "broadcast": lambda world: (world - 1) / world,
 }
-"""Collective -> bytes sent by each rank of `world`, as a share of its input."""
+"""Collective -> bytes sent by each rank of `world`, as a share of its input; of a broadcast, the mean over ranks."""

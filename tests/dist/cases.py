@@ -6,16 +6,14 @@ python cases.py save 4 FOLDER; python cases.py load WORLD FOLDER   save on one p
 
 from __future__ import annotations
 
-import json
 import sys
-import tempfile
-from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
+from processes import largest, launch, process_group
 from torch.distributed.tensor import DTensor
 
 from hpctrain.compress.reducer import DenseReducer
@@ -73,6 +71,14 @@ def make_plan(
 HALF, UNEVEN, EMBEDDING, QUARTERS = [(0, 2), (2, 4)], [(0, 3), (3, 4)], [(0, 0), (0, 4)], [(i, i + 1) for i in range(4)]
 HEAD = [(0, 4), (4, 4)]
 WHOLE = [(0, 4)]
+V_OWNER = [0, 1, 1, 0]
+V_SHAPE = {
+    0: {
+        0: ["0F0", "0F1", "3F0", "3I0", "3F1", "3W0", "3B1", "0B0", "0I1", "0W1"],
+        1: ["1F0", "2F0", "1F1", "2F1", "2B0", "1B0", "2I1", "1I1", "2W1", "1W1"],
+    }
+}
+"""Two neighbouring stages on one rank, and backwards cut in two."""
 CUSTOM = {0: {0: ["0F0", "0F1", "2F0", "2F1", "2B1", "2B0", "0B1", "0B0"], 1: ["1F0", "1F1", "1B1", "1B0"]}}
 
 PLANS: dict[str, tuple[Plan, ModelSpec]] = {
@@ -89,6 +95,9 @@ PLANS: dict[str, tuple[Plan, ModelSpec]] = {
     "pp2 custom, three stages": (
         make_plan(2, 1, 1, [(0, 1), (1, 3), (3, 4)], [(4, 2)], "custom", owner=[0, 1, 0], actions=CUSTOM), SPEC,
     ),
+    "pp2 V": (make_plan(2, 1, 1, QUARTERS, [(4, 2)], "custom", owner=V_OWNER, actions=V_SHAPE), SPEC),
+    "pp1, two stages": (make_plan(1, 1, 1, HALF, [(2, 4)], "interleaved_1f1b"), SPEC),
+    "tp2, two stages": (make_plan(1, 1, 2, HALF, [(2, 4)], "interleaved_1f1b"), SPEC),
     "dp2": (make_plan(1, 2, 1, WHOLE, [(2, 2), (2, 2)]), SPEC),
     "dp2 uneven": (make_plan(1, 2, 1, WHOLE, [(2, 3), (1, 2)]), SPEC),
     "tp2": (make_plan(1, 1, 2, WHOLE, [(4, 2)]), SPEC),
@@ -144,10 +153,9 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def largest(value: float) -> float:
-    everyone = torch.tensor([value], dtype=torch.float64)
-    dist.all_reduce(everyone, op=dist.ReduceOp.MAX)
-    return float(everyone)
+def deviation(tensor: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest absolute difference of a tensor, whole or split, from the expected one."""
+    return float((whole(tensor.detach()) - expected).abs().max())
 
 
 def job_loss(share: float, coordinate: Coordinate) -> float:
@@ -162,24 +170,22 @@ def run_equivalence(plan: Plan, spec: ModelSpec, rank: int) -> dict[str, float]:
     pipeline, coordinate, reducer = open_pipeline(plan, spec, rank)
     named = pipeline.parameters()
     optimizer = torch.optim.AdamW([p for _, p in named], lr=1e-3, foreach=False if plan.tp > 1 else None)
-    result = {"loss": 0.0, "gradient": 0.0, "norm": 0.0, "validation": 0.0, "parameter": 0.0}
+    found: dict[str, list[float]] = {key: [] for key in ("loss", "gradient", "norm", "validation", "parameter")}
     for step in range(STEPS):
         rows = my_rows(plan, coordinate, batch(spec, step))
         valid = job_loss(pipeline.evaluate(*rows), coordinate)
         loss = job_loss(pipeline.step(*rows), coordinate)
         reducer.reduce(local_gradients([p for _, p in named]))
-        result["validation"] = max(result["validation"], abs(valid - loss))
-        result["loss"] = max(result["loss"], abs(loss - expected["losses"][step]))
+        found["validation"].append(abs(valid - loss))
+        found["loss"].append(abs(loss - expected["losses"][step]))
         if step == 0:
             norm = gradient_norm([p for _, p in named], plan)
-            result["norm"] = abs(norm - expected["norm"])
-            errors = [(whole(p.grad) - expected["gradients"][name]).abs().max() for name, p in named]
-            result["gradient"] = largest(float(max(errors)))
+            found["norm"].append(abs(norm - expected["norm"]))
+            found["gradient"] = [deviation(p.grad, expected["gradients"][name]) for name, p in named]
         optimizer.step()
         optimizer.zero_grad()
-    errors = [(whole(p.detach()) - expected["parameters"][name]).abs().max() for name, p in named]
-    result["parameter"] = largest(float(max(errors)))
-    return result
+    found["parameter"] = [deviation(p, expected["parameters"][name]) for name, p in named]
+    return {key: largest(values) for key, values in found.items()}
 
 
 def run_reshard(folder: Path, rank: int, world: int) -> dict[str, float]:
@@ -200,8 +206,7 @@ def run_reshard(folder: Path, rank: int, world: int) -> dict[str, float]:
             tensor.fill_(9.0)
         load(tensors, found.path, dist.group.WORLD)
         set_optimizer_step(named, optimizer, found.manifest.step)
-        errors = [float((whole(tensor) - expected[key]).abs().max()) for key, tensor in tensors.items()]
-        results[name] = largest(max(errors))
+        results[name] = largest([deviation(tensor, expected[key]) for key, tensor in tensors.items()])
     return results
 
 
@@ -236,32 +241,25 @@ def save_state(folder: Path, plan: Plan, spec: ModelSpec, rank: int) -> None:
     dist.barrier()
 
 
-def worker(rank: int, world: int, what: str, folder: str, results: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/.store-{what}-{world}", rank=rank, world_size=world,
-        timeout=timedelta(seconds=60),
-    )  # fmt: skip
-    found: dict[str, object] = {}
-    if what == "save":
-        save_state(Path(folder), *PLANS["pp2 dp2 uneven"], rank)
-    elif what == "load":
-        found = dict(run_reshard(Path(folder), rank, world))
-    else:
-        for name, (plan, spec) in PLANS.items():
-            if plan.world_size == world:
-                found[name] = run_equivalence(plan, spec, rank)
-    if rank == 0:
-        Path(results).write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+def equivalence(folder: Path, rank: int, world: int) -> dict[str, Any]:
+    with process_group(folder, rank, world):
+        return {
+            name: run_equivalence(plan, spec, rank) for name, (plan, spec) in PLANS.items() if plan.world_size == world
+        }
 
 
-def launch(what: str, world: int, folder: str) -> None:
-    with tempfile.NamedTemporaryFile() as results:
-        mp.spawn(worker, (world, what, folder, results.name), nprocs=world)
-        print(Path(results.name).read_text() or "{}")
+def save(folder: Path, rank: int, world: int) -> dict[str, Any]:
+    with process_group(folder, rank, world):
+        save_state(folder, *PLANS["pp2 dp2 uneven"], rank)
+    return {}
 
+
+def load_all(folder: Path, rank: int, world: int) -> dict[str, Any]:
+    with process_group(folder, rank, world):
+        return run_reshard(folder, rank, world)
+
+
+BODIES = {"equivalence": equivalence, "save": save, "load": load_all}
 
 if __name__ == "__main__":
-    launch(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    launch(BODIES[sys.argv[1]], int(sys.argv[2]), sys.argv[3])

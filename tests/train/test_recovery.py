@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from pathlib import Path
 
 import psutil
 import pytest
-from train_site import Outcome, Site, kill_node, kill_worker, node_process, wait_for, wait_for_step
+from train_site import Outcome, Site, kill_node, kill_worker, node_process, processes_of, wait_for, wait_for_step
 
 from hpctrain.records.metric import effective, read_metrics
 from hpctrain.records.plan import Plan
@@ -55,6 +54,7 @@ def test_a_killed_worker_costs_a_generation_and_no_step(worker_killed: Outcome, 
     assert died.data["signal"] == signal.SIGKILL
     second = [event for event in worker_killed.events if event.kind == "generation_started"][1]
     assert second.data["restore"] == "checkpoints/step-00000008"
+    assert not any(event.kind in ("node_lost", "replanned") for event in worker_killed.events)
 
 
 def test_validation_is_the_same_whatever_the_plan(worker_killed: Outcome, undisturbed: Outcome) -> None:
@@ -145,7 +145,8 @@ def test_a_stopped_run_saves_first_and_its_folder_is_not_for_two(site: Site, und
     assert "the run folder is in use" in second.stderr
     process.send_signal(signal.SIGINT)
     outcome = finish(process, folder)
-    assert outcome.code == 75, outcome.said
+    assert outcome.code == 1, outcome.said
+    assert "stopped on request; the newest checkpoint is that of step" in outcome.said
     assert "go on with `hpctrain train --resume" in outcome.said
     last = read_metrics(folder / "metrics.jsonl")[-1].step
     found, _ = published.newest(folder / "checkpoints")
@@ -180,7 +181,39 @@ def test_a_killed_supervisor_takes_everything_along(site: Site) -> None:
     process.communicate(timeout=10)
     wait_for(lambda: not any(p.is_running() for p in family), 60, "every process of the run has ended")
     assert published.newest(folder / "checkpoints")[0] is not None
-    time.sleep(0.1)
+
+
+def test_a_supervisor_killed_in_its_first_moment_leaves_nothing_either(site: Site) -> None:
+    known = set((site.path / "runs").glob("*"))
+    process = site.start("train", "run.yaml", "--local", "2", "-t", "four.json", "--set", "steps=4000")
+    folder = site.run_folder(known)
+    process.kill()
+    process.communicate(timeout=10)
+    wait_for(lambda: not processes_of(folder), 60, "every process of the run has ended")
+
+
+def test_the_plan_in_the_run_folder_may_be_edited_for_the_next_attempt(site: Site) -> None:
+    fixed = "parallel={mode: fixed, micro_batch: 8}"
+    first = site.train("run.yaml", "--local", "1", "-t", "one.json", "--set", "steps=2", "--set", fixed)
+    assert first.code == 0, first.said
+    assert first.folder is not None
+    path = first.folder / "plan.json"
+    plan = json.loads(path.read_text())
+    plan["replicas"][0].update(micro_batch=2, micro_batches=4)
+    path.write_text(json.dumps(plan))
+    second = site.train("--resume", str(first.folder), "--set", "steps=3")
+    assert second.code == 0, second.said
+    assert [row.micro_batches for row in second.rows] == [[1], [1], [4]]
+    planned = [event for event in second.events if event.kind == "planned"][-1]
+    assert "was made for them" in planned.reason  # the table no longer covered the micro-batches
+    third = site.train("--resume", str(first.folder), "--set", "steps=4", "--set", "batch.global=6")
+    assert third.code == 0, third.said
+    assert third.rows[-1].tokens == 6 * 64
+    other = site.command(
+        "train", "--resume", str(first.folder), "--set", "model={dims: {layers: 2, dim: 64, heads: 4}}"
+    )
+    assert other.returncode == 2
+    assert "a run keeps its model" in other.stderr
 
 
 def test_tensor_parallel_across_nodes_counts_its_bytes(site: Site, undisturbed: Outcome) -> None:
@@ -202,3 +235,49 @@ def test_bf16_trains_nearly_as_well(site: Site, undisturbed: Outcome) -> None:
     assert done.code == 0, done.said
     assert done.losses() == pytest.approx(undisturbed.losses(), abs=0.05)
     assert done.losses() != pytest.approx(undisturbed.losses(), abs=1e-6)
+
+
+SLOW_VERIFY = """
+import os, sys
+if "hpctrain.node" in " ".join(sys.orig_argv):
+    import time
+    from hpctrain.snapshot import published
+    quick = published.newest
+    def slow(*arguments):
+        time.sleep(4)
+        return quick(*arguments)
+    published.newest = slow
+"""
+
+
+def test_a_proposer_that_hashes_for_long_is_not_taken_for_lost(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW_VERIFY)
+    known = set((site.path / "runs").glob("*"))
+    process = site.start(
+        "train", "run.yaml", "--local", "3", "-t", "four.json", "--set", "recovery.heartbeat_timeout_s=1.5",
+        env={"PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    folder = site.run_folder(known)
+    wait_for_step(folder, 2)
+    kill_worker(folder, "local1")
+    outcome = finish(process, folder)
+    assert outcome.code == 0, outcome.said
+    kinds = [event.kind for event in outcome.events]
+    assert kinds.count("generation_started") == 2
+    assert "node_lost" not in kinds
+    assert "replanned" not in kinds
+
+
+def test_a_damaged_later_checkpoint_costs_none_of_the_new_ones(site: Site) -> None:
+    """keep is 1, and the only checkpoint is damaged: those of the resumed run, of earlier steps, must stay."""
+    less = ("--set", "checkpoint.keep=1", "--set", "validation.batches=0")
+    first = site.train("run.yaml", "--local", "1", "-t", "one.json", "--set", "steps=6", *less)
+    assert first.folder is not None
+    damaged = published.listed(first.folder / "checkpoints")[-1]
+    shard = next(damaged.glob("*.distcp"))
+    shard.write_bytes(shard.read_bytes()[:-100])
+    second = site.train("--resume", str(first.folder), "--set", "steps=4", "--set", "checkpoint.every=2")
+    assert second.code == 0, second.said
+    assert [path.name for path in published.listed(first.folder / "checkpoints")] == ["step-00000004"]
+    assert (first.folder / "checkpoints" / "latest").read_text() == "step-00000004\n"
+    assert (first.folder / "checkpoints" / "skipped-step-00000006").is_dir()

@@ -45,12 +45,13 @@ class Site:
             cwd=self.path, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
         """Start hpctrain and come back at once."""
+        argv = [sys.executable, "-m", "hpctrain", *arguments]
+        whole = {**os.environ, **(env or {})}
         return subprocess.Popen(
-            [sys.executable, "-m", "hpctrain", *arguments],
-            cwd=self.path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            argv, cwd=self.path, env=whole, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
 
     def train(self, *arguments: str, env: dict[str, str] | None = None) -> Outcome:
         """`hpctrain train … --json` to its end."""
@@ -145,6 +146,16 @@ def node_process(folder: Path, node: str) -> psutil.Process:
         if "hpctrain.node" in line and str(folder) in line and line[line.index("--node") + 1] == node:
             return process
     raise AssertionError(f"no process of {node}")
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Agents and workers of that run."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        line = process.info["cmdline"] or []
+        if str(folder) in line and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
 
 
 def kill_worker(folder: Path, node: str) -> None:

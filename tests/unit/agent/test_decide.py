@@ -36,7 +36,8 @@ def peers(now: float = 100.0, **changed: PeerView) -> tuple[PeerView, ...]:
 
 
 def running(**changes: object) -> View:
-    view = View("n0", NODES, "running", 90.0, record=record(), peers=peers(), workers=WorkerView(1, None, 100.0))
+    workers = WorkerView(1, None, 100.0)
+    view = View("n0", NODES, "running", 90.0, record=record(), peers=peers(), workers=workers, working=NODES)
     return replace(view, **changes)  # type: ignore[arg-type]
 
 
@@ -205,3 +206,27 @@ def test_a_failure_anywhere_is_a_failure_everywhere() -> None:
         "fail", "n1: out of memory", exit_code=1
     )
     assert decide(100.0, broken(peers=(failed,)), SETTINGS) == Decision("fail", "n1: out of memory", exit_code=1)
+
+
+def test_a_lost_node_that_holds_no_rank_ends_nothing() -> None:
+    lost = replace(seen("n3", 100.0), connected=False, lost=True)
+    assert decide(100.0, running(peers=peers(n3=lost), working=("n0", "n1")), SETTINGS).act == "wait"
+    assert decide(100.0, running(peers=peers(n3=lost), working=("n0", "n3")), SETTINGS).act == "end_generation"
+
+
+def test_an_agent_that_came_later_never_goes_on_beside_the_others() -> None:
+    """Members a and b run; c came back, sees neither of them and must not start a generation of its own."""
+    alone = View(
+        "n2", NODES, "fault", 100.0, reason="node n0 is gone", record=record(5, members=("n0", "n1")),
+        peers=(PeerView("n0", "n0-a", lost=True), PeerView("n1", "n1-a", lost=True), PeerView("n3")),
+    )  # fmt: skip
+    assert decide(103.0, alone, SETTINGS) == Decision("wait", "waiting for the nodes of the last generation")
+    late = decide(161.0, alone, SETTINGS)
+    assert (late.act, late.exit_code) == ("fail", 75)
+
+
+def test_nodes_that_were_not_members_do_not_make_a_majority() -> None:
+    view = broken(record=record(5, members=("n0", "n1", "n2")))
+    strangers = tuple(replace(peer, connected=peer.node == "n3") for peer in view.peers)
+    decision = decide(103.0, replace(view, peers=strangers), SETTINGS)
+    assert decision.reason.startswith("only 1 of 3 nodes can be reached from n0")

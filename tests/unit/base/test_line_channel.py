@@ -129,8 +129,122 @@ def test_sending_to_nobody_is_told(pair: tuple[LineChannel, LineChannel]) -> Non
 
 def test_a_message_larger_than_any_buffer_arrives(pair: tuple[LineChannel, LineChannel]) -> None:
     left, right = pair
-    message = {"text": "x" * 3_000_000}
+    message = {"text": "x" * 1_000_000}
     sender = threading.Thread(target=left.send, args=(message,))
     sender.start()
     assert right.wait_message(10.0) == message
     sender.join()
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 0.2])
+def test_who_stops_reading_is_given_up_in_time(timeout_s: float) -> None:
+    one, other = socket.socketpair()
+    channel = LineChannel(one, send_timeout_s=timeout_s)
+    taken = 0
+    longest = 0.0
+    while True:
+        begin = time.monotonic()
+        sent = channel.send({"text": "x" * 4000})
+        longest = max(longest, time.monotonic() - begin)
+        if not sent:
+            break
+        taken += 1
+    assert 1 < taken < 1000
+    assert timeout_s <= longest < timeout_s + 0.2
+    assert channel.closed
+    assert channel.send({"n": 1}) is False
+    other.close()
+
+
+def test_who_reads_slowly_is_waited_for() -> None:
+    one, other = socket.socketpair()
+    writer, reader = LineChannel(one, send_timeout_s=5.0), LineChannel(other)
+    received: list[Any] = []
+
+    def read() -> None:
+        time.sleep(0.2)
+        while (message := reader.wait_message(5.0)) is not None:
+            received.append(message)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert all(writer.send({"n": n, "text": "x" * 4000}) for n in range(200))
+    writer.close()
+    thread.join()
+    assert [message["n"] for message in received] == list(range(200))
+    reader.close()
+
+
+def test_a_channel_without_a_time_limit_waits_until_the_reader_is_gone() -> None:
+    one, other = socket.socketpair()
+    channel = LineChannel(one, send_timeout_s=None)
+    timer = threading.Timer(0.2, other.close)
+    begin = time.monotonic()
+    timer.start()
+    while channel.send({"text": "x" * 4000}):
+        pass
+    assert time.monotonic() - begin >= 0.2
+    timer.join()
+
+
+def test_json_too_deep_to_read_is_passed_over(pair: tuple[LineChannel, LineChannel]) -> None:
+    left, right = pair
+    left.sock.sendall(b"[" * 50_000 + b"\n" + b'{"a":' * 30_000 + b'\n{"n": 1}\n')
+    assert right.wait_message(1.0) == {"n": 1}
+    assert not right.closed
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_line_beyond_the_limit_closes_the_channel(end: bytes) -> None:
+    one, other = socket.socketpair()
+    channel = LineChannel(one, line_limit=1000)
+    other.sendall(b'{"n": 1}\n{"text": "' + b"x" * 978 + b'"}\n')
+    assert [len(message) for message in channel.receive()] == [1, 1]
+    assert not channel.closed
+    other.sendall(b'{"n": 2}\n' + b"x" * 1001 + end)
+    assert channel.receive() == [{"n": 2}]
+    assert channel.closed
+    other.close()
+
+
+def test_an_endless_line_is_not_kept(pair: tuple[LineChannel, LineChannel]) -> None:
+    left, right = pair
+    for _ in range(100):
+        if right.closed:
+            break
+        left.sock.sendall(b"x" * 50_000)
+        assert right.receive() == []
+    assert right.closed
+
+
+def test_a_flood_of_garbage_does_not_hold_up_who_waits_for_a_message(pair: tuple[LineChannel, LineChannel]) -> None:
+    left, right = pair
+    stop = threading.Event()
+    left.sock.settimeout(0.1)
+
+    def flood() -> None:
+        while not stop.is_set():
+            try:
+                left.sock.sendall(b"garbage\n" * 1000)
+            except OSError:
+                continue
+
+    flooder = threading.Thread(target=flood)
+    flooder.start()
+    begin = time.monotonic()
+    assert right.wait_message(0.2) is None
+    right.receive()
+    waited = time.monotonic() - begin
+    stop.set()
+    flooder.join()
+    assert waited < 2.0
+
+
+def test_a_strict_channel_ends_at_the_first_line_that_is_no_message() -> None:
+    one, other = socket.socketpair()
+    channel = LineChannel(one, strict=True)
+    other.sendall(b'{"n": 1}\nGET / HTTP/1.1\n{"n": 2}\n')
+    assert channel.receive() == [{"n": 1}]
+    assert channel.closed
+    assert channel.receive() == []
+    other.close()

@@ -43,7 +43,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     [
         ["hpctrain.cli", "hpctrain.node"],
         ["hpctrain.base", "hpctrain.records", "hpctrain.schedule", "hpctrain.corpus"],
-        ["hpctrain.probe", "hpctrain.planner", "hpctrain.launch", "hpctrain.agent", "hpctrain.report"],
+        ["hpctrain.probe", "hpctrain.planner", "hpctrain.launch", "hpctrain.agent", "hpctrain.report", "hpctrain.lab"],
     ],
     ids=lambda rooms: "+".join(room.removeprefix("hpctrain.") for room in rooms),
 )

@@ -102,9 +102,17 @@ def test_a_run_folder_is_for_one_run_at_a_time(tmp_path: Path) -> None:
 def test_attempts_are_one_line_each(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     assert folder.begin_attempt(["local0"], 1.0) == 0
-    folder.end_attempt(0, 2.0, "done")
+    folder.end_attempt(0, 2.0, "done", 0)
     assert folder.begin_attempt(["local0", "local1"], 3.0) == 1
     assert folder.attempts() == [
-        {"attempt": 0, "job_id": None, "nodes": ["local0"], "start": 1.0, "end": 2.0, "reason": "done"},
-        {"attempt": 1, "job_id": None, "nodes": ["local0", "local1"], "start": 3.0},
-    ]
+        {
+            "attempt": 0, "job_id": None, "restarts": 0, "nodes": ["local0"],
+            "start": 1.0, "end": 2.0, "reason": "done", "code": 0,
+        },
+        {"attempt": 1, "job_id": None, "restarts": 0, "nodes": ["local0", "local1"], "start": 3.0},
+    ]  # fmt: skip
+    assert folder.begin_attempt(["n1"], 4.0, "77", 2) == 2
+    folder.close_open_attempts(5.0, "ended without a word")
+    assert [(a["end"], a["reason"]) for a in folder.attempts()] == [
+        (2.0, "done"), (5.0, "ended without a word"), (5.0, "ended without a word"),
+    ]  # fmt: skip

@@ -74,7 +74,7 @@ def test_the_exit_code_is_the_verdict(tmp_path: Path, monkeypatch, status: str, 
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
-        (["probe"], "--local: missing"),
+        (["probe"], "give one of --local N"),
         (["probe", "--local", "2", "-o", "absent/t.json"], "there is no folder absent"),
         (["probe", "--local", "0"], "0 is not in the range"),
         (["topology", "show", "absent.json"], "no such file"),

@@ -56,7 +56,7 @@ class MeasuringRunner:
         self.argvs: list[list[str]] = []
         self._answer = {"kind": "devices", "report": REPORT} if answer is None else answer
 
-    def run(self, argv: Sequence[str], timeout_s: float | None = None):
+    def run(self, argv: Sequence[str], timeout_s: float | None = None, env: Mapping[str, str] | None = None):
         raise NotImplementedError
 
     def start(

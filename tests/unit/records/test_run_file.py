@@ -188,7 +188,7 @@ def test_a_short_run_warms_up_for_a_tenth(warmup_steps: int, steps: int, expecte
     assert Optimizer(warmup_steps=warmup_steps).warmup(steps) == expected
 
 
-@pytest.mark.parametrize("addition", ["cluster: {kind: slurm}\n", "container: {image: a.sif}\n"])
+@pytest.mark.parametrize("addition", ["container: {image: a.sif}\n"])
 def test_what_this_version_cannot_run_yet_is_said_by_field(tmp_path: Path, addition: str) -> None:
     run = read_run(written(tmp_path, GOOD + addition))
     with pytest.raises(InputError, match=addition.split(":")[0]):

@@ -88,6 +88,14 @@ def test_only_axes_that_sent_something_are_drawn(make, finished_run):
     ]
 
 
+def test_a_bubble_is_drawn_only_for_steps_that_had_a_pipeline(make, run_folder):
+    rows = [make.row(step, step, bubble_fraction=None) for step in (1, 2)]
+    run_folder.write([], rows)
+    assert "bubble" not in page_of(make, run_folder).charts
+    run_folder.write([], [*rows, make.row(3, 3, bubble_fraction=0.25)])
+    assert page_of(make, run_folder).charts["bubble"]["traces"][0]["y"] == [None, None, 0.25]
+
+
 def test_an_untouched_run_says_what_is_absent(make, run_folder):
     page = page_of(make, run_folder)
     assert not page.charts

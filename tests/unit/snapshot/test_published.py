@@ -128,10 +128,23 @@ def test_what_a_killed_writer_left_is_removed_and_what_it_put_aside_comes_back(t
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
-    for step in (10, 20, 30):
-        make(tmp_path, step)
-    published.prune(tmp_path, 2)
+    last = [make(tmp_path, step) for step in (10, 20, 30)][-1]
+    published.prune(tmp_path, 2, last)
     assert [path.name for path in published.listed(tmp_path)] == ["step-00000020", "step-00000030"]
+
+
+def test_what_was_just_published_is_kept_whatever_lies_beside_it(tmp_path: Path) -> None:
+    make(tmp_path, 50)
+    current = make(tmp_path, 8)
+    published.prune(tmp_path, 1, current)
+    assert [path.name for path in published.listed(tmp_path)] == ["step-00000008"]
+
+
+def test_a_checkpoint_that_cannot_be_used_is_put_aside(tmp_path: Path) -> None:
+    damaged = make(tmp_path, 50)
+    assert published.put_aside(damaged) == "skipped-step-00000050"
+    assert published.listed(tmp_path) == []
+    assert (tmp_path / "skipped-step-00000050" / "manifest.json").exists()
 
 
 def test_no_checkpoints_folder_is_no_checkpoint(tmp_path: Path) -> None:

@@ -1,0 +1,156 @@
+"""Connecting to the agents that are missing, without ever waiting for one of them.
+
+An agent publishes its address in a file; a new address is dialled at once, one that does not answer ever more seldom.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import json
+import select
+import selectors
+import socket
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.agent.watch import Watch
+from hpctrain.base.atomic import write_text
+
+LOOK_EVERY_S = 0.2
+LOOKS_AT_ONCE = 8
+"""Address files read in one call: each is a round trip on a shared file system."""
+FIRST_PAUSE_S = 0.2
+LAST_PAUSE_S = 5.0
+CONNECT_TIMEOUT_S = 3.0
+"""The kernel repeats a lost connection request after 1 s; a second one gets its chance."""
+
+Address = tuple[str, int]
+
+
+@dataclass
+class Target:
+    """A node to connect to: where it is said to be, and how the dialling goes."""
+
+    address: Address | None = None
+    pause_s: float = FIRST_PAUSE_S
+    not_before: float = float("-inf")
+    connecting: socket.socket | None = None
+    give_up: float = 0.0
+
+
+class Dialler:
+    """Connections under way to nodes that publish their address in `folder`."""
+
+    def __init__(self, folder: Path, watch: Watch) -> None:
+        self._folder = folder
+        self._watch = watch
+        self._targets: dict[str, Target] = {}
+        self._to_look: deque[str] = deque()
+        self._last_look = float("-inf")
+
+    def dial(self, now: float, missing: Collection[str]) -> list[tuple[str, socket.socket]]:
+        """Begin what is due and return the connections made since the last call. Never waits."""
+        if not self._to_look and now - self._last_look >= LOOK_EVERY_S:
+            self._last_look = now
+            self._to_look.extend(missing)
+        for _ in range(min(LOOKS_AT_ONCE, len(self._to_look))):
+            node = self._to_look.popleft()
+            if node in missing:
+                self._look(now, node)
+        return self._made(now)
+
+    def heard(self, node: str) -> None:
+        """The node answers: should it get lost, it is dialled at once."""
+        target = self._targets.get(node)
+        if target is not None:
+            target.pause_s, target.not_before = FIRST_PAUSE_S, float("-inf")
+
+    def close(self) -> None:
+        """Give up every connection under way."""
+        for target in self._targets.values():
+            self._abandon(target)
+
+    def _look(self, now: float, node: str) -> None:
+        target = self._targets.setdefault(node, Target())
+        address = published_address(self._folder, node)
+        if address != target.address:
+            self._abandon(target)
+            target = self._targets[node] = Target(address)
+        if address is not None and target.connecting is None and now >= target.not_before:
+            self._connect(now, target, address)
+
+    def _connect(self, now: float, target: Target, address: Address) -> None:
+        target.not_before = now + target.pause_s
+        target.pause_s = min(2 * target.pause_s, LAST_PAUSE_S)
+        try:
+            sock = socket.socket(_family(address[0]), socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        except OSError:
+            return  # too many open files: one may be closed by the next time
+        if sock.connect_ex(address) not in (0, errno.EINPROGRESS):
+            sock.close()
+            return
+        target.connecting, target.give_up = sock, now + CONNECT_TIMEOUT_S
+        self._watch.add(sock, selectors.EVENT_WRITE)
+
+    def _made(self, now: float) -> list[tuple[str, socket.socket]]:
+        poll = select.poll()
+        for target in self._targets.values():
+            if target.connecting is not None:
+                poll.register(target.connecting, select.POLLOUT)
+        ended = {number for number, _ in poll.poll(0)}
+        made = []
+        for node, target in self._targets.items():
+            sock = target.connecting
+            if sock is None:
+                continue
+            if sock.fileno() in ended and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+                self._watch.remove(sock)
+                target.connecting = None
+                made.append((node, sock))
+            elif sock.fileno() in ended or now >= target.give_up:
+                self._abandon(target)
+        return made
+
+    def _abandon(self, target: Target) -> None:
+        if target.connecting is not None:
+            self._watch.remove(target.connecting)
+            target.connecting.close()
+            target.connecting = None
+
+
+def listen(addr: str, backlog: int) -> socket.socket:
+    """A listening socket on this address alone, on a port that the system chooses; its calls never wait.
+
+    Raises:
+        OSError: the address is not one of this machine.
+    """
+    listener = socket.create_server((addr, 0), family=_family(addr), backlog=backlog)
+    listener.setblocking(False)
+    return listener
+
+
+def publish_address(folder: Path, node: str, listener: socket.socket) -> None:
+    """Write down where a node listens.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    addr, port = listener.getsockname()[:2]
+    write_text(folder / f"{node}.json", json.dumps({"addr": addr, "port": port}) + "\n")
+
+
+def published_address(folder: Path, node: str) -> Address | None:
+    """Where a node says it listens; None when it does not say, or nothing that can be dialled without a look-up."""
+    try:
+        said = json.loads((folder / f"{node}.json").read_text())
+        addr, port = str(ipaddress.ip_address(said["addr"])), said["port"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return (addr, port) if type(port) is int and 0 < port < 1 << 16 else None
+
+
+def _family(addr: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in addr else socket.AF_INET

@@ -1,0 +1,43 @@
+"""`hpctrain resubmit RUN`: a new job for a run that ended early."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import click
+
+from hpctrain.base.errors import InputError
+from hpctrain.base.process import SystemRunner
+from hpctrain.cli.watched import status_of
+from hpctrain.launch.cancel import MARK
+from hpctrain.launch.folder import RunFolder
+from hpctrain.launch.queue import check_queue
+from hpctrain.launch.submission import submit_job, submit_local
+from hpctrain.launch.training import fewest_nodes
+from hpctrain.records.locate import find_run
+from hpctrain.records.run import read_run
+from hpctrain.slurm.commands import Slurm
+
+
+@click.command()
+@click.argument("run")
+@click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout.")
+def command(run: str, as_json: bool) -> None:
+    """Submit a run again that was cancelled or failed: it goes on in its own folder, from its last checkpoint."""
+    folder = find_run(run, os.environ, Path.cwd())
+    status = status_of(folder)
+    if status.state not in ("failed", "cancelled", "unknown"):
+        raise InputError(f"{folder.name}: it is {status.state} ({status.reason}); only a run that ended is resubmitted")
+    spec = read_run(folder / "run.yaml")
+    if spec.cluster.kind == "slurm":
+        check_queue(spec, Slurm(SystemRunner()), folder.parent)
+        (folder / MARK).unlink(missing_ok=True)
+        job = submit_job(RunFolder(folder.resolve()), spec)
+    else:
+        job = submit_local(RunFolder(folder.resolve()), fewest_nodes(spec))
+    if as_json:
+        click.echo(json.dumps({"name": folder.name, "folder": str(folder.resolve()), "job_id": job}))
+    else:
+        click.echo(f"job {job}, run folder {folder}")

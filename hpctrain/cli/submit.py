@@ -1,0 +1,91 @@
+"""`hpctrain submit`: a run as one job, or as a supervisor in the background of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from hpctrain.base.clock import SystemClock
+from hpctrain.base.errors import InputError
+from hpctrain.base.process import SystemRunner
+from hpctrain.cli.provisional import check_provisional
+from hpctrain.launch.allocation import run_in_allocation
+from hpctrain.launch.queue import check_queue, wait_for_job
+from hpctrain.launch.submission import preview, submit_job, submit_local
+from hpctrain.launch.training import Prepared, fewest_nodes, make_folder, prepare, runs_folder
+from hpctrain.records.run import read_run
+from hpctrain.slurm.commands import Slurm
+
+
+@click.command()
+@click.argument("run_file", type=click.Path(path_type=Path), metavar="RUN.YAML")
+@click.option("-t", "--topology", type=click.Path(path_type=Path), help="Topology file of the nodes. Default: probe.")
+@click.option("-p", "--plan", type=click.Path(path_type=Path), help="Plan file, obeyed to the letter. Default: plan.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
+@click.option("--dry-run", is_flag=True, help="Check everything and show the job script; submit nothing.")
+@click.option("--wait", is_flag=True, help="Wait until the run has ended; its exit code comes back.")
+@click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout.")
+def command(
+    run_file: Path, topology: Path | None, plan: Path | None, overrides: tuple[str, ...], dry_run: bool, wait: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Submit RUN.YAML as one job: probe if needed, plan, train, requeue.
+
+    Returns at once. In the job, each attempt measures its nodes, plans for them and trains; a lost node, a preemption
+    or the time limit puts the job back into the queue, where it goes on from its last checkpoint. Inside an existing
+    allocation (salloc) the run starts there and then.
+    """
+    queued = read_run(run_file, overrides).cluster.kind == "slurm"
+    prepared = prepare(run_file, overrides, None, topology, plan, queued=queued)
+    if queued:
+        _submit_to_slurm(prepared, dry_run, wait, as_json)
+    else:
+        _submit_here(prepared, dry_run, wait, as_json)
+
+
+def _submit_to_slurm(prepared: Prepared, dry_run: bool, wait: bool, as_json: bool) -> None:
+    slurm = Slurm(SystemRunner())
+    inside = os.environ.get("SLURM_JOB_ID")
+    if not inside:
+        _say(check_queue(prepared.run, slurm, runs_folder()), as_json)
+    _say(check_provisional(prepared, runs_folder()), as_json)
+    if dry_run:
+        click.echo(preview(prepared.run, runs_folder().resolve() / f"{prepared.run.name}-<time>"), err=as_json)
+        return
+    folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
+    if inside:
+        _told(folder.path, inside, as_json)
+        sys.exit(run_in_allocation(folder, prepared.run, SystemRunner()))
+    job_id = submit_job(folder, prepared.run)
+    _told(folder.path, job_id, as_json)
+    if wait:
+        sys.exit(wait_for_job(folder.path, job_id, slurm, SystemClock(), lambda text: _say([text], as_json)))
+
+
+def _submit_here(prepared: Prepared, dry_run: bool, wait: bool, as_json: bool) -> None:
+    if wait:
+        raise InputError("--wait: to watch a local run to its end, start it with `hpctrain train` instead")
+    count = fewest_nodes(prepared.run)
+    if dry_run:
+        click.echo(f"would start {count} virtual nodes of this machine in the background", err=as_json)
+        return
+    folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
+    job_id = submit_local(folder, count)
+    _told(folder.path, job_id, as_json)
+
+
+def _told(folder: Path, job_id: str, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"name": folder.name, "folder": str(folder), "job_id": job_id}))
+        return
+    click.echo(f"job {job_id}, run folder {folder}")
+    click.echo(f"look: hpctrain status {folder.name}   stop: hpctrain cancel {folder.name}")
+
+
+def _say(lines: list[str], as_json: bool) -> None:
+    for line in lines:
+        click.echo(line, err=as_json)

@@ -1,0 +1,1 @@
+"""The lab: a real Slurm of several nodes on this machine, with links to shape and nodes to kill."""

@@ -1,0 +1,77 @@
+"""CPU shares of the nodes through cgroup v1 or v2: which files hold which text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.lab.layout import CPU_GROUP, Layout
+
+PERIOD_US = 100_000
+
+
+@dataclass(frozen=True)
+class CpuControl:
+    """The CPU controller of this machine: cgroup version and where it is mounted."""
+
+    version: int
+    root: Path
+
+    @property
+    def group(self) -> Path:
+        """The lab's own group."""
+        return self.root / CPU_GROUP
+
+    def node_group(self, name: str) -> Path:
+        return self.group / name
+
+    def join_file(self, name: str) -> Path:
+        """A process that writes its id here belongs to the node."""
+        return self.node_group(name) / "cgroup.procs"
+
+
+def find_cpu_control(mounts: str) -> CpuControl | None:
+    """The machine's CPU controller.
+
+    Args:
+        mounts: text of /proc/self/mounts.
+    """
+    rows = [line.split() for line in mounts.splitlines()]
+    for _, folder, kind, options, *_ in rows:
+        if kind == "cgroup" and "cpu" in options.split(","):
+            return CpuControl(1, Path(folder))
+    for _, folder, kind, *_ in rows:
+        if kind == "cgroup2" and "cpu" in _controllers(Path(folder)):
+            return CpuControl(2, Path(folder))
+    return None
+
+
+def _controllers(root: Path) -> list[str]:
+    try:
+        return (root / "cgroup.controllers").read_text().split()
+    except OSError:
+        return []
+
+
+def share_folders(control: CpuControl, layout: Layout) -> list[Path]:
+    """Groups to make, parents first; none when no node has a share."""
+    names = [name for name in layout.names if layout.spec.cpu_share_of(layout.node(name))]
+    return [control.group, *(control.node_group(name) for name in names)] if names else []
+
+
+def share_files(control: CpuControl, layout: Layout) -> list[tuple[Path, str]]:
+    """Files to write, in order, once the groups are there."""
+    files: list[tuple[Path, str]] = []
+    for node in layout.spec.nodes:
+        share = layout.spec.cpu_share_of(node)
+        if share is None:
+            continue
+        group, quota_us = control.node_group(node.name), round(share * PERIOD_US)
+        if control.version == 1:
+            files += [(group / "cpu.cfs_period_us", str(PERIOD_US)), (group / "cpu.cfs_quota_us", str(quota_us))]
+        else:
+            files += [(group / "cpu.max", f"{quota_us} {PERIOD_US}")]
+    if files and control.version == 2:
+        # A group hands the controller down to its children only when told so.
+        files = [(folder / "cgroup.subtree_control", "+cpu") for folder in (control.root, control.group)] + files
+    return files

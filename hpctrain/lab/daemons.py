@@ -1,0 +1,125 @@
+"""The lab's daemons: how each is started, and which processes of this machine are ours."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpctrain.base.errors import CommandError
+from hpctrain.base.process import Process
+from hpctrain.lab.cpu_share import CpuControl
+from hpctrain.lab.layout import Layout
+from hpctrain.lab.machine import Machine
+
+PROGRAMS = frozenset({"munged", "slurmctld", "slurmd"})
+ON_THE_WAY = frozenset({"nsenter", "unshare", "sh"})
+"""What becomes a slurmd a moment later."""
+
+NETNS = Path("/run/netns")
+
+# $1 host name, $2 file to join the CPU group by (or empty), the rest is the daemon.
+_ENTER = 'hostname "$1" && if [ -n "$2" ]; then echo $$ >"$2" || exit; fi; shift 2; exec "$@"'
+_LAST_LINES = 3
+
+
+def munged_argv(layout: Layout) -> tuple[str, ...]:
+    """The lab's own munged: own key and own socket, so that one of the system is never touched."""
+    folder = layout.munge
+    return (
+        "munged", "--foreground", f"--socket={layout.munge_socket}", f"--key-file={folder / 'key'}",
+        f"--log-file={folder / 'munged.log'}", f"--pid-file={folder / 'munged.pid'}",
+        f"--seed-file={folder / 'seed'}",
+    )  # fmt: skip
+
+
+def slurmctld_argv(layout: Layout) -> tuple[str, ...]:
+    """The controller, on the host itself."""
+    return ("slurmctld", "-D", "-f", str(layout.slurm_conf))
+
+
+def slurmd_argv(layout: Layout, name: str, control: CpuControl | None) -> tuple[str, ...]:
+    """A node's slurmd, in its network namespace, under its own host name and in its CPU group.
+
+    nsenter, and not `ip netns exec`: that remounts /sys, and slurmd then finds no cgroups and ends.
+    """
+    shared = layout.spec.cpu_share_of(layout.node(name)) is not None and control is not None
+    join = str(control.join_file(name)) if shared and control is not None else ""
+    return (
+        "nsenter", f"--net={NETNS / layout.namespace(name)}", "unshare", "--uts",
+        "sh", "-c", _ENTER, "sh", name, join, "slurmd", "-D", "-f", str(layout.slurm_conf), "-N", name,
+    )  # fmt: skip
+
+
+def start_munged(machine: Machine, layout: Layout) -> None:
+    """Start munged and wait for its socket.
+
+    Raises:
+        CommandError: it ended; its last words are told.
+    """
+    log = layout.logs / "munged.out"
+    process = machine.runner.start(munged_argv(layout), log=log)
+    machine.wait(lambda: layout.munge_socket.exists() or process.poll() is not None, timeout_s=10.0, pause_s=0.02)
+    require_alive({"munged": (process, log)})
+
+
+def start_slurmctld(machine: Machine, layout: Layout) -> Process:
+    """Start the controller; it answers a little later."""
+    return machine.runner.start(slurmctld_argv(layout), log=layout.logs / "slurmctld.out")
+
+
+def start_slurmd(machine: Machine, layout: Layout, name: str, control: CpuControl | None) -> Process:
+    """Start a node's slurmd; it registers a little later."""
+    return machine.runner.start(slurmd_argv(layout, name, control), log=layout.logs / f"slurmd-{name}.out")
+
+
+def require_alive(daemons: dict[str, tuple[Process, Path]]) -> None:
+    """Each daemon still runs.
+
+    Raises:
+        CommandError: one has ended; the end of its log is told.
+    """
+    for name, (process, log) in daemons.items():
+        code = process.poll()
+        if code is not None:
+            raise CommandError(f"{name} ended with {code}: {_last_words(log)}")
+
+
+def _last_words(log: Path) -> str:
+    try:
+        lines = log.read_text(errors="replace").split("\n")
+    except OSError:
+        return "it wrote nothing"
+    return " | ".join([line for line in lines if line.strip()][-_LAST_LINES:]) or "it wrote nothing"
+
+
+def daemon_pids(machine: Machine, folder: Path, program: str | None = None) -> list[int]:
+    """Processes whose argv is that of a daemon of the lab in `folder`, and nothing else that bears the same name."""
+    return [
+        pid for pid, argv in machine.processes.commands() if pid != os.getpid() and _is_daemon(argv, folder, program)
+    ]
+
+
+def _is_daemon(argv: Sequence[str], folder: Path, program: str | None) -> bool:
+    name = Path(argv[0]).name
+    if program is not None and name != program:
+        return False
+    if name not in PROGRAMS and not (name in ON_THE_WAY and "slurmd" in argv):
+        return False
+    conf, socket = str(folder / "slurm.conf"), f"--socket={folder / 'munge' / 'socket'}"
+    return conf in argv or socket in argv
+
+
+def namespace_pids(machine: Machine, namespace: str) -> list[int]:
+    """Every process in a network namespace: slurmd, its job steps and what they started."""
+    done = machine.try_run(("ip", "netns", "pids", namespace))
+    return [int(word) for word in done.stdout.split()] if done.code == 0 else []
+
+
+def running_slurmd(machine: Machine, layout: Layout, name: str) -> list[int]:
+    """The node's slurmd, where it runs."""
+    return [
+        pid
+        for pid, argv in machine.processes.commands()
+        if _is_daemon(argv, layout.folder, "slurmd") and list(argv[-2:]) == ["-N", name]
+    ]

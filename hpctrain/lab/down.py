@@ -1,0 +1,122 @@
+"""`lab down`: find what a lab made, by its names and not by a record of it, and take it away."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.base.atomic import storage_errors
+from hpctrain.base.errors import CommandError
+from hpctrain.lab.cpu_share import find_cpu_control
+from hpctrain.lab.daemons import daemon_pids, namespace_pids
+from hpctrain.lab.hosts import without_lab, write_hosts
+from hpctrain.lab.layout import ALIAS, CONTROL, is_own_namespace, spec_file
+from hpctrain.lab.machine import Machine
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """What there is of labs on this machine."""
+
+    namespaces: tuple[str, ...]
+    interface: bool
+    daemons: tuple[int, ...]
+    hosts: bool
+    groups: tuple[Path, ...]
+    """CPU groups, children first."""
+    folders: tuple[Path, ...]
+    """State folders that hold a lab."""
+    searched: tuple[Path, ...] = ()
+    """Where they were looked for: the folder that was asked for, and the one that the host's interface names."""
+
+    def __bool__(self) -> bool:
+        return bool(self.namespaces or self.interface or self.daemons or self.hosts or self.groups or self.folders)
+
+    def summary(self) -> str:
+        """One line for a person."""
+        counts = [(len(self.namespaces), "network namespace"), (len(self.daemons), "daemon")]
+        words = [f"{count} {what}{'s' if count > 1 else ''}" for count, what in counts if count]
+        words += [CONTROL] if self.interface else []
+        words += ["lines in /etc/hosts"] if self.hosts else []
+        words += ["CPU groups"] if self.groups else []
+        return ", ".join([*words, *map(str, self.folders)])
+
+
+def leftovers(machine: Machine, folder: Path) -> Leftovers:
+    """Look for everything that bears a lab's name."""
+    interface, alias = _control(machine)
+    candidates = dict.fromkeys([folder, *([alias] if alias else [])])
+    listed = json.loads(machine.run(("ip", "-j", "netns", "list")).stdout or "[]")
+    text = machine.hosts.read_text()
+    return Leftovers(
+        namespaces=tuple(entry["name"] for entry in listed if is_own_namespace(entry["name"])),
+        interface=interface,
+        daemons=tuple(pid for candidate in candidates for pid in daemon_pids(machine, candidate)),
+        hosts=without_lab(text) != text,
+        groups=tuple(_groups(machine)),
+        folders=tuple(candidate for candidate in candidates if spec_file(candidate).exists()),
+        searched=tuple(candidates),
+    )
+
+
+def _control(machine: Machine) -> tuple[bool, Path | None]:
+    """Whether the host's interface of a lab is there, and the state folder that it names."""
+    done = machine.try_run(("ip", "-j", "link", "show", "dev", CONTROL))
+    if done.code != 0:
+        return False, None
+    alias = json.loads(done.stdout)[0].get("ifalias", "")
+    return True, Path(alias.removeprefix(ALIAS)) if alias.startswith(f"{ALIAS}/") else None
+
+
+def _groups(machine: Machine) -> list[Path]:
+    control = find_cpu_control(machine.mounts.read_text())
+    if control is None or not control.group.is_dir():
+        return []
+    return [*(path for path in sorted(control.group.iterdir()) if path.is_dir()), control.group]
+
+
+def is_ready(machine: Machine, folder: Path) -> bool:
+    """Whether the lab in `folder` was built to the end and its controller still runs."""
+    return (folder / "ready").exists() and bool(daemon_pids(machine, folder, "slurmctld"))
+
+
+def clear(machine: Machine, folder: Path) -> Leftovers:
+    """Take away every lab of this machine; what was there is returned.
+
+    Raises:
+        CommandError: something cannot be taken away.
+    """
+    found = leftovers(machine, folder)
+    # The daemons of the host first: no controller may start anything anew.
+    for state in found.searched:
+        machine.kill(lambda state=state: daemon_pids(machine, state))  # type: ignore[misc]
+    for namespace in found.namespaces:
+        machine.kill(lambda namespace=namespace: namespace_pids(machine, namespace))  # type: ignore[misc]
+    if found.interface:
+        machine.run(("ip", "link", "del", CONTROL))
+    for namespace in found.namespaces:
+        machine.run(("ip", "netns", "del", namespace))
+    if found.hosts:
+        write_hosts(machine.hosts, without_lab(machine.hosts.read_text()))
+    _remove_groups(machine, found.groups)
+    for state in found.folders:
+        with storage_errors(state):
+            shutil.rmtree(state)
+    return found
+
+
+def _remove_groups(machine: Machine, groups: tuple[Path, ...]) -> None:
+    def gone() -> bool:
+        for group in groups:
+            try:
+                group.rmdir()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                return False  # the kernel has not yet buried the last process of it
+        return True
+
+    if not machine.wait(gone, timeout_s=5.0, pause_s=0.05):
+        raise CommandError(f"{groups[-1]}: cannot be removed; end the processes listed in its cgroup.procs")

@@ -1,0 +1,142 @@
+"""Faults on demand, and their repair: killed, silent and hung nodes, cut pairs, slow links."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import Literal
+
+from hpctrain.base.errors import CommandError, InputError, Refused
+from hpctrain.lab.cpu_share import find_cpu_control
+from hpctrain.lab.daemons import namespace_pids, running_slurmd, start_slurmd
+from hpctrain.lab.layout import Layout
+from hpctrain.lab.machine import Machine
+from hpctrain.lab.network import (
+    DIRECTIONS,
+    Direction,
+    cut_commands,
+    link_command,
+    list_cuts_command,
+    parse_cuts,
+    shape_commands,
+    uncut_commands,
+)
+from hpctrain.lab.queue import NodeState, node_states, scontrol
+
+How = Literal["kill", "silent", "hang"]
+
+HEAL_TIMEOUT_S = 60.0
+
+
+def kill_nodes(machine: Machine, layout: Layout, names: Sequence[str], how: How = "kill") -> dict[str, int]:
+    """End every process of the nodes at once, job steps included; node -> how many.
+
+    Args:
+        how: kill: SIGKILL, the link stays up, peers see closed connections. silent: the link goes down first, nobody
+            hears of it. hang: SIGSTOP, the node's kernel still answers and its processes do not.
+    """
+    if how == "silent":
+        machine.run_all(link_command(layout, name, up=False) for name in names)
+    if how == "hang":
+        return {name: _signal_all(machine, layout, name, signal.SIGSTOP) for name in names}
+    return {name: machine.kill(lambda name=name: _pids(machine, layout, name)) for name in names}  # type: ignore[misc]
+
+
+def _pids(machine: Machine, layout: Layout, name: str) -> list[int]:
+    return namespace_pids(machine, layout.namespace(name))
+
+
+def _signal_all(machine: Machine, layout: Layout, name: str, number: int) -> int:
+    """Twice: a process may have started another before it was stopped."""
+    for _ in range(2):
+        pids = _pids(machine, layout, name)
+        for pid in pids:
+            machine.processes.signal(pid, number)
+    return len(pids)
+
+
+def cut(machine: Machine, layout: Layout, a: str, b: str) -> None:
+    """Stop all traffic between two nodes, in both directions.
+
+    Raises:
+        InputError: it is one and the same node.
+    """
+    if a == b:
+        raise InputError(f"cut {a} {b}: two different nodes are needed; `lab kill --silent {a}` isolates one")
+    if b not in _cuts(machine, layout, a):
+        machine.run_all(cut_commands(layout, a, b))
+
+
+def shape(
+    machine: Machine,
+    layout: Layout,
+    names: Sequence[str],
+    rate: str | None,
+    directions: Sequence[Direction] = DIRECTIONS,
+) -> None:
+    """Change the rate of the nodes' links; None: as fast as they go."""
+    for name in names:
+        for direction in directions:
+            machine.run_all(shape_commands(layout, name, direction, rate))
+
+
+def heal(machine: Machine, layout: Layout, names: Sequence[str]) -> dict[str, NodeState]:
+    """Undo every fault of the nodes and wait until Slurm gives them work again.
+
+    The links are up, at the spec's rates and with no pair cut; stopped processes go on; a slurmd that is gone, or that
+    Slurm has given up, is started anew.
+
+    Raises:
+        Refused: the controller does not run.
+        CommandError: a node did not come back within a minute.
+    """
+    before = node_states(machine, layout)
+    if not before:
+        raise Refused(
+            f"the controller does not answer; see {layout.logs / 'slurmctld.log'}, or `hpctrain lab up --replace`"
+        )
+    wall_s = machine.clock.wall()
+    started = {name: _restore(machine, layout, name, before.get(name)) for name in names}
+
+    def all_back() -> bool:
+        states = node_states(machine, layout)
+        return all(_is_back(states.get(name), wall_s if started[name] else None) for name in names)
+
+    if not machine.wait(all_back, HEAL_TIMEOUT_S, pause_s=0.2):
+        texts = {name: state.text for name, state in node_states(machine, layout).items() if name in names}
+        raise CommandError(f"not healed within {HEAL_TIMEOUT_S:g} s: Slurm says {texts}; see {layout.logs}")
+    states = node_states(machine, layout)
+    return {name: states[name] for name in names}
+
+
+def _restore(machine: Machine, layout: Layout, name: str, state: NodeState | None) -> bool:
+    """Everything but the waiting; whether a slurmd was started."""
+    for peer in _cuts(machine, layout, name):
+        machine.run_all(uncut_commands(layout, name, peer))
+    machine.run(link_command(layout, name, up=True))
+    shape(machine, layout, [name], layout.spec.rate_of(layout.node(name)))
+    _signal_all(machine, layout, name, signal.SIGCONT)
+    healthy = state is not None and state.healthy
+    if state is not None and "DRAIN" in state.flags:
+        machine.run(scontrol(layout, "update", f"NodeName={name}", "State=RESUME"))
+    if running_slurmd(machine, layout, name):
+        if healthy:
+            return False
+        # A node that Slurm has given up is taken back when its slurmd registers, which it does at its start. Its job
+        # steps are processes of their own and live on, for Slurm to decide about.
+        machine.kill(lambda: running_slurmd(machine, layout, name))
+    start_slurmd(machine, layout, name, find_cpu_control(machine.mounts.read_text()))
+    return True
+
+
+def _is_back(state: NodeState | None, started_after_s: float | None) -> bool:
+    if state is None or not state.healthy:
+        return False
+    if started_after_s is None:
+        return True
+    # Slurm keeps whole seconds. What it says of a node before the new slurmd has registered is about the old one.
+    return state.started_s is not None and state.started_s >= int(started_after_s)
+
+
+def _cuts(machine: Machine, layout: Layout, name: str) -> list[str]:
+    return parse_cuts(layout, machine.run(list_cuts_command(layout, name)).stdout)

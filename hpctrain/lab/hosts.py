@@ -1,0 +1,48 @@
+"""The lab's lines in /etc/hosts: added and removed as text, written whole."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from hpctrain.base.atomic import storage_errors, write_text
+from hpctrain.base.errors import InputError, StorageError
+from hpctrain.lab.layout import Layout
+
+MARK = "# hpctrain-lab"
+
+
+def without_lab(text: str) -> str:
+    """The file without any lab's lines."""
+    return "".join(line for line in text.splitlines(keepends=True) if not line.rstrip().endswith(MARK))
+
+
+def with_lab(text: str, layout: Layout) -> str:
+    """The file with a line for each node; lines of an earlier lab are dropped.
+
+    Raises:
+        InputError: a node's name belongs to another host.
+    """
+    kept = without_lab(text)
+    taken = {name for line in kept.splitlines() for name in line.partition("#")[0].split()[1:]}
+    clash = [name for name in layout.names if name in taken]
+    if clash:
+        raise InputError(f"nodes: found '{clash[0]}', which /etc/hosts gives to another host; choose another name")
+    if kept and not kept.endswith("\n"):
+        kept += "\n"
+    return kept + "".join(f"{layout.address(name)} {name} {MARK}\n" for name in layout.names)
+
+
+def write_hosts(path: Path, text: str) -> None:
+    """Replace the file at once; in a container, where it is a mount and cannot be replaced, write into it.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    try:
+        write_text(path, text)
+    except StorageError as error:
+        if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EBUSY:
+            raise
+        with storage_errors(path):
+            path.write_text(text, encoding="utf-8")

@@ -1,0 +1,162 @@
+"""Names, addresses and paths of a lab. Everything it makes carries a name of its own, so that leftovers are found."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from ClusterShell.NodeSet import NodeSet, NodeSetParseError
+
+from hpctrain.base.errors import InputError
+from hpctrain.records.lab_spec import LabNode, LabSpec
+
+FOLDER_VARIABLE = "HPCTRAIN_LAB"
+DEFAULT_FOLDER = Path("/run/hpctrain-lab")
+
+FABRIC = "hpctfabric"
+"""Network namespace of the bridges: apart from the host's firewall and its forwarding rules."""
+CONTROL = "hpctctl"
+"""The host's interface in the lab's network; its alias names the state folder."""
+ROOT_BRIDGE = "hpctbr"
+NODE_PREFIX = "hpct-"
+"""Network namespace of a node: hpct-node0."""
+ALIAS = "hpctrain lab "
+NODE_INTERFACE = "eth0"
+CPU_GROUP = "hpctrain-lab"
+
+# A Unix socket's path has room for 108 bytes (unix(7)); munged adds a lock file's ending to it.
+_LONGEST_FOLDER = 85
+
+
+def state_folder(environ: Mapping[str, str]) -> Path:
+    """Where the lab keeps its state: $HPCTRAIN_LAB, else /run/hpctrain-lab.
+
+    Raises:
+        InputError: the path cannot be used for a socket and for Slurm's configuration.
+    """
+    folder = Path(environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER)
+    if (
+        not folder.is_absolute()
+        or len(str(folder)) > _LONGEST_FOLDER
+        or any(c.isspace() or c in "#%,=" for c in str(folder))
+    ):
+        raise InputError(
+            f"{FOLDER_VARIABLE}={folder}: allowed: an absolute path of at most {_LONGEST_FOLDER} characters, "
+            "without spaces and the characters # % , ="
+        )
+    return folder
+
+
+def is_own_namespace(name: str) -> bool:
+    """Whether a network namespace of that name was made by a lab."""
+    return name == FABRIC or name.startswith(NODE_PREFIX)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A spec and the folder that its lab lives in."""
+
+    folder: Path
+    spec: LabSpec
+
+    @property
+    def spec_file(self) -> Path:
+        """The spec as it was built; its presence marks the folder as a lab's."""
+        return spec_file(self.folder)
+
+    @property
+    def ready_file(self) -> Path:
+        """Written when all nodes have answered."""
+        return self.folder / "ready"
+
+    @property
+    def slurm_conf(self) -> Path:
+        return self.folder / "slurm.conf"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "log"
+
+    @property
+    def munge(self) -> Path:
+        """Folder of the lab's own munge: key, socket, log."""
+        return self.folder / "munge"
+
+    @property
+    def munge_socket(self) -> Path:
+        return self.munge / "socket"
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Folders to make, parents first."""
+        spools = [self.folder / "spool" / name for name in self.names]
+        inner = [self.logs, self.munge, self.folder / "pid", self.folder / "ctld", self.folder / "spool"]
+        return (self.folder, *inner, *spools)
+
+    @cached_property
+    def names(self) -> list[str]:
+        return [node.name for node in self.spec.nodes]
+
+    def index(self, name: str) -> int:
+        return self.names.index(name)
+
+    def node(self, name: str) -> LabNode:
+        return self.spec.nodes[self.index(name)]
+
+    def namespace(self, name: str) -> str:
+        """Network namespace of a node."""
+        return f"{NODE_PREFIX}{name}"
+
+    def port(self, name: str) -> str:
+        """The node's interface at its bridge, in the fabric's namespace."""
+        return f"hpctv{self.index(name)}"
+
+    def address(self, name: str) -> str:
+        return str(self.spec.address(self.index(name)))
+
+    def bridge(self, name: str) -> str:
+        """The bridge that the node is attached to."""
+        for index, switch in enumerate(self.spec.switches):
+            if name in switch.nodes:
+                return f"hpctsw{index}"
+        return ROOT_BRIDGE
+
+    def find(self, texts: Iterable[str]) -> list[str]:
+        """Names of the nodes that a person means: 'node0', 'node[0-2]', 'all'.
+
+        Raises:
+            InputError: there is no such node.
+        """
+        found: list[str] = []
+        for text in texts:
+            try:
+                found += self.names if text == "all" else list(NodeSet(text))
+            except NodeSetParseError:
+                raise InputError(f"{text}: no name of a node; {self._hint(text)}") from None
+        for name in found:
+            if name not in self.names:
+                raise InputError(f"{name}: no such node in the lab; {self._hint(name)}")
+        return list(dict.fromkeys(found))
+
+    def _hint(self, text: str) -> str:
+        close = difflib.get_close_matches(text, self.names, n=1)
+        return f"did you mean '{close[0]}'?" if close else f"there are: {NodeSet.fromlist(self.names)}"
+
+
+def spec_file(folder: Path) -> Path:
+    """The file that marks a folder as a lab's."""
+    return folder / "lab.json"
+
+
+def load_layout(folder: Path) -> Layout:
+    """The lab that is up in `folder`.
+
+    Raises:
+        InputError: there is none.
+    """
+    if not spec_file(folder).is_file():
+        raise InputError(f"no lab is up in {folder}; start one with `hpctrain lab up` (or set {FOLDER_VARIABLE})")
+    return Layout(folder, LabSpec.read(spec_file(folder)))

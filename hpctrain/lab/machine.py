@@ -1,0 +1,131 @@
+"""What the lab does things with: commands, time, the process table and two places of the file system."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from hpctrain.base.clock import Clock, SystemClock
+from hpctrain.base.errors import CommandError, InputError
+from hpctrain.base.process import Finished, Runner, SystemRunner
+
+_COMMAND_TIMEOUT_S = 30.0
+# In Linux's abstract name space (unix(7)): it is gone with its process and leaves no file.
+_LOCK = "\0hpctrain-lab"
+
+
+class ProcessTable(Protocol):
+    """The processes of this machine."""
+
+    def commands(self) -> Iterable[tuple[int, Sequence[str]]]:
+        """Process id and argv of each living process."""
+
+    def signal(self, pid: int, number: int) -> None:
+        """Send a signal; nothing happens when the process is gone."""
+
+
+class SystemProcessTable:
+    """The processes of this machine, zombies left out."""
+
+    def commands(self) -> Iterator[tuple[int, Sequence[str]]]:
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                argv = process.cmdline()
+                if argv:
+                    yield process.pid, argv
+
+    def signal(self, pid: int, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Everything of this machine that the lab touches, so that tests can give another."""
+
+    runner: Runner
+    clock: Clock
+    processes: ProcessTable
+    hosts: Path = Path("/etc/hosts")
+    mounts: Path = Path("/proc/self/mounts")
+    uid: Callable[[], int] = os.getuid
+    hostname: Callable[[], str] = socket.gethostname
+    random_bytes: Callable[[int], bytes] = secrets.token_bytes
+
+    def run(self, argv: Sequence[str]) -> Finished:
+        """Run a command that must succeed.
+
+        Raises:
+            CommandError: it ended with an error; its own words are told.
+        """
+        done = self.try_run(argv)
+        if done.code != 0:
+            words = " ".join((done.stderr or done.stdout).split())
+            raise CommandError(f"{' '.join(argv)}: ended with {done.code}: {words}")
+        return done
+
+    def try_run(self, argv: Sequence[str]) -> Finished:
+        """Run a command that may fail."""
+        return self.runner.run(argv, timeout_s=_COMMAND_TIMEOUT_S)
+
+    def run_all(self, commands: Iterable[Sequence[str]]) -> None:
+        """Run commands in order; the first error ends it."""
+        for argv in commands:
+            self.run(argv)
+
+    def wait(self, until: Callable[[], bool], timeout_s: float, pause_s: float = 0.1) -> bool:
+        """Ask again and again; False when the time is up."""
+        deadline = self.clock.now() + timeout_s
+        while not until():
+            if self.clock.now() >= deadline:
+                return False
+            self.clock.sleep(pause_s)
+        return True
+
+    def kill(self, pids: Callable[[], Sequence[int]], timeout_s: float = 10.0) -> int:
+        """SIGKILL processes, and those that they start meanwhile, until none is left; how many they were.
+
+        Raises:
+            CommandError: some are still there after `timeout_s`.
+        """
+        killed: set[int] = set()
+
+        def none_left() -> bool:
+            left = pids()
+            killed.update(left)
+            for pid in left:
+                self.processes.signal(pid, signal.SIGKILL)
+            return not left
+
+        if not self.wait(none_left, timeout_s, pause_s=0.02):
+            raise CommandError(f"processes {', '.join(map(str, pids()))} do not end in spite of SIGKILL; see `ps -l`")
+        return len(killed)
+
+
+def this_machine() -> Machine:
+    """The machine that this process runs on."""
+    return Machine(SystemRunner(), SystemClock(), SystemProcessTable())
+
+
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Only one command at a time builds, changes or takes down the lab of this machine.
+
+    Raises:
+        InputError: another one is at work.
+    """
+    with socket.socket(socket.AF_UNIX) as lock:
+        try:
+            lock.bind(_LOCK)
+        except OSError:
+            raise InputError("another `hpctrain lab` command is at work on this machine; wait for its end") from None
+        yield

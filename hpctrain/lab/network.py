@@ -1,0 +1,192 @@
+"""The lab's network as commands: bridges, links, rates and cuts. Pure: what to run, in order, and nothing is run here.
+
+A link has two ends. Traffic out of a node is shaped at its own eth0, traffic into it at the bridge's end. Each shaped
+end has two lanes of `htb`: 1:1, with the link's rate, and 1:2, which holds no packet at all; a cut is a filter that
+sends a peer's packets there, so that they vanish as silently as behind a broken switch. The kernels that labs run on
+often lack netem, prio and the drop action; htb, u32 and bfifo are everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Literal
+
+from hpctrain.lab.layout import ALIAS, CONTROL, FABRIC, NODE_INTERFACE, ROOT_BRIDGE, Layout
+from hpctrain.records.lab_spec import rate_bits_per_s
+
+Command = tuple[str, ...]
+Direction = Literal["in", "out"]
+DIRECTIONS: tuple[Direction, ...] = ("in", "out")
+
+UNSHAPED = "100gbit"
+"""Rate of a lane that does not slow anything down."""
+QUEUE_S = 0.05
+"""Longest time a packet waits at a shaped end, at the link's rate."""
+# A burst of 64 KiB gives 957 Mbit/s of payload at 1 Gbit/s; slower links get a smaller one, or a short measurement
+# would see nothing but the burst.
+_BURST_S, _BURST_MIN, _BURST_MAX = 0.005, 4096, 65536
+# The kernel hands over up to 64 KiB as one packet: a shorter queue would drop each of them.
+_QUEUE_MIN = 131072
+_CUT_PREF = 1000
+_CLASS_RATE = re.compile(r"^class htb 1:1 .* rate (\d+(?:\.\d+)?)([KMGT]?)bit", re.MULTILINE)
+_SI = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+
+
+def build_commands(layout: Layout) -> list[Command]:
+    """From nothing to a network with every link up and shaped."""
+    commands: list[Command] = [
+        ("ip", "netns", "add", FABRIC),
+        _ip(FABRIC, "link", "set", "lo", "up"),
+        *_bridge(ROOT_BRIDGE),
+        *_control(layout),
+    ]
+    for index, switch in enumerate(layout.spec.switches):
+        commands += _switch(index, switch.uplink_rate)
+    for name in layout.names:
+        commands += _node(layout, name)
+    return commands
+
+
+def _control(layout: Layout) -> list[Command]:
+    prefix = layout.spec.network.partition("/")[2]
+    return [
+        ("ip", "link", "add", CONTROL, "type", "veth", "peer", "name", CONTROL, "netns", FABRIC),
+        ("ip", "link", "set", CONTROL, "alias", f"{ALIAS}{layout.folder}"),
+        _ip(FABRIC, "link", "set", CONTROL, "master", ROOT_BRIDGE, "up"),
+        ("ip", "addr", "add", f"{layout.spec.controller()}/{prefix}", "dev", CONTROL),
+        ("ip", "link", "set", CONTROL, "up"),
+    ]
+
+
+def _switch(index: int, uplink_rate: str | None) -> list[Command]:
+    bridge, up, down = f"hpctsw{index}", f"hpctu{index}", f"hpctd{index}"
+    return [
+        *_bridge(bridge),
+        _ip(FABRIC, "link", "add", up, "type", "veth", "peer", "name", down),
+        _ip(FABRIC, "link", "set", down, "master", ROOT_BRIDGE, "up"),
+        _ip(FABRIC, "link", "set", up, "master", bridge, "up"),
+        *lane_commands(FABRIC, up, uplink_rate),
+        *lane_commands(FABRIC, down, uplink_rate),
+    ]
+
+
+def _node(layout: Layout, name: str) -> list[Command]:
+    namespace, port = layout.namespace(name), layout.port(name)
+    rate = layout.spec.rate_of(layout.node(name))
+    prefix = layout.spec.network.partition("/")[2]
+    return [
+        ("ip", "netns", "add", namespace),
+        _ip(namespace, "link", "set", "lo", "up"),
+        _ip(FABRIC, "link", "add", port, "type", "veth", "peer", "name", NODE_INTERFACE, "netns", namespace),
+        _ip(FABRIC, "link", "set", port, "master", layout.bridge(name), "up"),
+        _ip(namespace, "addr", "add", f"{layout.address(name)}/{prefix}", "dev", NODE_INTERFACE),
+        _ip(namespace, "link", "set", NODE_INTERFACE, "up"),
+        *lane_commands(namespace, NODE_INTERFACE, rate),
+        *lane_commands(FABRIC, port, rate),
+    ]
+
+
+def _bridge(name: str) -> list[Command]:
+    return [
+        _ip(FABRIC, "link", "add", name, "type", "bridge", "stp_state", "0", "forward_delay", "0"),
+        _ip(FABRIC, "link", "set", name, "up"),
+    ]
+
+
+def lane_commands(namespace: str, device: str, rate: str | None) -> list[Command]:
+    """Give one end of a link its two lanes."""
+    return [
+        _tc(namespace, "qdisc", device, "root", "handle", "1:", "htb", "default", "1"),
+        *rate_commands(namespace, device, rate),
+        _tc(namespace, "class", device, "parent", "1:", "classid", "1:2", "htb", "rate", "8kbit", "quantum", "1514"),
+        # One byte of room: no packet fits.
+        _tc(namespace, "qdisc", device, "parent", "1:2", "handle", "20:", "bfifo", "limit", "1"),
+    ]
+
+
+def rate_commands(namespace: str, device: str, rate: str | None) -> list[Command]:
+    """Change the rate of one end of a link; None: as fast as it goes."""
+    rate = rate or UNSHAPED
+    bytes_per_s = rate_bits_per_s(rate) / 8
+    # More than half a millisecond's worth, or the kernel's timers cannot keep up with a fast link.
+    burst = int(max(_BURST_MIN, min(_BURST_MAX, _BURST_S * bytes_per_s), 0.0005 * bytes_per_s))
+    limit = int(max(_QUEUE_MIN, QUEUE_S * bytes_per_s + burst))
+    shape = ("htb", "rate", rate, "ceil", rate, "burst", f"{burst}b", "cburst", f"{burst}b", "quantum", "60000")
+    return [
+        _tc(namespace, "class", device, "parent", "1:", "classid", "1:1", *shape),
+        _tc(namespace, "qdisc", device, "parent", "1:1", "handle", "10:", "bfifo", "limit", str(limit)),
+    ]
+
+
+def shape_commands(layout: Layout, name: str, direction: Direction, rate: str | None) -> list[Command]:
+    """Change the rate of a node's link in one direction."""
+    if direction == "out":
+        return rate_commands(layout.namespace(name), NODE_INTERFACE, rate)
+    return rate_commands(FABRIC, layout.port(name), rate)
+
+
+def link_command(layout: Layout, name: str, up: bool) -> Command:
+    """Plug a node's cable in, or pull it out at the bridge."""
+    return _ip(FABRIC, "link", "set", layout.port(name), "up" if up else "down")
+
+
+def cut_commands(layout: Layout, a: str, b: str) -> list[Command]:
+    """Stop all traffic between two nodes; both keep every other peer, the controller included."""
+    return [_block(layout, to, source) for to, source in ((a, b), (b, a))]
+
+
+def _block(layout: Layout, to: str, source: str) -> Command:
+    pref = str(_CUT_PREF + layout.index(source))
+    match = ("u32", "match", "ip", "src", f"{layout.address(source)}/32", "flowid", "1:2")
+    return ("tc", "-n", FABRIC, "filter", "add", "dev", layout.port(to), "parent", "1:",
+            "protocol", "ip", "pref", pref, *match)  # fmt: skip
+
+
+def uncut_commands(layout: Layout, a: str, b: str) -> list[Command]:
+    """Undo `cut_commands`."""
+    return [
+        ("tc", "-n", FABRIC, "filter", "del", "dev", layout.port(to), "parent", "1:",
+         "pref", str(_CUT_PREF + layout.index(source)))
+        for to, source in ((a, b), (b, a))
+    ]  # fmt: skip
+
+
+def list_cuts_command(layout: Layout, name: str) -> Command:
+    """Asks for what `parse_cuts` reads."""
+    return ("tc", "-n", FABRIC, "-j", "filter", "show", "dev", layout.port(name), "parent", "1:")
+
+
+def parse_cuts(layout: Layout, text: str) -> list[str]:
+    """The peers that a node is cut off from, from tc's JSON."""
+    prefs = {entry.get("pref", 0) for entry in json.loads(text or "[]")}
+    return [name for index, name in enumerate(layout.names) if _CUT_PREF + index in prefs]
+
+
+def list_rate_command(layout: Layout, name: str, direction: Direction) -> Command:
+    """Asks for what `parse_rate` reads. tc knows no JSON for classes."""
+    namespace = layout.namespace(name) if direction == "out" else FABRIC
+    device = NODE_INTERFACE if direction == "out" else layout.port(name)
+    return ("tc", "-n", namespace, "class", "show", "dev", device)
+
+
+def parse_rate(text: str) -> float | None:
+    """Bits per second of a link's end, from tc's text; None where it is not shaped."""
+    match = _CLASS_RATE.search(text)
+    if match is None:
+        return None
+    bits = float(match[1]) * _SI[match[2]]
+    return None if bits >= rate_bits_per_s(UNSHAPED) else bits
+
+
+def parse_links(text: str) -> dict[str, bool]:
+    """Interface -> whether it is up, from `ip -j link`'s JSON."""
+    return {entry["ifname"]: "UP" in entry["flags"] for entry in json.loads(text or "[]")}
+
+
+def _ip(namespace: str, *words: str) -> Command:
+    return ("ip", "-n", namespace, *words)
+
+
+def _tc(namespace: str, what: str, device: str, *words: str) -> Command:
+    return ("tc", "-n", namespace, what, "replace", "dev", device, *words)

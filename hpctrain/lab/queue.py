@@ -1,0 +1,74 @@
+"""What the lab's Slurm says of its nodes and jobs: the commands that ask and pure parsers of the answers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.lab.layout import Layout
+from hpctrain.lab.machine import Machine
+
+_FIELD = re.compile(r"(\w+)=(\S*)")
+_JOB_FORMAT = "%i|%j|%P|%T|%N|%r"
+_UNHEALTHY = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "UNKNOWN", "NOT_RESPONDING", "ERROR", "FUTURE"}
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """A node as Slurm sees it."""
+
+    name: str
+    flags: tuple[str, ...]
+    """IDLE, ALLOCATED, MIXED, DOWN, … and flags such as DRAIN and NOT_RESPONDING."""
+    started_s: float | None
+    """When its slurmd started, in seconds since 1970; absent before it has registered."""
+
+    @property
+    def healthy(self) -> bool:
+        """Slurm would give it work, or has."""
+        return bool(self.flags) and not _UNHEALTHY & set(self.flags)
+
+    @property
+    def text(self) -> str:
+        """As sinfo writes it: 'idle', 'down*'."""
+        words = [flag.lower() for flag in self.flags if flag != "NOT_RESPONDING"]
+        return "+".join(words) + ("*" if "NOT_RESPONDING" in self.flags else "")
+
+
+def scontrol(layout: Layout, *words: str) -> tuple[str, ...]:
+    """scontrol of this lab, whatever SLURM_CONF says; times as seconds since 1970."""
+    return ("env", f"SLURM_CONF={layout.slurm_conf}", "SLURM_TIME_FORMAT=%s", "scontrol", *words)
+
+
+def squeue(layout: Layout) -> tuple[str, ...]:
+    """Asks for what `parse_jobs` reads."""
+    return ("env", f"SLURM_CONF={layout.slurm_conf}", "squeue", "--noheader", "--all", f"--format={_JOB_FORMAT}")
+
+
+def parse_nodes(text: str) -> dict[str, NodeState]:
+    """From `scontrol show node --oneliner`."""
+    states = {}
+    for line in text.splitlines():
+        fields = dict(_FIELD.findall(line))
+        if "NodeName" not in fields:
+            continue
+        raw = fields.get("State", "").upper()
+        # Old versions put an asterisk behind the state of a node that does not answer, new ones a flag.
+        flags = tuple(word.rstrip("*") for word in raw.split("+")) + (("NOT_RESPONDING",) if "*" in raw else ())
+        started = fields.get("SlurmdStartTime", "")
+        name = fields["NodeName"]
+        states[name] = NodeState(name, tuple(dict.fromkeys(flags)), float(started) if started.isdigit() else None)
+    return states
+
+
+def parse_jobs(text: str) -> list[dict[str, Any]]:
+    """From `squeue` in the format of `squeue()`."""
+    keys = ("id", "name", "partition", "state", "nodes", "reason")
+    return [dict(zip(keys, line.split("|"), strict=True)) for line in text.splitlines() if line.count("|") == 5]
+
+
+def node_states(machine: Machine, layout: Layout) -> dict[str, NodeState]:
+    """State of each node; empty while the controller does not answer."""
+    done = machine.try_run(scontrol(layout, "show", "node", "--oneliner"))
+    return parse_nodes(done.stdout) if done.code == 0 else {}

@@ -1,0 +1,107 @@
+"""slurm.conf and cgroup.conf of a lab, as text. Pure; slurm.conf(5) and cgroup.conf(5) explain each key."""
+
+from __future__ import annotations
+
+from hpctrain.lab.layout import Layout
+from hpctrain.records.lab_spec import LabPartition
+
+CONTROLLER_PORT = 16817
+"""Not Slurm's own 6817: this machine may be part of a cluster."""
+NODE_PORT = 16818
+
+
+def slurm_conf(layout: Layout, hostname: str) -> str:
+    """The whole file.
+
+    Args:
+        hostname: this machine's own short host name; slurmctld refuses to start under another.
+    """
+    sections = [
+        _controller(layout, hostname),
+        _files(layout),
+        _behaviour(layout),
+        [_node_line(layout, name) for name in layout.names],
+        [_partition_line(partition) for partition in layout.spec.partitions],
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+
+
+def cgroup_conf(version: tuple[int, int]) -> str:
+    """The lab's nodes share one host's cgroups: keep Slurm's hands off them, as far as this version of it lets us."""
+    if version >= (24, 5):
+        return "CgroupPlugin=disabled\n"
+    return "CgroupPlugin=autodetect\nIgnoreSystemd=yes\n"
+
+
+def _controller(layout: Layout, hostname: str) -> list[str]:
+    slurm = layout.spec.slurm
+    return [
+        "ClusterName=lab",
+        f"SlurmctldHost={hostname}({layout.spec.controller()})",
+        f"SlurmctldPort={CONTROLLER_PORT}",
+        f"SlurmdPort={NODE_PORT}",
+        "SlurmUser=root",
+        "SlurmdUser=root",
+        "AuthType=auth/munge",
+        f"AuthInfo=socket={layout.munge_socket},cred_expire={slurm.cred_expire_s}",
+    ]
+
+
+def _files(layout: Layout) -> list[str]:
+    folder = layout.folder
+    return [
+        f"StateSaveLocation={folder / 'ctld'}",
+        f"SlurmctldLogFile={layout.logs / 'slurmctld.log'}",
+        f"SlurmctldPidFile={folder / 'pid' / 'slurmctld.pid'}",
+        f"SlurmdSpoolDir={folder / 'spool' / '%n'}",
+        f"SlurmdLogFile={layout.logs / 'slurmd-%n.log'}",
+        f"SlurmdPidFile={folder / 'pid' / 'slurmd-%n.pid'}",
+    ]
+
+
+def _behaviour(layout: Layout) -> list[str]:
+    slurm = layout.spec.slurm
+    lines = [
+        "ProctrackType=proctrack/linuxproc",
+        "TaskPlugin=task/none",
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_Core",
+        "SlurmdParameters=config_overrides",
+        "ReturnToService=2",
+        f"SlurmdTimeout={slurm.slurmd_timeout_s}",
+        f"KillWait={slurm.kill_wait_s}",
+        f"OverTimeLimit={slurm.over_time_limit_min}",
+        "JobRequeue=1",
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=REQUEUE",
+        "SchedulerType=sched/backfill",
+        # Slurm's own intervals are made for thousands of jobs; here a person waits.
+        "SchedulerParameters=bf_interval=5,batch_sched_delay=1",
+    ]
+    if slurm.preempt_send_user_signal:
+        lines.append("SlurmctldParameters=preempt_send_user_signal")
+    return lines
+
+
+def _node_line(layout: Layout, name: str) -> str:
+    node, spec = layout.node(name), layout.spec
+    memory_mb = (node.memory_bytes or spec.memory_bytes) // 2**20
+    return (
+        f"NodeName={name} NodeAddr={layout.address(name)} CPUs={node.cpus or spec.cpus} "
+        f"RealMemory={memory_mb} State=UNKNOWN"
+    )
+
+
+def _partition_line(partition: LabPartition) -> str:
+    words = [
+        f"PartitionName={partition.name}",
+        f"Nodes={','.join(partition.nodes) if partition.nodes else 'ALL'}",
+        f"Default={'YES' if partition.default else 'NO'}",
+        f"PriorityTier={partition.priority_tier}",
+        f"PreemptMode={partition.preempt_mode.upper()}",
+        f"GraceTime={partition.grace_time_s}",
+        f"MaxTime={partition.max_time}",
+    ]
+    if partition.default_time is not None:
+        words.append(f"DefaultTime={partition.default_time}")
+    return " ".join([*words, "State=UP"])

@@ -1,0 +1,88 @@
+"""`lab status`: what the kernel and Slurm say of the lab now. Nothing here is remembered, all of it is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.lab.daemons import daemon_pids, namespace_pids
+from hpctrain.lab.layout import FABRIC, Layout
+from hpctrain.lab.machine import Machine
+from hpctrain.lab.network import (
+    Direction,
+    list_cuts_command,
+    list_rate_command,
+    parse_cuts,
+    parse_links,
+    parse_rate,
+)
+from hpctrain.lab.queue import node_states, parse_jobs, squeue
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """A node of the lab now."""
+
+    name: str
+    address: str
+    switch: str
+    state: str | None
+    """What Slurm says; absent when the controller does not answer."""
+    processes: int
+    link_up: bool
+    out_bits_per_s: float | None
+    in_bits_per_s: float | None
+    cut_from: tuple[str, ...]
+    cpu_share: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; what is absent is left out."""
+        values = {**self.__dict__, "cut_from": list(self.cut_from)}
+        return {key: value for key, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class LabStatus:
+    """The lab now."""
+
+    folder: str
+    slurm_conf: str
+    controller: bool
+    nodes: tuple[NodeStatus, ...]
+    jobs: tuple[dict[str, Any], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**self.__dict__, "nodes": [node.to_json() for node in self.nodes], "jobs": list(self.jobs)}
+
+
+def read_lab_status(machine: Machine, layout: Layout) -> LabStatus:
+    """Ask the kernel and Slurm.
+
+    Raises:
+        CommandError: the network of the lab is gone.
+    """
+    controller = bool(daemon_pids(machine, layout.folder, "slurmctld"))
+    states = node_states(machine, layout) if controller else {}
+    links = parse_links(machine.run(("ip", "-n", FABRIC, "-j", "link", "show")).stdout)
+    jobs = machine.try_run(squeue(layout)).stdout if controller else ""
+    nodes = tuple(
+        NodeStatus(
+            name=name,
+            address=layout.address(name),
+            switch=layout.bridge(name),
+            state=states[name].text if name in states else None,
+            processes=len(namespace_pids(machine, layout.namespace(name))),
+            link_up=links.get(layout.port(name), False),
+            out_bits_per_s=_rate(machine, layout, name, "out"),
+            in_bits_per_s=_rate(machine, layout, name, "in"),
+            cut_from=tuple(parse_cuts(layout, machine.run(list_cuts_command(layout, name)).stdout)),
+            cpu_share=layout.spec.cpu_share_of(layout.node(name)),
+        )
+        for name in layout.names
+    )
+    return LabStatus(str(layout.folder), str(layout.slurm_conf), controller, nodes, tuple(parse_jobs(jobs)))
+
+
+def _rate(machine: Machine, layout: Layout, name: str, direction: Direction) -> float | None:
+    return parse_rate(machine.run(list_rate_command(layout, name, direction)).stdout)

@@ -1,0 +1,186 @@
+"""`lab up`: decide what the lab consists of, record it, build it, and wait until every node has answered."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.base.atomic import storage_errors, write_bytes, write_text
+from hpctrain.base.errors import CommandError, InputError, Refused
+from hpctrain.base.process import Process
+from hpctrain.lab import daemons
+from hpctrain.lab.cpu_share import CpuControl, find_cpu_control, share_files, share_folders
+from hpctrain.lab.down import clear, is_ready, leftovers
+from hpctrain.lab.hosts import with_lab, write_hosts
+from hpctrain.lab.layout import Layout
+from hpctrain.lab.machine import Machine
+from hpctrain.lab.network import Command, build_commands
+from hpctrain.lab.queue import node_states
+from hpctrain.lab.requirements import require_namespaces
+from hpctrain.lab.slurm_conf import cgroup_conf, slurm_conf
+
+Tell = Callable[[str], None]
+
+READY_TIMEOUT_S = 60.0
+_KEY_BYTES = 128
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """All that a lab consists of, decided before anything is done."""
+
+    layout: Layout
+    control: CpuControl | None
+    hosts: str
+    """The whole of /etc/hosts."""
+    files: tuple[tuple[Path, str], ...]
+    folders: tuple[Path, ...]
+    groups: tuple[Path, ...]
+    group_files: tuple[tuple[Path, str], ...]
+    commands: tuple[Command, ...]
+    daemons: tuple[Command, ...]
+
+    def lines(self) -> list[str]:
+        """What would be done, as shell lines and file names."""
+        lines = [f"mkdir -p {path}" for path in (*self.folders, *self.groups)]
+        lines += [f"write {path} ({len(text)} bytes)" for path, text in self.files]
+        lines += [f"echo {shlex.quote(text)} > {path}" for path, text in self.group_files]
+        lines += [f"add to /etc/hosts: {self.layout.address(name)} {name}" for name in self.layout.names]
+        return lines + [shlex.join(command) for command in (*self.commands, *self.daemons)]
+
+
+def draw(machine: Machine, layout: Layout, version: tuple[int, int]) -> Blueprint:
+    """Decide everything; reads /etc/hosts and the mounts, changes nothing.
+
+    Raises:
+        InputError: a node's name belongs to another host.
+        Refused: a CPU share is asked for and this machine cannot limit CPU time.
+    """
+    control = find_cpu_control(machine.mounts.read_text())
+    if control is None and any(layout.spec.cpu_share_of(node) for node in layout.spec.nodes):
+        raise Refused("cpu_share: this machine mounts no cgroup with a CPU controller; remove the key")
+    hostname = machine.hostname().partition(".")[0]
+    return Blueprint(
+        layout=layout,
+        control=control,
+        hosts=with_lab(machine.hosts.read_text(), layout),
+        files=(
+            (layout.slurm_conf, slurm_conf(layout, hostname)),
+            (layout.folder / "cgroup.conf", cgroup_conf(version)),
+        ),
+        folders=layout.folders,
+        groups=tuple(share_folders(control, layout)) if control else (),
+        group_files=tuple(share_files(control, layout)) if control else (),
+        commands=tuple(build_commands(layout)),
+        daemons=(
+            daemons.munged_argv(layout),
+            daemons.slurmctld_argv(layout),
+            *(daemons.slurmd_argv(layout, name, control) for name in layout.names),
+        ),
+    )
+
+
+def slurm_version(machine: Machine) -> tuple[int, int]:
+    """Version of slurmd: (22, 5).
+
+    Raises:
+        CommandError: slurmd does not say.
+    """
+    words = machine.run(("slurmd", "-V")).stdout.split()
+    numbers = words[-1].split(".") if words else []
+    if len(numbers) < 2 or not (numbers[0].isdigit() and numbers[1].isdigit()):
+        raise CommandError(f"slurmd -V: found {' '.join(words)!r}, expected 'slurm 22.05.8' or the like")
+    return int(numbers[0]), int(numbers[1])
+
+
+def bring_up(machine: Machine, layout: Layout, replace: bool = False, tell: Tell = lambda text: None) -> None:
+    """Build the lab; whatever an earlier one left behind is cleared first, and nothing stays when it fails.
+
+    Args:
+        replace: take down a lab that is up.
+        tell: called with a line at each phase.
+
+    Raises:
+        InputError: a lab is up already, or the folder holds something else.
+        Refused: this machine cannot hold a lab.
+        CommandError: a command or a daemon failed.
+    """
+    _require_room(machine, layout, replace)
+    left = leftovers(machine, layout.folder)
+    if left:
+        tell(f"clearing what an earlier lab left: {left.summary()}")
+        clear(machine, layout.folder)
+    require_namespaces(machine)
+    blueprint = draw(machine, layout, slurm_version(machine))
+    try:
+        _build(machine, blueprint, tell)
+    except BaseException:  # a key press too: half a lab is of use to nobody
+        clear(machine, layout.folder)
+        raise
+
+
+def _require_room(machine: Machine, layout: Layout, replace: bool) -> None:
+    for folder in leftovers(machine, layout.folder).folders:
+        if is_ready(machine, folder) and not replace:
+            raise InputError(
+                f"a lab is up in {folder}; use it (export SLURM_CONF={folder / 'slurm.conf'}), "
+                "or take it down first: `hpctrain lab down`, or `lab up --replace`"
+            )
+    folder = layout.folder
+    if folder.exists() and not layout.spec_file.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder}: holds something that is no lab's; choose another folder (HPCTRAIN_LAB)")
+
+
+def _build(machine: Machine, blueprint: Blueprint, tell: Tell) -> None:
+    layout = blueprint.layout
+    _record(machine, blueprint)
+    tell(f"network: {len(layout.names)} nodes in {layout.spec.network}")
+    machine.run_all(blueprint.commands)
+    _limit_cpu(blueprint)
+    tell("daemons: munged, slurmctld, a slurmd for each node")
+    daemons.start_munged(machine, layout)
+    started = {"slurmctld": (daemons.start_slurmctld(machine, layout), layout.logs / "slurmctld.out")}
+    for name in layout.names:
+        process = daemons.start_slurmd(machine, layout, name, blueprint.control)
+        started[f"slurmd of {name}"] = (process, layout.logs / f"slurmd-{name}.out")
+    _wait_for_nodes(machine, layout, started)
+    write_text(layout.ready_file, f"{machine.clock.wall():.3f}\n")
+
+
+def _record(machine: Machine, blueprint: Blueprint) -> None:
+    """The spec first: it marks the folder as ours, whenever the rest is interrupted."""
+    layout = blueprint.layout
+    with storage_errors(layout.folder):
+        layout.folder.mkdir(parents=True, exist_ok=True)
+        layout.folder.chmod(0o755)
+    layout.spec.write(layout.spec_file)
+    with storage_errors(layout.folder):
+        for folder in blueprint.folders:
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o755)  # munged wants to know that nobody else writes there, and that all may reach its socket
+    write_bytes(layout.munge / "key", machine.random_bytes(_KEY_BYTES), mode=0o600)
+    for path, text in blueprint.files:
+        write_text(path, text)
+    write_hosts(machine.hosts, blueprint.hosts)
+
+
+def _limit_cpu(blueprint: Blueprint) -> None:
+    for group in blueprint.groups:
+        with storage_errors(group):
+            group.mkdir(exist_ok=True)
+    for path, text in blueprint.group_files:
+        with storage_errors(path):
+            path.write_text(text)
+
+
+def _wait_for_nodes(machine: Machine, layout: Layout, started: dict[str, tuple[Process, Path]]) -> None:
+    def all_healthy() -> bool:
+        daemons.require_alive(started)
+        states = node_states(machine, layout)
+        return all(name in states and states[name].healthy for name in layout.names)
+
+    if not machine.wait(all_healthy, READY_TIMEOUT_S, pause_s=0.2):
+        states = {name: state.text for name, state in node_states(machine, layout).items()}
+        raise CommandError(f"not all nodes answered within {READY_TIMEOUT_S:g} s; Slurm says {states or 'nothing'}")

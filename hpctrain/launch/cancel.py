@@ -1,0 +1,45 @@
+"""Cancelling a run: first the notice on which the agents save a checkpoint, then the end of the job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpctrain.base.atomic import write_text
+from hpctrain.base.clock import Clock, utc_text
+from hpctrain.slurm.commands import Slurm
+
+MARK = "cancelled"
+"""File in a run folder: whoever ends the job must not put it back into the queue."""
+SAVE_WAIT_S = 60.0
+"""How long the agents get to save before the job is cancelled for good."""
+POLL_S = 1.0
+
+
+def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock) -> str:
+    """Cancel the run's job; what was done comes back as a sentence. After return the job does not come again.
+
+    Raises:
+        CommandError: the controller does not answer.
+        StorageError: the run folder cannot be written.
+    """
+    write_text(folder / MARK, utc_text(clock.wall()) + "\n")
+    job = slurm.job(job_id)
+    if job is None or job.state.is_ended:
+        return f"job {job_id} has ended already"
+    if job.state.value != "RUNNING":
+        slurm.cancel(job_id)
+        return f"job {job_id} cancelled; it was waiting"
+    slurm.signal(job_id, "TERM")
+    deadline = clock.now() + SAVE_WAIT_S
+    while clock.now() < deadline:
+        job = slurm.job(job_id)
+        if job is None or job.state.is_ended:
+            return f"job {job_id} saved a checkpoint and ended"
+        clock.sleep(POLL_S)
+    slurm.cancel(job_id)
+    return f"job {job_id} cancelled; it had not ended {SAVE_WAIT_S:g} s after it was asked to save"
+
+
+def is_cancelled(folder: Path) -> bool:
+    """Whether somebody cancelled the run."""
+    return (folder / MARK).exists()

@@ -1,0 +1,107 @@
+"""The batch script of a run: directives from the run file, the rest from slurm/run.sbatch.j2. Pure: text out."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import jinja2
+
+from hpctrain import __version__
+from hpctrain.base.errors import InputError
+from hpctrain.base.packaged import packaged
+from hpctrain.records.run import Run
+
+SAVE_NOTICE_S = 120
+"""How long before the time limit the agents are told to save and leave."""
+
+OWNED = (
+    "nodes", "ntasks", "ntasks-per-node", "requeue", "no-requeue", "no-kill", "open-mode", "output", "error", "signal",
+    "array", "job-name",
+)  # fmt: skip
+"""Options that hpctrain sets itself; a run file that sets them too would break the recovery."""
+
+
+def render_job(run: Run, folder: Path, command: str) -> str:
+    """The text of job.sh.
+
+    Args:
+        folder: the run folder, absolute and shared by all nodes.
+        command: what each node's task executes (a shell command, quoted already).
+
+    Raises:
+        InputError: cluster.sbatch or cluster.setup holds something that cannot go into the script.
+    """
+    template = packaged("slurm", "run.sbatch.j2").read_text()
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    text: str = environment.from_string(template).render(
+        name=run.name,
+        version=__version__,
+        directives=directives(run, folder),
+        setup=_checked(run.cluster.setup, "cluster.setup"),
+        folder=shlex.quote(str(folder)),
+        log_folder=_path(folder),
+        python=shlex.quote(sys.executable),
+        srun_options=_srun_options(run),
+        command=command,
+    )
+    return text
+
+
+def directives(run: Run, folder: Path) -> list[str]:
+    """The #SBATCH lines, sorted, the person's own last: sbatch takes the last of two equal ones."""
+    cluster = run.cluster
+    own = [
+        f"--job-name={run.name}",
+        f"--nodes={cluster.nodes}",
+        # Without a number of tasks: with one, Slurm gives the fewest of a range of nodes although more are idle.
+        "--exclusive",
+        "--mem=0",
+        "--requeue",
+        "--open-mode=append",
+        f"--output={_path(folder)}/logs/%j.job.log",
+        f"--signal=USR2@{SAVE_NOTICE_S}",
+    ]
+    for option, value in (
+        ("partition", cluster.partition), ("account", cluster.account), ("qos", cluster.qos), ("time", cluster.time),
+        ("gpus-per-node", gpus_per_node(run)),
+    ):  # fmt: skip
+        if value is not None:
+            own.append(f"--{option}={shlex.quote(str(value))}")
+    return sorted(own) + _passed_on(cluster.sbatch)
+
+
+def _passed_on(options: list[str]) -> list[str]:
+    """The person's own sbatch options, with a guard on those that hpctrain sets."""
+    for option in _checked(options, "cluster.sbatch"):
+        name = option.lstrip("-").partition("=")[0].partition(" ")[0]
+        if not option.startswith("--"):
+            raise InputError(f"cluster.sbatch: found {option!r}; write it as a long option, --name=value")
+        if name in OWNED:
+            raise InputError(f"cluster.sbatch: --{name} is set by hpctrain; leave it out")
+    return list(options)
+
+
+def _checked(lines: list[str], field: str) -> list[str]:
+    for line in lines:
+        if "\n" in line or "\r" in line:
+            raise InputError(f"{field}: {line!r} holds a line break; give one line an item")
+    return lines
+
+
+def _path(folder: Path) -> str:
+    """A path as sbatch reads it: quoted, and with its pattern character doubled."""
+    return shlex.quote(str(folder).replace("%", "%%"))
+
+
+def gpus_per_node(run: Run) -> int | None:
+    """GPUs that the job asks for on each node; None where it asks for none."""
+    return run.cluster.devices_per_node if run.cluster.device != "cpu" else None
+
+
+def _srun_options(run: Run) -> str:
+    """GPUs are given to the step as a whole: tasks that see only some of them cannot use the links between them."""
+    return "--gpu-bind=none " if gpus_per_node(run) else ""

@@ -1,0 +1,67 @@
+"""Watching a probe from outside: its progress, its end, and what its first node said last."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from hpctrain.base.clock import Clock
+from hpctrain.base.errors import HpctrainError
+from hpctrain.base.process import Process
+
+POLL_S = 0.1
+STALL_S = 90.0
+"""A probe that gets no further in this time is given up: its first node, which watches the others, must hang."""
+
+Progress = Callable[[str, int, int], None]
+"""Told of (phase, done, planned) when it changes; the phases are join, links and devices."""
+
+
+def watch_probe(process: Process, folder: Path, clock: Clock, progress: Progress, queued: bool = False) -> None:
+    """Wait until `process` has ended, telling of progress.
+
+    Args:
+        process: the probe's first node, or the job that holds all of them.
+        queued: the probe may have to wait for its nodes first, as long as the queue wants.
+
+    Raises:
+        HpctrainError: it hangs.
+    """
+    seen: tuple[str, int, int] | None = None
+    since = clock.now()
+    while process.poll() is None:
+        waiting = queued and seen is None
+        if not waiting and clock.now() - since > STALL_S:
+            raise HpctrainError(f"probe: the first node got no further in {STALL_S:g} s (last: {seen}); try again")
+        now = _progress(folder)
+        if now is not None and now != seen:
+            progress(*now)
+            seen, since = now, clock.now()
+        clock.sleep(POLL_S)
+
+
+def raise_for(process: Process, log: Path) -> None:
+    """An error with the last line of the log, when the process did not end well.
+
+    Raises:
+        HpctrainError: it ended with another code than 0.
+    """
+    code = process.poll()
+    if code == 0:
+        return
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    last = lines[-1] if lines else "it printed nothing"
+    raise HpctrainError(f"probe: it ended with code {code}: {last}")
+
+
+def quiet(phase: str, done: int, planned: int) -> None:
+    """Progress that nobody watches."""
+
+
+def _progress(folder: Path) -> tuple[str, int, int] | None:
+    try:
+        value = json.loads((folder / "progress.json").read_text())
+    except (OSError, ValueError):
+        return None  # not written yet
+    return str(value["phase"]), int(value["done"]), int(value["planned"])

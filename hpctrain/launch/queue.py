@@ -1,0 +1,115 @@
+"""What can be known before a job is queued, and waiting for it afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from hpctrain.base.clock import Clock
+from hpctrain.base.errors import CommandError, InputError, Refused
+from hpctrain.launch.folder import RunFolder
+from hpctrain.launch.job_script import gpus_per_node
+from hpctrain.records.run import Run
+from hpctrain.slurm.commands import Slurm
+from hpctrain.slurm.job import JobInfo, pending_words
+from hpctrain.slurm.limits import Request, check_request
+from hpctrain.slurm.time import parse_time_limit
+
+NODE_LOCAL = ("tmpfs", "ramfs", "devtmpfs")
+"""File systems that no other node can see."""
+WAIT_POLL_S = 2.0
+AWAY_LIMIT_S = 600.0
+"""How long `--wait` puts up with a controller that does not answer."""
+
+
+def check_queue(run: Run, slurm: Slurm, runs: Path) -> list[str]:
+    """Check the request against the cluster as it is now; what a person should know, as lines.
+
+    Raises:
+        InputError: there is no Slurm here, a value cannot be read, or the run folder would be on a node's own disk.
+        Refused: the request is more than the partition gives; every reason is told.
+    """
+    if not slurm.available():
+        raise InputError(
+            "no Slurm on the path (sbatch was not found); log in to the cluster, or use `hpctrain train --local N`"
+        )
+    kind = file_system_of(runs.resolve())
+    if kind in NODE_LOCAL:
+        raise InputError(
+            f"{runs.resolve()}: is on {kind}, which only this machine sees; run folders must lie on a file system that "
+            "all nodes share: set HPCTRAIN_RUNS"
+        )
+    try:
+        problems = check_request(_request(run), slurm.partitions(), slurm.nodes())
+    except CommandError as error:
+        return [f"not checked before submitting: the partition's limits ({error})"]
+    if problems:
+        raise Refused("\n".join(problems))
+    return []
+
+
+def file_system_of(path: Path) -> str:
+    """Type of the file system that holds `path`, or would: that of its nearest existing parent."""
+    while not path.exists():
+        path = path.parent
+    mounts = sorted(psutil.disk_partitions(all=True), key=lambda mount: len(mount.mountpoint), reverse=True)
+    for mount in mounts:
+        if path == Path(mount.mountpoint) or Path(mount.mountpoint) in path.parents:
+            return str(mount.fstype)
+    return ""
+
+
+def wait_for_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, say: Callable[[str], None]) -> int:
+    """Wait until the job has ended for good; 0 when the run is done, else 1. Changes are told as they are seen.
+
+    Raises:
+        CommandError: the controller did not answer for ten minutes.
+    """
+    said, answered = "", clock.now()
+    while True:
+        try:
+            job = slurm.job(job_id)
+            answered = clock.now()
+        except CommandError as error:
+            if clock.now() - answered > AWAY_LIMIT_S:
+                raise
+            text = f"the Slurm controller does not answer ({error}); waiting"
+        else:
+            if job is None or job.state.is_ended:
+                return _exit_code(folder)
+            text = _words(job)
+        if text != said:
+            say(text)
+            said = text
+        clock.sleep(WAIT_POLL_S)
+
+
+def _words(job: JobInfo) -> str:
+    if job.state.is_waiting:
+        return f"job {job.job_id} waits: {pending_words(job)}"
+    return f"job {job.job_id} is {job.state.value.lower()}"
+
+
+def _exit_code(folder: Path) -> int:
+    attempts = RunFolder(folder).attempts()
+    return 0 if attempts and attempts[-1].get("code") == 0 else 1
+
+
+def _request(run: Run) -> Request:
+    cluster = run.cluster
+    low, _, high = cluster.nodes.partition("-")
+    try:
+        limit = parse_time_limit(cluster.time) if cluster.time else None
+    except ValueError as error:
+        raise InputError(f"cluster.time: {error}") from None
+    return Request(
+        partition=cluster.partition,
+        nodes_min=int(low),
+        nodes_max=int(high or low),
+        time_s=limit,
+        gpus_per_node=gpus_per_node(run),
+        account=cluster.account,
+        qos=cluster.qos,
+    )

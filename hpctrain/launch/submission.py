@@ -1,0 +1,126 @@
+"""Handing a job to submitit: its executor submits our script, and each of its tasks becomes a node process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import submitit
+from submitit.core.utils import FailedJobError
+from submitit.slurm.slurm import SlurmExecutor
+
+from hpctrain.base.atomic import write_text
+from hpctrain.base.errors import CommandError, InputError
+from hpctrain.launch.folder import RunFolder
+from hpctrain.launch.job_script import render_job
+from hpctrain.records.locate import JOB_FILE
+from hpctrain.records.run import Run
+from hpctrain.slurm.commands import client_environment
+
+A_YEAR_MIN = 366 * 24 * 60
+"""Local runs have no time limit; submitit wants one."""
+
+
+def become(argv: list[str], env: dict[str, str] | None = None, detach: bool = False) -> None:
+    """What submitit's task runs: the process turns into `argv`.
+
+    exec resets signal handlers, so submitit's own are gone: it ignores SIGTERM and lets rank 0 alone requeue.
+
+    Args:
+        env: the environment; default: that of the task.
+        detach: leave the session of the terminal, whose end would end the process.
+    """
+    if detach:
+        os.setsid()
+    os.execve(argv[0], argv, dict(os.environ) if env is None else env)
+
+
+def node_command() -> list[str]:
+    """The program of each node's task; which node it is comes from Slurm's environment."""
+    return [sys.executable, "-m", "hpctrain.node", "run"]
+
+
+class ScriptExecutor(SlurmExecutor):
+    """submitit's Slurm executor with the text of the script given."""
+
+    def __init__(self, folder: Path, run: Run, run_folder: Path) -> None:
+        super().__init__(folder)
+        self._run = run
+        self._run_folder = run_folder
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        return render_job(self._run, self._run_folder, command)
+
+
+def preview(run: Run, folder: Path) -> str:
+    """job.sh as it would be submitted."""
+    return render_job(run, folder, _task_command(folder))
+
+
+def submit_job(folder: RunFolder, run: Run) -> str:
+    """Submit the run's job; its id comes back. job.sh in the run folder is exactly what was submitted.
+
+    Raises:
+        InputError: there is no Slurm on the path.
+        CommandError: sbatch refused; its own words are kept.
+        StorageError: the run folder cannot be written.
+    """
+    text = preview(run, folder.path)
+    write_text(folder.path / "job.sh", text, mode=0o755)
+    try:
+        executor = ScriptExecutor(folder.path / "submitit", run, folder.path)
+    except RuntimeError:
+        raise InputError(
+            "no Slurm on the path (srun was not found); log in to the cluster, or use `hpctrain train --local N`"
+        ) from None
+    argv = [*node_command(), "--folder", str(folder.path)]
+    with _in_clean_environment():
+        try:
+            job: submitit.Job[Any] = executor.submit(become, argv)
+        except FailedJobError as error:
+            raise CommandError(f"sbatch refused the job: {_last_line(str(error))}") from None
+    write_text(folder.path / JOB_FILE, f"{job.job_id}\n")
+    return str(job.job_id)
+
+
+def submit_local(folder: RunFolder, count: int) -> str:
+    """Start a supervisor with `count` virtual nodes in the background; its process id comes back as the job's id."""
+    executor = submitit.LocalExecutor(folder.path / "submitit")
+    executor.update_parameters(timeout_min=A_YEAR_MIN)
+    argv = [sys.executable, "-m", "hpctrain", "train", "--resume", str(folder.path), "--local", str(count)]
+    # submitit hides all GPUs from local jobs that ask for none: the environment is that of this process.
+    job: submitit.Job[Any] = executor.submit(become, argv, dict(os.environ), True)
+    write_text(folder.path / JOB_FILE, f"{job.job_id}\n")
+    return str(job.job_id)
+
+
+def direct_command(folder: Path) -> str:
+    """What each node's task runs where no submitit job stands behind it."""
+    return shlex.join([*node_command(), "--folder", str(folder)])
+
+
+def _task_command(folder: Path) -> str:
+    return f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {shlex.quote(str(folder / 'submitit'))}"
+
+
+@contextlib.contextmanager
+def _in_clean_environment() -> Iterator[None]:
+    """submitit starts sbatch with this process's environment, so it is this one that has to be clean."""
+    before = dict(os.environ)
+    cleaned = client_environment(before)
+    for name in before.keys() - cleaned.keys():
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(before)
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "no reason given"

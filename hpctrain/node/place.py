@@ -1,0 +1,60 @@
+"""Which node this process is: told on the command line, or by Slurm's environment inside a job step."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ClusterShell.NodeSet import NodeSet
+
+from hpctrain.base.errors import InputError
+from hpctrain.probe.address import routed_address
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class NodePlace:
+    """A node among the nodes of its job."""
+
+    node: str
+    nodes: tuple[str, ...]
+    """All nodes, in the same order on each of them."""
+    addr: str
+    """Address the others reach this node at."""
+    local: bool
+    """A virtual node of this machine."""
+
+
+def add_place_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that say which node this is."""
+    parser.add_argument("--node", help="name of this node; default: SLURMD_NODENAME")
+    parser.add_argument("--nodes", help="all nodes, as a node set: 'n[01-16]'; default: SLURM_JOB_NODELIST")
+    parser.add_argument("--local", action="store_true", help="a virtual node of this machine: loopback")
+    parser.add_argument("--parent", type=int, help="process that this one ends with")
+    parser.add_argument("--addr", help="address of this node; default: the one that leads to the others")
+
+
+def place_of(options: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> NodePlace:
+    """The place that options and environment say.
+
+    Raises:
+        InputError: neither says it, or the node is not among the nodes.
+    """
+    node = options.node or environ.get("SLURMD_NODENAME")
+    folded = options.nodes or environ.get("SLURM_JOB_NODELIST")
+    if not node or not folded:
+        raise InputError("--node and --nodes: give both, or start this inside a Slurm job step")
+    nodes = tuple(str(name) for name in NodeSet(folded))
+    if node not in nodes:
+        raise InputError(f"--node {node}: it is not one of {folded}")
+    return NodePlace(node, nodes, options.addr or _address(node, nodes, options.local), options.local)
+
+
+def _address(me: str, nodes: tuple[str, ...], local: bool) -> str:
+    others = [name for name in nodes if name != me]
+    if local or not others:
+        return LOOPBACK
+    return routed_address(others[0])

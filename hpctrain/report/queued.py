@@ -1,0 +1,47 @@
+"""A run's status together with what Slurm says of its job: the files know the training, the queue knows the job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hpctrain.report.status import State, Status
+from hpctrain.slurm.job import JobInfo, pending_words
+
+
+def with_job(status: Status, job: JobInfo | None, cancelled: bool = False) -> Status:
+    """The status as the job's state completes it.
+
+    Args:
+        job: what Slurm says; None when it has forgotten the job, as it does some minutes after the end.
+        cancelled: whether somebody cancelled the run: then its end, however it looks to Slurm, is no failure.
+    """
+    if status.state == "done":
+        return status
+    if cancelled and (job is None or job.state.is_waiting or job.state.is_ended):
+        return replace(status, state="cancelled", reason="cancelled; `hpctrain resubmit` goes on with it")
+    if job is None:
+        return _forgotten(status)
+    word = job.state.value
+    if job.state.is_waiting:
+        state: State = "requeued" if job.restarts or status.step or status.attempt else "queued"
+        return replace(status, state=state, reason=f"job {job.job_id}: {pending_words(job)}")
+    if not job.state.is_ended:
+        if status.state in ("queued", "unknown", "requeued"):
+            return replace(status, state="starting", reason=f"job {job.job_id} is {word.lower()}")
+        return status
+    if word == "CANCELLED":
+        return replace(status, state="cancelled", reason=f"job {job.job_id} was cancelled")
+    if status.state == "failed":
+        return status
+    return replace(status, state="failed", reason=f"job {job.job_id} ended: {word}, exit code {job.exit_code}")
+
+
+def with_controller_away(status: Status, why: str) -> Status:
+    """The status from the run's files alone, and that the controller does not answer."""
+    return replace(status, reason=f"{status.reason}; the Slurm controller does not answer ({why})")
+
+
+def _forgotten(status: Status) -> Status:
+    if status.state in ("running", "starting", "recovering", "queued", "requeued", "unknown"):
+        return replace(status, state="failed", reason=f"Slurm knows the job no more; last: {status.reason}")
+    return status

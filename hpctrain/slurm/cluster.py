@@ -1,0 +1,253 @@
+"""The cluster as Slurm describes it: partitions, nodes and the settings that decide how a run lives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+from hpctrain.slurm.fields import node_names, number, records, required, text_or_none
+from hpctrain.slurm.gres import Gres, parse_gres
+from hpctrain.slurm.time import read_duration
+
+_MIB = 2**20
+_SUFFIX_FLAGS = {
+    "*": "NOT_RESPONDING",
+    "~": "POWERED_DOWN",
+    "#": "POWERING_UP",
+    "!": "POWERING_DOWN",
+    "%": "POWERING_DOWN",
+    "$": "MAINTENANCE",
+    "@": "REBOOT_ISSUED",
+    "^": "REBOOT_REQUESTED",
+    "-": "PLANNED",
+}
+"""Marks behind a state, as older versions and sinfo print them, and the flags they stand for."""
+_OUT = frozenset({"DOWN", "ERROR", "FAIL", "FUTURE", "DRAIN", "NOT_RESPONDING", "INVALID_REG", "MAINTENANCE"})
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """One node. Memory in bytes."""
+
+    name: str
+    addr: str
+    states: frozenset[str]
+    """Base state and flags, {'IDLE', 'DRAIN'}."""
+    cpus: int
+    """CPUs that jobs can have."""
+    memory_bytes: int
+    gres: tuple[Gres, ...]
+    partitions: tuple[str, ...]
+    reason: str | None
+    """Why it is down or drained, in the site's words."""
+
+    @property
+    def takes_jobs(self) -> bool:
+        """Whether it runs jobs, or will when it is free; powered-down nodes do."""
+        return not self.states & _OUT
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One partition. Times in seconds, memory in bytes; None: no limit, unless said otherwise."""
+
+    name: str
+    default: bool
+    state: str
+    """UP, DOWN (no job starts), DRAIN (no job is taken) or INACTIVE."""
+    nodes: tuple[str, ...]
+    nodes_total: int
+    max_nodes: int | None
+    """Most nodes of one job."""
+    time_limit_s: int | None
+    default_time_s: int | None
+    """Limit of a job that names none; None: the partition's time limit."""
+    preempt_mode: str
+    """What happens to its jobs when others need the nodes: OFF, REQUEUE, CANCEL or SUSPEND."""
+    grace_s: int
+    """Seconds between the notice of a preemption and the end."""
+    priority_tier: int
+    allow_accounts: tuple[str, ...] | None
+    """None: every account."""
+    deny_accounts: tuple[str, ...]
+    allow_qos: tuple[str, ...] | None
+    """None: every QOS."""
+    deny_qos: tuple[str, ...]
+    qos: str | None
+    """The partition's own QOS, whose limits hold for its jobs too."""
+    gres: tuple[Gres, ...] = ()
+    """Every kind of resource on its nodes, with the largest count on one node; () without node descriptions."""
+    cpus_per_node_min: int | None = None
+    """CPUs of its smallest node; None without node descriptions."""
+    memory_bytes_min: int | None = None
+    """Memory of its smallest node; None without node descriptions."""
+
+
+class ClusterConfig(TypedDict):
+    """The settings of `scontrol show config` that decide how a run lives. Times in seconds."""
+
+    cluster: str
+    version: str
+    slurmd_timeout_s: int
+    """After so long without an answer a node counts as down."""
+    cred_expire_s: int
+    """A requeued job pauses this long (AuthInfo cred_expire, 120 where it is not set)."""
+    kill_wait_s: int
+    """Between SIGTERM and SIGKILL at the time limit."""
+    preempt_type: str
+    preempt_mode: str
+    preempt_send_user_signal: bool
+    """Whether a preempted job gets the signal of `sbatch --signal`; else SIGTERM only."""
+    job_requeue: bool
+    """Whether jobs are put back into the queue unless they say otherwise."""
+    max_batch_requeue: int
+    """Failed launches after which a job is held (5 where it is not set)."""
+    min_job_age_s: int
+    """How long the controller remembers an ended job."""
+    message_timeout_s: int
+    over_time_limit_s: int | None
+    """How long a job may run over its limit; None: for ever."""
+    max_array_size: int
+    accounting: bool
+    """Whether ended jobs can be asked for with sacct."""
+
+
+def parse_nodes(text: str) -> list[NodeInfo]:
+    """The nodes in the output of `scontrol show node -o`.
+
+    Raises:
+        CommandError: a line lacks a field that every version prints.
+    """
+    return [_node(record) for record in records(text, "NodeName")]
+
+
+def _node(record: dict[str, str]) -> NodeInfo:
+    name = required(record, "NodeName")
+    return NodeInfo(
+        name=name,
+        addr=record.get("NodeAddr", name),
+        states=node_states(required(record, "State")),
+        # CPUEfctv leaves out what the site keeps for the system; older versions have the total only.
+        cpus=number(record.get("CPUEfctv", "")) or number(record.get("CPUTot", "")) or 0,
+        memory_bytes=(number(required(record, "RealMemory")) or 0) * _MIB,
+        gres=parse_gres(record.get("Gres", "")),
+        partitions=_names(record.get("Partitions", "")),
+        reason=text_or_none(record.get("Reason", "")),
+    )
+
+
+def node_states(text: str) -> frozenset[str]:
+    """Base state and flags: 'IDLE*+DRAIN' -> {'IDLE', 'NOT_RESPONDING', 'DRAIN'}."""
+    states = set()
+    for word in text.split("+"):
+        while word and word[-1] in _SUFFIX_FLAGS:
+            states.add(_SUFFIX_FLAGS[word[-1]])
+            word = word[:-1]
+        states.add(word)
+    return frozenset(states - {""})
+
+
+def parse_partitions(text: str, nodes: Sequence[NodeInfo] = ()) -> list[Partition]:
+    """The partitions in the output of `scontrol show partition -o`.
+
+    Args:
+        nodes: the cluster's nodes, from which each partition's resources are taken.
+
+    Raises:
+        CommandError: a line lacks a field that every version prints.
+    """
+    by_name = {node.name: node for node in nodes}
+    return [_partition(record, by_name) for record in records(text, "PartitionName")]
+
+
+def _partition(record: dict[str, str], by_name: dict[str, NodeInfo]) -> Partition:
+    names = node_names(record.get("Nodes", ""))
+    known = [by_name[name] for name in names if name in by_name]
+    return Partition(
+        name=required(record, "PartitionName"),
+        default=record.get("Default") == "YES",
+        state=required(record, "State"),
+        nodes=names,
+        nodes_total=number(record.get("TotalNodes", "")) or len(names),
+        max_nodes=number(required(record, "MaxNodes")),
+        time_limit_s=read_duration(required(record, "MaxTime")),
+        default_time_s=read_duration(record.get("DefaultTime", "NONE")),
+        preempt_mode=record.get("PreemptMode", "OFF"),
+        grace_s=number(record.get("GraceTime", "")) or 0,
+        priority_tier=number(record.get("PriorityTier", "")) or 1,
+        allow_accounts=_allowed(record.get("AllowAccounts", "ALL")),
+        deny_accounts=_names(record.get("DenyAccounts", "")),
+        allow_qos=_allowed(record.get("AllowQos", "ALL")),
+        deny_qos=_names(record.get("DenyQos", "")),
+        qos=text_or_none(record.get("QoS", "")),
+        gres=_largest(node.gres for node in known),
+        cpus_per_node_min=min((node.cpus for node in known), default=None),
+        memory_bytes_min=min((node.memory_bytes for node in known), default=None),
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(",")) if text_or_none(text) else ()
+
+
+def _allowed(text: str) -> tuple[str, ...] | None:
+    return None if text == "ALL" else _names(text)
+
+
+def _largest(all_gres: Iterable[tuple[Gres, ...]]) -> tuple[Gres, ...]:
+    largest: dict[tuple[str, str | None], Gres] = {}
+    for gres in all_gres:
+        for item in gres:
+            known = largest.get((item.name, item.type))
+            if known is None or known.count < item.count:
+                largest[item.name, item.type] = item
+    return tuple(largest.values())
+
+
+def parse_config(text: str) -> ClusterConfig:
+    """The settings in the output of `scontrol show config`.
+
+    Raises:
+        CommandError: a setting that every version prints is missing.
+    """
+    values = {}
+    for line in text.splitlines():
+        key, equals, value = line.partition("=")
+        if equals:
+            values[key.strip()] = value.strip()
+    # The switch for user signals stands with the controller's parameters in 22.05, with those of preemption in 24.11.
+    signals = f"{values.get('SlurmctldParameters', '')},{values.get('PreemptParameters', '')}"
+    return ClusterConfig(
+        cluster=required(values, "ClusterName"),
+        version=required(values, "SLURM_VERSION"),
+        slurmd_timeout_s=_first_number(required(values, "SlurmdTimeout")),
+        cred_expire_s=_option(values.get("AuthInfo", ""), "cred_expire", 120),
+        kill_wait_s=_first_number(required(values, "KillWait")),
+        preempt_type=required(values, "PreemptType"),
+        preempt_mode=required(values, "PreemptMode"),
+        preempt_send_user_signal="send_user_signal" in signals,
+        job_requeue=required(values, "JobRequeue") == "1",
+        max_batch_requeue=_first_number(values.get("MaxBatchRequeue", "5")),
+        min_job_age_s=_first_number(required(values, "MinJobAge")),
+        message_timeout_s=_first_number(required(values, "MessageTimeout")),
+        over_time_limit_s=_over_time_limit(required(values, "OverTimeLimit")),
+        max_array_size=_first_number(required(values, "MaxArraySize")),
+        accounting=values.get("AccountingStorageType", "") not in ("", "(null)", "accounting_storage/none"),
+    )
+
+
+def _over_time_limit(text: str) -> int | None:
+    return None if text.startswith("UNLIMITED") else 60 * _first_number(text)
+
+
+def _first_number(text: str) -> int:
+    """The number a value begins with: '10 sec' -> 10; 0 where there is none."""
+    found = re.match(r"\d+", text)
+    return int(found[0]) if found else 0
+
+
+def _option(text: str, name: str, default: int) -> int:
+    found = re.search(rf"(?:^|,){name}=(\d+)", text)
+    return int(found[1]) if found else default

@@ -1,0 +1,190 @@
+"""Slurm's commands: argv lists, a clean environment, a time-out on each call, answers as records."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hpctrain.base.errors import CommandError, CommandTimeout, InputError
+from hpctrain.base.process import Finished, Runner
+from hpctrain.slurm.cluster import ClusterConfig, NodeInfo, Partition, parse_config, parse_nodes, parse_partitions
+from hpctrain.slurm.fields import node_names
+from hpctrain.slurm.job import SQUEUE_FORMAT, JobInfo, parse_scontrol_job, parse_squeue
+from hpctrain.slurm.time import read_moment
+
+TIMEOUT_S = 60.0
+"""A client gives up on a controller that is away after 18 s as configured by default; a busy one may take longer."""
+
+_INHERITED = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SCONTROL_")
+_KEPT = ("SLURM_CONF", "SLURM_JWT")
+
+_UNKNOWN_JOB = "Invalid job id specified"
+_AWAY = (
+    "Unable to contact slurm controller",
+    "Socket timed out",
+    "Connection refused",
+    "Connection timed out",
+    "Zero Bytes were transmitted",
+    "slurmctld is in standby",
+    "Unexpected message received",  # `scontrol requeue` of 22.05 with no controller there
+)
+_JOB_ID = re.compile(r"\d+([_+]\d+)?")
+_ESTIMATE = re.compile(r"Job \d+ to start at (\S+) using \d+ processors on nodes (\S+)")
+_PREFIX = re.compile(r"^(sbatch|scontrol|scancel|squeue): (error|fatal): ")
+
+
+class ControllerAwayError(CommandError):
+    """The Slurm controller does not answer. What it last said may still be true; ask again later."""
+
+
+@dataclass(frozen=True)
+class StartEstimate:
+    """What `sbatch --test-only` says of a script."""
+
+    start_s: float | None
+    """When it would start, in seconds since 1970; years from now when a limit keeps it from ever starting."""
+    nodes: tuple[str, ...]
+    problem: str | None
+    """Why sbatch refuses it, in its own words; None when it is taken."""
+
+
+def client_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment for Slurm's clients: no defaults of a person or of an enclosing job, times in seconds.
+
+    A person's SQUEUE_FORMAT would change the output that is parsed, an enclosing job's SLURM_CPU_BIND the job that is
+    submitted. What finds and convinces the controller stays.
+    """
+    kept = {name: value for name, value in environ.items() if name in _KEPT or not name.startswith(_INHERITED)}
+    return {**kept, "SLURM_TIME_FORMAT": "%s"}
+
+
+class Slurm:
+    """The Slurm of this machine's configuration, seen through its commands.
+
+    Every method raises ControllerAwayError (a CommandError) when the controller does not answer, and CommandError with
+    the command's own words when it refuses.
+    """
+
+    def __init__(self, runner: Runner, environ: Mapping[str, str] | None = None) -> None:
+        self._runner = runner
+        self._environ = os.environ if environ is None else environ
+
+    def available(self) -> bool:
+        """Whether sbatch is on the path; whether the controller answers is another matter."""
+        try:
+            return self._run(["sbatch", "--version"]).code == 0
+        except CommandError:
+            return False
+
+    def job(self, job_id: str) -> JobInfo | None:
+        """The job now; None when Slurm does not know it, or not any more (MinJobAge after its end)."""
+        done = self._run(["scontrol", "show", "job", "-o", _checked(job_id)])
+        if done.code != 0 and _UNKNOWN_JOB in done.stderr:
+            return None
+        jobs = parse_scontrol_job(_answer(done))
+        # Asked for an array or a heterogeneous job, Slurm answers with its parts.
+        return next((job for job in jobs if job.job_id == job_id), jobs[0] if jobs else None)
+
+    def jobs(self, ids: Sequence[str]) -> dict[str, JobInfo]:
+        """Several jobs in one call, by id; those that Slurm does not know are left out."""
+        if not ids:
+            return {}
+        listed = ",".join(_checked(job_id) for job_id in ids)
+        done = self._run(["squeue", "-h", "-t", "all", "-j", listed, "-O", SQUEUE_FORMAT])
+        if done.code != 0 and _UNKNOWN_JOB in done.stderr:
+            return {}
+        return {job.job_id: job for job in parse_squeue(_answer(done))}
+
+    def my_jobs(self) -> list[JobInfo]:
+        """All jobs of this user that the controller remembers, ended ones too."""
+        return parse_squeue(_answer(self._run(["squeue", "-h", "-t", "all", "--me", "-O", SQUEUE_FORMAT])))
+
+    def partitions(self) -> list[Partition]:
+        """The partitions that this user sees, with the resources of their nodes."""
+        text = _answer(self._run(["scontrol", "show", "partition", "-o"]))
+        return parse_partitions(text, self.nodes())
+
+    def nodes(self) -> list[NodeInfo]:
+        """All nodes."""
+        return parse_nodes(_answer(self._run(["scontrol", "show", "node", "-o"])))
+
+    def config(self) -> ClusterConfig:
+        """The settings that decide how a run lives."""
+        return parse_config(_answer(self._run(["scontrol", "show", "config"])))
+
+    def cancel(self, job_id: str) -> None:
+        """End the job; nothing happens to one that has ended or is unknown."""
+        _answer(self._run(["scancel", _checked(job_id)]))
+
+    def signal(self, job_id: str, name: str, to: Literal["steps", "batch", "all"] = "steps") -> bool:
+        """Send a signal (USR2, TERM) to all processes of the job's steps, of its batch script, or both.
+
+        False: there is no such job, or it has ended.
+        """
+        where = {"steps": [], "batch": ["--batch"], "all": ["--full"]}[to]
+        done = self._run(["scancel", f"--signal={name}", *where, _checked(job_id)])
+        if done.code != 0 and _UNKNOWN_JOB in done.stderr:
+            return False
+        _answer(done)
+        return True
+
+    def requeue(self, job_id: str) -> None:
+        """Put a running or ended job back into the queue, where it pauses for cred_expire (AuthInfo)."""
+        _answer(self._run(["scontrol", "requeue", _checked(job_id)]))
+
+    def release(self, job_id: str) -> None:
+        """Let a held job go."""
+        _answer(self._run(["scontrol", "release", _checked(job_id)]))
+
+    def update(self, job_id: str, **fields: str | int) -> None:
+        """Change fields of the job: update("7", ExcNodeList="gpu[1-2]", TimeLimit=30)."""
+        changes = [f"{field}={value}" for field, value in fields.items()]
+        _answer(self._run(["scontrol", "update", f"JobId={_checked(job_id)}", *changes]))
+
+    def test_only(self, script: Path, options: Sequence[str] = ()) -> StartEstimate:
+        """Ask sbatch what would become of a script; nothing is queued."""
+        done = self._run(["sbatch", "--test-only", *options, str(script)])
+        if done.code != 0:
+            return StartEstimate(None, (), _words(done))
+        found = _ESTIMATE.search(done.stderr)
+        if not found:
+            return StartEstimate(None, (), None)
+        return StartEstimate(read_moment(found[1]), node_names(found[2]), None)
+
+    def _run(self, argv: Sequence[str]) -> Finished:
+        """Run a client.
+
+        Raises:
+            ControllerAwayError: the controller does not answer.
+            CommandError: the command is not there.
+        """
+        try:
+            done = self._runner.run(argv, timeout_s=TIMEOUT_S, env=client_environment(self._environ))
+        except CommandTimeout as error:
+            raise ControllerAwayError(f"the Slurm controller is away ({error}); ask again later") from error
+        if done.code != 0 and any(text in done.stderr for text in _AWAY):
+            raise ControllerAwayError(f"the Slurm controller is away ({_words(done)}); ask again later")
+        return done
+
+
+def _checked(job_id: str) -> str:
+    """A job id that no command takes for an option or a list."""
+    if not _JOB_ID.fullmatch(job_id):
+        raise InputError(f"job id: found '{job_id}'; allowed: a number, or number_task for one task of an array")
+    return job_id
+
+
+def _answer(done: Finished) -> str:
+    if done.code != 0:
+        raise CommandError(f"{' '.join(done.argv[:3])}: {_words(done)}")
+    return done.stdout
+
+
+def _words(done: Finished) -> str:
+    """What a command that failed says, in one line; a sentence that it says twice is told once."""
+    lines = [_PREFIX.sub("", line.strip()) for line in done.stderr.splitlines() if line.strip()]
+    return "; ".join(dict.fromkeys(lines)) or f"exit code {done.code} and no message"

@@ -1,0 +1,232 @@
+"""Jobs as Slurm describes them: states, and parsers of `scontrol show job -o` and of our own squeue format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from hpctrain.base.clock import utc_text
+from hpctrain.base.errors import CommandError
+from hpctrain.base.units import format_seconds
+from hpctrain.slurm.fields import node_names, number, records, required, text_or_none
+from hpctrain.slurm.reasons import is_stuck, reason_words
+from hpctrain.slurm.time import read_duration, read_moment
+
+
+class JobState(str, Enum):
+    """A job's state. Slurm shows a flag in place of the base state where one is set (job_state_codes.html)."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUSPENDED = "SUSPENDED"
+    COMPLETED = "COMPLETED"
+    CANCELLED = "CANCELLED"
+    FAILED = "FAILED"
+    TIMEOUT = "TIMEOUT"
+    NODE_FAIL = "NODE_FAIL"
+    PREEMPTED = "PREEMPTED"
+    BOOT_FAIL = "BOOT_FAIL"
+    DEADLINE = "DEADLINE"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    # Flags.
+    COMPLETING = "COMPLETING"
+    CONFIGURING = "CONFIGURING"
+    EXPEDITING = "EXPEDITING"
+    LAUNCH_FAILED = "LAUNCH_FAILED"
+    POWER_UP_NODE = "POWER_UP_NODE"
+    RECONFIG_FAIL = "RECONFIG_FAIL"
+    REQUEUED = "REQUEUED"
+    REQUEUE_FED = "REQUEUE_FED"
+    REQUEUE_HOLD = "REQUEUE_HOLD"
+    RESIZING = "RESIZING"
+    RESV_DEL_HOLD = "RESV_DEL_HOLD"
+    REVOKED = "REVOKED"
+    SIGNALING = "SIGNALING"
+    SPECIAL_EXIT = "SPECIAL_EXIT"
+    STAGE_OUT = "STAGE_OUT"
+    STOPPED = "STOPPED"
+    UPDATE_DB = "UPDATE_DB"
+    UNKNOWN = "UNKNOWN"
+
+    @property
+    def is_waiting(self) -> bool:
+        """In the queue, held or not."""
+        return self in _WAITING
+
+    @property
+    def is_ended(self) -> bool:
+        """Ended, unless a person puts it back; a job that Slurm itself requeues is COMPLETING or PENDING at once."""
+        return self in _ENDED
+
+
+_WAITING = frozenset(
+    {
+        JobState.PENDING,
+        JobState.REQUEUED,
+        JobState.REQUEUE_FED,
+        JobState.REQUEUE_HOLD,
+        JobState.RESV_DEL_HOLD,
+        JobState.SPECIAL_EXIT,
+    }
+)
+_ENDED = frozenset(
+    {
+        JobState.COMPLETED,
+        JobState.CANCELLED,
+        JobState.FAILED,
+        JobState.TIMEOUT,
+        JobState.NODE_FAIL,
+        JobState.PREEMPTED,
+        JobState.BOOT_FAIL,
+        JobState.DEADLINE,
+        JobState.OUT_OF_MEMORY,
+        JobState.REVOKED,
+    }
+)
+
+
+@dataclass(frozen=True)
+class JobInfo:
+    """One job at one moment. Moments are seconds since 1970-01-01 UTC; None: Slurm does not say."""
+
+    job_id: str
+    state: JobState
+    reason: str
+    """Why it waits or ended, in Slurm's code with '_' for blanks; "" for none."""
+    nodes: tuple[str, ...]
+    """Nodes it has now, () while it waits."""
+    restarts: int
+    """How often it was put back into the queue."""
+    start_s: float | None
+    """When it started; for a waiting job, when Slurm expects it to."""
+    end_s: float | None
+    """When it ended, or will have to."""
+    time_limit_s: int | None
+    """None: unlimited."""
+    begin_s: float | None
+    """Earliest start: the time asked for, or the pause after a requeue."""
+    preempt_s: float | None
+    """When it was told to make room: the grace time is running."""
+    batch_host: str | None
+    """The node with the batch script; None while it waits."""
+    exit_code: int | None
+    """Of the batch script; None before the end."""
+    exit_signal: int | None
+    """The signal that ended the batch script, 0 for none; None before the end."""
+    partition: str
+    submit_s: float | None
+
+
+SEPARATOR = "\x1f"
+"""Between squeue's fields: no node list, reason or partition name holds a unit separator."""
+
+_COLUMNS = (
+    "JobID", "State", "Reason", "NodeList", "RestartCnt", "StartTime", "EndTime", "TimeLimit", "EligibleTime",
+    "PreemptTime", "BatchHost", "exit_code", "Partition", "SubmitTime",
+)  # fmt: skip
+SQUEUE_FORMAT = ",".join(f"{column}:{SEPARATOR}" for column in _COLUMNS)
+"""For `squeue -h -O`: a width of nothing prints a field whole, a suffix ends it."""
+
+_FROM_SCONTROL = {
+    "JobID": "JobId",
+    "State": "JobState",
+    "RestartCnt": "Restarts",
+    "exit_code": "ExitCode",
+}
+"""squeue's name of a field -> scontrol's, where they differ."""
+_REQUIRED = ("JobID", "State", "Reason", "NodeList", "Partition")
+
+
+def parse_scontrol_job(text: str) -> list[JobInfo]:
+    """The jobs in the output of `scontrol show job -o`.
+
+    Raises:
+        CommandError: a line lacks a field that every version prints.
+    """
+    jobs = []
+    for record in records(text, "JobId"):
+        for column in _REQUIRED:
+            required(record, _FROM_SCONTROL.get(column, column))
+        jobs.append(_job({column: record.get(_FROM_SCONTROL.get(column, column), "") for column in _COLUMNS}))
+    return jobs
+
+
+def parse_squeue(text: str) -> list[JobInfo]:
+    """The jobs in the output of `squeue -h -O SQUEUE_FORMAT`.
+
+    Raises:
+        CommandError: a line has not the fields that were asked for.
+    """
+    jobs = []
+    for line in text.splitlines():
+        if not line.strip():
+            continue
+        values = line.split(SEPARATOR)
+        if len(values) < len(_COLUMNS):
+            raise CommandError(f"squeue: {len(values)} fields in its answer '{line[:100]}', not {len(_COLUMNS)}")
+        jobs.append(_job({column: value.strip() for column, value in zip(_COLUMNS, values, strict=False)}))
+    return jobs
+
+
+def parse_state(text: str) -> JobState:
+    """A state as any Slurm command prints it: 'CANCELLED by 1000' and 'COMPLETING+' too; else UNKNOWN."""
+    word = text.split()[0].split("+")[0] if text.split() else ""
+    return JobState(word) if word in JobState.__members__ else JobState.UNKNOWN
+
+
+def pending_words(info: JobInfo, now: float | None = None) -> str:
+    """Why the job waits, in plain language.
+
+    Args:
+        now: seconds since 1970, to say how long it is until an earliest start; without, that moment is told.
+    """
+    if info.reason == "BeginTime" and info.begin_s is not None:
+        again = "it was put back into the queue and pauses; " if info.restarts else ""
+        return f"{again}it may start {_when(info.begin_s, now)} (BeginTime)"
+    return reason_words(info.reason, info.job_id)
+
+
+def needs_action(info: JobInfo) -> bool:
+    """Whether the job waits until a person does something: it is held, or its request can never be met."""
+    return info.state.is_waiting and is_stuck(info.reason)
+
+
+def _when(moment: float, now: float | None) -> str:
+    if now is None:
+        return f"from {utc_text(moment)} on"
+    return f"in {format_seconds(moment - now)}" if moment > now else "in the scheduler's next round"
+
+
+def _job(values: Mapping[str, str]) -> JobInfo:
+    """A job from squeue's columns."""
+    state = parse_state(values["State"])
+    code, by_signal = _exit(values["exit_code"]) if state.is_ended else (None, None)
+    return JobInfo(
+        job_id=values["JobID"],
+        state=state,
+        # squeue prints the blanks of a sentence, scontrol '_'.
+        reason=(text_or_none(values["Reason"]) or "").replace(" ", "_"),
+        nodes=node_names(values["NodeList"]),
+        restarts=number(values["RestartCnt"]) or 0,
+        start_s=read_moment(values["StartTime"]),
+        end_s=read_moment(values["EndTime"]),
+        time_limit_s=read_duration(values["TimeLimit"]),
+        begin_s=read_moment(values["EligibleTime"]),
+        preempt_s=read_moment(values["PreemptTime"]),
+        batch_host=text_or_none(values["BatchHost"]),
+        exit_code=code,
+        exit_signal=by_signal,
+        partition=values["Partition"],
+        submit_s=read_moment(values["SubmitTime"]),
+    )
+
+
+def _exit(text: str) -> tuple[int | None, int | None]:
+    """Exit code and signal: '3:0' is (3, 0); squeue 22.05 prints the status of wait(2), 768 for the same."""
+    code, colon, by_signal = text.partition(":")
+    if not code.isdigit():
+        return None, None
+    if colon:
+        return int(code), int(by_signal or 0)
+    return int(code) >> 8, int(code) & 0x7F

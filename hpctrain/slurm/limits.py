@@ -1,0 +1,130 @@
+"""What a partition gives against what a job asks for: every problem at once, before anything is queued."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpctrain.slurm.cluster import NodeInfo, Partition
+from hpctrain.slurm.gres import gpu_count
+from hpctrain.slurm.time import format_time_limit
+
+_CLOSED = {"DRAIN": "takes no jobs at present", "INACTIVE": "starts no jobs at present"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a job asks for. None: nothing is asked, Slurm's default holds."""
+
+    partition: str | None
+    """One name, or several with commas between: the job starts in whichever is first."""
+    nodes_min: int
+    nodes_max: int
+    time_s: int | None
+    gpus_per_node: int | None
+    account: str | None
+    qos: str | None
+
+
+def check_request(request: Request, partitions: Sequence[Partition], nodes: Sequence[NodeInfo]) -> list[str]:
+    """All that keeps the job from ever starting, one line each with field, found and allowed; [] when it may."""
+    wanted, unknown = _wanted(request, partitions)
+    if unknown:
+        return unknown
+    problems = [_check_partition(request, partition, nodes) for partition in wanted]
+    if not all(problems):
+        return []  # it can start in one of them at least
+    return [line for lines in problems for line in lines]
+
+
+def default_partition(partitions: Sequence[Partition]) -> Partition | None:
+    """The partition of jobs that name none; None where the site has no such."""
+    return next((partition for partition in partitions if partition.default), None)
+
+
+def _wanted(request: Request, partitions: Sequence[Partition]) -> tuple[list[Partition], list[str]]:
+    """The partitions meant, and what is wrong with their names."""
+    by_name = {partition.name: partition for partition in partitions}
+    if request.partition is None:
+        default = default_partition(partitions)
+        if default is None:
+            return [], [f"cluster.partition: not given, and this cluster has no default; allowed: {', '.join(by_name)}"]
+        return [default], []
+    names = request.partition.split(",")
+    unknown = [_unknown_partition(name, list(by_name)) for name in names if name not in by_name]
+    return [by_name[name] for name in names if name in by_name], unknown
+
+
+def _unknown_partition(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean '{close[0]}'?" if close else ""
+    return f"cluster.partition: found '{name}'; allowed: {', '.join(known)}{hint}"
+
+
+def _check_partition(request: Request, partition: Partition, nodes: Sequence[NodeInfo]) -> list[str]:
+    return [
+        *_check_state(partition),
+        *_check_nodes(request, partition),
+        *_check_gpus(request, partition, nodes),
+        *_check_time(request, partition),
+        *_check_name("account", request.account, partition, partition.allow_accounts, partition.deny_accounts),
+        *_check_name("qos", request.qos, partition, partition.allow_qos, partition.deny_qos),
+    ]
+
+
+def _check_state(partition: Partition) -> list[str]:
+    if partition.state == "UP":
+        return []
+    what = _CLOSED.get(partition.state, "is down")
+    return [f"cluster.partition: '{partition.name}' {what}; choose another, or wait until the site opens it"]
+
+
+def _check_nodes(request: Request, partition: Partition) -> list[str]:
+    found = f"cluster.nodes: found {request.nodes_min}"
+    if request.nodes_min > partition.nodes_total:
+        return [f"{found}; allowed: 1 to {partition.nodes_total}, as partition '{partition.name}' has no more"]
+    if partition.max_nodes is not None and request.nodes_min > partition.max_nodes:
+        return [f"{found}; allowed: 1 to {partition.max_nodes} for one job of partition '{partition.name}'"]
+    return []
+
+
+def _check_gpus(request: Request, partition: Partition, nodes: Sequence[NodeInfo]) -> list[str]:
+    wanted = request.gpus_per_node or 0
+    members = set(partition.nodes)
+    counts = [gpu_count(node.gres) for node in nodes if node.name in members]
+    if not wanted or not counts:
+        return []
+    found = f"cluster.devices_per_node: found {wanted}"
+    if wanted > max(counts):
+        allowed = f"0 to {max(counts)}" if max(counts) else "0"
+        return [f"{found}; allowed: {allowed}, the most GPUs of a node of partition '{partition.name}'"]
+    enough = sum(count >= wanted for count in counts)
+    if enough < min(request.nodes_min, partition.nodes_total):
+        return [
+            f"{found} on {request.nodes_min} nodes; only {enough} of the {len(counts)} nodes of partition "
+            f"'{partition.name}' have as many GPUs: ask for fewer nodes or fewer GPUs"
+        ]
+    return []
+
+
+def _check_time(request: Request, partition: Partition) -> list[str]:
+    limit = partition.time_limit_s
+    if limit is None or request.time_s is None or request.time_s <= limit:
+        return []
+    return [
+        f"cluster.time: found {format_time_limit(request.time_s)}; allowed: up to {format_time_limit(limit)} "
+        f"in partition '{partition.name}'"
+    ]
+
+
+def _check_name(
+    field: str, value: str | None, partition: Partition, allowed: tuple[str, ...] | None, denied: tuple[str, ...]
+) -> list[str]:
+    if value is None:
+        return []  # the person's default, which the partition's description does not tell
+    if allowed is not None and value not in allowed:
+        return [f"cluster.{field}: found '{value}'; allowed in partition '{partition.name}': {', '.join(allowed)}"]
+    if value in denied:
+        return [f"cluster.{field}: found '{value}'; not allowed in partition '{partition.name}'"]
+    return []

@@ -1,0 +1,91 @@
+"""A lab of four nodes for all tests of a real cluster: built once, healed and emptied after each test.
+
+@pytest.mark.slow
+@pytest.mark.requires("slurm", "lab")
+def test_of_a_cluster(cluster):
+    cluster.run("srun", "-N4", "hostname")
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path("/run/hpctrain-lab-tests")
+
+
+class Cluster:
+    """The lab as a user of it sees it: Slurm's commands, and `hpctrain lab`."""
+
+    nodes = ("node0", "node1", "node2", "node3")
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = {
+            **{key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_", "SRUN_"))},
+            "HPCTRAIN_LAB": str(folder),
+            "SLURM_CONF": str(folder / "slurm.conf"),
+        }
+
+    def run(self, *argv: str, timeout_s: float = 90, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a command against the lab; when it must succeed and does not, its words are in the failure."""
+        done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False)
+        assert done.returncode == 0 or not check, f"{argv}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def start(self, *argv: str, log: Path | None = None) -> subprocess.Popen[bytes]:
+        """Start a command against the lab."""
+        with (log or Path(os.devnull)).open("ab") as output:
+            return subprocess.Popen(argv, env=self.env, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+
+    def lab(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """`hpctrain lab WORDS`."""
+        return self.run(sys.executable, "-m", "hpctrain", "lab", *words, check=check)
+
+    def node_state(self, node: str) -> str:
+        """As sinfo says: 'idle', 'down*'."""
+        return self.run("sinfo", "--noheader", "--partition=low", f"--nodes={node}", "--format=%t").stdout.strip()
+
+    def job(self, job_id: str) -> dict[str, str]:
+        """Fields of `scontrol show job`: JobState, Restarts, NodeList, …"""
+        words = self.run("scontrol", "show", "job", job_id, "--oneliner").stdout.split()
+        return {key: value for key, found, value in (word.partition("=") for word in words) if found}
+
+    def wait(self, until: Callable[[], object], timeout_s: float, what: str) -> float:
+        """Seconds until it was so; a failure that says `what` otherwise."""
+        began = time.monotonic()
+        while not until():
+            assert time.monotonic() - began < timeout_s, f"not within {timeout_s} s: {what}"
+            time.sleep(0.2)
+        return time.monotonic() - began
+
+    def is_up(self) -> bool:
+        return (self.folder / "ready").exists()
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Cluster]:
+    """The lab of the test session. A test may take it down: whoever asks for `cluster` next builds it again."""
+    lab = Cluster(FOLDER)
+    lab.lab("up", "--nodes", "4")
+    yield lab
+    lab.lab("down")
+
+
+@pytest.fixture
+def cluster(lab: Cluster) -> Iterator[Cluster]:
+    """A healthy lab of four idle nodes; jobs and faults of the test are gone after it."""
+    if not lab.is_up():
+        lab.lab("up", "--nodes", "4")
+    yield lab
+    if lab.is_up():
+        lab.run("scancel", "--user=root", "--full")
+        lab.lab("heal", "all")
+        idle = {"idle"}
+        lab.wait(lambda: {lab.node_state(node) for node in lab.nodes} == idle, 60, "all nodes idle after the test")

@@ -1,0 +1,73 @@
+"""hpctrain.slurm against a real Slurm: what it asks is understood, and what it reads is true."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from hpctrain.base.process import SystemRunner
+from hpctrain.slurm.commands import Slurm
+from hpctrain.slurm.job import JobState, pending_words
+from hpctrain.slurm.limits import Request, check_request
+from hpctrain.slurm.watch import Watcher
+
+pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab")]
+
+
+@pytest.fixture
+def slurm(cluster):
+    # A person's own formats must not reach the clients.
+    return Slurm(SystemRunner(), {**cluster.env, "SQUEUE_FORMAT": "%j", "SLURM_TIME_FORMAT": "relative"})
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "job.sh"
+    path.write_text(f"#!/bin/bash\n#SBATCH --output={tmp_path}/log --time=5\nsleep ${{1:-120}}\n")
+    return path
+
+
+def submit(cluster, *options: str) -> str:
+    return cluster.run("sbatch", "--parsable", *options).stdout.strip()
+
+
+def test_the_cluster_is_read_as_it_is(cluster, slurm):
+    assert slurm.available()
+    assert [node.name for node in slurm.nodes()] == list(cluster.nodes)
+    assert all(node.takes_jobs and node.memory_bytes for node in slurm.nodes())
+    partitions = {partition.name: partition for partition in slurm.partitions()}
+    assert partitions["low"].nodes == cluster.nodes
+    assert slurm.config()["cred_expire_s"] == 10
+    too_many = Request("low", 5, 5, None, None, None, None)
+    assert "allowed: 1 to 4" in check_request(too_many, list(partitions.values()), slurm.nodes())[0]
+
+
+def test_a_job_from_its_submission_to_its_end(cluster, slurm, script):
+    watcher = Watcher(slurm, [submit(cluster, "--nodes=4", "--exclusive", str(script))])
+    (job_id,) = [change.job_id for change in watcher.poll(time.monotonic())]
+    cluster.wait(lambda: slurm.job(job_id).state is JobState.RUNNING, 30, "the job runs")
+    job = slurm.job(job_id)
+    assert (job.nodes, job.batch_host, job.time_limit_s) == (cluster.nodes, "node0", 300)
+    assert abs(job.start_s - time.time()) < 60
+    waiting = submit(cluster, "--nodes=1", str(script))
+    cluster.wait(lambda: "(" in pending_words(slurm.job(waiting)), 30, "the reason for waiting is known")
+    assert set(slurm.jobs([job_id, waiting, "99999"])) == {job_id, waiting}
+    slurm.requeue(job_id)
+    cluster.wait(lambda: slurm.job(job_id).state.is_waiting, 30, "the job waits again")
+    assert slurm.job(job_id).restarts == 1
+    slurm.cancel(job_id)
+    slurm.cancel(waiting)
+    cluster.wait(lambda: slurm.job(job_id).state is JobState.CANCELLED, 30, "the job is cancelled")
+    assert slurm.signal(job_id, "TERM") is False
+    changes = watcher.poll(time.monotonic() + 60)
+    assert [change.after.state for change in changes] == [JobState.CANCELLED]
+    assert watcher.all_ended
+    assert slurm.job("99999") is None
+
+
+def test_a_script_before_it_is_submitted(cluster, slurm, script):
+    estimate = slurm.test_only(script, ["--nodes=2"])
+    assert (len(estimate.nodes), estimate.problem) == (2, None)
+    assert abs(estimate.start_s - time.time()) < 3600
+    assert "not available" in slurm.test_only(script, ["--nodes=9"]).problem

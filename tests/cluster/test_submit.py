@@ -1,0 +1,244 @@
+"""A run as a Slurm job on the lab: submitted, watched, hit by every fault, and finished all the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hpctrain.records.event import read_events
+from hpctrain.records.metric import effective, read_metrics
+from hpctrain.records.topology import Topology
+
+pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab")]
+
+RUN = {
+    "name": "job",
+    "steps": 150,
+    "seed": 3,
+    "cluster": {"kind": "slurm", "partition": "low", "nodes": "3-4", "time": "20", "device": "cpu"},
+    "model": {"dims": {"layers": 4, "dim": 64, "heads": 4}},
+    "data": {"train": ["data"], "seq_len": 64},
+    "batch": {"global": 12},
+    "optimizer": {"lr": 1e-3},
+    "checkpoint": {"every": 10, "keep": 2},
+    "validation": {"batches": 0},
+}
+
+
+@dataclass
+class Project:
+    """A folder with a corpus and a run file, on the lab."""
+
+    cluster: object
+    path: Path
+
+    def hpctrain(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "hpctrain", *words],
+            cwd=self.path, env=self.cluster.env, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0 or not check, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def submit(self, *words: str) -> Job:
+        told = json.loads(self.hpctrain("submit", "run.yaml", "--json", "-t", "topology.json", *words).stdout)
+        return Job(self, told["name"], Path(told["folder"]), told["job_id"])
+
+
+@dataclass
+class Job:
+    """A submitted run."""
+
+    project: Project
+    name: str
+    folder: Path
+    job_id: str
+
+    def status(self) -> dict[str, object]:
+        return json.loads(self.project.hpctrain("status", self.name, "--json").stdout)
+
+    def steps(self) -> int:
+        rows = read_metrics(self.folder / "metrics.jsonl")
+        return rows[-1].step if rows else 0
+
+    def attempts(self) -> list[dict[str, object]]:
+        path = self.folder / "attempts.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def wait_for_step(self, step: int) -> None:
+        self.project.cluster.wait(lambda: self.steps() >= step, 120, f"step {step}: {self.explain()}")
+
+    def wait_until_done(self, timeout_s: float = 240) -> None:
+        self.project.cluster.wait(
+            lambda: self.status()["state"] in ("done", "failed", "cancelled"), timeout_s, "the run has ended"
+        )
+        assert self.status()["state"] == "done", self.explain()
+        self.project.cluster.wait(lambda: "end" in self.attempts()[-1], 150, "the job script has ended")
+
+    def explain(self) -> str:
+        return self.project.hpctrain("logs", self.name, "-n", "5", check=False).stdout[-3000:]
+
+    def assert_whole(self, steps: int = 150) -> None:
+        """Every step was done, in one metrics file, whatever happened in between."""
+        rows = read_metrics(self.folder / "metrics.jsonl")
+        assert [row.step for row in effective(rows)] == list(range(1, steps + 1))
+        generations = [row.generation for row in rows]
+        assert generations == sorted(generations)
+        assert all("end" in attempt for attempt in self.attempts())
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("project")
+    root = Path(__file__).resolve().parents[2]
+    words = ["data", "prepare", str(root / "hpctrain"), "-o", str(path / "data"), "--tokenizer", "bytes"]
+    subprocess.run([sys.executable, "-m", "hpctrain", *words], check=True, capture_output=True)
+    (path / "run.yaml").write_text(yaml.safe_dump(RUN))
+    return path
+
+
+@pytest.fixture
+def project(cluster, prepared: Path) -> Project:
+    project = Project(cluster, prepared)
+    if not (prepared / "topology.json").exists():
+        project.hpctrain("probe", "-N", "4", "-p", "low", "-o", "topology.json")
+    return project
+
+
+def test_a_probe_is_a_job_that_sees_the_slow_node(cluster, prepared: Path) -> None:
+    project = Project(cluster, prepared)
+    for node in cluster.nodes:
+        cluster.lab("shape", node, "--rate", "200mbit")
+    cluster.lab("shape", "node2", "--rate", "50mbit")
+    done = project.hpctrain("probe", "-N", "4", "-p", "low", "-o", "slow.json", check=False)
+    assert done.returncode in (0, 3), done.stderr
+    topology = Topology.read(prepared / "slow.json")
+    assert [node.id for node in topology.nodes] == list(cluster.nodes)
+    assert not topology.provenance.loopback
+    rates = {
+        (link.a, link.b): min(link.ab.isolated_bytes_per_s or 0, link.ba.isolated_bytes_per_s or 0)
+        for link in topology.fabric.links
+    }
+    slow = [rate for pair, rate in rates.items() if "node2" in pair]
+    quick = [rate for pair, rate in rates.items() if "node2" not in pair]
+    assert len(slow) == len(quick) == 3
+    assert max(slow) < 0.35 * min(quick)
+
+
+def test_a_node_is_lost_and_the_job_comes_back_without_it(project: Project) -> None:
+    job = project.submit()
+    assert project.hpctrain("status", job.job_id, "--json").stdout
+    job.wait_for_step(15)
+    assert job.status()["state"] == "running"
+    project.cluster.lab("kill", "node2")
+    job.wait_until_done()
+    job.assert_whole()
+    lost = [event for event in read_events(job.folder / "events.jsonl") if event.kind == "node_lost"]
+    assert "node2" in {event.data["node"] for event in lost}
+
+
+def test_the_batch_host_is_lost_too(project: Project) -> None:
+    job = project.submit("--set", "steps=150")
+    job.wait_for_step(15)
+    project.cluster.lab("kill", "node0")
+    job.wait_until_done()
+    job.assert_whole()
+    assert "node0" not in job.attempts()[-1]["nodes"] or len(job.attempts()) == 1
+
+
+def test_a_preempted_job_saves_and_comes_back(project: Project) -> None:
+    job = project.submit()
+    job.wait_for_step(15)
+    assert_survives_preemption(job)
+
+
+TERM_ONLY = """
+nodes: [{name: node0}, {name: node1}, {name: node2}, {name: node3}]
+slurm: {preempt_send_user_signal: false}
+"""
+
+
+def test_a_cluster_that_preempts_with_term_alone(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "lab.yaml").write_text(TERM_ONLY)
+    project.cluster.lab("up", str(tmp_path / "lab.yaml"), "--replace")
+    try:
+        job = project.submit()
+        job.wait_for_step(15)
+        assert_survives_preemption(job)
+    finally:
+        project.cluster.lab("up", "--nodes", "4", "--replace")
+
+
+def assert_survives_preemption(job: Job) -> None:
+    job.project.cluster.run("sbatch", "-p", "high", "-N4", "--exclusive", "--wrap", "sleep 5", "-o", "/dev/null")
+    job.wait_until_done()
+    job.assert_whole()
+    assert len(job.attempts()) == 2
+    assert "back to the queue" in str(job.attempts()[0]["reason"])
+    first = [event for event in read_events(job.folder / "events.jsonl") if event.attempt == 0]
+    assert "preempted" in {event.kind for event in first}
+    # The notice allowed a save: nothing was done twice.
+    assert len(read_metrics(job.folder / "metrics.jsonl")) == 150
+
+
+def test_the_time_limit_is_a_pause(project: Project) -> None:
+    """Three minutes, of which two are kept for saving: the notice comes after one."""
+    job = project.submit("--set", "cluster.time='3'", "--set", "steps=700", "--set", "checkpoint.every=100")
+    job.wait_until_done(400)
+    job.assert_whole(700)
+    assert len(job.attempts()) >= 2
+    assert job.attempts()[0]["reason"] == "stopped before the time limit, saved, and back to the queue"
+    assert len(read_metrics(job.folder / "metrics.jsonl")) == 700
+
+
+def test_a_requeue_by_hand_goes_on_from_the_last_checkpoint(project: Project) -> None:
+    job = project.submit()
+    job.wait_for_step(15)
+    project.cluster.run("scontrol", "requeue", job.job_id)
+    job.wait_until_done()
+    job.assert_whole()
+    assert [attempt["restarts"] for attempt in job.attempts()] == [0, 1]
+
+
+def test_a_cancelled_run_stays_away_until_it_is_resubmitted(project: Project) -> None:
+    job = project.submit()
+    job.wait_for_step(12)
+    project.hpctrain("cancel", job.name)
+    assert job.status()["state"] == "cancelled"
+    before = job.steps()
+    again = json.loads(project.hpctrain("resubmit", job.name, "--json").stdout)
+    assert again["job_id"] != job.job_id
+    job.wait_until_done()
+    job.assert_whole()
+    assert len([row for row in read_metrics(job.folder / "metrics.jsonl") if row.step <= before]) == before
+
+
+@pytest.mark.parametrize(
+    ("override", "code", "text"),
+    [
+        ("cluster.partition=nowhere", 4, "nowhere"),
+        ("cluster.nodes=9", 4, "9"),
+        ("cluster.sbatch=[--nodes=2]", 2, "--nodes is set by hpctrain"),
+    ],
+)
+def test_what_the_cluster_does_not_have_is_said_before_submitting(
+    project: Project, override: str, code: int, text: str
+) -> None:
+    done = project.hpctrain("submit", "run.yaml", "--set", override, check=False)
+    assert done.returncode == code, done.stderr
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_dry_run_shows_the_script_and_submits_nothing(project: Project) -> None:
+    before = project.cluster.run("squeue", "--noheader").stdout
+    done = project.hpctrain("submit", "run.yaml", "--dry-run")
+    assert "#SBATCH --partition=low" in done.stdout
+    assert "provisional plan" in done.stdout or "not checked before the job starts" in done.stdout
+    assert project.cluster.run("squeue", "--noheader").stdout == before

@@ -1,0 +1,51 @@
+"""The worker's training loop does what a plain loop in torch does, whatever the plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import run_cases
+
+SCRIPT = Path(__file__).with_name("loop_cases.py")
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """All cases of two ranks, from one launch."""
+    return run_cases(SCRIPT, "all", 2, tmp_path_factory.mktemp("loop"))
+
+
+def check_training(results: dict[str, dict[str, Any]]) -> None:
+    for name, found in results.items():
+        for key, limit in {"loss": 1e-6, "valid": 1e-6, "norm": 1e-6, "lr": 1e-12, "parameter": 1e-6}.items():
+            assert found[key] <= limit, (name, found)
+        if "pp2" not in name:
+            assert found["bubble"] == [None] * 5, name
+
+
+@pytest.mark.slow
+def test_training_on_one_rank_equals_a_plain_loop(tmp_path: Path) -> None:
+    results = run_cases(SCRIPT, "training", 1, tmp_path)
+    assert list(results) == ["one", "two stages"]
+    check_training(results)
+
+
+@pytest.mark.slow
+def test_training_on_two_ranks_equals_a_plain_loop(of_two: dict[str, dict[str, Any]]) -> None:
+    assert len(of_two["training"]) == 5
+    check_training(of_two["training"])
+
+
+@pytest.mark.slow
+def test_the_bubble_is_the_waiting_within_the_schedule(of_two: dict[str, dict[str, Any]]) -> None:
+    """Two equal stages and a single micro-batch: of 6 units the first rank computes 3, of 4 the second one 3."""
+    found = of_two["bubble"]
+    assert found["measured"] == pytest.approx((1 / 2 + 1 / 4) / 2, abs=0.05), found
+    assert found["stage_time_s"] == pytest.approx([0.18, 0.18], rel=0.3)
+
+
+@pytest.mark.slow
+def test_a_failed_validation_costs_neither_checkpoint_nor_row(of_two: dict[str, dict[str, Any]]) -> None:
+    assert of_two["failing"] == {"said": "the validation data is gone", "saved": 2, "steps": [1, 2]}

@@ -1,0 +1,107 @@
+"""Bytes of tensor parallelism: the worker's counter beside what gloo itself reports to torch's profiler.
+
+python traffic_cases.py all 2 FOLDER
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from cases import HALF, ODD, SEQ, SPEC, WHOLE, batch, make_plan, my_rows, open_pipeline
+from processes import launch, process_group
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.profiler import ProfilerActivity, profile
+
+from hpctrain.parallel.gradients import local_gradients
+from hpctrain.records.model_spec import ModelSpec
+from hpctrain.records.plan import Plan
+from hpctrain.worker.traffic import CollectiveCounter
+
+TP2 = make_plan(1, 1, 2, WHOLE, [(4, 2)])
+STEPS: dict[str, tuple[Plan, ModelSpec]] = {
+    "vocabulary 64": (TP2, SPEC),
+    "vocabulary 256": (TP2, SPEC.model_copy(update={"vocab": 256})),
+    "vocabulary 67, whole": (TP2, ODD),
+    "two stages": (make_plan(1, 1, 2, HALF, [(2, 4)], "interleaved_1f1b"), SPEC),
+}
+
+RING = {"all_reduce": 1.0, "all_gather": 1.0, "reduce_scatter": 0.5, "all_to_all": 0.5}
+"""Bytes that each of two ranks sends, as a share of the collective's input."""
+
+
+def step_bytes(plan: Plan, spec: ModelSpec) -> int:
+    """By hand, for two ranks: all-reduces of activations (two a block forward, two backward; with a split vocabulary
+    one for the embedding and one for the gradient at the head) and three numbers a token for the loss on the shards."""
+    replica = plan.replicas[0]
+    tokens = replica.micro_batch * SEQ
+    split = spec.vocabulary % plan.tp == 0
+    floats = (4 * spec.layers + (2 if split else 0)) * tokens * spec.dim + (3 * tokens if split else 0)
+    return 4 * floats * replica.micro_batches
+
+
+def reported_bytes(trace: profile) -> int:
+    """What gloo says of itself: the events of its collectives with the shapes of their inputs, all of them float32."""
+    total = 0.0
+    for event in trace.events():
+        if event.name.startswith("gloo:"):
+            kind = event.name.removeprefix("gloo:")
+            total += RING[kind] * 4 * sum(math.prod(shape) for shape in event.input_shapes if shape)
+    return int(total)
+
+
+def measured(work: Callable[[], object]) -> tuple[int, int]:
+    """Bytes by the counter and by gloo's own report."""
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as trace, CollectiveCounter() as counter:
+        work()
+    return counter.sent_bytes, reported_bytes(trace)
+
+
+def of_a_step(plan: Plan, spec: ModelSpec, rank: int) -> tuple[int, int]:
+    pipeline, coordinate, _ = open_pipeline(plan, spec, rank)
+    rows = my_rows(plan, coordinate, batch(spec, 0))
+
+    def work() -> None:
+        pipeline.step(*rows)
+        local_gradients([parameter for _, parameter in pipeline.parameters()])
+
+    return measured(work)
+
+
+def collectives() -> dict[str, tuple[Callable[[], object], int]]:
+    """Work on DTensors of 128 bytes over two ranks, and the bytes each rank sends for it."""
+    mesh = init_device_mesh("cpu", (2,))
+
+    def spread(*placements: Any) -> DTensor:
+        return DTensor.from_local(torch.ones(4, 4), mesh, placements, run_check=False)
+
+    return {
+        "gather": (lambda: spread(Shard(0)).full_tensor(), 64),
+        "reduce": (lambda: spread(Partial()).redistribute(mesh, [Replicate()]), 64),
+        "scatter": (lambda: spread(Partial()).redistribute(mesh, [Shard(0)]), 32),
+        "within an operation": (lambda: F.softmax(spread(Shard(0)), dim=0), 64),
+    }
+
+
+def all_bytes(folder: Path, rank: int, world: int) -> dict[str, Any]:
+    results = {}
+    with process_group(folder, rank, world):
+        for name, (plan, spec) in STEPS.items():
+            counted, reported = of_a_step(plan, spec, rank)
+            results[name] = {"counted": counted, "reported": reported, "expected": step_bytes(plan, spec)}
+        for name, (work, expected) in collectives().items():
+            dist.barrier()
+            counted, reported = measured(work)
+            results[name] = {"counted": counted, "reported": reported, "expected": expected}
+    return results
+
+
+if __name__ == "__main__":
+    launch({"all": all_bytes}[sys.argv[1]], int(sys.argv[2]), sys.argv[3])

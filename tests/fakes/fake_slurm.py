@@ -1,0 +1,355 @@
+"""A tiny Slurm behind the Runner protocol: a job table, nodes, a clock that tests move, answers in Slurm's own text.
+
+Tests hold its text against captured output of real clients (tests/golden/slurm), so that it cannot drift from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ClusterShell.NodeSet import NodeSet
+
+from hpctrain.base.errors import CommandError
+from hpctrain.base.process import Finished
+from hpctrain.slurm.time import format_time_limit, parse_time_limit
+
+AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
+UNKNOWN = "slurm_load_jobs error: Invalid job id specified\n"
+MIN_JOB_AGE_S = 300
+CRED_EXPIRE_S = 10
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
+
+
+@dataclass(frozen=True)
+class FakeJob:
+    """A row of the job table."""
+
+    job_id: int
+    nodes_wanted: int
+    partition: str
+    time_limit_s: int | None
+    requeue: bool
+    submit_s: int
+    begin_s: int
+    script: str
+    state: str = "PENDING"
+    reason: str = "None"
+    nodes: tuple[str, ...] = ()
+    restarts: int = 0
+    start_s: int | None = None
+    end_s: int | None = None
+    preempt_s: int | None = None
+    exit_code: int = 0
+    exit_signal: int = 0
+
+
+class FakeSlurm:
+    """Runs jobs first come, first served on whole nodes. `away` and `installed` are for tests to change."""
+
+    def __init__(self, nodes: Iterable[str] = ("gpu1", "gpu2", "gpu3"), now: int = 1_795_000_000) -> None:
+        self.now = now
+        self.away = False
+        self.installed = True
+        self.jobs: dict[int, FakeJob] = {}
+        self.node_states = dict.fromkeys(nodes, "IDLE")
+        self.argvs: list[tuple[str, ...]] = []
+        self.envs: list[Mapping[str, str] | None] = []
+        self.signals: list[tuple[int, str]] = []
+
+    # What tests do to it.
+
+    def submit(self, *options: str) -> str:
+        """A job by sbatch's options; its id."""
+        return self._sbatch(["sbatch", "--parsable", *options]).stdout.strip()
+
+    def advance(self, seconds: int) -> None:
+        """Let time pass: limits run out, pauses end, old jobs are forgotten, free nodes are given out."""
+        self.now += seconds
+        for job in list(self.jobs.values()):
+            if job.state == "RUNNING" and job.end_s is not None and job.end_s <= self.now:
+                self._end(job, "TIMEOUT", exit_signal=15, reason="TimeLimit")
+            elif job.state in ENDED and self.now - (job.end_s or 0) > MIN_JOB_AGE_S:
+                del self.jobs[job.job_id]
+        self._schedule()
+
+    def finish(self, job_id: str, code: int = 0) -> None:
+        """The batch script ends by itself."""
+        job = self.jobs[int(job_id)]
+        if code:
+            self._end(job, "FAILED", code, reason="NonZeroExitCode")
+        else:
+            self._end(job, "COMPLETED")
+
+    def preempt(self, job_id: str) -> None:
+        """A job of higher priority takes the nodes."""
+        self._interrupt(self.jobs[int(job_id)], "PREEMPTED")
+
+    def fail_node(self, name: str) -> None:
+        """The node goes down with whatever runs on it."""
+        self.node_states[name] = "DOWN+NOT_RESPONDING"
+        for job in [job for job in self.jobs.values() if job.state == "RUNNING" and name in job.nodes]:
+            self._interrupt(job, "NODE_FAIL")
+
+    # The Runner protocol.
+
+    def run(
+        self, argv: Sequence[str], timeout_s: float | None = None, env: Mapping[str, str] | None = None
+    ) -> Finished:
+        self.argvs.append(tuple(argv))
+        self.envs.append(env)
+        if not self.installed:
+            raise CommandError(f"{argv[0]}: not found on the path")
+        if argv[1:] == ["--version"]:
+            return self._reply(argv, "slurm-wlm 22.05.8\n")
+        if self.away:
+            return self._reply(argv, error=AWAY)
+        clients = {
+            "sbatch": self._sbatch,
+            "squeue": self._squeue,
+            "scontrol": self._scontrol,
+            "scancel": self._scancel,
+            "sinfo": self._sinfo,
+        }
+        return clients[argv[0]](list(argv))
+
+    def start(self, argv, env=None, log=None, keep_fds=()):
+        raise CommandError(f"{argv[0]}: the fake Slurm starts no processes")
+
+    # Its clients.
+
+    def _sbatch(self, argv: list[str]) -> Finished:
+        parser = argparse.ArgumentParser(exit_on_error=False)
+        parser.add_argument("--parsable", action="store_true")
+        parser.add_argument("--test-only", action="store_true")
+        parser.add_argument("-N", "--nodes", default="1")
+        parser.add_argument("-p", "--partition", default="low")
+        parser.add_argument("-t", "--time", default="1:00:00")
+        parser.add_argument("-H", "--hold", action="store_true")
+        parser.add_argument("--no-requeue", action="store_true")
+        parser.add_argument("script", nargs="?", default="job.sh")
+        script = next((word for word in argv[1:] if Path(word).is_file()), None)
+        given, _ = parser.parse_known_args([*_directives(script), *argv[1:]])
+        if given.partition not in ("low", "high"):
+            text = f"sbatch: error: invalid partition specified: {given.partition}\n"
+            return self._reply(argv, error=text + "allocation failure: Invalid partition name specified\n")
+        wanted = int(given.nodes.partition("-")[0])
+        if wanted > len(self.node_states):
+            return self._reply(argv, error="allocation failure: Requested node configuration is not available\n")
+        number = max(self.jobs, default=0) + 1
+        if given.test_only:
+            nodes = NodeSet.fromlist(list(self.node_states)[:wanted])
+            text = f"sbatch: Job {number} to start at {self.now} using {wanted} processors on nodes {nodes}"
+            return Finished(tuple(argv), 0, "", f"{text} in partition {given.partition}\n")
+        limit = parse_time_limit(given.time)
+        job = FakeJob(
+            number, wanted, given.partition, limit, not given.no_requeue, self.now, self.now, str(given.script)
+        )
+        self.jobs[number] = replace(job, reason="JobHeldUser") if given.hold else job
+        self._schedule()
+        return self._reply(argv, f"{number}\n" if given.parsable else f"Submitted batch job {number}\n")
+
+    def _squeue(self, argv: list[str]) -> Finished:
+        jobs = list(self.jobs.values())
+        if "-j" in argv:
+            ids = argv[argv.index("-j") + 1].split(",")
+            jobs = [job for job in jobs if str(job.job_id) in ids]
+            if not jobs and len(ids) == 1:
+                return self._reply(argv, error=UNKNOWN)
+        if "-t" not in argv:
+            jobs = [job for job in jobs if job.state not in ENDED]
+        columns = [column.partition(":") for column in argv[argv.index("-O") + 1].split(",")]
+        lines = ["".join(_column(job, name) + suffix for name, _, suffix in columns) for job in jobs]
+        return self._reply(argv, "".join(f"{line}\n" for line in lines))
+
+    def _scontrol(self, argv: list[str]) -> Finished:
+        verb, *rest = argv[1:]
+        if verb == "show":
+            return self._show(argv, rest[0], rest[-1])
+        number = rest[0].removeprefix("JobId=")
+        job = self.jobs.get(int(number))
+        if job is None:
+            return self._reply(argv, error=f"Invalid job id specified for job {number}\n")
+        if verb == "requeue":
+            if job.state == "PENDING":
+                return self._reply(argv, error=f"Job is pending execution for job {number}\n")
+            self._requeue(job)
+        elif verb in ("hold", "release"):
+            self.jobs[job.job_id] = replace(job, reason="JobHeldUser" if verb == "hold" else "None")
+        elif verb == "update":
+            return self._update(argv, job, dict(change.split("=", 1) for change in rest[1:]))
+        self._schedule()
+        return self._reply(argv)
+
+    def _update(self, argv: list[str], job: FakeJob, changes: dict[str, str]) -> Finished:
+        for field, value in changes.items():
+            if field != "TimeLimit":
+                text = f"Update of this parameter is not supported: {field}={value}\nRequest aborted\n"
+                return self._reply(argv, error=text)
+            self.jobs[job.job_id] = replace(job, time_limit_s=parse_time_limit(value))
+        return self._reply(argv)
+
+    def _show(self, argv: list[str], what: str, name: str) -> Finished:
+        if what == "job":
+            job = self.jobs.get(int(name))
+            return self._reply(argv, _job_line(job) + "\n") if job else self._reply(argv, error=UNKNOWN)
+        lines = {"node": self._node_lines, "partition": self._partition_lines, "config": _config_lines}[what]()
+        return self._reply(argv, "".join(f"{line}\n" for line in lines))
+
+    def _scancel(self, argv: list[str]) -> Finished:
+        job = self.jobs.get(int(argv[-1]))
+        named = [word.removeprefix("--signal=") for word in argv if word.startswith("--signal=")]
+        alive = job is not None and job.state not in ENDED
+        if named and not alive:
+            text = f"scancel: error: Kill job error on job id {argv[-1]}: Invalid job id specified\n"
+            return self._reply(argv, error=text)
+        if job is not None and alive:
+            if named:
+                self.signals.append((job.job_id, named[0]))
+            else:
+                self._end(job, "CANCELLED", exit_signal=15 if job.state == "RUNNING" else 0, reason=job.reason)
+        return self._reply(argv)
+
+    def _sinfo(self, argv: list[str]) -> Finished:
+        return self._reply(argv, "".join(f"{node}|{state}\n" for node, state in self.node_states.items()))
+
+    # Its insides.
+
+    def _schedule(self) -> None:
+        ahead = False
+        for job in list(self.jobs.values()):
+            if job.state != "PENDING" or job.reason == "JobHeldUser":
+                continue
+            if job.begin_s > self.now:
+                self.jobs[job.job_id] = replace(job, reason="BeginTime")
+                continue
+            free = [node for node, state in self.node_states.items() if state == "IDLE"]
+            if ahead or len(free) < job.nodes_wanted:
+                self.jobs[job.job_id] = replace(job, reason="Priority" if ahead else "Resources")
+                ahead = True
+                continue
+            nodes = tuple(free[: job.nodes_wanted])
+            self.node_states.update(dict.fromkeys(nodes, "ALLOCATED"))
+            end = None if job.time_limit_s is None else self.now + job.time_limit_s
+            self.jobs[job.job_id] = replace(
+                job, state="RUNNING", reason="None", nodes=nodes, start_s=self.now, end_s=end
+            )
+
+    def _interrupt(self, job: FakeJob, state: str) -> None:
+        if job.requeue:
+            self._requeue(job)
+        else:
+            self._end(job, state, reason="NodeDown" if state == "NODE_FAIL" else "None")
+
+    def _requeue(self, job: FakeJob) -> None:
+        self._free(job)
+        begin = self.now + CRED_EXPIRE_S
+        self.jobs[job.job_id] = replace(
+            job, state="PENDING", reason="BeginTime", nodes=(), restarts=job.restarts + 1, submit_s=self.now,
+            begin_s=begin, start_s=begin, end_s=None, exit_code=0, exit_signal=0,
+        )  # fmt: skip
+        self._schedule()
+
+    def _end(self, job: FakeJob, state: str, exit_code: int = 0, exit_signal: int = 0, reason: str = "None") -> None:
+        self._free(job)
+        self.jobs[job.job_id] = replace(
+            job, state=state, reason=reason, start_s=job.start_s or self.now, end_s=self.now,
+            exit_code=exit_code, exit_signal=exit_signal,
+        )  # fmt: skip
+        self._schedule()
+
+    def _free(self, job: FakeJob) -> None:
+        if job.state == "RUNNING":
+            self.node_states.update({node: "IDLE" for node in job.nodes if self.node_states[node] == "ALLOCATED"})
+
+    def _node_lines(self) -> list[str]:
+        return [
+            f"NodeName={name} Arch=x86_64 CoresPerSocket=1  CPUAlloc=0 CPUEfctv=16 CPUTot=16 CPULoad=0.10 "
+            f"Gres=gpu:a100:4(S:0-1) NodeAddr={name} NodeHostName={name} Version=22.05.8 RealMemory=64000 "
+            f"AllocMem=0 FreeMem=60000 Sockets=16 Boards=1 State={state} ThreadsPerCore=1 Partitions=low,high "
+            for name, state in self.node_states.items()
+        ]
+
+    def _partition_lines(self) -> list[str]:
+        count, nodes = len(self.node_states), NodeSet.fromlist(list(self.node_states))
+        shape = "PartitionName={} AllowAccounts=ALL AllowQos=ALL Default={} QoS=N/A DefaultTime={} GraceTime={} "
+        shape += (
+            f"MaxNodes=UNLIMITED MaxTime={{}} MinNodes=0 Nodes={nodes} PriorityTier={{}} PreemptMode={{}} State=UP "
+        )
+        shape += f"TotalCPUs={16 * count} TotalNodes={count}"
+        return [
+            shape.format("low", "YES", "01:00:00", 20, "2-00:00:00", 1, "REQUEUE"),
+            shape.format("high", "NO", "NONE", 0, "UNLIMITED", 10, "OFF"),
+        ]
+
+    @staticmethod
+    def _reply(argv: Sequence[str], text: str = "", error: str = "") -> Finished:
+        return Finished(tuple(argv), 1 if error else 0, text, error)
+
+
+def _directives(script: str | None) -> list[str]:
+    lines = Path(script).read_text().splitlines() if script else []
+    return [word for line in lines if line.startswith("#SBATCH ") for word in shlex.split(line)[1:]]
+
+
+def _moment(value: int | None, none: str) -> str:
+    return none if value is None else str(value)
+
+
+def _node_list(job: FakeJob) -> str:
+    return str(NodeSet.fromlist(list(job.nodes)))
+
+
+def _column(job: FakeJob, name: str) -> str:
+    return {
+        "JobID": str(job.job_id),
+        "State": job.state,
+        "Reason": job.reason,
+        "NodeList": _node_list(job),
+        "RestartCnt": str(job.restarts),
+        "StartTime": _moment(job.start_s, "N/A"),
+        "EndTime": _moment(job.end_s, "N/A"),
+        "TimeLimit": format_time_limit(job.time_limit_s),
+        "EligibleTime": str(job.begin_s),
+        "PreemptTime": _moment(job.preempt_s, "N/A"),
+        "BatchHost": job.nodes[0] if job.nodes else "n/a",
+        "exit_code": str((job.exit_code << 8) + job.exit_signal),
+        "Partition": job.partition,
+        "SubmitTime": str(job.submit_s),
+    }[name]
+
+
+def _job_line(job: FakeJob) -> str:
+    host = f"BatchHost={job.nodes[0]} " if job.nodes else ""
+    return (
+        f"JobId={job.job_id} JobName={Path(job.script).name} UserId=anna(1000) GroupId=anna(1000) MCS_label=N/A "
+        f"Priority=1 Nice=0 Account=(null) QOS=(null) JobState={job.state} Reason={job.reason} Dependency=(null) "
+        f"Requeue={int(job.requeue)} Restarts={job.restarts} BatchFlag=1 ExitCode={job.exit_code}:{job.exit_signal} "
+        f"TimeLimit={format_time_limit(job.time_limit_s)} SubmitTime={job.submit_s} EligibleTime={job.begin_s} "
+        f"StartTime={_moment(job.start_s, 'Unknown')} EndTime={_moment(job.end_s, 'Unknown')} "
+        f"PreemptTime={_moment(job.preempt_s, 'None')} Partition={job.partition} NodeList={_node_list(job)} {host}"
+        f"NumNodes={job.nodes_wanted} Command={job.script} WorkDir=/home/anna "
+    )
+
+
+def _config_lines() -> list[str]:
+    return [
+        "Configuration data as of 1795000000",
+        "AccountingStorageType   = accounting_storage/none",
+        f"AuthInfo                = cred_expire={CRED_EXPIRE_S}",
+        "ClusterName             = fake",
+        "JobRequeue              = 1",
+        "KillWait                = 5 sec",
+        "MaxArraySize            = 1001",
+        "MessageTimeout          = 10 sec",
+        f"MinJobAge               = {MIN_JOB_AGE_S} sec",
+        "OverTimeLimit           = 0 min",
+        "PreemptMode             = REQUEUE",
+        "PreemptType             = preempt/partition_prio",
+        "SlurmctldParameters     = (null)",
+        "SlurmdTimeout           = 10 sec",
+        "SLURM_VERSION           = 22.05.8",
+    ]

@@ -1,0 +1,49 @@
+#!/bin/bash
+# gpt: exactly what was submitted, by hpctrain 0.0.0. It can be run by hand inside an allocation too.
+#SBATCH --account='my project'
+#SBATCH --exclusive
+#SBATCH --gpus-per-node=4
+#SBATCH --job-name=gpt
+#SBATCH --mem=0
+#SBATCH --nodes=3-4
+#SBATCH --open-mode=append
+#SBATCH --output='/shared/runs/gpt 1'/logs/%j.job.log
+#SBATCH --partition=gpu
+#SBATCH --qos=normal
+#SBATCH --requeue
+#SBATCH --signal=USR2@120
+#SBATCH --time=1:30:00
+#SBATCH --constraint=a100|h100
+#SBATCH --mem=0
+
+# Signals are for the steps: their agents save a checkpoint and leave. This script only waits for them.
+trap : TERM USR2 CONT
+module load cuda
+source ~/venv/bin/activate
+
+HPCTRAIN_ATTEMPT=$(/usr/bin/python3 -m hpctrain.node begin --folder '/shared/runs/gpt 1') || exit $?
+export HPCTRAIN_ATTEMPT
+export SUBMITIT_EXECUTOR=slurm
+
+# One task a node with everything of it. A lost node does not end the step: the agents on the others go on without it
+# for as long as Slurm leaves the job alive.
+srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --unbuffered --open-mode=append \
+  --cpu-bind=none --output='/shared/runs/gpt 1'/logs/%j.%N.agent.log --gpu-bind=none /usr/bin/python3 -u -m submitit.core._submit '/shared/runs/gpt 1/submitit' &
+step=$!
+
+# srun would wait for the task of a node that died, which never answers: when the run is finished, nobody waits for it.
+finished='/shared/runs/gpt 1'/finished
+while kill -0 "$step" 2>/dev/null && [ ! -e "$finished" ]; do sleep 1; done
+for _ in 1 2 3 4 5 6 7 8 9 10; do
+  kill -0 "$step" 2>/dev/null || break
+  sleep 1
+done
+if kill "$step" 2>/dev/null; then
+  code=0
+else
+  wait "$step"
+  code=$?
+fi
+
+/usr/bin/python3 -m hpctrain.node end --folder '/shared/runs/gpt 1' --attempt "$HPCTRAIN_ATTEMPT" --code "$code"
+exit $?

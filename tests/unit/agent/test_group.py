@@ -1,0 +1,220 @@
+"""A node's workers: what they are told, what they report, which end explains most, and that none is left."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from hpctrain.agent.group import WorkerGroup, WorkerNews
+from hpctrain.base.process import Finished
+from hpctrain.base.wire import LineChannel
+
+ORDERS = {
+    0: {"plan": "plan.json", "store": {"addr": "127.0.0.1", "port": 1}},
+    5: {"plan": "plan.json", "store": {"addr": "127.0.0.1", "port": 1}},
+}
+
+
+class FakeWorker:
+    """A worker process: the test speaks for it through `channel` and decides when it ends."""
+
+    def __init__(self, pid: int, argv: Sequence[str], env: Mapping[str, str], log: Path, fds: Sequence[int]) -> None:
+        self.pid = pid
+        self.argv = list(argv)
+        self.env = dict(env)
+        self.log = log
+        self.fds = list(fds)
+        # Inherited, as a child process would have it: the group closes its own copy.
+        self.channel = LineChannel(socket.fromfd(fds[0], socket.AF_UNIX, socket.SOCK_STREAM))
+        self.code: int | None = None
+        self.killed = False
+        self.waited = False
+
+    def ends(self, code: int) -> None:
+        self.code = code
+        self.channel.close()
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def terminate(self) -> None:
+        raise AssertionError("a group kills")
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        self.waited = True
+        if self.killed and self.code is None:
+            self.ends(-9)
+        return self.code
+
+
+class FakeRunner:
+    """Starts fake workers."""
+
+    def __init__(self) -> None:
+        self.workers: list[FakeWorker] = []
+
+    def run(
+        self, argv: Sequence[str], timeout_s: float | None = None, env: Mapping[str, str] | None = None
+    ) -> Finished:
+        raise AssertionError("a group starts processes and waits for none")
+
+    def start(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        log: Path | None = None,
+        keep_fds: Sequence[int] = (),
+    ) -> FakeWorker:
+        assert env is not None
+        assert log is not None
+        self.workers.append(FakeWorker(100 + len(self.workers), argv, env, log, keep_fds))
+        return self.workers[-1]
+
+
+@pytest.fixture
+def runner() -> Iterator[FakeRunner]:
+    made = FakeRunner()
+    yield made
+    for worker in made.workers:
+        worker.channel.close()
+
+
+@pytest.fixture
+def group(runner: FakeRunner, tmp_path: Path) -> Iterator[WorkerGroup]:
+    made = WorkerGroup(tmp_path, tmp_path / "logs" / "0", "n1", runner, {"LANG": "C"})
+    yield made
+    made.kill()
+
+
+def test_each_worker_gets_its_rank_its_order_and_its_log(
+    group: WorkerGroup, runner: FakeRunner, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        group.start(10.0, ORDERS, store)
+        first, second = runner.workers
+        # Rank 0's worker serves the store: it inherits the listening socket and is told its number.
+        served = {**ORDERS[0]["store"], "fd": store.fileno()}
+        assert first.channel.wait_message(1.0) == {"type": "start", "plan": "plan.json", "store": served}
+        assert first.fds[1:] == [store.fileno()]
+    assert second.channel.wait_message(1.0) == {"type": "start", **ORDERS[5]}
+    assert len(second.fds) == 1
+    for local_rank, (rank, worker) in enumerate(zip(ORDERS, runner.workers, strict=True)):
+        assert worker.argv[:3] == [sys.executable, "-m", "hpctrain.worker"]
+        assert worker.argv[worker.argv.index("--fd") + 1] == str(worker.fds[0])
+        assert worker.env == {"LANG": "C", "RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+        assert worker.log == tmp_path / "logs" / "0" / f"n1.{local_rank}.log"
+        assert worker.log.parent.is_dir()
+
+
+def test_news_come_once_and_in_order_with_the_end_last(group: WorkerGroup, runner: FakeRunner) -> None:
+    group.start(10.0, ORDERS, None)
+    first, second = runner.workers
+    assert group.news(11.0) == []
+    assert group.view().last_progress == 10.0
+    first.channel.send({"type": "ready"})
+    second.channel.send({"type": "step", "step": 1})
+    second.channel.send({"type": "step", "step": 2})
+    assert group.news(12.0) == [
+        WorkerNews(0, {"type": "ready"}),
+        WorkerNews(5, {"type": "step", "step": 1}),
+        WorkerNews(5, {"type": "step", "step": 2}),
+    ]
+    assert group.view().last_progress == 12.0
+    second.channel.send({"type": "saved", "step": 2})
+    second.ends(0)
+    assert group.news(13.0) == [WorkerNews(5, {"type": "saved", "step": 2}), WorkerNews(5, exit_code=0)]
+    assert group.news(14.0) == []
+    assert group.view().last_progress == 13.0
+    assert (group.view().running, group.view().exit_code) == (1, None)
+    assert len(group.channels()) == 1
+
+
+def test_the_channels_wake_whoever_waits_for_news(group: WorkerGroup, runner: FakeRunner) -> None:
+    group.start(10.0, ORDERS, None)
+    channels = group.channels()
+    assert [channel.fileno() >= 0 for channel in channels] == [True, True]
+    runner.workers[1].channel.send({"type": "ready"})
+    assert channels[1].wait_message(1.0) == {"type": "ready"}
+    assert channels[0].wait_message(0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("codes", "first"),
+    [
+        ((0, 0), 0),
+        ((75, 75), 75),
+        ((0, 75), 75),
+        ((76, None), 76),
+        ((76, 76), 76),
+        ((76, -9), -9),
+        ((-9, 76), -9),
+        ((76, 1), 1),
+        ((0, 76), 76),
+        ((0, None), None),
+        ((None, None), None),
+    ],
+)
+def test_the_end_that_explains_most_comes_first(
+    group: WorkerGroup, runner: FakeRunner, codes: tuple[int | None, ...], first: int | None
+) -> None:
+    group.start(10.0, ORDERS, None)
+    for worker, code in zip(runner.workers, codes, strict=True):
+        if code is not None:
+            worker.ends(code)
+    group.news(11.0)
+    assert group.view().exit_code == first
+    assert group.view().running == codes.count(None)
+
+
+def test_the_error_a_worker_told_before_its_end_is_kept(group: WorkerGroup, runner: FakeRunner) -> None:
+    group.start(10.0, ORDERS, None)
+    runner.workers[0].ends(76)
+    runner.workers[1].channel.send({"type": "error", "kind": "InputError", "message": "data.train: no tokens"})
+    runner.workers[1].ends(1)
+    group.news(11.0)
+    assert (group.view().exit_code, group.view().error) == (1, "data.train: no tokens")
+
+
+def test_orders_reach_those_who_live_and_the_dead_are_no_hindrance(group: WorkerGroup, runner: FakeRunner) -> None:
+    group.start(10.0, ORDERS, None)
+    first, second = runner.workers
+    assert second.channel.wait_message(1.0) == {"type": "start", **ORDERS[5]}
+    first.ends(-9)
+    group.tell("stop")
+    assert second.channel.wait_message(1.0) == {"type": "stop"}
+    assert WorkerNews(0, exit_code=-9) in group.news(11.0)
+
+
+def test_after_a_kill_there_is_nobody(group: WorkerGroup, runner: FakeRunner) -> None:
+    group.start(10.0, ORDERS, None)
+    first, second = runner.workers
+    first.ends(0)
+    group.news(11.0)
+    group.kill()
+    assert (first.killed, second.killed) == (False, True)
+    assert second.waited
+    assert group.workers == []
+    assert group.channels() == []
+    assert group.news(12.0) == []
+    assert (group.view().running, group.view().exit_code) == (0, None)
+    # The channel is closed too: a worker that survived, however, would end by itself.
+    assert second.channel.wait_message(0.0) is None
+    group.kill()
+
+
+def test_a_group_starts_again_in_the_next_generation(group: WorkerGroup, runner: FakeRunner) -> None:
+    group.start(10.0, ORDERS, None)
+    runner.workers[0].channel.send({"type": "error", "message": "old"})
+    group.news(11.0)
+    group.kill()
+    group.start(20.0, {3: ORDERS[5]}, None)
+    assert [worker.env["RANK"] for worker in runner.workers] == ["0", "5", "3"]
+    view = group.view()
+    assert (view.running, view.exit_code, view.last_progress, view.error) == (1, None, 20.0, None)

@@ -1,0 +1,507 @@
+"""Agents find each other and stay informed, whatever else hangs, lies or knocks; all traffic is on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpctrain.agent.dialler import CONNECT_TIMEOUT_S, publish_address, published_address
+from hpctrain.agent.peers import HELLO_S, REASON_CHARS, SPARE_SEATS, Announcement, Peers, announced
+
+KEY = "the run's key"
+NODES = ("n0", "n1", "n2")
+
+
+@dataclass
+class Agent:
+    """An agent reduced to its peers and what it announces."""
+
+    peers: Peers
+    says: Announcement
+
+    def exchange(self, now: float, at_once: bool = False) -> float:
+        """One exchange; how long it took in seconds."""
+        begin = time.perf_counter()
+        self.peers.exchange(now, self.says, at_once)
+        return time.perf_counter() - begin
+
+    def view(self, node: str):
+        return next(view for view in self.peers.views() if view.node == node)
+
+
+class Cluster:
+    """Agents on loopback with one clock, which the test moves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.now = 100.0
+        self.agents: dict[str, Agent] = {}
+
+    def start(self, node: str, nodes: tuple[str, ...] = NODES, key: str = KEY, incarnation: str = "first") -> Agent:
+        peers = Peers(self.folder, node, nodes, "127.0.0.1", key)
+        peers.open()
+        says = Announcement(node, f"{node}-{incarnation}", "127.0.0.1", 4000, 0, "joining", "start")
+        self.agents[node] = Agent(peers, says)
+        return self.agents[node]
+
+    def stop(self, node: str) -> None:
+        self.agents.pop(node).peers.close()
+
+    def until(self, condition: Callable[[], object], moves_s: float = 0.05, within_s: float = 2.0) -> float:
+        """Exchange in turns until it holds; fails after `within_s` of real time. How far the clock moved comes back."""
+        begin, deadline = self.now, time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < deadline, "it never came about"
+            self.turn(moves_s)
+            time.sleep(0.001)
+        return self.now - begin
+
+    def turn(self, moves_s: float = 0.05) -> float:
+        """One exchange of each; the longest of them in seconds."""
+        self.now += moves_s
+        return max(agent.exchange(self.now) for agent in self.agents.values())
+
+    def all_meet(self) -> None:
+        self.until(lambda: all(view.connected for agent in self.agents.values() for view in agent.peers.views()))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path / "agents")
+    yield made
+    for agent in made.agents.values():
+        agent.peers.close()
+
+
+def call(cluster: Cluster, node: str = "n0") -> socket.socket:
+    """A connection to an agent's port, as anybody can make it."""
+    address = published_address(cluster.folder, node)
+    assert address is not None
+    return socket.create_connection(address, timeout=1.0)
+
+
+def hello(node: object = "n1", key: object = KEY) -> bytes:
+    return json.dumps({"type": "hello", "node": node, "key": key}).encode() + b"\n"
+
+
+def heartbeat(sender: str, **changed: object) -> bytes:
+    said = Announcement(sender, f"{sender}-raw", "127.0.0.1", 1, 0, "running", "")
+    return json.dumps({"type": "heartbeat", **said.__dict__, **changed}).encode() + b"\n"
+
+
+def is_shut(sock: socket.socket) -> bool:
+    """Whether the other side closed the connection (what it sent before is thrown away)."""
+    sock.settimeout(0.01)
+    with contextlib.suppress(TimeoutError):
+        try:
+            while sock.recv(65536):
+                pass
+        except ConnectionError:
+            return True
+        return True
+    return False
+
+
+@pytest.mark.parametrize("nodes", [NODES[:2], NODES])
+def test_agents_meet_and_tell_each_other_how_they_are(cluster: Cluster, nodes: tuple[str, ...]) -> None:
+    for node in nodes:
+        cluster.start(node, nodes)
+    cluster.all_meet()
+    agents = cluster.agents
+    for agent in agents.values():
+        for view in agent.peers.views():
+            assert agent.peers.announcement(view.node) == agents[view.node].says
+            assert (view.incarnation, view.phase, view.lost) == (f"{view.node}-first", "joining", False)
+    agents["n1"].says = replace(agents["n1"].says, generation=3, phase="fault", reason="ü" * 5000)
+    agents["n1"].exchange(cluster.now, at_once=True)
+    cluster.until(lambda: agents["n0"].view("n1").phase == "fault")
+    assert agents["n0"].view("n1").generation == 3
+    assert agents["n0"].view("n1").reason == "ü" * REASON_CHARS
+
+
+def test_a_heartbeat_goes_out_every_quarter_of_a_second_and_not_more_often(cluster: Cluster) -> None:
+    cluster.start("n0", NODES[:2])
+    cluster.start("n1", NODES[:2])
+    cluster.all_meet()
+    seen = set()
+    for _ in range(100):
+        cluster.turn(0.01)
+        seen.add(cluster.agents["n0"].view("n1").last_seen)
+    assert 4 <= len(seen) <= 6
+
+
+def test_waiting_ends_when_a_peer_speaks(cluster: Cluster) -> None:
+    one, other = cluster.start("n0", NODES[:2]), cluster.start("n1", NODES[:2])
+    cluster.all_meet()
+    one.exchange(cluster.now)
+    other.exchange(cluster.now, at_once=True)
+    begin = time.monotonic()
+    one.peers.wait(5.0)
+    assert time.monotonic() - begin < 1.0
+
+
+def test_who_has_another_key_never_becomes_a_peer(cluster: Cluster) -> None:
+    cluster.start("n0", NODES[:2])
+    cluster.start("n1", NODES[:2], key="another run's key")
+    for _ in range(40):
+        cluster.turn()
+        time.sleep(0.001)
+    assert not cluster.agents["n0"].view("n1").connected
+    assert not cluster.agents["n1"].view("n0").connected
+    assert not cluster.agents["n1"].view("n0").lost
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        hello(key="é"),
+        hello(key="\ud800"),
+        hello(key=None),
+        hello(key=["x"]),
+        hello(node=["n1"]),
+        hello(node={"n1": 1}),
+        hello(node="nobody"),
+        hello(node="n0"),
+        b'{"node":"n1","key":"\xc3\xa9"}\n',
+        b"{}\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\xff\xfe\n",
+        b"[" * 12_000 + b"\n",
+        b"[" * 50_000 + b"\n",
+        b'{"a":' * 3_000 + b"\n",
+        b"x" * 200_000,
+        heartbeat("n1"),
+    ],
+)
+def test_a_stranger_is_shown_the_door_and_changes_nothing(cluster: Cluster, raw: bytes) -> None:
+    agent = cluster.start("n0")
+    cluster.start("n1")
+    cluster.start("n2")
+    cluster.all_meet()
+    before = replace(agent.view("n1"), last_seen=0.0)
+    with call(cluster) as stranger:
+        with contextlib.suppress(ConnectionError):
+            stranger.sendall(raw)
+        cluster.until(lambda: is_shut(stranger), moves_s=0.001)
+    cluster.turn()
+    assert replace(agent.view("n1"), last_seen=0.0) == before
+
+
+def test_a_stranger_that_says_nothing_has_two_seconds(cluster: Cluster) -> None:
+    agent = cluster.start("n0")
+    with call(cluster) as silent, call(cluster) as mumbler:
+        mumbler.sendall(b'{"type": "hel')
+        agent.exchange(cluster.now)
+        agent.exchange(cluster.now + HELLO_S - 0.1)
+        assert not is_shut(silent)
+        assert not is_shut(mumbler)
+        agent.exchange(cluster.now + HELLO_S + 0.1)
+        assert is_shut(silent)
+        assert is_shut(mumbler)
+
+
+def test_a_crowd_of_strangers_neither_grows_nor_keeps_a_peer_out(cluster: Cluster) -> None:
+    nodes = NODES[:2]
+    agent = cluster.start("n0", nodes)
+    with contextlib.ExitStack() as stack:
+        crowd = [stack.enter_context(call(cluster)) for _ in range(3 * SPARE_SEATS)]
+        for _ in range(4):
+            agent.exchange(cluster.now)
+        assert sum(not is_shut(stranger) for stranger in crowd) == SPARE_SEATS + len(nodes)
+        cluster.start("n1", nodes)
+        cluster.until(lambda: agent.view("n1").connected, moves_s=0.001)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"generation": "7"},
+        {"generation": None},
+        {"generation": True},
+        {"generation": 1e300},
+        {"store_port": -1},
+        {"store_port": 1 << 16},
+        {"store_port": [1]},
+        {"phase": "asleep"},
+        {"phase": ["running"]},
+        {"reason": None},
+        {"addr": 1},
+        {"incarnation": {}},
+        {"node": None},
+    ],
+)
+def test_a_heartbeat_with_a_wrong_field_is_not_taken(cluster: Cluster, changed: dict[str, object]) -> None:
+    agent = cluster.start("n0")
+    with call(cluster) as peer:
+        peer.sendall(hello() + heartbeat("n1"))
+        cluster.until(lambda: agent.view("n1").connected)
+        before = agent.view("n1")
+        peer.sendall(heartbeat("n1", **{"generation": 5, "reason": "wrong", **changed}))
+        peer.sendall(b'{"type": "heartbeat"}\n{"type": []}\n{}\n')
+        for _ in range(5):
+            cluster.turn()
+            time.sleep(0.001)
+            assert agent.view("n1") == before
+        peer.sendall(heartbeat("n1", generation=6))
+        cluster.until(lambda: agent.view("n1").generation == 6)
+        assert agent.view("n1") == replace(before, generation=6, last_seen=cluster.now)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["type", "node", "incarnation", "addr", "store_port", "generation", "phase", "reason"]),
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats()
+        | st.text()
+        | st.lists(st.integers())
+        | st.sampled_from(["heartbeat", "running"]),
+    )
+)
+@settings(max_examples=200, deadline=None)
+def test_any_message_is_an_announcement_or_none(message: dict[str, object]) -> None:
+    said = announced(message)
+    assert said is None or said.__dict__ == {name: message[name] for name in said.__dict__}
+
+
+@pytest.mark.parametrize("raw", [b"[" * 50_000 + b"\n", b"garbage\n", b"x" * 2_000_000, heartbeat("n2")])
+def test_a_peer_that_sends_anything_else_is_lost(cluster: Cluster, raw: bytes) -> None:
+    agent = cluster.start("n0")
+    with call(cluster) as peer:
+        peer.sendall(hello() + heartbeat("n1"))
+        cluster.until(lambda: agent.view("n1").connected)
+        peer.setblocking(False)
+        rest = memoryview(raw)
+
+        def lost() -> bool:
+            nonlocal rest
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                rest = rest[peer.send(rest) :] if rest else rest
+            return agent.view("n1").lost
+
+        cluster.until(lost)
+        assert not agent.view("n1").connected
+        assert not agent.view("n2").connected
+
+
+def test_a_peer_that_stops_reading_holds_nobody_up(cluster: Cluster) -> None:
+    nodes = NODES[:2]
+    agent = cluster.start("n0", nodes)
+    agent.says = replace(agent.says, reason="x" * REASON_CHARS)
+    with call(cluster) as hung:
+        hung.sendall(hello() + heartbeat("n1"))
+        cluster.until(lambda: agent.view("n1").connected)
+        took = []
+        while not agent.view("n1").lost:
+            took.append(agent.exchange(cluster.now, at_once=True))
+            assert len(took) < 50_000, "its buffers never fill"
+    assert len(took) > 10
+    # Generous: the machine does other things too. A send that waits would take half a second.
+    assert max(took) < 0.2
+    assert not agent.view("n1").connected
+
+
+def test_a_closed_peer_is_lost_at_once_and_comes_back_at_another_address(cluster: Cluster) -> None:
+    # n0 listens and n1 dials: each of them ends and comes back once.
+    for gone, other in (("n0", "n1"), ("n1", "n0")):
+        for node in NODES[:2]:
+            if node not in cluster.agents:
+                cluster.start(node, NODES[:2])
+        cluster.all_meet()
+        before = published_address(cluster.folder, gone)
+        cluster.stop(gone)
+        cluster.until(lambda other=other, gone=gone: cluster.agents[other].view(gone).lost, moves_s=0.001)
+        assert not cluster.agents[other].view(gone).connected
+        cluster.turn(moves_s=1.0)
+        assert cluster.agents[other].view(gone).lost
+        back = cluster.start(gone, NODES[:2], incarnation="second")
+        assert published_address(cluster.folder, gone) != before
+        cluster.all_meet()
+        view = cluster.agents[other].view(gone)
+        assert (view.incarnation, view.lost) == (f"{gone}-second", False)
+        assert back.view(other).connected
+
+
+def test_a_second_connection_of_a_peer_takes_the_place_of_the_first(cluster: Cluster) -> None:
+    agent = cluster.start("n0")
+    with call(cluster) as first, call(cluster) as second:
+        first.sendall(hello() + heartbeat("n1"))
+        cluster.until(lambda: agent.view("n1").connected)
+        second.sendall(hello() + heartbeat("n1", incarnation="n1-again"))
+        cluster.until(lambda: agent.view("n1").incarnation == "n1-again")
+        assert is_shut(first)
+        assert not is_shut(second)
+        assert not agent.view("n1").lost
+
+
+@contextlib.contextmanager
+def deaf_port() -> Iterator[socket.socket]:
+    """A listener on loopback that answers no request, as a node behind a cut cable: its queue of one is full."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        listener.setblocking(False)
+        for _ in range(4):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        time.sleep(0.01)
+        yield listener
+
+
+def publish(cluster: Cluster, node: str, listener: socket.socket) -> None:
+    cluster.folder.mkdir(exist_ok=True)
+    publish_address(cluster.folder, node, listener)
+
+
+def accepted(listener: socket.socket) -> list[socket.socket]:
+    """Whoever has connected to a listener that does not block."""
+    connections = []
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            connections.append(listener.accept()[0])
+    return connections
+
+
+def test_nodes_that_cannot_be_reached_cost_no_time(cluster: Cluster) -> None:
+    nodes = (*(f"away{n:02d}" for n in range(12)), "n0", "n1")
+    with contextlib.ExitStack() as stack:
+        for node in nodes[:12]:
+            publish(cluster, node, stack.enter_context(deaf_port()))
+        cluster.start("n0", nodes)
+        cluster.start("n1", nodes)
+        # 10 s of an agent's life: every one of them is dialled, given up and dialled again meanwhile.
+        took = [cluster.turn(0.1) for _ in range(100)]
+        assert cluster.agents["n1"].view("n0").connected
+        assert cluster.agents["n0"].view("n1").connected
+        assert not any(cluster.agents["n0"].view(node).connected for node in nodes[:12])
+    assert sum(took) < 2.0
+    assert sorted(took)[len(took) // 2] < 0.02
+
+
+def test_dialling_slows_down_until_the_address_changes(cluster: Cluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy, socket.create_server(("127.0.0.1", 0)) as new:
+        busy.setblocking(False)
+        new.setblocking(False)
+        publish(cluster, "n0", busy)
+        agent = cluster.start("n1", NODES[:2])
+        calls: list[float] = []
+
+        def hang_up() -> None:
+            # Somebody else listens there by now, and closes whatever comes.
+            for connection in accepted(busy):
+                connection.close()
+                calls.append(cluster.now)
+
+        for _ in range(600):
+            cluster.turn()
+            hang_up()
+        pauses = [after - before for before, after in itertools.pairwise(calls)]
+        assert pauses[0] < 0.5
+        assert all(later >= earlier - 0.25 for earlier, later in itertools.pairwise(pauses))
+        assert 4.9 < pauses[-1] < 5.4
+        assert not agent.view("n0").lost
+
+        publish(cluster, "n0", new)
+        came: list[socket.socket] = []
+        assert cluster.until(lambda: came.extend(accepted(new)) or came, moves_s=0.02) < 0.5
+        came[0].close()
+
+
+def test_a_node_that_had_answered_is_dialled_again_at_once(cluster: Cluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        publish(cluster, "n0", server)
+        agent = cluster.start("n1", NODES[:2])
+        for _ in range(560):
+            cluster.turn()
+            for connection in accepted(server):
+                connection.close()
+        came: list[socket.socket] = []
+        assert cluster.until(lambda: came.extend(accepted(server)) or came) > 1.0
+        came[0].sendall(heartbeat("n0"))
+        cluster.until(lambda: agent.view("n0").connected)
+        came.pop().close()
+        cluster.until(lambda: agent.view("n0").lost, moves_s=0.01)
+        assert cluster.until(lambda: came.extend(accepted(server)) or came, moves_s=0.02) < 0.5
+        came[0].close()
+
+
+def test_an_attempt_that_takes_too_long_gives_way_to_a_new_one(cluster: Cluster) -> None:
+    with deaf_port() as listener:
+        publish(cluster, "n0", listener)
+        cluster.start("n1", NODES[:2])
+        cluster.turn()
+        assert len(accepted(listener)) > 0
+        # The kernel would ask again a second after the first attempt; by the agent's clock that is given up before.
+        cluster.turn(CONNECT_TIMEOUT_S + 0.1)
+        cluster.until(lambda: accepted(listener), within_s=0.7)
+
+
+def test_a_change_of_address_ends_the_attempt_at_the_old_one(cluster: Cluster) -> None:
+    with deaf_port() as listener:
+        publish(cluster, "n0", listener)
+        agent = cluster.start("n1", NODES[:2])
+        for _ in range(5):
+            cluster.turn()
+        back = cluster.start("n0", NODES[:2])
+        both = lambda: agent.view("n0").connected and back.view("n1").connected  # noqa: E731
+        assert cluster.until(both, moves_s=0.01) < 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"addr": "127.0.0.1"}',
+        '{"addr": "127.0.0.1", "port": 70000}',
+        '{"addr": "127.0.0.1", "port": "80"}',
+        '{"addr": "127.0.0.1", "port": 0}',
+        '{"addr": "127.0.0.1", "port": Infinity}',
+        '{"addr": "some.host", "port": 80}',
+        '{"addr": null, "port": 80}',
+    ],
+)
+def test_an_address_file_that_says_nothing_useful_is_looked_at_again(cluster: Cluster, text: str) -> None:
+    cluster.folder.mkdir()
+    (cluster.folder / "n0.json").write_text(text)
+    assert published_address(cluster.folder, "n0") is None
+    agent = cluster.start("n1", NODES[:2])
+    agent.exchange(cluster.now)
+    cluster.start("n0", NODES[:2])
+    cluster.until(lambda: agent.view("n0").connected)
+
+
+def test_a_watched_file_that_closes_does_not_stand_in_the_way_of_the_next(cluster: Cluster) -> None:
+    agent = cluster.start("n0", NODES[:2])
+    ours, theirs = socket.socketpair()
+    agent.peers.watch(ours)
+    number = ours.fileno()
+    ours.close()
+    again, their_end = socket.socketpair()
+    assert number in (again.fileno(), their_end.fileno())
+    for sock in (again, their_end):
+        agent.peers.watch(sock)
+    theirs.close()
+    their_end.send(b"x")
+    begin = time.monotonic()
+    agent.peers.wait(5.0)
+    assert time.monotonic() - begin < 1.0
+    agent.peers.unwatch(ours)
+    agent.peers.unwatch(ours)
+    agent.peers.unwatch(again)
+    agent.peers.wait(0.01)
+    again.close()
+    their_end.close()

@@ -1,0 +1,135 @@
+"""`hpctrain lab` from the command line, on a machine that only remembers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from hpctrain.base.errors import FileError, InputError
+from hpctrain.base.process import Finished
+from hpctrain.cli import lab as lab_command
+from hpctrain.cli.main import cli
+from hpctrain.lab import requirements
+from hpctrain.lab.machine import one_at_a_time
+
+
+@pytest.fixture
+def lab(monkeypatch, machine, desk, tmp_path):
+    """Calls `hpctrain lab …`; an error of hpctrain's own is raised."""
+    monkeypatch.setenv("HPCTRAIN_LAB", str(tmp_path / "lab"))
+    monkeypatch.setattr(lab_command, "this_machine", lambda: machine)
+    monkeypatch.setattr(requirements, "missing_programs", lambda which=None: [])
+
+    def idle(argv):
+        if "scontrol" not in argv:
+            return None
+        nodes = [line.split()[1] for line in machine.hosts.read_text().splitlines() if "hpctrain-lab" in line]
+        return Finished(argv, 0, "\n".join(f"NodeName={n} State=IDLE SlurmdStartTime=1" for n in nodes), "")
+
+    desk.answers.append(idle)
+
+    def call(*words: str):
+        return CliRunner().invoke(cli, ["lab", *words], catch_exceptions=False)
+
+    return call
+
+
+def test_up_prints_the_line_to_export_and_nothing_else_on_stdout(lab, tmp_path):
+    done = lab("up", "--nodes", "3")
+    assert done.stdout == f"export SLURM_CONF={tmp_path}/lab/slurm.conf\n"
+    assert "network: 3 nodes" in done.stderr
+    assert "up: 3 nodes in 0.0 s" in done.stderr
+
+
+def test_up_reads_a_spec_file_and_tells_its_mistakes(lab, tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text("nodes: [{name: left}, {name: right}]\n")
+    assert lab("up", str(path)).exit_code == 0
+    assert "198.18.7.11 right # hpctrain-lab" in (tmp_path / "hosts").read_text()
+    path.write_text("noodles: 3\n")
+    with pytest.raises(FileError, match="unknown key; did you mean 'nodes'"):
+        lab("up", str(path))
+
+
+def test_a_dry_run_needs_no_root_and_starts_nothing(lab, machine, desk, monkeypatch):
+    monkeypatch.setattr(lab_command, "this_machine", lambda: dataclasses.replace(machine, uid=lambda: 1000))
+    done = lab("up", "--nodes", "2", "--dry-run")
+    assert "ip netns add hpct-node1\n" in done.stdout
+    assert [argv for argv in desk.log if argv != ("slurmd", "-V")] == []
+
+
+@pytest.mark.parametrize(
+    "words", [["up"], ["down"], ["status"], ["kill", "node0"], ["heal", "all"], ["cut", "node0", "node1"],
+              ["shape", "node0", "--rate", "1mbit"]],
+)  # fmt: skip
+def test_whatever_touches_the_lab_needs_root_and_says_so(lab, machine, monkeypatch, words):
+    monkeypatch.setattr(lab_command, "this_machine", lambda: dataclasses.replace(machine, uid=lambda: 1000))
+    with pytest.raises(InputError, match=f"lab {words[0]}: needs root, this is user id 1000; run it with sudo"):
+        lab(*words)
+
+
+def test_faults_without_a_lab_say_how_to_start_one(lab):
+    with pytest.raises(InputError, match=r"no lab is up in .*; start one with `hpctrain lab up`"):
+        lab("kill", "node0")
+
+
+def test_faults_by_name_set_and_all(lab, desk):
+    lab("up", "--nodes", "3")
+    desk.log.clear()
+    assert "node2: killed 0 processes" in lab("kill", "node[1-2]", "--silent").stderr
+    assert [argv[-2:] for argv in desk.log if "down" in argv] == [("hpctv1", "down"), ("hpctv2", "down")]
+    assert lab("kill", "node0", "--hang").stderr == "node0: stopped 0 processes\n"
+    assert lab("cut", "node0", "node[1-2]").stderr == "node0 and node1: cut\nnode0 and node2: cut\n"
+    assert lab("shape", "all", "--rate", "5mbit", "--direction", "in").stderr.count("in 5mbit") == 3
+    assert lab("shape", "node0", "--rate", "none").stderr == "node0: in and out not shaped\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["up", "x.yaml", "--nodes", "2"], "give either SPEC or --nodes"),
+        (["kill", "node0", "--silent", "--hang"], "give either --silent or --hang"),
+        (["shape", "node0", "--rate", "fast"], "found 'fast'; allowed: a number with kbit, mbit or gbit"),
+        (["shape", "node0", "--rate", "1mbit", "--direction", "up"], "'up' is not one of 'in', 'out', 'both'"),
+        (["kill"], "Missing argument 'NODE...'"),
+    ],
+)
+def test_wrong_usage_is_told(lab, words, told):
+    done = lab(*words)
+    assert done.exit_code == 2
+    assert told in done.stderr
+
+
+def test_status_for_people_and_for_scripts(lab, desk, tmp_path):
+    lab("up", "--nodes", "2")
+
+    def kernel(argv):
+        if "class" in argv:
+            return Finished(argv, 0, "class htb 1:1 root leaf 10: prio 0 rate 1Gbit ceil 1Gbit\n", "")
+        if argv[-2:] == ("link", "show"):
+            return Finished(argv, 0, '[{"ifname":"hpctv0","flags":["UP"]}]', "")
+        return Finished(argv, 0, "3|train|low|RUNNING|node0|None\n", "") if "squeue" in argv else None
+
+    desk.answers.append(kernel)
+    found = json.loads(lab("status", "--json").stdout)
+    assert [node["name"] for node in found["nodes"]] == ["node0", "node1"]
+    text = lab("status").stdout
+    row = next(line.split() for line in text.splitlines() if line.strip().startswith("node0"))
+    assert row == ["node0", "198.18.7.10", "idle", "0", "1gbit", "1gbit"]
+    assert "link down" in text
+    assert "job 3 train: running in low on node0" in text
+    assert text.splitlines()[-1] == f"export SLURM_CONF={tmp_path}/lab/slurm.conf"
+
+
+def test_down_says_what_it_took_away(lab):
+    lab("up", "--nodes", "2")
+    assert lab("down").stderr.startswith("taken down: 4 daemons, lines in /etc/hosts, ")
+    assert lab("down").stderr == "nothing to take down\n"
+
+
+def test_two_commands_do_not_build_at_once(lab):
+    with one_at_a_time(), pytest.raises(InputError, match="another `hpctrain lab` command is at work"):
+        lab("down")

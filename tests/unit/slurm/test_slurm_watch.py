@@ -1,0 +1,128 @@
+"""The watcher: one call for all jobs, rarer and rarer, and patience with a controller that is away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpctrain.slurm.job import JobState
+from hpctrain.slurm.watch import DELAY_MAX_S, DELAY_MIN_S, Watcher, next_delay
+
+
+def run_for(watcher, fake, seconds, now=0.0):
+    """Poll every second of `seconds`; the changes, and the moments at which Slurm was asked."""
+    changes, asked = [], []
+    for _ in range(seconds):
+        before = len(fake.argvs)
+        changes += watcher.poll(now)
+        asked += [now] * (len(fake.argvs) - before)
+        now += 1.0
+        fake.advance(1)
+    return changes, asked
+
+
+def test_calls_become_rarer_up_to_30_s(fake, slurm):
+    watcher = Watcher(slurm, [fake.submit("job.sh"), fake.submit("job.sh")])
+    changes, asked = run_for(watcher, fake, 120)
+    assert [change.after.state for change in changes] == [JobState.RUNNING] * 2
+    assert asked == [0, 1, 3, 7, 15, 31, 61, 91]
+    assert all(argv[0] == "squeue" for argv in fake.argvs[-8:])
+
+
+def test_a_change_is_told_once_and_brings_the_delay_back(fake, slurm):
+    job_id = fake.submit("-N", "2", "job.sh")
+    watcher = Watcher(slurm, [job_id])
+    run_for(watcher, fake, 40)
+    assert watcher.delay_s == DELAY_MAX_S
+    fake.preempt(job_id)
+    (change,) = watcher.poll(61.0)
+    assert (change.before.state, change.after.state, change.after.restarts) == (
+        JobState.RUNNING,
+        JobState.PENDING,
+        1,
+    )
+    assert watcher.delay_s == DELAY_MIN_S
+    assert watcher.poll(62.0) == []
+    fake.advance(11)
+    (change,) = watcher.poll(64.0)
+    assert change.after.nodes == ("gpu1", "gpu2")
+
+
+def test_moving_estimates_are_no_change(fake, slurm):
+    fake.submit("-N", "3", "job.sh")
+    waiting = fake.submit("job.sh")
+    watcher = Watcher(slurm, [waiting])
+    assert len(watcher.poll(0.0)) == 1
+    fake.jobs[int(waiting)] = replace(fake.jobs[int(waiting)], start_s=fake.now)
+    assert watcher.poll(100.0) == []
+    assert watcher.known[waiting].start_s == fake.now
+
+
+def test_a_controller_that_is_away_changes_nothing_that_is_known(fake, slurm):
+    job_id = fake.submit("job.sh")
+    watcher = Watcher(slurm, [job_id])
+    watcher.poll(0.0)
+    known = dict(watcher.known)
+    fake.away = True
+    assert watcher.poll(5.0) == []
+    assert watcher.poll(50.0) == []
+    assert "controller is away" in watcher.away
+    assert watcher.away_since_s == 5.0
+    assert watcher.known == known
+    assert not watcher.all_ended
+    fake.away = False
+    assert watcher.poll(100.0) == []
+    assert (watcher.away, watcher.away_since_s, watcher.delay_s) == (None, None, DELAY_MIN_S)
+
+
+def test_away_calls_become_rarer_too(fake, slurm):
+    watcher = Watcher(slurm, [fake.submit("job.sh")])
+    fake.away = True
+    _, asked = run_for(watcher, fake, 100)
+    assert asked == [0, 2, 6, 14, 30, 60, 90]
+
+
+def test_the_end(fake, slurm):
+    one, two = fake.submit("job.sh"), fake.submit("--no-requeue", "job.sh")
+    watcher = Watcher(slurm, [one, two])
+    watcher.poll(0.0)
+    fake.finish(one)
+    watcher.poll(10.0)
+    assert not watcher.all_ended
+    fake.fail_node(watcher.known[two].nodes[0])
+    (change,) = watcher.poll(20.0)
+    assert change.after.state is JobState.NODE_FAIL
+    assert watcher.all_ended
+
+
+def test_forgotten_jobs_keep_their_last_state(fake, slurm):
+    one, two = fake.submit("job.sh"), fake.submit("job.sh")
+    watcher = Watcher(slurm, [one, two])
+    watcher.poll(0.0)
+    fake.finish(one)
+    watcher.poll(10.0)
+    fake.advance(301)
+    (change,) = watcher.poll(311.0)
+    assert (change.job_id, change.after) == (one, None)
+    assert watcher.known[one].state is JobState.COMPLETED
+    fake.argvs.clear()
+    watcher.poll(400.0)
+    assert fake.argvs[0][5] == two  # the forgotten one is not asked for again
+
+
+def test_jobs_come_later(fake, slurm):
+    watcher = Watcher(slurm)
+    assert watcher.poll(0.0) == []
+    assert fake.argvs == []
+    job_id = fake.submit("job.sh")
+    watcher.add(job_id)
+    assert [change.job_id for change in watcher.poll(0.5)] == [job_id]
+
+
+@given(st.floats(DELAY_MIN_S, DELAY_MAX_S), st.booleans())
+def test_the_delay_stays_in_its_bounds(delay, changed):
+    following = next_delay(delay, changed)
+    assert DELAY_MIN_S <= following <= DELAY_MAX_S
+    assert following == DELAY_MIN_S if changed else following >= delay

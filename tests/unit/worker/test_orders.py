@@ -1,0 +1,110 @@
+"""Orders of the agent reach the worker, whenever they come; without an agent the worker ends."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from hpctrain.base.errors import HpctrainError
+from hpctrain.base.wire import LineChannel
+from hpctrain.worker.orders import EXIT_RESUMABLE, Orders
+
+START = {"type": "start", "rank": 0}
+
+
+class Ended:
+    """Stands for the end of the process, which the tests outlive."""
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+        self.happened = threading.Event()
+
+    def __call__(self, code: int) -> None:
+        self.code = code
+        self.happened.set()
+
+
+@pytest.fixture
+def agent_and_orders(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LineChannel, Orders, Ended]]:
+    ended = Ended()
+    monkeypatch.setattr("hpctrain.worker.orders.os._exit", ended)
+    ours, theirs = map(LineChannel, socket.socketpair())
+    orders = Orders(theirs)
+    yield ours, orders, ended
+    ours.close()
+    # A thread that still listened after the test would end the whole suite.
+    if any(thread.name == "orders" for thread in threading.enumerate()):
+        assert ended.happened.wait(5.0)
+    theirs.close()
+
+
+def soon(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 2.0
+    while not (holds := condition()) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return holds
+
+
+def test_a_stop_that_came_together_with_the_start_is_heeded(
+    agent_and_orders: tuple[LineChannel, Orders, Ended],
+) -> None:
+    agent, orders, _ = agent_and_orders
+    agent.send(START)
+    agent.send({"type": "save"})
+    agent.send({"type": "stop"})
+    assert orders.wait_start() == START
+    orders.listen()
+    assert soon(orders.stop_wanted)
+    assert orders.save_wanted()
+    assert not orders.save_wanted()
+
+
+def test_a_stop_while_the_worker_trains_is_heeded(agent_and_orders: tuple[LineChannel, Orders, Ended]) -> None:
+    agent, orders, ended = agent_and_orders
+    agent.send(START)
+    orders.wait_start()
+    orders.listen()
+    agent.send({"type": "unknown"})
+    agent.send({"type": "save"})
+    assert soon(orders.save_wanted)
+    assert not orders.stop_wanted()
+    agent.send({"type": "stop"})
+    assert soon(orders.stop_wanted)
+    assert not ended.happened.is_set()
+
+
+def test_without_an_agent_the_worker_ends(agent_and_orders: tuple[LineChannel, Orders, Ended]) -> None:
+    agent, orders, ended = agent_and_orders
+    agent.send(START)
+    orders.wait_start()
+    orders.listen()
+    agent.close()
+    assert ended.happened.wait(2.0)
+    assert ended.code == EXIT_RESUMABLE
+
+
+def test_without_a_start_order_there_is_no_work(agent_and_orders: tuple[LineChannel, Orders, Ended]) -> None:
+    agent, orders, _ = agent_and_orders
+    agent.send({"type": "stop"})
+    with pytest.raises(HpctrainError, match="no start order"):
+        orders.wait_start()
+
+
+def test_an_agent_that_is_held_up_gets_all_the_news_later(agent_and_orders: tuple[LineChannel, Orders, Ended]) -> None:
+    agent, orders, _ = agent_and_orders
+
+    def tell() -> None:
+        for step in range(2000):
+            orders.tell("step", step=step, note="x" * 200)
+
+    teller = threading.Thread(target=tell)
+    teller.start()
+    time.sleep(0.1)
+    assert teller.is_alive(), "its news fit in the socket's buffer: nothing is shown"
+    told = [agent.wait_message(5.0) for _ in range(2000)]
+    teller.join()
+    assert [message["step"] for message in told if message is not None] == list(range(2000))
