@@ -28,7 +28,7 @@ from hpctrain.records.run import Run, read_run
 from hpctrain.records.topology import Topology
 
 FINISHED = "finished"
-"""File in a run folder: the run is over, whatever a lost node's task still seems to do (the job script looks for it)."""
+"""File in a run folder: the run is over, whatever a lost node's task still seems to do; the job script looks for it."""
 PROBE_WAIT_S = 300.0
 """How long the other nodes wait for the first one to write the topology."""
 

@@ -3,84 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loopback_agents import KEY, NODES, Cluster, heartbeat
 
-from hpctrain.agent.dialler import CONNECT_TIMEOUT_S, publish_address, published_address
-from hpctrain.agent.peers import HELLO_S, REASON_CHARS, SPARE_SEATS, Announcement, Peers, announced
-
-KEY = "the run's key"
-NODES = ("n0", "n1", "n2")
-
-
-@dataclass
-class Agent:
-    """An agent reduced to its peers and what it announces."""
-
-    peers: Peers
-    says: Announcement
-
-    def exchange(self, now: float, at_once: bool = False) -> float:
-        """One exchange; how long it took in seconds."""
-        begin = time.perf_counter()
-        self.peers.exchange(now, self.says, at_once)
-        return time.perf_counter() - begin
-
-    def view(self, node: str):
-        return next(view for view in self.peers.views() if view.node == node)
-
-
-class Cluster:
-    """Agents on loopback with one clock, which the test moves."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.now = 100.0
-        self.agents: dict[str, Agent] = {}
-
-    def start(self, node: str, nodes: tuple[str, ...] = NODES, key: str = KEY, incarnation: str = "first") -> Agent:
-        peers = Peers(self.folder, node, nodes, "127.0.0.1", key)
-        peers.open()
-        says = Announcement(node, f"{node}-{incarnation}", "127.0.0.1", 4000, 0, "joining", "start")
-        self.agents[node] = Agent(peers, says)
-        return self.agents[node]
-
-    def stop(self, node: str) -> None:
-        self.agents.pop(node).peers.close()
-
-    def until(self, condition: Callable[[], object], moves_s: float = 0.05, within_s: float = 2.0) -> float:
-        """Exchange in turns until it holds; fails after `within_s` of real time. How far the clock moved comes back."""
-        begin, deadline = self.now, time.monotonic() + within_s
-        while not condition():
-            assert time.monotonic() < deadline, "it never came about"
-            self.turn(moves_s)
-            time.sleep(0.001)
-        return self.now - begin
-
-    def turn(self, moves_s: float = 0.05) -> float:
-        """One exchange of each; the longest of them in seconds."""
-        self.now += moves_s
-        return max(agent.exchange(self.now) for agent in self.agents.values())
-
-    def all_meet(self) -> None:
-        self.until(lambda: all(view.connected for agent in self.agents.values() for view in agent.peers.views()))
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path / "agents")
-    yield made
-    for agent in made.agents.values():
-        agent.peers.close()
+from hpctrain.agent.dialler import published_address
+from hpctrain.agent.peers import HELLO_S, REASON_CHARS, SPARE_SEATS, announced
 
 
 def call(cluster: Cluster, node: str = "n0") -> socket.socket:
@@ -92,11 +26,6 @@ def call(cluster: Cluster, node: str = "n0") -> socket.socket:
 
 def hello(node: object = "n1", key: object = KEY) -> bytes:
     return json.dumps({"type": "hello", "node": node, "key": key}).encode() + b"\n"
-
-
-def heartbeat(sender: str, **changed: object) -> bytes:
-    said = Announcement(sender, f"{sender}-raw", "127.0.0.1", 1, 0, "running", "")
-    return json.dumps({"type": "heartbeat", **said.__dict__, **changed}).encode() + b"\n"
 
 
 def is_shut(sock: socket.socket) -> bool:
@@ -343,145 +272,6 @@ def test_a_second_connection_of_a_peer_takes_the_place_of_the_first(cluster: Clu
         assert is_shut(first)
         assert not is_shut(second)
         assert not agent.view("n1").lost
-
-
-@contextlib.contextmanager
-def deaf_port() -> Iterator[socket.socket]:
-    """A listener on loopback that answers no request, as a node behind a cut cable: its queue of one is full."""
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        listener.setblocking(False)
-        for _ in range(4):
-            filler = stack.enter_context(socket.socket())
-            filler.setblocking(False)
-            filler.connect_ex(listener.getsockname())
-        time.sleep(0.01)
-        yield listener
-
-
-def publish(cluster: Cluster, node: str, listener: socket.socket) -> None:
-    cluster.folder.mkdir(exist_ok=True)
-    publish_address(cluster.folder, node, listener)
-
-
-def accepted(listener: socket.socket) -> list[socket.socket]:
-    """Whoever has connected to a listener that does not block."""
-    connections = []
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            connections.append(listener.accept()[0])
-    return connections
-
-
-def test_nodes_that_cannot_be_reached_cost_no_time(cluster: Cluster) -> None:
-    nodes = (*(f"away{n:02d}" for n in range(12)), "n0", "n1")
-    with contextlib.ExitStack() as stack:
-        for node in nodes[:12]:
-            publish(cluster, node, stack.enter_context(deaf_port()))
-        cluster.start("n0", nodes)
-        cluster.start("n1", nodes)
-        # 10 s of an agent's life: every one of them is dialled, given up and dialled again meanwhile.
-        took = [cluster.turn(0.1) for _ in range(100)]
-        assert cluster.agents["n1"].view("n0").connected
-        assert cluster.agents["n0"].view("n1").connected
-        assert not any(cluster.agents["n0"].view(node).connected for node in nodes[:12])
-    assert sum(took) < 2.0
-    assert sorted(took)[len(took) // 2] < 0.02
-
-
-def test_dialling_slows_down_until_the_address_changes(cluster: Cluster) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as busy, socket.create_server(("127.0.0.1", 0)) as new:
-        busy.setblocking(False)
-        new.setblocking(False)
-        publish(cluster, "n0", busy)
-        agent = cluster.start("n1", NODES[:2])
-        calls: list[float] = []
-
-        def hang_up() -> None:
-            # Somebody else listens there by now, and closes whatever comes.
-            for connection in accepted(busy):
-                connection.close()
-                calls.append(cluster.now)
-
-        for _ in range(600):
-            cluster.turn()
-            hang_up()
-        pauses = [after - before for before, after in itertools.pairwise(calls)]
-        assert pauses[0] < 0.5
-        assert all(later >= earlier - 0.25 for earlier, later in itertools.pairwise(pauses))
-        assert 4.9 < pauses[-1] < 5.4
-        assert not agent.view("n0").lost
-
-        publish(cluster, "n0", new)
-        came: list[socket.socket] = []
-        assert cluster.until(lambda: came.extend(accepted(new)) or came, moves_s=0.02) < 0.5
-        came[0].close()
-
-
-def test_a_node_that_had_answered_is_dialled_again_at_once(cluster: Cluster) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.setblocking(False)
-        publish(cluster, "n0", server)
-        agent = cluster.start("n1", NODES[:2])
-        for _ in range(560):
-            cluster.turn()
-            for connection in accepted(server):
-                connection.close()
-        came: list[socket.socket] = []
-        assert cluster.until(lambda: came.extend(accepted(server)) or came) > 1.0
-        came[0].sendall(heartbeat("n0"))
-        cluster.until(lambda: agent.view("n0").connected)
-        came.pop().close()
-        cluster.until(lambda: agent.view("n0").lost, moves_s=0.01)
-        assert cluster.until(lambda: came.extend(accepted(server)) or came, moves_s=0.02) < 0.5
-        came[0].close()
-
-
-def test_an_attempt_that_takes_too_long_gives_way_to_a_new_one(cluster: Cluster) -> None:
-    with deaf_port() as listener:
-        publish(cluster, "n0", listener)
-        cluster.start("n1", NODES[:2])
-        cluster.turn()
-        assert len(accepted(listener)) > 0
-        # The kernel would ask again a second after the first attempt; by the agent's clock that is given up before.
-        cluster.turn(CONNECT_TIMEOUT_S + 0.1)
-        cluster.until(lambda: accepted(listener), within_s=0.7)
-
-
-def test_a_change_of_address_ends_the_attempt_at_the_old_one(cluster: Cluster) -> None:
-    with deaf_port() as listener:
-        publish(cluster, "n0", listener)
-        agent = cluster.start("n1", NODES[:2])
-        for _ in range(5):
-            cluster.turn()
-        back = cluster.start("n0", NODES[:2])
-        both = lambda: agent.view("n0").connected and back.view("n1").connected  # noqa: E731
-        assert cluster.until(both, moves_s=0.01) < 1.0
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "{",
-        '{"addr": "127.0.0.1"}',
-        '{"addr": "127.0.0.1", "port": 70000}',
-        '{"addr": "127.0.0.1", "port": "80"}',
-        '{"addr": "127.0.0.1", "port": 0}',
-        '{"addr": "127.0.0.1", "port": Infinity}',
-        '{"addr": "some.host", "port": 80}',
-        '{"addr": null, "port": 80}',
-    ],
-)
-def test_an_address_file_that_says_nothing_useful_is_looked_at_again(cluster: Cluster, text: str) -> None:
-    cluster.folder.mkdir()
-    (cluster.folder / "n0.json").write_text(text)
-    assert published_address(cluster.folder, "n0") is None
-    agent = cluster.start("n1", NODES[:2])
-    agent.exchange(cluster.now)
-    cluster.start("n0", NODES[:2])
-    cluster.until(lambda: agent.view("n0").connected)
 
 
 def test_a_watched_file_that_closes_does_not_stand_in_the_way_of_the_next(cluster: Cluster) -> None:

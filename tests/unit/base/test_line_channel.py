@@ -40,20 +40,21 @@ def test_all_messages_arrive_in_order(messages: list[dict[str, Any]]) -> None:
 
 @given(MESSAGES.filter(bool), st.data())
 def test_a_message_that_arrives_in_pieces_is_one(messages: list[dict[str, Any]], data: st.DataObject) -> None:
-    raw, other = socket.socketpair()
     sender, spy = map(LineChannel, socket.socketpair())
     for message in messages:
         sender.send(message)
     sender.close()
     wire = b"".join(iter(lambda: spy.sock.recv(1), b""))
+    spy.close()
     cut = data.draw(st.integers(0, len(wire)))
+    raw, other = socket.socketpair()
     channel = LineChannel(other)
     raw.sendall(wire[:cut])
     first = channel.receive()
     raw.sendall(wire[cut:])
     assert first + channel.receive() == messages
-    for sock in (raw, other, spy.sock):
-        sock.close()
+    raw.close()
+    other.close()
 
 
 def test_lines_that_are_no_messages_are_passed_over(pair: tuple[LineChannel, LineChannel]) -> None:
@@ -232,12 +233,13 @@ def test_a_flood_of_garbage_does_not_hold_up_who_waits_for_a_message(pair: tuple
     flooder = threading.Thread(target=flood)
     flooder.start()
     begin = time.monotonic()
-    assert right.wait_message(0.2) is None
-    right.receive()
+    message = right.wait_message(0.2)
     waited = time.monotonic() - begin
     stop.set()
     flooder.join()
-    assert waited < 2.0
+    assert message is None
+    # Generous, for a busy machine: what is at stake is whether it ever returns.
+    assert waited < 5.0
 
 
 def test_a_strict_channel_ends_at_the_first_line_that_is_no_message() -> None:

@@ -92,6 +92,6 @@ def test_without_its_first_node_there_is_no_topology(tmp_path: Path) -> None:
     def strike(phase: str, rounds: int, planned: int) -> None:
         os.kill(runner.pids["local0"], signal.SIGKILL)
 
-    with pytest.raises(HpctrainError, match="first node ended with code -9"):
+    with pytest.raises(HpctrainError, match="it ended with code -9"):
         probe_local(2, tmp_path, runner, SystemClock(), device="none", progress=strike)
     assert no_process_left(runner)

@@ -47,6 +47,9 @@ def test_the_plan_itself_is_valid() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
+        ("actions", {"0": {"0": ["hello"]}}, r"actions\[0\]\[0\]: found 'hello'; an action is written like 0F3"),
+        ("actions", {"2": {"0": ["0F0"]}}, r"actions: found replica 2, allowed: 0 to 1"),
+        ("actions", {"1": {"5": ["0F0"]}}, r"actions\[1\]: found pipeline rank 5, allowed: 0 to 1"),
         ("stages.0.layers", [1, 3], r"stages\[0\]\.layers: found \[1, 3\), expected it to start at 0"),
         ("stages.1.layers", [4, 6], r"stages\[1\]\.layers: found \[4, 6\), expected it to start at 3"),
         ("stages.1.layers", [3, 2], r"stages\[1\]\.layers: found \[3, 2\)"),

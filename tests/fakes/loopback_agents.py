@@ -1,0 +1,77 @@
+"""Agents reduced to their peers, on loopback, with one clock that the test moves."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.agent.decide import PeerView
+from hpctrain.agent.peers import Announcement, Peers
+
+KEY = "the run's key"
+NODES = ("n0", "n1", "n2")
+
+
+@dataclass
+class Agent:
+    """An agent reduced to its peers and what it announces."""
+
+    peers: Peers
+    says: Announcement
+
+    def exchange(self, now: float, at_once: bool = False) -> float:
+        """One exchange; how long it took in seconds."""
+        begin = time.perf_counter()
+        self.peers.exchange(now, self.says, at_once)
+        return time.perf_counter() - begin
+
+    def view(self, node: str) -> PeerView:
+        return next(view for view in self.peers.views() if view.node == node)
+
+
+class Cluster:
+    """Agents on loopback with one clock, which the test moves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.now = 100.0
+        self.agents: dict[str, Agent] = {}
+
+    def start(self, node: str, nodes: tuple[str, ...] = NODES, key: str = KEY, incarnation: str = "first") -> Agent:
+        peers = Peers(self.folder, node, nodes, "127.0.0.1", key)
+        peers.open()
+        says = Announcement(node, f"{node}-{incarnation}", "127.0.0.1", 4000, 0, "joining", "start")
+        self.agents[node] = Agent(peers, says)
+        return self.agents[node]
+
+    def stop(self, node: str) -> None:
+        self.agents.pop(node).peers.close()
+
+    def until(self, condition: Callable[[], object], moves_s: float = 0.05, within_s: float = 2.0) -> float:
+        """Exchange in turns until it holds; fails after `within_s` of real time. How far the clock moved comes back."""
+        begin, deadline = self.now, time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < deadline, "it never came about"
+            self.turn(moves_s)
+            time.sleep(0.001)
+        return self.now - begin
+
+    def turn(self, moves_s: float = 0.05) -> float:
+        """One exchange of each; the longest of them in seconds."""
+        self.now += moves_s
+        return max(agent.exchange(self.now) for agent in self.agents.values())
+
+    def all_meet(self) -> None:
+        self.until(lambda: all(view.connected for agent in self.agents.values() for view in agent.peers.views()))
+
+    def close(self) -> None:
+        for node in list(self.agents):
+            self.stop(node)
+
+
+def heartbeat(sender: str, **changed: object) -> bytes:
+    said = Announcement(sender, f"{sender}-raw", "127.0.0.1", 1, 0, "running", "")
+    return json.dumps({"type": "heartbeat", **said.__dict__, **changed}).encode() + b"\n"
