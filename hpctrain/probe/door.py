@@ -72,7 +72,7 @@ class Door:
         self._pending.append((self._clock.now(), LineChannel(sock)))
 
     def _trusted(self, hello: Message) -> bool:
-        return hmac.compare_digest(str(hello.get("token", "")).encode(), self._token.encode())
+        return hmac.compare_digest(str(hello.get("token", "")).encode(errors="surrogatepass"), self._token.encode())
 
 
 def open_door(addr: str, token: str, clock: Clock) -> Door:

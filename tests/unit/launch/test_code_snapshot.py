@@ -1,0 +1,64 @@
+"""The copy of a person's code that a queued run uses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpctrain.base.errors import InputError
+from hpctrain.base.process import SystemRunner
+from hpctrain.launch.code import snapshot_code
+
+
+def git(folder: Path, *words: str) -> str:
+    argv = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *words]
+    done = SystemRunner().run(argv, timeout_s=20)
+    assert done.code == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    source = tmp_path / "project"
+    (source / "package" / "__pycache__").mkdir(parents=True)
+    (source / "package" / "model.py").write_text("SIZE = 1\n")
+    (source / "package" / "__pycache__" / "model.pyc").write_bytes(b"x")
+    (source / ".venv").mkdir()
+    (source / ".venv" / "huge").write_bytes(b"x")
+    return source
+
+
+def test_the_copy_is_the_code_as_it_was(source: Path, tmp_path: Path) -> None:
+    git(source, "init", "-q")
+    git(source, "add", "package/model.py")
+    git(source, "commit", "-q", "-m", "first")
+    (source / "package" / "model.py").write_text("SIZE = 2\n")
+    run_folder = tmp_path / "run"
+    run_folder.mkdir()
+    snapshot_code(source, run_folder, SystemRunner())
+    (source / "package" / "model.py").write_text("SIZE = 3\n")
+    copied = sorted(str(p.relative_to(run_folder)) for p in (run_folder / "code").rglob("*") if p.is_file())
+    assert copied == ["code/package/model.py"]
+    assert (run_folder / "code/package/model.py").read_text() == "SIZE = 2\n"
+    state = json.loads((run_folder / "code.json").read_text())
+    assert state == {"source": str(source), "commit": git(source, "rev-parse", "HEAD"), "dirty": True}
+
+
+def test_a_folder_without_git_has_no_git_state(source: Path, tmp_path: Path) -> None:
+    run_folder = tmp_path / "run"
+    run_folder.mkdir()
+    snapshot_code(source, run_folder, SystemRunner())
+    assert json.loads((run_folder / "code.json").read_text()) == {"source": str(source)}
+
+
+def test_what_is_no_code_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"code: .*missing: no such folder"):
+        snapshot_code(tmp_path / "missing", tmp_path, SystemRunner())
+    data = tmp_path / "data"
+    data.mkdir()
+    with (data / "corpus.bin").open("wb") as file:
+        file.truncate(300 * 2**20)
+    with pytest.raises(InputError, match="allowed: 256"):
+        snapshot_code(data, tmp_path, SystemRunner())
