@@ -14,7 +14,7 @@ import submitit
 from submitit.core.utils import FailedJobError
 from submitit.slurm.slurm import SlurmExecutor
 
-from hpctrain.base.atomic import write_text
+from hpctrain.base.atomic import storage_errors, write_text
 from hpctrain.base.errors import CommandError, InputError
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.job_script import render_job
@@ -94,7 +94,8 @@ def submit_local(folder: RunFolder, count: int) -> str:
     executor.update_parameters(timeout_min=A_YEAR_MIN)
     argv = [sys.executable, "-m", "hpctrain", "train", "--resume", str(folder.path), "--local", str(count)]
     # submitit hides all GPUs from local jobs that ask for none: the environment is that of this process.
-    job: submitit.Job[Any] = executor.submit(become, argv, dict(os.environ), True)
+    with _silent_children(folder.path / "logs" / "supervisor.log"):
+        job: submitit.Job[Any] = executor.submit(become, argv, dict(os.environ), True)
     write_text(folder.path / JOB_FILE, f"{job.job_id}\n")
     return str(job.job_id)
 
@@ -106,6 +107,24 @@ def direct_command(folder: Path) -> str:
 
 def _task_command(folder: Path) -> str:
     return f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {shlex.quote(str(folder / 'submitit'))}"
+
+
+@contextlib.contextmanager
+def _silent_children(log: Path) -> Iterator[None]:
+    """Processes started meanwhile write to `log`: one that kept this process's output open would make whoever reads
+    that output, `$(hpctrain submit …)` say, wait for the end of the run."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with storage_errors(log), log.open("ab") as file:
+        kept = {number: os.dup(number) for number in (1, 2)}
+        try:
+            for number in kept:
+                os.dup2(file.fileno(), number)
+            yield
+        finally:
+            for number, copy in kept.items():
+                os.dup2(copy, number)
+                os.close(copy)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 FOLDER = Path("/run/hpctrain-lab-tests")
@@ -56,6 +57,14 @@ class Cluster:
         """Fields of `scontrol show job`: JobState, Restarts, NodeList, …"""
         words = self.run("scontrol", "show", "job", job_id, "--oneliner").stdout.split()
         return {key: value for key, found, value in (word.partition("=") for word in words) if found}
+
+    def controller(self) -> psutil.Process:
+        """The lab's slurmctld."""
+        conf = str(self.folder / "slurm.conf")
+        for process in psutil.process_iter(["name", "cmdline"]):
+            if process.info["name"] == "slurmctld" and conf in (process.info["cmdline"] or []):
+                return process
+        raise AssertionError("no slurmctld of this lab")
 
     def wait(self, until: Callable[[], object], timeout_s: float, what: str) -> float:
         """Seconds until it was so; a failure that says `what` otherwise."""

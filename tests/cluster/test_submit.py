@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab")]
 
 RUN = {
     "name": "job",
-    "steps": 150,
+    "steps": 90,
     "seed": 3,
     "cluster": {"kind": "slurm", "partition": "low", "nodes": "3-4", "time": "20", "device": "cpu"},
     "model": {"dims": {"layers": 4, "dim": 64, "heads": 4}},
@@ -84,7 +84,7 @@ class Job:
     def explain(self) -> str:
         return self.project.hpctrain("logs", self.name, "-n", "5", check=False).stdout[-3000:]
 
-    def assert_whole(self, steps: int = 150) -> None:
+    def assert_whole(self, steps: int = 90) -> None:
         """Every step was done, in one metrics file, whatever happened in between."""
         rows = read_metrics(self.folder / "metrics.jsonl")
         assert [row.step for row in effective(rows)] == list(range(1, steps + 1))
@@ -144,7 +144,7 @@ def test_a_node_is_lost_and_the_job_comes_back_without_it(project: Project) -> N
 
 
 def test_the_batch_host_is_lost_too(project: Project) -> None:
-    job = project.submit("--set", "steps=150")
+    job = project.submit()
     job.wait_for_step(15)
     project.cluster.lab("kill", "node0")
     job.wait_until_done()
@@ -159,16 +159,17 @@ def test_a_preempted_job_saves_and_comes_back(project: Project) -> None:
 
 
 TERM_ONLY = """
-nodes: [{name: node0}, {name: node1}, {name: node2}, {name: node3}]
+nodes: [{name: node0}, {name: node1}, {name: node2}, {name: node3}, {name: node4}]
 slurm: {preempt_send_user_signal: false}
 """
 
 
-def test_a_cluster_that_preempts_with_term_alone(project: Project, tmp_path: Path) -> None:
+def test_five_nodes_of_a_cluster_that_preempts_with_term_alone(project: Project, tmp_path: Path) -> None:
     (tmp_path / "lab.yaml").write_text(TERM_ONLY)
     project.cluster.lab("up", str(tmp_path / "lab.yaml"), "--replace")
     try:
-        job = project.submit()
+        # The topology file is of four nodes: the job measures its five itself.
+        job = project.submit("--set", "cluster.nodes=4-5")
         job.wait_for_step(15)
         assert_survives_preemption(job)
     finally:
@@ -184,7 +185,7 @@ def assert_survives_preemption(job: Job) -> None:
     first = [event for event in read_events(job.folder / "events.jsonl") if event.attempt == 0]
     assert "preempted" in {event.kind for event in first}
     # The notice allowed a save: nothing was done twice.
-    assert len(read_metrics(job.folder / "metrics.jsonl")) == 150
+    assert len(read_metrics(job.folder / "metrics.jsonl")) == 90
 
 
 def test_the_time_limit_is_a_pause(project: Project) -> None:
@@ -197,18 +198,13 @@ def test_the_time_limit_is_a_pause(project: Project) -> None:
     assert len(read_metrics(job.folder / "metrics.jsonl")) == 700
 
 
-def test_a_requeue_by_hand_goes_on_from_the_last_checkpoint(project: Project) -> None:
+def test_requeued_by_hand_then_cancelled_then_resubmitted(project: Project) -> None:
     job = project.submit()
     job.wait_for_step(15)
     project.cluster.run("scontrol", "requeue", job.job_id)
-    job.wait_until_done()
-    job.assert_whole()
+    project.cluster.wait(lambda: len(job.attempts()) == 2, 60, "the second attempt")
     assert [attempt["restarts"] for attempt in job.attempts()] == [0, 1]
-
-
-def test_a_cancelled_run_stays_away_until_it_is_resubmitted(project: Project) -> None:
-    job = project.submit()
-    job.wait_for_step(12)
+    job.wait_for_step(25)
     project.hpctrain("cancel", job.name)
     assert job.status()["state"] == "cancelled"
     before = job.steps()
@@ -216,7 +212,9 @@ def test_a_cancelled_run_stays_away_until_it_is_resubmitted(project: Project) ->
     assert again["job_id"] != job.job_id
     job.wait_until_done()
     job.assert_whole()
-    assert len([row for row in read_metrics(job.folder / "metrics.jsonl") if row.step <= before]) == before
+    # The cancelled job had saved: what was done before is not done again.
+    rows = read_metrics(job.folder / "metrics.jsonl")
+    assert min(row.step for row in rows if row.generation == rows[-1].generation) == before + 1
 
 
 @pytest.mark.parametrize(
@@ -224,6 +222,8 @@ def test_a_cancelled_run_stays_away_until_it_is_resubmitted(project: Project) ->
     [
         ("cluster.partition=nowhere", 4, "nowhere"),
         ("cluster.nodes=9", 4, "9"),
+        ("cluster={kind: slurm, nodes: 2, devices_per_node: 64, device: cuda}", 4, "64"),
+        ("cluster.time=soon", 2, "cluster.time"),
         ("cluster.sbatch=[--nodes=2]", 2, "--nodes is set by hpctrain"),
     ],
 )
@@ -234,6 +234,44 @@ def test_what_the_cluster_does_not_have_is_said_before_submitting(
     assert done.returncode == code, done.stderr
     assert text in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_inside_an_allocation_the_run_starts_there(project: Project) -> None:
+    words = [sys.executable, "-m", "hpctrain", "submit", "run.yaml", "-t", "topology.json", "--set", "steps=20"]
+    done = subprocess.run(
+        ["salloc", "-p", "low", "-N3", "--exclusive", *words],
+        cwd=project.path, env=project.cluster.env, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    line = next(line for line in done.stdout.splitlines() if "run folder " in line)
+    folder = Path(line.rpartition("run folder ")[2])
+    rows = read_metrics(folder / "metrics.jsonl")
+    assert [row.step for row in rows] == list(range(1, 21))
+    assert rows[0].placement is not None
+    assert len({item.device.partition(":")[0] for item in rows[0].placement}) > 1
+
+
+def test_a_controller_that_is_away_is_said_and_the_files_speak(project: Project) -> None:
+    job = project.submit("--set", "steps=20")
+    job.wait_until_done()
+    controller = project.cluster.controller()
+    controller.suspend()
+    try:
+        (job.folder / "events.jsonl").write_text("")  # as if the job had just begun: the controller would be asked
+        told = job.status()
+    finally:
+        controller.resume()
+    assert "the Slurm controller does not answer" in str(told["reason"])
+    assert told["step"] == 20
+
+
+def test_local_runs_go_to_the_background(project: Project) -> None:
+    words = ["--set", "cluster.kind=local", "--set", "cluster.nodes=2", "--set", "steps=10"]
+    told = json.loads(project.hpctrain("submit", "run.yaml", "--json", *words).stdout)
+    job = Job(project, told["name"], Path(told["folder"]), told["job_id"])
+    assert job.status()["state"] in ("queued", "unknown", "starting", "running")
+    job.wait_until_done()
+    job.assert_whole(10)
 
 
 def test_a_dry_run_shows_the_script_and_submits_nothing(project: Project) -> None:
