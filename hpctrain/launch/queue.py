@@ -16,10 +16,10 @@ from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.job import JobInfo, pending_words
 from hpctrain.slurm.limits import Request, check_request
 from hpctrain.slurm.time import parse_time_limit
+from hpctrain.slurm.watch import Watcher
 
 NODE_LOCAL = ("tmpfs", "ramfs", "devtmpfs")
 """File systems that no other node can see."""
-WAIT_POLL_S = 2.0
 AWAY_LIMIT_S = 600.0
 """How long `--wait` puts up with a controller that does not answer."""
 
@@ -67,23 +67,21 @@ def wait_for_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, say: Cal
     Raises:
         CommandError: the controller did not answer for ten minutes.
     """
-    said, answered = "", clock.now()
+    watcher, said = Watcher(slurm, [job_id]), ""
     while True:
-        try:
-            job = slurm.job(job_id)
-            answered = clock.now()
-        except CommandError as error:
-            if clock.now() - answered > AWAY_LIMIT_S:
-                raise
-            text = f"the Slurm controller does not answer ({error}); waiting"
+        watcher.poll(clock.now())
+        if watcher.all_ended:
+            return _exit_code(folder)
+        if watcher.away is not None and watcher.away_since_s is not None:
+            if clock.now() - watcher.away_since_s > AWAY_LIMIT_S:
+                raise CommandError(f"{watcher.away}; the job itself may well go on: `hpctrain status {folder.name}`")
+            text = f"the Slurm controller does not answer ({watcher.away}); waiting"
         else:
-            if job is None or job.state.is_ended:
-                return _exit_code(folder)
-            text = _words(job)
+            text = _words(watcher.known[job_id])
         if text != said:
             say(text)
             said = text
-        clock.sleep(WAIT_POLL_S)
+        clock.sleep(max(0.2, watcher.next_s - clock.now()))
 
 
 def _words(job: JobInfo) -> str:

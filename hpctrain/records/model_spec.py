@@ -79,10 +79,6 @@ class ModelSpec(Part):
     def embedding_parameters(self) -> int:
         return self.vocabulary * self.dim
 
-    def head_parameters(self) -> int:
-        """Final norm and projection to the vocabulary."""
-        return self.vocabulary * self.dim + self.dim
-
     def parameters(self, start: int = 0, stop: int | None = None, tp: int = 1) -> int:
         """Parameters of the blocks [start, stop), with embedding and head where they belong, on one of `tp` devices.
 

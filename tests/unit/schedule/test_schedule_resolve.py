@@ -48,9 +48,7 @@ def test_a_stage_on_a_rank_without_its_devices_is_not_obeyed():
     assert "its devices are those of rank" in note
 
 
-@pytest.mark.parametrize(
-    "actions", [{}, {0: {0: ["0F0", "0B0"], 1: ["1F0", "1B0"]}}], ids=["none", "short"]
-)
+@pytest.mark.parametrize("actions", [{}, {0: {0: ["0F0", "0B0"], 1: ["1F0", "1B0"]}}], ids=["none", "short"])
 def test_a_custom_table_must_be_whole(actions):
     with pytest.raises(InputError, match=r"plan: actions\[0\]: .*; complete the table, or name a schedule"):
         schedule_of(plan_of("custom", actions=actions), 0)
