@@ -169,7 +169,11 @@ def _peer_verdict(now: float, peer: PeerView, view: View, settings: Settings) ->
         return Decision("end_generation", peer.reason)
     if peer.node not in view.working:
         return None
-    if peer.lost or (peer.connected and peer.incarnation != member.incarnation):
+    if peer.connected and peer.incarnation != member.incarnation:
+        return Decision("end_generation", f"node {peer.node} is gone")
+    # A connection that closed before the generation began may be on its way back: the proposer counted on that node.
+    older = peer.last_seen < view.phase_since
+    if peer.lost and (not older or now - view.phase_since > settings.collect_s):
         return Decision("end_generation", f"node {peer.node} is gone")
     # A member that only the proposer has met yet gets as long as one that fell silent.
     if now - max(peer.last_seen, view.phase_since) > settings.heartbeat_timeout_s:
