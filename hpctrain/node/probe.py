@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import threading
+import time
 from pathlib import Path
 
 from hpctrain.base.atomic import write_json
@@ -18,6 +20,8 @@ def main(argv: list[str]) -> int:
     """Take part; returns 0 when the probe came to its end, whatever its verdict."""
     options = _parser().parse_args(argv)
     place = place_of(options)
+    if options.parent is not None:
+        threading.Thread(target=_end_with, args=(options.parent,), daemon=True).start()
     settings = _settings(options, len(place.nodes))
     progress_file = options.folder / "progress.json"
 
@@ -38,6 +42,13 @@ def main(argv: list[str]) -> int:
     if topology is not None:
         topology.write(options.folder / "topology.json")
     return 0
+
+
+def _end_with(parent: int) -> None:
+    """End this process when the one that started it is gone, at whatever moment that was."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def _parser() -> argparse.ArgumentParser:

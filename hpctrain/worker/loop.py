@@ -52,6 +52,7 @@ class _Loop:
         self.trainer = trainer
         self.orders = orders
         self.saved_step = trainer.step
+        self._save_error: str | None = None
         self._metrics = MetricsLog(trainer.folder / "metrics.jsonl")
         self._first = True
         self._tp_bytes = 0
@@ -91,12 +92,11 @@ class _Loop:
 
     def finish_saving(self) -> None:
         """Wait for the writer; the run has not ended before its last checkpoint is on disk."""
-        saved = self.trainer.saver.finished(wait=True)
-        self._tell_saved(saved)
+        self._tell_saved(self.trainer.saver.finished(wait=True))
         self.trainer.saver.close()
         self._metrics.flush()
-        if saved is not None and saved.error:
-            raise HpctrainError(f"the last checkpoint could not be written: {saved.error}")
+        if self._save_error is not None:
+            raise HpctrainError(f"the last checkpoint could not be written: {self._save_error}")
 
     def _forward_backward(self, step: int) -> tuple[float, list[Tensor]]:
         """This replica's share of the loss, and this rank's part of its gradients, not reduced."""
@@ -168,7 +168,11 @@ class _Loop:
         self.orders.tell("step", step=trainer.step, time_s=news.seconds, loss=job.loss)
 
     def _tell_saved(self, saved: Saved | None) -> None:
-        if saved is None or self.trainer.coordinate.rank != 0:
+        if saved is None:
+            return
+        # That of the newest save counts: an earlier one that failed is made up for by the next.
+        self._save_error = saved.error
+        if self.trainer.coordinate.rank != 0:
             return
         self.orders.tell(
             "saved", step=saved.step, seconds=saved.seconds, size_bytes=saved.size_bytes, error=saved.error

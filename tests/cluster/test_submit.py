@@ -74,12 +74,13 @@ class Job:
     def wait_for_step(self, step: int) -> None:
         self.project.cluster.wait(lambda: self.steps() >= step, 120, f"step {step}: {self.explain()}")
 
-    def wait_until_done(self, timeout_s: float = 240) -> None:
+    def wait_until_done(self, timeout_s: float = 240, script_too: bool = True) -> None:
         self.project.cluster.wait(
             lambda: self.status()["state"] in ("done", "failed", "cancelled"), timeout_s, "the run has ended"
         )
         assert self.status()["state"] == "done", self.explain()
-        self.project.cluster.wait(lambda: "end" in self.attempts()[-1], 150, "the job script has ended")
+        if script_too:
+            self.project.cluster.wait(lambda: "end" in self.attempts()[-1], 150, "the job script has ended")
 
     def explain(self) -> str:
         return self.project.hpctrain("logs", self.name, "-n", "5", check=False).stdout[-3000:]
@@ -90,7 +91,6 @@ class Job:
         assert [row.step for row in effective(rows)] == list(range(1, steps + 1))
         generations = [row.generation for row in rows]
         assert generations == sorted(generations)
-        assert all("end" in attempt for attempt in self.attempts())
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +114,8 @@ def project(cluster, prepared: Path) -> Project:
 def test_a_probe_is_a_job_that_sees_the_slow_node(cluster, prepared: Path) -> None:
     project = Project(cluster, prepared)
     for node in cluster.nodes:
-        cluster.lab("shape", node, "--rate", "200mbit")
-    cluster.lab("shape", "node2", "--rate", "50mbit")
+        cluster.lab("shape", node, "--rate", "480mbit")
+    cluster.lab("shape", "node2", "--rate", "120mbit")
     done = project.hpctrain("probe", "-N", "4", "-p", "low", "-o", "slow.json", check=False)
     assert done.returncode in (0, 3), done.stderr
     topology = Topology.read(prepared / "slow.json")
@@ -144,12 +144,14 @@ def test_a_node_is_lost_and_the_job_comes_back_without_it(project: Project) -> N
 
 
 def test_the_batch_host_is_lost_too(project: Project) -> None:
-    job = project.submit()
+    """The job script dies with its node; the agents that are left finish the run all the same."""
+    job = project.submit("--set", "cluster.nodes=4")
     job.wait_for_step(15)
     project.cluster.lab("kill", "node0")
-    job.wait_until_done()
+    job.wait_until_done(script_too=False)
     job.assert_whole()
-    assert "node0" not in job.attempts()[-1]["nodes"] or len(job.attempts()) == 1
+    starts = [event for event in read_events(job.folder / "events.jsonl") if event.kind == "generation_started"]
+    assert "node0" not in starts[-1].data["members"]
 
 
 def test_a_preempted_job_saves_and_comes_back(project: Project) -> None:
