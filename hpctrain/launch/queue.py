@@ -97,15 +97,15 @@ def _exit_code(folder: Path) -> int:
 
 def _request(run: Run) -> Request:
     cluster = run.cluster
-    low, _, high = cluster.nodes.partition("-")
+    fewest, most = cluster.node_range
     try:
         limit = parse_time_limit(cluster.time) if cluster.time else None
     except ValueError as error:
         raise InputError(f"cluster.time: {error}") from None
     return Request(
         partition=cluster.partition,
-        nodes_min=int(low),
-        nodes_max=int(high or low),
+        nodes_min=fewest,
+        nodes_max=most,
         time_s=limit,
         gpus_per_node=gpus_per_node(run),
         account=cluster.account,

@@ -92,7 +92,7 @@ def prepare(
 
 def fewest_nodes(run: Run) -> int:
     """The number of nodes that a run needs at least: 3 of '3-4'."""
-    return int(run.cluster.nodes.partition("-")[0])
+    return run.cluster.node_range[0]
 
 
 def runs_folder() -> Path:

@@ -54,6 +54,12 @@ class Cluster(Part):
             raise ValueError("at least one node, and the second number not below the first")
         return value
 
+    @property
+    def node_range(self) -> tuple[int, int]:
+        """Fewest and most nodes that the run can use: (3, 4) of '3-4', (4, 4) of '4'."""
+        low, _, high = self.nodes.partition("-")
+        return int(low), int(high or low)
+
 
 class Container(Part):
     """An Apptainer image that the run happens in."""

@@ -21,7 +21,7 @@ from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run, read_run
 from hpctrain.schedule.resolve import schedule_of
 from hpctrain.snapshot.checkpoint import CheckpointSaver, load
-from hpctrain.snapshot.published import Published, verify
+from hpctrain.snapshot.published import verify
 from hpctrain.snapshot.state import collect, prepare_moments, set_optimizer_step
 
 COLLECTIVE_TIMEOUT_S = 600
@@ -167,11 +167,11 @@ def _restore(orders: StartOrder, pipeline: Pipeline, optimizer: torch.optim.Opti
     if orders.restore is None:
         return 0
     path = orders.folder / orders.restore
-    checkpoint = Published(path, verify(path, hashes=False))  # the proposer has checked the hashes
+    manifest = verify(path, hashes=False)  # the proposer has checked the hashes
     named = pipeline.parameters()
-    load(collect(named, optimizer), checkpoint.path, group)
-    set_optimizer_step(named, optimizer, checkpoint.manifest.step)
-    return checkpoint.manifest.step
+    load(collect(named, optimizer), path, group)
+    set_optimizer_step(named, optimizer, manifest.step)
+    return manifest.step
 
 
 def _validation(run: Run) -> Corpus | None:
