@@ -14,7 +14,7 @@ from hpctrain.records.document import Part, content_sha256
 
 
 class ModelSpec(Part):
-    """A decoder-only Transformer: RMSNorm, rotary positions, SwiGLU, grouped-query attention, untied head."""
+    """A decoder-only Transformer: RMSNorm, rotary positions, SwiGLU, grouped-query attention."""
 
     family: Literal["decoder"] = "decoder"
     """The kind of Transformer."""
@@ -30,6 +30,8 @@ class ModelSpec(Part):
     """Width inside the SwiGLU. Default: 8/3 of `dim`, rounded up to a multiple of 32."""
     vocab: int | None = Field(default=None, ge=2)
     """Size of the vocabulary. Default: that of the tokenizer of the data."""
+    tied: bool = False
+    """The head uses the embedding's matrix."""
     rope_base: float = Field(default=10_000.0, gt=0)
     """Base of the rotary position angles."""
     norm_eps: float = Field(default=1e-5, gt=0)

@@ -10,7 +10,9 @@ from pydantic import Field, model_validator
 from hpctrain.records.document import Document, Part
 from hpctrain.records.schedule import Action, Schedule
 
-ScheduleName = Literal["gpipe", "1f1b", "interleaved_1f1b", "custom"]
+ScheduleName = Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "custom"]
+Recompute = Literal["none", "selective", "full"]
+ZeroLevel = Literal[0, 1, 2, 3]
 
 
 class Stage(Part):
@@ -18,8 +20,9 @@ class Stage(Part):
 
     layers: tuple[int, int]
     """Blocks [from, to). The first stage also holds the embedding, the last one the head; either may have no block."""
-    recompute: Literal["none"] = "none"
-    """Which activations are computed again in the backward pass."""
+    recompute: Recompute = "none"
+    """Which activations are computed again in the backward pass: none; selective: all but the results of matrix
+    products and attention; full: everything within a block."""
 
 
 class Replica(Part):
@@ -102,8 +105,14 @@ class Plan(Document):
     """Replicas."""
     tp: int = Field(ge=1)
     """Devices that share each matrix of a stage."""
-    zero: Literal[0] = 0
-    """ZeRO level: 0, nothing sharded over replicas."""
+    zero: ZeroLevel = 0
+    """What is sharded over replicas (Rajbhandari et al. 2020): 0 nothing, 1 the optimizer's state, 2 also gradients (summed
+    after every micro-batch), 3 also weights (gathered for every forward and backward)."""
+    shard: int | None = Field(default=None, ge=1)
+    """Consecutive replicas that share one sharded state; the next ones hold a copy of it (hybrid sharding). Left out:
+    all of them."""
+    sequence_parallel: bool = False
+    """Norms and the residual stream are split along the sequence over tp (Korthikanti et al. 2022)."""
     schedule: ScheduleName = "1f1b"
     """Order in which each pipeline rank computes, where `actions` does not say it."""
     stages: list[Stage] = Field(min_length=1)
@@ -130,8 +139,36 @@ class Plan(Document):
     def _check(self) -> Plan:
         self._check_stages()
         self._check_replicas()
+        self._check_sharding()
         self._check_actions()
         return self
+
+    def _check_sharding(self) -> None:
+        if self.shard is not None and (self.zero == 0 or self.dp % self.shard):
+            raise ValueError(
+                f"shard: found {self.shard}; it goes with zero 1 to 3 (found {self.zero}) and divides dp {self.dp}"
+            )
+        if self.sequence_parallel and self.tp == 1:
+            raise ValueError("sequence_parallel: found true with tp 1; it needs tp 2 or more")
+        if self.zero >= 2 and len({replica.micro_batches for replica in self.replicas}) > 1:
+            counts = ", ".join(str(replica.micro_batches) for replica in self.replicas)
+            raise ValueError(
+                f"zero: found {self.zero} with {counts} micro-batches by replica; gradients are then summed after every "
+                "micro-batch, so all replicas need as many; use zero 0 or 1, or sizes instead of numbers"
+            )
+        if self.zero:
+            self._check_shard_order()
+
+    def _check_shard_order(self) -> None:
+        # torch orders the members of a process group by global rank, and shards follow the group.
+        for column in self.mesh():
+            for members in zip(*column, strict=True):
+                if list(members) != sorted(members):
+                    found = ", ".join(self.ranks[rank] for rank in members)
+                    raise ValueError(
+                        f"ranks: with zero {self.zero} the devices that share a state stand in order of their replicas; "
+                        f"found {found}"
+                    )
 
     def _check_actions(self) -> None:
         for replica, rows in self.actions.items():
@@ -193,6 +230,11 @@ class Plan(Document):
     @property
     def world_size(self) -> int:
         return len(self.ranks)
+
+    @property
+    def shards(self) -> int:
+        """Replicas over which a state is sharded; 1: every replica holds all of it."""
+        return 1 if self.zero == 0 else self.shard or self.dp
 
     @property
     def rows(self) -> int:

@@ -12,6 +12,7 @@ from hpctrain.records.document import Document, Part
 from hpctrain.records.mistakes import mistakes_of
 from hpctrain.records.model_spec import PRESETS, ModelSpec
 from hpctrain.records.overrides import apply_overrides, overridden
+from hpctrain.records.plan import Recompute, ZeroLevel
 from hpctrain.records.yaml_file import read_yaml
 
 
@@ -141,8 +142,17 @@ class FixedParallel(Part):
     """Devices that share each matrix."""
     micro_batch: int | None = Field(default=None, ge=1)
     """Sequences in a micro-batch. Default: the planner's choice."""
-    schedule: Literal["gpipe", "1f1b", "interleaved_1f1b"] | None = None
+    schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv"] | None = None
     """Pipeline schedule. Default: the planner's choice."""
+    zero: ZeroLevel = 0
+    """What is sharded over replicas: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also weights."""
+    shard: Literal["all", "node"] = "all"
+    """Over which replicas zero shards: all of them, or those within a node, with copies across nodes."""
+    sequence_parallel: bool = False
+    """With tp: split norms and the residual stream along the sequence too."""
+    recompute: Recompute = "none"
+    """Activations that the backward pass computes again, to save memory: none, selective (all but matrix products and
+    attention), full (whole blocks)."""
 
 
 Parallel = Annotated[AutoParallel | FixedParallel, Field(discriminator="mode")]
@@ -242,8 +252,13 @@ class Run(Document):
     """How gradients are reduced between replicas."""
     optimizer: Optimizer = Optimizer()
     """How the weights follow the gradients."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """fp32, or bf16 for matrix products with weights, sums and optimizer in fp32."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """fp32; or bf16, fp16 for matrix products, with weights, sums and optimizer in fp32. fp16 scales the loss, so that
+    small gradients do not vanish, and skips a step whose gradients overflow."""
+    compile: bool = False
+    """Blocks are compiled (torch.compile): the first step takes minutes, the others less."""
+    deterministic: bool = False
+    """The same run file on the same plan gives the same weights, bit by bit; some operations become slower."""
     checkpoint: Checkpoint = Checkpoint()
     """When the state is saved, and how much of it is kept."""
     validation: Validation = Validation()

@@ -62,7 +62,7 @@ def test_the_plan_itself_is_valid() -> None:
         ("replicas.1.devices", [["a:cpu0"], ["d:cpu0"]], "replicas: a device is used twice: a:cpu0"),
         ("ranks", ["a:cpu0", "b:cpu0", "c:cpu0"], "ranks: found a:cpu0, b:cpu0, c:cpu0; expected exactly the devices"),
         ("ranks", ["a:cpu0", "a:cpu0", "c:cpu0", "d:cpu0"], "ranks: found a:cpu0, a:cpu0"),
-        ("zero", 1, "zero: found 1; input should be 0"),
+        ("zero", 4, "zero: found 4; input should be 0, 1, 2 or 3"),
         ("schedule", "zigzag", "schedule: found 'zigzag'"),
         ("stagse", [], "stagse: unknown key; did you mean 'stages'"),
         ("stages.0.layer", 1, r"stages\[0\]\.layer: unknown key; did you mean 'layers'"),
