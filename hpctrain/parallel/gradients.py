@@ -3,6 +3,7 @@ parallelism mixes DTensors and plain tensors, which torch's own functions refuse
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -36,15 +37,23 @@ def local_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 def gradient_norm(parameters: list[nn.Parameter], plan: Plan) -> float:
     """Norm of the gradient of the whole model, after the reduction over replicas. Collective over the world.
 
-    Each tensor is held by all replicas, and a tensor that is not split also by all tp ranks: its square is divided by
-    the number of holders before everything is summed.
+    Each part of a tensor is held by several ranks, by all replicas and tp ranks where the tensor is not split at all: its
+    square is divided by the number of holders before everything is summed.
     """
     total = torch.zeros((), dtype=torch.float64)
     for parameter, grad in zip(parameters, local_gradients(parameters), strict=True):
-        holders = plan.dp if isinstance(parameter, DTensor) else plan.dp * plan.tp
+        holders = plan.dp * plan.tp // _parts(parameter)
         total += grad.detach().double().pow(2).sum().cpu() / holders
     dist.all_reduce(total)
     return float(total.sqrt())
+
+
+def _parts(parameter: nn.Parameter) -> int:
+    """Into how many parts a parameter is split, over whichever axes of the mesh."""
+    if not isinstance(parameter, DTensor):
+        return 1
+    sizes = zip(parameter.device_mesh.shape, parameter.placements, strict=True)
+    return math.prod(size for size, placement in sizes if not placement.is_replicate())
 
 
 def clip_gradients(parameters: list[nn.Parameter], norm: float, largest: float) -> None:

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from hpctrain.records.plan import Plan
 
 AXES = ("pp", "dp", "tp")
+HYBRID_AXES = ("pp", "copy", "shard", "tp")
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,21 @@ class Coordinate:
 
 
 def build_mesh(plan: Plan, device_type: str) -> DeviceMesh:
-    """The plan's devices as a [pp, dp, tp] mesh. Collective over the whole world.
+    """The plan's devices as a [pp, dp, tp] mesh; with hybrid sharding [pp, copy, shard, tp]. Collective over the world.
 
     Ranks along tp are put in ascending order, because torch orders the members of a process group that way and
     DTensor's shards follow the group; the shards are equal, so the plan loses nothing by it.
     """
     ranks = torch.tensor([[sorted(row) for row in column] for column in plan.mesh()])
+    if 1 < plan.shards < plan.dp:
+        ranks = ranks.view(plan.pp, plan.dp // plan.shards, plan.shards, plan.tp)
+        return DeviceMesh(device_type, ranks, mesh_dim_names=HYBRID_AXES)
     return DeviceMesh(device_type, ranks, mesh_dim_names=AXES)
+
+
+def sharding_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The replicas that share a state, [shard]; with hybrid sharding [copy, shard]."""
+    return mesh["copy", "shard"] if mesh.mesh_dim_names == HYBRID_AXES else mesh["dp"]
 
 
 def group_rank(mesh: DeviceMesh, axis: str, global_rank: int) -> int:

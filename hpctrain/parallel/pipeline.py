@@ -7,7 +7,9 @@ This is the one file that touches private names of torch.distributed.pipelining 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,9 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from hpctrain.model.build import build_part
 from hpctrain.parallel.loss import make_loss
-from hpctrain.parallel.mesh import Coordinate, group_rank
+from hpctrain.parallel.mesh import Coordinate, group_rank, sharding_mesh
+from hpctrain.parallel.shard import apply_sharding
+from hpctrain.parallel.sharded_stage import ShardedStage
 from hpctrain.parallel.stage import CountedStage, StageCounters, seconds_of
 from hpctrain.parallel.tensor import apply_tensor_parallel, vocabulary_is_split
 from hpctrain.records.model_spec import ModelSpec
@@ -141,6 +145,7 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
         loss = stages[-1].timed(loss)
     runtime = _PipelineScheduleRuntime(stages, replica.micro_batches, loss_fn=loss, scale_grads=False)
     runtime._prepare_schedule_with_comms(_actions_by_group_rank(inputs, mesh, coordinate))
+    _gather_by_level(runtime, plan.zero, [stage.stage_index for stage in stages])
     return Pipeline(stages, runtime, _forwards(runtime.pipeline_order_with_comms), replica.rows, split_loss)
 
 
@@ -151,10 +156,14 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, rows: int
     module = build_part(spec, start, stop, first=first, last=last, seed=inputs.seed).to(inputs.device)
     if inputs.plan.tp > 1:
         apply_tensor_parallel(module, mesh["tp"], spec)
+    kind: Callable[..., CountedStage] = CountedStage
+    if inputs.plan.shards > 1:
+        apply_sharding(module, sharding_mesh(mesh), inputs.plan.zero, inputs.autocast)
+        kind = partial(ShardedStage, zero=inputs.plan.zero, copies=inputs.plan.dp // inputs.plan.shards)
     # Static shapes on every stage spare torch the trial run of the real model at the first step.
     hidden = torch.empty(rows, inputs.seq_len, spec.dim, device="meta", requires_grad=True)
     tokens = torch.empty(rows, inputs.seq_len, dtype=torch.long, device="meta")
-    return CountedStage(
+    return kind(
         module,
         index,
         count,
@@ -187,11 +196,31 @@ def _actions_by_group_rank(
     return actions
 
 
+def _gather_by_level(runtime: _PipelineScheduleRuntime, zero: int, held: list[int]) -> None:
+    """When whole stages of sharded weights are gathered and freed, in place of torch's own choice.
+
+    torch keeps up to three stages of a rank gathered, in the order in which the table comes to them; replicas with other
+    tables would then wait for each other. At levels 1 and 2 all are gathered at the start, at 3 none: its blocks are.
+    """
+    order = runtime.pipeline_order_with_comms
+    for rank, row in order.items():
+        moved = (_ComputationType.UNSHARD, _ComputationType.RESHARD)
+        kept = [action for action in row if action.computation_type not in moved]
+        if zero < 3:
+            indices = sorted({action.stage_index for action in row})
+            gather, free = ([_Action(index, kind, None) for index in indices] for kind in moved)
+            kept = [*gather, *kept, *free]
+        order[rank] = kept
+    if zero == 3:
+        runtime.unsharded_stages.update(held)
+
+
 def _forwards(order: Order) -> Order:
     """The same order without backwards and their messages.
 
     torch lowers a table by running it in thought, each send beside its receive; leaving pairs out keeps that run valid,
     so what is left cannot wait for ever either.
     """
-    kept = (_ComputationType.FORWARD, _ComputationType.SEND_F, _ComputationType.RECV_F)
+    kinds = _ComputationType
+    kept = (kinds.UNSHARD, kinds.FORWARD, kinds.SEND_F, kinds.RECV_F, kinds.RESHARD)
     return {rank: [action for action in row if action.computation_type in kept] for rank, row in order.items()}

@@ -18,9 +18,12 @@ class StageCounters:
     """What a stage did since the last reset."""
 
     compute_s: float = 0.0
-    """Forward, loss and backward, with the collectives of tensor parallelism in them; no sends, no waiting for any."""
+    """Forward, loss and backward, with the collectives of tensor parallelism and sharding in them; no sends, no waiting
+    for any."""
     forwards: int = 0
     sent_bytes: int = 0
+    sharding_bytes: int = 0
+    """Sent to gather sharded weights and to sum gradients into shards."""
 
 
 class CountedStage(PipelineStage):

@@ -13,10 +13,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from hpctrain.base.wire import Message
-from hpctrain.compress.reducer import DenseReducer, Reducer
+from hpctrain.compress.reducer import Reducer
 from hpctrain.corpus.tokens import Corpus, open_validation
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
+from hpctrain.parallel.sharded_stage import reducer_of
 from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run, read_run
 from hpctrain.schedule.resolve import schedule_of
@@ -109,7 +110,7 @@ def build(orders: StartOrder) -> Trainer:
         pipeline=pipeline,
         parameters=[parameter for _, parameter in named],
         optimizer=optimizer,
-        reducer=DenseReducer(mesh.get_group("dp")),
+        reducer=reducer_of(plan, mesh, pipeline.stages),
         train=Corpus.open(run.data.train, "train", run.data.seq_len),
         valid=_validation(run),
         saver=CheckpointSaver(checkpoints, group, run.checkpoint.keep),

@@ -16,11 +16,12 @@ import torch.nn.functional as F
 from processes import largest, launch, process_group
 from torch.distributed.tensor import DTensor
 
-from hpctrain.compress.reducer import DenseReducer
+from hpctrain.compress.reducer import Reducer
 from hpctrain.model.build import build_stage
 from hpctrain.parallel.gradients import gradient_norm, local_gradients
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
+from hpctrain.parallel.sharded_stage import reducer_of
 from hpctrain.records.manifest import Manifest
 from hpctrain.records.model_spec import ModelSpec
 from hpctrain.records.plan import Plan, Replica, Stage
@@ -45,6 +46,7 @@ def make_plan(
     order: list[int] | None = None,
     owner: list[int] | None = None,
     actions: dict[int, dict[int, list[str]]] | None = None,
+    **sharding: Any,
 ) -> Plan:
     """A plan by its degrees: `shares` are (micro_batch, micro_batches) of replicas, `order` the device of each rank."""
     devices = [f"local{index}:cpu0" for index in range(pp * dp * tp)]
@@ -64,7 +66,7 @@ def make_plan(
     ]
     return Plan(
         pp=pp, dp=dp, tp=tp, schedule=schedule, stages=[Stage(layers=cut) for cut in cuts], replicas=replicas,
-        ranks=[devices[index] for index in order or range(len(devices))], actions=actions or {},
+        ranks=[devices[index] for index in order or range(len(devices))], actions=actions or {}, **sharding,
     )  # fmt: skip
 
 
@@ -80,6 +82,35 @@ V_SHAPE = {
 }
 """Two neighbouring stages on one rank, and backwards cut in two."""
 CUSTOM = {0: {0: ["0F0", "0F1", "2F0", "2F1", "2B1", "2B0", "0B1", "0B0"], 1: ["1F0", "1F1", "1B1", "1B0"]}}
+
+EVEN, SIZES, COUNTS, FOUR = [(2, 2), (2, 2)], [(3, 2), (1, 2)], [(2, 3), (1, 2)], [(1, 2)] * 4
+V_SHAPES = {replica: V_SHAPE[0] for replica in (0, 1)}
+
+
+def sharded_plans(zero: int) -> dict[str, tuple[Plan, ModelSpec]]:
+    """Plans of one ZeRO level."""
+    return {
+        f"zero{zero} dp2": (make_plan(1, 2, 1, WHOLE, EVEN, zero=zero), SPEC),
+        f"zero{zero} dp2 sizes, odd vocabulary": (make_plan(1, 2, 1, WHOLE, SIZES, zero=zero), ODD),
+        f"zero{zero} dp2, two stages": (make_plan(1, 2, 1, HALF, EVEN, "interleaved_1f1b", zero=zero), SPEC),
+        f"zero{zero} pp2 dp2": (make_plan(2, 2, 1, UNEVEN, EVEN, order=[2, 0, 3, 1], zero=zero), SPEC),
+        f"zero{zero} pp2 dp2 interleaved": (make_plan(2, 2, 1, QUARTERS, EVEN, "interleaved_1f1b", zero=zero), SPEC),
+        f"zero{zero} pp2 dp2 V": (
+            make_plan(2, 2, 1, QUARTERS, EVEN, "custom", owner=V_OWNER, actions=V_SHAPES, zero=zero), SPEC,
+        ),
+        f"zero{zero} dp2 tp2": (make_plan(1, 2, 2, WHOLE, SIZES, order=[1, 0, 2, 3], zero=zero), SPEC),
+        f"zero{zero} dp4 in pairs": (make_plan(1, 4, 1, WHOLE, FOUR, zero=zero, shard=2), SPEC),
+        f"zero{zero} pp2 dp2 tp2": (make_plan(2, 2, 2, UNEVEN, EVEN, zero=zero), SPEC),
+    }  # fmt: skip
+
+
+SHARDED = {
+    **sharded_plans(1),
+    **sharded_plans(2),
+    **sharded_plans(3),
+    "zero1 dp2 counts": (make_plan(1, 2, 1, WHOLE, COUNTS, zero=1), SPEC),
+    "zero1 pp2 dp2 counts": (make_plan(2, 2, 1, QUARTERS, [(1, 4), (2, 2)], "interleaved_1f1b", zero=1), SPEC),
+}
 
 PLANS: dict[str, tuple[Plan, ModelSpec]] = {
     "one": (make_plan(1, 1, 1, WHOLE, [(8, 1)]), SPEC),
@@ -108,6 +139,7 @@ PLANS: dict[str, tuple[Plan, ModelSpec]] = {
     "dp2 tp2": (make_plan(1, 2, 2, WHOLE, [(2, 3), (1, 2)], order=[3, 0, 2, 1]), SPEC),
     "pp4": (make_plan(4, 1, 1, QUARTERS, [(2, 4)]), SPEC),
     "pp2 interleaved dp2": (make_plan(2, 2, 1, QUARTERS, [(1, 4), (2, 2)], "interleaved_1f1b"), SPEC),
+    **SHARDED,
 }  # fmt: skip
 
 
@@ -134,12 +166,13 @@ def reference(spec: ModelSpec) -> dict[str, object]:
     return {"losses": losses, "gradients": gradients, "norm": norm, "parameters": dict(model.named_parameters())}
 
 
-def open_pipeline(plan: Plan, spec: ModelSpec, rank: int) -> tuple[Pipeline, Coordinate, DenseReducer]:
+def open_pipeline(plan: Plan, spec: ModelSpec, rank: int) -> tuple[Pipeline, Coordinate, Reducer]:
     """This rank's part of a plan."""
     coordinate, mesh = Coordinate.of(plan, rank), build_mesh(plan, "cpu")
     schedule, _ = schedule_of(plan, coordinate.dp)
     inputs = PipelineInputs(plan, spec, schedule, SEQ, SEED, torch.device("cpu"))
-    return build_pipeline(inputs, mesh, coordinate), coordinate, DenseReducer(mesh.get_group("dp"))
+    pipeline = build_pipeline(inputs, mesh, coordinate)
+    return pipeline, coordinate, reducer_of(plan, mesh, pipeline.stages)
 
 
 def my_rows(plan: Plan, coordinate: Coordinate, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,104 @@
+"""A stage's state sharded over replicas with torch's `fully_shard`: ZeRO 1 to 3 (Rajbhandari et al. 2020), and hybrid
+sharding, where several groups of replicas each hold all of it (Zhao et al. 2023).
+
+This is the one file that touches private names of torch's FSDP (there from torch 2.11 to 2.14): the default collectives,
+which are counted here, and the callback that ends a backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+
+Count = Callable[[int], None]
+"""Takes the bytes that this rank sends for a collective."""
+
+
+def apply_sharding(module: nn.Module, mesh: DeviceMesh, zero: int, compute: torch.dtype | None) -> None:
+    """Shard the parameters of a plain or tensor-parallel stage in place: each block by itself, the rest together.
+
+    The gradients are then sums over the replicas, never means, and their sharded parts stand in the parameters.
+
+    Args:
+        mesh: [shard] or [copies, shard], of the same root mesh as that of tensor parallelism.
+        zero: 1 or 2 keep the weights whole between forward and backward, 3 gathers them for each.
+        compute: precision in which weights are gathered and used, and gradients come out of the backward pass; they are
+            summed in fp32 and the weights that the optimizer sees are fp32. The stream between blocks stays fp32. Next
+            to autocast alone, the embedding and the norms' weights are rounded too. None: fp32 throughout.
+    """
+    policy = MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False) if compute else MixedPrecisionPolicy()
+    if compute and module.embedding is not None:
+        module.embedding.register_forward_hook(_widen)  # type: ignore[union-attr]
+    blocks: list[nn.Module] = list(module.layers.children())  # type: ignore[union-attr]
+    for part in [*blocks, module]:
+        fully_shard(part, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
+    for part in sharded_parts(module):
+        part.set_gradient_divide_factor(1.0)
+        part.set_force_sum_reduction_for_comms(True)
+    # By itself FSDP fetches what ran before in any micro-batch: for the first block that may be the last one, whose
+    # weights would then lie there unused until the next micro-batch.
+    for before, later in pairwise([module, *blocks, module]):
+        later.set_modules_to_backward_prefetch([before])  # type: ignore[operator]
+
+
+def sharded_parts(module: nn.Module) -> Iterator[FSDPModule]:
+    """The stage itself and its blocks."""
+    return (part for part in module.modules() if isinstance(part, FSDPModule))
+
+
+def sum_gradients(module: nn.Module) -> None:
+    """What FSDP does at the end of a backward pass, for one that ran outside of its hooks: sums over the replicas, or
+    adds to the gradients of earlier micro-batches where those are summed later."""
+    fully_shard.state(module)._root_post_backward_final_callback()  # type: ignore[attr-defined]
+
+
+def count_collectives(module: nn.Module, count: Count, copies: int, sums_copies: Callable[[], bool]) -> None:
+    """Tell `count` of every all-gather and reduce-scatter of the stage from now on, and of the all-reduce between copies.
+
+    The bytes are those of the ring form of each collective, the least that any form sends.
+
+    Args:
+        copies: groups of replicas that each hold the whole state.
+        sums_copies: whether an all-reduce between copies follows a reduce-scatter at this moment.
+    """
+    for part in sharded_parts(module):
+        part.set_custom_all_gather(_AllGather(count))
+        part.set_custom_reduce_scatter(_ReduceScatter(count, sums_copies, copies))
+
+
+def _widen(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+    return output.float()
+
+
+class _AllGather(DefaultAllGather):
+    def __init__(self, count: Count) -> None:
+        self._count = count
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        self._count(_bytes(output_tensor) - _bytes(input_tensor))
+        return super().__call__(output_tensor, input_tensor, *args, **kwargs)
+
+
+class _ReduceScatter(DefaultReduceScatter):
+    def __init__(self, count: Count, sums_copies: Callable[[], bool], copies: int) -> None:
+        self._count = count
+        self._sums_copies = sums_copies
+        self._copies = copies
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        part = _bytes(output_tensor)
+        self._count(_bytes(input_tensor) - part)
+        if self._copies > 1 and self._sums_copies():
+            self._count(2 * (self._copies - 1) * part // self._copies)
+        return super().__call__(output_tensor, input_tensor, *args, **kwargs)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,100 @@
+"""A pipeline stage whose state is sharded over replicas: when its weights are gathered and its gradients summed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from hpctrain.compress.reducer import DenseReducer, Reducer
+from hpctrain.parallel.shard import count_collectives, sharded_parts, sum_gradients
+from hpctrain.parallel.stage import CountedStage
+from hpctrain.records.plan import Plan
+
+
+class ShardedStage(CountedStage):
+    """A stage after `apply_sharding`, for plan.zero 1 to 3.
+
+    1: gradients add up over the micro-batches and are summed over replicas once, at the end. 2: summed within every
+    micro-batch's backward pass, block by block. 3: weights, too, are gathered block by block, in forward and backward.
+    A backward pass that is cut in two (I and W) leaves torch's hooks out: at levels 2 and 3 the gradients of the stage
+    are summed when its W is done, and at level 3 its weights are gathered whole for I and once more for W.
+
+    torch's own stage puts all gradients off to the end and keeps the weights in between, which is level 1.
+    """
+
+    def __init__(self, *args: Any, zero: int, copies: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._zero = zero
+        self._copies_summed = True
+        # torch turns the hooks of a sharded module off before each backward pass; seen through a list it is a plain one.
+        self._plain = nn.ModuleList([self.submod])
+        count_collectives(self.submod, self._count_shared, copies, lambda: self._copies_summed)
+
+    def backward_maybe_with_nosync(self, backward_type: str, bwd_kwargs: Any, last_backward: bool = False) -> Any:
+        whole = backward_type == "full"
+        if self._zero == 3 and not whole:
+            self._gather()
+        self._order(sums=self._zero > 1 and whole, frees=self._zero == 3 and whole, last=last_backward)
+        found = self._backward(backward_type, bwd_kwargs, last_backward)
+        if backward_type == "weight":
+            self._order(sums=self._zero > 1, frees=False, last=last_backward)
+            sum_gradients(self.submod)
+        if self._zero == 3 and not whole:
+            self._free()
+        return found
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        """The end of the step: at level 1 the sums over replicas, which the other levels have by now."""
+        if self._zero == 1:
+            super().perform_reduce_grad(grad_scale_factor)
+
+    def _backward(self, backward_type: str, bwd_kwargs: Any, last_backward: bool) -> Any:
+        sharded, self.submod = self.submod, self._plain
+        try:
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        finally:
+            self.submod = sharded
+
+    def _order(self, sums: bool, frees: bool, last: bool) -> None:
+        """What the hooks of the next backward pass do: sum gradients over replicas, free the weights behind them.
+
+        Copies of the state add up their sums in the last micro-batch only; that is the traffic between groups.
+        """
+        module: Any = self.submod
+        module.set_requires_gradient_sync(sums)
+        module.set_reshard_after_backward(frees)
+        module.set_is_last_backward(last and self._zero > 1)
+        self._copies_summed = last or self._zero == 1
+        module.set_requires_all_reduce(self._copies_summed)
+
+    def _gather(self) -> None:
+        for part in sharded_parts(self.submod):
+            part.unshard()
+
+    def _free(self) -> None:
+        for part in sharded_parts(self.submod):
+            part.reshard()
+
+    def _count_shared(self, sent: int) -> None:
+        self.counters.sharding_bytes += sent
+
+
+class ShardedReducer:
+    """The reducer of sharded stages: the sums were taken in the backward pass, so it only tells of their bytes."""
+
+    def __init__(self, stages: Sequence[CountedStage]) -> None:
+        self._stages = stages
+
+    def reduce(self, gradients: list[Tensor]) -> int:
+        """Bytes that this rank sent since the counters were last taken: weights gathered and gradients summed."""
+        return sum(stage.counters.sharding_bytes for stage in self._stages)
+
+
+def reducer_of(plan: Plan, mesh: DeviceMesh, stages: Sequence[CountedStage]) -> Reducer:
+    """What sums the gradients of these stages over replicas."""
+    if plan.shards > 1:
+        return ShardedReducer(stages)
+    return DenseReducer(mesh.get_group("dp"))
