@@ -156,8 +156,9 @@ def _optimizer(run: Run, pipeline: Pipeline, plan: Plan) -> torch.optim.Optimize
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    # The batched form refuses a mix of DTensors and plain tensors, which a stage under tensor parallelism has.
-    foreach = False if plan.tp > 1 else None
+    # The batched form refuses a mix of DTensors and plain tensors, or of meshes, which a stage under tensor parallelism
+    # has. torch does not choose it by itself for DTensors, where it saves most.
+    foreach = False if plan.tp > 1 else (True if plan.shards > 1 else None)
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=settings.lr, betas=settings.betas, eps=settings.eps, foreach=foreach,

@@ -36,7 +36,8 @@ def run_cases(script: Path, what: str, world: int, folder: Path) -> dict[str, di
 def launch(body: Body, world: int, folder: str) -> None:
     """Run the body in `world` processes and print what it gave on rank 0, as JSON."""
     with tempfile.NamedTemporaryFile() as results:
-        mp.spawn(_rank, (world, body, folder, results.name), nprocs=world)
+        # Forked, so that torch is loaded once and not once a process.
+        mp.start_processes(_rank, (world, body, folder, results.name), nprocs=world, start_method="fork")
         print(Path(results.name).read_text())
 
 

@@ -1,0 +1,148 @@
+"""What sharding is for: memory that falls with the number of shards, and the bytes that it costs.
+
+python shard_cases.py two 2 FOLDER     memory and traffic of each ZeRO level on two replicas
+python shard_cases.py four 4 FOLDER    hybrid sharding, and bf16 on a pipeline
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from cases import EVEN, FOUR, HALF, SEED, SEQ, SPEC, WHOLE, batch, deviation, job_loss, make_plan, my_rows, whole
+from processes import largest, launch, process_group
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile
+from traffic_cases import reported_bytes
+
+from hpctrain.compress.reducer import Reducer
+from hpctrain.model.build import build_stage
+from hpctrain.parallel.gradients import local_gradients
+from hpctrain.parallel.mesh import Coordinate, build_mesh
+from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
+from hpctrain.parallel.sharded_stage import reducer_of
+from hpctrain.records.plan import Plan
+from hpctrain.schedule.resolve import schedule_of
+from hpctrain.snapshot.state import collect, prepare_moments
+
+
+def open_plan(plan: Plan, rank: int, compute: torch.dtype | None = None) -> tuple[Pipeline, Coordinate, Reducer]:
+    coordinate, mesh = Coordinate.of(plan, rank), build_mesh(plan, "cpu")
+    schedule, _ = schedule_of(plan, coordinate.dp)
+    inputs = PipelineInputs(plan, SPEC, schedule, SEQ, SEED, torch.device("cpu"), compute)
+    pipeline = build_pipeline(inputs, mesh, coordinate)
+    return pipeline, coordinate, reducer_of(plan, mesh, pipeline.stages)
+
+
+def model_bytes() -> int:
+    return live_bytes(list(build_stage(SPEC, 0, SPEC.layers, SEED).parameters()))
+
+
+def live_bytes(tensors: list[Tensor]) -> int:
+    """Bytes of the memory behind tensors, each piece of memory once."""
+    local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().size() for t in local}.values())
+
+
+class Witness:
+    """Bytes of whole weights and whole gradients that live in this process: at the start of each forward (`between`)
+    and when the backward pass comes to a block (`within`). Under sharding, plain parameters are places for gathered ones.
+    """
+
+    def __init__(self, stage: nn.Module) -> None:
+        self.between: list[tuple[int, int]] = []
+        self.within: list[tuple[int, int]] = []
+        stage.register_forward_pre_hook(lambda *_: self.between.append(self._look()), prepend=True)
+        for block in stage.layers.children():  # type: ignore[union-attr]
+            block.register_forward_hook(self._watch)
+
+    def _watch(self, _module: nn.Module, _inputs: object, output: Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(lambda _: self.within.append(self._look()))
+
+    def _look(self) -> tuple[int, int]:
+        places = [item for item in gc.get_objects() if type(item) is nn.Parameter]
+        return live_bytes(places), live_bytes([place.grad for place in places if place.grad is not None])
+
+
+def memory(zero: int, rank: int) -> dict[str, Any]:
+    """Shares of the whole model's bytes that one of two replicas holds: [weights, gradients] for what is whole."""
+    gc.collect()
+    size = model_bytes()
+    plan = make_plan(1, 2, 1, WHOLE, EVEN, zero=zero)
+    pipeline, coordinate, _ = open_plan(plan, rank)
+    named = pipeline.parameters()
+    optimizer = torch.optim.AdamW([p for _, p in named], foreach=True)
+    prepare_moments(named, optimizer)
+    witness = Witness(pipeline.stages[0].submod)
+    pipeline.step(*my_rows(plan, coordinate, batch(SPEC, 0)))
+    optimizer.step()
+    state = collect(pipeline.parameters(), optimizer)
+    weights = [name for name in state if name.startswith("model.")]
+    return {
+        "weights": live_bytes([state[name] for name in weights]) / size,
+        "moments": live_bytes([state[name] for name in state.keys() - weights]) / size,
+        "gradients": live_bytes([p.grad for _, p in named if p.grad is not None]) / size,
+        "between": [value / size for value in witness.between[1]],
+        "within": [max(values) / size for values in zip(*witness.within, strict=True)],
+    }
+
+
+def traffic(plan: Plan, rank: int, compute: torch.dtype | None = None) -> dict[str, float]:
+    """Bytes that a rank sends in a step, by the reducer and by gloo's own report, as shares of the whole model's."""
+    pipeline, coordinate, reducer = open_plan(plan, rank, compute)
+    rows = my_rows(plan, coordinate, batch(SPEC, 0))
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as trace:
+        pipeline.step(*rows)
+    counted = reducer.reduce(local_gradients([p for _, p in pipeline.parameters()]))
+    return {"counted": counted / model_bytes(), "reported": reported_bytes(trace) / model_bytes()}
+
+
+def half_precision(zero: int, rank: int) -> dict[str, Any]:
+    """A step in bf16 on a pipeline, beside the same plan without sharding: relative deviation of the gradient, and the
+    precision of what is sent between stages, of gradients and of weights."""
+    results = []
+    for level in (0, zero):
+        plan = make_plan(2, 2, 1, HALF, EVEN, zero=level)
+        pipeline, coordinate, reducer = open_plan(plan, rank, torch.bfloat16)
+        sent: list[torch.dtype] = []
+        pipeline.stages[0].submod.register_forward_hook(lambda _m, _i, out, sent=sent: sent.append(out.dtype))
+        loss = job_loss(pipeline.step(*my_rows(plan, coordinate, batch(SPEC, 0))), coordinate)
+        parameters = [p for _, p in pipeline.parameters()]
+        reducer.reduce(local_gradients(parameters))
+        results.append((loss, sent, parameters, [whole(p.grad) for p in parameters]))
+    (plain_loss, plain_sent, _, expected), (loss, sent, parameters, found) = results
+    size = torch.cat([grad.flatten() for grad in expected]).abs().max()
+    return {
+        "loss": largest([abs(loss - plain_loss)]),
+        "gradient": largest([deviation(a, b) / float(size) for a, b in zip(found, expected, strict=True)]),
+        "same dtypes": sent == plain_sent and {p.grad.dtype for p in parameters} == {torch.float32},
+    }
+
+
+def two(folder: Path, rank: int, world: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    with process_group(folder, rank, world):
+        for zero in (1, 2, 3):
+            plan = make_plan(1, 2, 1, WHOLE, EVEN, zero=zero)
+            found[f"memory {zero}"] = memory(zero, rank)
+            found[f"traffic {zero}"] = traffic(plan, rank)
+            found[f"traffic {zero} bf16"] = traffic(plan, rank, torch.bfloat16)
+    return found
+
+
+def four(folder: Path, rank: int, world: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    with process_group(folder, rank, world):
+        for zero in (1, 2, 3):
+            found[f"pairs {zero}"] = traffic(make_plan(1, 4, 1, WHOLE, FOUR, zero=zero, shard=2), rank)
+            found[f"bf16 {zero}"] = half_precision(zero, rank)
+    return found
+
+
+if __name__ == "__main__":
+    launch({"two": two, "four": four}[sys.argv[1]], int(sys.argv[2]), sys.argv[3])
