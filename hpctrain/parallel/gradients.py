@@ -37,8 +37,8 @@ def local_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 def gradient_norm(parameters: list[nn.Parameter], plan: Plan) -> float:
     """Norm of the gradient of the whole model, after the reduction over replicas. Collective over the world.
 
-    Each part of a tensor is held by several ranks, by all replicas and tp ranks where the tensor is not split at all: its
-    square is divided by the number of holders before everything is summed.
+    A part of a tensor may be held by several ranks, by all replicas and tp ranks where the tensor is not split at all:
+    its square is divided by the number of holders before everything is summed.
     """
     total = torch.zeros((), dtype=torch.float64)
     for parameter, grad in zip(parameters, local_gradients(parameters), strict=True):

@@ -153,7 +153,9 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, rows: int
     spec, count = inputs.spec, len(inputs.plan.stages)
     first, last = index == 0, index == count - 1
     start, stop = inputs.plan.stages[index].layers
-    module = build_part(spec, start, stop, first=first, last=last, seed=inputs.seed).to(inputs.device)
+    module = build_part(spec, start, stop, first=first, last=last, seed=inputs.seed)
+    if inputs.plan.shards == 1 or inputs.plan.tp > 1:
+        module.to(inputs.device)  # sharding takes a plain stage there block by block
     if inputs.plan.tp > 1:
         apply_tensor_parallel(module, mesh["tp"], spec)
     kind: Callable[..., CountedStage] = CountedStage
@@ -199,8 +201,9 @@ def _actions_by_group_rank(
 def _gather_by_level(runtime: _PipelineScheduleRuntime, zero: int, held: list[int]) -> None:
     """When whole stages of sharded weights are gathered and freed, in place of torch's own choice.
 
-    torch keeps up to three stages of a rank gathered, in the order in which the table comes to them; replicas with other
-    tables would then wait for each other. At levels 1 and 2 all are gathered at the start, at 3 none: its blocks are.
+    torch keeps up to three stages of a rank gathered, in the order in which the table comes to them; replicas with
+    other tables would then wait for each other. At levels 1 and 2 all are gathered at the start, at 3 none: there it is
+    blocks that are.
     """
     order = runtime.pipeline_order_with_comms
     for rank, row in order.items():

@@ -1,8 +1,8 @@
 """A stage's state sharded over replicas with torch's `fully_shard`: ZeRO 1 to 3 (Rajbhandari et al. 2020), and hybrid
 sharding, where several groups of replicas each hold all of it (Zhao et al. 2023).
 
-This is the one file that touches private names of torch's FSDP (there from torch 2.11 to 2.14): the default collectives,
-which are counted here, and the callback that ends a backward pass.
+This is the one file that touches private names of torch's FSDP: the default collectives, which are counted here, and
+the callback that ends a backward pass.
 """
 
 from __future__ import annotations
@@ -33,19 +33,21 @@ def apply_sharding(module: nn.Module, mesh: DeviceMesh, zero: int, compute: torc
             summed in fp32 and the weights that the optimizer sees are fp32. The stream between blocks stays fp32. Next
             to autocast alone, the embedding and the norms' weights are rounded too. None: fp32 throughout.
     """
-    policy = MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False) if compute else MixedPrecisionPolicy()
+    policy = (
+        MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False) if compute else MixedPrecisionPolicy()
+    )
     if compute and module.embedding is not None:
         module.embedding.register_forward_hook(_widen)  # type: ignore[union-attr]
     blocks: list[nn.Module] = list(module.layers.children())  # type: ignore[union-attr]
-    for part in [*blocks, module]:
-        fully_shard(part, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
-    for part in sharded_parts(module):
+    parts = [fully_shard(part, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy) for part in blocks]
+    root = fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
+    for part in [*parts, root]:
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
     # By itself FSDP fetches what ran before in any micro-batch: for the first block that may be the last one, whose
     # weights would then lie there unused until the next micro-batch.
-    for before, later in pairwise([module, *blocks, module]):
-        later.set_modules_to_backward_prefetch([before])  # type: ignore[operator]
+    for before, later in pairwise([root, *parts, root]):
+        later.set_modules_to_backward_prefetch([before])
 
 
 def sharded_parts(module: nn.Module) -> Iterator[FSDPModule]:
@@ -60,7 +62,7 @@ def sum_gradients(module: nn.Module) -> None:
 
 
 def count_collectives(module: nn.Module, count: Count, copies: int, sums_copies: Callable[[], bool]) -> None:
-    """Tell `count` of every all-gather and reduce-scatter of the stage from now on, and of the all-reduce between copies.
+    """Tell `count` of every all-gather, reduce-scatter and all-reduce between copies of the stage from now on.
 
     The bytes are those of the ring form of each collective, the least that any form sends.
 

@@ -29,7 +29,7 @@ class ShardedStage(CountedStage):
         super().__init__(*args, **kwargs)
         self._zero = zero
         self._copies_summed = True
-        # torch turns the hooks of a sharded module off before each backward pass; seen through a list it is a plain one.
+        # torch turns a sharded module's hooks off before each backward pass; seen through a list it is a plain one.
         self._plain = nn.ModuleList([self.submod])
         count_collectives(self.submod, self._count_shared, copies, lambda: self._copies_summed)
 

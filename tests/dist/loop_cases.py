@@ -42,6 +42,7 @@ CASES: dict[str, list[tuple[Plan, int]]] = {
     "pp2 V": [(PLANS["pp2 V"][0], STEPS)],
     "tp2": [(PLANS["tp2"][0], STEPS)],
     "pp2, then tp2 from its checkpoint": [(PLANS["pp2 1f1b"][0], 3), (PLANS["tp2"][0], STEPS)],
+    "zero3, then zero1 from its checkpoint": [(PLANS["zero3 dp2"][0], 3), (PLANS["zero1 dp2 counts"][0], STEPS)],
 }
 """Each generation of a case: its plan and the step after which it is stopped."""
 

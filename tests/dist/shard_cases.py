@@ -92,14 +92,18 @@ def memory(zero: int, rank: int) -> dict[str, Any]:
     }
 
 
-def traffic(plan: Plan, rank: int, compute: torch.dtype | None = None) -> dict[str, float]:
-    """Bytes that a rank sends in a step, by the reducer and by gloo's own report, as shares of the whole model's."""
+def counted_bytes(plan: Plan, rank: int, compute: torch.dtype | None = None) -> float:
+    """Bytes that a rank sends in a step, by the reducer, as a share of the whole model's."""
     pipeline, coordinate, reducer = open_plan(plan, rank, compute)
-    rows = my_rows(plan, coordinate, batch(SPEC, 0))
+    pipeline.step(*my_rows(plan, coordinate, batch(SPEC, 0)))
+    return reducer.reduce(local_gradients([p for _, p in pipeline.parameters()])) / model_bytes()
+
+
+def traffic(plan: Plan, rank: int) -> dict[str, float]:
+    """As `counted_bytes`, and by gloo's own report."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as trace:
-        pipeline.step(*rows)
-    counted = reducer.reduce(local_gradients([p for _, p in pipeline.parameters()]))
-    return {"counted": counted / model_bytes(), "reported": reported_bytes(trace) / model_bytes()}
+        counted = counted_bytes(plan, rank)
+    return {"counted": counted, "reported": reported_bytes(trace) / model_bytes()}
 
 
 def half_precision(zero: int, rank: int) -> dict[str, Any]:
@@ -131,7 +135,7 @@ def two(folder: Path, rank: int, world: int) -> dict[str, Any]:
             plan = make_plan(1, 2, 1, WHOLE, EVEN, zero=zero)
             found[f"memory {zero}"] = memory(zero, rank)
             found[f"traffic {zero}"] = traffic(plan, rank)
-            found[f"traffic {zero} bf16"] = traffic(plan, rank, torch.bfloat16)
+            found[f"traffic {zero}"]["bf16"] = counted_bytes(plan, rank, torch.bfloat16)
     return found
 
 

@@ -34,7 +34,7 @@ def test_training_on_one_rank_equals_a_plain_loop(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_training_on_two_ranks_equals_a_plain_loop(of_two: dict[str, dict[str, Any]]) -> None:
-    assert len(of_two["training"]) == 5
+    assert len(of_two["training"]) == 6
     check_training(of_two["training"])
 
 

@@ -1,0 +1,60 @@
+"""Whether replicas that share a state come to its collectives in the same order; if not, they wait for each other for
+ever, or worse, exchange the wrong tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpctrain.base.errors import InputError
+from hpctrain.records.plan import Plan
+from hpctrain.records.schedule import Action
+from hpctrain.schedule.resolve import schedule_of
+
+
+def check_agreement(plan: Plan) -> None:
+    """Pass silently when the tables of all replicas go together under the plan's sharding.
+
+    Raises:
+        InputError: with the first pipeline rank that does not; as `schedule_of` too.
+    """
+    tables = [schedule_of(plan, replica)[0] for replica in range(plan.dp)]
+    if plan.shards == 1:
+        return
+    for replica, table in enumerate(tables):
+        for rank, row in enumerate(table.ranks):
+            mine, other = collectives(row, plan.zero), collectives(tables[0].ranks[rank], plan.zero)
+            if mine != other:
+                raise InputError(
+                    f"plan: actions[{replica}][{rank}]: with zero {plan.zero} replicas {_MEETS[plan.zero]}, so all "
+                    f"come to that in the same order; found {_first_difference(mine, other)} in replica 0; "
+                    "give the replicas the same order of actions, or use zero 0"
+                )
+
+
+_MEETS = {
+    1: "sum a stage's gradients after its last backward",
+    2: "sum gradients in every backward",
+    3: "gather weights in every action and sum gradients in every backward",
+}
+
+
+def collectives(row: Sequence[Action], zero: int) -> list[str]:
+    """What a pipeline rank exchanges with other replicas, in order.
+
+    At level 1 the end of each stage's backwards, at 2 each backward that yields gradients of weights, at 3 each action.
+    B and W are not the same: one goes through a stage from its last block to its first, the other sums all at the end.
+    """
+    if zero == 3:
+        return [f"{action.stage}{action.kind}" for action in row]
+    yielding = [action for action in row if action.kind in "BW"]
+    if zero == 2:
+        return [f"{action.stage}{action.kind}" for action in yielding]
+    last = {action.stage: index for index, action in enumerate(yielding)}
+    return [f"stage {stage}" for stage in sorted(last, key=last.__getitem__)]
+
+
+def _first_difference(mine: list[str], other: list[str]) -> str:
+    for index, (found, expected) in enumerate(zip(mine, other, strict=False)):
+        if found != expected:
+            return f"{found} as number {index + 1}, where it is {expected}"
+    return f"{len(mine)} of them, where there are {len(other)}"
