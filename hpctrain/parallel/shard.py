@@ -7,6 +7,7 @@ the callback that ends a backward pass.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -44,6 +45,8 @@ def apply_sharding(module: nn.Module, mesh: DeviceMesh, zero: int, compute: torc
     for part in [*parts, root]:
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
+    # Split logits are a view of a DTensor; nothing here writes into a stage's output, which is what torch warns of.
+    warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view tensor")
     # By itself FSDP fetches what ran before in any micro-batch: for the first block that may be the last one, whose
     # weights would then lie there unused until the next micro-batch.
     for before, later in pairwise([root, *parts, root]):

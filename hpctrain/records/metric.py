@@ -13,6 +13,7 @@ class BytesSent(Part):
     """Bytes on the wire of the whole job in a step, by mesh axis."""
 
     dp: int = 0
+    """Gradients, and weights that are gathered because they are sharded."""
     pp: int = 0
     tp: int = 0
 
@@ -62,7 +63,8 @@ class MetricRow(Document):
     """Of the time that the pipeline's schedule took, the share in which a device computed nothing: it waited for a
     neighbour or sent to one. Mean over devices; absent without a pipeline (pp 1). Collectives of tensor parallelism
     count as a stage's computation; reduction over replicas, norm and optimizer come after the schedule and do not count
-    at all."""
+    at all. Under sharding the schedule holds the exchange between replicas too: what zero 2 and 3 exchange within a
+    forward or backward counts as computation, what comes once a step does not."""
     micro_batches: list[int]
     """Micro-batches that each replica ran forward in this step, counted."""
     memory_bytes_max: float | None = None

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpctrain.base.errors import InputError
 from hpctrain.records.plan import Plan, Replica, Stage
-from hpctrain.schedule.agree import check_agreement
+from hpctrain.schedule.agree import check_agreement, collectives
+from hpctrain.schedule.generate import interleaves, make_schedule
 
 FORWARDS = ["0F0", "1F0", "0F1", "1F1"]
 TABLES = {
@@ -56,6 +59,19 @@ def test_orders_that_go_together(zero: int, first: str, second: str) -> None:
 def test_orders_that_would_wait_for_ever_are_refused(zero: int, first: str, second: str, found: str) -> None:
     with pytest.raises(InputError, match=rf"plan: actions\[1\]\[0\]: with zero {zero} .*; {found} in replica 0; give"):
         check_agreement(plan_of(zero, first, second))
+
+
+@given(st.integers(1, 5), st.integers(1, 3), st.integers(1, 9), st.integers(1, 9))
+def test_level_1_takes_any_numbers_of_micro_batches(pp: int, chunks: int, one: int, other: int) -> None:
+    """Each stage ends after all that come behind it, whatever the number of micro-batches."""
+    names = ["gpipe", "1f1b"] if chunks == 1 else ["interleaved_1f1b"]
+    if chunks > 1 and (interleaves(pp, pp * chunks, one) or interleaves(pp, pp * chunks, other)):
+        return
+    for name in names:
+        first, second = (make_schedule(name, pp, pp * chunks, count) for count in (one, other))
+        for rank in range(pp):
+            expected = [f"stage {chunk * pp + rank}" for chunk in reversed(range(chunks))]
+            assert collectives(first.ranks[rank], 1) == collectives(second.ranks[rank], 1) == expected
 
 
 def test_copies_of_a_state_take_part_too() -> None:
