@@ -3,7 +3,8 @@ parallelism mixes DTensors and plain tensors, which torch's own functions refuse
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -16,9 +17,12 @@ from hpctrain.records.plan import Plan
 def local_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     """The part of each gradient that this rank holds, as plain tensors that share memory with the gradients.
 
-    Autograd may leave a DTensor's gradient whole where the parameter is split (the embedding's is); it is brought to
-    the parameter's own split first, else norm and optimizer would work on the wrong shape.
+    Autograd may leave a DTensor's gradient whole where the parameter is split (the embedding's is), or as parts to be
+    summed where it is not (those of norms with sequence parallelism are); it is brought to the parameter's own split
+    first, else norm and optimizer would work on the wrong shape or on a part. Collective over tp where that is so.
     """
+    parameters = list(parameters)
+    _sum_parts(parameters)
     gradients = []
     for parameter in parameters:
         if parameter.grad is None:
@@ -33,15 +37,43 @@ def local_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     return gradients
 
 
-def gradient_norm(parameters: list[nn.Parameter], plan: Plan) -> float:
+def _sum_parts(parameters: list[nn.Parameter]) -> None:
+    """Sum the parts of gradients of parameters that are not split, all of them in one collective."""
+    parts: dict[tuple[object, ...], list[nn.Parameter]] = {}
+    for parameter in parameters:
+        grad = parameter.grad
+        if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and _shards(parameter) == 1:
+            if grad.placements != parameter.placements:
+                parts.setdefault((grad.device_mesh, grad.placements, grad.dtype), []).append(parameter)
+    for (mesh, placements, _), members in parts.items():
+        flat = torch.cat([parameter.grad.to_local().reshape(-1) for parameter in members])  # type: ignore[union-attr]
+        target = members[0].placements  # type: ignore[attr-defined]
+        whole = DTensor.from_local(flat, mesh, placements, run_check=False).redistribute(mesh, target).to_local()
+        for parameter, summed in zip(members, whole.split([p.numel() for p in members]), strict=True):
+            grad = DTensor.from_local(summed.view(parameter.shape), mesh, target, run_check=False)
+            parameter.grad = grad
+
+
+def _shards(parameter: nn.Parameter) -> int:
+    """Parts that a parameter is split into; 1: every rank of its mesh holds all of it."""
+    if not isinstance(parameter, DTensor):
+        return 1
+    mesh = parameter.device_mesh
+    return math.prod(mesh.size(axis) for axis, place in enumerate(parameter.placements) if not place.is_replicate())
+
+
+def gradient_norm(parameters: list[nn.Parameter], plan: Plan, copies: Mapping[nn.Parameter, int] | None = None) -> float:
     """Norm of the gradient of the whole model, after the reduction over replicas. Collective over the world.
 
-    Each tensor is held by all replicas, and a tensor that is not split also by all tp ranks: its square is divided by
-    the number of holders before everything is summed.
+    A tensor is held by all replicas and tp ranks of its stage, or split over some of them: its square is divided by the
+    number of holders before everything is summed.
+
+    Args:
+        copies: pipeline ranks that hold a parameter, where it is more than one.
     """
     total = torch.zeros((), dtype=torch.float64)
     for parameter, grad in zip(parameters, local_gradients(parameters), strict=True):
-        holders = plan.dp if isinstance(parameter, DTensor) else plan.dp * plan.tp
+        holders = plan.dp * plan.tp // _shards(parameter) * (copies or {}).get(parameter, 1)
         total += grad.detach().double().pow(2).sum().cpu() / holders
     dist.all_reduce(total)
     return float(total.sqrt())
