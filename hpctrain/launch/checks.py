@@ -10,7 +10,7 @@ from hpctrain.records.model_spec import ModelSpec
 from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run
 from hpctrain.records.topology import Topology
-from hpctrain.schedule.resolve import schedule_of
+from hpctrain.schedule.runnable import check_runnable
 
 TOPOLOGY_LASTS_S = 7 * 24 * 3600.0
 """A topology older than this is measured again: clusters change."""
@@ -58,7 +58,7 @@ def check_plan(plan: Plan, run: Run, spec: ModelSpec, nodes: Sequence[str], sour
 
     Raises:
         FileError: with every disagreement.
-        InputError: a custom schedule is not whole.
+        InputError: a custom schedule is not whole, or something in the plan cannot be executed.
         Refused: it is provisional or of other nodes.
     """
     if plan.provisional:
@@ -80,8 +80,7 @@ def check_plan(plan: Plan, run: Run, spec: ModelSpec, nodes: Sequence[str], sour
             mistakes.append(Mistake("tp", f"found {plan.tp}; the model's {name} {count} is not a multiple of it"))
     if mistakes:
         raise FileError(source, mistakes)
-    for replica in range(plan.dp):
-        schedule_of(plan, replica)
+    check_runnable(plan, run)
 
 
 def _some(names: list[str]) -> str:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from hpctrain.records.plan import Plan
 
@@ -39,19 +40,18 @@ def local_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 
 def _sum_parts(parameters: list[nn.Parameter]) -> None:
     """Sum the parts of gradients of parameters that are not split, all of them in one collective."""
-    parts: dict[tuple[object, ...], list[nn.Parameter]] = {}
+    parts: dict[tuple[DeviceMesh, tuple[Placement, ...]], list[nn.Parameter]] = {}
     for parameter in parameters:
-        grad = parameter.grad
-        if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and _shards(parameter) == 1:
-            if grad.placements != parameter.placements:
-                parts.setdefault((grad.device_mesh, grad.placements, grad.dtype), []).append(parameter)
-    for (mesh, placements, _), members in parts.items():
-        flat = torch.cat([parameter.grad.to_local().reshape(-1) for parameter in members])  # type: ignore[union-attr]
-        target = members[0].placements  # type: ignore[attr-defined]
-        whole = DTensor.from_local(flat, mesh, placements, run_check=False).redistribute(mesh, target).to_local()
+        if _shards(parameter) > 1 or not isinstance(grad := parameter.grad, DTensor):
+            continue
+        if any(placement.is_partial() for placement in grad.placements):
+            parts.setdefault((grad.device_mesh, grad.placements), []).append(parameter)
+    for (mesh, placements), members in parts.items():
+        flat = torch.cat([grad.to_local().reshape(-1) for p in members if isinstance(grad := p.grad, DTensor)])
+        copies = [Replicate()] * mesh.ndim
+        whole = DTensor.from_local(flat, mesh, placements, run_check=False).redistribute(mesh, copies).to_local()
         for parameter, summed in zip(members, whole.split([p.numel() for p in members]), strict=True):
-            grad = DTensor.from_local(summed.view(parameter.shape), mesh, target, run_check=False)
-            parameter.grad = grad
+            parameter.grad = DTensor.from_local(summed.view(parameter.shape), mesh, copies, run_check=False)
 
 
 def _shards(parameter: nn.Parameter) -> int:
@@ -62,7 +62,9 @@ def _shards(parameter: nn.Parameter) -> int:
     return math.prod(mesh.size(axis) for axis, place in enumerate(parameter.placements) if not place.is_replicate())
 
 
-def gradient_norm(parameters: list[nn.Parameter], plan: Plan, copies: Mapping[nn.Parameter, int] | None = None) -> float:
+def gradient_norm(
+    parameters: list[nn.Parameter], plan: Plan, copies: Mapping[nn.Parameter, int] | None = None
+) -> float:
     """Norm of the gradient of the whole model, after the reduction over replicas. Collective over the world.
 
     A tensor is held by all replicas and tp ranks of its stage, or split over some of them: its square is divided by the

@@ -40,7 +40,7 @@ def recompute_blocks(blocks: list[nn.Module], level: Recompute) -> None:
     if level == "none":
         return
     for block in blocks:
-        block.forward = _recomputed(block.forward, level)  # type: ignore[method-assign]
+        block.forward = _recomputed(block.forward, level)
 
 
 def _recomputed(forward: Callable[..., Any], level: Recompute) -> Callable[..., Any]:

@@ -237,14 +237,14 @@ def run_equivalence(plan: Plan, spec: ModelSpec, rank: int) -> dict[str, float]:
     return {key: largest(values) for key, values in found.items()}
 
 
-def run_reshard(folder: Path, rank: int, world: int) -> dict[str, float]:
+def run_reshard(folder: Path, rank: int, world: int, model: ModelSpec) -> dict[str, float]:
     """Load the newest checkpoint into each plan of this world size and compare tensor by tensor with the expected."""
     expected = torch.load(folder / "expected.pt", weights_only=True)
     found, _ = newest(folder)
     assert found is not None
     results = {}
     for name, (plan, spec) in PLANS.items():
-        if plan.world_size != world or spec is not SPEC:
+        if plan.world_size != world or spec is not model or any(stage.recompute != "none" for stage in plan.stages):
             continue
         pipeline, _, _ = open_pipeline(plan, spec, rank)
         named = pipeline.parameters()
@@ -300,12 +300,13 @@ def equivalence(folder: Path, rank: int, world: int) -> dict[str, Any]:
 def save(folder: Path, rank: int, world: int) -> dict[str, Any]:
     with process_group(folder, rank, world):
         save_state(folder, *PLANS["pp2 dp2 uneven"], rank)
+        save_state(folder / "tied", *PLANS["pp2 tp2 sequence, tied"], rank)
     return {}
 
 
 def load_all(folder: Path, rank: int, world: int) -> dict[str, Any]:
     with process_group(folder, rank, world):
-        return run_reshard(folder, rank, world)
+        return run_reshard(folder, rank, world, SPEC) | run_reshard(folder / "tied", rank, world, TIED)
 
 
 BODIES = {"equivalence": equivalence, "save": save, "load": load_all}
