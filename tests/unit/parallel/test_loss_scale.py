@@ -64,6 +64,7 @@ def test_scaled_loss_and_unscaled_gradient_are_exact() -> None:
 @pytest.mark.parametrize("scale", [None, LossScale(value=256.0, good_steps=7, skipped=3)])
 def test_the_manifest_keeps_it(scale: LossScale | None) -> None:
     manifest = Manifest(
-        step=9, generation=0, samples=72, seed=0, run_sha256="", model_sha256="", world_size=1, loss_scale=scale, files=[]
-    )
+        step=9, generation=0, samples=72, seed=0, run_sha256="", model_sha256="", world_size=1,
+        loss_scale=scale, files=[],
+    )  # fmt: skip
     assert Manifest.from_json(manifest.to_json(), "manifest.json").loss_scale == scale
