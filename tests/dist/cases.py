@@ -135,7 +135,6 @@ PLANS |= {
     "pp2 tied": (changed("pp2 uneven"), TIED),
     "pp2 tied, ends alone": (make_plan(2, 1, 1, [(0, 0), (0, 4), (4, 4)], [(4, 2)], "custom", actions=CUSTOM), TIED),
     "pp2 V tied": (changed("pp2 V"), TIED),
-    "pp2 interleaved tied": (changed("pp2 interleaved"), TIED),
     "pp2 full and selective": (changed("pp2 interleaved", ("full", "selective")), SPEC),
     "dp2 tied": (changed("dp2 uneven"), TIED),
     "tp2 tied": (changed("tp2 ranks turned"), TIED),

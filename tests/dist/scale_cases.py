@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from cases import PLANS, deviation
+from cases import PLANS, changed, deviation
 from loop_cases import MODEL, StoppingOrders, leave, make_folder, open_trainer
 from processes import largest, launch
 
@@ -30,7 +30,7 @@ TOO_LARGE = 2.0**22
 
 TIED = MODEL.model_copy(update={"tied": True})
 FORMS = {
-    "dp2": (PLANS["dp2 uneven"][0], MODEL),
+    "dp2, recomputed": (changed("dp2 uneven", ("selective",)), MODEL),
     "tp2 sequence, tied": (PLANS["tp2 sequence, two stages, tied"][0], TIED),
     "pp2 V, tied": (PLANS["pp2 V tied"][0], TIED),
 }
