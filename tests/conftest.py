@@ -67,6 +67,10 @@ def _missing_userns() -> str | None:
     return None if done.returncode == 0 else "this user may not mount a file system of its own (user namespaces)"
 
 
+def _missing_cxx() -> str | None:
+    return None if shutil.which("g++") else "g++ is not installed; torch.compile makes C++ code on a CPU"
+
+
 def _missing_measured_runs() -> str | None:
     path = data_folder() / "measured_runs.csv"
     return None if path.is_file() else f"there is no {path}; HPCTRAIN_DATA names the folder that holds it"
@@ -95,6 +99,7 @@ PARTS: dict[str, Callable[[], str | None]] = {
     "root": _missing_root,
     "userns": _missing_userns,
     "cuda": _missing_cuda,
+    "cxx": _missing_cxx,
     "measured_runs": _missing_measured_runs,
     "slurm": _missing_slurm,
     "lab": _missing_lab,

@@ -11,6 +11,7 @@ from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run
 from hpctrain.records.topology import Topology
 from hpctrain.schedule.agree import check_agreement
+from hpctrain.schedule.runnable import check_runnable
 
 TOPOLOGY_LASTS_S = 7 * 24 * 3600.0
 """A topology older than this is measured again: clusters change."""
@@ -58,7 +59,7 @@ def check_plan(plan: Plan, run: Run, spec: ModelSpec, nodes: Sequence[str], sour
 
     Raises:
         FileError: with every disagreement.
-        InputError: a custom schedule is not whole, or replicas that share a state run in orders that do not agree.
+        InputError: a custom schedule is not whole, or something in the plan cannot be executed.
         Refused: it is provisional or of other nodes.
     """
     if plan.provisional:
@@ -81,6 +82,7 @@ def check_plan(plan: Plan, run: Run, spec: ModelSpec, nodes: Sequence[str], sour
     if mistakes:
         raise FileError(source, mistakes)
     check_agreement(plan)
+    check_runnable(plan, run)
 
 
 def _some(names: list[str]) -> str:

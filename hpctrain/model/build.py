@@ -25,6 +25,7 @@ def build_part(spec: ModelSpec, start: int, stop: int, *, first: bool, last: boo
     with torch.device("meta"):
         module = Decoder(spec, start, stop, first, last)
     module.to_empty(device="cpu")
+    module.tie()
     initialise(module, spec, seed)
     return module
 

@@ -1,4 +1,4 @@
-"""A decoder-only Transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU, untied head.
+"""A decoder-only Transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
 Shapes: tokens [batch, seq], activations x [batch, seq, dim], queries and keys [batch, heads, seq, head_dim].
 """
@@ -84,19 +84,29 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """Blocks [start, stop) of a decoder, with embedding at the front and head at the back where they belong.
 
-    Parameter names hold the global block number, so they are the same however the model is cut.
+    Parameter names hold the global block number, so they are the same however the model is cut. A tied head's matrix
+    is called embedding.weight wherever it lies; a last stage that is not the first holds a copy of it under that name.
     """
 
     def __init__(self, spec: ModelSpec, start: int, stop: int, first: bool, last: bool) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(spec.vocabulary, spec.dim) if first else None
+        self.first = first
+        self.tied = spec.tied and last
+        self.embedding = nn.Embedding(spec.vocabulary, spec.dim) if first or self.tied else None
         self.layers = nn.ModuleDict({str(index): Block(spec) for index in range(start, stop)})
         self.norm = RMSNorm(spec.dim, spec.norm_eps) if last else None
         self.head = nn.Linear(spec.dim, spec.vocabulary, bias=False) if last else None
+        self.tie()
+
+    def tie(self) -> None:
+        """Make a tied head's matrix the very parameter of the embedding. To be called again after anything that
+        replaces parameters: moving off the meta device, splitting them over devices."""
+        if self.tied and self.head is not None and self.embedding is not None:
+            self.head.weight = self.embedding.weight
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens [batch, seq] (first) or activations [batch, seq, dim] in; activations or logits (last) out."""
-        if self.embedding is not None:
+        if self.first and self.embedding is not None:
             x = self.embedding(x)
         for block in self.layers.values():
             x = block(x)

@@ -4,12 +4,13 @@ parallelism mixes DTensors and plain tensors, which torch's own functions refuse
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from hpctrain.records.plan import Plan
 
@@ -17,9 +18,12 @@ from hpctrain.records.plan import Plan
 def local_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     """The part of each gradient that this rank holds, as plain tensors that share memory with the gradients.
 
-    Autograd may leave a DTensor's gradient whole where the parameter is split (the embedding's is); it is brought to
-    the parameter's own split first, else norm and optimizer would work on the wrong shape.
+    Autograd may leave a DTensor's gradient whole where the parameter is split (the embedding's is), or as parts to be
+    summed where it is not (those of norms with sequence parallelism are); it is brought to the parameter's own split
+    first, else norm and optimizer would work on the wrong shape or on a part. Collective over tp where that is so.
     """
+    parameters = list(parameters)
+    _sum_parts(parameters)
     gradients = []
     for parameter in parameters:
         if parameter.grad is None:
@@ -34,26 +38,47 @@ def local_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     return gradients
 
 
-def gradient_norm(parameters: list[nn.Parameter], plan: Plan) -> float:
+def _sum_parts(parameters: list[nn.Parameter]) -> None:
+    """Sum the parts of gradients of parameters that are not split, all of them in one collective."""
+    parts: dict[tuple[DeviceMesh, tuple[Placement, ...]], list[nn.Parameter]] = {}
+    for parameter in parameters:
+        if _shards(parameter) > 1 or not isinstance(grad := parameter.grad, DTensor):
+            continue
+        if any(placement.is_partial() for placement in grad.placements):
+            parts.setdefault((grad.device_mesh, grad.placements), []).append(parameter)
+    for (mesh, placements), members in parts.items():
+        flat = torch.cat([grad.to_local().reshape(-1) for p in members if isinstance(grad := p.grad, DTensor)])
+        copies = [Replicate()] * mesh.ndim
+        whole = DTensor.from_local(flat, mesh, placements, run_check=False).redistribute(mesh, copies).to_local()
+        for parameter, summed in zip(members, whole.split([p.numel() for p in members]), strict=True):
+            parameter.grad = DTensor.from_local(summed.view(parameter.shape), mesh, copies, run_check=False)
+
+
+def _shards(parameter: nn.Parameter) -> int:
+    """Parts that a parameter is split into; 1: every rank of its mesh holds all of it."""
+    if not isinstance(parameter, DTensor):
+        return 1
+    mesh = parameter.device_mesh
+    return math.prod(mesh.size(axis) for axis, place in enumerate(parameter.placements) if not place.is_replicate())
+
+
+def gradient_norm(
+    parameters: list[nn.Parameter], plan: Plan, copies: Mapping[nn.Parameter, int] | None = None
+) -> float:
     """Norm of the gradient of the whole model, after the reduction over replicas. Collective over the world.
 
-    A part of a tensor may be held by several ranks, by all replicas and tp ranks where the tensor is not split at all:
-    its square is divided by the number of holders before everything is summed.
+    A tensor is held by all replicas and tp ranks of its stage, or split over some of them: its square is divided by the
+    number of holders before everything is summed.
+
+    Args:
+        copies: pipeline ranks that hold a parameter, where it is more than one.
     """
     total = torch.zeros((), dtype=torch.float64)
     for parameter, grad in zip(parameters, local_gradients(parameters), strict=True):
-        holders = plan.dp * plan.tp // _parts(parameter)
+        holders = plan.dp * plan.tp // _shards(parameter) * (copies or {}).get(parameter, 1)
         total += grad.detach().double().pow(2).sum().cpu() / holders
     dist.all_reduce(total)
     return float(total.sqrt())
-
-
-def _parts(parameter: nn.Parameter) -> int:
-    """Into how many parts a parameter is split, over whichever axes of the mesh."""
-    if not isinstance(parameter, DTensor):
-        return 1
-    sizes = zip(parameter.device_mesh.shape, parameter.placements, strict=True)
-    return math.prod(size for size, placement in sizes if not placement.is_replicate())
 
 
 def clip_gradients(parameters: list[nn.Parameter], norm: float, largest: float) -> None:

@@ -20,10 +20,13 @@ from torch.distributed.tensor.parallel import loss_parallel
 from hpctrain.model.build import build_part
 from hpctrain.parallel.loss import make_loss
 from hpctrain.parallel.mesh import Coordinate, group_rank, sharding_mesh
+from hpctrain.parallel.recompute import recompute_blocks
+from hpctrain.parallel.scaling import LossScaler
 from hpctrain.parallel.shard import apply_sharding
 from hpctrain.parallel.sharded_stage import ShardedStage
 from hpctrain.parallel.stage import CountedStage, StageCounters, seconds_of
 from hpctrain.parallel.tensor import apply_tensor_parallel, vocabulary_is_split
+from hpctrain.parallel.tied import TiedEnds, tie_ends
 from hpctrain.records.model_spec import ModelSpec
 from hpctrain.records.plan import Plan
 from hpctrain.records.schedule import Schedule
@@ -44,7 +47,11 @@ class PipelineInputs:
     seed: int
     device: torch.device
     autocast: torch.dtype | None = None
-    """bfloat16 for matrix products in that precision; None: fp32 throughout."""
+    """bfloat16 or float16 for matrix products in that precision; None: fp32 throughout."""
+    scaler: LossScaler | None = None
+    """With float16: what the loss is multiplied by."""
+    compile: bool = False
+    """Blocks are compiled at their first call."""
 
 
 class Pipeline:
@@ -57,6 +64,8 @@ class Pipeline:
         evaluation: Order,
         replica_rows: int,
         split_loss: bool,
+        tied: TiedEnds | None = None,
+        scaler: LossScaler | None = None,
     ) -> None:
         self.stages = stages
         self.rows = replica_rows
@@ -69,9 +78,12 @@ class Pipeline:
         self._training: Order = runtime.pipeline_order_with_comms
         self._evaluation = evaluation
         self._split_loss = split_loss
+        self._tied = tied
+        self._scaler = scaler
 
     def step(self, tokens: Tensor, targets: Tensor) -> float:
-        """Forward and backward of this replica's share of a batch; gradients are left in the parameters, not reduced.
+        """Forward and backward of this replica's share of a batch; gradients are left in the parameters, not reduced
+        and, with a loss scale, multiplied by it.
 
         Args:
             tokens, targets: [rows, seq], both of this replica.
@@ -82,6 +94,8 @@ class Pipeline:
         start = seconds_of(self.device)
         loss = self._run(tokens, targets, train=True)
         self.step_s = seconds_of(self.device) - start
+        if self._tied is not None:
+            self.stages[0].counters.sent_bytes += self._tied.sum_gradients()
         return loss
 
     def evaluate(self, tokens: Tensor, targets: Tensor) -> float:
@@ -94,8 +108,14 @@ class Pipeline:
         return self.stages[0].device
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Names (the same however the model is cut) and parameters of this rank."""
-        return [item for stage in self.stages for item in stage.submod.named_parameters()]
+        """Names (the same however the model is cut) and parameters of this rank, each name once."""
+        follower = self._tied.follower if self._tied is not None else None
+        named = [item for stage in self.stages for item in stage.submod.named_parameters()]
+        return [(name, parameter) for name, parameter in named if parameter is not follower]
+
+    def copies(self) -> dict[nn.Parameter, int]:
+        """Pipeline ranks that hold a parameter, where it is more than one."""
+        return self._tied.holders() if self._tied is not None else {}
 
     def layers(self) -> list[int]:
         """Global numbers of the blocks that this rank really holds."""
@@ -114,6 +134,8 @@ class Pipeline:
             raise ValueError(
                 f"tokens are {tuple(tokens.shape)}, expected {self.rows} rows and targets of the same shape"
             )
+        if self._tied is not None:
+            self._tied.follow()
         losses: list[Tensor] = []
         # torch's own evaluation walks through the backward actions too and fails where two neighbouring stages share a
         # rank, so it is given a table without them.
@@ -126,11 +148,13 @@ class Pipeline:
                 losses=losses,
                 return_outputs=False,
             )
-        return float(torch.stack([loss.detach() for loss in losses]).sum()) if losses else 0.0
+        total = float(torch.stack([loss.detach() for loss in losses]).sum()) if losses else 0.0
+        return total / self._scaler.value if self._scaler is not None else total
 
 
 def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordinate) -> Pipeline:
-    """Build this rank's stages in the fixed order: seeded plain stage, tensor parallel, pipeline stage, schedule."""
+    """Build this rank's stages in the fixed order: seeded plain stage, tensor parallel, recomputation, compilation,
+    sharding, pipeline stage, schedule."""
     plan, spec = inputs.plan, inputs.spec
     replica = plan.replicas[coordinate.dp]
     owner = plan.stage_owner()
@@ -141,12 +165,16 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
     ]
     split_loss = vocabulary_is_split(spec, plan.tp)
     loss = make_loss(plan.rows * inputs.seq_len, mesh["tp"] if split_loss else None)
+    if inputs.scaler is not None:
+        loss = inputs.scaler.scaled(loss)
     if stages[-1].is_last:
         loss = stages[-1].timed(loss)
     runtime = _PipelineScheduleRuntime(stages, replica.micro_batches, loss_fn=loss, scale_grads=False)
     runtime._prepare_schedule_with_comms(_actions_by_group_rank(inputs, mesh, coordinate))
     _gather_by_level(runtime, plan.zero, [stage.stage_index for stage in stages])
-    return Pipeline(stages, runtime, _forwards(runtime.pipeline_order_with_comms), replica.rows, split_loss)
+    order = _forwards(runtime.pipeline_order_with_comms)
+    tied = _tied(inputs, coordinate, stages) if spec.tied and len(plan.stages) > 1 else None
+    return Pipeline(stages, runtime, order, replica.rows, split_loss, tied, inputs.scaler)
 
 
 def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, rows: int) -> CountedStage:
@@ -157,13 +185,19 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, rows: int
     if inputs.plan.shards == 1 or inputs.plan.tp > 1:
         module.to(inputs.device)  # sharding takes a plain stage there block by block
     if inputs.plan.tp > 1:
-        apply_tensor_parallel(module, mesh["tp"], spec)
+        apply_tensor_parallel(module, mesh["tp"], spec, inputs.plan.sequence_parallel)
+    blocks = list(module.layers.children())  # type: ignore[union-attr]
+    recompute_blocks(blocks, inputs.plan.stages[index].recompute)
+    if inputs.compile:
+        for block in blocks:
+            block.compile()
     kind: Callable[..., CountedStage] = CountedStage
     if inputs.plan.shards > 1:
         apply_sharding(module, sharding_mesh(mesh), inputs.plan.zero, inputs.autocast)
         kind = partial(ShardedStage, zero=inputs.plan.zero, copies=inputs.plan.dp // inputs.plan.shards)
+    seq = inputs.seq_len // inputs.plan.tp if inputs.plan.sequence_parallel else inputs.seq_len
     # Static shapes on every stage spare torch the trial run of the real model at the first step.
-    hidden = torch.empty(rows, inputs.seq_len, spec.dim, device="meta", requires_grad=True)
+    hidden = torch.empty(rows, seq, spec.dim, device="meta", requires_grad=True)
     tokens = torch.empty(rows, inputs.seq_len, dtype=torch.long, device="meta")
     return kind(
         module,
@@ -175,6 +209,12 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, rows: int
         group=mesh.get_group("pp"),
         autocast=inputs.autocast,
     )
+
+
+def _tied(inputs: PipelineInputs, coordinate: Coordinate, stages: list[CountedStage]) -> TiedEnds | None:
+    first = next((stage.submod for stage in stages if stage.is_first), None)
+    last = next((stage.submod for stage in stages if stage.is_last), None)
+    return tie_ends(inputs.plan, coordinate.rank, first, last)
 
 
 def _logits(inputs: PipelineInputs, rows: int) -> Tensor:

@@ -21,6 +21,7 @@ from hpctrain.records.plan import Plan, Predicted, Rejected, Replica, Stage
 from hpctrain.records.run import Run
 from hpctrain.records.topology import Topology
 from hpctrain.schedule.generate import make_schedule
+from hpctrain.schedule.runnable import check_runnable
 
 Solver = Literal["exhaustive", "paper"]
 
@@ -53,7 +54,7 @@ def make_plan(
     idle = len(fleet.workers) - len(best.layout.units()) * best.layout.tp
     if idle:
         notes.append(f"{idle} of {len(fleet.workers)} usable devices stay idle.")
-    return _plan(
+    plan = _plan(
         best,
         run_sha256=run.sha256(),
         topology_sha256=topology.sha256(),
@@ -65,6 +66,8 @@ def make_plan(
         rejected=rejected,
         notes=[*fleet.notes, *notes],
     )
+    check_runnable(plan, run)
+    return plan
 
 
 def _as_paper(cost: CostModel, fleet: Fleet, work: Workload) -> tuple[Prediction, list[Rejected], list[str]]:

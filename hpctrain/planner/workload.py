@@ -55,10 +55,9 @@ class Workload:
     def parameters(self, share: Share, tp: int) -> int:
         """Parameters of a stage on one of `tp` devices."""
         spec = self.spec
-        table = spec.embedding_parameters() // tp
-        block = (spec.parameters(tp=tp) - 2 * table - spec.dim) // spec.layers
-        whole = spec.embedding_parameters() // self.head_shards(tp)
-        return share.blocks * block + (whole if share.first else 0) + (whole + spec.dim if share.last else 0)
+        block = (spec.block_parameters() - 2 * spec.dim) // tp + 2 * spec.dim
+        tables = spec.tables(share.first, share.last) * spec.embedding_parameters() // self.head_shards(tp)
+        return share.blocks * block + tables + (spec.dim if share.last else 0)
 
     def micro_batch_sizes(self) -> list[int]:
         """Sizes to try: those that divide the batch, so that every micro-batch is equally long.

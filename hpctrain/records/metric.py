@@ -49,8 +49,12 @@ class MetricRow(Document):
     valid_loss: float | None = None
     """The same over the validation batches, where this step validated."""
     lr: float
-    grad_norm: float
-    """Norm of the whole gradient before clipping."""
+    grad_norm: float | None = None
+    """Norm of the whole gradient before clipping; absent where it overflowed and the step was skipped."""
+    loss_scale: float | None = None
+    """With precision fp16: what this step's loss was multiplied by before the backward pass."""
+    skipped: bool | None = None
+    """With precision fp16: whether the gradients overflowed, so that the step changed no weight."""
     tokens: int
     """Tokens of this step."""
     samples: int

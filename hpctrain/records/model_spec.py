@@ -84,16 +84,18 @@ class ModelSpec(Part):
     def parameters(self, start: int = 0, stop: int | None = None, tp: int = 1) -> int:
         """Parameters of the blocks [start, stop), with embedding and head where they belong, on one of `tp` devices.
 
-        Norms are whole on each device; matrices are split.
+        Norms are whole on each device; matrices are split. A tied matrix counts once here; where the model is cut, each
+        end holds a copy of it.
         """
         stop = self.layers if stop is None else stop
         block = (self.block_parameters() - 2 * self.dim) // tp + 2 * self.dim
-        count = (stop - start) * block
-        if start == 0:
-            count += self.embedding_parameters() // tp
-        if stop == self.layers:
-            count += self.embedding_parameters() // tp + self.dim
-        return count
+        first, last = start == 0, stop == self.layers
+        table = self.embedding_parameters() // tp
+        return (stop - start) * block + self.tables(first, last) * table + (self.dim if last else 0)
+
+    def tables(self, first: bool, last: bool) -> int:
+        """Matrices [vocabulary, dim] in a stage with these ends: embedding and head, one where they are tied."""
+        return int(first or last) if self.tied else int(first) + int(last)
 
     def forward_flops(self, rows: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
         """FLOPs of a forward pass over `rows` sequences through blocks [start, stop); backward costs twice that.

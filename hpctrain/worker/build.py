@@ -17,14 +17,18 @@ from hpctrain.compress.reducer import Reducer
 from hpctrain.corpus.tokens import Corpus, open_validation
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
+from hpctrain.parallel.scaling import LossScaler
 from hpctrain.parallel.sharded_stage import reducer_of
+from hpctrain.records.manifest import LossScale
 from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run, read_run
 from hpctrain.schedule.resolve import schedule_of
+from hpctrain.schedule.runnable import check_runnable
 from hpctrain.snapshot.checkpoint import CheckpointSaver, load
 from hpctrain.snapshot.published import verify
 from hpctrain.snapshot.state import collect, prepare_moments, set_optimizer_step
 
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 COLLECTIVE_TIMEOUT_S = 600
 """A safety net only: the agents end the generation long before."""
 
@@ -72,6 +76,8 @@ class Trainer:
     saver: CheckpointSaver
     step: int
     """Steps done."""
+    scaler: LossScaler | None = None
+    """With precision fp16."""
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -89,15 +95,18 @@ def build(orders: StartOrder) -> Trainer:
     coordinate = Coordinate.of(plan, orders.rank)
     mesh = build_mesh(plan, device.type)
     schedule, _ = schedule_of(plan, coordinate.dp)
-    autocast = torch.bfloat16 if run.precision == "bf16" else None
-    inputs = PipelineInputs(plan, run.spec(), schedule, run.data.seq_len, run.seed, device, autocast)
+    check_runnable(plan, run)
+    scaler = LossScaler(LossScale()) if run.precision == "fp16" else None
+    inputs = PipelineInputs(
+        plan, run.spec(), schedule, run.data.seq_len, run.seed, device, AUTOCAST[run.precision], scaler, run.compile
+    )
     pipeline = build_pipeline(inputs, mesh, coordinate)
     optimizer = _optimizer(run, pipeline, plan)
     named = pipeline.parameters()
     prepare_moments(named, optimizer)
     # A group of its own: the writer thread must never wait behind, or in the middle of, the training's collectives.
     group = dist.new_group(backend="gloo")
-    step = _restore(orders, pipeline, optimizer, group)
+    step = _restore(orders, pipeline, optimizer, scaler, group)
     checkpoints = orders.folder / "checkpoints"
     return Trainer(
         run=run,
@@ -115,6 +124,7 @@ def build(orders: StartOrder) -> Trainer:
         valid=_validation(run),
         saver=CheckpointSaver(checkpoints, group, run.checkpoint.keep),
         step=step,
+        scaler=scaler,
     )
 
 
@@ -165,14 +175,25 @@ def _optimizer(run: Run, pipeline: Pipeline, plan: Plan) -> torch.optim.Optimize
     )  # fmt: skip
 
 
-def _restore(orders: StartOrder, pipeline: Pipeline, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> int:
+def _restore(
+    orders: StartOrder,
+    pipeline: Pipeline,
+    optimizer: torch.optim.Optimizer,
+    scaler: LossScaler | None,
+    group: dist.ProcessGroup,
+) -> int:
     if orders.restore is None:
         return 0
     path = orders.folder / orders.restore
     manifest = verify(path, hashes=False)  # the proposer has checked the hashes
     named = pipeline.parameters()
     load(collect(named, optimizer), path, group)
-    set_optimizer_step(named, optimizer, manifest.step)
+    skipped = 0
+    if manifest.loss_scale is not None:
+        skipped = manifest.loss_scale.skipped
+        if scaler is not None:
+            scaler.state = manifest.loss_scale
+    set_optimizer_step(named, optimizer, manifest.step - skipped)
     return manifest.step
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import resource
 import time
 from dataclasses import dataclass
@@ -163,7 +164,9 @@ def make_row(trainer: Trainer, job: JobStep, news: StepNews) -> MetricRow:
         loss=job.loss,
         valid_loss=news.valid_loss,
         lr=news.lr,
-        grad_norm=news.grad_norm,
+        grad_norm=news.grad_norm if math.isfinite(news.grad_norm) else None,
+        loss_scale=news.loss_scale,
+        skipped=None if news.loss_scale is None else not math.isfinite(news.grad_norm),
         tokens=tokens,
         samples=trainer.step * plan.rows,
         tokens_per_s=tokens / news.seconds,
@@ -185,3 +188,5 @@ class StepNews:
     grad_norm: float
     valid_loss: float | None
     placement: list[RankPlacement] | None
+    loss_scale: float | None = None
+    """That the step was computed with."""

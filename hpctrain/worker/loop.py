@@ -62,7 +62,10 @@ class _Loop:
         trainer, start = self.trainer, time.perf_counter()
         share, gradients = self._forward_backward(trainer.step)
         dp_bytes = trainer.reducer.reduce(gradients)
-        norm = gradient_norm(trainer.parameters, trainer.plan)
+        scale = trainer.scaler.value if trainer.scaler is not None else None
+        if trainer.scaler is not None:
+            trainer.scaler.unscale(gradients)
+        norm = gradient_norm(trainer.parameters, trainer.plan, trainer.pipeline.copies())
         lr = self._update(norm)
         counters = trainer.pipeline.take_counters()
         trainer.step += 1
@@ -72,11 +75,12 @@ class _Loop:
             self.orders.stop_wanted(), self.orders.save_wanted(),
         )  # fmt: skip
         job = gather(trainer, mine)
+        self._require_loss(job.loss)
         placed = placements(trainer, counters) if self._first else None
         self._first = False
         if job.save or self._is_due(trainer.run.checkpoint.every):
             self.save()
-        self._validate_and_tell(job, StepNews(seconds, lr, norm, None, placed))
+        self._validate_and_tell(job, StepNews(seconds, lr, norm, None, placed, scale))
         self._tell_saved(trainer.saver.finished())
         return job
 
@@ -111,18 +115,26 @@ class _Loop:
 
     def _update(self, norm: float) -> float:
         trainer, settings = self.trainer, self.trainer.run.optimizer
+        lr = learning_rate(settings, trainer.step, trainer.run.steps)
+        if trainer.scaler is not None and trainer.scaler.skips(norm):
+            trainer.optimizer.zero_grad(set_to_none=True)
+            return lr
         if not math.isfinite(norm):
             raise HpctrainError(
                 f"step {trainer.step + 1}: the gradient's norm is {norm}; lower optimizer.lr or train in fp32"
             )
         if settings.clip_norm is not None:
             clip_gradients(trainer.parameters, norm, settings.clip_norm)
-        lr = learning_rate(settings, trainer.step, trainer.run.steps)
         for group in trainer.optimizer.param_groups:
             group["lr"] = lr
         trainer.optimizer.step()
         trainer.optimizer.zero_grad(set_to_none=True)
         return lr
+
+    def _require_loss(self, loss: float) -> None:
+        # In fp16 a norm that is no number may only mean a scale too large. It is applied after the loss, though.
+        if not math.isfinite(loss):
+            raise HpctrainError(f"step {self.trainer.step}: the loss is {loss}; lower optimizer.lr or train in fp32")
 
     def _validate_and_tell(self, job: JobStep, news: StepNews) -> None:
         """Validate where it is due, then tell of the step. A failed validation costs neither row nor checkpoint.
@@ -201,5 +213,6 @@ def _manifest(trainer: Trainer) -> Manifest:
         run_sha256=run.sha256(),
         model_sha256=run.spec().sha256(),
         world_size=trainer.plan.world_size,
+        loss_scale=trainer.scaler.state if trainer.scaler is not None else None,
         files=[],
     )

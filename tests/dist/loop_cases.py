@@ -72,8 +72,8 @@ class NoCorpus:
         raise OSError("the validation data is gone")
 
 
-def make_folder(folder: Path, data: Path) -> None:
-    """A run folder without its plans."""
+def make_folder(folder: Path, data: Path, **changes: Any) -> None:
+    """A run folder without its plans, with other values in run.yaml where told."""
     folder.mkdir()
     run = {
         "steps": RUN_STEPS,
@@ -87,6 +87,7 @@ def make_folder(folder: Path, data: Path) -> None:
         },
         "checkpoint": {"every": EVERY, "keep": 2},
         "validation": {"every": EVERY, "batches": BATCHES},
+        **changes,
     }  # fmt: skip
     (folder / "run.yaml").write_text(yaml.safe_dump(run))
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from cases import HALF, ODD, SEQ, SPEC, WHOLE, batch, make_plan, my_rows, open_pipeline
+from cases import HALF, ODD, PLANS, SEQ, SPEC, WHOLE, batch, make_plan, my_rows, open_pipeline
 from processes import launch, process_group
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -31,6 +31,11 @@ STEPS: dict[str, tuple[Plan, ModelSpec]] = {
     "vocabulary 256": (TP2, SPEC.model_copy(update={"vocab": 256})),
     "vocabulary 67, whole": (TP2, ODD),
     "two stages": (make_plan(1, 1, 2, HALF, [(2, 4)], "interleaved_1f1b"), SPEC),
+    "full recomputation": PLANS["tp2 full"],
+    "selective recomputation": PLANS["tp2 selective"],
+    "sequence": PLANS["tp2 sequence"],
+    "sequence, vocabulary 67": PLANS["tp2 sequence, odd vocabulary"],
+    "sequence, recomputed": PLANS["tp2 sequence, full and selective"],
 }
 
 RING = {"all_reduce": 1.0, "all_gather": 1.0, "reduce_scatter": 0.5, "all_to_all": 0.5}
@@ -39,12 +44,21 @@ RING = {"all_reduce": 1.0, "all_gather": 1.0, "reduce_scatter": 0.5, "all_to_all
 
 def step_bytes(plan: Plan, spec: ModelSpec) -> int:
     """By hand, for two ranks: all-reduces of activations (two a block forward, two backward; with a split vocabulary
-    one for the embedding and one for the gradient at the head) and three numbers a token for the loss on the shards."""
+    one for the embedding and one for the gradient at the head) and three numbers a token for the loss on the shards.
+
+    Recomputation repeats the all-reduce after the attention; nothing needs the one after the SwiGLU, the block's last.
+    With sequence parallelism, each all-reduce is half an all-gather, half a reduce-scatter; the embedding's and the
+    head's come in both directions; recomputation repeats all but the last reduce-scatter; and the norms' gradients
+    are summed once a step."""
     replica = plan.replicas[0]
     tokens = replica.micro_batch * SEQ
     split = spec.vocabulary % plan.tp == 0
-    floats = (4 * spec.layers + (2 if split else 0)) * tokens * spec.dim + (3 * tokens if split else 0)
-    return 4 * floats * replica.micro_batches
+    repeated = 1.5 if plan.sequence_parallel else 1.0
+    recomputed = sum(stage.layers[1] - stage.layers[0] for stage in plan.stages if stage.recompute != "none")
+    ends = 2.0 if split else 1.0 if plan.sequence_parallel else 0.0
+    floats = (4 * spec.layers + repeated * recomputed + ends) * tokens * spec.dim + (3 * tokens if split else 0)
+    norms = (2 * spec.layers + 1) * spec.dim if plan.sequence_parallel else 0
+    return int(4 * (floats * replica.micro_batches + norms))
 
 
 def reported_bytes(trace: profile) -> int:

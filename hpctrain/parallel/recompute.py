@@ -1,0 +1,59 @@
+"""Activation checkpointing (Chen et al. 2016): what a block's forward keeps, and what its backward computes again.
+
+The block's own forward is wrapped, so that no name of a parameter changes and hooks on the block (those of sharding)
+stay outside of what is computed again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from hpctrain.records.plan import Recompute
+
+_NAMES = (
+    "mm",
+    "bmm",
+    "addmm",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_fused_attention_overrideable",
+)
+KEPT = [getattr(torch.ops.aten, name).default for name in _NAMES if hasattr(torch.ops.aten, name)]
+"""What selective recomputation keeps: the costly operations, in the form they have on each kind of device."""
+
+
+def recompute_blocks(blocks: list[nn.Module], level: Recompute) -> None:
+    """Make the blocks keep less for their backward pass, in place.
+
+    Args:
+        level: full: only the block's input is kept; selective: also the results of matrix products and attention.
+    """
+    if level == "none":
+        return
+    for block in blocks:
+        block.forward = _recomputed(block.forward, level)
+
+
+def _recomputed(forward: Callable[..., Any], level: Recompute) -> Callable[..., Any]:
+    options: dict[str, Any] = {"use_reentrant": False}
+    if level == "selective":
+        options["context_fn"] = _selective
+
+    @functools.wraps(forward)
+    def recomputed(*args: Any) -> Any:
+        return checkpoint(forward, *args, **options) if torch.is_grad_enabled() else forward(*args)
+
+    return recomputed
+
+
+def _selective() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    return create_selective_checkpoint_contexts(KEPT)

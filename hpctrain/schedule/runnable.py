@@ -1,0 +1,53 @@
+"""What a run asks of a plan, and what parts of a plan ask of each other, that cannot be executed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpctrain.base.errors import InputError
+from hpctrain.records.plan import Plan
+from hpctrain.records.run import Run
+from hpctrain.records.schedule import Action
+from hpctrain.schedule.resolve import schedule_of
+
+
+def check_runnable(plan: Plan, run: Run) -> None:
+    """Pass silently when the plan can be executed for this run.
+
+    Raises:
+        InputError: a custom schedule is not whole, or the first reason why the plan cannot be executed.
+    """
+    if plan.sequence_parallel and run.data.seq_len % plan.tp:
+        raise InputError(
+            f"data.seq_len: found {run.data.seq_len}; with sequence_parallel it must be a multiple of tp {plan.tp}; "
+            "change it, or switch sequence_parallel off"
+        )
+    if run.compile and plan.tp > 1:
+        raise InputError(
+            f"compile: found true with tp {plan.tp}; torch cannot compile the backward of matrices that are split over "
+            "devices; switch compile off, or use tp 1"
+        )
+    for action in _half_backwards(plan):
+        if run.compile:
+            raise InputError(
+                f"compile: found true with the action {action}; a compiled block cannot do one half of its backward "
+                "(I, W); switch compile off, or use schedule 1f1b"
+            )
+        recompute = plan.stages[action.stage].recompute
+        if recompute != "none":
+            raise InputError(
+                f"stages[{action.stage}].recompute: found {recompute} with the action {action}; with backwards in two "
+                "halves (I, W) torch would compute a block again for each of its matrices; use recompute none, or "
+                "schedule 1f1b"
+            )
+
+
+def _half_backwards(plan: Plan) -> Iterator[Action]:
+    """The first action of each stage that does one half of a backward."""
+    seen = set()
+    for replica in range(plan.dp):
+        for row in schedule_of(plan, replica)[0].ranks:
+            for action in row:
+                if action.kind in "IW" and action.stage not in seen:
+                    seen.add(action.stage)
+                    yield action

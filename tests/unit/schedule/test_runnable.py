@@ -1,0 +1,66 @@
+"""What cannot be executed is said before anything starts, with the reason and a way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpctrain.base.errors import InputError
+from hpctrain.records.plan import Plan
+from hpctrain.records.run import Run
+from hpctrain.schedule.runnable import check_runnable
+
+HALVES = {0: {0: ["0F0", "0F1", "0B0", "0B1"], 1: ["1F0", "1I0", "1F1", "1W0", "1B1"]}}
+
+
+def plan(tp: int = 1, recompute: tuple[str, str] = ("none", "none"), **values: Any) -> Plan:
+    """Two stages of one block on two ranks, each of `tp` devices."""
+    devices = [[f"n{stage}:cpu{part}" for part in range(tp)] for stage in range(2)]
+    stages = [{"layers": (stage, stage + 1), "recompute": recompute[stage]} for stage in range(2)]
+    return Plan.model_validate(
+        {
+            "pp": 2, "dp": 1, "tp": tp, "stages": stages, "ranks": [place for row in devices for place in row],
+            "replicas": [{"rows": 4, "micro_batch": 2, "micro_batches": 2, "devices": devices}], **values,
+        }
+    )  # fmt: skip
+
+
+def run(**values: Any) -> Run:
+    return Run.model_validate(
+        {
+            "steps": 1, "model": {"dims": {"layers": 2, "dim": 16, "heads": 2}}, "batch": {"global": 4},
+            "data": {"train": ["t"], "seq_len": 30}, **values,
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("found", "asked"),
+    [
+        (plan(), run(compile=True)),
+        (plan(tp=3, sequence_parallel=True), run()),
+        (plan(recompute=("full", "selective")), run(compile=True)),
+        (plan(recompute=("full", "none"), actions=HALVES), run()),
+    ],
+)
+def test_what_can_run_passes(found: Plan, asked: Run) -> None:
+    check_runnable(found, asked)
+
+
+@pytest.mark.parametrize(
+    ("found", "asked", "message"),
+    [
+        (plan(tp=4, sequence_parallel=True), run(), "data.seq_len: found 30; .* a multiple of tp 4; change it, or"),
+        (plan(tp=2), run(compile=True), "compile: found true with tp 2; .*; switch compile off, or use tp 1"),
+        (plan(actions=HALVES), run(compile=True), "compile: found true with the action 1I0; .* use schedule 1f1b"),
+        (
+            plan(recompute=("none", "selective"), actions=HALVES), run(),
+            r"stages\[1\].recompute: found selective with the action 1I0; .* use recompute none, or schedule 1f1b",
+        ),
+        (plan(schedule="custom"), run(), "plan: actions.0.: no table is given"),
+    ],
+)  # fmt: skip
+def test_what_cannot_is_refused_with_its_reason(found: Plan, asked: Run, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        check_runnable(found, asked)
