@@ -41,7 +41,9 @@ def gradient_norm(parameters: list[nn.Parameter], plan: Plan) -> float:
     """
     total = torch.zeros((), dtype=torch.float64)
     for parameter, grad in zip(parameters, local_gradients(parameters), strict=True):
-        holders = plan.dp if isinstance(parameter, DTensor) else plan.dp * plan.tp
+        # The bias of a linear that is split by rows is a DTensor, and whole on each of them.
+        split = isinstance(parameter, DTensor) and any(placement.is_shard() for placement in parameter.placements)
+        holders = plan.dp if split else plan.dp * plan.tp
         total += grad.detach().double().pow(2).sum().cpu() / holders
     dist.all_reduce(total)
     return float(total.sqrt())

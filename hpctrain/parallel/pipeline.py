@@ -16,11 +16,12 @@ from torch.distributed.pipelining.schedules import _Action, _ComputationType, _P
 from torch.distributed.tensor.parallel import loss_parallel
 
 from hpctrain.model.build import build_part
+from hpctrain.model.part import blocks_of
 from hpctrain.parallel.loss import make_loss
 from hpctrain.parallel.mesh import Coordinate, group_rank
 from hpctrain.parallel.stage import CountedStage, StageCounters, seconds_of
 from hpctrain.parallel.tensor import apply_tensor_parallel, vocabulary_is_split
-from hpctrain.records.model_spec import ModelSpec
+from hpctrain.records.imported_spec import Spec
 from hpctrain.records.plan import Plan
 from hpctrain.records.schedule import Schedule
 
@@ -33,7 +34,7 @@ class PipelineInputs:
     """What a pipeline is built from."""
 
     plan: Plan
-    spec: ModelSpec
+    spec: Spec
     schedule: Schedule
     """The action table of this rank's replica."""
     seq_len: int
@@ -82,8 +83,13 @@ class Pipeline:
 
     def evaluate(self, tokens: Tensor, targets: Tensor) -> float:
         """Forward only, nothing kept for a backward pass; as `step`."""
+        for stage in self.stages:
+            stage.submod.eval()
         with torch.no_grad():
-            return self._run(tokens, targets, train=False)
+            share = self._run(tokens, targets, train=False)
+        for stage in self.stages:
+            stage.submod.train()
+        return share
 
     @property
     def device(self) -> torch.device:
@@ -95,7 +101,7 @@ class Pipeline:
 
     def layers(self) -> list[int]:
         """Global numbers of the blocks that this rank really holds."""
-        return sorted(int(name) for stage in self.stages for name in stage.submod.layers)  # type: ignore[union-attr]
+        return sorted(number for stage in self.stages for number in blocks_of(stage.submod))
 
     def take_counters(self) -> dict[int, StageCounters]:
         """Counters by stage since the last call."""

@@ -16,21 +16,22 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
-from hpctrain.records.model_spec import ModelSpec
+from hpctrain.model.part import blocks_of
+from hpctrain.records.imported_spec import ImportedSpec, Spec
 
 
-def vocabulary_is_split(spec: ModelSpec, tp: int) -> bool:
+def vocabulary_is_split(spec: Spec, tp: int) -> bool:
     """Whether embedding and head are split over tp: only when every device gets the same share."""
-    return tp > 1 and spec.vocabulary % tp == 0
+    return spec.head_shards(tp) > 1
 
 
-def apply_tensor_parallel(module: nn.Module, mesh: DeviceMesh, spec: ModelSpec) -> None:
+def apply_tensor_parallel(module: nn.Module, mesh: DeviceMesh, spec: Spec) -> None:
     """Split the matrices of a plain, initialised stage in place over the 1-D mesh.
 
     After return the head (when split) gives local logits [batch, seq, vocab / tp].
     """
-    for block in module.layers.children():  # type: ignore[union-attr]
-        parallelize_module(block, mesh, _block_styles())
+    for block in blocks_of(module).values():
+        parallelize_module(block, mesh, _block_styles(spec))
     if not vocabulary_is_split(spec, mesh.size()):
         return
     if module.embedding is not None:
@@ -39,7 +40,11 @@ def apply_tensor_parallel(module: nn.Module, mesh: DeviceMesh, spec: ModelSpec) 
         parallelize_module(module.head, mesh, ColwiseParallel())  # type: ignore[arg-type]
 
 
-def _block_styles() -> dict[str, ParallelStyle]:
+def _block_styles(spec: Spec) -> dict[str, ParallelStyle]:
+    if isinstance(spec, ImportedSpec):
+        styles = {"columns": ColwiseParallel, "rows": RowwiseParallel}
+        return {name: styles[split]() for name, split in spec.tensor_parallel.items()}
+
     # PrepareModuleInput makes one DTensor of the input, so that the gradients of its users are summed before the
     # all-reduce of the backward pass: one instead of one for each of q, k and v.
     def shared_input() -> PrepareModuleInput:

@@ -72,11 +72,34 @@ class ModelSpec(Part):
         assert self.vocab is not None, "the vocabulary is settled when a run file meets its data"
         return self.vocab
 
-    def block_parameters(self) -> int:
-        """Parameters of one block."""
+    def block_parameters(self, tp: int = 1) -> int:
+        """Parameters of one block on one of `tp` devices: matrices are split, norms are whole on each."""
         key_value = self.key_value_heads * self.head_dim
         attention = 2 * self.dim * self.dim + 2 * self.dim * key_value
-        return attention + 3 * self.dim * self.hidden + 2 * self.dim
+        return (attention + 3 * self.dim * self.hidden) // tp + 2 * self.dim
+
+    def head_shards(self, tp: int) -> int:
+        """Parts that embedding and head are cut into: by vocabulary where that divides, else they are whole."""
+        return tp if self.vocabulary % tp == 0 else 1
+
+    def front_parameters(self, tp: int = 1) -> int:
+        """Parameters of the embedding on one of `tp` devices."""
+        return self.embedding_parameters() // self.head_shards(tp)
+
+    def back_parameters(self, tp: int = 1) -> int:
+        """Parameters of the final norm and the head on one of `tp` devices."""
+        return self.embedding_parameters() // self.head_shards(tp) + self.dim
+
+    def why_no_tensor_parallel(self, tp: int) -> str | None:
+        """None when the blocks can be cut into `tp` parts, else the reason."""
+        for name, size in (("heads", self.heads), ("kv_heads", self.key_value_heads), ("SwiGLU width", self.hidden)):
+            if size % tp:
+                return f"{name} {size} is not a multiple of tp {tp}"
+        return None
+
+    def why_no_pipeline(self, stages: int) -> str | None:
+        """None when the model can be cut into that many stages, else the reason."""
+        return None
 
     def embedding_parameters(self) -> int:
         return self.vocabulary * self.dim

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -9,6 +10,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from hpctrain.base.errors import FileError, InputError, Mistake
 from hpctrain.records.document import Document, Part
+from hpctrain.records.imported_spec import ImportedSpec, Spec, Split
 from hpctrain.records.mistakes import mistakes_of
 from hpctrain.records.model_spec import PRESETS, ModelSpec
 from hpctrain.records.overrides import apply_overrides, overridden
@@ -76,7 +78,7 @@ class Container(Part):
 
 
 class Model(Part):
-    """What is trained: exactly one of the keys."""
+    """What is trained: exactly one of preset, dims, hf and import; the other keys go with import."""
 
     preset: str | None = None
     """A named model (see `hpctrain init`)."""
@@ -86,13 +88,48 @@ class Model(Part):
     """A Hugging Face model folder to start from."""
     import_: str | None = Field(default=None, alias="import")
     """A factory in your own code, 'package.module:factory'."""
+    args: dict[str, Any] | None = None
+    """Keyword arguments of the factory; it is given `vocabulary` and `seq_len` too, where it takes them."""
+    front: list[str] | None = Field(default=None, min_length=1)
+    """Modules of your model that are applied in turn to tokens, up to the first block. Default: those before it."""
+    blocks: str | None = None
+    """The container of your model's repeated blocks: a ModuleList, ModuleDict or Sequential. Default: the only one."""
+    back: list[str] | None = Field(default=None, min_length=1)
+    """Modules that are applied in turn after the last block, up to the logits. Default: those after it."""
+    tensor_parallel: dict[str, Split] | None = None
+    """How a block's linears are split over tp, by their name within the block: columns or rows."""
+    measured: ImportedSpec | None = None
+    """Written by hpctrain into the run folder: what was found in your model."""
 
     @model_validator(mode="after")
     def _one(self) -> Model:
         given = [key for key in ("preset", "dims", "hf", "import_") if getattr(self, key) is not None]
         if len(given) != 1:
             raise ValueError("give exactly one of preset, dims, hf, import")
+        own = [key for key in ("args", "front", "blocks", "back", "tensor_parallel", "measured") if getattr(self, key)]
+        if own and self.import_ is None:
+            raise ValueError(f"{own[0]} goes with import; found it with {given[0]}")
         return self
+
+    @field_validator("import_")
+    @classmethod
+    def _factory(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"[\w.]+:[\w.]+", value):
+            raise ValueError("write it as package.module:factory")
+        return value
+
+    def is_measured(self, tokens: int, seq_len: int) -> bool:
+        """Whether `measured` is of this factory as it is called for that vocabulary and sequence length."""
+        found = self.measured
+        return (
+            found is not None
+            and (found.factory, found.args) == (self.import_, self.args or {})
+            and found.tensor_parallel == (self.tensor_parallel or {})
+            and self.front in (None, found.front)
+            and self.blocks in (None, found.blocks)
+            and self.back in (None, found.back)
+            and (found.tokens, found.seq_len) == (tokens, seq_len)
+        )
 
     @field_validator("preset")
     @classmethod
@@ -266,21 +303,26 @@ class Run(Document):
     recovery: Recovery = Recovery()
     """What happens when workers or nodes are lost."""
 
-    def spec(self) -> ModelSpec:
+    def spec(self) -> Spec:
         """The model's dimensions, as far as the file says; the vocabulary may still be open.
 
         Raises:
-            InputError: the model is of a form that this version cannot build.
+            InputError: the model is of a form that this version cannot build, or was not measured yet.
         """
         if self.model.dims is not None:
             return self.model.dims
         if self.model.preset is not None:
             return PRESETS[self.model.preset]
-        key = "hf" if self.model.hf else "import"
-        raise InputError(f"model.{key}: this version trains models given by 'preset' or 'dims' only; use one of them")
+        if self.model.measured is not None:
+            return self.model.measured
+        if self.model.import_ is not None:
+            raise InputError("model.import: the model was not measured yet; a run folder's own run.yaml has its sizes")
+        raise InputError("model.hf: this version trains models given by preset, dims or import only; use one of them")
 
-    def with_spec(self, spec: ModelSpec) -> Run:
+    def with_spec(self, spec: Spec) -> Run:
         """The same run with its model written out, vocabulary included."""
+        if isinstance(spec, ImportedSpec):
+            return self.model_copy(update={"model": self.model.model_copy(update={"measured": spec})})
         return self.model_copy(update={"model": Model(dims=spec)})
 
     def require_runnable(self) -> None:
@@ -291,7 +333,8 @@ class Run(Document):
         """
         if self.container is not None:
             raise InputError("container: runs inside an image are not supported by this version; remove the key")
-        self.spec()
+        if self.model.import_ is None:
+            self.spec()
 
 
 def read_run(path: Path, overrides: tuple[str, ...] = ()) -> Run:
