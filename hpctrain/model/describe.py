@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from hpctrain.base.errors import InputError
-from hpctrain.model.factory import around, call_factory, find_blocks, last_words, submodule
-from hpctrain.model.imported import block_names
+from hpctrain.model.factory import call_factory, last_words
+from hpctrain.model.pieces import check_weights, shapes_of, take_apart, weights_of
 from hpctrain.model.split_check import TOLERANCE, largest_difference, run_split
+from hpctrain.model.trial import check_forward, hidden_state, logits_of
 from hpctrain.records.imported_spec import ImportedSpec, PartSizes, Split
 
 MOST_DEVICES = 16
@@ -45,23 +46,6 @@ class Question:
     seed: int
 
 
-@dataclass(frozen=True)
-class Pieces:
-    """A model taken apart."""
-
-    model: nn.Module
-    front: list[str]
-    blocks: str
-    back: list[str]
-
-    @property
-    def block_paths(self) -> list[str]:
-        return block_names(self.model, self.blocks)
-
-    def modules(self, paths: Iterable[str]) -> list[nn.Module]:
-        return [self.model.get_submodule(path) for path in paths]
-
-
 def describe(question: Question) -> ImportedSpec:
     """Make the model, check it and measure it on one sequence. Takes its memory once, and a pass through it.
 
@@ -71,21 +55,16 @@ def describe(question: Question) -> ImportedSpec:
     torch.manual_seed(question.seed)
     known = {"vocabulary": question.tokens, "seq_len": question.seq_len}
     model = call_factory(question.factory, known, question.args).eval()
-    pieces = _take_apart(model, question)
-    _check_weights(pieces)
+    pieces = take_apart(model, question.front, question.blocks, question.back)
+    check_weights(pieces)
     tokens = torch.randint(0, question.tokens, (1, question.seq_len))
-    hidden = _front(pieces, tokens)
-    logits = _through(pieces, hidden)
-    if logits.dim() != 3 or logits.shape[:2] != tokens.shape or logits.shape[2] < question.tokens:
-        raise InputError(
-            f"model.back: {', '.join(pieces.back)} gave a tensor of shape {tuple(logits.shape)}; expected logits "
-            f"[1, {question.seq_len}, {question.tokens} or more]"
-        )
-    _check_forward(model, tokens, logits)
+    hidden = hidden_state(pieces, tokens)
+    logits = logits_of(pieces, hidden, question.tokens)
+    check_forward(model, tokens, logits)
     block = pieces.modules(pieces.block_paths)[0]
     degrees, split_parameters, split_bytes = _tensor_parallel(block, hidden, question.tensor_parallel)
     front, back = pieces.modules(pieces.front), pieces.modules(pieces.back)
-    shared = {id(weight) for weight in _weights(front)} & {id(weight) for weight in _weights(back)}
+    shared = {id(weight) for weight in weights_of(front)} & {id(weight) for weight in weights_of(back)}
     return ImportedSpec(
         factory=question.factory,
         args=question.args,
@@ -109,134 +88,9 @@ def describe(question: Question) -> ImportedSpec:
     )
 
 
-def _take_apart(model: nn.Module, question: Question) -> Pieces:
-    blocks = question.blocks or find_blocks(model)
-    container = submodule(model, blocks, "model.blocks")
-    if not isinstance(container, nn.ModuleList | nn.ModuleDict | nn.Sequential) or not len(container):
-        raise InputError(
-            f"model.blocks: {blocks} is a {type(container).__name__} of {len(list(container.children()))} modules; "
-            "allowed: a ModuleList, ModuleDict or Sequential with the blocks in it"
-        )
-    if len(list(container.children())) != len(container):
-        raise InputError(f"model.blocks: {blocks} holds the same module more than once; each block needs its own")
-    before, after = around(model, blocks)
-    front = question.front if question.front is not None else before
-    back = question.back if question.back is not None else after
-    for field, paths in (("model.front", front), ("model.back", back)):
-        if not paths:
-            raise InputError(f"{field}: nothing lies on that side of {blocks}; name the modules that are applied there")
-        for path in paths:
-            submodule(model, path, field)
-    return Pieces(model, front, blocks, back)
-
-
-def _check_weights(pieces: Pieces) -> None:
-    """Every weight belongs to one piece, is fp32 and trained, and all blocks have the same ones."""
-    model, paths = pieces.model, pieces.block_paths
-    shapes = [_shapes(block) for block in pieces.modules(paths)]
-    for path, found in zip(paths, shapes, strict=True):
-        if found != shapes[0]:
-            other = sorted(set(found.items()) ^ set(shapes[0].items()))[0]
-            raise InputError(
-                f"model.blocks: {path} is not like {paths[0]}: they differ in {other[0]} {list(other[1])}; all blocks "
-                "need the same weights"
-            )
-    held = {id(w) for w in _weights(pieces.modules([*pieces.front, *paths, *pieces.back]))}
-    counts = sum(len({id(w) for w in block.parameters()}) for block in pieces.modules(paths))
-    ends = {id(w) for w in _weights(pieces.modules([*pieces.front, *pieces.back]))}
-    if len(held - ends) != counts:
-        raise InputError(
-            "model.blocks: blocks share weights with one another or with front or back; that cannot be cut"
-        )
-    for name, weight in model.named_parameters():
-        if id(weight) not in held:
-            raise InputError(
-                f"model: the weight {name} is in none of front ({', '.join(pieces.front)}), {pieces.blocks} and back "
-                f"({', '.join(pieces.back)}); put it into a module that is named there"
-            )
-        if weight.dtype != torch.float32 or not weight.requires_grad:
-            kind = str(weight.dtype) if weight.dtype != torch.float32 else "requires_grad False"
-            raise InputError(f"model.import: weight {name}: found {kind}; all weights are fp32 and trained")
-
-
-def _front(pieces: Pieces, tokens: Tensor) -> Tensor:
-    """The hidden state, from the front modules."""
-    x = tokens
-    with torch.no_grad():
-        for path in pieces.front:
-            x = _apply(pieces, path, x, "model.front")
-    if x.dim() != 3 or x.shape[:2] != tokens.shape:
-        raise InputError(
-            f"model.front: {', '.join(pieces.front)} gave a tensor of shape {tuple(x.shape)}; expected a hidden state "
-            f"[{tokens.shape[0]}, {tokens.shape[1]}, dim]"
-        )
-    return x
-
-
-def _through(pieces: Pieces, hidden: Tensor) -> Tensor:
-    """Logits, through all blocks and the back modules."""
-    buffers = {name: buffer.clone() for name, buffer in pieces.model.named_buffers()}
-    with torch.no_grad():
-        x = hidden
-        for path in pieces.block_paths:
-            x = _apply(pieces, path, x, "model.blocks")
-            if x.shape != hidden.shape:
-                raise InputError(
-                    f"model.blocks: {path} gave a tensor of shape {tuple(x.shape)}; expected that of its input, "
-                    f"{tuple(hidden.shape)}"
-                )
-        for path in pieces.back:
-            x = _apply(pieces, path, x, "model.back")
-    _check_buffers(pieces, hidden, buffers)
-    return x
-
-
-def _check_buffers(pieces: Pieces, hidden: Tensor, before: dict[str, Tensor]) -> None:
-    """Only parameters are trained and saved: a buffer that a training pass changes would be lost."""
-    block = pieces.modules(pieces.block_paths)[0]
-    block.train()
-    with torch.no_grad():
-        block(hidden)
-    block.eval()
-    for name, buffer in pieces.model.named_buffers():
-        if name in before and not torch.equal(torch.nan_to_num(buffer), torch.nan_to_num(before[name])):
-            raise InputError(f"model.blocks: the forward pass changes the buffer {name}; only parameters are saved")
-
-
-def _apply(pieces: Pieces, path: str, x: Tensor, field: str) -> Tensor:
-    try:
-        output = pieces.model.get_submodule(path)(x)
-    except Exception as error:
-        around_it = f"front is {', '.join(pieces.front)}; back is {', '.join(pieces.back)}"
-        text = f"{field}: {path} cannot be applied to what comes before it, of shape {tuple(x.shape)}"
-        raise InputError(f"{text}: {last_words(error)}; {around_it}") from error
-    if not isinstance(output, Tensor):
-        raise InputError(f"{field}: {path} gave a {type(output).__name__}; allowed: one tensor")
-    return output
-
-
-def _check_forward(model: nn.Module, tokens: Tensor, logits: Tensor) -> None:
-    """Where the model's own forward pass gives logits, they are those of its pieces applied in turn."""
-    try:
-        with torch.no_grad():
-            output = model(tokens)
-    except Exception:
-        return  # it wants other arguments, or there is none: the pieces alone count
-    if isinstance(output, tuple) and output:
-        output = output[0]
-    if not isinstance(output, Tensor) or output.shape != logits.shape:
-        return
-    difference = largest_difference(output, logits)
-    if not difference < TOLERANCE:
-        raise InputError(
-            f"model.import: the model's own forward pass gives other logits than its pieces applied in turn (largest "
-            f"relative difference {difference:.2g}); each of front, blocks and back must do all of its part itself"
-        )
-
-
 def _sizes(modules: list[nn.Module], x: Tensor, counted: set[int]) -> PartSizes:
     """Sizes of modules that are applied in turn to x, one sequence."""
-    parameters = sum(weight.numel() for weight in _weights(modules) if id(weight) not in counted)
+    parameters = sum(weight.numel() for weight in weights_of(modules) if id(weight) not in counted)
 
     def forward() -> Tensor:
         y = x.detach().requires_grad_(x.is_floating_point())
@@ -246,7 +100,7 @@ def _sizes(modules: list[nn.Module], x: Tensor, counted: set[int]) -> PartSizes:
 
     for module in modules:
         module.train()
-    kept, _ = _kept_bytes(forward, _weights(modules))
+    kept, _ = _kept_bytes(forward, weights_of(modules))
     # The CPU's fused attention is no operation that torch's counter knows; in its parts it is.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         forward()
@@ -280,7 +134,7 @@ def _tensor_parallel(block: nn.Module, x: Tensor, plan: dict[str, Split]) -> tup
     whole, expected = _kept_bytes(lambda: block(x), list(block.parameters()))
     degrees: list[int] = []
     split_bytes = 0
-    reason = f"the widths {', '.join(map(str, sorted(set(widths))))} have no common divisor up to {MOST_DEVICES}"
+    reasons: list[str] = []
     for tp in range(2, MOST_DEVICES + 1):
         if any(width % tp for width in widths):
             continue
@@ -289,8 +143,11 @@ def _tensor_parallel(block: nn.Module, x: Tensor, plan: dict[str, Split]) -> tup
             degrees.append(tp)
             split_bytes = split_bytes or max(0, (whole - kept) * tp // (tp - 1))
         else:
-            reason = text or f"split in {tp} it computes something else (largest relative difference {difference:.2g})"
+            wrong = f"split in {tp} it computes something else (largest relative difference {difference:.2g})"
+            reasons.append(text or wrong)
     if not degrees:
+        widest = ", ".join(map(str, sorted(set(widths))))
+        reason = next(iter(reasons), f"the widths {widest} have no common divisor up to {MOST_DEVICES}")
         raise InputError(
             f"model.tensor_parallel: a block cannot be split like this: {reason}; use a linear each for query, key and "
             "value, take the number of heads from the width that comes in, or leave tensor_parallel out"
@@ -337,15 +194,5 @@ def _split_parameters(block: nn.Module, plan: dict[str, Split]) -> tuple[int, li
     return count, widths
 
 
-def _weights(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """Each weight of the modules once."""
-    found = {id(weight): weight for module in modules for weight in module.parameters()}
-    return list(found.values())
-
-
-def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(weight.shape) for name, weight in module.named_parameters()}
-
-
 def _weights_sha256(model: nn.Module) -> str:
-    return hashlib.sha256(json.dumps(_shapes(model), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(shapes_of(model), sort_keys=True).encode()).hexdigest()

@@ -44,7 +44,7 @@ def call_factory(name: str, known: Mapping[str, int], args: Mapping[str, Any]) -
     except Exception as error:
         raise InputError(f"model.import: {name} raised {last_words(error)}") from error
     if not isinstance(model, nn.Module):
-        raise InputError(f"model.import: {name} gave a {type(model).__name__}; allowed: a torch.nn.Module")
+        raise InputError(f"model.import: {name} gave {type(model).__name__}; allowed: a torch.nn.Module")
     return model
 
 
@@ -125,7 +125,7 @@ def _find(name: str) -> Any:
             )
         found = getattr(found, part)
     if not callable(found):
-        raise InputError(f"model.import: {name} is a {type(found).__name__}; allowed: a function or class")
+        raise InputError(f"model.import: {name} is of type {type(found).__name__}; allowed: a function or class")
     return found
 
 
