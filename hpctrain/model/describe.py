@@ -47,7 +47,7 @@ class Question:
 
 
 def describe(question: Question) -> ImportedSpec:
-    """Make the model, check it and measure it on one sequence. Takes its memory once, and a pass through it.
+    """Make the model, check it and measure it on one sequence. Takes the memory of one model and a few passes.
 
     Raises:
         InputError: what is wrong with factory, names, shapes or weights, in a line.
@@ -57,10 +57,12 @@ def describe(question: Question) -> ImportedSpec:
     model = call_factory(question.factory, known, question.args).eval()
     pieces = take_apart(model, question.front, question.blocks, question.back)
     check_weights(pieces)
-    tokens = torch.randint(0, question.tokens, (1, question.seq_len))
+    # Two sequences are tried, so that a size of the batch that is written into the model shows; one is measured.
+    tokens = torch.randint(0, question.tokens, (2, question.seq_len))
     hidden = hidden_state(pieces, tokens)
     logits = logits_of(pieces, hidden, question.tokens)
     check_forward(model, tokens, logits)
+    tokens, hidden = tokens[:1].clone(), hidden[:1].clone()
     block = pieces.modules(pieces.block_paths)[0]
     degrees, split_parameters, split_bytes = _tensor_parallel(block, hidden, question.tensor_parallel)
     front, back = pieces.modules(pieces.front), pieces.modules(pieces.back)

@@ -154,7 +154,7 @@ def make(vocabulary):
         ("make = Net", {"args": {"width": 3}}, r"raised TypeError: .*unexpected keyword argument 'width'"),
         ("make = Net", {"front": ["embeded"]}, r"model\.front: no module 'embeded'; the model has embed, layers, head"),
         ("make = Net", {"blocks": "layers.0"}, r"model\.blocks: layers\.0 is a Block of 1 modules; allowed"),
-        ("make = Net", {"front": ["embed", "head"]}, r"layers\.0 cannot be applied to what .* shape \(1, 6, 11\)"),
+        ("make = Net", {"front": ["embed", "head"]}, r"layers\.0 cannot be applied to what .* shape \(2, 6, 11\)"),
         ("make = Net", {"back": ["layers.2"]}, r"share weights with one another, with front \(embed\) or with back"),
         ("make = Net", {"back": ["layers"]}, r"share weights with one another"),
         ("def make(vocabulary): return Block()", {}, r"give the container of the repeated blocks; found: none"),
@@ -186,7 +186,7 @@ def make(vocabulary):
         ("def make(vocabulary): return Net(7)", {}, r"model\.front: embed cannot be applied .*IndexError"),
         (
             edited("net.head = nn.Linear(8, 4)"),
-            {}, r"shape \(1, 6, 4\); expected logits \[1, 6, 11 or more\]",
+            {}, r"shape \(2, 6, 4\); expected logits \[2, 6, 11 or more\]",
         ),
         (
             "class Scaled(Net):\n    def forward(self, tokens):\n        x = self.embed(tokens) * 3\n"
@@ -204,6 +204,11 @@ def make(vocabulary):
             "    def forward(self, x):\n        self.seen += 1\n        return super().forward(x)\n"
             + edited("net.layers = nn.ModuleList([Counting(), Counting()])"),
             {"back": ["head"], "front": ["embed"]}, r"changes the buffer layers\.0\.seen",
+        ),
+        (
+            "class Fixed(Block):\n    def forward(self, x):\n        return super().forward(x.view(1, 6, 8))\n"
+            + edited("net.layers = nn.ModuleList([Fixed(), Fixed()])"),
+            {"back": ["head"], "front": ["embed"]}, r"layers\.0 cannot be applied .*\(2, 6, 8\): RuntimeError",
         ),
         ("make = Net", {"tensor_parallel": {"w": "rows"}}, r"no linear 'w' in a block; it has linear"),
         (
