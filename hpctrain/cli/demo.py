@@ -110,7 +110,7 @@ def _probe(folder: Path) -> Topology:
 
 def _plan(folder: Path, run_file: Path, topology: Topology) -> Plan:
     _say(3, "Plan", "Every way to cut and copy the model is costed on the measured figures; the fastest wins.")
-    run, spec = settle(read_run(run_file))
+    run, spec = settle(read_run(run_file), SystemRunner())
     plan = make_plan(run, spec, topology)
     plan.write(folder / "plan.json")
     degrees = f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp}, schedule {plan.schedule}"
@@ -126,7 +126,7 @@ def _plan(folder: Path, run_file: Path, topology: Topology) -> Plan:
 def _train(folder: Path, run_file: Path) -> Path:
     why = "SIGKILL, no warning: the agents end the generation and start the next."
     _say(4, "Train, and lose a worker and a node", why)
-    prepared: Prepared = prepare(run_file, (), NODES, folder / "topology.json", folder / "plan.json")
+    prepared: Prepared = prepare(run_file, (), NODES, folder / "topology.json", folder / "plan.json", SystemRunner())
     job = start(prepared, folder / "runs", SystemRunner(), SystemClock())
     ended = watch(job, prepared.run.steps, sys.stdout, _Saboteur(job).see)
     if ended.exit_code != 0:

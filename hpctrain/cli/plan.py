@@ -11,12 +11,13 @@ from rich.console import Console, Group
 from rich.table import Table
 
 from hpctrain.base.errors import InputError, Refused
+from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes, format_count, format_seconds
-from hpctrain.corpus.index import vocabulary_of
+from hpctrain.launch.own_model import with_sizes
 from hpctrain.planner import make_plan
-from hpctrain.records.model_spec import ModelSpec
+from hpctrain.records.imported_spec import Spec
 from hpctrain.records.plan import Plan
-from hpctrain.records.run import Run, read_run
+from hpctrain.records.run import read_run
 from hpctrain.records.topology import Topology
 
 WIDTH = 120
@@ -64,7 +65,7 @@ def command(
     \b
     Exit codes: 0 done, 2 a file is wrong, 4 the model cannot fit, or the topology is of other nodes.
     """
-    run, spec = _settled(read_run(run_file, overrides))
+    run, spec = with_sizes(read_run(run_file, overrides), SystemRunner())
     topology = Topology.read(topology_file)
     if nodes is not None:
         topology = _only(topology, nodes, topology_file)
@@ -89,14 +90,6 @@ def explanation(plan: Plan, topology: Topology) -> Group:
     return Group(*parts, *(f"note: {note}" for note in plan.notes))
 
 
-def _settled(run: Run) -> tuple[Run, ModelSpec]:
-    """The run with the vocabulary of its data, where the file leaves it open."""
-    spec = run.spec()
-    if spec.vocab is None:
-        spec = spec.model_copy(update={"vocab": vocabulary_of(run.data.train)})
-    return run.with_spec(spec), spec
-
-
 def _only(topology: Topology, nodes: str, source: Path) -> Topology:
     try:
         wanted = list(NodeSet(nodes))
@@ -112,7 +105,7 @@ def _only(topology: Topology, nodes: str, source: Path) -> Topology:
     return topology.only(wanted)
 
 
-def _summary(plan: Plan, spec: ModelSpec) -> str:
+def _summary(plan: Plan, spec: Spec) -> str:
     first = plan.replicas[0]
     text = (
         f"{format_count(spec.parameters())} parameters on {plan.world_size} devices of {len(plan.nodes)} nodes: "

@@ -40,7 +40,7 @@ def command(
     allocation (salloc) the run starts there and then.
     """
     queued = read_run(run_file, overrides).cluster.kind == "slurm"
-    prepared = prepare(run_file, overrides, None, topology, plan, queued=queued)
+    prepared = prepare(run_file, overrides, None, topology, plan, SystemRunner(), queued=queued)
     if queued:
         _submit_to_slurm(prepared, dry_run, wait, as_json)
     else:

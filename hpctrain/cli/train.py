@@ -44,7 +44,7 @@ def command(
         job = resume(find_run(run, os.environ, Path.cwd()), count, overrides, SystemRunner(), SystemClock())
     else:
         assert run_file is not None, "checked above"
-        prepared = prepare(run_file, overrides, count, topology, plan)
+        prepared = prepare(run_file, overrides, count, topology, plan, SystemRunner())
         if dry_run:
             click.echo(_would_do(prepared), err=as_json)
             return

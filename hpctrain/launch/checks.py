@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from hpctrain.base.errors import FileError, Mistake, Refused
-from hpctrain.records.model_spec import ModelSpec
+from hpctrain.records.imported_spec import Spec
 from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run
 from hpctrain.records.topology import Topology
@@ -54,7 +54,7 @@ def check_devices(plan: Plan, topology: Topology, source: str) -> None:
         raise Refused(f"{source}: ranks: {strange[0]!r} is no device of the topology, which has {_some(known)}")
 
 
-def check_plan(plan: Plan, run: Run, spec: ModelSpec, nodes: Sequence[str], source: str) -> None:
+def check_plan(plan: Plan, run: Run, spec: Spec, nodes: Sequence[str], source: str) -> None:
     """A plan given by hand must be of this run and these nodes; all that does not agree is told at once.
 
     Raises:
@@ -76,9 +76,12 @@ def check_plan(plan: Plan, run: Run, spec: ModelSpec, nodes: Sequence[str], sour
         mistakes.append(Mistake("replicas", text))
     if plan.layers != spec.layers:
         mistakes.append(Mistake("stages", f"they hold {plan.layers} blocks, the model has {spec.layers}"))
-    for name, count in (("heads", spec.heads), ("kv_heads", spec.key_value_heads), ("ffn_dim", spec.hidden)):
-        if count % plan.tp:
-            mistakes.append(Mistake("tp", f"found {plan.tp}; the model's {name} {count} is not a multiple of it"))
+    for field, found, reason in (
+        ("tp", plan.tp, spec.why_no_tensor_parallel(plan.tp)),
+        ("stages", len(plan.stages), spec.why_no_pipeline(len(plan.stages))),
+    ):
+        if reason is not None:
+            mistakes.append(Mistake(field, f"found {found}; {reason}"))
     if mistakes:
         raise FileError(source, mistakes)
     check_agreement(plan)

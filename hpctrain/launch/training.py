@@ -14,11 +14,12 @@ from hpctrain.base.process import Runner
 from hpctrain.corpus.index import check_tokenizer, vocabulary_of
 from hpctrain.corpus.tokens import Corpus, open_validation
 from hpctrain.launch.checks import check_devices, check_plan, check_topology, is_usable
-from hpctrain.launch.code import snapshot_code
+from hpctrain.launch.code import FOLDER, snapshot_code
 from hpctrain.launch.folder import RunFolder, create_run_folder, lock_run_folder, newest_plan, render_run
 from hpctrain.launch.local import local_nodes
+from hpctrain.launch.own_model import with_sizes
 from hpctrain.launch.supervise import LocalJob, start_local_job
-from hpctrain.records.model_spec import ModelSpec
+from hpctrain.records.imported_spec import Spec
 from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run, read_run
 from hpctrain.records.topology import Topology
@@ -30,33 +31,36 @@ class Prepared:
 
     run: Run
     """With the vocabulary of its data filled in."""
-    spec: ModelSpec
+    spec: Spec
     nodes: list[str]
     """Empty while they are not known: a job that is to be queued."""
     topology: Topology | None
     plan: Plan | None
 
 
-def settle(run: Run) -> tuple[Run, ModelSpec]:
+def settle(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run, Spec]:
     """The run with its model written out, vocabulary included, as its data says.
+
+    Args:
+        code: folder with the person's packages; default: the run file's.
 
     Raises:
         InputError: the data folder is missing, not prepared or too small; the model's vocabulary is smaller than the
-            data's; data.tokenizer is not that of the data.
+            data's; data.tokenizer is not that of the data; the person's own model cannot be used.
         FileError: a token shard was cut short.
     """
     run.require_runnable()
-    spec = run.spec()
+    run, spec = with_sizes(run, runner, code)
     vocabulary = vocabulary_of(run.data.train)
-    if spec.vocab is None:
-        spec = spec.model_copy(update={"vocab": vocabulary})
-    elif spec.vocab < vocabulary:
-        raise InputError(f"model.dims.vocab: found {spec.vocab}; the data has tokens up to {vocabulary}: leave it out")
+    if spec.vocabulary < vocabulary:
+        raise InputError(
+            f"model.dims.vocab: found {spec.vocabulary}; the data has tokens up to {vocabulary}: leave it out"
+        )
     if run.data.tokenizer is not None:
         check_tokenizer(run.data.train, run.data.tokenizer)
     Corpus.open(run.data.train, "train", run.data.seq_len)
     open_validation(run.data.train, run.data.valid, run.data.seq_len)
-    return run.with_spec(spec), spec
+    return run, spec
 
 
 def prepare(
@@ -65,6 +69,7 @@ def prepare(
     count: int | None,
     topology_file: Path | None,
     plan_file: Path | None,
+    runner: Runner,
     queued: bool = False,
 ) -> Prepared:
     """Read and check everything a person gave; nothing is written.
@@ -77,7 +82,7 @@ def prepare(
         FileError, InputError: a file is wrong or missing.
         Refused: topology or plan are of other nodes.
     """
-    run, spec = settle(read_run(run_file, overrides))
+    run, spec = settle(read_run(run_file, overrides), runner)
     topology = Topology.read(topology_file) if topology_file else None
     plan = Plan.read(plan_file) if plan_file else None
     nodes = [] if queued else local_nodes(count or fewest_nodes(run))
@@ -138,8 +143,8 @@ def resume(path: Path, count: int | None, overrides: tuple[str, ...], runner: Ru
     if not (folder.path / "run.yaml").is_file():
         raise InputError(f"{path}: no run.yaml in it; give a run folder, as `hpctrain status` lists them")
     before = read_run(folder.path / "run.yaml")
-    run, spec = settle(read_run(folder.path / "run.yaml", overrides))
-    if spec != before.spec():
+    run, spec = settle(read_run(folder.path / "run.yaml", overrides), runner, _own_code(folder.path))
+    if spec.sha256() != before.spec().sha256():
         raise InputError(f"{path}: a run keeps its model (and its tokenizer); start a new run to train another one")
     attempts = folder.attempts()
     count = count or (len(attempts[-1]["nodes"]) if attempts else fewest_nodes(run))
@@ -156,6 +161,11 @@ def resume(path: Path, count: int | None, overrides: tuple[str, ...], runner: Ru
         lock.release()
 
 
+def _own_code(path: Path) -> Path | None:
+    """The copy of the person's code in a run folder."""
+    return path / FOLDER if (path / FOLDER).is_dir() else None
+
+
 def _plan_inputs(run: Run) -> list[object]:
     """What a plan was made for; with any of it changed, another plan is needed."""
     recovery, cluster = run.recovery, run.cluster
@@ -170,7 +180,7 @@ def _put_plans_aside(path: Path, attempt: int) -> None:
         plan.rename(path / f"before-{attempt}-{plan.name}")
 
 
-def _check_edited_plan(path: Path, run: Run, spec: ModelSpec) -> None:
+def _check_edited_plan(path: Path, run: Run, spec: Spec) -> None:
     """A plan that lies in the folder may have been edited: say now what is wrong with it, not in the job.
 
     Raises:

@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 from hpctrain.model.decoder import Decoder
+from hpctrain.model.imported import build_imported
+from hpctrain.records.imported_spec import ImportedSpec, Spec
 from hpctrain.records.model_spec import ModelSpec
 
 
-def build_stage(spec: ModelSpec, start: int, stop: int, seed: int) -> nn.Module:
+def build_stage(spec: Spec, start: int, stop: int, seed: int) -> nn.Module:
     """Blocks [start, stop) with embedding when start is 0 and head when stop is the last layer.
 
     An empty first stage holds the embedding alone; an empty last stage, the head alone.
@@ -20,8 +22,10 @@ def build_stage(spec: ModelSpec, start: int, stop: int, seed: int) -> nn.Module:
     return build_part(spec, start, stop, first=start == 0, last=stop == spec.layers, seed=seed)
 
 
-def build_part(spec: ModelSpec, start: int, stop: int, *, first: bool, last: bool, seed: int) -> nn.Module:
+def build_part(spec: Spec, start: int, stop: int, *, first: bool, last: bool, seed: int) -> nn.Module:
     """As `build_stage`, with the ends said by the caller (an empty stage at either end looks like the other)."""
+    if isinstance(spec, ImportedSpec):
+        return build_imported(spec, start, stop, first=first, last=last, seed=seed)
     with torch.device("meta"):
         module = Decoder(spec, start, stop, first, last)
     module.to_empty(device="cpu")

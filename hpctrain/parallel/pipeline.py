@@ -18,6 +18,7 @@ from torch.distributed.pipelining.schedules import _Action, _ComputationType, _P
 from torch.distributed.tensor.parallel import loss_parallel
 
 from hpctrain.model.build import build_part
+from hpctrain.model.part import blocks_of
 from hpctrain.parallel.loss import make_loss
 from hpctrain.parallel.mesh import Coordinate, group_rank, sharding_mesh
 from hpctrain.parallel.recompute import recompute_blocks
@@ -27,6 +28,7 @@ from hpctrain.parallel.sharded_stage import ShardedStage
 from hpctrain.parallel.stage import CountedStage, StageCounters, seconds_of
 from hpctrain.parallel.tensor import apply_tensor_parallel, vocabulary_is_split
 from hpctrain.parallel.tied import TiedEnds, tie_ends
+from hpctrain.records.imported_spec import Spec
 from hpctrain.records.model_spec import ModelSpec
 from hpctrain.records.plan import Plan
 from hpctrain.records.schedule import Schedule
@@ -40,7 +42,7 @@ class PipelineInputs:
     """What a pipeline is built from."""
 
     plan: Plan
-    spec: ModelSpec
+    spec: Spec
     schedule: Schedule
     """The action table of this rank's replica."""
     seq_len: int
@@ -100,8 +102,13 @@ class Pipeline:
 
     def evaluate(self, tokens: Tensor, targets: Tensor) -> float:
         """Forward only, nothing kept for a backward pass; as `step`."""
+        for stage in self.stages:
+            stage.submod.eval()
         with torch.no_grad():
-            return self._run(tokens, targets, train=False)
+            share = self._run(tokens, targets, train=False)
+        for stage in self.stages:
+            stage.submod.train()
+        return share
 
     @property
     def device(self) -> torch.device:
@@ -119,7 +126,7 @@ class Pipeline:
 
     def layers(self) -> list[int]:
         """Global numbers of the blocks that this rank really holds."""
-        return sorted(int(name) for stage in self.stages for name in stage.submod.layers)  # type: ignore[union-attr]
+        return sorted(number for stage in self.stages for number in blocks_of(stage.submod))
 
     def take_counters(self) -> dict[int, StageCounters]:
         """Counters by stage since the last call."""
@@ -186,14 +193,16 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, rows: int
         module.to(inputs.device)  # sharding takes a plain stage there block by block
     if inputs.plan.tp > 1:
         apply_tensor_parallel(module, mesh["tp"], spec, inputs.plan.sequence_parallel)
-    blocks = list(module.layers.children())  # type: ignore[union-attr]
+    blocks = list(blocks_of(module).values())
     recompute_blocks(blocks, inputs.plan.stages[index].recompute)
     if inputs.compile:
         for block in blocks:
             block.compile()
     kind: Callable[..., CountedStage] = CountedStage
     if inputs.plan.shards > 1:
-        apply_sharding(module, sharding_mesh(mesh), inputs.plan.zero, inputs.autocast)
+        # A person's own model keeps its stream in what it computes in: its weights stay fp32, as without sharding.
+        gathered = inputs.autocast if isinstance(spec, ModelSpec) else None
+        apply_sharding(module, sharding_mesh(mesh), inputs.plan.zero, gathered)
         kind = partial(ShardedStage, zero=inputs.plan.zero, copies=inputs.plan.dp // inputs.plan.shards)
     seq = inputs.seq_len // inputs.plan.tp if inputs.plan.sequence_parallel else inputs.seq_len
     # Static shapes on every stage spare torch the trial run of the real model at the first step.

@@ -18,6 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
+from hpctrain.model.part import blocks_of
+
 Count = Callable[[int], None]
 """Takes the bytes that this rank sends for a collective."""
 
@@ -39,7 +41,7 @@ def apply_sharding(module: nn.Module, mesh: DeviceMesh, zero: int, compute: torc
     )
     if compute and module.embedding is not None:
         module.embedding.register_forward_hook(_widen)  # type: ignore[union-attr]
-    blocks: list[nn.Module] = list(module.layers.children())  # type: ignore[union-attr]
+    blocks = list(blocks_of(module).values())
     parts = [fully_shard(part, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy) for part in blocks]
     root = fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
     for part in [*parts, root]:

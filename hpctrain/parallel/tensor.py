@@ -22,18 +22,19 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
-from hpctrain.records.model_spec import ModelSpec
+from hpctrain.model.part import blocks_of
+from hpctrain.records.imported_spec import ImportedSpec, Spec
 
 SEQUENCE = Shard(1)
 """Activations are [batch, seq, dim]."""
 
 
-def vocabulary_is_split(spec: ModelSpec, tp: int) -> bool:
+def vocabulary_is_split(spec: Spec, tp: int) -> bool:
     """Whether embedding and head are split over tp: only when every device gets the same share."""
-    return tp > 1 and spec.vocabulary % tp == 0
+    return spec.head_shards(tp) > 1
 
 
-def apply_tensor_parallel(module: nn.Module, mesh: DeviceMesh, spec: ModelSpec, sequence: bool = False) -> None:
+def apply_tensor_parallel(module: nn.Module, mesh: DeviceMesh, spec: Spec, sequence: bool = False) -> None:
     """Split the matrices of a plain, initialised stage in place over the 1-D mesh.
 
     After return the head (when split) gives local logits [batch, seq, vocab / tp].
@@ -41,8 +42,12 @@ def apply_tensor_parallel(module: nn.Module, mesh: DeviceMesh, spec: ModelSpec, 
     Args:
         sequence: split norms and the residual stream along the sequence too.
     """
+    if isinstance(spec, ImportedSpec):
+        for block in blocks_of(module).values():
+            parallelize_module(block, mesh, _declared_styles(spec))
+        return
     stream = SEQUENCE if sequence else Replicate()
-    for block in module.layers.children():  # type: ignore[union-attr]
+    for block in blocks_of(module).values():
         parallelize_module(block, mesh, _block_styles(stream))
     split = vocabulary_is_split(spec, mesh.size())
     for name, style in _end_styles(stream, split).items():
@@ -50,6 +55,11 @@ def apply_tensor_parallel(module: nn.Module, mesh: DeviceMesh, spec: ModelSpec, 
         if part is not None:
             parallelize_module(part, mesh, style)
     module.tie()  # type: ignore[operator]
+
+
+def _declared_styles(spec: ImportedSpec) -> dict[str, ParallelStyle]:
+    styles = {"columns": ColwiseParallel, "rows": RowwiseParallel}
+    return {name: styles[split]() for name, split in spec.tensor_parallel.items()}
 
 
 def _block_styles(stream: Placement) -> dict[str, ParallelStyle]:

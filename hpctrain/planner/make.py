@@ -16,7 +16,7 @@ from hpctrain.planner.paper import solve_as_paper
 from hpctrain.planner.predict import Prediction
 from hpctrain.planner.search import Search, Shape
 from hpctrain.planner.workload import Workload, workload_of
-from hpctrain.records.model_spec import ModelSpec
+from hpctrain.records.imported_spec import Spec
 from hpctrain.records.plan import Plan, Predicted, Rejected, Replica, Stage
 from hpctrain.records.run import Run
 from hpctrain.records.topology import Topology
@@ -27,7 +27,7 @@ Solver = Literal["exhaustive", "paper"]
 
 
 def make_plan(
-    run: Run, spec: ModelSpec, topology: Topology, *, solver: Solver = "exhaustive", provisional: bool = False
+    run: Run, spec: Spec, topology: Topology, *, solver: Solver = "exhaustive", provisional: bool = False
 ) -> Plan:
     """Choose degrees, layers by stage, devices, micro-batches and schedule, and predict time and memory.
 

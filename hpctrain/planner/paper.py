@@ -20,7 +20,7 @@ from hpctrain.planner.fleet import Fleet
 from hpctrain.planner.layout import Cells, Excess, Layout
 from hpctrain.planner.neighbours import describe_excess
 from hpctrain.planner.predict import Prediction, predict
-from hpctrain.planner.unit import Unit, make_units, why_no_tensor_parallel
+from hpctrain.planner.unit import Unit, make_units
 from hpctrain.planner.workload import Workload
 
 GRID = (2, 4, 8, 16)
@@ -90,7 +90,9 @@ def _degrees(fleet: Fleet, work: Workload) -> tuple[int, int, int]:
         return work.fixed.pp, work.fixed.dp, work.fixed.tp
     nodes = fleet.by_node()
     each = min(len(workers) for workers in nodes.values())
-    tp = max(tp for tp in range(1, each + 1) if each % tp == 0 and why_no_tensor_parallel(work.spec, tp) is None)
+    tp = max(tp for tp in range(1, each + 1) if each % tp == 0 and work.spec.why_no_tensor_parallel(tp) is None)
+    if work.spec.why_no_pipeline(2) is not None:
+        return 1, len(nodes) * each // tp, tp
     return min(len(nodes), work.spec.layers), each // tp, tp
 
 

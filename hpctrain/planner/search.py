@@ -12,7 +12,7 @@ from hpctrain.planner.fleet import Fleet
 from hpctrain.planner.layout import Cells, Excess, Layout
 from hpctrain.planner.placement import placements
 from hpctrain.planner.predict import Prediction, lower_bound, predict
-from hpctrain.planner.unit import Unit, alike_classes, make_units, why_no_tensor_parallel
+from hpctrain.planner.unit import Unit, alike_classes, make_units
 from hpctrain.planner.workload import Workload
 
 Shape = tuple[int, int, int]
@@ -157,7 +157,9 @@ class Search:
     def _why_not(self, shape: Shape) -> str | None:
         pp, dp, tp = shape
         units = len(self.units(tp)[0])
-        if reason := why_no_tensor_parallel(self.work.spec, tp):
+        if reason := self.work.spec.why_no_tensor_parallel(tp):
+            return reason
+        if reason := self.work.spec.why_no_pipeline(pp):
             return reason
         if pp > self.work.spec.layers:
             return f"the model has {self.work.spec.layers} blocks, fewer than pp {pp}"

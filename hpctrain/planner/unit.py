@@ -7,7 +7,6 @@ from functools import cached_property
 
 from hpctrain.planner.fleet import Fleet, Worker
 from hpctrain.planner.network import Links, message_s
-from hpctrain.records.model_spec import ModelSpec
 
 SAME_SPEED = 0.15
 """Devices and links whose figures differ by less count as the same when orders are enumerated."""
@@ -46,14 +45,6 @@ class Unit:
     @property
     def kind(self) -> str:
         return self.workers[0].kind
-
-
-def why_no_tensor_parallel(spec: ModelSpec, tp: int) -> str | None:
-    """None when the blocks can be cut into `tp` parts, else the reason."""
-    for name, size in (("heads", spec.heads), ("kv_heads", spec.key_value_heads), ("SwiGLU width", spec.hidden)):
-        if size % tp:
-            return f"{name} {size} is not a multiple of tp {tp}"
-    return None
 
 
 def make_units(fleet: Fleet, tp: int) -> list[Unit]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hpctrain.base.errors import InputError
-from hpctrain.records.model_spec import ModelSpec
+from hpctrain.records.imported_spec import Spec
 from hpctrain.records.run import FixedParallel, Run
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b")
@@ -27,7 +27,7 @@ class Share(NamedTuple):
 class Workload:
     """A step of training."""
 
-    spec: ModelSpec
+    spec: Spec
     rows: int
     """Sequences in a step over the whole job."""
     seq_len: int
@@ -49,15 +49,13 @@ class Workload:
         return self.spec.boundary_bytes(micro_batch, self.seq_len)
 
     def head_shards(self, tp: int) -> int:
-        """Parts that embedding and head are cut into: by vocabulary where that divides, else they are whole."""
-        return tp if self.spec.vocabulary % tp == 0 else 1
+        """Parts that embedding and head are cut into."""
+        return self.spec.head_shards(tp)
 
     def parameters(self, share: Share, tp: int) -> int:
         """Parameters of a stage on one of `tp` devices."""
-        spec = self.spec
-        block = (spec.block_parameters() - 2 * spec.dim) // tp + 2 * spec.dim
-        tables = spec.tables(share.first, share.last) * spec.embedding_parameters() // self.head_shards(tp)
-        return share.blocks * block + tables + (spec.dim if share.last else 0)
+        ends = self.spec.end_parameters(tp, first=share.first, last=share.last)
+        return share.blocks * self.spec.block_parameters(tp) + ends
 
     def micro_batch_sizes(self) -> list[int]:
         """Sizes to try: those that divide the batch, so that every micro-batch is equally long.
@@ -84,7 +82,7 @@ class Workload:
         return [name for name in SCHEDULES if name != "interleaved_1f1b" or self.spec.layers >= 2 * pp]
 
 
-def workload_of(run: Run, spec: ModelSpec) -> Workload:
+def workload_of(run: Run, spec: Spec) -> Workload:
     """The step that a run file asks for.
 
     Raises:

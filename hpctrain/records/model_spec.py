@@ -72,30 +72,43 @@ class ModelSpec(Part):
         assert self.vocab is not None, "the vocabulary is settled when a run file meets its data"
         return self.vocab
 
-    def block_parameters(self) -> int:
-        """Parameters of one block."""
+    def block_parameters(self, tp: int = 1) -> int:
+        """Parameters of one block on one of `tp` devices: matrices are split, norms are whole on each."""
         key_value = self.key_value_heads * self.head_dim
         attention = 2 * self.dim * self.dim + 2 * self.dim * key_value
-        return attention + 3 * self.dim * self.hidden + 2 * self.dim
+        return (attention + 3 * self.dim * self.hidden) // tp + 2 * self.dim
+
+    def head_shards(self, tp: int) -> int:
+        """Parts that embedding and head are cut into: by vocabulary where that divides, else they are whole."""
+        return tp if self.vocabulary % tp == 0 else 1
+
+    def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
+        """Parameters of embedding (first), final norm and head (last) of a stage, on one of `tp` devices.
+
+        A tied matrix counts once in a stage with both ends; where the model is cut, each end holds a copy of it.
+        """
+        tables = int(first or last) if self.tied else int(first) + int(last)
+        return tables * self.embedding_parameters() // self.head_shards(tp) + (self.dim if last else 0)
+
+    def why_no_tensor_parallel(self, tp: int) -> str | None:
+        """None when the blocks can be cut into `tp` parts, else the reason."""
+        for name, size in (("heads", self.heads), ("kv_heads", self.key_value_heads), ("SwiGLU width", self.hidden)):
+            if size % tp:
+                return f"{name} {size} is not a multiple of tp {tp}"
+        return None
+
+    def why_no_pipeline(self, stages: int) -> str | None:
+        """None when the model can be cut into that many stages, else the reason."""
+        return None
 
     def embedding_parameters(self) -> int:
         return self.vocabulary * self.dim
 
     def parameters(self, start: int = 0, stop: int | None = None, tp: int = 1) -> int:
-        """Parameters of the blocks [start, stop), with embedding and head where they belong, on one of `tp` devices.
-
-        Norms are whole on each device; matrices are split. A tied matrix counts once here; where the model is cut, each
-        end holds a copy of it.
-        """
+        """Parameters of the blocks [start, stop), with embedding and head where they belong, on one of `tp` devices."""
         stop = self.layers if stop is None else stop
-        block = (self.block_parameters() - 2 * self.dim) // tp + 2 * self.dim
-        first, last = start == 0, stop == self.layers
-        table = self.embedding_parameters() // tp
-        return (stop - start) * block + self.tables(first, last) * table + (self.dim if last else 0)
-
-    def tables(self, first: bool, last: bool) -> int:
-        """Matrices [vocabulary, dim] in a stage with these ends: embedding and head, one where they are tied."""
-        return int(first or last) if self.tied else int(first) + int(last)
+        ends = self.end_parameters(tp, first=start == 0, last=stop == self.layers)
+        return (stop - start) * self.block_parameters(tp) + ends
 
     def forward_flops(self, rows: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
         """FLOPs of a forward pass over `rows` sequences through blocks [start, stop); backward costs twice that.

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator
 
 from hpctrain.base.errors import FileError, InputError, Mistake
 from hpctrain.records.document import Document, Part
+from hpctrain.records.imported_spec import ImportedSpec, Spec
 from hpctrain.records.mistakes import mistakes_of
-from hpctrain.records.model_spec import PRESETS, ModelSpec
+from hpctrain.records.model_choice import Model
+from hpctrain.records.model_spec import PRESETS
 from hpctrain.records.overrides import apply_overrides, overridden
 from hpctrain.records.plan import Recompute, ZeroLevel
 from hpctrain.records.yaml_file import read_yaml
@@ -73,33 +75,6 @@ class Container(Part):
     """Whether the NVIDIA driver is made visible inside."""
     env: dict[str, str] = {}
     """Environment variables set inside."""
-
-
-class Model(Part):
-    """What is trained: exactly one of the keys."""
-
-    preset: str | None = None
-    """A named model (see `hpctrain init`)."""
-    dims: ModelSpec | None = None
-    """A model by its dimensions."""
-    hf: str | None = None
-    """A Hugging Face model folder to start from."""
-    import_: str | None = Field(default=None, alias="import")
-    """A factory in your own code, 'package.module:factory'."""
-
-    @model_validator(mode="after")
-    def _one(self) -> Model:
-        given = [key for key in ("preset", "dims", "hf", "import_") if getattr(self, key) is not None]
-        if len(given) != 1:
-            raise ValueError("give exactly one of preset, dims, hf, import")
-        return self
-
-    @field_validator("preset")
-    @classmethod
-    def _known(cls, value: str | None) -> str | None:
-        if value is not None and value not in PRESETS:
-            raise ValueError(f"allowed: {', '.join(PRESETS)}")
-        return value
 
 
 class Data(Part):
@@ -266,21 +241,26 @@ class Run(Document):
     recovery: Recovery = Recovery()
     """What happens when workers or nodes are lost."""
 
-    def spec(self) -> ModelSpec:
+    def spec(self) -> Spec:
         """The model's dimensions, as far as the file says; the vocabulary may still be open.
 
         Raises:
-            InputError: the model is of a form that this version cannot build.
+            InputError: the model is of a form that this version cannot build, or was not measured yet.
         """
         if self.model.dims is not None:
             return self.model.dims
         if self.model.preset is not None:
             return PRESETS[self.model.preset]
-        key = "hf" if self.model.hf else "import"
-        raise InputError(f"model.{key}: this version trains models given by 'preset' or 'dims' only; use one of them")
+        if self.model.measured is not None:
+            return self.model.measured
+        if self.model.import_ is not None:
+            raise InputError("model.import: the model was not measured yet; a run folder's own run.yaml has its sizes")
+        raise InputError("model.hf: this version trains models given by preset, dims or import only; use one of them")
 
-    def with_spec(self, spec: ModelSpec) -> Run:
+    def with_spec(self, spec: Spec) -> Run:
         """The same run with its model written out, vocabulary included."""
+        if isinstance(spec, ImportedSpec):
+            return self.model_copy(update={"model": self.model.model_copy(update={"measured": spec})})
         return self.model_copy(update={"model": Model(dims=spec)})
 
     def require_runnable(self) -> None:
@@ -291,7 +271,8 @@ class Run(Document):
         """
         if self.container is not None:
             raise InputError("container: runs inside an image are not supported by this version; remove the key")
-        self.spec()
+        if self.model.import_ is None:
+            self.spec()
 
 
 def read_run(path: Path, overrides: tuple[str, ...] = ()) -> Run:

@@ -22,6 +22,11 @@ def check_runnable(plan: Plan, run: Run) -> None:
             f"data.seq_len: found {run.data.seq_len}; with sequence_parallel it must be a multiple of tp {plan.tp}; "
             "change it, or switch sequence_parallel off"
         )
+    if plan.sequence_parallel and run.model.import_ is not None:
+        raise InputError(
+            "sequence_parallel: found true with model.import; which modules of your own model are norms is not known; "
+            "switch sequence_parallel off"
+        )
     if run.compile and plan.tp > 1:
         raise InputError(
             f"compile: found true with tp {plan.tp}; torch cannot compile the backward of matrices that are split over "

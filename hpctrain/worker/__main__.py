@@ -8,7 +8,11 @@ import sys
 
 from hpctrain.base.errors import EXIT_USAGE, HpctrainError
 
-VERBS = {"measure": "hpctrain.worker.measure", "train": "hpctrain.worker.train"}
+VERBS = {
+    "describe": "hpctrain.worker.describe",
+    "measure": "hpctrain.worker.measure",
+    "train": "hpctrain.worker.train",
+}
 
 
 def main(argv: list[str]) -> int:

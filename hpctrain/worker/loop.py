@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import time
 from dataclasses import replace
@@ -14,6 +15,7 @@ from torch import Tensor
 from hpctrain.base.errors import HpctrainError
 from hpctrain.corpus.tokens import Corpus
 from hpctrain.parallel.gradients import clip_gradients, gradient_norm, local_gradients
+from hpctrain.parallel.mesh import Coordinate
 from hpctrain.records.manifest import Manifest
 from hpctrain.records.run import Optimizer
 from hpctrain.snapshot.checkpoint import Saved
@@ -106,6 +108,7 @@ class _Loop:
         """This replica's share of the loss, and this rank's part of its gradients, not reduced."""
         tokens, targets = self._batch(self.trainer.train, step * self.trainer.plan.rows, self.trainer.run.seed)
         counter = CollectiveCounter() if self._first and self.trainer.plan.tp > 1 else None
+        seed_dropout(self.trainer.run.seed, step, self.trainer.coordinate)
         with counter or contextlib.nullcontext():
             share = self.trainer.pipeline.step(tokens, targets)
             gradients = local_gradients(self.trainer.parameters)
@@ -189,6 +192,13 @@ class _Loop:
         self.orders.tell(
             "saved", step=saved.step, seconds=saved.seconds, size_bytes=saved.size_bytes, error=saved.error
         )
+
+
+def seed_dropout(seed: int, step: int, coordinate: Coordinate) -> None:
+    """Random numbers of a step: the same when it is done again, others on each replica and pipeline rank, and equal
+    along tp, where all ranks hold the same hidden state."""
+    text = f"{seed} {step} {coordinate.dp} {coordinate.pp}"
+    torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
 
 
 def learning_rate(settings: Optimizer, step: int, steps: int) -> float:

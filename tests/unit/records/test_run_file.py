@@ -196,10 +196,31 @@ def test_what_this_version_cannot_run_yet_is_said_by_field(tmp_path: Path, addit
 
 
 def test_models_of_other_forms_are_understood_and_declined(tmp_path: Path) -> None:
-    run = read_run(written(tmp_path, GOOD.replace("preset: tiny-1m", "import: my.models:make")))
-    assert run.model.import_ == "my.models:make"
-    with pytest.raises(InputError, match=r"model\.import"):
+    run = read_run(written(tmp_path, GOOD.replace("preset: tiny-1m", "hf: folder")))
+    with pytest.raises(InputError, match=r"model\.hf"):
         run.spec()
+
+
+def test_a_model_of_one_s_own_has_dimensions_when_it_was_measured(tmp_path: Path) -> None:
+    run = read_run(written(tmp_path, GOOD.replace("preset: tiny-1m", "import: my.models:make")))
+    run.require_runnable()
+    with pytest.raises(InputError, match=r"model\.import: the model was not measured yet"):
+        run.spec()
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("import: my.models.make", "found 'my.models.make'; write it as package.module:factory"),
+        ("import: a:b, tensor_parallel: {up: diagonal}", "input should be 'columns' or 'rows'"),
+        ("preset: tiny-1m, args: {layers: 3}", "args goes with import; found it with preset"),
+        ("import: a:b, front: []", "found []"),
+    ],
+)
+def test_mistakes_in_a_model_of_one_s_own_are_told(tmp_path: Path, model: str, said: str) -> None:
+    found = mistakes(written(tmp_path, GOOD.replace("preset: tiny-1m", model)))
+    assert len(found) == 1
+    assert said in found[0]
 
 
 def test_reading_is_a_pure_function_of_the_file(tmp_path: Path) -> None:

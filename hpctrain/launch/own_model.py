@@ -1,0 +1,70 @@
+"""The sizes of a person's own model, asked of a process: this one has no torch and does not run their code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from hpctrain.base.errors import CommandTimeout, HpctrainError, InputError
+from hpctrain.base.process import Runner
+from hpctrain.corpus.index import vocabulary_of
+from hpctrain.records.imported_spec import ImportedSpec, Spec
+from hpctrain.records.run import Run
+
+LIMIT_S = 600.0
+
+
+def with_sizes(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run, Spec]:
+    """The run with its model written out: the vocabulary of its data, and the sizes of a model of the person's own.
+
+    Args:
+        code: folder that is searched first for their packages; default: the run file's.
+
+    Raises:
+        InputError: the data is not prepared, or something is wrong with their model.
+    """
+    model = run.model
+    if model.import_ is None:
+        spec = run.spec()
+        if not isinstance(spec, ImportedSpec) and spec.vocab is None:
+            spec = spec.model_copy(update={"vocab": vocabulary_of(run.data.train)})
+        return run.with_spec(spec), spec
+    tokens = vocabulary_of(run.data.train)
+    if model.measured is not None and model.is_measured(tokens, run.data.seq_len):
+        return run, model.measured
+    measured = _ask(run, tokens, code or (Path(run.code) if run.code else None), runner)
+    return run.with_spec(measured), measured
+
+
+def _ask(run: Run, tokens: int, code: Path | None, runner: Runner) -> ImportedSpec:
+    if code is not None and not code.is_dir():
+        raise InputError(f"code: {code}: no such folder; name the folder that holds your packages")
+    model = run.model
+    question = {
+        "factory": model.import_,
+        "args": model.args or {},
+        "front": model.front,
+        "blocks": model.blocks,
+        "back": model.back,
+        "tensor_parallel": model.tensor_parallel or {},
+        "tokens": tokens,
+        "seq_len": run.data.seq_len,
+        "seed": run.seed,
+    }
+    argv = [sys.executable, "-m", "hpctrain.worker", "describe", json.dumps(question)]
+    argv += ["--code", str(code)] if code is not None else []
+    try:
+        done = runner.run(argv, timeout_s=LIMIT_S)
+    except CommandTimeout:
+        raise InputError(f"model.import: {model.import_} gave no model within {LIMIT_S:g} s") from None
+    try:
+        answer = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        said = done.stderr.strip().splitlines() or ["it said nothing"]
+        raise HpctrainError(
+            f"model.import: the process that makes {model.import_} ended with code {done.code}: {said[-1]}"
+        ) from None
+    if "error" in answer:
+        raise InputError(answer["error"])
+    return ImportedSpec.model_validate(answer["spec"])

@@ -1,0 +1,200 @@
+"""From a person's factory to the record that the planner works from: pieces by name, checked and measured.
+
+Every mistake that would show up only in the middle of a job is looked for here: pieces that do not fit one another,
+blocks that differ, weights that no piece holds, a forward pass that does something else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from hpctrain.base.errors import InputError
+from hpctrain.model.factory import call_factory, last_words
+from hpctrain.model.pieces import check_weights, shapes_of, take_apart, weights_of
+from hpctrain.model.split_check import TOLERANCE, largest_difference, run_split
+from hpctrain.model.trial import check_forward, hidden_state, logits_of
+from hpctrain.records.imported_spec import ImportedSpec, PartSizes, Split
+
+MOST_DEVICES = 16
+"""The largest tensor-parallel degree that is tried out."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the run file says about the model."""
+
+    factory: str
+    args: dict[str, Any]
+    front: list[str] | None
+    blocks: str | None
+    back: list[str] | None
+    tensor_parallel: dict[str, Split]
+    tokens: int
+    """Size of the data's vocabulary."""
+    seq_len: int
+    seed: int
+
+
+def describe(question: Question) -> ImportedSpec:
+    """Make the model, check it and measure it on one sequence. Takes the memory of one model and a few passes.
+
+    Raises:
+        InputError: what is wrong with factory, names, shapes or weights, in a line.
+    """
+    torch.manual_seed(question.seed)
+    known = {"vocabulary": question.tokens, "seq_len": question.seq_len}
+    model = call_factory(question.factory, known, question.args).eval()
+    pieces = take_apart(model, question.front, question.blocks, question.back)
+    check_weights(pieces)
+    # Two sequences are tried, so that a size of the batch that is written into the model shows; one is measured.
+    tokens = torch.randint(0, question.tokens, (2, question.seq_len))
+    hidden = hidden_state(pieces, tokens)
+    logits = logits_of(pieces, hidden, question.tokens)
+    check_forward(model, tokens, logits)
+    tokens, hidden = tokens[:1].clone(), hidden[:1].clone()
+    block = pieces.modules(pieces.block_paths)[0]
+    degrees, split_parameters, split_bytes = _tensor_parallel(block, hidden, question.tensor_parallel)
+    front, back = pieces.modules(pieces.front), pieces.modules(pieces.back)
+    shared = {id(weight) for weight in weights_of(front)} & {id(weight) for weight in weights_of(back)}
+    return ImportedSpec(
+        factory=question.factory,
+        args=question.args,
+        front=pieces.front,
+        blocks=pieces.blocks,
+        back=pieces.back,
+        tensor_parallel=question.tensor_parallel,
+        seq_len=question.seq_len,
+        tokens=question.tokens,
+        vocab=logits.shape[2],
+        layers=len(pieces.block_paths),
+        dim=hidden.shape[2],
+        front_sizes=_sizes(front, tokens, set()),
+        block_sizes=_sizes([block], hidden, set()),
+        back_sizes=_sizes(back, hidden, shared),
+        split_parameters=split_parameters,
+        split_activation_bytes=split_bytes,
+        tensor_parallel_degrees=degrees,
+        tied=bool(shared),
+        weights_sha256=_weights_sha256(model),
+    )
+
+
+def _sizes(modules: list[nn.Module], x: Tensor, counted: set[int]) -> PartSizes:
+    """Sizes of modules that are applied in turn to x, one sequence."""
+    parameters = sum(weight.numel() for weight in weights_of(modules) if id(weight) not in counted)
+
+    def forward() -> Tensor:
+        y = x.detach().requires_grad_(x.is_floating_point())
+        for module in modules:
+            y = module(y)
+        return y
+
+    for module in modules:
+        module.train()
+    kept, _ = _kept_bytes(forward, weights_of(modules))
+    # The CPU's fused attention is no operation that torch's counter knows; in its parts it is.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        forward()
+    for module in modules:
+        module.eval()
+    return PartSizes(parameters=parameters, flops=counter.get_total_flops(), activation_bytes=kept)
+
+
+def _kept_bytes(forward: Callable[[], Tensor], weights: list[nn.Parameter]) -> tuple[int, Tensor]:
+    """Bytes that autograd keeps for a backward pass of `forward`, each memory once, and its output."""
+    left_out = {weight.untyped_storage().data_ptr() for weight in weights}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in left_out:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = forward()
+    return sum(kept.values()), output
+
+
+def _tensor_parallel(block: nn.Module, x: Tensor, plan: dict[str, Split]) -> tuple[list[int], int, int]:
+    """(degrees at which the split block is right, parameters that are split, kept bytes that are split)."""
+    if not plan:
+        return [], 0, 0
+    split_parameters, widths = _split_parameters(block, plan)
+    x = x.detach().requires_grad_()
+    whole, expected = _kept_bytes(lambda: block(x), list(block.parameters()))
+    degrees: list[int] = []
+    split_bytes = 0
+    reasons: list[str] = []
+    for tp in range(2, MOST_DEVICES + 1):
+        if any(width % tp for width in widths):
+            continue
+        kept, difference, text = _try_split(block, x, plan, tp, expected)
+        if text is None and difference < TOLERANCE:
+            degrees.append(tp)
+            split_bytes = split_bytes or max(0, (whole - kept) * tp // (tp - 1))
+        else:
+            wrong = f"split in {tp} it computes something else (largest relative difference {difference:.2g})"
+            reasons.append(text or wrong)
+    if not degrees:
+        widest = ", ".join(map(str, sorted(set(widths))))
+        reason = next(iter(reasons), f"the widths {widest} have no common divisor up to {MOST_DEVICES}")
+        raise InputError(
+            f"model.tensor_parallel: a block cannot be split like this: {reason}; use a linear each for query, key and "
+            "value, take the number of heads from the width that comes in, or leave tensor_parallel out"
+        )
+    return degrees, split_parameters, min(split_bytes, whole)
+
+
+def _try_split(
+    block: nn.Module, x: Tensor, plan: dict[str, Split], tp: int, expected: Tensor
+) -> tuple[int, float, str | None]:
+    """(bytes that one device keeps, relative difference to the whole block, what was raised)."""
+    seen: list[int] = []
+
+    def first(share: nn.Module) -> Tensor:
+        kept, output = _kept_bytes(lambda: share(x), list(share.parameters()))
+        seen.append(kept)
+        return output
+
+    try:
+        output = run_split(block, x, plan, tp, first)
+    except Exception as error:
+        return 0, math.inf, f"split in {tp} it raises {last_words(error)}"
+    return seen[0], largest_difference(output, expected.detach()), None
+
+
+def _split_parameters(block: nn.Module, plan: dict[str, Split]) -> tuple[int, list[int]]:
+    """Parameters that are split, and the widths that the degree must divide.
+
+    Raises:
+        InputError: a name is no linear of a block.
+    """
+    count, widths = 0, []
+    linears = {name: module for name, module in block.named_modules() if isinstance(module, nn.Linear)}
+    for name, split in plan.items():
+        if name not in linears:
+            raise InputError(
+                f"model.tensor_parallel: no linear {name!r} in a block; it has {', '.join(linears) or 'no linear'}"
+            )
+        linear = linears[name]
+        count += linear.weight.numel()
+        if split == "columns" and linear.bias is not None:
+            count += linear.bias.numel()
+        widths.append(linear.out_features if split == "columns" else linear.in_features)
+    return count, widths
+
+
+def _weights_sha256(model: nn.Module) -> str:
+    return hashlib.sha256(json.dumps(shapes_of(model), sort_keys=True).encode()).hexdigest()

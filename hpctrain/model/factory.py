@@ -1,0 +1,142 @@
+"""A person's own factory: found on the module path, called with what it takes, its model's pieces found by name."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from hpctrain.base.errors import InputError
+
+
+def put_first(code: Path) -> None:
+    """Search that folder before all others: `python -m` puts the current folder before PYTHONPATH."""
+    if code.is_dir():
+        sys.path.insert(0, str(code))
+
+
+def call_factory(name: str, known: Mapping[str, int], args: Mapping[str, Any]) -> nn.Module:
+    """The model that 'package.module:factory' makes.
+
+    Args:
+        known: keyword arguments that are given where the factory takes them.
+        args: those of the run file, always given.
+
+    Raises:
+        InputError: it cannot be imported or called, or gives no module.
+    """
+    factory = _find(name)
+    try:
+        taken = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # built in C: takes what it is given
+        taken = ()  # type: ignore[assignment]
+    names = {parameter.name for parameter in taken}
+    everything = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken)
+    accepted = {key: value for key, value in known.items() if everything or key in names}
+    try:
+        model = factory(**{**accepted, **args})
+    except Exception as error:
+        raise InputError(f"model.import: {name} raised {last_words(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model.import: {name} gave {type(model).__name__}; allowed: a torch.nn.Module")
+    return model
+
+
+def submodule(model: nn.Module, path: str, field: str) -> nn.Module:
+    """The module at a dotted path.
+
+    Raises:
+        InputError: there is none; what lies beside it is told.
+    """
+    here = model
+    done: list[str] = []
+    for part in path.split("."):
+        found = dict(here.named_children())
+        if part not in found:
+            where = f"{'.'.join(done)} has" if done else "the model has"
+            raise InputError(f"{field}: no module {path!r}; {where} {', '.join(found) or 'none'}")
+        here = found[part]
+        done.append(part)
+    return here
+
+
+def find_blocks(model: nn.Module) -> str:
+    """Path of the only container of equal blocks.
+
+    Raises:
+        InputError: there is none, or more than one.
+    """
+    found = list(_containers(model, ""))
+    if len(found) != 1:
+        names = ", ".join(f"{path} ({count})" for path, count in found) or "none"
+        raise InputError(f"model.blocks: give the container of the repeated blocks; found: {names}")
+    return found[0][0]
+
+
+def around(model: nn.Module, blocks: str) -> tuple[list[str], list[str]]:
+    """Paths of the modules before and after the blocks, in the order in which they were made part of the model."""
+    front: list[str] = []
+    back: list[str] = []
+    prefix = ""
+    here = model
+    for part in blocks.split("."):
+        names = [name for name, _ in here.named_children()]
+        place = names.index(part)
+        front += [prefix + name for name in names[:place]]
+        back = [prefix + name for name in names[place + 1 :]] + back
+        here = dict(here.named_children())[part]
+        prefix += f"{part}."
+    return front, back
+
+
+def last_words(error: BaseException) -> str:
+    """An error of somebody's code in one line: its kind and text, and the line of code that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" (line {frames[-1].lineno} of {frames[-1].filename}: {frames[-1].line})" if frames else ""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}{place}" if text else f"{type(error).__name__}{place}"
+
+
+def _find(name: str) -> Any:
+    module_name, _, attribute = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            searched = ", ".join(path or str(Path.cwd()) for path in sys.path[:3])
+            raise InputError(
+                f"model.import: no module {error.name!r}; searched {searched} and the installed packages; name the "
+                "folder that holds it with `code`"
+            ) from None
+        raise InputError(f"model.import: importing {module_name} raised {last_words(error)}") from error
+    except Exception as error:
+        raise InputError(f"model.import: importing {module_name} raised {last_words(error)}") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            callables = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
+            raise InputError(
+                f"model.import: {module_name} has no {attribute!r}; it has {', '.join(callables) or 'no callables'}"
+            )
+        found = getattr(found, part)
+    if not callable(found):
+        raise InputError(f"model.import: {name} is of type {type(found).__name__}; allowed: a function or class")
+    return found
+
+
+def _containers(module: nn.Module, path: str) -> Iterator[tuple[str, int]]:
+    """(path, number of children) of the outermost containers of at least two equal blocks with weights."""
+    for name, child in module.named_children():
+        inner = list(child.children())
+        kinds = {type(block) for block in inner}
+        weights = any(True for block in inner for _ in block.parameters())
+        if isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential) and len(inner) > 1 and len(kinds) == 1:
+            if weights:
+                yield f"{path}{name}", len(inner)
+        else:
+            yield from _containers(child, f"{path}{name}.")

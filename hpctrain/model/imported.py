@@ -1,0 +1,89 @@
+"""A stage of a person's own model: the part that the stage holds, under the names that the person gave."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from hpctrain.base.errors import InputError
+from hpctrain.model.factory import call_factory, submodule
+from hpctrain.records.imported_spec import ImportedSpec
+
+
+class ImportedPart(nn.Module):
+    """Front modules, blocks [start, start + n) and back modules of a model, applied in turn.
+
+    Parameters have the names that they have in the whole model, so they are the same however it is cut.
+    """
+
+    def __init__(self, model: nn.Module, front: list[str], blocks: dict[int, str], back: list[str]) -> None:
+        super().__init__()
+        # Names that no model of a person has: its own modules are placed beside them.
+        self._stage_front = front
+        self._stage_blocks = blocks
+        self._stage_back = back
+        for path in [*front, *blocks.values(), *back]:
+            _place(self, path, model.get_submodule(path))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens [batch, seq] (first) or hidden state [batch, seq, dim] in; hidden state or logits (last) out.
+
+        The hidden state travels in fp32; logits come in the type of matrix products, fp32 outside of autocast.
+        """
+        # By name each time: what wraps a block takes its place in the tree.
+        for path in [*self._stage_front, *self._stage_blocks.values(), *self._stage_back]:
+            x = self.get_submodule(path)(x)
+        wanted = torch.float32
+        if self._stage_back and torch.is_autocast_enabled(x.device.type):
+            wanted = torch.get_autocast_dtype(x.device.type)
+        return x.to(wanted)
+
+
+def numbered_blocks(part: ImportedPart) -> dict[int, nn.Module]:
+    """The blocks of a part by their number in the whole model."""
+    return {index: part.get_submodule(path) for index, path in part._stage_blocks.items()}
+
+
+def build_imported(spec: ImportedSpec, start: int, stop: int, *, first: bool, last: bool, seed: int) -> nn.Module:
+    """The stage's part of the model that the factory makes after `torch.manual_seed(seed)`.
+
+    The whole model is made, so that the weights do not depend on the cut; the rest of it is given up at once.
+
+    Raises:
+        InputError: the factory fails, or gives another model than the one that was measured.
+    """
+    torch.manual_seed(seed)
+    model = call_factory(spec.factory, {"vocabulary": spec.tokens, "seq_len": spec.seq_len}, spec.args)
+    names = block_names(model, spec.blocks)
+    if len(names) != spec.layers:
+        raise InputError(
+            f"model.import: {spec.factory} gave {len(names)} blocks, it gave {spec.layers} when it was measured; a "
+            "factory must give the same model each time"
+        )
+    if spec.tied and not (first and last):
+        raise InputError("model.import: front and back share a weight, which cannot lie in two stages; use one stage")
+    for path in [*spec.front, *spec.back]:
+        submodule(model, path, "model.import")
+    part = ImportedPart(
+        model,
+        spec.front if first else [],
+        {index: names[index] for index in range(start, stop)},
+        spec.back if last else [],
+    )
+    return part.train()
+
+
+def block_names(model: nn.Module, container: str) -> list[str]:
+    """Paths of the blocks in their container."""
+    children = submodule(model, container, "model.blocks").named_children()
+    return [f"{container}.{name}" for name, _ in children]
+
+
+def _place(root: nn.Module, path: str, module: nn.Module) -> None:
+    """Put a module at a dotted path, with plain modules on the way."""
+    *way, name = path.split(".")
+    for part in way:
+        if part not in dict(root.named_children()):
+            root.add_module(part, nn.Module())
+        root = root.get_submodule(part)
+    root.add_module(name, module)

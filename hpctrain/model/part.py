@@ -1,0 +1,14 @@
+"""What every stage module has, whoever wrote the model: blocks that are numbered over the whole model."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from hpctrain.model.imported import ImportedPart, numbered_blocks
+
+
+def blocks_of(module: nn.Module) -> dict[int, nn.Module]:
+    """The blocks of a stage by their number in the whole model, in order."""
+    if isinstance(module, ImportedPart):
+        return numbered_blocks(module)
+    return {int(name): block for name, block in module.layers.named_children()}  # type: ignore[union-attr]

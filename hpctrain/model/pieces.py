@@ -1,0 +1,102 @@
+"""A person's model taken apart into front modules, blocks and back modules, and its weights looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from hpctrain.base.errors import InputError
+from hpctrain.model.factory import around, find_blocks, submodule
+from hpctrain.model.imported import block_names
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A model taken apart."""
+
+    model: nn.Module
+    front: list[str]
+    blocks: str
+    back: list[str]
+
+    @property
+    def block_paths(self) -> list[str]:
+        """Paths of the blocks."""
+        return block_names(self.model, self.blocks)
+
+    def modules(self, paths: Iterable[str]) -> list[nn.Module]:
+        """The modules at these paths."""
+        return [self.model.get_submodule(path) for path in paths]
+
+
+def take_apart(model: nn.Module, front: list[str] | None, blocks: str | None, back: list[str] | None) -> Pieces:
+    """The pieces that were named, and by default those that lie around the only container of equal blocks.
+
+    Raises:
+        InputError: a name leads nowhere, or nothing was named and it is not plain what is meant.
+    """
+    blocks = blocks or find_blocks(model)
+    container = submodule(model, blocks, "model.blocks")
+    if not isinstance(container, nn.ModuleList | nn.ModuleDict | nn.Sequential) or not len(container):
+        raise InputError(
+            f"model.blocks: {blocks} is a {type(container).__name__} of {len(list(container.children()))} modules; "
+            "allowed: a ModuleList, ModuleDict or Sequential with the blocks in it"
+        )
+    if len(list(container.children())) != len(container):
+        raise InputError(f"model.blocks: {blocks} holds the same module more than once; each block needs its own")
+    before, after = around(model, blocks)
+    front, back = front or before, back or after
+    for field, paths in (("model.front", front), ("model.back", back)):
+        if not paths:
+            raise InputError(f"{field}: nothing lies on that side of {blocks}; name the modules that are applied there")
+        for path in paths:
+            submodule(model, path, field)
+    return Pieces(model, front, blocks, back)
+
+
+def check_weights(pieces: Pieces) -> None:
+    """Every weight belongs to a piece, is fp32 and trained, and all blocks have the same ones, each its own.
+
+    Raises:
+        InputError: it is not so.
+    """
+    model, paths = pieces.model, pieces.block_paths
+    shapes = [shapes_of(block) for block in pieces.modules(paths)]
+    for path, found in zip(paths, shapes, strict=True):
+        if found != shapes[0]:
+            other = sorted(set(found.items()) ^ set(shapes[0].items()))[0]
+            raise InputError(
+                f"model.blocks: {path} is not like {paths[0]}: they differ in {other[0]} {list(other[1])}; all blocks "
+                "need the same weights"
+            )
+    held = {id(w) for w in weights_of(pieces.modules([*pieces.front, *paths, *pieces.back]))}
+    counts = sum(len({id(w) for w in block.parameters()}) for block in pieces.modules(paths))
+    ends = {id(w) for w in weights_of(pieces.modules([*pieces.front, *pieces.back]))}
+    if len(held - ends) != counts:
+        raise InputError(
+            f"model.blocks: blocks share weights with one another, with front ({', '.join(pieces.front)}) or with back "
+            f"({', '.join(pieces.back)}); no cut between them is possible"
+        )
+    for name, weight in model.named_parameters():
+        if id(weight) not in held:
+            raise InputError(
+                f"model: the weight {name} is in none of front ({', '.join(pieces.front)}), {pieces.blocks} and back "
+                f"({', '.join(pieces.back)}); put it into a module that is named there"
+            )
+        if weight.dtype != torch.float32 or not weight.requires_grad:
+            kind = str(weight.dtype) if weight.dtype != torch.float32 else "requires_grad False"
+            raise InputError(f"model.import: weight {name}: found {kind}; all weights are fp32 and trained")
+
+
+def weights_of(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """Each weight of the modules, once."""
+    found = {id(weight): weight for module in modules for weight in module.parameters()}
+    return list(found.values())
+
+
+def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a module's weights."""
+    return {name: tuple(weight.shape) for name, weight in module.named_parameters()}

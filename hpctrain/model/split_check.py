@@ -1,0 +1,130 @@
+"""Whether a block computes the same when its linears are split as `model.tensor_parallel` says: tried out in threads.
+
+A split that is wrong often fits all the same (a fused query-key-value matrix by columns, say) and trains another model;
+so the split block is run, a thread for each device, and compared with the whole one.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hpctrain.records.imported_spec import Split
+
+TOLERANCE = 1e-4
+"""Largest difference, relative to the largest output, between a split block and a whole one in fp32."""
+WAIT_S = 120.0
+
+
+@dataclass
+class _Sum:
+    """An all-reduce among threads."""
+
+    barrier: threading.Barrier
+    parts: list[Tensor]
+
+    def __call__(self, rank: int, part: Tensor) -> Tensor:
+        self.parts[rank] = part
+        self.barrier.wait()
+        total = torch.stack([part.detach() for part in self.parts]).sum(0)
+        self.barrier.wait()
+        # The sum of the others is added as a constant, so that autograd keeps what one device would keep.
+        return part + (total - part.detach())
+
+
+class _Rows(nn.Module):
+    """One device's share of a linear that is split by rows."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, total: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+        self.bias = nn.Parameter(bias) if bias is not None else None
+        self.total = total
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = self.total(F.linear(x, self.weight))
+        return total if self.bias is None else total + self.bias
+
+
+@dataclass
+class _Trial:
+    """A block split over `tp` threads."""
+
+    outputs: dict[int, Tensor] = field(default_factory=dict)
+    errors: list[Exception] = field(default_factory=list)
+
+
+def run_split(
+    block: nn.Module, x: Tensor, plan: dict[str, Split], tp: int, first: Callable[[nn.Module], Tensor]
+) -> Tensor:
+    """The output of the block on the first of `tp` devices.
+
+    Args:
+        x: [batch, seq, dim], the same on every device.
+        first: does the forward pass of the first device, given its share of the block.
+
+    Raises:
+        Exception: whatever the block raised on one of them.
+    """
+    trial, barrier = _Trial(), threading.Barrier(tp)
+    shares = _shares(block, plan, tp, barrier)
+
+    def work(rank: int) -> None:
+        try:
+            output = first(shares[0]) if rank == 0 else shares[rank](x)
+            trial.outputs[rank] = output.detach()
+        except threading.BrokenBarrierError:
+            pass  # another thread failed and says why
+        except Exception as error:
+            trial.errors.append(error)
+            barrier.abort()
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(tp)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    if trial.errors:
+        raise trial.errors[0]
+    return trial.outputs[0]
+
+
+def largest_difference(output: Tensor, expected: Tensor) -> float:
+    """Relative to the largest of the expected values; infinite where the shapes differ."""
+    if output.shape != expected.shape:
+        return float("inf")
+    return float((output - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
+
+
+def _shares(block: nn.Module, plan: dict[str, Split], tp: int, barrier: threading.Barrier) -> list[nn.Module]:
+    sums = {name: _Sum(barrier, [torch.empty(0)] * tp) for name in plan}
+    return [_share(block, plan, tp, rank, sums) for rank in range(tp)]
+
+
+def _share(block: nn.Module, plan: dict[str, Split], tp: int, rank: int, sums: dict[str, _Sum]) -> nn.Module:
+    share = copy.deepcopy(block)
+    for name, split in plan.items():
+        linear = share.get_submodule(name)
+        weight: Tensor = linear.weight.detach()  # type: ignore[operator]
+        bias: Tensor | None = linear.bias  # type: ignore[assignment]
+        if split == "rows":
+            part = weight.chunk(tp, dim=1)[rank].clone()
+            _put(share, name, _Rows(part, None if bias is None else bias.detach(), partial(sums[name], rank)))
+            continue
+        linear.weight = nn.Parameter(weight.chunk(tp, dim=0)[rank].clone())
+        linear.out_features = linear.weight.shape[0]  # type: ignore[assignment]
+        if bias is not None:
+            linear.bias = nn.Parameter(bias.detach().chunk(tp)[rank].clone())
+    return share
+
+
+def _put(root: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(root.get_submodule(parent) if parent else root, name, module)

@@ -1,0 +1,93 @@
+"""The example of docs/own-model.md: planned, trained with a worker killed, and gone on with from its own copy."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from train_site import Outcome, Site, kill_worker, small_topology, wait_for, wait_for_step
+
+from hpctrain.records.metric import effective
+from hpctrain.records.run import read_run
+from hpctrain.snapshot import published
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "own_model"
+SMALL = (
+    "model.args={layers: 3, dim: 32, heads: 2, dropout: 0.1}",
+    "data.train=[../data]",
+    "data.seq_len=64",
+    "steps=16",
+    "batch.global=8",
+    "checkpoint.every=4",
+    "validation={every: 16, batches: 1}",
+    "parallel={mode: fixed, pp: 2, micro_batch: 2}",
+)
+SETTINGS = [word for text in SMALL for word in ("--set", text)]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def trained(site: Site) -> Outcome:
+    """Two stages on two nodes; a worker is killed after the first checkpoint."""
+    shutil.copytree(EXAMPLE, site.path / "own_model")
+    small_topology(2).write(site.path / "two.json")
+    known = set((site.path / "runs").glob("*"))
+    process = site.start("train", "own_model/run.yaml", "--local", "2", "-t", "two.json", *SETTINGS)
+    folder = site.run_folder(known)
+    wait_for_step(folder, 5)
+    wait_for(lambda: bool(published.listed(folder / "checkpoints")), 60, "the first checkpoint")
+    kill_worker(folder, "local1")
+    said, _ = process.communicate(timeout=200)
+    return Outcome(process.returncode, folder, said)
+
+
+def test_a_killed_worker_costs_no_step_and_dropout_is_repeated(trained: Outcome) -> None:
+    assert trained.code == 0, trained.said
+    assert {row.generation for row in trained.rows} == {0, 1}
+    assert [row.step for row in effective(trained.rows)] == list(range(1, 17))
+    assert trained.rows[0].placement is not None
+    assert sorted(place.layers for place in trained.rows[0].placement) in ([[0], [1, 2]], [[0, 1], [2]])
+    again = {row.step: row.loss for row in trained.rows if row.generation == 1}
+    twice = [row for row in trained.rows if row.generation == 0 and row.step in again]
+    assert twice
+    assert all(row.loss == pytest.approx(again[row.step], abs=1e-5) for row in twice)
+    assert trained.losses()[-1] < trained.losses()[0]
+
+
+def test_the_run_folder_says_what_was_found_in_the_model(trained: Outcome) -> None:
+    assert trained.folder is not None
+    measured = read_run(trained.folder / "run.yaml").model.measured
+    assert measured is not None
+    assert (measured.front, measured.blocks, measured.back) == (["embedding"], "layers", ["norm", "head"])
+    assert (measured.layers, measured.dim, measured.vocab) == (3, 32, 257)
+    block = 2 * 2 * 32 + 4 * (32 * 32 + 32) + 2 * 4 * 32 * 32 + 5 * 32
+    assert measured.block_sizes.parameters == block
+    assert measured.parameters() == 3 * block + 257 * 32 + 64 * 32 + 2 * 32 + 257 * 32
+    assert measured.tensor_parallel_degrees == [2]
+
+
+def test_it_goes_on_with_the_code_that_was_submitted(trained: Outcome, site: Site) -> None:
+    (site.path / "own_model" / "code" / "gpt.py").write_text("raise RuntimeError('edited since')\n")
+    resumed = site.train("--resume", trained.folder.name, "--local", "1", "--set", "steps=18")
+    shutil.copy(EXAMPLE / "code" / "gpt.py", site.path / "own_model" / "code" / "gpt.py")
+    assert resumed.code == 0, resumed.said
+    assert [row.step for row in effective(resumed.rows)] == list(range(1, 19))
+
+
+def test_it_is_planned_with_its_own_sizes(trained: Outcome, site: Site) -> None:
+    argv = ["plan", "own_model/run.yaml", "-t", "two.json", "-o", "own.json", "--json", *SETTINGS]
+    planned = site.command(*argv, "--set", "parallel={mode: fixed, tp: 2}")
+    assert planned.returncode == 0, planned.stderr
+    plan = json.loads(planned.stdout)
+    assert (plan["tp"], plan["stages"][-1]["layers"][1]) == (2, 3)
+    assert "56.7k parameters on 2 devices" in planned.stderr
+
+
+def test_a_mistake_in_it_is_one_line(trained: Outcome, site: Site) -> None:
+    done = site.command("train", "own_model/run.yaml", "--local", "1", *SETTINGS, "--set", "model.args.heads=5")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "model.blocks: layers.0 cannot be applied" in done.stderr

@@ -1,0 +1,82 @@
+"""The planner works from the measured sizes of a model that hpctrain did not write."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpctrain.base.errors import InputError
+from hpctrain.planner import make_plan
+from hpctrain.records.imported_spec import ImportedSpec, PartSizes
+from hpctrain.records.run import Run
+from hpctrain.records.topology import Device, DeviceType, Fabric, LinkClass, Node, Provenance, Topology
+
+SPEC = ImportedSpec(
+    factory="net:make", front=["embed"], blocks="layers", back=["head"], seq_len=64, tokens=300, vocab=300, layers=6,
+    dim=64, weights_sha256="0" * 64, split_parameters=40_000, split_activation_bytes=300_000,
+    tensor_parallel={"up": "columns", "down": "rows"}, tensor_parallel_degrees=[2],
+    front_sizes=PartSizes(parameters=20_000, flops=0, activation_bytes=0),
+    block_sizes=PartSizes(parameters=50_000, flops=6_400_000, activation_bytes=400_000),
+    back_sizes=PartSizes(parameters=19_200, flops=2_500_000, activation_bytes=16_000),
+)  # fmt: skip
+
+
+def topology(count: int) -> Topology:
+    device = Device(id="cpu0", type="cpu", flops={"fp32": 1e9}, memory_bytes=4e9, memory_bytes_per_s=5e9, launch_s=2e-7)
+    return Topology(
+        provenance=Provenance(version="0", created="2099-01-01T00:00:00Z", transport="tcp", loopback=True),
+        device_types={"cpu": DeviceType(kind="cpu", name="cpu")},
+        nodes=[Node(id=f"local{i}", addr="127.0.0.1", devices=[device]) for i in range(count)],
+        fabric=Fabric(classes=[LinkClass(id="loopback", alpha_s=4e-5, beta_s_per_byte=5e-10, pairs=6)]),
+    )
+
+
+def run(**parallel: object) -> Run:
+    return Run.model_validate(
+        {
+            "steps": 1,
+            "model": {"import": "net:make"},
+            "data": {"train": ["d"], "seq_len": 64},
+            "batch": {"global": 8},
+            "parallel": {"mode": "fixed", **parallel} if parallel else {"mode": "auto"},
+        }
+    )
+
+
+@pytest.mark.parametrize("degrees", [{"pp": 2}, {"tp": 2}, {"dp": 2}, {}])
+def test_it_is_cut_into_its_blocks(degrees: dict[str, int]) -> None:
+    plan = make_plan(run(**degrees), SPEC, topology(2))
+    assert plan.layers == 6
+    assert plan.rows == 8
+    assert plan.predicted is not None
+    assert plan.predicted.bound_s is not None
+    assert 0 < plan.predicted.bound_s <= plan.predicted.step_time_s["total"]
+    for name, degree in degrees.items():
+        assert getattr(plan, name) == degree
+
+
+def test_memory_counts_what_was_measured() -> None:
+    small = make_plan(run(pp=1), SPEC, topology(1))
+    heavy = SPEC.model_copy(update={"block_sizes": SPEC.block_sizes.model_copy(update={"parameters": 1_050_000})})
+    large = make_plan(run(pp=1), heavy, topology(1))
+    assert small.predicted is not None
+    assert large.predicted is not None
+    (less,), (more,) = small.predicted.memory_bytes.values(), large.predicted.memory_bytes.values()
+    # Weight, gradient, two moments, and weight and moments again while a checkpoint is written.
+    assert more - less == pytest.approx(6 * 1_000_000 * 28)
+
+
+def test_a_degree_that_was_not_seen_to_be_right_is_declined_with_the_reason() -> None:
+    with pytest.raises(InputError, match="a block was seen to be right on 2 devices only"):
+        make_plan(run(tp=3), SPEC, topology(3))
+    undeclared = SPEC.model_copy(update={"tensor_parallel": {}, "tensor_parallel_degrees": []})
+    with pytest.raises(InputError, match=r"model\.tensor_parallel does not say how"):
+        make_plan(run(tp=2), undeclared, topology(2))
+
+
+@pytest.mark.parametrize("solver", ["exhaustive", "paper"])
+def test_a_shared_weight_keeps_the_model_in_one_stage(solver: str) -> None:
+    tied = SPEC.model_copy(update={"tied": True})
+    plan = make_plan(run(), tied, topology(2), solver=solver)  # type: ignore[arg-type]
+    assert len(plan.stages) == 1
+    with pytest.raises(InputError, match="share a weight, which cannot lie in two stages"):
+        make_plan(run(pp=2), tied, topology(2))
