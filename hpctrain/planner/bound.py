@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from hpctrain.planner.cost import ACTIVATION_PASSES, EFFICIENCY, LOGITS_PASSES, OPTIMIZER_BYTES, CostModel
 from hpctrain.planner.fleet import Fleet, Worker
 from hpctrain.planner.unit import Unit
-from hpctrain.planner.workload import Workload
+from hpctrain.planner.workload import Order, Workload
+from hpctrain.schedule.generate import SPLIT_BACKWARD
 
 
 def step_bound(fleet: Fleet, work: Workload) -> float:
@@ -52,9 +53,18 @@ def search_bound(cost: CostModel, units: Sequence[Unit], pp: int, dp: int, micro
         # Equal devices: replicas hold whole micro-batches, and filling the pipeline cannot be cut away altogether.
         # Smallest max(M·x, (pp − 1)·x/v + M·y) over ranks of time x and a last one of y, with (pp − 1)·x + y the
         # model and v chunks on each rank.
-        most, chunks = -(-count // dp), 2 if "interleaved_1f1b" in cost.work.schedules(pp) else 1
-        bound = max(bound, sum(parts[0]) * most * most * chunks / (most * chunks * pp - pp + 1))
+        most = -(-count // dp)
+        filling = min(_filling(order) for order in cost.work.orders(pp))
+        bound = max(bound, sum(parts[0]) * most * most / (most * pp - (pp - 1) * filling))
     return bound
+
+
+def _filling(order: Order) -> float:
+    """Part of a rank's work that must be over before the next rank starts, or begins after it has ended.
+
+    Where weights' backwards may wait, they fill that time; how much of it is left depends on the cut.
+    """
+    return 0.0 if order.schedule in SPLIT_BACKWARD else 1 / order.chunks
 
 
 def _unavoidable(work: Workload, worker: Worker) -> tuple[float, float]:

@@ -9,16 +9,21 @@ from hpctrain.planner.bound import search_bound
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.fit import fit_layout, why_undefined
 from hpctrain.planner.fleet import Fleet
-from hpctrain.planner.layout import Cells, Excess, Layout
+from hpctrain.planner.layout import Excess, Layout
 from hpctrain.planner.placement import placements
 from hpctrain.planner.predict import Prediction, lower_bound, predict
-from hpctrain.planner.unit import Unit, alike_classes, make_units, why_no_tensor_parallel
+from hpctrain.planner.saving import shard_size
+from hpctrain.planner.unit import Cells, Unit, alike_classes, make_units, why_no_tensor_parallel
 from hpctrain.planner.workload import Workload
 
 Shape = tuple[int, int, int]
 """(pp, dp, tp)."""
 EVERY_COUNT = 8
 """Up to this many devices, every number of them is tried; beyond, those that leave no or few devices idle."""
+NO_SHARDS = (
+    "shard node needs as many replicas of every stage in each node, two or more, and no placement has that; "
+    "use shard all, or other degrees"
+)
 REFINEMENTS = 40
 """Most changes of one block or one micro-batch that are tried on the winner."""
 
@@ -34,6 +39,8 @@ class Search:
     """Shapes that cannot run at all, with the reason."""
     tightest: dict[Shape, Excess] = field(default_factory=dict)
     """For shapes that met a memory limit: the layout nearest to fitting."""
+    undefined: dict[Shape, str] = field(default_factory=dict)
+    """For shapes without any layout at some micro-batch or schedule: a reason."""
     complete: bool = True
     """False when some orders of devices were left out."""
     _units: dict[int, tuple[list[Unit], list[int]]] = field(default_factory=dict)
@@ -62,10 +69,13 @@ class Search:
                 found.append(shape)
         return found
 
-    def best(self, shapes: list[Shape], sizes: list[int], patience: int | None = None) -> Prediction | None:
+    def best(
+        self, shapes: list[Shape], sizes: list[int], patience: int | None = None, best: Prediction | None = None
+    ) -> Prediction | None:
         """The fastest layout of these shapes and micro-batch sizes that fits; None when none fits.
 
         Args:
+            best: the layout to beat, of another search.
             patience: give up after so many shapes and sizes in a row without a better one. Default: look at all that
                 could still win.
         """
@@ -75,7 +85,6 @@ class Search:
             for size in sizes
             if self.work.rows // size >= dp
         ]
-        best: Prediction | None = None
         waited = 0
         for bound, shape, size in sorted(options):
             if best is not None and (bound >= best.total or waited == patience):
@@ -121,7 +130,9 @@ class Search:
             pp, dp, tp = shape
             units, classes = self.units(tp)
             orders, complete = placements(units, classes, pp, dp, lambda a, b: self.cost.send(a, b, 1))
-            self._orders[shape] = orders
+            self._orders[shape] = [cells for cells in orders if self.can_shard(cells)]
+            if orders and not self._orders[shape]:
+                self.undefined[shape] = NO_SHARDS
             self.complete = self.complete and complete
         return self._orders[shape]
 
@@ -129,20 +140,26 @@ class Search:
         """The layouts of all schedules on these cells that fit in memory."""
         pp, dp = len(cells[0]), len(cells)
         cut: Layout | None = None
-        for schedule in self.work.schedules(pp):
-            if why_undefined(self.cost, pp, dp, schedule, size):
+        for order in self.work.orders(pp):
+            reason = why_undefined(self.cost, pp, dp, order, size)
+            if reason:
+                self.undefined[pp, dp, len(cells[0][0].workers)] = reason
                 continue
             layout = None
-            if schedule == "gpipe" and cut is not None:
+            if order.schedule == "gpipe" and cut is not None:
                 # Its best cut is that of 1f1b, as long as the memory, of which it needs more, allows it.
                 layout = replace(cut, schedule="gpipe")
             if layout is None or layout.excess(self.cost.memory):
-                layout = fit_layout(self.cost, cells, schedule, size)
-            if layout is None or not self._in_memory(layout):
+                layout = fit_layout(self.cost, cells, order, size)
+            if not self._in_memory(layout):
                 continue
-            if schedule == "1f1b":
+            if order.schedule == "1f1b":
                 cut = layout
             yield layout
+
+    def can_shard(self, cells: Cells) -> bool:
+        """Whether there is something to shard over where sharding is asked for."""
+        return self.work.saving.zero == 0 or shard_size(cells, self.work.saving) > 1
 
     def _in_memory(self, layout: Layout) -> bool:
         """Whether it fits; if not, the shortage is noted where it is the smallest yet."""
@@ -161,6 +178,8 @@ class Search:
             return reason
         if pp > self.work.spec.layers:
             return f"the model has {self.work.spec.layers} blocks, fewer than pp {pp}"
+        if self.work.saving.zero and dp == 1:
+            return f"zero {self.work.saving.zero} shards over replicas, dp 1 is one"
         if dp > self.work.rows:
             return f"batch.global {self.work.rows} is less than one sequence for each of dp {dp} replicas"
         if pp * dp > units and tp == 1:
@@ -185,11 +204,11 @@ def _changes(layout: Layout) -> Iterator[Layout]:
     """Layouts that differ by one block between neighbouring stages or one micro-batch between neighbouring replicas."""
     last = len(layout.blocks) - 1
     for giver, taker in _neighbours(len(layout.blocks)):
-        may_be_empty = last + 1 == layout.pp and giver in (0, last)
+        may_be_empty = giver in (0, last)
         if layout.blocks[giver] > (0 if may_be_empty else 1):
             yield replace(layout, blocks=_moved(layout.blocks, giver, taker))
-    if layout.schedule == "interleaved_1f1b":
-        return  # its table is defined for some numbers of micro-batches only
+    if layout.saving.equal_counts:
+        return
     for giver, taker in _neighbours(layout.dp):
         if layout.micro_batches[giver] > 1:
             yield replace(layout, micro_batches=_moved(layout.micro_batches, giver, taker))

@@ -48,6 +48,10 @@ class Unit:
         return self.workers[0].kind
 
 
+Cells = tuple[tuple[Unit, ...], ...]
+"""cells[replica][pipeline rank]."""
+
+
 def why_no_tensor_parallel(spec: ModelSpec, tp: int) -> str | None:
     """None when the blocks can be cut into `tp` parts, else the reason."""
     for name, size in (("heads", spec.heads), ("kv_heads", spec.key_value_heads), ("SwiGLU width", spec.hidden)):

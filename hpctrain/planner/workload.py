@@ -6,10 +6,30 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hpctrain.base.errors import InputError
+from hpctrain.planner.saving import NO_SAVING, Saving, saving_of
 from hpctrain.records.model_spec import ModelSpec
 from hpctrain.records.run import FixedParallel, Run
+from hpctrain.schedule.generate import SPLIT_BACKWARD
 
-SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b")
+
+class Order(NamedTuple):
+    """A schedule and how many stages it has on each pipeline rank."""
+
+    schedule: str
+    chunks: int = 1
+
+    def __str__(self) -> str:
+        return self.schedule if self.chunks == 1 else f"{self.schedule} with {self.chunks} stages a rank"
+
+
+ORDERS = (
+    Order("1f1b"),
+    Order("gpipe"),
+    Order("interleaved_1f1b", 2),
+    Order("interleaved_zero_bubble"),
+    Order("interleaved_zero_bubble", 2),
+    Order("zbv", 2),
+)
 """In order of preference where they are equally fast: the first keeps the fewest activations."""
 
 
@@ -34,19 +54,44 @@ class Workload:
     precision: str
     fixed: FixedParallel | None = None
     """Degrees given by hand."""
+    saving: Saving = NO_SAVING
+    """What is done to save memory."""
+    whole_backward: bool = False
+    """Whether backward passes cannot be cut into inputs and weights: blocks are compiled."""
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of what matrix products give and take."""
+        return 4 if self.precision == "fp32" else 2
 
     def block_bytes(self, micro_batch: int, tp: int) -> float:
-        """What a block keeps for its backward pass.
+        """What a block keeps for its backward pass when nothing is computed again.
 
-        In bf16 the matrix products keep 2 bytes a value, while norms, rotary positions and the residual stream stay in
-        fp32: 3 is the mean.
+        In bf16 and fp16 the matrix products keep 2 bytes a value, while norms, rotary positions and the residual stream
+        stay in fp32: 3 is the mean.
         """
-        value_bytes = 4 if self.precision == "fp32" else 3
-        return float(self.spec.activation_bytes(micro_batch, self.seq_len, tp, value_bytes))
+        mean = 4 if self.precision == "fp32" else 3
+        whole = float(self.spec.activation_bytes(micro_batch, self.seq_len, tp, mean))
+        if self.saving.sequence_parallel:
+            whole -= self.spec.stream_bytes(micro_batch, self.seq_len, mean) * (1 - 1 / tp)
+        return whole
+
+    def kept_bytes(self, micro_batch: int, tp: int) -> float:
+        """What a block keeps from its forward to its backward pass: with recomputation, less than `block_bytes`."""
+        if self.saving.recompute == "none":
+            return self.block_bytes(micro_batch, tp)
+        kept = self.hidden_bytes(micro_batch, tp)
+        if self.saving.recompute == "selective":
+            kept += self.spec.product_bytes(micro_batch, self.seq_len, tp, self.value_bytes)
+        return kept
 
     def boundary_bytes(self, micro_batch: int) -> int:
-        """The residual stream [rows, seq, dim] between two stages, in fp32 at either precision."""
+        """The residual stream [rows, seq, dim] between two stages, in fp32 at any precision."""
         return self.spec.boundary_bytes(micro_batch, self.seq_len)
+
+    def hidden_bytes(self, micro_batch: int, tp: int) -> float:
+        """The part of the residual stream on one of `tp` devices: all of it, or its part of the sequence."""
+        return self.boundary_bytes(micro_batch) / (tp if self.saving.sequence_parallel else 1)
 
     def head_shards(self, tp: int) -> int:
         """Parts that embedding and head are cut into: by vocabulary where that divides, else they are whole."""
@@ -55,10 +100,20 @@ class Workload:
     def parameters(self, share: Share, tp: int) -> int:
         """Parameters of a stage on one of `tp` devices."""
         spec = self.spec
-        table = spec.embedding_parameters() // tp
-        block = (spec.parameters(tp=tp) - 2 * table - spec.dim) // spec.layers
-        whole = spec.embedding_parameters() // self.head_shards(tp)
-        return share.blocks * block + (whole if share.first else 0) + (whole + spec.dim if share.last else 0)
+        return share.blocks * self.block_parameters(tp) + self.end_parameters(share, tp) + spec.dim * share.last
+
+    def block_parameters(self, tp: int) -> int:
+        """Parameters of a block on one of `tp` devices."""
+        spec = self.spec
+        tables = (1 if spec.tied else 2) * (spec.embedding_parameters() // tp)
+        return (spec.parameters(tp=tp) - tables - spec.dim) // spec.layers
+
+    def end_parameters(self, share: Share, tp: int) -> int:
+        """Parameters of embedding and head, where a stage has them; tied ones on one stage are there once."""
+        tables = int(share.first) + int(share.last)
+        if self.spec.tied:
+            tables = min(tables, 1)
+        return tables * (self.spec.embedding_parameters() // self.head_shards(tp))
 
     def micro_batch_sizes(self) -> list[int]:
         """Sizes to try: those that divide the batch, so that every micro-batch is equally long.
@@ -76,26 +131,34 @@ class Workload:
             )
         return [self.fixed.micro_batch]
 
-    def schedules(self, pp: int) -> list[str]:
+    def orders(self, pp: int) -> list[Order]:
         """Schedules to try with `pp` pipeline ranks."""
         if self.fixed is not None and self.fixed.schedule is not None:
-            return [self.fixed.schedule]
+            given = [order for order in ORDERS if order.schedule == self.fixed.schedule]
+            return [order for order in given if self.spec.layers >= order.chunks * pp] or given[:1]
         if pp == 1:
-            return ["1f1b"]  # forwards and backwards of one stage take the same time in any order
-        return [name for name in SCHEDULES if name != "interleaved_1f1b" or self.spec.layers >= 2 * pp]
+            return [Order("1f1b")]  # forwards and backwards of one stage take the same time in any order
+        whole = self.whole_backward or self.saving.recompute != "none"
+        return [
+            order
+            for order in ORDERS
+            if self.spec.layers >= order.chunks * pp and not (whole and order.schedule in SPLIT_BACKWARD)
+        ]
 
 
-def workload_of(run: Run, spec: ModelSpec) -> Workload:
-    """The step that a run file asks for.
+def workload_of(run: Run, spec: ModelSpec) -> tuple[Workload, list[str]]:
+    """The step that a run file asks for, and notes on what of it does not apply.
 
     Raises:
-        InputError: the vocabulary is still open, or the micro-batch by hand does not divide the batch.
+        InputError: the vocabulary is still open, the micro-batch by hand does not divide the batch, or two keys of
+            `parallel` do not go together.
     """
     if spec.vocab is None:
         raise InputError(
             "model.vocab: not settled; give model.dims.vocab, or prepare the data with `hpctrain data prepare`"
         )
     fixed = run.parallel if isinstance(run.parallel, FixedParallel) else None
-    work = Workload(spec, run.batch.global_, run.data.seq_len, run.precision, fixed)
+    saving, notes = saving_of(run)
+    work = Workload(spec, run.batch.global_, run.data.seq_len, run.precision, fixed, saving, run.compile)
     work.micro_batch_sizes()
-    return work
+    return work, notes

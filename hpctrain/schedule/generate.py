@@ -33,7 +33,7 @@ def make_schedule(name: str, pp: int, stages: int, micro_batches: int) -> Schedu
     Raises:
         ValueError: the schedule is unknown or not defined for these numbers.
     """
-    reason = why_undefined(name, pp, stages, micro_batches)
+    reason = why_no_table(name, pp, stages, micro_batches)
     if reason:
         raise ValueError(reason)
     if name == "interleaved_1f1b":
@@ -46,7 +46,7 @@ def make_schedule(name: str, pp: int, stages: int, micro_batches: int) -> Schedu
     return Schedule(tuple(_fill_drain(rank, warmup, micro_batches) for rank, warmup in enumerate(warmups)))
 
 
-def why_undefined(name: str, pp: int, stages: int, micro_batches: int) -> str | None:
+def why_no_table(name: str, pp: int, stages: int, micro_batches: int) -> str | None:
     """None when `make_schedule` has a table for these numbers, else the reason why not, as one clause."""
     if pp < 1 or micro_batches < 1:
         return f"pp {pp} and micro_batches {micro_batches}: both start at 1"

@@ -46,4 +46,6 @@ def _rounds(pp: int, micro_batches: int) -> list[int]:
 def _visits(chunks: int, lengths: list[int]) -> list[tuple[int, int]]:
     """(chunk, micro-batch) in the order a rank works on them: those of a round through every chunk in turn."""
     starts = [0, *accumulate(lengths)]
-    return [(chunk, index) for start, stop in pairwise(starts) for chunk in range(chunks) for index in range(start, stop)]
+    return [
+        (chunk, index) for start, stop in pairwise(starts) for chunk in range(chunks) for index in range(start, stop)
+    ]
