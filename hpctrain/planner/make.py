@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import Literal
+from typing import Literal, get_args
 
 from hpctrain.base.errors import HpctrainError, InputError, Refused
 from hpctrain.base.units import format_count
@@ -15,15 +15,16 @@ from hpctrain.planner.layout import Excess, Layout
 from hpctrain.planner.neighbours import describe_excess, describe_shape, rejected_neighbours
 from hpctrain.planner.paper import solve_as_paper
 from hpctrain.planner.predict import Prediction
-from hpctrain.planner.saving import WHEN_NOTHING_FITS
+from hpctrain.planner.saving import NO_SAVING, Saving
 from hpctrain.planner.search import NO_SHARDS, Search, Shape
 from hpctrain.planner.workload import workload_of
 from hpctrain.records.model_spec import ModelSpec
-from hpctrain.records.plan import Plan, Predicted, Rejected, Replica, Stage
+from hpctrain.records.plan import Plan, Predicted, Recompute, Rejected, Replica, Stage, ZeroLevel
 from hpctrain.records.run import Run
 from hpctrain.records.topology import Topology
 from hpctrain.schedule.generate import make_schedule
 
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 Solver = Literal["exhaustive", "paper"]
 
 
@@ -80,7 +81,7 @@ def _fastest(search: Search, shapes: list[Shape]) -> tuple[Prediction, list[Reje
     best = search.best(shapes, search.work.micro_batch_sizes())
     rejected: list[Rejected] = []
     notes: list[str] = []
-    if best is None and search.work.fixed is None and search.tightest:
+    if best is None and search.work.fixed is None:
         search, best, rejected = _saving_memory(search, shapes)
         notes.append(f"Chosen to save memory: {best.layout.saving}.")
     if best is None:
@@ -97,18 +98,21 @@ def _saving_memory(plain: Search, shapes: list[Shape]) -> tuple[Search, Predicti
     Raises:
         Refused: not even that fits.
     """
-    chosen, best = plain, None
-    for saving in WHEN_NOTHING_FITS:
-        work = replace(plain.work, saving=saving)
-        search = Search(work, plain.fleet, CostModel(work, plain.fleet.links), tightest=plain.tightest)
-        found = search.best(search.shapes(), work.micro_batch_sizes(), best=best)
-        if found is not best:
-            chosen, best = search, found
+    search, best = plain, None
+    for zero in get_args(ZeroLevel):
+        least = plain.saving(Saving(zero=zero, recompute="full"))
+        if not least.feasible(least.shapes()):
+            continue  # nor does it fit with less recomputation
+        for recompute in RECOMPUTE if zero else RECOMPUTE[1:]:
+            other = plain.saving(Saving(zero=zero, recompute=recompute))
+            found = other.best(other.shapes(), other.work.micro_batch_sizes(), best=best)
+            if found is not best:
+                search, best = other, found
     if best is None:
-        raise _nothing_fits(plain, shapes)
-    shape, excess = _nearest(plain)
-    reason = f"with {describe_shape(shape)}, the nearest to fitting, {describe_excess(excess)}"
-    return chosen, best, [Rejected(change="nothing saved: zero 0, recompute none", reason=reason)]
+        raise _nothing_fits(least, least.shapes() or shapes)
+    lack = _nearest(plain, shapes)
+    reason = lack if isinstance(lack, str) else f"with {describe_shape(lack[0])}, {describe_excess(lack[1])}"
+    return search, best, [Rejected(change="zero 0 and recompute none", reason=reason)]
 
 
 def _no_shape(search: Search) -> HpctrainError:
@@ -124,25 +128,25 @@ def _no_shape(search: Search) -> HpctrainError:
 
 def _nothing_fits(search: Search, shapes: list[Shape]) -> HpctrainError:
     work = search.work
-    if not search.tightest:
-        reason = next(iter(search.undefined.values()), None) or (
-            f"no micro-batch that divides batch.global {work.rows} gives {describe_shape(shapes[0])} as many "
-            f"micro-batches as replicas"
-        )
-        return InputError(
-            f"parallel: {reason}; change batch.global, a degree, parallel.micro_batch or parallel.schedule"
-        )
-    shape, excess = _nearest(search)
+    lack = _nearest(search, shapes)
+    if isinstance(lack, str):
+        return InputError(f"parallel: {lack}; change batch.global, a degree, parallel.micro_batch or parallel.schedule")
+    shape, excess = lack
+    how = f" and {work.saving}" if work.saving != NO_SAVING else ""
     return Refused(
-        f"the model ({format_count(work.spec.parameters())} parameters) cannot fit: with {describe_shape(shape)}, the "
-        f"nearest to fitting, {describe_excess(excess)}; use more or larger devices, a smaller model or data.seq_len"
-        + (", or parallel.mode auto" if work.fixed is not None else "")
+        f"the model ({format_count(work.spec.parameters())} parameters) cannot fit: with {describe_shape(shape)}{how}, "
+        f"the nearest to fitting, {describe_excess(excess)}; use more or larger devices, a smaller model or "
+        "data.seq_len" + (", or parallel.mode auto" if work.fixed is not None else "")
     )
 
 
-def _nearest(search: Search) -> tuple[Shape, Excess]:
-    """The shape that lacked the least memory."""
-    return min(search.tightest.items(), key=lambda item: (item[1].ratio, item[0]))
+def _nearest(search: Search, shapes: list[Shape]) -> tuple[Shape, Excess] | str:
+    """The shape that lacks the least memory; a sentence where no shape has a layout."""
+    lacks = [(shape, search.shortage(shape)) for shape in shapes]
+    short = [(shape, lack) for shape, lack in lacks if isinstance(lack, Excess)]
+    if short:
+        return min(short, key=lambda item: (item[1].ratio, item[0]))
+    return next(lack for _, lack in lacks if isinstance(lack, str))
 
 
 def _plan(best: Prediction, **known: object) -> Plan:

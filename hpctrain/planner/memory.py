@@ -37,6 +37,10 @@ def live_micro_batches(
     Returns:
         [rank] -> the moments that no other one exceeds in every stage, each with a number a stage of the rank.
     """
+    if schedule != "gpipe":
+        # Every round is like the one before it, so the first three say how full it gets.
+        longest = -(-micro_batches // max(1, micro_batches // pp))
+        micro_batches = min(micro_batches, 3 * longest)
     table = make_schedule(schedule, pp, stages, micro_batches)
     return tuple(
         _fullest_moments([(own.index(action.stage), action.kind) for action in row], len(own))
@@ -50,11 +54,11 @@ def _fullest_moments(actions: list[tuple[int, str]], chunks: int) -> tuple[tuple
         live[chunk] += {"F": 1, "I": 0}.get(kind, -1)
         if kind == "F":
             moments.add(tuple(live))
-    return tuple(sorted(moment for moment in moments if not any(_exceeds(other, moment) for other in moments)))
-
-
-def _exceeds(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
-    return a != b and all(x >= y for x, y in zip(a, b, strict=True))
+    fullest: list[tuple[int, ...]] = []
+    for moment in sorted(moments, reverse=True):
+        if not any(all(x >= y for x, y in zip(other, moment, strict=True)) for other in fullest):
+            fullest.append(moment)
+    return tuple(fullest)
 
 
 class RankRole(NamedTuple):
@@ -80,6 +84,7 @@ class MemoryModel:
         self.work = work
         self._needs: dict[tuple[RankRole, tuple[int, ...]], float] = {}
         self._most: dict[tuple[RankRole, float], int] = {}
+        self._parameters: dict[tuple[Share, int], int] = {}
 
     def need(self, role: RankRole, blocks: tuple[int, ...]) -> float:
         """Peak bytes of a device whose stages (one, or several chunks) hold these numbers of blocks."""
@@ -108,6 +113,13 @@ class MemoryModel:
         state = self._sharded_state(role, shares) if role.shards > 1 else self._whole_state(role, shares)
         return PROCESS_BYTES[role.kind] + state + self._activations(role, shares)
 
+    def _count(self, share: Share, tp: int) -> int:
+        """Parameters of a stage on one of `tp` devices."""
+        key = (share, tp)
+        if key not in self._parameters:
+            self._parameters[key] = self.work.parameters(share, tp)
+        return self._parameters[key]
+
     def _activations(self, role: RankRole, shares: list[Share]) -> float:
         work = self.work
         block = work.block_bytes(role.micro_batch, role.tp)
@@ -124,7 +136,7 @@ class MemoryModel:
 
     def _whole_state(self, role: RankRole, shares: list[Share]) -> float:
         work = self.work
-        parameters = sum(work.parameters(share, role.tp) for share in shares)
+        parameters = sum(self._count(share, role.tp) for share in shares)
         each = WEIGHT_BYTES + GRADIENT_BYTES + MOMENTS_BYTES + CHECKPOINT_BYTES
         each += CAST_BYTES * (work.precision != "fp32")
         total = float(each * parameters)
@@ -143,10 +155,10 @@ class MemoryModel:
         stage. One more piece is held by the buffers of the collectives.
         """
         work, zero = self.work, self.work.saving.zero
-        stages = [work.parameters(share, role.tp) for share in shares]
+        stages = [self._count(share, role.tp) for share in shares]
         parameters = sum(stages)
-        outside = max(work.parameters(share._replace(blocks=0), role.tp) for share in shares)
-        piece = max(work.block_parameters(role.tp), outside)
+        outside = max(self._count(share._replace(blocks=0), role.tp) for share in shares)
+        piece = max(self._count(Share(1, False, False), role.tp), outside)
         at_work = max(stages) if role.schedule in SPLIT_BACKWARD else min(parameters, 2 * piece)
         parts = (WEIGHT_BYTES + GRADIENT_BYTES + MOMENTS_BYTES + CHECKPOINT_BYTES) * parameters / role.shards
         used_bytes = gathered_bytes(work.precision)

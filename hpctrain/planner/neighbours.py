@@ -53,6 +53,11 @@ def describe_excess(excess: Excess) -> str:
     )
 
 
+def describe_lack(lack: Excess | str) -> str:
+    """Why a shape does not run, in one clause."""
+    return lack if isinstance(lack, str) else describe_excess(lack)
+
+
 def _other_shapes(search: Search, best: Prediction, shapes: list[Shape]) -> list[Rejected]:
     sizes = search.work.micro_batch_sizes()
 
@@ -68,8 +73,8 @@ def _other_shapes(search: Search, best: Prediction, shapes: list[Shape]) -> list
         other = search.best([shape], sizes, PATIENCE)
         if other is not None:
             found.append(_slower(describe_shape(shape), best, other))
-        elif shape in search.tightest:
-            found.append(Rejected(change=describe_shape(shape), reason=describe_excess(search.tightest[shape])))
+        elif (lack := search.shortage(shape)) is not None:
+            found.append(Rejected(change=describe_shape(shape), reason=describe_lack(lack)))
     return sorted(found, key=lambda entry: (entry.delta_s is None, entry.delta_s or 0.0))
 
 

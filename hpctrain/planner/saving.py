@@ -37,12 +37,6 @@ class Saving:
 
 NO_SAVING = Saving()
 """Everything whole on every replica, and kept."""
-_TRIED: tuple[tuple[ZeroLevel, Recompute], ...] = (
-    (1, "none"), (0, "selective"), (1, "selective"), (0, "full"), (1, "full"),
-    (2, "none"), (2, "selective"), (2, "full"), (3, "none"), (3, "selective"), (3, "full"),
-)  # fmt: skip
-WHEN_NOTHING_FITS = tuple(Saving(zero=zero, recompute=recompute) for zero, recompute in _TRIED)
-"""What mode auto tries when the model does not fit as it is, the cheaper first."""
 
 
 def saving_of(run: Run) -> tuple[Saving, list[str]]:

@@ -12,9 +12,9 @@ from hpctrain.planner.fleet import Fleet
 from hpctrain.planner.layout import Excess, Layout
 from hpctrain.planner.placement import placements
 from hpctrain.planner.predict import Prediction, lower_bound, predict
-from hpctrain.planner.saving import shard_size
+from hpctrain.planner.saving import Saving, shard_size
 from hpctrain.planner.unit import Cells, Unit, alike_classes, make_units, why_no_tensor_parallel
-from hpctrain.planner.workload import Workload
+from hpctrain.planner.workload import Order, Workload
 
 Shape = tuple[int, int, int]
 """(pp, dp, tp)."""
@@ -37,14 +37,19 @@ class Search:
     cost: CostModel
     impossible: dict[Shape, str] = field(default_factory=dict)
     """Shapes that cannot run at all, with the reason."""
-    tightest: dict[Shape, Excess] = field(default_factory=dict)
-    """For shapes that met a memory limit: the layout nearest to fitting."""
-    undefined: dict[Shape, str] = field(default_factory=dict)
-    """For shapes without any layout at some micro-batch or schedule: a reason."""
     complete: bool = True
     """False when some orders of devices were left out."""
     _units: dict[int, tuple[list[Unit], list[int]]] = field(default_factory=dict)
     _orders: dict[Shape, list[Cells]] = field(default_factory=dict)
+    _room: dict[tuple[int, int, int, int, Order], tuple[int, int]] = field(default_factory=dict)
+
+    def saving(self, saving: Saving) -> Search:
+        """A search of the same fleet for plans that save memory in another way."""
+        work = replace(self.work, saving=saving)
+        other = Search(work, self.fleet, CostModel(work, self.fleet.links))
+        # Units, and the orders they can stand in, do not depend on it.
+        other._units, other._orders, other.complete = self._units, self._orders, self.complete
+        return other
 
     def units(self, tp: int) -> tuple[list[Unit], list[int]]:
         """The units of that size, and which of them are alike."""
@@ -130,20 +135,19 @@ class Search:
             pp, dp, tp = shape
             units, classes = self.units(tp)
             orders, complete = placements(units, classes, pp, dp, lambda a, b: self.cost.send(a, b, 1))
-            self._orders[shape] = [cells for cells in orders if self.can_shard(cells)]
-            if orders and not self._orders[shape]:
-                self.undefined[shape] = NO_SHARDS
+            self._orders[shape] = orders
             self.complete = self.complete and complete
-        return self._orders[shape]
+        return [cells for cells in self._orders[shape] if self.can_shard(cells)]
 
     def _layouts(self, cells: Cells, size: int) -> Iterator[Layout]:
         """The layouts of all schedules on these cells that fit in memory."""
         pp, dp = len(cells[0]), len(cells)
         cut: Layout | None = None
         for order in self.work.orders(pp):
-            reason = why_undefined(self.cost, pp, dp, order, size)
-            if reason:
-                self.undefined[pp, dp, len(cells[0][0].workers)] = reason
+            smallest = self.work.micro_batch_sizes()[0]
+            if why_undefined(self.cost, pp, dp, order, size):
+                continue
+            if not (self._can_hold(cells, order, smallest) and self._can_hold(cells, order, size)):
                 continue
             layout = None
             if order.schedule == "gpipe" and cut is not None:
@@ -151,7 +155,7 @@ class Search:
                 layout = replace(cut, schedule="gpipe")
             if layout is None or layout.excess(self.cost.memory):
                 layout = fit_layout(self.cost, cells, order, size)
-            if not self._in_memory(layout):
+            if layout.excess(self.cost.memory):
                 continue
             if order.schedule == "1f1b":
                 cut = layout
@@ -161,15 +165,55 @@ class Search:
         """Whether there is something to shard over where sharding is asked for."""
         return self.work.saving.zero == 0 or shard_size(cells, self.work.saving) > 1
 
-    def _in_memory(self, layout: Layout) -> bool:
-        """Whether it fits; if not, the shortage is noted where it is the smallest yet."""
-        excess = layout.excess(self.cost.memory)
-        if excess is None:
-            return True
-        known = self.tightest.get(layout.shape)
-        if known is None or excess.ratio < known.ratio:
-            self.tightest[layout.shape] = excess
-        return False
+    def shortage(self, shape: Shape) -> Excess | str | None:
+        """Why nothing of this shape runs: the device that lacks memory with the smallest micro-batches, or a sentence.
+
+        None where a layout fits.
+        """
+        pp, dp, _ = shape
+        reason: str | None = None
+        for size in self.work.micro_batch_sizes():
+            for order in self.work.orders(pp):
+                reason = why_undefined(self.cost, pp, dp, order, size)
+                if reason:
+                    continue
+                for cells in self._placements(shape)[:1]:
+                    return fit_layout(self.cost, cells, order, size).excess(self.cost.memory)
+                return NO_SHARDS
+        return reason
+
+    def feasible(self, shapes: list[Shape]) -> bool:
+        """False when no shape has room for the model, whatever its placement and its micro-batches."""
+        smallest = self.work.micro_batch_sizes()[0]
+        return any(
+            self._can_hold(cells, order, smallest)
+            for shape in shapes
+            for cells in self._placements(shape)[:1]
+            for order in self.work.orders(shape[0])
+        )
+
+    def _can_hold(self, cells: Cells, order: Order, size: int) -> bool:
+        """Whether the pipeline ranks have room for all blocks if every device had the memory of the largest.
+
+        Larger micro-batches need no less memory, so a size is looked at only between one that fits and one that does
+        not.
+        """
+        pp, dp, tp = len(cells[0]), len(cells), len(cells[0][0].workers)
+        key = (pp, dp, tp, shard_size(cells, self.work.saving), order)
+        fitting, too_large = self._room.get(key, (0, self.work.rows + 1))
+        if fitting < size < too_large:
+            # Some replica has at least this many micro-batches, and keeps the fewest activations with just as many.
+            count = max(1, -(-(self.work.rows // size) // dp))
+            stages = (0,) * (pp * order.chunks)
+            layout = Layout(cells, order.schedule, size, (count,) * dp, stages, self.work.saving)
+            largest = max(unit.memory_bytes for unit in self.units(tp)[0])
+            left = self.work.spec.layers
+            for rank in range(pp):
+                room = self.cost.memory.most_blocks(layout.role(0, rank), largest)
+                left -= room if room >= 0 else self.work.spec.layers * pp
+            fitting, too_large = (fitting, size) if left > 0 else (size, too_large)
+            self._room[key] = (fitting, too_large)
+        return size <= fitting
 
     def _why_not(self, shape: Shape) -> str | None:
         pp, dp, tp = shape

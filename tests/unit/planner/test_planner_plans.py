@@ -191,7 +191,7 @@ def test_a_device_with_less_memory_gets_fewer_blocks(topology, run):
          {"rows": 1, "parallel": REPLICAS}, {}),
         (InputError, r"parallel.micro_batch: found 3, batch.global 16 .*allowed: 1, 2, 4, 8, 16",
          {"parallel": {"mode": "fixed", "micro_batch": 3}}, {}),
-        (InputError, "no micro-batch that divides batch.global 16",
+        (InputError, "batch.global 16 makes 1 micro-batch of 16, too few for 2 replicas; change",
          {"parallel": {"mode": "fixed", "dp": 2, "micro_batch": 16}}, {}),
         (Refused, "the verdict excludes local0, local1 of 2 nodes", {}, {"exclude": ["local0", "local1"]}),
         (Refused, "recovery.spares: found 2, but only 2 nodes are usable", {"recovery": {"spares": 2}}, {}),
