@@ -18,7 +18,8 @@ def why_undefined(cost: CostModel, pp: int, dp: int, order: Order, micro_batch: 
     """None when there is a layout of these numbers, whatever its memory, else the reason why not."""
     total, layers = cost.work.rows // micro_batch, cost.work.spec.layers
     if total < dp:
-        return f"batch.global {cost.work.rows} makes {total} micro-batch{'es' * (total > 1)} of {micro_batch}, too few for {dp} replicas"
+        made = f"{total} micro-batch{'es' * (total > 1)} of {micro_batch}"
+        return f"batch.global {cost.work.rows} makes {made}, too few for {dp} replicas"
     if layers < pp * order.chunks:
         return f"the model's {layers} blocks are too few for the {pp * order.chunks} stages of schedule {order}"
     if cost.work.saving.equal_counts and total % dp:

@@ -26,6 +26,10 @@ PROCESS_BYTES = {"cpu": 430e6, "cuda": 1.0e9}
 resident peak held beside its tensors, 40 to 110 MB. CUDA: context, kernels and NCCL buffers, an assumption."""
 
 
+Moments = tuple[tuple[int, ...], ...]
+"""Numbers of micro-batches, one a stage of a rank, at several moments."""
+
+
 @lru_cache(maxsize=4096)
 def live_micro_batches(
     schedule: str, pp: int, stages: int, micro_batches: int
@@ -37,10 +41,10 @@ def live_micro_batches(
     Returns:
         [rank] -> the moments that no other one exceeds in every stage, each with a number a stage of the rank.
     """
-    if schedule != "gpipe":
+    rounds = max(1, micro_batches // pp)
+    if schedule != "gpipe" and micro_batches % rounds == 0:
         # Every round is like the one before it, so the first three say how full it gets.
-        longest = -(-micro_batches // max(1, micro_batches // pp))
-        micro_batches = min(micro_batches, 3 * longest)
+        micro_batches = min(micro_batches, 3 * micro_batches // rounds)
     table = make_schedule(schedule, pp, stages, micro_batches)
     return tuple(
         _fullest_moments([(own.index(action.stage), action.kind) for action in row], len(own))
@@ -48,7 +52,7 @@ def live_micro_batches(
     )
 
 
-def _fullest_moments(actions: list[tuple[int, str]], chunks: int) -> tuple[tuple[int, ...], ...]:
+def _fullest_moments(actions: list[tuple[int, str]], chunks: int) -> Moments:
     live, moments = [0] * chunks, set()
     for chunk, kind in actions:
         live[chunk] += {"F": 1, "I": 0}.get(kind, -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +16,7 @@ from hpctrain.planner.predict import Prediction, lower_bound, predict
 from hpctrain.planner.saving import Saving, shard_size
 from hpctrain.planner.unit import Cells, Unit, alike_classes, make_units, why_no_tensor_parallel
 from hpctrain.planner.workload import Order, Workload
+from hpctrain.schedule.placement import stage_ranks
 
 Shape = tuple[int, int, int]
 """(pp, dp, tp)."""
@@ -142,23 +144,21 @@ class Search:
     def _layouts(self, cells: Cells, size: int) -> Iterator[Layout]:
         """The layouts of all schedules on these cells that fit in memory."""
         pp, dp = len(cells[0]), len(cells)
-        cut: Layout | None = None
+        cuts: dict[tuple[int, ...], Layout] = {}
         for order in self.work.orders(pp):
             smallest = self.work.micro_batch_sizes()[0]
             if why_undefined(self.cost, pp, dp, order, size):
                 continue
             if not (self._can_hold(cells, order, smallest) and self._can_hold(cells, order, size)):
                 continue
-            layout = None
-            if order.schedule == "gpipe" and cut is not None:
-                # Its best cut is that of 1f1b, as long as the memory, of which it needs more, allows it.
-                layout = replace(cut, schedule="gpipe")
+            # The best cut is that of another schedule with the same places, as long as the memory allows it.
+            where = stage_ranks(order.schedule, pp, pp * order.chunks)
+            layout = replace(cuts[where], schedule=order.schedule) if where in cuts else None
             if layout is None or layout.excess(self.cost.memory):
                 layout = fit_layout(self.cost, cells, order, size)
             if layout.excess(self.cost.memory):
                 continue
-            if order.schedule == "1f1b":
-                cut = layout
+            cuts[where] = layout
             yield layout
 
     def can_shard(self, cells: Cells) -> bool:
@@ -174,8 +174,9 @@ class Search:
         reason: str | None = None
         for size in self.work.micro_batch_sizes():
             for order in self.work.orders(pp):
-                reason = why_undefined(self.cost, pp, dp, order, size)
-                if reason:
+                undefined = why_undefined(self.cost, pp, dp, order, size)
+                if undefined:
+                    reason = reason or undefined
                     continue
                 for cells in self._placements(shape)[:1]:
                     return fit_layout(self.cost, cells, order, size).excess(self.cost.memory)
@@ -207,11 +208,12 @@ class Search:
             stages = (0,) * (pp * order.chunks)
             layout = Layout(cells, order.schedule, size, (count,) * dp, stages, self.work.saving)
             largest = max(unit.memory_bytes for unit in self.units(tp)[0])
-            left = self.work.spec.layers
+            room: float = 0
             for rank in range(pp):
-                room = self.cost.memory.most_blocks(layout.role(0, rank), largest)
-                left -= room if room >= 0 else self.work.spec.layers * pp
-            fitting, too_large = (fitting, size) if left > 0 else (size, too_large)
+                most = self.cost.memory.most_blocks(layout.role(0, rank), largest)
+                room = room + most if most >= 0 else -math.inf
+            holds = room >= self.work.spec.layers
+            fitting, too_large = (size, too_large) if holds else (fitting, size)
             self._room[key] = (fitting, too_large)
         return size <= fitting
 
