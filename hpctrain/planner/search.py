@@ -222,6 +222,8 @@ class Search:
         units = len(self.units(tp)[0])
         if reason := why_no_tensor_parallel(self.work.spec, tp):
             return reason
+        if self.work.compiled and tp > 1:
+            return "compile is true, and torch cannot compile the backward of matrices that are split over devices"
         if pp > self.work.spec.layers:
             return f"the model has {self.work.spec.layers} blocks, fewer than pp {pp}"
         if self.work.saving.zero and dp == 1:

@@ -56,8 +56,8 @@ class Workload:
     """Degrees given by hand."""
     saving: Saving = NO_SAVING
     """What is done to save memory."""
-    whole_backward: bool = False
-    """Whether backward passes cannot be cut into inputs and weights: blocks are compiled."""
+    compiled: bool = False
+    """Whether blocks are compiled; they cannot be split over devices, nor their backward into inputs and weights."""
 
     @property
     def value_bytes(self) -> int:
@@ -105,8 +105,7 @@ class Workload:
     def block_parameters(self, tp: int) -> int:
         """Parameters of a block on one of `tp` devices."""
         spec = self.spec
-        tables = (1 if spec.tied else 2) * (spec.embedding_parameters() // tp)
-        return (spec.parameters(tp=tp) - tables - spec.dim) // spec.layers
+        return (spec.block_parameters() - 2 * spec.dim) // tp + 2 * spec.dim
 
     def end_parameters(self, share: Share, tp: int) -> int:
         """Parameters of embedding and head, where a stage has them; tied ones on one stage are there once."""
@@ -138,7 +137,7 @@ class Workload:
             return [order for order in given if self.spec.layers >= order.chunks * pp] or given[:1]
         if pp == 1:
             return [Order("1f1b")]  # forwards and backwards of one stage take the same time in any order
-        whole = self.whole_backward or self.saving.recompute != "none"
+        whole = self.compiled or self.saving.recompute != "none"
         return [
             order
             for order in ORDERS

@@ -106,8 +106,8 @@ class Plan(Document):
     tp: int = Field(ge=1)
     """Devices that share each matrix of a stage."""
     zero: ZeroLevel = 0
-    """What is sharded over replicas (Rajbhandari et al. 2020): 0 nothing, 1 the optimizer's state, 2 also gradients (summed
-    after every micro-batch), 3 also weights (gathered for every forward and backward)."""
+    """What is sharded over replicas (Rajbhandari et al. 2020): 0 nothing, 1 the optimizer's state, 2 also gradients
+    (summed after every micro-batch), 3 also weights (gathered for every forward and backward)."""
     shard: int | None = Field(default=None, ge=1)
     """Consecutive replicas that share one sharded state; the next ones hold a copy of it (hybrid sharding). Left out:
     all of them."""
@@ -153,8 +153,8 @@ class Plan(Document):
         if self.zero >= 2 and len({replica.micro_batches for replica in self.replicas}) > 1:
             counts = ", ".join(str(replica.micro_batches) for replica in self.replicas)
             raise ValueError(
-                f"zero: found {self.zero} with {counts} micro-batches by replica; gradients are then summed after every "
-                "micro-batch, so all replicas need as many; use zero 0 or 1, or sizes instead of numbers"
+                f"zero: found {self.zero} with {counts} micro-batches by replica; gradients are then summed after "
+                "every micro-batch, so all replicas need as many; use zero 0 or 1, or sizes instead of numbers"
             )
         if self.zero:
             self._check_shard_order()
@@ -166,8 +166,8 @@ class Plan(Document):
                 if list(members) != sorted(members):
                     found = ", ".join(self.ranks[rank] for rank in members)
                     raise ValueError(
-                        f"ranks: with zero {self.zero} the devices that share a state stand in order of their replicas; "
-                        f"found {found}"
+                        f"ranks: with zero {self.zero} the devices that share a state stand in order of their "
+                        f"replicas; found {found}"
                     )
 
     def _check_actions(self) -> None:

@@ -181,6 +181,8 @@ def test_a_v_needs_less_memory_than_interleaving(run):
          recompute="full")}, {}),
         ("compile: found true with parallel.schedule zbv", {"parallel": fixed(pp=2, schedule="zbv"),
          "compile": True}, {}),
+        ("compile is true, and torch cannot compile the backward of matrices", {"compile": True,
+         "parallel": fixed(tp=2)}, {"devices": 2}),
         ("the model's 6 blocks are too few for the 8 stages of schedule zbv with 2 stages a rank",
          {"parallel": fixed(pp=4, schedule="zbv")}, {"speeds": (1,) * 4}),
     ],
