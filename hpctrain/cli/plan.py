@@ -111,6 +111,7 @@ def _summary(plan: Plan, spec: Spec) -> str:
         f"{format_count(spec.parameters())} parameters on {plan.world_size} devices of {len(plan.nodes)} nodes: "
         f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp}, schedule {plan.schedule}, micro-batch {first.micro_batch}"
     )
+    text = ", ".join([text, *plan.savings])
     if plan.predicted is not None:
         text += f"\npredicted step time {format_seconds(plan.predicted.step_time_s['total'])}"
         if plan.predicted.bound_s is not None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from hpctrain.planner.cost import ACTIVATION_PASSES, EFFICIENCY, LOGITS_PASSES, OPTIMIZER_BYTES, CostModel
+from hpctrain.planner.cost import ACTIVATION_PASSES, EFFICIENCY, LOGITS_PASSES, OPTIMIZER_BYTES, CostModel, Parts
 from hpctrain.planner.fleet import Fleet, Worker
 from hpctrain.planner.unit import Unit
-from hpctrain.planner.workload import Workload
+from hpctrain.planner.workload import Order, Workload
+from hpctrain.schedule.generate import SPLIT_BACKWARD
 
 
 def step_bound(fleet: Fleet, work: Workload) -> float:
@@ -49,12 +51,29 @@ def search_bound(cost: CostModel, units: Sequence[Unit], pp: int, dp: int, micro
     work_s = count * sum(parts[0])
     bound = work_s / sum(speeds)
     if max(speeds) - min(speeds) < 1e-9:
+        fill = math.inf
         # Equal devices: replicas hold whole micro-batches, and filling the pipeline cannot be cut away altogether.
-        # Smallest max(M·x, (pp − 1)·x/v + M·y) over ranks of time x and a last one of y, with (pp − 1)·x + y the
-        # model and v chunks on each rank.
-        most, chunks = -(-count // dp), 2 if "interleaved_1f1b" in cost.work.schedules(pp) else 1
-        bound = max(bound, sum(parts[0]) * most * most * chunks / (most * chunks * pp - pp + 1))
+        # Smallest max(M·x, (pp − 1)·w·x + M·y) over ranks of time x and a last one of y, with (pp − 1)·x + y the
+        # model, of which the part w lies before the last rank's first action or after its last.
+        most, whole = -(-count // dp), sum(parts[0])
+        for order in cost.work.orders(pp):
+            way, without = _on_the_way(order, timed[0], layers)
+            filled = most * (most * whole - way * without) / (most * pp - (pp - 1) * way)
+            fill = min(fill, filled)
+        bound = max(bound, fill)
     return bound
+
+
+def _on_the_way(order: Order, parts: Parts, layers: int) -> tuple[float, float]:
+    """Part of a rank's work that must be over before the next rank starts, or begins after it has ended; and the
+    seconds of the model that are no such work.
+
+    Where weights' backwards may wait they fill the end, so only forwards are on the way, and the embedding has none.
+    """
+    if order.schedule not in SPLIT_BACKWARD:
+        return 1 / order.chunks, 0.0
+    forward, backward = (parts.block[way] + parts.block_tp[way] for way in (0, 1))
+    return forward / (forward + backward + parts.block_split) / order.chunks, sum(parts.embedding)
 
 
 def _unavoidable(work: Workload, worker: Worker) -> tuple[float, float]:

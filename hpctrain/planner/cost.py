@@ -45,6 +45,19 @@ OPTIMIZER_BYTES = 110.0
 (5), measured."""
 OPTIMIZER_OPS = 60.0
 """Tiny operations per tensor in that update."""
+SHARDED_OPTIMIZER_OPS = 170.0
+"""The same for a tensor that is sharded over replicas."""
+SHARD_OPS = (500.0, 700.0)
+"""Added to a block's forward and backward by `fully_shard`, in tiny operations; measured on one rank, where nothing is
+sent (0.41 and 0.5 to 0.6 ms at 0.83 us)."""
+RECOMPUTE_OPS = (340.0, 670.0)
+"""Added to a block's forward and backward by torch's checkpointing itself, in tiny operations, measured."""
+SPLIT_OPS = 1000.0
+"""Added to a block's backward by cutting it into inputs and weights, in tiny operations, measured."""
+SPLIT_PASSES = 3.0
+"""What a block keeps is read or written that many times more then: 9 % of the backward at dim 512, 27 % at 256."""
+INPUTS_SHARE = 0.55
+"""Share of the cut backward that its inputs take; measured, the same at both sizes."""
 TENSORS_PER_BLOCK = 9
 REDUCER_BYTES = 16.0
 """Bytes touched per parameter by gathering gradients into flat buckets and copying the sums back."""
@@ -61,6 +74,8 @@ class Parts:
     """All-reduces and dispatch of a block that is shared by several devices."""
     embedding: Pair
     head: Pair
+    block_split: float
+    """Added to a block's backward where it is cut into inputs and weights."""
 
     def whole_model(self, layers: int) -> float:
         """Forward and backward of everything."""
@@ -74,6 +89,10 @@ class StageTime:
     forward: float
     backward: float
     tensor_parallel: float
+    inputs: float
+    """The backward for inputs alone; nothing on the first stage, where nobody waits for them."""
+    weights: float
+    """The backward for weights alone."""
 
     @property
     def both(self) -> float:
@@ -90,7 +109,7 @@ class CostModel:
         self._parts: dict[tuple[Unit, int], Parts] = {}
         self._stages: dict[tuple[Unit, int, Share], StageTime] = {}
         self._sends: dict[tuple[Unit, Unit, int], float] = {}
-        self._updates: dict[tuple[Unit, Share], float] = {}
+        self._updates: dict[tuple[Unit, Share, int], float] = {}
 
     def parts(self, unit: Unit, micro_batch: int) -> Parts:
         """Times on a unit for micro-batches of that many rows."""
@@ -112,18 +131,19 @@ class CostModel:
             return 0.0
         key = (source, target, micro_batch)
         if key not in self._sends:
-            size = self.work.boundary_bytes(micro_batch)
+            size = self.work.hidden_bytes(micro_batch, len(source.workers))
             self._sends[key] = message_s(self.links, source.places, target.places, size)
         return self._sends[key]
 
-    def optimizer(self, unit: Unit, share: Share) -> float:
-        """Update of a stage's parameters."""
-        key = (unit, share)
+    def optimizer(self, unit: Unit, share: Share, shards: int = 1) -> float:
+        """Update of a stage's parameters, or of this replica's part of them."""
+        key = (unit, share, shards)
         if key not in self._updates:
-            parameters = self.work.parameters(share, len(unit.workers))
+            parameters = self.work.parameters(share, len(unit.workers)) / shards
             tensors = share.blocks * TENSORS_PER_BLOCK + share.first + 2 * share.last
             touched_s = parameters * OPTIMIZER_BYTES / unit.bytes_per_s
-            self._updates[key] = touched_s + tensors * OPTIMIZER_OPS * _op_s(unit)
+            ops = OPTIMIZER_OPS if shards == 1 else SHARDED_OPTIMIZER_OPS
+            self._updates[key] = touched_s + tensors * ops * _op_s(unit)
         return self._updates[key]
 
     def gradient_sums(self, rings: Sequence[Sequence[Unit]], shares: Sequence[Share]) -> list[float]:
@@ -146,6 +166,13 @@ class CostModel:
             sent = max(ring_sum_s(self.links, places, 4.0 * parameters / buckets, sharing) for places in of_stage)
             sums.append(buckets * sent + REDUCER_BYTES * parameters / min(unit.bytes_per_s for unit in ring))
         return sums
+
+    def tied_sum(self, first: Unit, last: Unit) -> float:
+        """Sum of the two gradients of an embedding that is the head too, where they lie on different devices."""
+        if not self.work.spec.tied or first is last:
+            return 0.0
+        size = 4.0 * self.work.spec.end_parameters(len(first.workers), first=True, last=False)
+        return max(ring_sum_s(self.links, pair, size) for pair in zip(first.places, last.places, strict=True))
 
     def norm_sum(self, units: Sequence[Unit]) -> float:
         """The sum over all devices that clipping the gradient's norm needs."""
@@ -170,21 +197,46 @@ class CostModel:
             return forward, backward
 
         weights = 4.0 * spec.block_parameters() / tp
+        block = both(block_flops / tp, block_bytes, ACTIVATION_PASSES, weights, BLOCK_OPS, WEIGHT_PASSES)
+        again = seconds(0, block_flops / tp, block_bytes * ACTIVATION_PASSES[0] + weights * WEIGHT_PASSES[0], 0.0)
         return Parts(
-            block=both(block_flops / tp, block_bytes, ACTIVATION_PASSES, weights, BLOCK_OPS, WEIGHT_PASSES),
+            block=self._with_savings(unit, block, again, products_s=block_flops / tp / (unit.flops * EFFICIENCY)),
             block_tp=self._tensor_parallel(unit, micro_batch),
             embedding=both(0.0, 0.0, (0.0, 0.0), embedding_bytes, EMBEDDING_OPS, EMBEDDING_PASSES),
             head=both(head_flops / head_tp, logits, LOGITS_PASSES, embedding_bytes, HEAD_OPS, WEIGHT_PASSES),
+            block_split=SPLIT_PASSES * block_bytes / unit.bytes_per_s + SPLIT_OPS * _op_s(unit),
         )
 
+    def _with_savings(self, unit: Unit, block: Pair, again: float, products_s: float) -> Pair:
+        """A block's times with what recomputation and sharding add to them.
+
+        Args:
+            again: its forward pass without the cost of calls.
+            products_s: the matrix products in it, which selective recomputation does not repeat.
+        """
+        forward, backward = block
+        saving, op_s = self.work.saving, _op_s(unit)
+        if saving.zero:
+            forward, backward = forward + SHARD_OPS[0] * op_s, backward + SHARD_OPS[1] * op_s
+        if saving.recompute != "none":
+            calls_s = BLOCK_OPS[0] * op_s
+            forward += RECOMPUTE_OPS[0] * op_s
+            backward += RECOMPUTE_OPS[1] * op_s + calls_s + again
+            backward -= products_s if saving.recompute == "selective" else 0.0
+        return forward, backward
+
     def _tensor_parallel(self, unit: Unit, micro_batch: int) -> Pair:
-        """Two all-reduces of the residual stream each way and block (Shoeybi et al. 2019), and the dispatch."""
+        """Two all-reduces of the residual stream each way and block (Shoeybi et al. 2019), and the dispatch.
+
+        With sequence parallelism each of them is a reduce-scatter and an all-gather, which send as much. What is
+        computed again sends again.
+        """
         if len(unit.workers) == 1:
             return (0.0, 0.0)
         size = float(self.work.boundary_bytes(micro_batch))
         reduce = 2 * ring_sum_s(self.links, unit.places, size)
         forward, backward = (reduce + ops * _op_s(unit) for ops in TENSOR_PARALLEL_OPS)
-        return forward, backward
+        return forward, backward + (forward if self.work.saving.recompute != "none" else 0.0)
 
 
 def _stage(parts: Parts, share: Share, action_s: float) -> StageTime:
@@ -192,7 +244,12 @@ def _stage(parts: Parts, share: Share, action_s: float) -> StageTime:
     for present, part in ((share.first, parts.embedding), (share.last, parts.head)):
         if present:
             times = [times[way] + part[way] for way in (0, 1)]
-    return StageTime(times[0], times[1], share.blocks * sum(parts.block_tp))
+    forward, backward = times
+    inputs, weights = 0.0, backward
+    if not share.first:
+        split = backward + action_s + share.blocks * parts.block_split
+        inputs, weights = INPUTS_SHARE * split, (1 - INPUTS_SHARE) * split
+    return StageTime(forward, backward, share.blocks * sum(parts.block_tp), inputs, weights)
 
 
 def _op_s(unit: Unit) -> float:

@@ -7,46 +7,48 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hpctrain.planner.cost import CostModel
-from hpctrain.planner.layout import Cells, Layout
+from hpctrain.planner.layout import Layout
 from hpctrain.planner.memory import in_chunks
 from hpctrain.planner.share_out import share_out
-from hpctrain.schedule.generate import interleaves
-
-CHUNKS = 2
-"""Stages on each pipeline rank under interleaved 1F1B."""
+from hpctrain.planner.unit import Cells
+from hpctrain.planner.workload import Order
 
 
-def why_undefined(cost: CostModel, pp: int, dp: int, schedule: str, micro_batch: int) -> str | None:
+def why_undefined(cost: CostModel, pp: int, dp: int, order: Order, micro_batch: int) -> str | None:
     """None when there is a layout of these numbers, whatever its memory, else the reason why not."""
     total, layers = cost.work.rows // micro_batch, cost.work.spec.layers
     if total < dp:
-        return f"batch.global {cost.work.rows} makes {total} micro-batches of {micro_batch}, too few for {dp} replicas"
-    if layers < pp * _chunks(schedule):
-        return f"{layers} blocks are too few for {pp * _chunks(schedule)} stages"
+        made = f"{total} micro-batch{'es' * (total > 1)} of {micro_batch}"
+        return f"batch.global {cost.work.rows} makes {made}, too few for {dp} replicas"
+    if layers < pp * order.chunks:
+        return f"the model's {layers} blocks are too few for the {pp * order.chunks} stages of schedule {order}"
+    if cost.work.saving.equal_counts and total % dp:
+        return (
+            f"{total} micro-batches of {micro_batch} do not go evenly into {dp} replicas, as zero "
+            f"{cost.work.saving.zero} needs, which sums gradients after each"
+        )
     return None
 
 
-def fit_layout(cost: CostModel, cells: Cells, schedule: str, micro_batch: int) -> Layout | None:
+def fit_layout(cost: CostModel, cells: Cells, order: Order, micro_batch: int) -> Layout:
     """Blocks and micro-batches shared out by speed, within each device's memory where there is a way.
 
     Blocks are cut to make the slowest pipeline rank as fast as possible, given the micro-batches of each replica;
     these go to replicas by the speed of their slowest rank. The two are settled in turn. A layout that exceeds some
-    memory (see `Layout.excess`) means that no cut fits.
-
-    Returns:
-        None when the schedule is not defined for the numbers of micro-batches that come out. `why_undefined` is None.
+    memory (see `Layout.excess`) means that no cut fits. `why_undefined` is None.
     """
-    pp, dp, chunks = len(cells[0]), len(cells), _chunks(schedule)
+    pp, dp, saving = len(cells[0]), len(cells), cost.work.saving
     total, layers = cost.work.rows // micro_batch, cost.work.spec.layers
     pace = [sum(1 / cost.parts(unit, micro_batch).whole_model(layers) for unit in row) for row in cells]
+    if saving.equal_counts:
+        pace = [1.0] * dp
     counts = _micro_batches(total, [1 / speed for speed in pace])
     best: Layout | None = None
     fastest = math.inf
     for _ in range(3):
-        if chunks > 1 and any(interleaves(pp, pp * chunks, count) for count in counts):
-            break
-        layout = _cut(cost, Layout(cells, schedule, micro_batch, tuple(counts), (0,) * (pp * chunks)))
-        if dp == 1:
+        nothing = (0,) * (pp * order.chunks)
+        layout = _cut(cost, Layout(cells, order.schedule, micro_batch, tuple(counts), nothing, saving))
+        if dp == 1 or saving.equal_counts:
             return layout
         slowest = _slowest_by_replica(cost, layout)
         reached = max(count * each for count, each in zip(counts, slowest, strict=True))
@@ -54,11 +56,8 @@ def fit_layout(cost: CostModel, cells: Cells, schedule: str, micro_batch: int) -
             break
         best, fastest = layout, reached
         counts = _micro_batches(total, slowest)
+    assert best is not None, "the first layout is better than none"
     return best
-
-
-def _chunks(schedule: str) -> int:
-    return CHUNKS if schedule == "interleaved_1f1b" else 1
 
 
 def _micro_batches(total: int, seconds: Sequence[float]) -> list[int]:
@@ -77,12 +76,13 @@ def _cut(cost: CostModel, layout: Layout) -> Layout:
         return max(fixed + count * per_block for fixed, per_block in times[rank])
 
     # Only the first and the last stage may be without a block: they hold the embedding and the head.
-    least = [0 if chunks == 1 and rank in (0, pp - 1) else chunks for rank in range(pp)]
+    ends = (0, len(layout.blocks) - 1)
+    least = [0 if set(stages) <= set(ends) else chunks for stages in layout.stages_by_rank]
     most = [_blocks_that_fit(cost, layout, rank) for rank in range(pp)]
     counts = share_out(layers, seconds, least, most) or share_out(layers, seconds, least, [layers] * pp)
     assert counts is not None, "the caller gives at least one block for each stage"
-    by_rank = [in_chunks(count, chunks) for count in counts]
-    return replace(layout, blocks=tuple(row[chunk] for chunk in range(chunks) for row in by_rank))
+    shared = [iter(in_chunks(count, chunks)) for count in counts]
+    return replace(layout, blocks=tuple(next(shared[rank]) for rank in layout.owner))
 
 
 def _rank_seconds(cost: CostModel, layout: Layout, rank: int) -> list[tuple[float, float]]:
@@ -90,7 +90,7 @@ def _rank_seconds(cost: CostModel, layout: Layout, rank: int) -> list[tuple[floa
     found = []
     for replica, count in zip(layout.cells, layout.micro_batches, strict=True):
         parts = cost.parts(replica[rank], layout.micro_batch)
-        fixed = sum(parts.embedding) * (rank == 0) + sum(parts.head) * (rank == layout.pp - 1)
+        fixed = sum(parts.embedding) * (rank == layout.owner[0]) + sum(parts.head) * (rank == layout.owner[-1])
         found.append((count * fixed, count * (sum(parts.block) + sum(parts.block_tp))))
     return list(dict.fromkeys(found))
 
@@ -109,6 +109,6 @@ def _slowest_by_replica(cost: CostModel, layout: Layout) -> list[float]:
     for replica in range(layout.dp):
         times = [0.0] * layout.pp
         for stage, share in enumerate(layout.shares):
-            times[stage % layout.pp] += cost.stage(layout.unit(replica, stage), layout.micro_batch, share).both
+            times[layout.owner[stage]] += cost.stage(layout.unit(replica, stage), layout.micro_batch, share).both
         slowest.append(max(times))
     return slowest

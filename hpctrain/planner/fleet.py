@@ -105,9 +105,9 @@ def _devices(run: Run, topology: Topology, node: Node, kind: str) -> Sequence[De
 def _worker(precision: str, topology: Topology, node: Node, device: Device, notes: list[str]) -> Worker:
     place, kind = f"{node.id}:{device.id}", topology.device_types[device.type].kind
     flops = device.flops.get(precision)
-    if flops is None and precision == "bf16" and "fp32" in device.flops:
+    if flops is None and precision != "fp32" and "fp32" in device.flops:
         flops = device.flops["fp32"]
-        notes.append("bf16 was not measured on some devices; their fp32 speed stands in for it.")
+        notes.append(f"{precision} was not measured on some devices; their fp32 speed stands in for it.")
     if not flops:
         raise InputError(
             f"topology: node {node.id}: device {device.id}: flops has no {precision!r}; run `hpctrain probe` again"

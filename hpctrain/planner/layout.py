@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hpctrain.planner.memory import USABLE, MemoryModel, RankRole
-from hpctrain.planner.unit import Unit
+from hpctrain.planner.saving import NO_SAVING, Saving, shard_size
+from hpctrain.planner.unit import Cells, Unit
 from hpctrain.planner.workload import Share
-
-Cells = tuple[tuple[Unit, ...], ...]
-"""cells[replica][pipeline rank]."""
+from hpctrain.schedule.placement import stage_ranks, stages_by_rank
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +23,8 @@ class Layout:
     micro_batches: tuple[int, ...]
     """By replica."""
     blocks: tuple[int, ...]
-    """By stage; stage s lies on pipeline rank s % pp."""
+    """By stage; the schedule says which pipeline rank holds it."""
+    saving: Saving = NO_SAVING
 
     @property
     def pp(self) -> int:
@@ -43,6 +43,20 @@ class Layout:
         return self.pp, self.dp, self.tp
 
     @cached_property
+    def owner(self) -> tuple[int, ...]:
+        """Pipeline rank of each stage."""
+        return stage_ranks(self.schedule, self.pp, len(self.blocks))
+
+    @cached_property
+    def stages_by_rank(self) -> tuple[tuple[int, ...], ...]:
+        return stages_by_rank(self.schedule, self.pp, len(self.blocks))
+
+    @cached_property
+    def shards(self) -> int:
+        """Consecutive replicas that share a state; 1: each holds all of it."""
+        return shard_size(self.cells, self.saving)
+
+    @cached_property
     def shares(self) -> tuple[Share, ...]:
         return shares_of(self.blocks)
 
@@ -51,7 +65,7 @@ class Layout:
         return [unit for replica in self.cells for unit in replica]
 
     def unit(self, replica: int, stage: int) -> Unit:
-        return self.cells[replica][stage % self.pp]
+        return self.cells[replica][self.owner[stage]]
 
     def role(self, replica: int, rank: int) -> RankRole:
         """Where the devices of a replica's pipeline rank stand."""
@@ -63,6 +77,7 @@ class Layout:
             stages=len(self.blocks),
             dp=self.dp,
             tp=self.tp,
+            shards=self.shards,
             micro_batch=self.micro_batch,
             micro_batches=self.micro_batches[replica],
         )
@@ -72,7 +87,8 @@ class Layout:
         peaks = {}
         for replica, row in enumerate(self.cells):
             for rank, unit in enumerate(row):
-                need = model.need(self.role(replica, rank), self.blocks[rank :: self.pp])
+                blocks = tuple(self.blocks[stage] for stage in self.stages_by_rank[rank])
+                need = model.need(self.role(replica, rank), blocks)
                 peaks.update(dict.fromkeys(unit.places, need))
         return peaks
 

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import Literal
+from typing import Literal, get_args
 
 from hpctrain.base.errors import HpctrainError, InputError, Refused
 from hpctrain.base.units import format_count
 from hpctrain.planner.bound import step_bound
 from hpctrain.planner.cost import CostModel
-from hpctrain.planner.fleet import Fleet, find_fleet
-from hpctrain.planner.layout import Layout
+from hpctrain.planner.fleet import find_fleet
+from hpctrain.planner.layout import Excess, Layout
 from hpctrain.planner.neighbours import describe_excess, describe_shape, rejected_neighbours
 from hpctrain.planner.paper import solve_as_paper
 from hpctrain.planner.predict import Prediction
-from hpctrain.planner.search import Search, Shape
-from hpctrain.planner.workload import Workload, workload_of
+from hpctrain.planner.saving import NO_SAVING, Saving
+from hpctrain.planner.search import NO_SHARDS, Search, Shape
+from hpctrain.planner.workload import workload_of
 from hpctrain.records.imported_spec import Spec
-from hpctrain.records.plan import Plan, Predicted, Rejected, Replica, Stage
+from hpctrain.records.plan import Plan, Predicted, Recompute, Rejected, Replica, Stage, ZeroLevel
 from hpctrain.records.run import Run
 from hpctrain.records.topology import Topology
 from hpctrain.schedule.generate import make_schedule
 from hpctrain.schedule.runnable import check_runnable
 
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 Solver = Literal["exhaustive", "paper"]
 
 
@@ -40,17 +43,17 @@ def make_plan(
         Refused: the model cannot fit, or no or too few devices are usable.
         InputError: the run file asks for what cannot be, or the topology lacks a figure.
     """
-    work = workload_of(run, spec)
+    work, dropped = workload_of(run, spec)
     fleet = find_fleet(run, topology)
-    cost = CostModel(work, fleet.links)
-    search = Search(work, fleet, cost)
+    search = Search(work, fleet, CostModel(work, fleet.links))
     shapes = search.shapes()
     if not shapes:
         raise _no_shape(search)
     if solver == "paper":
-        best, rejected, notes = _as_paper(cost, fleet, work)
+        best, rejected, notes = _as_paper(search)
     else:
         best, rejected, notes = _fastest(search, shapes)
+    cost = CostModel(replace(work, saving=best.layout.saving), fleet.links)
     idle = len(fleet.workers) - len(best.layout.units()) * best.layout.tp
     if idle:
         notes.append(f"{idle} of {len(fleet.workers)} usable devices stay idle.")
@@ -64,24 +67,55 @@ def make_plan(
             step_time_s=best.terms, memory_bytes=best.layout.memory(cost.memory), bound_s=step_bound(fleet, work)
         ),
         rejected=rejected,
-        notes=[*fleet.notes, *notes],
+        notes=[*fleet.notes, *dropped, *notes],
     )
     check_runnable(plan, run)
     return plan
 
 
-def _as_paper(cost: CostModel, fleet: Fleet, work: Workload) -> tuple[Prediction, list[Rejected], list[str]]:
-    choice = solve_as_paper(cost, fleet, work)
+def _as_paper(search: Search) -> tuple[Prediction, list[Rejected], list[str]]:
+    choice = solve_as_paper(search.cost, search.fleet, search.work)
+    if not search.can_shard(choice.prediction.layout.cells):
+        raise InputError(f"parallel: {NO_SHARDS}")
     return choice.prediction, [], list(choice.notes)
 
 
 def _fastest(search: Search, shapes: list[Shape]) -> tuple[Prediction, list[Rejected], list[str]]:
     best = search.best(shapes, search.work.micro_batch_sizes())
+    rejected: list[Rejected] = []
+    notes: list[str] = []
+    if best is None and search.work.fixed is None:
+        search, best, rejected = _saving_memory(search, shapes)
+        notes.append(f"Chosen to save memory: {best.layout.saving}.")
     if best is None:
         raise _nothing_fits(search, shapes)
-    notes = [] if search.complete else ["There were too many orders of devices to try all; the likely ones were tried."]
+    if not search.complete:
+        notes.append("There were too many orders of devices to try all; the likely ones were tried.")
     best = search.refine(best)
-    return best, rejected_neighbours(search, best, shapes), notes
+    return best, [*rejected, *rejected_neighbours(search, best, shapes)], notes
+
+
+def _saving_memory(plain: Search, shapes: list[Shape]) -> tuple[Search, Prediction, list[Rejected]]:
+    """The fastest of what fits when recomputation and sharding save memory, and why it is not done without.
+
+    Raises:
+        Refused: not even that fits.
+    """
+    search, best = plain, None
+    for zero in get_args(ZeroLevel):
+        least = plain.saving(Saving(zero=zero, recompute="full"))
+        if not least.feasible(least.shapes()):
+            continue  # nor does it fit with less recomputation
+        for recompute in RECOMPUTE if zero else RECOMPUTE[1:]:
+            other = plain.saving(Saving(zero=zero, recompute=recompute))
+            found = other.best(other.shapes(), other.work.micro_batch_sizes(), best=best)
+            if found is not best:
+                search, best = other, found
+    if best is None:
+        raise _nothing_fits(least, least.shapes() or shapes)
+    lack = _nearest(plain, shapes)
+    reason = lack if isinstance(lack, str) else f"with {describe_shape(lack[0])}, {describe_excess(lack[1])}"
+    return search, best, [Rejected(change="zero 0 and recompute none", reason=reason)]
 
 
 def _no_shape(search: Search) -> HpctrainError:
@@ -97,18 +131,25 @@ def _no_shape(search: Search) -> HpctrainError:
 
 def _nothing_fits(search: Search, shapes: list[Shape]) -> HpctrainError:
     work = search.work
-    if not search.tightest:
-        return InputError(
-            f"parallel: no micro-batch that divides batch.global {work.rows} gives {describe_shape(shapes[0])} as many "
-            f"micro-batches as schedule {', '.join(work.schedules(shapes[0][0]))} needs; change batch.global, a "
-            "degree, parallel.micro_batch or parallel.schedule"
-        )
-    shape, excess = min(search.tightest.items(), key=lambda item: (item[1].ratio, item[0]))
+    lack = _nearest(search, shapes)
+    if isinstance(lack, str):
+        return InputError(f"parallel: {lack}; change batch.global, a degree, parallel.micro_batch or parallel.schedule")
+    shape, excess = lack
+    how = f" and {work.saving}" if work.saving != NO_SAVING else ""
     return Refused(
-        f"the model ({format_count(work.spec.parameters())} parameters) cannot fit: with {describe_shape(shape)}, the "
-        f"nearest to fitting, {describe_excess(excess)}; use more or larger devices, a smaller model or data.seq_len"
-        + (", or parallel.mode auto" if work.fixed is not None else "")
+        f"the model ({format_count(work.spec.parameters())} parameters) cannot fit: with {describe_shape(shape)}{how}, "
+        f"the nearest to fitting, {describe_excess(excess)}; use more or larger devices, a smaller model or "
+        "data.seq_len" + (", or parallel.mode auto" if work.fixed is not None else "")
     )
+
+
+def _nearest(search: Search, shapes: list[Shape]) -> tuple[Shape, Excess] | str:
+    """The shape that lacks the least memory; a sentence where no shape has a layout."""
+    lacks = [(shape, search.shortage(shape)) for shape in shapes]
+    short = [(shape, lack) for shape, lack in lacks if isinstance(lack, Excess)]
+    if short:
+        return min(short, key=lambda item: (item[1].ratio, item[0]))
+    return next(lack for _, lack in lacks if isinstance(lack, str))
 
 
 def _plan(best: Prediction, **known: object) -> Plan:
@@ -118,8 +159,11 @@ def _plan(best: Prediction, **known: object) -> Plan:
         "pp": layout.pp,
         "dp": layout.dp,
         "tp": layout.tp,
+        "zero": layout.saving.zero,
+        "shard": layout.shards if 1 < layout.shards < layout.dp else None,
+        "sequence_parallel": layout.saving.sequence_parallel,
         "schedule": layout.schedule,
-        "stages": [Stage(layers=(start, stop)) for start, stop in pairwise(edges)],
+        "stages": [Stage(layers=edge, recompute=layout.saving.recompute) for edge in pairwise(edges)],
         "replicas": [_replica(layout, replica) for replica in range(layout.dp)],
         "ranks": [place for rank in range(layout.pp) for row in layout.cells for place in row[rank].places],
         "actions": {replica: _actions(layout, replica) for replica in range(layout.dp)},

@@ -6,32 +6,63 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from hpctrain.planner.workload import Share, Workload
-from hpctrain.schedule.generate import make_schedule
+from hpctrain.schedule.generate import SPLIT_BACKWARD, make_schedule
+from hpctrain.schedule.placement import stages_by_rank
 
 USABLE = 0.9
 """Share of a device's memory that a plan may fill (the paper, section 3.4); the rest is the allocator's."""
-STATE_BYTES = 16
-"""Per parameter: fp32 weight and gradient and the two moments of AdamW."""
+WEIGHT_BYTES = GRADIENT_BYTES = 4
+"""Per parameter, in fp32."""
+MOMENTS_BYTES = 8
+"""Per parameter: the two moments of AdamW."""
 CHECKPOINT_BYTES = 12
 """Per parameter while a checkpoint is written beside the training: a copy of weight and moments."""
 BUCKET_BYTES = 32 * 2**20
 """With several replicas: the flat buffer that gradients are summed in, piece by piece."""
 CAST_BYTES = 2
-"""Per parameter in bf16: the cast copy of a weight that autocast keeps until the backward pass."""
+"""Per parameter in bf16 and fp16: the cast copy of a weight that autocast keeps until the backward pass."""
 PROCESS_BYTES = {"cpu": 430e6, "cuda": 1.0e9}
 """Before any tensor. CPU: Python with torch, its pipelining and gloo, measured 317 MB (torch 2.13), and what a worker's
 resident peak held beside its tensors, 40 to 110 MB. CUDA: context, kernels and NCCL buffers, an assumption."""
 
 
+Moments = tuple[tuple[int, ...], ...]
+"""Numbers of micro-batches, one a stage of a rank, at several moments."""
+
+
 @lru_cache(maxsize=4096)
-def live_micro_batches(schedule: str, pp: int, stages: int, micro_batches: int) -> tuple[int, ...]:
-    """The most micro-batches whose activations each stage keeps at once, counted in the action table."""
-    peak, live = [0] * stages, [0] * stages
-    for row in make_schedule(schedule, pp, stages, micro_batches).ranks:
-        for action in row:
-            live[action.stage] += 1 if action.kind == "F" else -1
-            peak[action.stage] = max(peak[action.stage], live[action.stage])
-    return tuple(peak)
+def live_micro_batches(
+    schedule: str, pp: int, stages: int, micro_batches: int
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """How many micro-batches' activations each stage of a pipeline rank keeps at the fullest moments.
+
+    Counted in the action table: from F on, until B or, where the backward is cut in two, W.
+
+    Returns:
+        [rank] -> the moments that no other one exceeds in every stage, each with a number a stage of the rank.
+    """
+    rounds = max(1, micro_batches // pp)
+    if schedule != "gpipe" and micro_batches % rounds == 0:
+        # Every round is like the one before it, so the first three say how full it gets.
+        micro_batches = min(micro_batches, 3 * micro_batches // rounds)
+    table = make_schedule(schedule, pp, stages, micro_batches)
+    return tuple(
+        _fullest_moments([(own.index(action.stage), action.kind) for action in row], len(own))
+        for row, own in zip(table.ranks, stages_by_rank(schedule, pp, stages), strict=True)
+    )
+
+
+def _fullest_moments(actions: list[tuple[int, str]], chunks: int) -> Moments:
+    live, moments = [0] * chunks, set()
+    for chunk, kind in actions:
+        live[chunk] += {"F": 1, "I": 0}.get(kind, -1)
+        if kind == "F":
+            moments.add(tuple(live))
+    fullest: list[tuple[int, ...]] = []
+    for moment in sorted(moments, reverse=True):
+        if not any(all(x >= y for x, y in zip(other, moment, strict=True)) for other in fullest):
+            fullest.append(moment)
+    return tuple(fullest)
 
 
 class RankRole(NamedTuple):
@@ -44,6 +75,8 @@ class RankRole(NamedTuple):
     stages: int
     dp: int
     tp: int
+    shards: int
+    """Replicas that share a state; 1: it is whole on each."""
     micro_batch: int
     micro_batches: int
 
@@ -55,6 +88,7 @@ class MemoryModel:
         self.work = work
         self._needs: dict[tuple[RankRole, tuple[int, ...]], float] = {}
         self._most: dict[tuple[RankRole, float], int] = {}
+        self._parameters: dict[tuple[Share, int], int] = {}
 
     def need(self, role: RankRole, blocks: tuple[int, ...]) -> float:
         """Peak bytes of a device whose stages (one, or several chunks) hold these numbers of blocks."""
@@ -76,26 +110,70 @@ class MemoryModel:
         return self._most[key]
 
     def _compute(self, role: RankRole, blocks: tuple[int, ...]) -> float:
+        stages = stages_by_rank(role.schedule, role.pp, role.stages)[role.rank]
+        shares = [
+            Share(count, stage == 0, stage == role.stages - 1) for stage, count in zip(stages, blocks, strict=True)
+        ]
+        state = self._sharded_state(role, shares) if role.shards > 1 else self._whole_state(role, shares)
+        return PROCESS_BYTES[role.kind] + state + self._activations(role, shares)
+
+    def _count(self, share: Share, tp: int) -> int:
+        """Parameters of a stage on one of `tp` devices."""
+        key = (share, tp)
+        if key not in self._parameters:
+            self._parameters[key] = self.work.parameters(share, tp)
+        return self._parameters[key]
+
+    def _activations(self, role: RankRole, shares: list[Share]) -> float:
         work = self.work
-        live = live_micro_batches(role.schedule, role.pp, role.stages, role.micro_batches)
-        per_parameter = STATE_BYTES + CHECKPOINT_BYTES + CAST_BYTES * (work.precision == "bf16")
         block = work.block_bytes(role.micro_batch, role.tp)
-        boundary = work.boundary_bytes(role.micro_batch)
+        kept = work.kept_bytes(role.micro_batch, role.tp)
+        boundary = work.hidden_bytes(role.micro_batch, role.tp)
         logits = work.spec.logits_bytes(role.micro_batch, work.seq_len, work.head_shards(role.tp))
-        total = PROCESS_BYTES[role.kind] + block  # gradients inside the block that is at work
-        gradients = 0.0
-        for stage, count in zip(range(role.rank, role.stages, role.pp), blocks, strict=True):
-            share = Share(count, stage == 0, stage == role.stages - 1)
-            parameters = work.parameters(share, role.tp)
-            gradients += 4.0 * parameters
-            total += per_parameter * parameters
-            # What came in and what goes out is kept beside the blocks' own.
-            total += live[stage] * (count * block + 2 * boundary + logits * share.last)
+        # What came in and what goes out is kept beside the blocks' own.
+        each = [share.blocks * kept + 2 * boundary + logits * share.last for share in shares]
+        moments = live_micro_batches(role.schedule, role.pp, role.stages, role.micro_batches)[role.rank]
+        most = max(sum(live * size for live, size in zip(moment, each, strict=True)) for moment in moments)
+        # The block that is at work holds gradients and, when it is computed again, what it did not keep.
+        at_work = block if work.saving.recompute == "none" else 2 * block
+        return most + at_work
+
+    def _whole_state(self, role: RankRole, shares: list[Share]) -> float:
+        work = self.work
+        parameters = sum(self._count(share, role.tp) for share in shares)
+        each = WEIGHT_BYTES + GRADIENT_BYTES + MOMENTS_BYTES + CHECKPOINT_BYTES
+        each += CAST_BYTES * (work.precision != "fp32")
+        total = float(each * parameters)
         if role.dp > 1:
             # The bucket that gradients are summed in; a large embedding is one of its own.
             table = 4.0 * work.spec.embedding_parameters() / work.head_shards(role.tp)
-            total += min(gradients, max(BUCKET_BYTES, table))
+            total += min(GRADIENT_BYTES * parameters, max(BUCKET_BYTES, table))
         return total
+
+    def _sharded_state(self, role: RankRole, shares: list[Share]) -> float:
+        """Weights, gradients and optimizer with ZeRO: a part of each on every device, and what is whole for a while.
+
+        The parts are fp32 weights, their gradients, moments and the copy for a checkpoint. Whole are: at levels 1 and 2
+        the weights as they are computed with; at level 1 the gradients; above, those of a block and of what stands
+        outside of blocks, which are summed when both are at work. A backward that is cut in two has them stage by
+        stage. One more piece is held by the buffers of the collectives.
+        """
+        work, zero = self.work, self.work.saving.zero
+        stages = [self._count(share, role.tp) for share in shares]
+        parameters = sum(stages)
+        outside = max(self._count(share._replace(blocks=0), role.tp) for share in shares)
+        piece = max(self._count(Share(1, False, False), role.tp), outside)
+        at_work = max(stages) if role.schedule in SPLIT_BACKWARD else min(parameters, 2 * piece)
+        parts = (WEIGHT_BYTES + GRADIENT_BYTES + MOMENTS_BYTES + CHECKPOINT_BYTES) * parameters / role.shards
+        used_bytes = gathered_bytes(work.precision)
+        weights = used_bytes * (parameters if zero < 3 else at_work)
+        gradients = GRADIENT_BYTES * (parameters if zero == 1 else at_work)
+        return parts + weights + gradients + GRADIENT_BYTES * piece
+
+
+def gathered_bytes(precision: str) -> int:
+    """Bytes of a weight as it is gathered from its parts: in bf16 they are cast before."""
+    return CAST_BYTES if precision == "bf16" else WEIGHT_BYTES
 
 
 def in_chunks(count: int, chunks: int) -> tuple[int, ...]:

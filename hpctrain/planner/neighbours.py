@@ -5,10 +5,12 @@ from __future__ import annotations
 from hpctrain.base.units import format_bytes, format_seconds
 from hpctrain.planner.bound import search_bound
 from hpctrain.planner.fit import fit_layout, why_undefined
-from hpctrain.planner.layout import Cells, Excess
+from hpctrain.planner.layout import Excess
 from hpctrain.planner.placement import file_order
 from hpctrain.planner.predict import TERMS, Prediction, predict
 from hpctrain.planner.search import Search, Shape
+from hpctrain.planner.unit import Cells
+from hpctrain.planner.workload import Order
 from hpctrain.records.plan import Rejected
 
 MOST_SHAPES = 6
@@ -23,17 +25,18 @@ def rejected_neighbours(search: Search, best: Prediction, shapes: list[Shape]) -
     """Other degrees, other micro-batches, other schedules and the devices in file order, each at its best."""
     found = _other_shapes(search, best, shapes) + _impossible(search)
     layout, work = best.layout, search.work
+    order = Order(layout.schedule, len(layout.blocks) // layout.pp)
     sizes = work.micro_batch_sizes()
     position = sizes.index(layout.micro_batch)
     for size in sizes[max(0, position - 1) : position] + sizes[position + 1 : position + 2]:
-        found += _same_devices(search, best, layout.cells, layout.schedule, size, f"micro-batch {size}")
-    for schedule in work.schedules(layout.pp):
-        if schedule != layout.schedule:
-            found += _same_devices(search, best, layout.cells, schedule, layout.micro_batch, f"schedule {schedule}")
+        found += _same_devices(search, best, layout.cells, order, size, f"micro-batch {size}")
+    for other in work.orders(layout.pp):
+        if other != order:
+            found += _same_devices(search, best, layout.cells, other, layout.micro_batch, f"schedule {other}")
     listed = file_order(search.units(layout.tp)[0], layout.pp, layout.dp)
-    if _places(listed) != _places(layout.cells):
+    if _places(listed) != _places(layout.cells) and search.can_shard(listed):
         change = "devices in the order of the topology file"
-        found += _same_devices(search, best, listed, layout.schedule, layout.micro_batch, change)
+        found += _same_devices(search, best, listed, order, layout.micro_batch, change)
     return found
 
 
@@ -48,6 +51,11 @@ def describe_excess(excess: Excess) -> str:
         f"{excess.place} would need {format_bytes(excess.need_bytes)} and has {format_bytes(excess.memory_bytes)}, "
         f"of which 90 % ({format_bytes(excess.usable_bytes)}) may be used"
     )
+
+
+def describe_lack(lack: Excess | str) -> str:
+    """Why a shape does not run, in one clause."""
+    return lack if isinstance(lack, str) else describe_excess(lack)
 
 
 def _other_shapes(search: Search, best: Prediction, shapes: list[Shape]) -> list[Rejected]:
@@ -65,8 +73,8 @@ def _other_shapes(search: Search, best: Prediction, shapes: list[Shape]) -> list
         other = search.best([shape], sizes, PATIENCE)
         if other is not None:
             found.append(_slower(describe_shape(shape), best, other))
-        elif shape in search.tightest:
-            found.append(Rejected(change=describe_shape(shape), reason=describe_excess(search.tightest[shape])))
+        elif (lack := search.shortage(shape)) is not None:
+            found.append(Rejected(change=describe_shape(shape), reason=describe_lack(lack)))
     return sorted(found, key=lambda entry: (entry.delta_s is None, entry.delta_s or 0.0))
 
 
@@ -79,12 +87,12 @@ def _impossible(search: Search) -> list[Rejected]:
 
 
 def _same_devices(
-    search: Search, best: Prediction, cells: Cells, schedule: str, size: int, change: str
+    search: Search, best: Prediction, cells: Cells, order: Order, size: int, change: str
 ) -> list[Rejected]:
-    undefined = why_undefined(search.cost, len(cells[0]), len(cells), schedule, size)
-    layout = None if undefined else fit_layout(search.cost, cells, schedule, size)
-    if layout is None:
-        return [Rejected(change=change, reason=undefined or "the schedule is not defined for these micro-batches")]
+    undefined = why_undefined(search.cost, len(cells[0]), len(cells), order, size)
+    if undefined:
+        return [Rejected(change=change, reason=undefined)]
+    layout = fit_layout(search.cost, cells, order, size)
     excess = layout.excess(search.cost.memory)
     if excess is not None:
         return [Rejected(change=change, reason=describe_excess(excess))]

@@ -17,10 +17,10 @@ from scipy.sparse.csgraph import shortest_path
 from hpctrain.base.errors import InputError, Refused
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.fleet import Fleet
-from hpctrain.planner.layout import Cells, Excess, Layout
+from hpctrain.planner.layout import Excess, Layout
 from hpctrain.planner.neighbours import describe_excess
 from hpctrain.planner.predict import Prediction, predict
-from hpctrain.planner.unit import Unit, make_units
+from hpctrain.planner.unit import Cells, Unit, make_units
 from hpctrain.planner.workload import Workload
 
 GRID = (2, 4, 8, 16)
@@ -141,7 +141,7 @@ def _choose_micro_batches(cost: CostModel, cells: Cells, blocks: tuple[int, ...]
         size, rest = divmod(work.rows, count * dp)
         if rest or size == 0 or (work.fixed is not None and work.fixed.micro_batch not in (None, size)):
             continue
-        layout = Layout(cells, "1f1b", size, (count,) * dp, blocks)
+        layout = Layout(cells, "1f1b", size, (count,) * dp, blocks, work.saving)
         excess = layout.excess(cost.memory)
         if excess is not None:
             tightest = excess if tightest is None or excess.ratio < tightest.ratio else tightest

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from math import factorial
 
-from hpctrain.planner.layout import Cells
-from hpctrain.planner.unit import Unit
+from hpctrain.planner.unit import Cells, Unit
 
 MAX_ORDERS = 360
 """Orders that are tried one by one; beyond, only the likely ones."""

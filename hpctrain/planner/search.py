@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -9,16 +10,22 @@ from hpctrain.planner.bound import search_bound
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.fit import fit_layout, why_undefined
 from hpctrain.planner.fleet import Fleet
-from hpctrain.planner.layout import Cells, Excess, Layout
+from hpctrain.planner.layout import Excess, Layout
 from hpctrain.planner.placement import placements
 from hpctrain.planner.predict import Prediction, lower_bound, predict
-from hpctrain.planner.unit import Unit, alike_classes, make_units
-from hpctrain.planner.workload import Workload
+from hpctrain.planner.saving import Saving, shard_size
+from hpctrain.planner.unit import Cells, Unit, alike_classes, make_units
+from hpctrain.planner.workload import Order, Workload
+from hpctrain.schedule.placement import stage_ranks
 
 Shape = tuple[int, int, int]
 """(pp, dp, tp)."""
 EVERY_COUNT = 8
 """Up to this many devices, every number of them is tried; beyond, those that leave no or few devices idle."""
+NO_SHARDS = (
+    "shard node needs as many replicas of every stage in each node, two or more, and no placement has that; "
+    "use shard all, or other degrees"
+)
 REFINEMENTS = 40
 """Most changes of one block or one micro-batch that are tried on the winner."""
 
@@ -32,12 +39,19 @@ class Search:
     cost: CostModel
     impossible: dict[Shape, str] = field(default_factory=dict)
     """Shapes that cannot run at all, with the reason."""
-    tightest: dict[Shape, Excess] = field(default_factory=dict)
-    """For shapes that met a memory limit: the layout nearest to fitting."""
     complete: bool = True
     """False when some orders of devices were left out."""
     _units: dict[int, tuple[list[Unit], list[int]]] = field(default_factory=dict)
     _orders: dict[Shape, list[Cells]] = field(default_factory=dict)
+    _room: dict[tuple[int, int, int, int, Order], tuple[int, int]] = field(default_factory=dict)
+
+    def saving(self, saving: Saving) -> Search:
+        """A search of the same fleet for plans that save memory in another way."""
+        work = replace(self.work, saving=saving)
+        other = Search(work, self.fleet, CostModel(work, self.fleet.links))
+        # Units, and the orders they can stand in, do not depend on it.
+        other._units, other._orders, other.complete = self._units, self._orders, self.complete
+        return other
 
     def units(self, tp: int) -> tuple[list[Unit], list[int]]:
         """The units of that size, and which of them are alike."""
@@ -62,10 +76,13 @@ class Search:
                 found.append(shape)
         return found
 
-    def best(self, shapes: list[Shape], sizes: list[int], patience: int | None = None) -> Prediction | None:
+    def best(
+        self, shapes: list[Shape], sizes: list[int], patience: int | None = None, best: Prediction | None = None
+    ) -> Prediction | None:
         """The fastest layout of these shapes and micro-batch sizes that fits; None when none fits.
 
         Args:
+            best: the layout to beat, of another search.
             patience: give up after so many shapes and sizes in a row without a better one. Default: look at all that
                 could still win.
         """
@@ -75,7 +92,6 @@ class Search:
             for size in sizes
             if self.work.rows // size >= dp
         ]
-        best: Prediction | None = None
         waited = 0
         for bound, shape, size in sorted(options):
             if best is not None and (bound >= best.total or waited == patience):
@@ -123,36 +139,83 @@ class Search:
             orders, complete = placements(units, classes, pp, dp, lambda a, b: self.cost.send(a, b, 1))
             self._orders[shape] = orders
             self.complete = self.complete and complete
-        return self._orders[shape]
+        return [cells for cells in self._orders[shape] if self.can_shard(cells)]
 
     def _layouts(self, cells: Cells, size: int) -> Iterator[Layout]:
         """The layouts of all schedules on these cells that fit in memory."""
         pp, dp = len(cells[0]), len(cells)
-        cut: Layout | None = None
-        for schedule in self.work.schedules(pp):
-            if why_undefined(self.cost, pp, dp, schedule, size):
+        cuts: dict[tuple[int, ...], Layout] = {}
+        for order in self.work.orders(pp):
+            smallest = self.work.micro_batch_sizes()[0]
+            if why_undefined(self.cost, pp, dp, order, size):
                 continue
-            layout = None
-            if schedule == "gpipe" and cut is not None:
-                # Its best cut is that of 1f1b, as long as the memory, of which it needs more, allows it.
-                layout = replace(cut, schedule="gpipe")
+            if not (self._can_hold(cells, order, smallest) and self._can_hold(cells, order, size)):
+                continue
+            # The best cut is that of another schedule with the same places, as long as the memory allows it.
+            where = stage_ranks(order.schedule, pp, pp * order.chunks)
+            layout = replace(cuts[where], schedule=order.schedule) if where in cuts else None
             if layout is None or layout.excess(self.cost.memory):
-                layout = fit_layout(self.cost, cells, schedule, size)
-            if layout is None or not self._in_memory(layout):
+                layout = fit_layout(self.cost, cells, order, size)
+            if layout.excess(self.cost.memory):
                 continue
-            if schedule == "1f1b":
-                cut = layout
+            cuts[where] = layout
             yield layout
 
-    def _in_memory(self, layout: Layout) -> bool:
-        """Whether it fits; if not, the shortage is noted where it is the smallest yet."""
-        excess = layout.excess(self.cost.memory)
-        if excess is None:
-            return True
-        known = self.tightest.get(layout.shape)
-        if known is None or excess.ratio < known.ratio:
-            self.tightest[layout.shape] = excess
-        return False
+    def can_shard(self, cells: Cells) -> bool:
+        """Whether there is something to shard over where sharding is asked for."""
+        return self.work.saving.zero == 0 or shard_size(cells, self.work.saving) > 1
+
+    def shortage(self, shape: Shape) -> Excess | str | None:
+        """Why nothing of this shape runs: the device that lacks memory with the smallest micro-batches, or a sentence.
+
+        None where a layout fits.
+        """
+        pp, dp, _ = shape
+        reason: str | None = None
+        for size in self.work.micro_batch_sizes():
+            for order in self.work.orders(pp):
+                undefined = why_undefined(self.cost, pp, dp, order, size)
+                if undefined:
+                    reason = reason or undefined
+                    continue
+                for cells in self._placements(shape)[:1]:
+                    return fit_layout(self.cost, cells, order, size).excess(self.cost.memory)
+                return NO_SHARDS
+        return reason
+
+    def feasible(self, shapes: list[Shape]) -> bool:
+        """False when no shape has room for the model, whatever its placement and its micro-batches."""
+        smallest = self.work.micro_batch_sizes()[0]
+        return any(
+            self._can_hold(cells, order, smallest)
+            for shape in shapes
+            for cells in self._placements(shape)[:1]
+            for order in self.work.orders(shape[0])
+        )
+
+    def _can_hold(self, cells: Cells, order: Order, size: int) -> bool:
+        """Whether the pipeline ranks have room for all blocks if every device had the memory of the largest.
+
+        Larger micro-batches need no less memory, so a size is looked at only between one that fits and one that does
+        not.
+        """
+        pp, dp, tp = len(cells[0]), len(cells), len(cells[0][0].workers)
+        key = (pp, dp, tp, shard_size(cells, self.work.saving), order)
+        fitting, too_large = self._room.get(key, (0, self.work.rows + 1))
+        if fitting < size < too_large:
+            # Some replica has at least this many micro-batches, and keeps the fewest activations with just as many.
+            count = max(1, -(-(self.work.rows // size) // dp))
+            stages = (0,) * (pp * order.chunks)
+            layout = Layout(cells, order.schedule, size, (count,) * dp, stages, self.work.saving)
+            largest = max(unit.memory_bytes for unit in self.units(tp)[0])
+            room: float = 0
+            for rank in range(pp):
+                most = self.cost.memory.most_blocks(layout.role(0, rank), largest)
+                room = room + most if most >= 0 else -math.inf
+            holds = room >= self.work.spec.layers
+            fitting, too_large = (size, too_large) if holds else (fitting, size)
+            self._room[key] = (fitting, too_large)
+        return size <= fitting
 
     def _why_not(self, shape: Shape) -> str | None:
         pp, dp, tp = shape
@@ -161,8 +224,12 @@ class Search:
             return reason
         if reason := self.work.spec.why_no_pipeline(pp):
             return reason
+        if self.work.compiled and tp > 1:
+            return "compile is true, and torch cannot compile the backward of matrices that are split over devices"
         if pp > self.work.spec.layers:
             return f"the model has {self.work.spec.layers} blocks, fewer than pp {pp}"
+        if self.work.saving.zero and dp == 1:
+            return f"zero {self.work.saving.zero} shards over replicas, dp 1 is one"
         if dp > self.work.rows:
             return f"batch.global {self.work.rows} is less than one sequence for each of dp {dp} replicas"
         if pp * dp > units and tp == 1:
@@ -187,11 +254,11 @@ def _changes(layout: Layout) -> Iterator[Layout]:
     """Layouts that differ by one block between neighbouring stages or one micro-batch between neighbouring replicas."""
     last = len(layout.blocks) - 1
     for giver, taker in _neighbours(len(layout.blocks)):
-        may_be_empty = last + 1 == layout.pp and giver in (0, last)
+        may_be_empty = giver in (0, last)
         if layout.blocks[giver] > (0 if may_be_empty else 1):
             yield replace(layout, blocks=_moved(layout.blocks, giver, taker))
-    if layout.schedule == "interleaved_1f1b":
-        return  # its table is defined for some numbers of micro-batches only
+    if layout.saving.equal_counts:
+        return
     for giver, taker in _neighbours(layout.dp):
         if layout.micro_batches[giver] > 1:
             yield replace(layout, micro_batches=_moved(layout.micro_batches, giver, taker))

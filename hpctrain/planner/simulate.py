@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpctrain.records.schedule import Action, Schedule
-
-SPLIT_BACKWARD = 0.5
-"""Share of a backward pass that each half takes when it is split into inputs (I) and weights (W)."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +17,15 @@ class Pace:
     """send[s]: activation from stage s to stage s+1; 0 where both lie on one rank."""
     send_back: tuple[float, ...]
     """send_back[s]: gradient from stage s+1 to stage s."""
+    inputs: tuple[float, ...] = ()
+    """The backward for inputs (I) alone; left out: half of the whole."""
+    weights: tuple[float, ...] = ()
+    """The backward for weights (W) alone; left out: half of the whole."""
 
     def without_sends(self) -> Pace:
         """The same, if messages took no time."""
         nothing = (0.0,) * len(self.send)
-        return Pace(self.forward, self.backward, nothing, nothing)
+        return replace(self, send=nothing, send_back=nothing)
 
 
 @dataclass(frozen=True)
@@ -99,4 +100,7 @@ def _ready(action: Action, pace: Pace, stages: int, done: dict[tuple[int, str, i
 def _duration(action: Action, pace: Pace) -> float:
     if action.kind == "F":
         return pace.forward[action.stage]
-    return pace.backward[action.stage] * (1.0 if action.kind == "B" else SPLIT_BACKWARD)
+    half = {"I": pace.inputs, "W": pace.weights}.get(action.kind)
+    if half:
+        return half[action.stage]
+    return pace.backward[action.stage] * (1.0 if action.kind == "B" else 0.5)

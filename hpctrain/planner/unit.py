@@ -47,6 +47,10 @@ class Unit:
         return self.workers[0].kind
 
 
+Cells = tuple[tuple[Unit, ...], ...]
+"""cells[replica][pipeline rank]."""
+
+
 def make_units(fleet: Fleet, tp: int) -> list[Unit]:
     """The fleet in groups of `tp` devices, each within a node; across nodes where every node has a single device.
 

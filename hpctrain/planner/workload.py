@@ -6,10 +6,30 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hpctrain.base.errors import InputError
+from hpctrain.planner.saving import NO_SAVING, Saving, saving_of
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.run import FixedParallel, Run
+from hpctrain.schedule.generate import SPLIT_BACKWARD
 
-SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b")
+
+class Order(NamedTuple):
+    """A schedule and how many stages it has on each pipeline rank."""
+
+    schedule: str
+    chunks: int = 1
+
+    def __str__(self) -> str:
+        return self.schedule if self.chunks == 1 else f"{self.schedule} with {self.chunks} stages a rank"
+
+
+ORDERS = (
+    Order("1f1b"),
+    Order("gpipe"),
+    Order("interleaved_1f1b", 2),
+    Order("interleaved_zero_bubble"),
+    Order("interleaved_zero_bubble", 2),
+    Order("zbv", 2),
+)
 """In order of preference where they are equally fast: the first keeps the fewest activations."""
 
 
@@ -34,19 +54,44 @@ class Workload:
     precision: str
     fixed: FixedParallel | None = None
     """Degrees given by hand."""
+    saving: Saving = NO_SAVING
+    """What is done to save memory."""
+    compiled: bool = False
+    """Whether blocks are compiled; they cannot be split over devices, nor their backward into inputs and weights."""
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of what matrix products give and take."""
+        return 4 if self.precision == "fp32" else 2
 
     def block_bytes(self, micro_batch: int, tp: int) -> float:
-        """What a block keeps for its backward pass.
+        """What a block keeps for its backward pass when nothing is computed again.
 
-        In bf16 the matrix products keep 2 bytes a value, while norms, rotary positions and the residual stream stay in
-        fp32: 3 is the mean.
+        In bf16 and fp16 the matrix products keep 2 bytes a value, while norms, rotary positions and the residual stream
+        stay in fp32: 3 is the mean.
         """
-        value_bytes = 4 if self.precision == "fp32" else 3
-        return float(self.spec.activation_bytes(micro_batch, self.seq_len, tp, value_bytes))
+        mean = 4 if self.precision == "fp32" else 3
+        whole = float(self.spec.activation_bytes(micro_batch, self.seq_len, tp, mean))
+        if self.saving.sequence_parallel:
+            whole -= self.spec.stream_bytes(micro_batch, self.seq_len, mean) * (1 - 1 / tp)
+        return whole
+
+    def kept_bytes(self, micro_batch: int, tp: int) -> float:
+        """What a block keeps from its forward to its backward pass: with recomputation, less than `block_bytes`."""
+        if self.saving.recompute == "none":
+            return self.block_bytes(micro_batch, tp)
+        kept = self.hidden_bytes(micro_batch, tp)
+        if self.saving.recompute == "selective":
+            kept += self.spec.product_bytes(micro_batch, self.seq_len, tp, self.value_bytes)
+        return kept
 
     def boundary_bytes(self, micro_batch: int) -> int:
-        """The residual stream [rows, seq, dim] between two stages, in fp32 at either precision."""
+        """The residual stream [rows, seq, dim] between two stages, in fp32 at any precision."""
         return self.spec.boundary_bytes(micro_batch, self.seq_len)
+
+    def hidden_bytes(self, micro_batch: int, tp: int) -> float:
+        """The part of the residual stream on one of `tp` devices: all of it, or its part of the sequence."""
+        return self.boundary_bytes(micro_batch) / (tp if self.saving.sequence_parallel else 1)
 
     def head_shards(self, tp: int) -> int:
         """Parts that embedding and head are cut into."""
@@ -73,26 +118,34 @@ class Workload:
             )
         return [self.fixed.micro_batch]
 
-    def schedules(self, pp: int) -> list[str]:
+    def orders(self, pp: int) -> list[Order]:
         """Schedules to try with `pp` pipeline ranks."""
         if self.fixed is not None and self.fixed.schedule is not None:
-            return [self.fixed.schedule]
+            given = [order for order in ORDERS if order.schedule == self.fixed.schedule]
+            return [order for order in given if self.spec.layers >= order.chunks * pp] or given[:1]
         if pp == 1:
-            return ["1f1b"]  # forwards and backwards of one stage take the same time in any order
-        return [name for name in SCHEDULES if name != "interleaved_1f1b" or self.spec.layers >= 2 * pp]
+            return [Order("1f1b")]  # forwards and backwards of one stage take the same time in any order
+        whole = self.compiled or self.saving.recompute != "none"
+        return [
+            order
+            for order in ORDERS
+            if self.spec.layers >= order.chunks * pp and not (whole and order.schedule in SPLIT_BACKWARD)
+        ]
 
 
-def workload_of(run: Run, spec: Spec) -> Workload:
-    """The step that a run file asks for.
+def workload_of(run: Run, spec: Spec) -> tuple[Workload, list[str]]:
+    """The step that a run file asks for, and notes on what of it does not apply.
 
     Raises:
-        InputError: the vocabulary is still open, or the micro-batch by hand does not divide the batch.
+        InputError: the vocabulary is still open, the micro-batch by hand does not divide the batch, or two keys of
+            `parallel` do not go together.
     """
     if spec.vocab is None:
         raise InputError(
             "model.vocab: not settled; give model.dims.vocab, or prepare the data with `hpctrain data prepare`"
         )
     fixed = run.parallel if isinstance(run.parallel, FixedParallel) else None
-    work = Workload(spec, run.batch.global_, run.data.seq_len, run.precision, fixed)
+    saving, notes = saving_of(run)
+    work = Workload(spec, run.batch.global_, run.data.seq_len, run.precision, fixed, saving, run.compile)
     work.micro_batch_sizes()
-    return work
+    return work, notes

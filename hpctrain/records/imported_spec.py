@@ -119,6 +119,15 @@ class ImportedSpec(Part):
         kept = whole + self.split_activation_bytes / tp
         return int(self._sequences(rows, seq_len) * kept * bytes_per_value / 4)
 
+    def stream_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4) -> int:
+        """The part of `activation_bytes` that tensor parallelism leaves whole."""
+        whole = self.block_sizes.activation_bytes - self.split_activation_bytes
+        return int(self._sequences(rows, seq_len) * whole * bytes_per_value / 4)
+
+    def product_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        """What selective recomputation keeps of a block: not measured apart, so everything that the block keeps."""
+        return self.activation_bytes(rows, seq_len, tp, bytes_per_value)
+
     def logits_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """What the back modules and the loss keep: logits, their log-softmax, the gradient of one of them, and what
         the back modules were seen to keep."""

@@ -138,6 +138,20 @@ class ModelSpec(Part):
         split = 2 * (self.dim + 2 * key_value) + self.dim + 4 * self.hidden
         return int(rows * seq_len * bytes_per_value * (4 * self.dim + split / tp))
 
+    def stream_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4) -> int:
+        """The part of `activation_bytes` that tensor parallelism leaves whole: inputs and outputs of both norms."""
+        return rows * seq_len * bytes_per_value * 4 * self.dim
+
+    def product_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        """Results of a block's matrix products and attention, which selective recomputation keeps.
+
+        Queries, keys, values, attention output and both SwiGLU products are split over `tp`; what the two projections
+        write to the stream is whole on each device.
+        """
+        key_value = self.key_value_heads * self.head_dim
+        split = 2 * self.dim + 2 * key_value + 2 * self.hidden
+        return int(rows * seq_len * bytes_per_value * (2 * self.dim + split / tp))
+
     def logits_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """What the head and the loss keep: logits, their log-softmax and the gradient of one of them."""
         return int(3 * rows * seq_len * self.vocabulary * bytes_per_value / tp)

@@ -218,6 +218,11 @@ class Plan(Document):
             if len(rows) != self.pp:
                 raise ValueError(f"{where}.devices: its stages lie on {len(rows)} sets of devices, pp is {self.pp}")
             used += [device for row in rows for device in row]
+        if len({tuple(self._owners(replica)) for replica in range(self.dp)}) > 1:
+            found = "; ".join(", ".join(map(str, self._owners(replica))) for replica in range(self.dp))
+            raise ValueError(
+                f"replicas: their stages lie on pipeline ranks {found}; allowed: the same ranks in every replica"
+            )
         if len(set(used)) != len(used):
             twice = sorted({device for device in used if used.count(device) > 1})
             raise ValueError(f"replicas: a device is used twice: {', '.join(twice)}")
@@ -235,6 +240,22 @@ class Plan(Document):
     def shards(self) -> int:
         """Replicas over which a state is sharded; 1: every replica holds all of it."""
         return 1 if self.zero == 0 else self.shard or self.dp
+
+    @property
+    def savings(self) -> list[str]:
+        """What saves memory in it, in words; empty where nothing does."""
+        said = []
+        if self.zero:
+            copies = f", {self.dp // self.shards} copies" if self.shards < self.dp else ""
+            said.append(f"zero {self.zero} over {self.shards} replicas{copies}")
+        if self.sequence_parallel:
+            said.append("sequence parallel")
+        kinds = [stage.recompute for stage in self.stages]
+        if set(kinds) == {kinds[0]} != {"none"}:
+            said.append(f"recompute {kinds[0]}")
+        elif len(set(kinds)) > 1:
+            said.append(f"recompute by stage: {', '.join(kinds)}")
+        return said
 
     @property
     def rows(self) -> int:
@@ -257,8 +278,12 @@ class Plan(Document):
 
     def stage_owner(self) -> dict[int, int]:
         """Pipeline rank of each stage (the same in every replica)."""
-        rows = self.pipeline_rows(0)
-        return {stage: rows.index(tuple(row)) for stage, row in enumerate(self.replicas[0].devices)}
+        return dict(enumerate(self._owners(0)))
+
+    def _owners(self, replica: int) -> list[int]:
+        """Pipeline rank of each stage of a replica."""
+        rows = self.pipeline_rows(replica)
+        return [rows.index(tuple(row)) for row in self.replicas[replica].devices]
 
     def mesh(self) -> list[list[list[int]]]:
         """Global ranks as [pp][dp][tp]."""

@@ -149,10 +149,11 @@ def plan_table(use: PlanUse) -> PlanTable:
 
 
 def _summary(plan: Plan) -> str:
-    return (
+    text = (
         f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp} on {_plural(len(plan.nodes), 'node')}, "
         f"schedule {plan.schedule}, {plan.rows} sequences a step, solver {plan.solver}"
     )
+    return ", ".join([text, *plan.savings])
 
 
 def _step_time(use: PlanUse) -> list[tuple[str, str]]:

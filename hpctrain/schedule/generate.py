@@ -1,7 +1,8 @@
 """The named pipeline schedules as tables of compute actions.
 
 GPipe: Huang et al. 2019. 1F1B: Narayanan et al. 2019 (PipeDream-flush). Interleaved 1F1B: Narayanan et al. 2021,
-section 2.2, with rounds that need not be as long as the pipeline, as torch runs it.
+section 2.2, with rounds that need not be as long as the pipeline. The zero-bubble schedules are in
+`zero_bubble`.
 """
 
 from __future__ import annotations
@@ -9,43 +10,57 @@ from __future__ import annotations
 from functools import lru_cache
 
 from hpctrain.records.schedule import Action, Schedule
+from hpctrain.schedule.placement import V_SHAPED
+from hpctrain.schedule.rounds import interleave
+from hpctrain.schedule.zero_bubble import interleaved_zero_bubble, zbv
 
-NAMES = ("gpipe", "1f1b", "interleaved_1f1b")
+NAMES = ("gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv")
 """Schedules that can be made by name."""
+SPLIT_BACKWARD = ("interleaved_zero_bubble", "zbv")
+"""Those that cut each backward pass into inputs (I) and weights (W)."""
 
 
 @lru_cache(maxsize=4096)
 def make_schedule(name: str, pp: int, stages: int, micro_batches: int) -> Schedule:
-    """The action table of a named schedule; stage s lies on pipeline rank s % pp.
+    """The action table of a named schedule; its stages lie where `stage_ranks` says.
 
     Args:
         pp: pipeline ranks.
-        stages: stages in all; `pp` of them for gpipe and 1f1b, a larger multiple of it for interleaved_1f1b.
-        micro_batches: any number from 1 on; with fewer than `pp`, 1f1b has fewer warm-up forwards.
+        stages: stages in all: `pp` of them for gpipe and 1f1b, a larger multiple of it for interleaved_1f1b, any
+            multiple of it for interleaved_zero_bubble, twice as many for zbv.
+        micro_batches: from 1 on; with fewer than `pp`, 1f1b has fewer warm-up forwards.
 
     Raises:
         ValueError: the schedule is unknown or not defined for these numbers.
     """
-    if pp < 1 or micro_batches < 1:
-        raise ValueError(f"pp {pp} and micro_batches {micro_batches}: both start at 1")
+    reason = why_no_table(name, pp, stages, micro_batches)
+    if reason:
+        raise ValueError(reason)
     if name == "interleaved_1f1b":
         return _interleaved(pp, stages, micro_batches)
-    if name not in NAMES:
-        raise ValueError(f"schedule: found {name!r}, allowed: {', '.join(NAMES)}")
-    if stages != pp:
-        raise ValueError(f"schedule {name}: found {stages} stages on {pp} pipeline ranks, allowed: one stage a rank")
+    if name == "interleaved_zero_bubble":
+        return interleaved_zero_bubble(pp, stages, micro_batches)
+    if name == "zbv":
+        return zbv(pp, micro_batches)
     warmups = [micro_batches if name == "gpipe" else min(micro_batches, pp - rank) for rank in range(pp)]
     return Schedule(tuple(_fill_drain(rank, warmup, micro_batches) for rank, warmup in enumerate(warmups)))
 
 
-def interleaves(pp: int, stages: int, micro_batches: int) -> str | None:
-    """None when interleaved 1F1B is defined for these numbers, else the reason why not, as one clause."""
-    if stages % pp or stages < 2 * pp:
-        return f"found {stages} stages on {pp} pipeline ranks, allowed: at least two stages a rank, as many on each"
-    rounds = max(1, micro_batches // pp)
-    if micro_batches % rounds:
-        return f"{micro_batches} micro-batches are not a multiple of its {rounds} rounds"
-    return None
+def why_no_table(name: str, pp: int, stages: int, micro_batches: int) -> str | None:
+    """None when `make_schedule` has a table for these numbers, else the reason why not, as one clause."""
+    if pp < 1 or micro_batches < 1:
+        return f"pp {pp} and micro_batches {micro_batches}: both start at 1"
+    if name not in NAMES:
+        return f"schedule: found {name!r}, allowed: {', '.join(NAMES)}"
+    found = f"schedule {name}: found {stages} stages on {pp} pipeline ranks, allowed:"
+    if name in V_SHAPED:
+        return None if stages == 2 * pp else f"{found} two stages a rank"
+    if name in ("gpipe", "1f1b"):
+        return None if stages == pp else f"{found} one stage a rank"
+    least = 2 if name == "interleaved_1f1b" else 1
+    if stages % pp == 0 and stages >= least * pp:
+        return None
+    return f"{found} at least {('one stage', 'two stages')[least - 1]} a rank, as many on each"
 
 
 def _fill_drain(stage: int, warmup: int, micro_batches: int) -> tuple[Action, ...]:
@@ -59,27 +74,12 @@ def _fill_drain(stage: int, warmup: int, micro_batches: int) -> tuple[Action, ..
 
 
 def _interleaved(pp: int, stages: int, micro_batches: int) -> Schedule:
-    reason = interleaves(pp, stages, micro_batches)
-    if reason:
-        raise ValueError(f"schedule interleaved_1f1b: {reason}")
-    chunks = stages // pp
-    length = micro_batches // max(1, micro_batches // pp)
-    forwards = _visits(chunks, length, micro_batches)
-    backwards = [(chunks - 1 - chunk, index) for chunk, index in forwards]
     rows = []
     for rank in range(pp):
-        warmup = min((chunks - 1) * length + 2 * (pp - 1 - rank), len(forwards))
-        row = [Action(chunk * pp + rank, "F", index) for chunk, index in forwards[:warmup]]
-        for turn, (chunk, index) in enumerate(backwards):
-            if warmup + turn < len(forwards):
-                ahead, ahead_index = forwards[warmup + turn]
-                row.append(Action(ahead * pp + rank, "F", ahead_index))
-            row.append(Action(chunk * pp + rank, "B", index))
+        turns = interleave(rank, pp, stages, micro_batches, spacing=2)
+        row = list(turns.warmup)
+        for forward, (stage, index) in turns.pairs:
+            row += [forward] if forward else []
+            row.append(Action(stage, "B", index))
         rows.append(tuple(row))
     return Schedule(tuple(rows))
-
-
-def _visits(chunks: int, length: int, micro_batches: int) -> list[tuple[int, int]]:
-    """(chunk, micro-batch) in the order a rank works on them: `length` micro-batches through every chunk in turn."""
-    starts = range(0, micro_batches, length)
-    return [(chunk, index) for start in starts for chunk in range(chunks) for index in range(start, start + length)]

@@ -6,7 +6,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.records.plan import Plan
 from hpctrain.records.schedule import Schedule
 from hpctrain.schedule.check import check_schedule
-from hpctrain.schedule.generate import make_schedule
+from hpctrain.schedule.generate import NAMES, make_schedule
 
 
 def schedule_of(plan: Plan, replica: int) -> tuple[Schedule, str | None]:
@@ -30,12 +30,12 @@ def schedule_of(plan: Plan, replica: int) -> tuple[Schedule, str | None]:
     except ValueError as error:
         problem = str(error)
     if plan.schedule == "custom":
-        raise InputError(f"{where}: {problem}; complete the table, or name a schedule: gpipe, 1f1b, interleaved_1f1b")
+        raise InputError(f"{where}: {problem}; complete the table, or name a schedule: {', '.join(NAMES)}")
     try:
         made = make_schedule(plan.schedule, plan.pp, stages, micro_batches)
         _check_placed(made, plan)
     except ValueError as error:
-        raise InputError(f"plan: {error}; change `schedule`, the stages or the micro-batches") from None
+        raise InputError(f"plan: {error}; change `schedule`, the stages, their devices or the micro-batches") from None
     if replica not in plan.actions:
         return made, None
     note = (

@@ -117,6 +117,16 @@ SHARDED = {
     "zero1 dp2 counts": (make_plan(1, 2, 1, WHOLE, COUNTS, zero=1), SPEC),
     "zero1 pp2 dp2 counts": (make_plan(2, 2, 1, QUARTERS, [(1, 4), (2, 2)], "interleaved_1f1b", zero=1), SPEC),
 }
+DEEP = SPEC.model_copy(update={"layers": 8})
+EIGHTHS, FIFTHS = [(i, i + 1) for i in range(8)], [(0, 1), (1, 2), (2, 3), (3, 4), (4, 4)]
+V_ENDS = [(0, 0), (0, 2), (2, 4), (4, 4)]
+FIVE_STAGES = {
+    0: {
+        0: "0F0 0F1 2F0 2F1 4F0 4I0 4F1 4B1 2I0 2B1 4W0 0B0 0B1 2W0".split(),
+        1: "1F0 1F1 3F0 3F1 3B0 3I1 1B0 3W1 1B1".split(),
+    }
+}
+"""Stages of one block, and one with the head alone; backwards cut in two for some of them only."""
 
 PLANS: dict[str, tuple[Plan, ModelSpec]] = {
     "one": (make_plan(1, 1, 1, WHOLE, [(8, 1)]), SPEC),
@@ -133,6 +143,13 @@ PLANS: dict[str, tuple[Plan, ModelSpec]] = {
         make_plan(2, 1, 1, [(0, 1), (1, 3), (3, 4)], [(4, 2)], "custom", owner=[0, 1, 0], actions=CUSTOM), SPEC,
     ),
     "pp2 V": (make_plan(2, 1, 1, QUARTERS, [(4, 2)], "custom", owner=V_OWNER, actions=V_SHAPE), SPEC),
+    "pp2 zero bubble": (make_plan(2, 1, 1, UNEVEN, [(2, 4)], "interleaved_zero_bubble"), SPEC),
+    "pp2 interleaved zero bubble": (make_plan(2, 1, 1, QUARTERS, [(2, 4)], "interleaved_zero_bubble"), SPEC),
+    "pp2 zbv": (make_plan(2, 1, 1, QUARTERS, [(2, 4)], "zbv", owner=V_OWNER), SPEC),
+    "pp2 zbv, ends without blocks": (make_plan(2, 1, 1, V_ENDS, [(4, 2)], "zbv", owner=V_OWNER), SPEC),
+    "pp2 five stages, three on one device": (
+        make_plan(2, 1, 1, FIFTHS, [(4, 2)], "custom", owner=[0, 1, 0, 1, 0], actions=FIVE_STAGES), SPEC,
+    ),
     "pp1, two stages": (make_plan(1, 1, 1, HALF, [(2, 4)], "interleaved_1f1b"), SPEC),
     "tp2, two stages": (make_plan(1, 1, 2, HALF, [(2, 4)], "interleaved_1f1b"), SPEC),
     "dp2": (make_plan(1, 2, 1, WHOLE, [(2, 2), (2, 2)]), SPEC),
@@ -144,6 +161,13 @@ PLANS: dict[str, tuple[Plan, ModelSpec]] = {
     "pp2 tp2": (make_plan(2, 1, 2, UNEVEN, [(2, 4)], order=[3, 0, 2, 1]), SPEC),
     "dp2 tp2": (make_plan(1, 2, 2, WHOLE, [(2, 3), (1, 2)], order=[3, 0, 2, 1]), SPEC),
     "pp4": (make_plan(4, 1, 1, QUARTERS, [(2, 4)]), SPEC),
+    "pp4 zbv": (make_plan(4, 1, 1, EIGHTHS, [(1, 8)], "zbv", owner=[0, 1, 2, 3, 3, 2, 1, 0]), DEEP),
+    "pp2 zbv dp2 uneven": (make_plan(2, 2, 1, QUARTERS, [(2, 3), (1, 2)], "zbv", owner=V_OWNER), SPEC),
+    "pp2 zbv tp2": (make_plan(2, 1, 2, QUARTERS, [(2, 4)], "zbv", owner=V_OWNER), SPEC),
+    "pp3": (make_plan(3, 1, 1, [(0, 2), (2, 3), (3, 4)], [(2, 4)]), SPEC),
+    "pp3 fewer micro-batches than ranks": (make_plan(3, 1, 1, [(0, 1), (1, 2), (2, 4)], [(4, 2)]), SPEC),
+    "pp3 zero bubble": (make_plan(3, 1, 1, [(0, 2), (2, 3), (3, 4)], [(1, 8)], "interleaved_zero_bubble"), SPEC),
+    "pp2 interleaved dp2 uneven rounds": (make_plan(2, 2, 1, QUARTERS, [(1, 5), (1, 3)], "interleaved_1f1b"), SPEC),
     "pp2 interleaved dp2": (make_plan(2, 2, 1, QUARTERS, [(1, 4), (2, 2)], "interleaved_1f1b"), SPEC),
     **SHARDED,
 }  # fmt: skip

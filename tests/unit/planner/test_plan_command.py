@@ -47,6 +47,12 @@ def test_a_plan_is_written_and_summed_up(call):
     assert "predicted step time" in out
 
 
+def test_what_saves_memory_is_summed_up(call):
+    _, out, _ = call("--set", "parallel={mode: fixed, dp: 2, zero: 3, recompute: full}")
+    assert "zero 3 over 2 replicas, recompute full" in out
+    assert "zero" not in call()[1]
+
+
 def test_json_is_all_there_is_on_stdout(call):
     code, out, err = call("--json", "--explain")
     assert code == 0

@@ -13,7 +13,7 @@ from hpctrain.planner.fit import fit_layout
 from hpctrain.planner.fleet import find_fleet
 from hpctrain.planner.predict import lower_bound, predict
 from hpctrain.planner.search import Search
-from hpctrain.planner.workload import workload_of
+from hpctrain.planner.workload import Order, workload_of
 from hpctrain.records.plan import Plan
 from hpctrain.schedule import check_schedule, schedule_of
 
@@ -86,11 +86,11 @@ def test_a_slow_node_is_left_out_of_the_sums(plan, topology):
 def test_no_order_of_devices_beats_the_chosen_one(topology, run):
     asked = run(parallel={"mode": "fixed", "pp": 3, "schedule": "1f1b", "micro_batch": 2})
     made = topology((1.0, 0.6, 0.3), links={(0, 1): (2e-3, 1e-8), (1, 2): (1e-4, 1e-9), (0, 2): (4e-3, 1e-8)})
-    work, fleet = workload_of(asked, asked.spec()), find_fleet(asked, made)
+    (work, _), fleet = workload_of(asked, asked.spec()), find_fleet(asked, made)
     search = Search(work, fleet, CostModel(work, fleet.links))
     totals = []
     for cells in search._placements((3, 1, 1)):
-        layout = fit_layout(search.cost, cells, "1f1b", 2)
+        layout = fit_layout(search.cost, cells, Order("1f1b"), 2)
         prediction = predict(search.cost, layout)
         assert lower_bound(search.cost, layout) <= prediction.total * (1 + 1e-9)
         totals.append(prediction.total)
@@ -191,7 +191,7 @@ def test_a_device_with_less_memory_gets_fewer_blocks(topology, run):
          {"rows": 1, "parallel": REPLICAS}, {}),
         (InputError, r"parallel.micro_batch: found 3, batch.global 16 .*allowed: 1, 2, 4, 8, 16",
          {"parallel": {"mode": "fixed", "micro_batch": 3}}, {}),
-        (InputError, "no micro-batch that divides batch.global 16",
+        (InputError, "batch.global 16 makes 1 micro-batch of 16, too few for 2 replicas; change",
          {"parallel": {"mode": "fixed", "dp": 2, "micro_batch": 16}}, {}),
         (Refused, "the verdict excludes local0, local1 of 2 nodes", {}, {"exclude": ["local0", "local1"]}),
         (Refused, "recovery.spares: found 2, but only 2 nodes are usable", {"recovery": {"spares": 2}}, {}),

@@ -73,6 +73,15 @@ def test_a_plan_that_cannot_be_obeyed_is_refused(path: str, value: Any, message:
         Plan.from_json(changed(path, value), "plan.json")
 
 
+def test_stages_lie_on_the_same_ranks_in_every_replica() -> None:
+    plan = copy.deepcopy(PLAN)
+    plan["stages"] = [{"layers": [0, 2]}, {"layers": [2, 4]}, {"layers": [4, 6]}]
+    plan["replicas"][0]["devices"] = [["a:cpu0"], ["b:cpu0"], ["a:cpu0"]]
+    plan["replicas"][1]["devices"] = [["c:cpu0"], ["d:cpu0"], ["d:cpu0"]]
+    with pytest.raises(FileError, match=r"replicas: their stages lie on pipeline ranks 0, 1, 0; 0, 1, 1; allowed: the"):
+        Plan.from_json(plan)
+
+
 def test_only_the_ends_of_a_model_may_have_no_block() -> None:
     ends = changed("stages", [{"layers": [0, 0]}, {"layers": [0, 0]}])
     assert Plan.from_json(ends).layers == 0

@@ -50,8 +50,34 @@ def test_a_stage_on_a_rank_without_its_devices_is_not_obeyed():
 
 @pytest.mark.parametrize("actions", [{}, {0: {0: ["0F0", "0B0"], 1: ["1F0", "1B0"]}}], ids=["none", "short"])
 def test_a_custom_table_must_be_whole(actions):
-    with pytest.raises(InputError, match=r"plan: actions\[0\]: .*; complete the table, or name a schedule"):
+    with pytest.raises(
+        InputError, match=r"plan: actions\[0\]: .*; complete the table, or name a schedule: gpipe, 1f1b, .*, zbv"
+    ):
         schedule_of(plan_of("custom", actions=actions), 0)
+
+
+def test_a_v_on_devices_that_stand_in_turn_is_told():
+    devices = [["local0:cpu0"], ["local1:cpu0"], ["local0:cpu0"], ["local1:cpu0"]]
+    looped = plan_of("zbv").model_copy(
+        update={
+            "stages": [Stage(layers=(i, i + 1)) for i in range(4)],
+            "replicas": [Replica(rows=8, micro_batch=2, micro_batches=4, devices=devices)],
+        }
+    )
+    with pytest.raises(
+        InputError, match=r"plan: stage 3 is on pipeline rank 0, its devices are those of rank 1; change"
+    ):
+        schedule_of(looped, 0)
+
+
+def test_backwards_cut_by_hand_are_obeyed():
+    first, second = ["0F0", "0F1", "0I0", "0W0", "0B1"], ["1F0", "1I0", "1F1", "1I1", "1W0", "1W1"]
+    third = ["1F0", "1I0", "1F1", "1B1"]
+    table, note = schedule_of(plan_of("custom", micro_batches=2, actions={0: {0: first, 1: second}}), 0)
+    assert note is None
+    assert table.rows() == [first, second]
+    with pytest.raises(InputError, match="backward of stage 1, micro-batch 0: found 1I0, allowed: B, or both I and W"):
+        schedule_of(plan_of("custom", micro_batches=2, actions={0: {0: first, 1: third}}), 0)
 
 
 def test_a_named_schedule_that_is_not_defined_for_the_plan():

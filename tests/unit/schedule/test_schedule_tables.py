@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
+from hpctrain.records.plan import ScheduleName
 from hpctrain.records.schedule import Action, Schedule
-from hpctrain.schedule import check_schedule, make_schedule
-from hpctrain.schedule.generate import interleaves
+from hpctrain.schedule import check_schedule, make_schedule, stage_ranks
+from hpctrain.schedule.generate import NAMES, why_no_table
 
-named = st.tuples(
-    st.sampled_from(["gpipe", "1f1b", "interleaved_1f1b"]), st.integers(1, 6), st.integers(2, 3), st.integers(1, 13)
+CHUNKS = {"gpipe": [1], "1f1b": [1], "interleaved_1f1b": [2, 3], "interleaved_zero_bubble": [1, 2, 3], "zbv": [2]}
+"""Stages a rank for which each named schedule is defined."""
+named = st.sampled_from(NAMES).flatmap(
+    lambda name: st.tuples(st.just(name), st.integers(1, 6), st.sampled_from(CHUNKS[name]), st.integers(1, 13))
 )
 
 
 def table_of(name, pp, chunks, micro_batches):
-    stages = pp * chunks if name == "interleaved_1f1b" else pp
-    assume(name != "interleaved_1f1b" or interleaves(pp, stages, micro_batches) is None)
-    return make_schedule(name, pp, stages, micro_batches), stages
+    return make_schedule(name, pp, pp * chunks, micro_batches), pp * chunks
 
 
 def live_peaks(table):
@@ -26,7 +29,7 @@ def live_peaks(table):
     for row in table.ranks:
         live, peak = 0, 0
         for action in row:
-            live += 1 if action.kind == "F" else -1
+            live += {"F": 1, "I": 0}.get(action.kind, -1)
             peak = max(peak, live)
         peaks.append(peak)
     return peaks
@@ -36,7 +39,7 @@ def live_peaks(table):
 def test_every_named_table_is_whole_and_can_be_executed(case):
     table, stages = table_of(*case)
     check_schedule(table, stages, case[3])
-    assert all(action.stage % case[1] == rank for rank, row in enumerate(table.ranks) for action in row)
+    assert table.owner() == dict(enumerate(stage_ranks(case[0], case[1], stages)))
     assert Schedule.parse(table.rows()) == table
 
 
@@ -50,6 +53,34 @@ def test_1f1b_keeps_no_more_micro_batches_than_there_are_ranks_behind(pp, micro_
 def test_1f1b_with_fewer_micro_batches_than_ranks():
     rows = make_schedule("1f1b", 3, 3, 2).rows()
     assert rows == [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1F1", "1B0", "1B1"], ["2F0", "2B0", "2F1", "2B1"]]
+
+
+@given(st.integers(1, 6), st.integers(1, 20))
+def test_a_v_keeps_as_much_as_the_first_rank_of_1f1b(pp, micro_batches):
+    """Qi et al. 2024, section 6: 2·pp half stages are kept at most, on every rank."""
+    assert max(live_peaks(make_schedule("zbv", pp, 2 * pp, micro_batches))) <= 2 * pp
+
+
+@given(st.integers(2, 6), st.integers(1, 3), st.integers(1, 13))
+def test_weights_wait_for_no_more_backwards_than_the_rank_has_before_it(pp, chunks, micro_batches):
+    for rank, row in enumerate(make_schedule("interleaved_zero_bubble", pp, pp * chunks, micro_batches).ranks):
+        behind, most = 0, 0
+        for action in row:
+            behind += {"I": 1, "W": -1}.get(action.kind, 0)
+            most = max(most, behind)
+        assert most == min(rank + 1, chunks * micro_batches)
+
+
+def test_a_v_goes_down_and_back():
+    assert stage_ranks("zbv", 3, 6) == (0, 1, 2, 2, 1, 0)
+    assert stage_ranks("interleaved_zero_bubble", 3, 6) == (0, 1, 2, 0, 1, 2)
+
+
+def test_every_name_of_a_plan_has_a_table_and_the_other_way_round():
+    assert {*get_args(ScheduleName)} == {*NAMES, "custom"}
+    assert {name for name in NAMES if why_no_table(name, 2, 4, 3) is None} == {
+        "interleaved_1f1b", "interleaved_zero_bubble", "zbv"
+    }  # fmt: skip
 
 
 @given(named, st.data())
@@ -78,7 +109,7 @@ def test_a_backward_before_its_forward_is_found(case, data):
     table, stages = table_of(*case)
     rows = [list(row) for row in table.ranks]
     rank = data.draw(st.integers(0, len(rows) - 1))
-    action = data.draw(st.sampled_from([action for action in rows[rank] if action.kind == "B"]))
+    action = data.draw(st.sampled_from([action for action in rows[rank] if action.kind in "BI"]))
     rows[rank].remove(action)
     rows[rank].insert(rows[rank].index(Action(action.stage, "F", action.micro_batch)), action)
     with pytest.raises(ValueError, match="cannot be executed"):
@@ -110,10 +141,14 @@ def test_split_backward_passes_the_check():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("zigzag", 2, 2, 4), "found 'zigzag', allowed: gpipe, 1f1b, interleaved_1f1b"),
+        (("zigzag", 2, 2, 4), "found 'zigzag', allowed: gpipe, 1f1b, interleaved_1f1b, interleaved_zero_bubble, zbv"),
         (("1f1b", 2, 4, 4), "one stage a rank"),
         (("interleaved_1f1b", 2, 2, 4), "at least two stages a rank"),
-        (("interleaved_1f1b", 2, 4, 5), "5 micro-batches are not a multiple of its 2 rounds"),
+        (
+            ("interleaved_zero_bubble", 2, 3, 4),
+            "found 3 stages on 2 pipeline ranks, allowed: at least one stage a rank",
+        ),
+        (("zbv", 2, 6, 4), "schedule zbv: found 6 stages on 2 pipeline ranks, allowed: two stages a rank"),
         (("1f1b", 2, 2, 0), "start at 1"),
     ],
 )

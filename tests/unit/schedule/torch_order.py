@@ -5,7 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining.schedules import (
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
 
 CASES = [
     ("gpipe", 1, 1, 3),
@@ -20,6 +26,18 @@ CASES = [
     ("interleaved_1f1b", 2, 6, 8),
     ("interleaved_1f1b", 3, 6, 2),
     ("interleaved_1f1b", 4, 8, 10),
+    ("interleaved_zero_bubble", 1, 1, 2),
+    ("interleaved_zero_bubble", 2, 2, 6),
+    ("interleaved_zero_bubble", 4, 4, 6),
+    ("interleaved_zero_bubble", 2, 4, 1),
+    ("interleaved_zero_bubble", 2, 6, 8),
+    ("interleaved_zero_bubble", 3, 6, 2),
+    ("interleaved_zero_bubble", 4, 8, 10),
+    ("zbv", 1, 2, 3),
+    ("zbv", 2, 4, 1),
+    ("zbv", 2, 4, 6),
+    ("zbv", 3, 6, 4),
+    ("zbv", 4, 8, 9),
 ]
 """(name, pipeline ranks, stages, micro-batches)."""
 
@@ -50,11 +68,20 @@ class RecordingStage:
         pass
 
 
+PLANNED = {
+    "interleaved_1f1b": ScheduleInterleaved1F1B,
+    "interleaved_zero_bubble": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+}
+"""Schedules of several stages a rank: every rank knows the order of all."""
+
+
 def torch_rows(name: str, ranks: int, stages: int, micro_batches: int) -> list[list[str]]:
-    """Compute actions by pipeline rank: executed for the single-stage schedules, planned for the interleaved one."""
-    if name == "interleaved_1f1b":
-        own = [RecordingStage(stage, stages, ranks, []) for stage in range(0, stages, ranks)]
-        order = ScheduleInterleaved1F1B(own, micro_batches).pipeline_order  # type: ignore[arg-type]
+    """Compute actions by pipeline rank: executed for the single-stage schedules, planned for the others."""
+    if name in PLANNED:
+        first_rank = (0, 2 * ranks - 1) if name == "zbv" else range(0, stages, ranks)
+        own = [RecordingStage(stage, stages, ranks, []) for stage in first_rank]
+        order = PLANNED[name](own, micro_batches).pipeline_order  # type: ignore[arg-type]
         return [[str(action) for action in order[rank] if action is not None] for rank in range(ranks)]
     kind = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[name]
     rows = []

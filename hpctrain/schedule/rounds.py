@@ -1,0 +1,51 @@
+"""Interleaving: a rank with several stages takes micro-batches through them in rounds (Narayanan et al. 2021).
+
+Rounds are at least as long as the pipeline. Torch asks for rounds of equal length; here the first ones are longer by
+one where the numbers do not divide, so any number of micro-batches has a table.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from hpctrain.records.schedule import Action
+
+
+class Turns(NamedTuple):
+    """What a rank does before its first backward, and then, backward by backward."""
+
+    warmup: tuple[Action, ...]
+    """Forwards."""
+    pairs: tuple[tuple[Action | None, tuple[int, int]], ...]
+    """The forward before each backward, while there is one, and the (stage, micro-batch) of the backward."""
+
+
+def interleave(rank: int, pp: int, stages: int, micro_batches: int, spacing: int) -> Turns:
+    """The order of forwards and backwards on one rank; its stages are rank, rank + pp, ….
+
+    Args:
+        spacing: forwards that a rank starts ahead of the next one: 2 where a backward is one piece, so that gradients
+            arrive without a wait; 1 where it is cut in two.
+    """
+    chunks, lengths = stages // pp, _rounds(pp, micro_batches)
+    visits = _visits(chunks, lengths)
+    forwards = [Action(chunk * pp + rank, "F", index) for chunk, index in visits]
+    backwards = [((chunks - 1 - chunk) * pp + rank, index) for chunk, index in visits]
+    warmup = min((chunks - 1) * lengths[0] + spacing * (pp - 1 - rank), len(forwards))
+    ahead = [*forwards[warmup:], *[None] * warmup]
+    return Turns(tuple(forwards[:warmup]), tuple(zip(ahead, backwards, strict=True)))
+
+
+def _rounds(pp: int, micro_batches: int) -> list[int]:
+    """Micro-batches of each round."""
+    rounds = max(1, micro_batches // pp)
+    return [micro_batches // rounds + (index < micro_batches % rounds) for index in range(rounds)]
+
+
+def _visits(chunks: int, lengths: list[int]) -> list[tuple[int, int]]:
+    """(chunk, micro-batch) in the order a rank works on them: those of a round through every chunk in turn."""
+    starts = [0, *accumulate(lengths)]
+    return [
+        (chunk, index) for start, stop in pairwise(starts) for chunk in range(chunks) for index in range(start, stop)
+    ]

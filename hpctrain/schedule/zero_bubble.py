@@ -1,0 +1,72 @@
+"""Zero-bubble schedules (Qi et al. 2024): the backward for weights waits until a rank has nothing better to do.
+
+A backward pass is cut into the one for inputs (I), which the stage before needs, and the one for weights (W), which
+nobody waits for. `interleaved_zero_bubble` is their ZB-H1 on interleaved stages, `zbv` their section 6, both in the
+order of torch's own schedules.
+"""
+
+from __future__ import annotations
+
+from hpctrain.records.schedule import Action, Schedule
+from hpctrain.schedule.rounds import interleave
+
+
+def interleaved_zero_bubble(pp: int, stages: int, micro_batches: int) -> Schedule:
+    """Interleaved 1F1B with split backwards; W lags behind I by as many as the rank's number."""
+    rows = []
+    for rank in range(pp):
+        turns = interleave(rank, pp, stages, micro_batches, spacing=1)
+        row = list(turns.warmup)
+        backwards = [each for _, each in turns.pairs]
+        for turn, (forward, (stage, index)) in enumerate(turns.pairs):
+            row += [forward] if forward else []
+            row.append(Action(stage, "I", index))
+            if turn >= rank:
+                late_stage, late_index = backwards[turn - rank]
+                row.append(Action(late_stage, "W", late_index))
+        row += [Action(stage, "W", index) for stage, index in backwards[max(0, len(backwards) - rank) :]]
+        rows.append(tuple(row))
+    return Schedule(tuple(rows))
+
+
+def zbv(pp: int, micro_batches: int) -> Schedule:
+    """Two stages a rank in a V: rank r holds stage r and, on the way back, stage 2·pp − 1 − r.
+
+    The pattern needs 2·pp − 1 micro-batches to unfold. With fewer it is made for that many and those beyond are left
+    out, which keeps every order between the others.
+    """
+    unfolded = max(2 * pp - 1, micro_batches)
+    rows = [_v_row(rank, pp, unfolded) for rank in range(pp)]
+    return Schedule(tuple(tuple(action for action in row if action.micro_batch < micro_batches) for row in rows))
+
+
+def _v_row(rank: int, pp: int, micro_batches: int) -> list[Action]:
+    """Warm-up, steady state and cool-down of one rank."""
+    down, back = _Counter(rank), _Counter(2 * pp - 1 - rank)
+    row = [down.take("F") for _ in range(2 * (pp - rank) - 1)]
+    for _ in range(rank):
+        row += [back.take("F"), down.take("F")]
+    for _ in range(pp - rank):
+        row += [back.take("F"), back.take("I"), back.take("W")]
+    while back.done["F"] < micro_batches:
+        row += [down.take("F")] if down.done["F"] < micro_batches else []
+        row += [down.take("I"), down.take("W"), back.take("F"), back.take("I"), back.take("W")]
+    for _ in range(rank):
+        row += [down.take("I"), back.take("I")]
+    for _ in range(pp - rank):
+        row += [down.take("I"), down.take("W")]
+    row += [back.take("W") for _ in range(micro_batches - back.done["W"])]
+    row += [down.take("W") for _ in range(micro_batches - down.done["W"])]
+    return row
+
+
+class _Counter:
+    """Hands out the actions of a stage, each kind in order of its micro-batches."""
+
+    def __init__(self, stage: int) -> None:
+        self._stage = stage
+        self.done = {"F": 0, "I": 0, "W": 0}
+
+    def take(self, kind: str) -> Action:
+        self.done[kind] += 1
+        return Action(self._stage, kind, self.done[kind] - 1)

@@ -1,0 +1,193 @@
+"""What a plan does to save memory: asked for by hand, chosen where nothing else fits, refused where it cannot be."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpctrain.base.errors import InputError, Refused
+from hpctrain.planner.memory import MemoryModel, RankRole, live_micro_batches
+from hpctrain.planner.workload import Share, workload_of
+from hpctrain.schedule import make_schedule, stages_by_rank
+
+LARGE = {"layers": 8, "dim": 512, "heads": 8}
+
+
+def fixed(**fields):
+    return {"mode": "fixed", **fields}
+
+
+def peaks(made):
+    return max(made.predicted.memory_bytes.values())
+
+
+@pytest.mark.parametrize("schedule", ["interleaved_zero_bubble", "zbv"])
+@pytest.mark.parametrize("pp", [1, 2, 3])
+def test_zero_bubble_plans_are_whole(plan, topology, schedule, pp):
+    made = plan(topology([1.0] * 3), parallel=fixed(pp=pp, schedule=schedule))
+    assert made.schedule == schedule
+    if schedule == "zbv":
+        assert list(made.stage_owner().values()) == [*range(pp), *reversed(range(pp))]
+    terms = made.predicted.step_time_s
+    assert sum(value for term, value in terms.items() if term != "total") == pytest.approx(terms["total"])
+    assert made.predicted.bound_s <= terms["total"]
+
+
+def test_zero_bubble_is_chosen_where_it_wins(plan, topology):
+    """Large blocks, few micro-batches and a fast network: the bubble is what costs."""
+    asked = {"dims": LARGE, "rows": 4, "seq_len": 256}
+    fast = topology((1, 1, 1, 1), default=(1e-6, 1e-11))
+    shape = {"pp": 4, "micro_batch": 1}
+    plain = plan(fast, parallel=fixed(schedule="1f1b", **shape), **asked)
+    chosen = plan(fast, parallel=fixed(**shape), **asked)
+    assert chosen.schedule in ("interleaved_zero_bubble", "zbv")
+    assert chosen.predicted.step_time_s["pipeline_bubble"] < plain.predicted.step_time_s["pipeline_bubble"]
+    lost = [entry for entry in chosen.rejected if entry.change == "schedule 1f1b"]
+    assert lost
+    assert lost[0].delta_s > 0
+
+
+def test_compiled_blocks_keep_backwards_whole(plan, topology):
+    made = plan(topology((1,) * 4, default=(1e-6, 1e-11)), parallel=fixed(pp=4), compile=True, dims=LARGE, rows=4)
+    assert made.schedule not in ("interleaved_zero_bubble", "zbv")
+    assert not any("zero_bubble" in entry.change or "zbv" in entry.change for entry in made.rejected)
+
+
+def test_each_level_of_zero_needs_less_memory_and_more_time(plan, topology):
+    four = topology((1, 1, 1, 1))
+    made = [plan(four, parallel=fixed(dp=4, zero=zero, micro_batch=2), dims=LARGE) for zero in (0, 1, 2, 3)]
+    assert [each.zero for each in made] == [0, 1, 2, 3]
+    memory = [peaks(each) for each in made]
+    assert memory == sorted(memory, reverse=True)
+    assert len(set(memory)) == 4
+    times = [each.predicted.step_time_s["data_parallel"] for each in made]
+    assert times[1] < times[2] < times[3]
+
+
+def test_zero_levels_two_and_three_share_the_batch_equally(plan, topology):
+    uneven = topology((1.0, 0.25))
+    counts = {zero: {replica.micro_batches for replica in plan(uneven, parallel=fixed(dp=2, zero=zero)).replicas}
+              for zero in (1, 2)}  # fmt: skip
+    assert (len(counts[1]), len(counts[2])) == (2, 1)
+    with pytest.raises(InputError, match=r"3 micro-batches of 1 do not go evenly into 2 replicas, as zero 2 needs"):
+        plan(uneven, rows=3, parallel=fixed(dp=2, zero=2))
+
+
+def test_a_single_replica_shards_nothing_and_says_so(plan, topology):
+    made = plan(topology(), parallel=fixed(zero=2))
+    assert made.zero == 0
+    assert "parallel.zero 2 does not apply: with dp 1 there are no replicas to shard over." in made.notes
+
+
+def test_sharding_within_nodes_puts_the_replicas_of_a_state_there(plan, topology):
+    for degrees, nodes in (({"dp": 4}, 2), ({"pp": 2, "dp": 4}, 4), ({"dp": 4}, 1)):
+        made = plan(topology((1,) * nodes, devices=8 // nodes), parallel=fixed(zero=1, shard="node", **degrees))
+        for stage in range(made.pp):
+            places = [replica.devices[stage][0].partition(":")[0] for replica in made.replicas]
+            for start in range(0, made.dp, made.shards):
+                assert len(set(places[start : start + made.shards])) == 1
+        assert made.shards > 1
+    two_and_two = plan(topology((1, 1), devices=2), parallel=fixed(dp=4, zero=1, shard="node"))
+    assert (two_and_two.shard, two_and_two.shards) == (2, 2)
+    together = plan(topology((1,), devices=4), parallel=fixed(dp=4, zero=1, shard="node"))
+    assert (together.shard, together.shards) == (None, 4)
+
+
+def test_recomputation_trades_time_for_memory(plan, topology):
+    made = {
+        kind: plan(topology(), parallel=fixed(dp=2, recompute=kind, micro_batch=4), dims=LARGE, seq_len=256)
+        for kind in ("none", "selective", "full")
+    }
+    assert {stage.recompute for stage in made["full"].stages} == {"full"}
+    assert peaks(made["full"]) < peaks(made["selective"]) < peaks(made["none"])
+    times = {kind: each.predicted.step_time_s["compute"] for kind, each in made.items()}
+    assert times["none"] < times["selective"] < times["full"] < 1.5 * times["none"]
+
+
+def test_sequence_parallelism_keeps_less(plan, topology):
+    asked = {"dims": LARGE, "seq_len": 256}
+    plain = plan(topology(devices=2), parallel=fixed(tp=2, micro_batch=4), **asked)
+    split = plan(topology(devices=2), parallel=fixed(tp=2, micro_batch=4, sequence_parallel=True), **asked)
+    assert split.sequence_parallel
+    assert peaks(split) < peaks(plain)
+
+
+def test_what_nothing_else_fits_is_saved_in_auto_mode(plan, topology):
+    asked = {"dims": LARGE | {"layers": 6}, "seq_len": 512, "rows": 4}
+    roomy = plan(topology((1, 1), memory=8e9), **asked)
+    assert roomy.savings == []
+    for memory in (1.2e9, 1.1e9, 1.0e9, 0.9e9, 0.85e9):
+        made = plan(topology((1, 1), memory=memory), **asked)
+        assert peaks(made) <= 0.9 * memory
+        if made.savings:
+            break
+    assert made.savings
+    assert any(note.startswith("Chosen to save memory: ") for note in made.notes)
+    assert made.rejected[0].change == "zero 0 and recompute none"
+    assert "would need" in made.rejected[0].reason
+    with pytest.raises(Refused, match=r"cannot fit: with .* and zero 3, recompute full, the nearest to fitting"):
+        plan(topology((1, 1), memory=5e8), **asked)
+
+
+def test_tied_embeddings_are_counted_once_on_one_stage(run):
+    asked = run(dims={"tied": True})
+    work, _ = workload_of(asked, asked.spec())
+    table, norm = 512 * 128, 128
+    assert work.parameters(Share(0, True, True), 1) == table + norm
+    assert work.parameters(Share(0, True, False), 1) == table
+    assert work.parameters(Share(0, False, True), 1) == table + norm
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved_1f1b", "interleaved_zero_bubble", "zbv"])
+@pytest.mark.parametrize("pp", [1, 2, 4])
+@pytest.mark.parametrize("micro_batches", [1, 3, 8, 21, 40])
+def test_live_micro_batches_are_those_of_the_whole_table(name, pp, micro_batches):
+    stages = pp * (1 if name in ("1f1b", "gpipe") else 2)
+    found = live_micro_batches(name, pp, stages, micro_batches)
+    table = make_schedule(name, pp, stages, micro_batches)
+    for row, own, moments in zip(table.ranks, stages_by_rank(name, pp, stages), found, strict=True):
+        live, seen = dict.fromkeys(own, 0), set()
+        for action in row:
+            live[action.stage] += {"F": 1, "I": 0}.get(action.kind, -1)
+            seen.add(tuple(live.values()))
+        for weights in ((1, 1), (1, 5), (5, 1)):
+            most = max(sum(w * n for w, n in zip(weights, moment, strict=False)) for moment in seen)
+            assert max(sum(w * n for w, n in zip(weights, moment, strict=False)) for moment in moments) >= most
+
+
+def test_a_v_needs_less_memory_than_interleaving(run):
+    asked = run(dims=LARGE)
+    work, _ = workload_of(asked, asked.spec())
+    model = MemoryModel(work)
+    needs = {
+        name: max(model.need(RankRole("cpu", name, 4, rank, 8, 1, 1, 1, 1, 16), (1, 1)) for rank in range(4))
+        for name in ("interleaved_1f1b", "zbv")
+    }
+    assert needs["zbv"] < needs["interleaved_1f1b"]
+
+
+@pytest.mark.parametrize(
+    ("message", "fields", "made"),
+    [
+        ("parallel.sequence_parallel: found true with tp 1; it needs tp 2 or more",
+         {"parallel": fixed(dp=2, sequence_parallel=True)}, {}),
+        ("data.seq_len 65 is not a multiple of tp 2", {"seq_len": 65,
+         "parallel": fixed(tp=2, sequence_parallel=True)}, {}),
+        ("parallel.shard: found 'node' with zero 0, which shards nothing", {"parallel": fixed(dp=2, shard="node")}, {}),
+        ("shard node needs as many replicas of every stage in each node, two or more",
+         {"parallel": fixed(dp=2, zero=1, shard="node")}, {}),
+        ("shard node needs as many replicas", {"parallel": fixed(dp=3, zero=1, shard="node"), "rows": 6},
+         {"speeds": (1, 1), "devices": 2}),
+        ("parallel.recompute: found 'full' with schedule zbv", {"parallel": fixed(pp=2, schedule="zbv",
+         recompute="full")}, {}),
+        ("compile: found true with parallel.schedule zbv", {"parallel": fixed(pp=2, schedule="zbv"),
+         "compile": True}, {}),
+        ("compile is true, and torch cannot compile the backward of matrices", {"compile": True,
+         "parallel": fixed(tp=2)}, {"devices": 2}),
+        ("the model's 6 blocks are too few for the 8 stages of schedule zbv with 2 stages a rank",
+         {"parallel": fixed(pp=4, schedule="zbv")}, {"speeds": (1,) * 4}),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_told_in_one_line(plan, topology, message, fields, made):
+    with pytest.raises(InputError, match=message) as caught:
+        plan(topology(**made), **fields)
+    assert "\n" not in str(caught.value)
