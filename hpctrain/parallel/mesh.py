@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -38,14 +39,21 @@ class Coordinate:
         raise ValueError(f"rank {rank} is not in a plan of {plan.world_size} ranks")
 
 
-def build_mesh(plan: Plan, device_type: str) -> DeviceMesh:
+def build_mesh(plan: Plan, device_type: str, timeout: timedelta | None = None) -> DeviceMesh:
     """The plan's devices as a [pp, dp, tp] mesh. Collective over the whole world.
+
+    Args:
+        timeout: how long a collective along an axis waits for its members; torch gives a mesh half an hour.
 
     Ranks along tp are put in ascending order, because torch orders the members of a process group that way and
     DTensor's shards follow the group; the shards are equal, so the plan loses nothing by it.
     """
     ranks = torch.tensor([[sorted(row) for row in column] for column in plan.mesh()])
-    return DeviceMesh(device_type, ranks, mesh_dim_names=AXES)
+    mesh = DeviceMesh(device_type, ranks, mesh_dim_names=AXES)
+    if timeout is not None:
+        for axis in AXES:
+            mesh.get_group(axis).set_timeout(timeout)
+    return mesh
 
 
 def group_rank(mesh: DeviceMesh, axis: str, global_rank: int) -> int:

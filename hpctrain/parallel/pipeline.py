@@ -1,7 +1,7 @@
 """The pipeline of a plan, run by torch's schedule executor from our compute-only action table.
 
 This is the one file that touches private names of torch.distributed.pipelining (checked for torch 2.11 to 2.14):
-`_PipelineScheduleRuntime`, `_Action` and `_ComputationType`. Every plan runs through it, pp = 1 included: one path.
+`_PipelineScheduleRuntime`, `_Action`, `_ComputationType` and `_batch_p2p`. Every plan runs through it, pp = 1 included: one path.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import contextlib
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
+from torch.distributed.pipelining.schedules import _Action, _batch_p2p, _ComputationType, _PipelineScheduleRuntime
 from torch.distributed.tensor.parallel import loss_parallel
 
 from hpctrain.model.build import build_part
 from hpctrain.parallel.loss import make_loss
 from hpctrain.parallel.mesh import Coordinate, group_rank
+from hpctrain.parallel.receives import NotedReceives
 from hpctrain.parallel.stage import CountedStage, StageCounters, seconds_of
 from hpctrain.parallel.tensor import apply_tensor_parallel, vocabulary_is_split
 from hpctrain.records.model_spec import ModelSpec
@@ -122,6 +124,8 @@ class Pipeline:
                 losses=losses,
                 return_outputs=False,
             )
+        for stage in self.stages:
+            stage.finish_sends()
         return float(torch.stack([loss.detach() for loss in losses]).sum()) if losses else 0.0
 
 
@@ -141,6 +145,10 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
         loss = stages[-1].timed(loss)
     runtime = _PipelineScheduleRuntime(stages, replica.micro_batches, loss_fn=loss, scale_grads=False)
     runtime._prepare_schedule_with_comms(_actions_by_group_rank(inputs, mesh, coordinate))
+    members = runtime.stage_index_to_group_rank
+    owners = [dist.get_global_rank(mesh.get_group("pp"), members[index]) for index in range(len(plan.stages))]
+    runtime.fwd_recv_ops = NotedReceives("output of", -1, owners)
+    runtime.bwd_recv_ops = NotedReceives("gradient for", 1, owners)
     return Pipeline(stages, runtime, _forwards(runtime.pipeline_order_with_comms), replica.rows, split_loss)
 
 
@@ -162,6 +170,7 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, rows: int
         input_args=tokens if first else hidden,
         output_args=_logits(inputs, rows) if last else hidden,
         group=mesh.get_group("pp"),
+        post=_batch_p2p,
         autocast=inputs.autocast,
     )
 

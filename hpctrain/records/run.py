@@ -223,6 +223,14 @@ class Recovery(Part):
     """A worker that makes no step for this long is ended and the generation with it."""
 
 
+class Profile(Part):
+    """A look inside one step."""
+
+    step: int | None = Field(default=None, ge=1)
+    """The optimizer step that torch's profiler records on every rank, into profile/ in the run folder. Default: none.
+    That step takes several times as long as the others."""
+
+
 class Run(Document):
     """A training run as a person asks for it."""
 
@@ -265,6 +273,14 @@ class Run(Document):
     """When the loss on other data is measured."""
     recovery: Recovery = Recovery()
     """What happens when workers or nodes are lost."""
+    profile: Profile = Profile()
+    """Which step is looked into."""
+
+    @model_validator(mode="after")
+    def _profiled_step_exists(self) -> Run:
+        if self.profile.step is not None and self.profile.step > self.steps:
+            raise ValueError(f"profile.step is {self.profile.step}, and the run has {self.steps} steps")
+        return self
 
     def spec(self) -> ModelSpec:
         """The model's dimensions, as far as the file says; the vocabulary may still be open.

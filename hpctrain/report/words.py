@@ -85,7 +85,8 @@ def _finished(event: Event) -> str:
     if data.get("step") is None:
         return ""
     loss = f" with loss {data['loss']:.4g}" if data.get("loss") is not None else ""
-    return f"finished at step {data['step']}{loss}"
+    weights = f", weights {data['weights_sha256'][:16]}" if data.get("weights_sha256") else ""
+    return f"finished at step {data['step']}{loss}{weights}"
 
 
 def _prefixed(prefix: str) -> Callable[[Event], str]:
@@ -97,6 +98,7 @@ _PHRASES: dict[str, Callable[[Event], str]] = {
     "planned": _prefixed("planned"),
     "replanned": _prefixed("planned again"),
     "worker_died": _worker_died,
+    "worker_hung": _prefixed("nothing moves"),
     "node_lost": _node_lost,
     "node_returned": _node_returned,
     "generation_started": _generation_started,

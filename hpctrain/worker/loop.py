@@ -11,16 +11,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import HpctrainError
 from hpctrain.corpus.tokens import Corpus
 from hpctrain.parallel.gradients import clip_gradients, gradient_norm, local_gradients
 from hpctrain.records.manifest import Manifest
 from hpctrain.records.run import Optimizer
 from hpctrain.snapshot.checkpoint import Saved
+from hpctrain.snapshot.fingerprint import fingerprint
 from hpctrain.snapshot.state import collect
 from hpctrain.worker.build import Trainer
+from hpctrain.worker.diagnose import diagnose
 from hpctrain.worker.emit import JobStep, MetricsLog, RankStep, StepNews, gather, make_row, placements
 from hpctrain.worker.orders import Orders
+from hpctrain.worker.profile import profiled, trace_path
 from hpctrain.worker.traffic import CollectiveCounter
 
 
@@ -36,13 +40,15 @@ def train(trainer: Trainer, orders: Orders) -> bool:
     """
     loop = _Loop(trainer, orders)
     while trainer.step < trainer.run.steps:
-        job = loop.one_step()
+        job = loop.next_step()
         if job.stop:
             loop.save()
-            loop.finish_saving()
-            return trainer.step >= trainer.run.steps
+            break
     loop.finish_saving()
-    return True
+    done = trainer.step >= trainer.run.steps
+    if done and trainer.run.deterministic:
+        orders.tell("weights", sha256=fingerprint(trainer.pipeline.parameters()))
+    return done
 
 
 class _Loop:
@@ -57,13 +63,25 @@ class _Loop:
         self._first = True
         self._tp_bytes = 0
 
+    def next_step(self) -> JobStep:
+        """One step, profiled when it is the one that is to be."""
+        trainer, step = self.trainer, self.trainer.step + 1
+        ACTIVITY.begin_step(step)
+        if step != trainer.run.profile.step:
+            return self.one_step()
+        with profiled(trace_path(trainer.folder, step, trainer.coordinate.rank)):
+            return self.one_step()
+
     def one_step(self) -> JobStep:
         """One optimizer step: batch, pipeline, reduction, norm, update, checkpoint, validation, news."""
         trainer, start = self.trainer, time.perf_counter()
         share, gradients = self._forward_backward(trainer.step)
-        dp_bytes = trainer.reducer.reduce(gradients)
-        norm = gradient_norm(trainer.parameters, trainer.plan)
-        lr = self._update(norm)
+        with ACTIVITY.doing("reduce dp", waits=True):
+            dp_bytes = trainer.reducer.reduce(gradients)
+        with ACTIVITY.doing("all-reduce of the gradient's norm", waits=True):
+            norm = gradient_norm(trainer.parameters, trainer.plan)
+        with ACTIVITY.doing("optimizer"):
+            lr = self._update(norm)
         counters = trainer.pipeline.take_counters()
         trainer.step += 1
         seconds = time.perf_counter() - start
@@ -72,6 +90,8 @@ class _Loop:
             self.orders.stop_wanted(), self.orders.save_wanted(),
         )  # fmt: skip
         job = gather(trainer, mine)
+        if not math.isfinite(job.loss):
+            raise self._no_number(trainer.step, norm)
         placed = placements(trainer, counters) if self._first else None
         self._first = False
         if job.save or self._is_due(trainer.run.checkpoint.every):
@@ -85,14 +105,17 @@ class _Loop:
         trainer = self.trainer
         if self.saved_step == trainer.step:
             return
-        self._tell_saved(trainer.saver.finished(wait=True))
+        with ACTIVITY.doing("wait for the checkpoint before", waits=True):
+            self._tell_saved(trainer.saver.finished(wait=True))
         named = trainer.pipeline.parameters()
-        trainer.saver.save(collect(named, trainer.optimizer), _manifest(trainer))
+        with ACTIVITY.doing("checkpoint copy"):
+            trainer.saver.save(collect(named, trainer.optimizer), _manifest(trainer))
         self.saved_step = trainer.step
 
     def finish_saving(self) -> None:
         """Wait for the writer; the run has not ended before its last checkpoint is on disk."""
-        self._tell_saved(self.trainer.saver.finished(wait=True))
+        with ACTIVITY.doing("wait for the last checkpoint", waits=True):
+            self._tell_saved(self.trainer.saver.finished(wait=True))
         self.trainer.saver.close()
         self._metrics.flush()
         if self._save_error is not None:
@@ -100,7 +123,8 @@ class _Loop:
 
     def _forward_backward(self, step: int) -> tuple[float, list[Tensor]]:
         """This replica's share of the loss, and this rank's part of its gradients, not reduced."""
-        tokens, targets = self._batch(self.trainer.train, step * self.trainer.plan.rows, self.trainer.run.seed)
+        with ACTIVITY.doing("read the batch"):
+            tokens, targets = self._batch(self.trainer.train, step * self.trainer.plan.rows, self.trainer.run.seed)
         counter = CollectiveCounter() if self._first and self.trainer.plan.tp > 1 else None
         with counter or contextlib.nullcontext():
             share = self.trainer.pipeline.step(tokens, targets)
@@ -112,9 +136,7 @@ class _Loop:
     def _update(self, norm: float) -> float:
         trainer, settings = self.trainer, self.trainer.run.optimizer
         if not math.isfinite(norm):
-            raise HpctrainError(
-                f"step {trainer.step + 1}: the gradient's norm is {norm}; lower optimizer.lr or train in fp32"
-            )
+            raise self._no_number(trainer.step + 1, norm)
         if settings.clip_norm is not None:
             clip_gradients(trainer.parameters, norm, settings.clip_norm)
         lr = learning_rate(settings, trainer.step, trainer.run.steps)
@@ -123,6 +145,12 @@ class _Loop:
         trainer.optimizer.step()
         trainer.optimizer.zero_grad(set_to_none=True)
         return lr
+
+    def _no_number(self, step: int, norm: float) -> HpctrainError:
+        """The error for a step whose loss or gradient is no number, the same on every rank."""
+        trainer = self.trainer
+        batch = self._batch(trainer.train, (step - 1) * trainer.plan.rows, trainer.run.seed)
+        return HpctrainError(diagnose(trainer, step, *batch, norm))
 
     def _validate_and_tell(self, job: JobStep, news: StepNews) -> None:
         """Validate where it is due, then tell of the step. A failed validation costs neither row nor checkpoint.
@@ -149,7 +177,8 @@ class _Loop:
         trainer.pipeline.take_counters()
         # Every tp rank computes the same loss: one of them speaks for the row.
         total *= trainer.coordinate.tp == 0
-        dist.all_reduce(total)
+        with ACTIVITY.doing("all-reduce of the validation's loss", waits=True):
+            dist.all_reduce(total)
         return float(total)
 
     def _batch(self, corpus: Corpus, start: int, seed: int) -> tuple[Tensor, Tensor]:
