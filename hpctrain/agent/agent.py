@@ -12,7 +12,7 @@ from hpctrain.agent.decide import Decision, Phase, Settings, View, decide, failu
 from hpctrain.agent.group import WorkerGroup, WorkerNews
 from hpctrain.agent.journal import Journal
 from hpctrain.agent.peers import Announcement, Peers
-from hpctrain.agent.stall import WorkerDoing
+from hpctrain.agent.stall import WorkerDoing, to_message
 from hpctrain.agent.store import GenerationStore
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError

@@ -114,7 +114,7 @@ def read_record(descriptor: int) -> Doing | None:
 
 
 def _packed(doing: Doing) -> bytes:
-    operation = doing.operation.encode()[:OPERATION_BYTES]
+    operation = doing.operation.replace("\n", " ").encode()[:OPERATION_BYTES]
     head = b"%d\n%f\n%d\n%b\n" % (doing.step, doing.since_s, doing.waits, operation)
     return head.ljust(RECORD_BYTES, b"\0")
 

@@ -1,13 +1,15 @@
 """The pipeline of a plan, run by torch's schedule executor from our compute-only action table.
 
 This is the one file that touches private names of torch.distributed.pipelining (checked for torch 2.11 to 2.14):
-`_PipelineScheduleRuntime`, `_Action`, `_ComputationType` and `_batch_p2p`. Every plan runs through it, pp = 1 included: one path.
+`_PipelineScheduleRuntime`, `_Action`, `_ComputationType` and `_batch_p2p`. Every plan runs through it, pp = 1 included:
+one path.
 """
 
 from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -19,7 +21,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from hpctrain.model.build import build_part
 from hpctrain.parallel.loss import make_loss
 from hpctrain.parallel.mesh import Coordinate, group_rank
-from hpctrain.parallel.receives import NotedReceives
+from hpctrain.parallel.messages import NotedReceives
 from hpctrain.parallel.stage import CountedStage, StageCounters, seconds_of
 from hpctrain.parallel.tensor import apply_tensor_parallel, vocabulary_is_split
 from hpctrain.records.model_spec import ModelSpec
@@ -43,6 +45,9 @@ class PipelineInputs:
     device: torch.device
     autocast: torch.dtype | None = None
     """bfloat16 for matrix products in that precision; None: fp32 throughout."""
+    message_timeout: timedelta | None = None
+    """How long a message between stages is waited for; None: as long as the process group says, which on CUDA watches
+    over it beside the computation."""
 
 
 class Pipeline:
@@ -147,8 +152,8 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
     runtime._prepare_schedule_with_comms(_actions_by_group_rank(inputs, mesh, coordinate))
     members = runtime.stage_index_to_group_rank
     owners = [dist.get_global_rank(mesh.get_group("pp"), members[index]) for index in range(len(plan.stages))]
-    runtime.fwd_recv_ops = NotedReceives("output of", -1, owners)
-    runtime.bwd_recv_ops = NotedReceives("gradient for", 1, owners)
+    runtime.fwd_recv_ops = NotedReceives("output of", -1, owners, inputs.message_timeout)
+    runtime.bwd_recv_ops = NotedReceives("gradient for", 1, owners, inputs.message_timeout)
     return Pipeline(stages, runtime, _forwards(runtime.pipeline_order_with_comms), replica.rows, split_loss)
 
 
@@ -171,6 +176,7 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, rows: int
         output_args=_logits(inputs, rows) if last else hidden,
         group=mesh.get_group("pp"),
         post=_batch_p2p,
+        message_timeout=inputs.message_timeout,
         autocast=inputs.autocast,
     )
 

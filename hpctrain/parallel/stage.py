@@ -1,4 +1,4 @@
-"""A pipeline stage that counts what it does (compute seconds, forwards, bytes handed to its neighbours) and says what it
+"""A pipeline stage that counts what it does: compute seconds, forwards, bytes handed to its neighbours. It says what it
 is at, for a profile and for whoever asks why nothing moves."""
 
 from __future__ import annotations
@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
 from hpctrain.base.activity import ACTIVITY
+from hpctrain.parallel.messages import NotedWork
 
 PostSends = Callable[[list[dist.P2POp]], list[dist.Work]]
 """Starts sends as torch's schedules start theirs."""
@@ -38,12 +40,20 @@ class StageCounters:
 class CountedStage(PipelineStage):
     """torch's stage, with counters around computation and sends, and optional autocast around the forward pass."""
 
-    def __init__(self, *args: Any, post: PostSends, autocast: torch.dtype | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        post: PostSends,
+        message_timeout: timedelta | None = None,
+        autocast: torch.dtype | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.counters = StageCounters()
         self._post = post
+        self._message_timeout = message_timeout
         self._autocast = autocast
-        self._sends: list[tuple[str, list[dist.Work]]] = []
+        self._sends: list[NotedWork] = []
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self.counters.forwards += 1
@@ -73,7 +83,9 @@ class CountedStage(PipelineStage):
         return counted
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        return self._send(f"output of stage {self.stage_index} mb {fwd_chunk_id}", super().get_fwd_send_ops, fwd_chunk_id)
+        return self._send(
+            f"output of stage {self.stage_index} mb {fwd_chunk_id}", super().get_fwd_send_ops, fwd_chunk_id
+        )
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         what = f"gradient for stage {self.stage_index - 1} mb {bwd_chunk_id}"
@@ -82,14 +94,9 @@ class CountedStage(PipelineStage):
     def finish_sends(self) -> None:
         """Wait until the neighbours have taken what was sent to them."""
         while self._sends:
-            operation, works = self._sends.pop(0)
-            with ACTIVITY.doing(operation, waits=True):
-                for work in works:
-                    work.wait()
+            self._sends.pop(0).wait()
 
-    def _send(
-        self, what: str, operations_of: Callable[[int], list[dist.P2POp]], chunk: int
-    ) -> list[dist.P2POp]:
+    def _send(self, what: str, operations_of: Callable[[int], list[dist.P2POp]], chunk: int) -> list[dist.P2POp]:
         """Send here instead of in the schedule, which is left nothing to do: here it is known what is sent where."""
         operations = operations_of(chunk)
         if not operations:
@@ -97,7 +104,7 @@ class CountedStage(PipelineStage):
         self.counters.sent_bytes += sum(op.tensor.numel() * op.tensor.element_size() for op in operations)
         operation = f"send {what} to rank {operations[0].peer}"
         with ACTIVITY.doing(operation, waits=True):
-            self._sends.append((operation, self._post(operations)))
+            self._sends.append(NotedWork(self._post(operations), operation, self._message_timeout))
         return []
 
     def _clock(self, part: str, operation: str) -> _Stopwatch:

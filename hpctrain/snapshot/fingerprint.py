@@ -43,5 +43,5 @@ def _whole(tensor: Tensor) -> Tensor:
 
 def _digest(name: str, tensor: Tensor) -> str:
     digest = hashlib.sha256(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-    digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
+    digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -102,7 +102,10 @@ def build(orders: StartOrder) -> Trainer:
     mesh = build_mesh(plan, device.type, timeout)
     schedule, _ = schedule_of(plan, coordinate.dp)
     autocast = torch.bfloat16 if run.precision == "bf16" else None
-    inputs = PipelineInputs(plan, run.spec(), schedule, run.data.seq_len, run.seed, device, autocast)
+    inputs = PipelineInputs(
+        plan, run.spec(), schedule, run.data.seq_len, run.seed, device, autocast,
+        message_timeout=timeout if device.type == "cpu" else None,
+    )  # fmt: skip
     pipeline = build_pipeline(inputs, mesh, coordinate)
     optimizer = _optimizer(run, pipeline, plan)
     named = pipeline.parameters()

@@ -105,7 +105,7 @@ class _Loop:
         trainer = self.trainer
         if self.saved_step == trainer.step:
             return
-        with ACTIVITY.doing("wait for the checkpoint before", waits=True):
+        with ACTIVITY.doing("wait for the writer of the checkpoint before"):
             self._tell_saved(trainer.saver.finished(wait=True))
         named = trainer.pipeline.parameters()
         with ACTIVITY.doing("checkpoint copy"):
@@ -114,7 +114,7 @@ class _Loop:
 
     def finish_saving(self) -> None:
         """Wait for the writer; the run has not ended before its last checkpoint is on disk."""
-        with ACTIVITY.doing("wait for the last checkpoint", waits=True):
+        with ACTIVITY.doing("wait for the writer of the last checkpoint"):
             self._tell_saved(self.trainer.saver.finished(wait=True))
         self.trainer.saver.close()
         self._metrics.flush()

@@ -71,7 +71,9 @@ def _work(orders: Orders, folder: Path) -> int:
 def lost(error: Exception) -> str:
     """Which rank was doing what when a peer or the network failed it, and the first line of what torch says."""
     now = ACTIVITY.now
-    return f"rank {os.environ.get('RANK', '?')} in step {now.step}, {now.words()}: {str(error).strip().splitlines()[0]}"
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    rank = dist.get_rank() if dist.is_initialized() else os.environ.get("RANK", "?")
+    return f"rank {rank} in step {now.step}, {now.words()}: {said}"
 
 
 def _crash(orders: Orders, error: Exception) -> int:

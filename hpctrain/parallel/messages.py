@@ -1,8 +1,9 @@
-"""What a pipeline waits for from its neighbours, said while it waits."""
+"""Messages between the stages of a pipeline, with what they are said while they are waited for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 import torch.distributed as dist
 
@@ -15,35 +16,40 @@ Key = tuple[int, int]
 class NotedReceives(dict[Key, list[dist.Work]]):
     """The receives under way of torch's schedule, which takes one out when it begins to wait for it."""
 
-    def __init__(self, what: str, step: int, owners: Sequence[int]) -> None:
+    def __init__(self, what: str, step: int, owners: Sequence[int], timeout: timedelta | None) -> None:
         """
         Args:
             what: 'output of' (the stage before) or 'gradient for' (the stage itself).
             step: from the stage that needs the message to the one that sends it: -1 or 1.
             owners: the global rank that holds each stage.
+            timeout: how long a message is waited for; None: as long as its process group says.
         """
         super().__init__()
         self._what = what
         self._step = step
         self._owners = owners
+        self._timeout = timeout
 
     def pop(self, key: Key, *default: list[dist.Work]) -> list[dist.Work]:  # type: ignore[override]
         works = super().pop(key, *default)
         stage, micro_batch = key
         sender = self._owners[stage + self._step]
         whose = min(stage, stage + self._step)
-        return [NotedWork(works, f"recv {self._what} stage {whose} mb {micro_batch} from rank {sender}")]  # type: ignore[list-item]
+        operation = f"recv {self._what} stage {whose} mb {micro_batch} from rank {sender}"
+        return [NotedWork(works, operation, self._timeout)]  # type: ignore[list-item]
 
 
 class NotedWork:
-    """Receives that belong together; waited for as torch waits for one."""
+    """Messages that belong together; waited for as torch waits for one."""
 
-    def __init__(self, works: Sequence[dist.Work], operation: str) -> None:
+    def __init__(self, works: Sequence[dist.Work], operation: str, timeout: timedelta | None) -> None:
         self._works = works
         self._operation = operation
+        self._timeout = timeout
 
     def wait(self) -> None:
         """Wait for all of them."""
         with ACTIVITY.doing(self._operation, waits=True):
             for work in self._works:
-                work.wait()
+                # gloo keeps to the time that a group was made with, and a mesh makes its groups with half an hour.
+                work.wait() if self._timeout is None else work.wait(self._timeout)
