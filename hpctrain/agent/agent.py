@@ -260,7 +260,11 @@ class Agent:
             self._weights = {"weights_sha256": news.message["sha256"]}
         elif news.exit_code is not None and news.exit_code not in (0, 75, 76):
             how = f"signal {-news.exit_code}" if news.exit_code < 0 else f"exit code {news.exit_code}"
-            data = {"signal": -news.exit_code} if news.exit_code < 0 else {"exit_code": news.exit_code}
+            data: dict[str, int | str] = {"exit_code": news.exit_code}
+            if news.exit_code < 0:
+                data = {"signal": -news.exit_code}
+            if news.doing is not None:
+                data |= {"step": news.doing.step, "operation": news.doing.words()}
             self._journal.write(
                 "worker_died",
                 self._number(),

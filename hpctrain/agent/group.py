@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpctrain.agent.decide import INFRASTRUCTURE, WorkerView
 from hpctrain.agent.stall import WorkerDoing
-from hpctrain.base.activity import read_record, shared_record
+from hpctrain.base.activity import Doing, read_record, shared_record
 from hpctrain.base.process import Process, Runner
 from hpctrain.base.wire import LineChannel, Message
 
@@ -38,6 +38,8 @@ class WorkerNews:
     rank: int
     message: Message = field(default_factory=dict)
     exit_code: int | None = None
+    doing: Doing | None = None
+    """With its end: what it was at."""
 
 
 class WorkerGroup:
@@ -98,7 +100,7 @@ class WorkerGroup:
                 found.append(WorkerNews(worker.rank, message))
             if code is not None:
                 worker.exit_code = code
-                found.append(WorkerNews(worker.rank, exit_code=code))
+                found.append(WorkerNews(worker.rank, exit_code=code, doing=read_record(worker.activity)))
         return found
 
     def view(self) -> WorkerView:

@@ -152,8 +152,8 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
     runtime._prepare_schedule_with_comms(_actions_by_group_rank(inputs, mesh, coordinate))
     members = runtime.stage_index_to_group_rank
     owners = [dist.get_global_rank(mesh.get_group("pp"), members[index]) for index in range(len(plan.stages))]
-    runtime.fwd_recv_ops = NotedReceives("output of", -1, owners, inputs.message_timeout)
-    runtime.bwd_recv_ops = NotedReceives("gradient for", 1, owners, inputs.message_timeout)
+    runtime.fwd_recv_ops = NotedReceives("output of", -1, owners, inputs.device, inputs.message_timeout)
+    runtime.bwd_recv_ops = NotedReceives("gradient for", 1, owners, inputs.device, inputs.message_timeout)
     return Pipeline(stages, runtime, _forwards(runtime.pipeline_order_with_comms), replica.rows, split_loss)
 
 

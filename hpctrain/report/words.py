@@ -36,11 +36,12 @@ def _worker_died(event: Event) -> str:
     who = f"worker of {data.get('node', event.node)}"
     if data.get("rank") is not None:
         who += f" (rank {data['rank']})"
+    at = f" in step {data['step']}, {data['operation']}" if data.get("operation") else ""
     if data.get("signal") is not None:
-        return f"{who} was killed ({signal_name(data['signal'])})"
+        return f"{who} was killed ({signal_name(data['signal'])}){at}"
     if data.get("exit_code") is not None:
         meaning = _EXIT_WORDS.get(data["exit_code"])
-        return f"{who} ended with exit code {data['exit_code']}" + (f" ({meaning})" if meaning else "")
+        return f"{who} ended with exit code {data['exit_code']}" + (f" ({meaning})" if meaning else "") + at
     return f"{who} ended: {event.reason.rstrip('.')}" if event.reason else f"{who} ended"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,8 +37,10 @@ class Finding:
     bad: int
     values: int
     bad_weights: int
-    """Of the module's own parameters."""
+    """Of the module's own parameters, values that are no numbers."""
     weights: int
+    largest_weight: float
+    """The largest of the others, without its sign."""
 
 
 def diagnose(trainer: Trainer, step: int, tokens: Tensor, targets: Tensor, norm: float) -> str:
@@ -74,7 +76,9 @@ def describe(step: int, loss: float, norm: float, found: Finding | None, places:
         )
     who = f"step {step}, rank {found.rank} ({places[found.rank]})"
     of = f"{found.what} has {found.bad} of {found.values} values not finite"
-    weights = f"{found.bad_weights} of {found.weights} weights not finite" if found.bad_weights else "weights finite"
+    weights = f"weights finite, the largest {found.largest_weight:.3g}"
+    if found.bad_weights:
+        weights = f"{found.bad_weights} of {found.weights} weights not finite"
     return f"{who}: {wrong}; first in {_place(found.module)}: {of}; {weights}. {_advice(run, found.bad_weights > 0)}"
 
 
@@ -136,7 +140,7 @@ class _Watch:
             for side, (what, tensors) in enumerate((("forward input", inputs), ("forward output", output))):
                 bad, values = _not_finite(tree_leaves(tensors))
                 if bad:
-                    weights = _not_finite([p.detach() for p in module.parameters(recurse=False)])
+                    weights = _weights(module.parameters(recurse=False))
                     order = (self._stage, place, side)
                     self._findings.append(Finding(order, self._rank, name, what, bad, values, *weights))
                     return
@@ -152,18 +156,31 @@ def _gradient(trainer: Trainer) -> Finding | None:
             bad, values = _not_finite([parameter.grad] if parameter.grad is not None else [])
             if bad:
                 module, _, leaf = name.rpartition(".")
-                weights = _not_finite([parameter.detach()])
+                weights = _weights([parameter])
                 order = (stage.stage_index, place, 0)
                 found = Finding(order, trainer.coordinate.rank, module, f"gradient of {leaf}", bad, values, *weights)
     return found
+
+
+def _weights(parameters: Iterable[nn.Parameter]) -> tuple[int, int, float]:
+    """How many weights are no numbers, how many there are, and the largest of the others."""
+    tensors = [_local(parameter.detach()) for parameter in parameters]
+    largest = max(
+        (float(tensor.nan_to_num(0.0, 0.0, 0.0).abs().max()) for tensor in tensors if tensor.numel()), default=0.0
+    )
+    return (*_not_finite(tensors), largest)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _not_finite(tensors: Sequence[object]) -> tuple[int, int]:
     """How many values are no numbers, and how many there are; of a tensor that is split, in this rank's part."""
     bad = values = 0
     for item in tensors:
-        tensor = item.to_local() if isinstance(item, DTensor) else item
-        if isinstance(tensor, Tensor) and tensor.is_floating_point():
+        if isinstance(item, Tensor) and item.is_floating_point():
+            tensor = _local(item)
             bad += int(tensor.numel() - tensor.isfinite().sum())
             values += tensor.numel()
     return bad, values
