@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,5 +68,6 @@ def test_a_gradient_that_is_no_number_is_found_where_backward_met_it_first(found
 def test_a_rank_that_waits_in_vain_says_where_and_for_whom(found: dict[str, Any]) -> None:
     sleeping = found["sleeping"]
     assert sleeping["said"].startswith("rank 0 in step 1, recv gradient for stage 0 micro-batch "), sleeping
-    assert " from rank 1: " in sleeping["said"]
-    assert 5 <= sleeping["seconds"] < 8.5
+    # Not because the other one went away: it sleeps for longer than twice the progress timeout.
+    assert re.search(r" from rank 1: .*[Tt]imed out", sleeping["said"]), sleeping
+    assert sleeping["seconds"] >= 5
