@@ -5,13 +5,14 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpctrain.agent.decide import Decision, Phase, Settings, View, decide, failures
 from hpctrain.agent.group import WorkerGroup, WorkerNews
 from hpctrain.agent.journal import Journal
 from hpctrain.agent.peers import Announcement, Peers
+from hpctrain.agent.stall import WorkerDoing, to_message
 from hpctrain.agent.store import GenerationStore
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError
@@ -93,6 +94,8 @@ class Agent:
         self._stop_told = False
         self._fault_at: float | None = None
         self._last_step: dict[str, float] = {}
+        self._weights: dict[str, str] = {}
+        self._places: list[str] = []
         self._watched: list[LineChannel] = []
         self._working: tuple[str, ...] = ()
         self._store_socket: socket.socket | None = None
@@ -135,6 +138,8 @@ class Agent:
     def _act(self, now: float, decision: Decision) -> int | None:
         if decision.act == "end_generation":
             self._fault_at = now
+            if decision.hung is not None:
+                self._journal.write("worker_hung", self._number(), decision.reason, hung=to_message(decision.hung))
             self._end_workers()
             self._enter("fault", decision.reason)
         elif decision.act == "propose":
@@ -142,7 +147,7 @@ class Agent:
         elif decision.act == "finish":
             self._enter("done", decision.reason)
             if self._holds_rank0():
-                self._journal.write("finished", self._number(), decision.reason, **self._last_step)
+                self._journal.write("finished", self._number(), decision.reason, **self._last_step, **self._weights)
             return 0
         elif decision.act == "stop":
             self._end_workers()
@@ -214,6 +219,7 @@ class Agent:
         self._making = None
         plan = Plan.read(self._place.folder / record.plan)
         self._working = tuple(plan.nodes)
+        self._places = plan.ranks
         mine = [rank for rank, place in enumerate(plan.ranks) if place.partition(":")[0] == self._place.node]
         orders = {rank: self._order(record, rank) for rank in mine}
         serves = record.store.node == self._place.node and self._is_member(record)
@@ -250,9 +256,15 @@ class Agent:
             self._fault_at = None
         elif kind == "saved":
             self._note_saved(news)
+        elif kind == "weights" and news.rank == 0:
+            self._weights = {"weights_sha256": news.message["sha256"]}
         elif news.exit_code is not None and news.exit_code not in (0, 75, 76):
             how = f"signal {-news.exit_code}" if news.exit_code < 0 else f"exit code {news.exit_code}"
-            data = {"signal": -news.exit_code} if news.exit_code < 0 else {"exit_code": news.exit_code}
+            data: dict[str, int | str] = {"exit_code": news.exit_code}
+            if news.exit_code < 0:
+                data = {"signal": -news.exit_code}
+            if news.doing is not None:
+                data |= {"step": news.doing.step, "operation": news.doing.words()}
             self._journal.write(
                 "worker_died",
                 self._number(),
@@ -343,7 +355,7 @@ class Agent:
             record=self._record,
             peers=self._peers.views(),
             working=self._working,
-            workers=self._group.view(),
+            workers=replace(self._group.view(), doing=self._doing()),
             stop_wanted=self._stop_wanted(),
             checkpoint=self._newest_checkpoint() if between else None,
         )
@@ -351,8 +363,17 @@ class Agent:
     def _announcement(self) -> Announcement:
         member = self._member()
         return Announcement(
-            member.node, member.incarnation, member.addr, member.store_port, self._number(), self._phase, self._reason
-        )
+            member.node, member.incarnation, member.addr, member.store_port, self._number(), self._phase, self._reason,
+            self._doing(),
+        )  # fmt: skip
+
+    def _doing(self) -> tuple[WorkerDoing, ...]:
+        """What the workers of this node do, once they have been silent for half of what they may be: a hang holds up
+        all nodes, so each then knows of all ranks when the time is over."""
+        silent_s = self._clock.now() - self._group.view().last_progress
+        if self._phase != "running" or silent_s < self._settings.progress_timeout_s / 2:
+            return ()
+        return self._group.doing(self._places)
 
     def _member(self) -> Member:
         assert self._store_socket is not None, "run opened it"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hpctrain.agent.stall import WorkerDoing, culprits, explain
 from hpctrain.records.generation import Generation
 
 Phase = Literal["joining", "running", "fault", "done", "stopped", "failed"]
@@ -17,6 +18,9 @@ Act = Literal["wait", "end_generation", "propose", "finish", "stop", "fail"]
 RESUMABLE = 75
 INFRASTRUCTURE = 76
 NO_PROGRESS = 77
+STRIKE_TURN_S = 0.5
+"""All agents see a hang at the same time. The first node tells of it; each further one would do so this much later."""
+STRIKE_TURNS = 10
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class PeerView:
     generation: int = -1
     phase: Phase = "joining"
     reason: str = ""
+    doing: tuple[WorkerDoing, ...] = ()
+    """What its workers do, once they have made no step for a while."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,8 @@ class WorkerView:
     """When one of them last did anything: started, ready, or made a step."""
     error: str | None = None
     """What it said before it left."""
+    doing: tuple[WorkerDoing, ...] = ()
+    """What they do, once they have made no step for a while."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +104,8 @@ class Decision:
     """For `propose`: the nodes of the next generation."""
     exit_code: int = 0
     """For `stop` and `fail`."""
+    hung: tuple[WorkerDoing, ...] | None = None
+    """For an `end_generation` because nothing moves: the ranks that are to blame, as far as that is known."""
 
 
 def decide(now: float, view: View, settings: Settings) -> Decision:
@@ -141,15 +151,25 @@ def _own_workers(now: float, view: View, settings: Settings) -> Decision | None:
     if workers.exit_code == RESUMABLE:
         return Decision("stop", "stopped at a checkpoint on request", exit_code=RESUMABLE)
     if workers.exit_code == INFRASTRUCTURE:
-        return Decision("end_generation", "a worker lost contact with its peers")
+        told = f": {workers.error}" if workers.error else ""
+        return Decision("end_generation", f"a worker lost contact with its peers{told}")
     if workers.exit_code is not None and workers.exit_code < 0:
         return Decision("end_generation", f"a worker of {view.me} was killed by signal {-workers.exit_code}")
     if workers.exit_code is not None:
         reason = workers.error or f"a worker ended with exit code {workers.exit_code}"
         return Decision("fail", f"{view.me}: {reason}", exit_code=1)
-    if workers.running and now - workers.last_progress > settings.progress_timeout_s:
-        return Decision("end_generation", f"{view.me}: no step for {settings.progress_timeout_s:g} s")
+    turn = view.working.index(view.me) if view.me in view.working else 0
+    limit = settings.progress_timeout_s + min(turn, STRIKE_TURNS) * STRIKE_TURN_S
+    if workers.running and now - workers.last_progress > limit:
+        return _hung(view, settings)
     return None
+
+
+def _hung(view: View, settings: Settings) -> Decision:
+    doing = [*view.workers.doing, *(item for peer in view.peers for item in peer.doing)]
+    known = f": {explain(doing)}" if doing else ""
+    reason = f"{view.me}: no step for {settings.progress_timeout_s:g} s{known}"
+    return Decision("end_generation", reason, hung=culprits(doing))
 
 
 def _peer_verdict(now: float, peer: PeerView, view: View, settings: Settings) -> Decision | None:

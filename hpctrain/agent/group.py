@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpctrain.agent.decide import INFRASTRUCTURE, WorkerView
+from hpctrain.agent.stall import WorkerDoing
+from hpctrain.base.activity import Doing, read_record, shared_record
 from hpctrain.base.process import Process, Runner
 from hpctrain.base.wire import LineChannel, Message
 
@@ -23,6 +25,8 @@ class Worker:
     rank: int
     process: Process
     channel: LineChannel
+    activity: int
+    """Descriptor of the record of what it does."""
     exit_code: int | None = None
     error: str | None = None
 
@@ -34,6 +38,8 @@ class WorkerNews:
     rank: int
     message: Message = field(default_factory=dict)
     exit_code: int | None = None
+    doing: Doing | None = None
+    """With its end: what it was at."""
 
 
 class WorkerGroup:
@@ -65,14 +71,16 @@ class WorkerGroup:
                 keep.append(store.fileno())
                 content["store"] = {**content["store"], "fd": store.fileno()}
             argv = [sys.executable, "-m", "hpctrain.worker", "train", "--folder", str(self._folder)]
-            argv += ["--fd", str(theirs.fileno())]
+            activity = shared_record()
+            keep.append(activity)
+            argv += ["--fd", str(theirs.fileno()), "--activity", str(activity)]
             env = {**self._env, "LOCAL_RANK": str(local_rank), "RANK": str(rank)}
             log = self._logs / f"{self._node}.{local_rank}.log"
             process = self._runner.start(argv, env=env, log=log, keep_fds=keep)
             theirs.close()
             channel = LineChannel(ours)
             channel.send({"type": "start", **content})
-            self.workers.append(Worker(rank, process, channel))
+            self.workers.append(Worker(rank, process, channel, activity))
 
     def channels(self) -> list[LineChannel]:
         """Channels to wait on."""
@@ -87,12 +95,12 @@ class WorkerGroup:
             code = worker.process.poll()
             for message in worker.channel.receive():
                 self._last_progress = now
-                if message.get("type") == "error":
+                if message.get("type") in ("error", "lost"):
                     worker.error = str(message.get("message"))
                 found.append(WorkerNews(worker.rank, message))
             if code is not None:
                 worker.exit_code = code
-                found.append(WorkerNews(worker.rank, exit_code=code))
+                found.append(WorkerNews(worker.rank, exit_code=code, doing=read_record(worker.activity)))
         return found
 
     def view(self) -> WorkerView:
@@ -102,9 +110,25 @@ class WorkerGroup:
         # A worker that lost its peers is a consequence; its neighbour's own death or error is the cause.
         causes = [code for code in codes if code not in (0, INFRASTRUCTURE)]
         bad = causes or [code for code in codes if code != 0]
-        error = next((worker.error for worker in self.workers if worker.error), None)
         exit_code = bad[0] if bad else 0 if self.workers and not running else None
+        told = [worker for worker in self.workers if worker.error]
+        told.sort(key=lambda worker: worker.exit_code != exit_code)
+        error = told[0].error if told else None
         return WorkerView(running, exit_code, self._last_progress, error)
+
+    def doing(self, places: Sequence[str]) -> tuple[WorkerDoing, ...]:
+        """What each running worker does; those that have not begun to say so are left out.
+
+        Args:
+            places: the device of each rank.
+        """
+        found = []
+        for worker in self.workers:
+            now = read_record(worker.activity) if worker.exit_code is None else None
+            if now is not None:
+                state = _STATES.get(state_of(worker.process.pid), "")
+                found.append(WorkerDoing(worker.rank, places[worker.rank], now.step, now.words(), now.waits, state))
+        return tuple(found)
 
     def tell(self, kind: str) -> None:
         """Send `save` or `stop` to every worker."""
@@ -120,7 +144,22 @@ class WorkerGroup:
             if worker.exit_code is None:
                 worker.exit_code = worker.process.wait(KILL_WAIT_S)
             worker.channel.close()
+            os.close(worker.activity)
         self.workers = []
+
+
+_STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "stuck in the system (disk or driver)"}
+"""States of a process in which it does not run although it would; as /proc calls them."""
+
+
+def state_of(pid: int) -> str:
+    """The state of a process as one letter, as in `ps`; empty when it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    # The name, in parentheses, may hold anything.
+    return text.rpartition(")")[2].split()[0]
 
 
 def incarnation_of(host: str, started: float) -> str:

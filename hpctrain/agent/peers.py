@@ -15,6 +15,7 @@ from typing import get_args
 
 from hpctrain.agent.decide import PeerView, Phase
 from hpctrain.agent.dialler import Dialler, listen, publish_address
+from hpctrain.agent.stall import WorkerDoing, from_message, to_message
 from hpctrain.agent.watch import Watch, Watchable
 from hpctrain.base.wire import LINE_LIMIT, LineChannel, Message
 
@@ -42,6 +43,7 @@ class Announcement:
     generation: int
     phase: Phase
     reason: str
+    doing: tuple[WorkerDoing, ...] = ()
 
 
 class Peers:
@@ -173,7 +175,7 @@ class Peers:
             self._dialler.heard(node)
             self._announced[node] = said
             self._views[node] = PeerView(
-                node, said.incarnation, True, False, now, said.generation, said.phase, said.reason
+                node, said.incarnation, True, False, now, said.generation, said.phase, said.reason, said.doing
             )
         if channel.closed:
             self._lose(node)
@@ -184,6 +186,7 @@ class Peers:
         if due:
             self._last_beat = now
         heartbeat = {"type": "heartbeat", **mine.__dict__, "reason": mine.reason[:REASON_CHARS]}
+        heartbeat["doing"] = to_message(mine.doing)
         for node, channel in list(self._channels.items()):
             if (due or node in self._fresh) and not channel.send(heartbeat):
                 self._lose(node)
@@ -205,7 +208,10 @@ def announced(message: Message) -> Announcement | None:
     names = [field.name for field in fields(Announcement)]
     if message.get("type") != "heartbeat" or not all(name in message for name in names):
         return None
-    said = Announcement(**{name: message[name] for name in names})
+    doing = from_message(message["doing"])
+    if doing is None:
+        return None
+    said = Announcement(**{**{name: message[name] for name in names}, "doing": doing})
     texts = (said.node, said.incarnation, said.addr, said.reason)
     numbers = (said.store_port, said.generation)
     if not all(type(text) is str for text in texts) or not all(type(number) is int for number in numbers):

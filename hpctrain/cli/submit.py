@@ -12,6 +12,8 @@ import click
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
+from hpctrain.cli.profile import option as profile_option
+from hpctrain.cli.profile import with_profile
 from hpctrain.cli.provisional import check_provisional
 from hpctrain.launch.allocation import run_in_allocation
 from hpctrain.launch.queue import check_queue, wait_for_job
@@ -26,12 +28,13 @@ from hpctrain.slurm.commands import Slurm
 @click.option("-t", "--topology", type=click.Path(path_type=Path), help="Topology file of the nodes. Default: probe.")
 @click.option("-p", "--plan", type=click.Path(path_type=Path), help="Plan file, obeyed to the letter. Default: plan.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
+@profile_option
 @click.option("--dry-run", is_flag=True, help="Check everything and show the job script; submit nothing.")
 @click.option("--wait", is_flag=True, help="Wait until the run has ended; its exit code comes back.")
 @click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout.")
 def command(
-    run_file: Path, topology: Path | None, plan: Path | None, overrides: tuple[str, ...], dry_run: bool, wait: bool,
-    as_json: bool,
+    run_file: Path, topology: Path | None, plan: Path | None, overrides: tuple[str, ...], profile: int | None,
+    dry_run: bool, wait: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Submit RUN.YAML as one job: probe if needed, plan, train, requeue.
 
@@ -39,6 +42,7 @@ def command(
     or the time limit puts the job back into the queue, where it goes on from its last checkpoint. Inside an existing
     allocation (salloc) the run starts there and then.
     """
+    overrides = with_profile(overrides, profile)
     queued = read_run(run_file, overrides).cluster.kind == "slurm"
     prepared = prepare(run_file, overrides, None, topology, plan, SystemRunner(), queued=queued)
     if queued:

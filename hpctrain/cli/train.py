@@ -13,6 +13,8 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_DONE, InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.live import watch
+from hpctrain.cli.profile import option as profile_option
+from hpctrain.cli.profile import traces_line, with_profile
 from hpctrain.launch.supervise import LocalJob
 from hpctrain.launch.training import Prepared, prepare, resume, runs_folder, start
 from hpctrain.records.locate import find_run
@@ -26,16 +28,18 @@ from hpctrain.records.run import read_run
 @click.option("-p", "--plan", type=click.Path(path_type=Path), help="Plan file, obeyed to the letter. Default: plan.")
 @click.option("--resume", "run", metavar="RUN", help="Go on with a run, on any number of nodes.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
+@profile_option
 @click.option("--json", "as_json", is_flag=True, help="Print the run's name and folder as JSON when it has ended.")
 @click.option("--dry-run", is_flag=True, help="Check everything and say what would run.")
 def command(
     run_file: Path | None, count: int | None, topology: Path | None, plan: Path | None, run: str | None,
-    overrides: tuple[str, ...], as_json: bool, dry_run: bool,
+    overrides: tuple[str, ...], profile: int | None, as_json: bool, dry_run: bool,
 ) -> None:  # fmt: skip
     """Train as local processes: n virtual nodes, one CPU device, one agent and its worker each.
 
     Ctrl-C saves a checkpoint and stops; a second one ends everything at once.
     """
+    overrides = with_profile(overrides, profile)
     if (run_file is None) == (run is None):
         raise InputError("give a run file to start, or --resume RUN to go on with one")
     if run is not None:
@@ -54,10 +58,13 @@ def command(
 
 def _watch(job: LocalJob, as_json: bool) -> None:
     folder = job.folder.path
-    steps = read_run(folder / "run.yaml").steps
+    run = read_run(folder / "run.yaml")
     out = sys.stderr if as_json else sys.stdout
     print(f"run folder {folder}", file=out, flush=True)
-    ended = watch(job, steps, out)
+    ended = watch(job, run.steps, out)
+    traces = traces_line(run, folder)
+    if traces is not None:
+        print(traces, file=out)
     if as_json:
         click.echo(json.dumps({"name": folder.name, "folder": str(folder), "exit_code": ended.exit_code}))
     if ended.exit_code == EXIT_DONE:

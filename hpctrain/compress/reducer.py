@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hpctrain.base.activity import ACTIVITY
+
 BUCKET_BYTES = 32 * 2**20
 """Gradients are sent in pieces of this size: large enough for full bandwidth, small enough to need little memory."""
 
@@ -35,9 +37,10 @@ class DenseReducer:
         if self._world == 1:
             return 0
         sent = 0
-        for bucket in buckets(gradients, self._bucket_bytes):
+        for number, bucket in enumerate(buckets(gradients, self._bucket_bytes)):
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-            dist.all_reduce(flat, group=self._group)
+            with ACTIVITY.doing(f"all-reduce over dp, bucket {number}", waits=True):
+                dist.all_reduce(flat, group=self._group)
             for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
                 tensor.copy_(part.view_as(tensor))
             # A ring all-reduce sends every byte on 2·(n−1)/n times from each rank.

@@ -29,6 +29,8 @@ from hpctrain.records.topology import Topology
 
 FINISHED = "finished"
 """File in a run folder: the run is over, whatever a lost node's task still seems to do; the job script looks for it."""
+FLIGHT_RECORDER_EVENTS = 2000
+"""Operations that NCCL remembers; about a kilobyte each."""
 PROBE_WAIT_S = 300.0
 """How long the other nodes wait for the first one to write the topology."""
 
@@ -123,11 +125,11 @@ def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool]) -
             min_nodes=recovery.min_nodes,
             retries=recovery.retries,
             heartbeat_timeout_s=recovery.heartbeat_timeout_s,
-            progress_timeout_s=recovery.progress_timeout_s,
+            progress_timeout_s=run.step_timeout_s,
         ),
         peers=Peers(place.folder / "agents", place.node, place.nodes, place.addr, key),
         store=GenerationStore(place.folder / "generations"),
-        group=WorkerGroup(place.folder, logs, place.node, SystemRunner(), _worker_environment(place)),
+        group=WorkerGroup(place.folder, logs, place.node, SystemRunner(), _worker_environment(place, logs)),
         journal=journal,
         clock=SystemClock(),
         make_generation=maker,
@@ -136,9 +138,10 @@ def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool]) -
     )
 
 
-def _worker_environment(place: Place) -> dict[str, str]:
-    """What workers start with: the snapshot of the person's code comes first on the module path, and collectives go
-    over the interface that this node is reached at, unless somebody said otherwise."""
+def _worker_environment(place: Place, logs: Path) -> dict[str, str]:
+    """What workers start with: the snapshot of the person's code comes first on the module path, collectives go over
+    the interface that this node is reached at, and NCCL keeps its last operations, to write them beside the logs when
+    one of them runs out of time; unless somebody said otherwise."""
     env = dict(os.environ)
     code = place.folder / "code"
     if code.is_dir():
@@ -147,4 +150,7 @@ def _worker_environment(place: Place) -> dict[str, str]:
     if interface is not None:
         env.setdefault("GLOO_SOCKET_IFNAME", interface)
         env.setdefault("NCCL_SOCKET_IFNAME", interface)
+    env.setdefault("TORCH_FR_BUFFER_SIZE", str(FLIGHT_RECORDER_EVENTS))
+    env.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(logs / "nccl-trace-rank-"))
+    env.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
     return env

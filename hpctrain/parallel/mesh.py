@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -39,17 +40,24 @@ class Coordinate:
         raise ValueError(f"rank {rank} is not in a plan of {plan.world_size} ranks")
 
 
-def build_mesh(plan: Plan, device_type: str) -> DeviceMesh:
+def build_mesh(plan: Plan, device_type: str, timeout: timedelta | None = None) -> DeviceMesh:
     """The plan's devices as a [pp, dp, tp] mesh; with hybrid sharding [pp, copy, shard, tp]. Collective over the world.
+
+    Args:
+        timeout: how long a collective along an axis waits for its members; torch gives a mesh half an hour.
 
     Ranks along tp are put in ascending order, because torch orders the members of a process group that way and
     DTensor's shards follow the group; the shards are equal, so the plan loses nothing by it.
     """
     ranks = torch.tensor([[sorted(row) for row in column] for column in plan.mesh()])
-    if 1 < plan.shards < plan.dp:
+    names = HYBRID_AXES if 1 < plan.shards < plan.dp else AXES
+    if names is HYBRID_AXES:
         ranks = ranks.view(plan.pp, plan.dp // plan.shards, plan.shards, plan.tp)
-        return DeviceMesh(device_type, ranks, mesh_dim_names=HYBRID_AXES)
-    return DeviceMesh(device_type, ranks, mesh_dim_names=AXES)
+    mesh = DeviceMesh(device_type, ranks, mesh_dim_names=names)
+    if timeout is not None:
+        for axis in names:
+            mesh.get_group(axis).set_timeout(timeout)
+    return mesh
 
 
 def sharding_mesh(mesh: DeviceMesh) -> DeviceMesh:

@@ -1,7 +1,8 @@
 """The pipeline of a plan, run by torch's schedule executor from our compute-only action table.
 
 This is the one file that touches private names of torch.distributed.pipelining (checked for torch 2.11 to 2.14):
-`_PipelineScheduleRuntime`, `_Action` and `_ComputationType`. Every plan runs through it, pp = 1 included: one path.
+`_PipelineScheduleRuntime`, `_Action`, `_ComputationType` and `_batch_p2p`. Every plan runs through it, pp = 1 included:
+one path.
 """
 
 from __future__ import annotations
@@ -9,18 +10,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
+from torch.distributed.pipelining.schedules import _Action, _batch_p2p, _ComputationType, _PipelineScheduleRuntime
 from torch.distributed.tensor.parallel import loss_parallel
 
+from hpctrain.base.activity import ACTIVITY
 from hpctrain.model.build import build_part
 from hpctrain.model.part import blocks_of
 from hpctrain.parallel.loss import make_loss
 from hpctrain.parallel.mesh import Coordinate, group_rank, sharding_mesh
+from hpctrain.parallel.messages import NotedReceives
 from hpctrain.parallel.recompute import recompute_blocks
 from hpctrain.parallel.scaling import LossScaler
 from hpctrain.parallel.shard import apply_sharding
@@ -54,6 +59,9 @@ class PipelineInputs:
     """With float16: what the loss is multiplied by."""
     compile: bool = False
     """Blocks are compiled at their first call."""
+    message_timeout: timedelta | None = None
+    """How long a message between stages is waited for; None: as long as the process group says, which on CUDA watches
+    over it beside the computation."""
 
 
 class Pipeline:
@@ -97,7 +105,8 @@ class Pipeline:
         loss = self._run(tokens, targets, train=True)
         self.step_s = seconds_of(self.device) - start
         if self._tied is not None:
-            self.stages[0].counters.sent_bytes += self._tied.sum_gradients()
+            with ACTIVITY.doing("sum the gradients of the tied matrix", waits=True):
+                self.stages[0].counters.sent_bytes += self._tied.sum_gradients()
         return loss
 
     def evaluate(self, tokens: Tensor, targets: Tensor) -> float:
@@ -155,6 +164,8 @@ class Pipeline:
                 losses=losses,
                 return_outputs=False,
             )
+        for stage in self.stages:
+            stage.finish_sends()
         total = float(torch.stack([loss.detach() for loss in losses]).sum()) if losses else 0.0
         return total / self._scaler.value if self._scaler is not None else total
 
@@ -179,6 +190,10 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
     runtime = _PipelineScheduleRuntime(stages, replica.micro_batches, loss_fn=loss, scale_grads=False)
     runtime._prepare_schedule_with_comms(_actions_by_group_rank(inputs, mesh, coordinate))
     _gather_by_level(runtime, plan.zero, [stage.stage_index for stage in stages])
+    members = runtime.stage_index_to_group_rank
+    owners = [dist.get_global_rank(mesh.get_group("pp"), members[index]) for index in range(len(plan.stages))]
+    runtime.fwd_recv_ops = NotedReceives("output of", -1, owners, inputs.device, inputs.message_timeout)
+    runtime.bwd_recv_ops = NotedReceives("gradient for", 1, owners, inputs.device, inputs.message_timeout)
     order = _forwards(runtime.pipeline_order_with_comms)
     tied = _tied(inputs, coordinate, stages) if spec.tied and len(plan.stages) > 1 else None
     return Pipeline(stages, runtime, order, replica.rows, split_loss, tied, inputs.scaler)
@@ -216,6 +231,8 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, rows: int
         input_args=tokens if first else hidden,
         output_args=_logits(inputs, rows) if last else hidden,
         group=mesh.get_group("pp"),
+        post=_batch_p2p,
+        message_timeout=inputs.message_timeout,
         autocast=inputs.autocast,
     )
 
@@ -223,7 +240,7 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, rows: int
 def _tied(inputs: PipelineInputs, coordinate: Coordinate, stages: list[CountedStage]) -> TiedEnds | None:
     first = next((stage.submod for stage in stages if stage.is_first), None)
     last = next((stage.submod for stage in stages if stage.is_last), None)
-    return tie_ends(inputs.plan, coordinate.rank, first, last)
+    return tie_ends(inputs.plan, coordinate.rank, first, last, inputs.message_timeout)
 
 
 def _logits(inputs: PipelineInputs, rows: int) -> Tensor:

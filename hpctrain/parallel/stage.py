@@ -1,10 +1,12 @@
-"""A pipeline stage that counts what it does: compute seconds, forwards, bytes handed to its neighbours."""
+"""A pipeline stage that counts what it does: compute seconds, forwards, bytes handed to its neighbours. It says what it
+is at, for a profile and for whoever asks why nothing moves."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -12,77 +14,122 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
+from hpctrain.base.activity import ACTIVITY
+from hpctrain.parallel.messages import NotedWork
+
+PostSends = Callable[[list[dist.P2POp]], list[dist.Work]]
+"""Starts sends as torch's schedules start theirs."""
+
 
 @dataclass
 class StageCounters:
     """What a stage did since the last reset."""
 
-    compute_s: float = 0.0
-    """Forward, loss and backward, with the collectives of tensor parallelism and sharding in them; no sends, no waiting
-    for any."""
+    forward_s: float = 0.0
+    """Forward and loss, with the collectives of tensor parallelism and sharding in them; no sends and no receives."""
+    backward_s: float = 0.0
+    """Backward, in one piece or in two, likewise."""
     forwards: int = 0
     sent_bytes: int = 0
     sharding_bytes: int = 0
     """Sent to gather sharded weights and to sum gradients into shards."""
 
+    @property
+    def compute_s(self) -> float:
+        return self.forward_s + self.backward_s
+
 
 class CountedStage(PipelineStage):
     """torch's stage, with counters around computation and sends, and optional autocast around the forward pass."""
 
-    def __init__(self, *args: Any, autocast: torch.dtype | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        post: PostSends,
+        message_timeout: timedelta | None = None,
+        autocast: torch.dtype | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.counters = StageCounters()
+        self._post = post
+        self._message_timeout = message_timeout
         self._autocast = autocast
+        self._sends: list[NotedWork] = []
 
-    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self.counters.forwards += 1
         enabled = self._autocast is not None
-        with self._clock(), torch.autocast(self.device.type, self._autocast, enabled=enabled):
-            return super().forward_one_chunk(*args, **kwargs)
+        with (
+            self._clock("forward", f"forward stage {self.stage_index} mb {fwd_chunk_id}"),
+            torch.autocast(self.device.type, self._autocast, enabled=enabled),
+        ):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
-    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        with self._clock():
-            return super().backward_one_chunk(*args, **kwargs)
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        part = "backward" if kwargs.get("full_backward", True) else "backward of inputs,"
+        with self._clock("backward", f"{part} stage {self.stage_index} mb {bwd_chunk_id}"):
+            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
-    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        with self._clock():
-            return super().backward_weight_one_chunk(*args, **kwargs)
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        with self._clock("backward", f"backward of weights, stage {self.stage_index} mb {bwd_chunk_id}"):
+            return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def timed(self, loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
         """The loss function, its time counted as this stage's: the schedule calls it outside of the stage."""
 
         def counted(output: Tensor, target: Tensor) -> Tensor:
-            with self._clock():
+            with self._clock("forward", "loss"):
                 return loss(output, target)
 
         return counted
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        return self._count(super().get_fwd_send_ops(fwd_chunk_id))
+        return self._send(
+            f"output of stage {self.stage_index} mb {fwd_chunk_id}", super().get_fwd_send_ops, fwd_chunk_id
+        )
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        return self._count(super().get_bwd_send_ops(bwd_chunk_id))
+        what = f"gradient for stage {self.stage_index - 1} mb {bwd_chunk_id}"
+        return self._send(what, super().get_bwd_send_ops, bwd_chunk_id)
 
-    def _count(self, operations: list[dist.P2POp]) -> list[dist.P2POp]:
+    def finish_sends(self) -> None:
+        """Wait until the neighbours have taken what was sent to them."""
+        while self._sends:
+            self._sends.pop(0).wait()
+
+    def _send(self, what: str, operations_of: Callable[[int], list[dist.P2POp]], chunk: int) -> list[dist.P2POp]:
+        """Send here instead of in the schedule, which is left nothing to do: here it is known what is sent where."""
+        operations = operations_of(chunk)
+        if not operations:
+            return []
         self.counters.sent_bytes += sum(op.tensor.numel() * op.tensor.element_size() for op in operations)
-        return operations
+        operation = f"send {what} to rank {operations[0].peer}"
+        with ACTIVITY.doing(operation, waits=True):
+            self._sends.append(NotedWork(self._post(operations), operation, self._message_timeout))
+        return []
 
-    def _clock(self) -> _Stopwatch:
-        return _Stopwatch(self.counters, self.device)
+    def _clock(self, part: str, operation: str) -> _Stopwatch:
+        return _Stopwatch(self.counters, part, self.device, operation)
 
 
 class _Stopwatch:
-    """Adds the time of a `with` block to `compute_s`; on CUDA the kernels are waited for."""
+    """Adds the time of a `with` block to the stage's forward or backward; on CUDA the kernels are waited for."""
 
-    def __init__(self, counters: StageCounters, device: torch.device) -> None:
+    def __init__(self, counters: StageCounters, part: str, device: torch.device, operation: str) -> None:
         self._counters = counters
+        self._part = f"{part}_s"
         self._device = device
+        self._operation = ACTIVITY.doing(operation)
 
     def __enter__(self) -> None:
+        self._operation.__enter__()
         self._start = seconds_of(self._device)
 
-    def __exit__(self, *exception: object) -> None:
-        self._counters.compute_s += seconds_of(self._device) - self._start
+    def __exit__(self, *exception: Any) -> None:
+        spent = getattr(self._counters, self._part) + seconds_of(self._device) - self._start
+        setattr(self._counters, self._part, spent)
+        self._operation.__exit__(*exception)
 
 
 def seconds_of(device: torch.device) -> float:

@@ -6,6 +6,8 @@ copies then take the same step. On one rank, the last stage's copy follows the f
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -64,11 +66,14 @@ class TiedEnds:
         return mine.numel() * mine.element_size()
 
 
-def tie_ends(plan: Plan, rank: int, first: nn.Module | None, last: nn.Module | None) -> TiedEnds | None:
+def tie_ends(
+    plan: Plan, rank: int, first: nn.Module | None, last: nn.Module | None, timeout: timedelta | None = None
+) -> TiedEnds | None:
     """Join the ends of a cut model with a tied matrix. Collective over the world: every rank calls it.
 
     Args:
         first, last: the stages at the ends that this rank holds; one module of one stage is tied in itself.
+        timeout: how long one end waits for the other; None: torch's half an hour.
 
     Returns:
         None on ranks that hold no end.
@@ -81,7 +86,7 @@ def tie_ends(plan: Plan, rank: int, first: nn.Module | None, last: nn.Module | N
         # Along tp in ascending order, as in build_mesh.
         columns = [[member for row in mesh[pp] for member in sorted(row)] for pp in ends]
         for pair in zip(*columns, strict=True):
-            made = dist.new_group(sorted(pair))
+            made = dist.new_group(sorted(pair), timeout=timeout)
             group = made if rank in pair else group
     return TiedEnds(first, last, group) if first is not None or last is not None else None
 

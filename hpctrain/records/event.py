@@ -14,6 +14,7 @@ EventKind = Literal[
     "planned",
     "generation_started",
     "worker_died",
+    "worker_hung",
     "node_lost",
     "node_returned",
     "preempted",

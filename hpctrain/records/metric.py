@@ -63,6 +63,10 @@ class MetricRow(Document):
     bytes_sent: BytesSent
     stage_time_s: list[float]
     """Compute time of each stage, forward, loss and backward, slowest replica."""
+    stage_forward_s: list[float] | None = None
+    """Of that, forward and loss of each stage, slowest replica."""
+    stage_backward_s: list[float] | None = None
+    """Of that, backward of each stage, slowest replica."""
     bubble_fraction: float | None = None
     """Of the time that the pipeline's schedule took, the share in which a device computed nothing: it waited for a
     neighbour or sent to one. Mean over devices; absent without a pipeline (pp 1). Collectives of tensor parallelism

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from hpctrain.base.errors import FileError, InputError, Mistake
 from hpctrain.records.document import Document, Part
@@ -16,6 +16,9 @@ from hpctrain.records.model_spec import PRESETS
 from hpctrain.records.overrides import apply_overrides, overridden
 from hpctrain.records.plan import Recompute, ZeroLevel
 from hpctrain.records.yaml_file import read_yaml
+
+COMPILE_S = 1800.0
+"""Compiling the blocks of a large model takes this long at most."""
 
 
 class Cluster(Part):
@@ -198,6 +201,14 @@ class Recovery(Part):
     """A worker that makes no step for this long is ended and the generation with it."""
 
 
+class Profile(Part):
+    """A look inside one step."""
+
+    step: int | None = Field(default=None, ge=1)
+    """The optimizer step that torch's profiler records on every rank, into profile/ in the run folder. Default: none.
+    That step takes several times as long as the others."""
+
+
 class Run(Document):
     """A training run as a person asks for it."""
 
@@ -231,7 +242,8 @@ class Run(Document):
     """fp32; or bf16, fp16 for matrix products, with weights, sums and optimizer in fp32. fp16 scales the loss, so that
     small gradients do not vanish, and skips a step whose gradients overflow."""
     compile: bool = False
-    """Blocks are compiled (torch.compile): the first step takes minutes, the others less."""
+    """Blocks are compiled (torch.compile): the first step takes minutes, the others less. A worker that makes no step is
+    then given half an hour."""
     deterministic: bool = False
     """The same run file on the same plan gives the same weights, bit by bit; some operations become slower."""
     checkpoint: Checkpoint = Checkpoint()
@@ -240,6 +252,19 @@ class Run(Document):
     """When the loss on other data is measured."""
     recovery: Recovery = Recovery()
     """What happens when workers or nodes are lost."""
+    profile: Profile = Profile()
+    """Which step is looked into."""
+
+    @property
+    def step_timeout_s(self) -> float:
+        """How long a worker may make no step: compiling blocks happens within the first one."""
+        return max(self.recovery.progress_timeout_s, COMPILE_S if self.compile else 0.0)
+
+    @model_validator(mode="after")
+    def _profiled_step_exists(self) -> Run:
+        if self.profile.step is not None and self.profile.step > self.steps:
+            raise ValueError(f"profile.step is {self.profile.step}, and the run has {self.steps} steps")
+        return self
 
     def spec(self) -> Spec:
         """The model's dimensions, as far as the file says; the vocabulary may still be open.

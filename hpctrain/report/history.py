@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hpctrain.records.event import Event
 from hpctrain.records.metric import MetricRow, effective
 
-FAULTS = ("worker_died", "node_lost")
+FAULTS = ("worker_died", "worker_hung", "node_lost")
 """Events after which a generation ends."""
 
 ROBUSTNESS_STEPS = 1000
@@ -21,7 +21,7 @@ class Recovery:
     """One fault, or several at once, and the way back to training."""
 
     faults: tuple[Event, ...]
-    """Losses that were written down; none where workers had to be started again without one, as after a hang."""
+    """Losses that were written down; none where workers had to be started again without one."""
     generation: int | None = None
     """Generation that replaced the broken one; None while none has started."""
     restore_step: int | None = None

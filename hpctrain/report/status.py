@@ -50,6 +50,8 @@ class Status:
     tokens_per_s: float | None = None
     eta_s: float | None = None
     """Time to the last step at the present pace; only while running."""
+    weights_sha256: str | None = None
+    """Hash of the final weights, of a run with deterministic: true that is done."""
     last_sign_s: float | None = None
     """Age of the newest line in the run's files, seconds."""
 
@@ -116,6 +118,7 @@ def decide_status(
         valid_loss=next((item.valid_loss for item in reversed(rows) if item.valid_loss is not None), None),
         tokens_per_s=row.tokens_per_s if row else None,
         eta_s=pace * (run.steps - row.step) if pace and row and state == "running" else None,
+        weights_sha256=_weights(events) if state == "done" else None,
         last_sign_s=age,
     )
 
@@ -136,6 +139,11 @@ def _this_attempt(events: Sequence[Event]) -> list[Event]:
 
 def _newest(events: Sequence[Event], *kinds: str) -> Event | None:
     return next((event for event in reversed(events) if event.kind in kinds), None)
+
+
+def _weights(events: Sequence[Event]) -> str | None:
+    finished = _newest(events, "finished")
+    return finished.data.get("weights_sha256") if finished else None
 
 
 def _age(events: Sequence[Event], metrics: Sequence[MetricRow], now: float) -> float | None:

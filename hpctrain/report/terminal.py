@@ -100,6 +100,8 @@ def status_lines(status: Status) -> list[str]:
     if status.nodes:
         place += f"  nodes {', '.join(status.nodes)}"
     lines.append(place)
+    if status.weights_sha256 is not None:
+        lines.append(f"  weights sha256 {status.weights_sha256}")
     if status.recoveries or status.lost_steps:
         lines.append(f"  recoveries {status.recoveries}  steps done twice {status.lost_steps}")
     return lines

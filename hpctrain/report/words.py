@@ -36,11 +36,12 @@ def _worker_died(event: Event) -> str:
     who = f"worker of {data.get('node', event.node)}"
     if data.get("rank") is not None:
         who += f" (rank {data['rank']})"
+    at = f" in step {data['step']}, {data['operation']}" if data.get("operation") else ""
     if data.get("signal") is not None:
-        return f"{who} was killed ({signal_name(data['signal'])})"
+        return f"{who} was killed ({signal_name(data['signal'])}){at}"
     if data.get("exit_code") is not None:
         meaning = _EXIT_WORDS.get(data["exit_code"])
-        return f"{who} ended with exit code {data['exit_code']}" + (f" ({meaning})" if meaning else "")
+        return f"{who} ended with exit code {data['exit_code']}" + (f" ({meaning})" if meaning else "") + at
     return f"{who} ended: {event.reason.rstrip('.')}" if event.reason else f"{who} ended"
 
 
@@ -85,7 +86,8 @@ def _finished(event: Event) -> str:
     if data.get("step") is None:
         return ""
     loss = f" with loss {data['loss']:.4g}" if data.get("loss") is not None else ""
-    return f"finished at step {data['step']}{loss}"
+    weights = f", weights {data['weights_sha256'][:16]}" if data.get("weights_sha256") else ""
+    return f"finished at step {data['step']}{loss}{weights}"
 
 
 def _prefixed(prefix: str) -> Callable[[Event], str]:
@@ -97,6 +99,7 @@ _PHRASES: dict[str, Callable[[Event], str]] = {
     "planned": _prefixed("planned"),
     "replanned": _prefixed("planned again"),
     "worker_died": _worker_died,
+    "worker_hung": _prefixed("nothing moves"),
     "node_lost": _node_lost,
     "node_returned": _node_returned,
     "generation_started": _generation_started,

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.wire import Message
 from hpctrain.compress.reducer import Reducer
 from hpctrain.corpus.tokens import Corpus, open_validation
@@ -28,10 +29,18 @@ from hpctrain.schedule.runnable import check_runnable
 from hpctrain.snapshot.checkpoint import CheckpointSaver, load
 from hpctrain.snapshot.published import verify
 from hpctrain.snapshot.state import collect, prepare_moments, set_optimizer_step
+from hpctrain.worker.deterministic import make_deterministic
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-COLLECTIVE_TIMEOUT_S = 600
-"""A safety net only: the agents end the generation long before."""
+STORE_TIMEOUT_S = 60
+WRITER_TIMEOUT_S = 1800
+"""Training goes on while a checkpoint is written, so a slow file system has time."""
+
+
+def collective_timeout(run: Run) -> timedelta:
+    """How long a rank waits for the others in one operation. A safety net only: the agents, who see all ranks, end a
+    generation that makes no step before that, and know which rank is to blame."""
+    return timedelta(seconds=2 * run.step_timeout_s)
 
 
 @dataclass(frozen=True)
@@ -92,23 +101,29 @@ def build(orders: StartOrder) -> Trainer:
     run = read_run(orders.folder / "run.yaml")
     put_first(orders.folder / "code")
     plan = Plan.read(orders.folder / orders.plan)
+    if run.deterministic:
+        make_deterministic()
     device = _device(plan.ranks[orders.rank])
-    _join(orders, plan, device)
+    timeout = collective_timeout(run)
+    with ACTIVITY.doing("join the process group", waits=True):
+        _join(orders, plan, device, timeout)
     coordinate = Coordinate.of(plan, orders.rank)
-    mesh = build_mesh(plan, device.type)
+    mesh = build_mesh(plan, device.type, timeout)
     schedule, _ = schedule_of(plan, coordinate.dp)
     check_runnable(plan, run)
     scaler = LossScaler(LossScale()) if run.precision == "fp16" else None
     inputs = PipelineInputs(
-        plan, run.spec(), schedule, run.data.seq_len, run.seed, device, AUTOCAST[run.precision], scaler, run.compile
-    )
+        plan, run.spec(), schedule, run.data.seq_len, run.seed, device, AUTOCAST[run.precision], scaler, run.compile,
+        message_timeout=timeout if device.type == "cpu" else None,
+    )  # fmt: skip
     pipeline = build_pipeline(inputs, mesh, coordinate)
     optimizer = _optimizer(run, pipeline, plan)
     named = pipeline.parameters()
     prepare_moments(named, optimizer)
     # A group of its own: the writer thread must never wait behind, or in the middle of, the training's collectives.
-    group = dist.new_group(backend="gloo")
-    step = _restore(orders, pipeline, optimizer, scaler, group)
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WRITER_TIMEOUT_S))
+    with ACTIVITY.doing("load the checkpoint", waits=True):
+        step = _restore(orders, pipeline, optimizer, scaler, group)
     checkpoints = orders.folder / "checkpoints"
     return Trainer(
         run=run,
@@ -139,15 +154,14 @@ def _device(place: str) -> torch.device:
     return torch.device("cpu")
 
 
-def _join(orders: StartOrder, plan: Plan, device: torch.device) -> None:
+def _join(orders: StartOrder, plan: Plan, device: torch.device, timeout: timedelta) -> None:
     """Meet the other workers at the store; rank 0 serves it on the socket that its agent holds open."""
-    timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
     store = dist.TCPStore(
         orders.store_addr,
         orders.store_port,
         plan.world_size,
         is_master=orders.store_fd is not None,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=STORE_TIMEOUT_S),
         wait_for_workers=False,
         master_listen_fd=orders.store_fd,
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.atomic import append_line
 from hpctrain.base.errors import StorageError
 from hpctrain.parallel.stage import StageCounters
@@ -42,6 +43,8 @@ class JobStep:
     loss: float
     bytes_sent: BytesSent
     stage_time_s: list[float]
+    stage_forward_s: list[float]
+    stage_backward_s: list[float]
     bubble_fraction: float | None
     """As in MetricRow."""
     micro_batches: list[int]
@@ -56,9 +59,9 @@ _SCALARS = 10
 def gather(trainer: Trainer, mine: RankStep) -> JobStep:
     """Exchange what each rank counted. Collective over the world: one all-gather of a few numbers."""
     stages = len(trainer.plan.stages)
-    times = [0.0] * stages
+    times = [0.0] * 3 * stages
     for index, counters in mine.counters.items():
-        times[index] = counters.compute_s
+        times[index::stages] = [counters.compute_s, counters.forward_s, counters.backward_s]
     # Every tp rank computes the same loss: one of them speaks for the row.
     speaks = 1.0 if trainer.coordinate.tp == 0 else 0.0
     scalars = [
@@ -75,7 +78,8 @@ def gather(trainer: Trainer, mine: RankStep) -> JobStep:
     ]
     vector = torch.tensor(scalars + times, dtype=torch.float64)
     table = torch.empty(trainer.plan.world_size, len(vector), dtype=torch.float64)
-    dist.all_gather(list(table.unbind(0)), vector)
+    with ACTIVITY.doing("all-gather of metrics", waits=True):
+        dist.all_gather(list(table.unbind(0)), vector)
     return _combine(table, trainer.plan)
 
 
@@ -88,13 +92,16 @@ def _idle_fraction(mine: RankStep) -> float:
 def _combine(table: torch.Tensor, plan: Plan) -> JobStep:
     total = table.sum(0).tolist()
     largest = table.max(0).values.tolist()
+    compute, forward, backward = torch.tensor(largest[_SCALARS:]).view(3, -1).tolist()
     counted = [0] * plan.dp
     for row in table.tolist():
         counted[int(row[8])] = max(counted[int(row[8])], int(row[9]))
     return JobStep(
         loss=total[0],
         bytes_sent=BytesSent(dp=int(total[2]), pp=int(total[3]), tp=int(total[4])),
-        stage_time_s=largest[_SCALARS:],
+        stage_time_s=compute,
+        stage_forward_s=forward,
+        stage_backward_s=backward,
         bubble_fraction=total[1] / plan.world_size if plan.pp > 1 else None,
         micro_batches=counted,
         memory_bytes_max=largest[7],
@@ -172,6 +179,8 @@ def make_row(trainer: Trainer, job: JobStep, news: StepNews) -> MetricRow:
         tokens_per_s=tokens / news.seconds,
         bytes_sent=job.bytes_sent,
         stage_time_s=[round(value, 6) for value in job.stage_time_s],
+        stage_forward_s=[round(value, 6) for value in job.stage_forward_s],
+        stage_backward_s=[round(value, 6) for value in job.stage_backward_s],
         bubble_fraction=job.bubble_fraction,
         micro_batches=job.micro_batches,
         memory_bytes_max=job.memory_bytes_max,

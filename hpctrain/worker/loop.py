@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import HpctrainError
 from hpctrain.corpus.tokens import Corpus
 from hpctrain.parallel.gradients import clip_gradients, gradient_norm, local_gradients
@@ -19,10 +20,13 @@ from hpctrain.parallel.mesh import Coordinate
 from hpctrain.records.manifest import Manifest
 from hpctrain.records.run import Optimizer
 from hpctrain.snapshot.checkpoint import Saved
+from hpctrain.snapshot.fingerprint import fingerprint
 from hpctrain.snapshot.state import collect
 from hpctrain.worker.build import Trainer
+from hpctrain.worker.diagnose import diagnose
 from hpctrain.worker.emit import JobStep, MetricsLog, RankStep, StepNews, gather, make_row, placements
 from hpctrain.worker.orders import Orders
+from hpctrain.worker.profile import profiled, trace_path
 from hpctrain.worker.traffic import CollectiveCounter
 
 
@@ -38,13 +42,15 @@ def train(trainer: Trainer, orders: Orders) -> bool:
     """
     loop = _Loop(trainer, orders)
     while trainer.step < trainer.run.steps:
-        job = loop.one_step()
+        job = loop.next_step()
         if job.stop:
             loop.save()
-            loop.finish_saving()
-            return trainer.step >= trainer.run.steps
+            break
     loop.finish_saving()
-    return True
+    done = trainer.step >= trainer.run.steps
+    if done and trainer.run.deterministic:
+        orders.tell("weights", sha256=fingerprint(trainer.pipeline.parameters()))
+    return done
 
 
 class _Loop:
@@ -59,16 +65,28 @@ class _Loop:
         self._first = True
         self._tp_bytes = 0
 
+    def next_step(self) -> JobStep:
+        """One step, profiled when it is the one that is to be."""
+        trainer, step = self.trainer, self.trainer.step + 1
+        ACTIVITY.begin_step(step)
+        if step != trainer.run.profile.step:
+            return self.one_step()
+        with profiled(trace_path(trainer.folder, step, trainer.coordinate.rank)):
+            return self.one_step()
+
     def one_step(self) -> JobStep:
         """One optimizer step: batch, pipeline, reduction, norm, update, checkpoint, validation, news."""
         trainer, start = self.trainer, time.perf_counter()
         share, gradients = self._forward_backward(trainer.step)
-        dp_bytes = trainer.reducer.reduce(gradients)
+        with ACTIVITY.doing("reduce dp", waits=True):
+            dp_bytes = trainer.reducer.reduce(gradients)
         scale = trainer.scaler.value if trainer.scaler is not None else None
         if trainer.scaler is not None:
             trainer.scaler.unscale(gradients)
-        norm = gradient_norm(trainer.parameters, trainer.plan, trainer.pipeline.copies())
-        lr = self._update(norm)
+        with ACTIVITY.doing("all-reduce of the gradient's norm", waits=True):
+            norm = gradient_norm(trainer.parameters, trainer.plan, trainer.pipeline.copies())
+        with ACTIVITY.doing("optimizer"):
+            lr = self._update(norm)
         counters = trainer.pipeline.take_counters()
         trainer.step += 1
         seconds = time.perf_counter() - start
@@ -77,7 +95,9 @@ class _Loop:
             self.orders.stop_wanted(), self.orders.save_wanted(),
         )  # fmt: skip
         job = gather(trainer, mine)
-        self._require_loss(job.loss)
+        # In fp16 a norm that is no number may only mean a scale too large. It is applied after the loss, though.
+        if not math.isfinite(job.loss):
+            raise self._no_number(trainer.step, norm)
         placed = placements(trainer, counters) if self._first else None
         self._first = False
         if job.save or self._is_due(trainer.run.checkpoint.every):
@@ -91,14 +111,17 @@ class _Loop:
         trainer = self.trainer
         if self.saved_step == trainer.step:
             return
-        self._tell_saved(trainer.saver.finished(wait=True))
+        with ACTIVITY.doing("wait for the writer of the checkpoint before"):
+            self._tell_saved(trainer.saver.finished(wait=True))
         named = trainer.pipeline.parameters()
-        trainer.saver.save(collect(named, trainer.optimizer), _manifest(trainer))
+        with ACTIVITY.doing("checkpoint copy"):
+            trainer.saver.save(collect(named, trainer.optimizer), _manifest(trainer))
         self.saved_step = trainer.step
 
     def finish_saving(self) -> None:
         """Wait for the writer; the run has not ended before its last checkpoint is on disk."""
-        self._tell_saved(self.trainer.saver.finished(wait=True))
+        with ACTIVITY.doing("wait for the writer of the last checkpoint"):
+            self._tell_saved(self.trainer.saver.finished(wait=True))
         self.trainer.saver.close()
         self._metrics.flush()
         if self._save_error is not None:
@@ -106,7 +129,8 @@ class _Loop:
 
     def _forward_backward(self, step: int) -> tuple[float, list[Tensor]]:
         """This replica's share of the loss, and this rank's part of its gradients, not reduced."""
-        tokens, targets = self._batch(self.trainer.train, step * self.trainer.plan.rows, self.trainer.run.seed)
+        with ACTIVITY.doing("read the batch"):
+            tokens, targets = self._batch(self.trainer.train, step * self.trainer.plan.rows, self.trainer.run.seed)
         counter = CollectiveCounter() if self._first and self.trainer.plan.tp > 1 else None
         seed_dropout(self.trainer.run.seed, step, self.trainer.coordinate)
         with counter or contextlib.nullcontext():
@@ -123,9 +147,7 @@ class _Loop:
             trainer.optimizer.zero_grad(set_to_none=True)
             return lr
         if not math.isfinite(norm):
-            raise HpctrainError(
-                f"step {trainer.step + 1}: the gradient's norm is {norm}; lower optimizer.lr or train in fp32"
-            )
+            raise self._no_number(trainer.step + 1, norm)
         if settings.clip_norm is not None:
             clip_gradients(trainer.parameters, norm, settings.clip_norm)
         for group in trainer.optimizer.param_groups:
@@ -134,10 +156,11 @@ class _Loop:
         trainer.optimizer.zero_grad(set_to_none=True)
         return lr
 
-    def _require_loss(self, loss: float) -> None:
-        # In fp16 a norm that is no number may only mean a scale too large. It is applied after the loss, though.
-        if not math.isfinite(loss):
-            raise HpctrainError(f"step {self.trainer.step}: the loss is {loss}; lower optimizer.lr or train in fp32")
+    def _no_number(self, step: int, norm: float) -> HpctrainError:
+        """The error for a step whose loss or gradient is no number, the same on every rank."""
+        trainer = self.trainer
+        batch = self._batch(trainer.train, (step - 1) * trainer.plan.rows, trainer.run.seed)
+        return HpctrainError(diagnose(trainer, step, *batch, norm))
 
     def _validate_and_tell(self, job: JobStep, news: StepNews) -> None:
         """Validate where it is due, then tell of the step. A failed validation costs neither row nor checkpoint.
@@ -164,7 +187,8 @@ class _Loop:
         trainer.pipeline.take_counters()
         # Every tp rank computes the same loss: one of them speaks for the row.
         total *= trainer.coordinate.tp == 0
-        dist.all_reduce(total)
+        with ACTIVITY.doing("all-reduce of the validation's loss", waits=True):
+            dist.all_reduce(total)
         return float(total)
 
     def _batch(self, corpus: Corpus, start: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.wire import LineChannel
 from hpctrain.worker.build import StartOrder, build
@@ -26,7 +27,9 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="hpctrain.worker train")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the agent")
+    parser.add_argument("--activity", type=int, required=True, help="inherited memory that tells what this rank does")
     options = parser.parse_args(argv)
+    ACTIVITY.share(options.activity)
     orders = Orders(LineChannel(socket.socket(fileno=options.fd)))
     code = _guarded(orders, options.folder)
     sys.stdout.flush()
@@ -45,7 +48,9 @@ def _guarded(orders: Orders, folder: Path) -> int:
     except (dist.DistError, RuntimeError, ConnectionError) as error:
         if not _is_lost_peer(error):
             return _crash(orders, error)
-        print(f"hpctrain worker: lost a peer: {error}", file=sys.stderr)
+        message = lost(error)
+        orders.tell("lost", message=message)
+        print(f"hpctrain worker: lost a peer: {message}: {error}", file=sys.stderr)
         return EXIT_INFRASTRUCTURE
     except Exception as error:  # the agent must hear of any other fault, whatever it is
         return _crash(orders, error)
@@ -57,9 +62,18 @@ def _work(orders: Orders, folder: Path) -> int:
     trainer = build(order)
     orders.tell("ready", step=trainer.step)
     done = train(trainer, orders)
-    dist.barrier()
+    with ACTIVITY.doing("barrier at the end", waits=True):
+        dist.barrier()
     dist.destroy_process_group()
     return 0 if done else EXIT_RESUMABLE
+
+
+def lost(error: Exception) -> str:
+    """Which rank was doing what when a peer or the network failed it, and the first line of what torch says."""
+    now = ACTIVITY.now
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    rank = dist.get_rank() if dist.is_initialized() else os.environ.get("RANK", "?")
+    return f"rank {rank} in step {now.step}, {now.words()}: {said}"
 
 
 def _crash(orders: Orders, error: Exception) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -168,6 +169,15 @@ def test_a_hung_worker_is_ended_by_the_watchdog(site: Site) -> None:
     assert not psutil.pid_exists(hung.pid)
     reasons = [event.reason for event in outcome.events if event.kind == "generation_started"]
     assert any("no step for 15 s" in reason for reason in reasons)
+    told = [event for event in outcome.events if event.kind == "worker_hung"]
+    assert len(told) == 1
+    step = max(row.step for row in outcome.rows if row.generation == 0) + 1
+    by_rank = Plan.read(folder / "plan.json").ranks
+    rank = by_rank.index("local0:cpu0")
+    assert f"rank {rank} (local0:cpu0) is stopped by a signal in step {step}: " in told[0].reason
+    assert re.search(rf"; rank {1 - rank} waits in step {step}: (recv|all-reduce|all-gather|send) ", told[0].reason)
+    assert told[0].data["hung"][0][0] == rank
+    assert told[0].reason.rstrip(".") in outcome.said
 
 
 def test_a_killed_supervisor_takes_everything_along(site: Site) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hpctrain.agent.decide import Decision, PeerView, Phase, Settings, View, WorkerView, decide, failures
+from hpctrain.agent.stall import WorkerDoing
 from hpctrain.records.generation import Generation, Member, StoreAddress
 
 NODES = ("n0", "n1", "n2", "n3")
@@ -61,6 +62,8 @@ def test_own_worker_killed() -> None:
 def test_own_worker_lost_its_peers() -> None:
     decision = decide(100.0, running(workers=WorkerView(0, 76, 99.0)), SETTINGS)
     assert decision == Decision("end_generation", "a worker lost contact with its peers")
+    told = decide(100.0, running(workers=WorkerView(0, 76, 99.0, error="rank 0 in step 3, reduce dp: gone")), SETTINGS)
+    assert told.reason == "a worker lost contact with its peers: rank 0 in step 3, reduce dp: gone"
 
 
 def test_an_error_of_the_program_is_not_retried() -> None:
@@ -73,7 +76,25 @@ def test_a_hung_worker_is_noticed_after_the_progress_timeout() -> None:
     view = running(workers=WorkerView(1, None, 40.0))
     assert decide(100.0, view, SETTINGS).act == "wait"
     fresh = replace(view, peers=peers(100.1))
-    assert decide(100.1, fresh, SETTINGS) == Decision("end_generation", "n0: no step for 60 s")
+    assert decide(100.1, fresh, SETTINGS) == Decision("end_generation", "n0: no step for 60 s", hung=())
+
+
+def test_the_first_node_tells_of_a_hang_and_names_who_is_to_blame() -> None:
+    mine = (WorkerDoing(0, "n0:cpu0", 7, "recv gradient for stage 0 micro-batch 3 from rank 1", True),)
+    guilty = WorkerDoing(1, "n1:cpu0", 7, "forward stage 1 micro-batch 3", False)
+    view = running(
+        workers=WorkerView(1, None, 40.0, doing=mine),
+        peers=peers(100.1, n1=replace(seen("n1", 100.1), doing=(guilty,))),
+    )
+    assert decide(100.1, view, SETTINGS) == Decision(
+        "end_generation",
+        "n0: no step for 60 s: rank 1 (n1:cpu0) hangs in step 7: forward stage 1 micro-batch 3; "
+        "rank 0 waits in step 7: recv gradient for stage 0 micro-batch 3 from rank 1",
+        hung=(guilty,),
+    )
+    second = replace(view, me="n1", peers=peers(100.6, n1=replace(seen("n0", 100.6))))
+    assert decide(100.4, second, SETTINGS).act == "wait"
+    assert decide(100.6, second, SETTINGS).hung is not None
 
 
 def test_a_closed_connection_ends_the_generation_at_once() -> None:

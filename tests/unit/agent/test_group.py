@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.agent.group import WorkerGroup, WorkerNews
+from hpctrain.base.activity import Activity
 from hpctrain.base.process import Finished
 from hpctrain.base.wire import LineChannel
 
@@ -102,15 +103,29 @@ def test_each_worker_gets_its_rank_its_order_and_its_log(
         # Rank 0's worker serves the store: it inherits the listening socket and is told its number.
         served = {**ORDERS[0]["store"], "fd": store.fileno()}
         assert first.channel.wait_message(1.0) == {"type": "start", "plan": "plan.json", "store": served}
-        assert first.fds[1:] == [store.fileno()]
+        assert first.fds[1:-1] == [store.fileno()]
     assert second.channel.wait_message(1.0) == {"type": "start", **ORDERS[5]}
-    assert len(second.fds) == 1
+    assert len(second.fds) == 2
     for local_rank, (rank, worker) in enumerate(zip(ORDERS, runner.workers, strict=True)):
         assert worker.argv[:3] == [sys.executable, "-m", "hpctrain.worker"]
         assert worker.argv[worker.argv.index("--fd") + 1] == str(worker.fds[0])
+        assert worker.argv[worker.argv.index("--activity") + 1] == str(worker.fds[-1])
         assert worker.env == {"LANG": "C", "RANK": str(rank), "LOCAL_RANK": str(local_rank)}
         assert worker.log == tmp_path / "logs" / "0" / f"n1.{local_rank}.log"
         assert worker.log.parent.is_dir()
+
+
+def test_what_the_workers_do_is_read_without_asking_them(group: WorkerGroup, runner: FakeRunner) -> None:
+    group.start(10.0, ORDERS, None)
+    places = ["n1:cpu0", *["n0:cpu0"] * 4, "n1:cpu1"]
+    assert group.doing(places) == ()
+    activity = Activity()
+    activity.share(runner.workers[1].fds[-1])
+    activity.begin_step(7)
+    with activity.doing("recv output of stage 0 mb 3 from rank 0", waits=True):
+        (found,) = group.doing(places)
+    assert (found.rank, found.place, found.step, found.waits) == (5, "n1:cpu1", 7, True)
+    assert found.operation == "recv output of stage 0 micro-batch 3 from rank 0"
 
 
 def test_news_come_once_and_in_order_with_the_end_last(group: WorkerGroup, runner: FakeRunner) -> None:

@@ -17,6 +17,11 @@ from hpctrain.report.words import describe, signal_name
         ("worker_died", {"node": "n7", "rank": 3, "signal": "SIGTERM"}, "worker of n7 (rank 3) was killed (SIGTERM)"),
         ("worker_died", {"node": "n7", "exit_code": 76}, "worker of n7 ended with exit code 76 (fault of the machine)"),
         ("worker_died", {"node": "n7", "exit_code": 1}, "worker of n7 ended with exit code 1"),
+        (
+            "worker_died",
+            {"node": "n7", "rank": 3, "signal": 11, "step": 8, "operation": "forward stage 1 micro-batch 2"},
+            "worker of n7 (rank 3) was killed (SIGSEGV) in step 8, forward stage 1 micro-batch 2",
+        ),
         ("node_lost", {"node": "local3"}, "node local3 was lost"),
         ("node_returned", {"node": "local3"}, "node local3 came back"),
         (

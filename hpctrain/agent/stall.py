@@ -1,0 +1,87 @@
+"""Who holds a generation up: from what every worker does to one sentence that names rank, step and operation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+SHOWN = 4
+"""Groups of waiting ranks that are told; a large job waits in few different places, or it is not worth reading."""
+
+
+@dataclass(frozen=True)
+class WorkerDoing:
+    """What one worker of the generation does."""
+
+    rank: int
+    place: str
+    """Its device: 'node:device'."""
+    step: int
+    operation: str
+    waits: bool
+    """Whether the operation ends only when another rank does its part."""
+    state: str = ""
+    """What the system says of the process, when that explains something: 'stopped by a signal'."""
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it does not move although nobody keeps it waiting."""
+        return bool(self.state) or not self.waits
+
+
+def to_message(doing: Iterable[WorkerDoing]) -> list[list[Any]]:
+    """As it goes into a heartbeat."""
+    return [list(astuple(item)) for item in doing]
+
+
+def from_message(value: object) -> tuple[WorkerDoing, ...] | None:
+    """What `to_message` made; None when it is something else."""
+    if not isinstance(value, list):
+        return None
+    found = []
+    for item in value:
+        if not isinstance(item, list) or [type(part) for part in item] != [int, str, int, str, bool, str]:
+            return None
+        found.append(WorkerDoing(*item))
+    return tuple(found)
+
+
+def culprits(doing: Sequence[WorkerDoing]) -> tuple[WorkerDoing, ...]:
+    """The ranks that keep the others waiting: those whose process does not run, else those that wait for nobody."""
+    stopped = tuple(item for item in doing if item.state)
+    return stopped or tuple(item for item in doing if item.hangs)
+
+
+def explain(doing: Sequence[WorkerDoing]) -> str:
+    """'rank 1 (n0:cpu1) hangs in step 7: forward stage 1 micro-batch 3; ranks 0, 2 wait in step 7: …'."""
+    guilty = sorted(culprits(doing), key=lambda item: item.rank)
+    waiting = sorted((item for item in doing if item not in guilty), key=lambda item: item.rank)
+    parts = [_accuse(item) for item in guilty[:SHOWN]]
+    parts += [f"{len(guilty) - SHOWN} more hang"] if len(guilty) > SHOWN else []
+    if not guilty:
+        parts.append("every rank waits for another, as when a message was lost or the network is cut")
+    return "; ".join(parts + _group(waiting))
+
+
+def _accuse(item: WorkerDoing) -> str:
+    state = f" is {item.state}" if item.state else " hangs"
+    return f"rank {item.rank} ({item.place}){state} in step {item.step}: {item.operation}"
+
+
+def _group(waiting: Sequence[WorkerDoing]) -> list[str]:
+    """The waiting ranks, those that wait in the same place together."""
+    groups: dict[tuple[int, str], list[int]] = {}
+    for item in waiting:
+        groups.setdefault((item.step, item.operation), []).append(item.rank)
+    parts = []
+    for (step, operation), ranks in list(groups.items())[:SHOWN]:
+        who = f"rank {ranks[0]} waits" if len(ranks) == 1 else f"ranks {_listed(ranks)} wait"
+        parts.append(f"{who} in step {step}: {operation}")
+    rest = sum(len(ranks) for ranks in list(groups.values())[SHOWN:])
+    return [*parts, f"{rest} more ranks wait elsewhere"] if rest else parts
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return f"{shown} and {len(ranks) - 8} more" if len(ranks) > 8 else shown

@@ -1,0 +1,127 @@
+"""What a process does at this moment, in a record that another process can read even while this one hangs.
+
+A worker keeps the record in memory that it shares with its agent: nobody has to answer a question, so a process that is
+stopped, or stuck inside a library with the interpreter locked, still tells where it is.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+RECORD_BYTES = 256
+OPERATION_BYTES = 160
+_READS = 8
+
+
+class Doing(NamedTuple):
+    """What a process does."""
+
+    step: int = 0
+    """The optimizer step under way, 1 is the first; 0 before that."""
+    operation: str = "start"
+    """As the spans of a profile are called: 'recv output of stage 0 mb 3 from rank 0'."""
+    waits: bool = False
+    """Whether the operation ends only when another process does its part."""
+    since_s: float = 0.0
+    """When it began, on this machine's monotonic clock."""
+
+    def words(self) -> str:
+        """The operation for a person, without the short forms that keep a profile readable."""
+        return self.operation.replace(" mb ", " micro-batch ")
+
+
+class Activity:
+    """The record of this process, written by the thread that trains; a change costs about a microsecond."""
+
+    def __init__(self) -> None:
+        self.now = Doing()
+        self.annotate: Callable[[str], AbstractContextManager[object]] | None = None
+        """Set while a profiler runs: opens a span of that name."""
+        self._page: mmap.mmap | None = None
+
+    def share(self, descriptor: int) -> None:
+        """Write the record to shared memory from now on; `descriptor` is that of `shared_record`."""
+        self._page = mmap.mmap(descriptor, RECORD_BYTES)
+        self.write(self.now)
+
+    def begin_step(self, step: int) -> None:
+        """What follows belongs to this step."""
+        self.write(Doing(step, f"step {step}", False, time.monotonic()))
+
+    def doing(self, operation: str, waits: bool = False) -> _Operation:
+        """Do an operation in a `with` block, as a span where a profiler runs. When it fails the record stays as it is:
+        it then tells what failed."""
+        return _Operation(self, operation, waits)
+
+    def write(self, doing: Doing) -> None:
+        """Make this the record."""
+        self.now = doing
+        if self._page is not None:
+            self._page[:] = _packed(doing)
+
+
+class _Operation:
+    """The `with` block of an operation; a plain class, because a generator would cost more than the record."""
+
+    __slots__ = ("_activity", "_before", "_operation", "_span", "_waits")
+
+    def __init__(self, activity: Activity, operation: str, waits: bool) -> None:
+        self._activity = activity
+        self._operation = operation
+        self._waits = waits
+
+    def __enter__(self) -> None:
+        activity = self._activity
+        self._before = activity.now
+        activity.write(Doing(self._before.step, self._operation, self._waits, time.monotonic()))
+        self._span = None if activity.annotate is None else activity.annotate(self._operation)
+        if self._span is not None:
+            self._span.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if self._span is not None:
+            self._span.__exit__(None, None, None)
+        if kind is None:
+            self._activity.write(self._before)
+
+
+ACTIVITY = Activity()
+"""That of this process: a worker trains one plan in one thread, and whatever it calls writes here, as into a log."""
+
+
+def shared_record() -> int:
+    """Memory for a record, to be inherited by the process that writes it; the descriptor comes back."""
+    descriptor = os.memfd_create("hpctrain-activity")
+    os.ftruncate(descriptor, RECORD_BYTES)
+    return descriptor
+
+
+def read_record(descriptor: int) -> Doing | None:
+    """What the other process does; None when it has not begun to write."""
+    content = os.pread(descriptor, RECORD_BYTES, 0)
+    for _ in range(_READS):
+        # A record that is being written while it is read shows two contents: read until it stands still.
+        again = os.pread(descriptor, RECORD_BYTES, 0)
+        if again == content:
+            break
+        content = again
+    return _unpacked(content)
+
+
+def _packed(doing: Doing) -> bytes:
+    operation = doing.operation.replace("\n", " ").encode()[:OPERATION_BYTES]
+    head = b"%d\n%f\n%d\n%b\n" % (doing.step, doing.since_s, doing.waits, operation)
+    return head.ljust(RECORD_BYTES, b"\0")
+
+
+def _unpacked(content: bytes) -> Doing | None:
+    try:
+        step, since, waits, operation, _ = content.split(b"\n", 4)
+        return Doing(int(step), operation.decode(errors="replace"), bool(int(waits)), float(since))
+    except ValueError:
+        return None

@@ -1,0 +1,47 @@
+"""One hash for the weights of a whole model, the same however it is cut."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from hpctrain.base.errors import HpctrainError
+
+
+def fingerprint(parameters: Iterable[tuple[str, nn.Parameter]]) -> str:
+    """SHA-256 over name, type, shape and bytes of every parameter in the order of their names, as hex.
+
+    Collective over the world. One tensor at a time is whole on a rank, and only digests travel further.
+
+    Raises:
+        HpctrainError: ranks that hold the same parameter differ in it, which copies of one model never may.
+    """
+    mine = {name: _digest(name, _whole(parameter.detach())) for name, parameter in parameters}
+    everyone: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, mine)
+    digests: dict[str, tuple[str, int]] = {}
+    for rank, held in enumerate(everyone):
+        for name, digest in held.items():
+            known, other = digests.setdefault(name, (digest, rank))
+            if known != digest:
+                raise HpctrainError(f"ranks {other} and {rank} hold different weights: first in {name}")
+    whole = hashlib.sha256()
+    for name in sorted(digests):
+        whole.update(bytes.fromhex(digests[name][0]))
+    return whole.hexdigest()
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """The tensor in full. Collective over the mesh of one that is split."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _digest(name: str, tensor: Tensor) -> str:
+    digest = hashlib.sha256(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+    digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

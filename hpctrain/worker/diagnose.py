@@ -1,0 +1,186 @@
+"""Where a loss or a gradient first stopped being a number. Costs nothing until that happens.
+
+The forward pass of the same micro-batches is run again with a look at every module. What is found first in the order of
+the model counts, over all ranks; without any, the gradient that the backward pass met first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
+
+from hpctrain.base.activity import ACTIVITY
+from hpctrain.records.run import Run
+from hpctrain.worker.build import Trainer
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A tensor with values that are no numbers."""
+
+    order: tuple[int, int, int]
+    """Where in the model: stage, module in the order of execution, 0 for its input and 1 for its output."""
+    rank: int
+    module: str
+    """Its name in the whole model."""
+    what: str
+    """'forward output', 'forward input' or 'gradient of weight'."""
+    bad: int
+    values: int
+    bad_weights: int
+    """Of the module's own parameters, values that are no numbers."""
+    weights: int
+    largest_weight: float
+    """The largest of the others, without its sign."""
+
+
+def diagnose(trainer: Trainer, step: int, tokens: Tensor, targets: Tensor, norm: float) -> str:
+    """Say in a line what is no number, where it began and what may help. Collective over the world.
+
+    Args:
+        step: the step that failed, 1 is the first.
+        tokens, targets: [rows, seq], this replica's share of its batch.
+        norm: of the gradient, the same on every rank.
+    """
+    with ACTIVITY.doing("diagnosis of a value that is no number", waits=True):
+        share, forward = _forward(trainer, tokens, targets)
+        mine = (share if trainer.coordinate.tp == 0 else 0.0, forward, _gradient(trainer))
+        everyone: list[tuple[float, Finding | None, Finding | None]] = [mine] * trainer.plan.world_size
+        dist.all_gather_object(everyone, mine)
+    loss = sum(item[0] for item in everyone)
+    first = min((item[1] for item in everyone if item[1]), key=lambda found: (found.order, found.rank), default=None)
+    last = max((item[2] for item in everyone if item[2]), key=lambda found: (found.order, -found.rank), default=None)
+    return describe(step, loss, norm, first or last, trainer.plan.ranks, trainer.run)
+
+
+def describe(step: int, loss: float, norm: float, found: Finding | None, places: list[str], run: Run) -> str:
+    """The line for the person.
+
+    Args:
+        places: the device of each rank.
+    """
+    wrong = f"loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
+    if found is None:
+        return (
+            f"step {step}: {wrong}, and it cannot be found again: with the same weights and samples every activation "
+            f"and gradient is a number now; go on from the last checkpoint, and suspect the hardware"
+        )
+    who = f"step {step}, rank {found.rank} ({places[found.rank]})"
+    of = f"{found.what} has {found.bad} of {found.values} values not finite"
+    weights = f"weights finite, the largest {found.largest_weight:.3g}"
+    if found.bad_weights:
+        weights = f"{found.bad_weights} of {found.weights} weights not finite"
+    return f"{who}: {wrong}; first in {_place(found.module)}: {of}; {weights}. {_advice(run, found.bad_weights > 0)}"
+
+
+def _place(module: str) -> str:
+    number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", module)
+    return f"layer {number[1]} ({module})" if number else module
+
+
+def _advice(run: Run, weights_are_lost: bool) -> str:
+    lower = f"lower optimizer.lr ({run.optimizer.lr:g} now)"
+    if run.optimizer.clip_norm is None:
+        lower += ", set optimizer.clip_norm"
+    if run.precision != "fp32":
+        lower += f", or set precision to fp32 ({run.precision} now)"
+    if weights_are_lost:
+        return f"An earlier step ruined the weights: go back to a checkpoint that is good and {lower}"
+    return lower[0].upper() + lower[1:]
+
+
+def _forward(trainer: Trainer, tokens: Tensor, targets: Tensor) -> tuple[float, Finding | None]:
+    """This replica's share of the loss, and the first place on this rank where activations are no numbers."""
+    findings: list[Finding] = []
+    with _watched(trainer, findings), torch.compiler.set_stance("force_eager"):
+        share = trainer.pipeline.evaluate(tokens, targets)
+    trainer.pipeline.take_counters()
+    return share, min(findings, key=lambda found: found.order, default=None)
+
+
+@contextlib.contextmanager
+def _watched(trainer: Trainer, findings: list[Finding]) -> Iterator[None]:
+    """Look at what goes into and out of every module that holds parameters, of every stage of this rank."""
+    handles = []
+    for stage in trainer.pipeline.stages:
+        watch = _Watch(stage.stage_index, trainer.coordinate.rank, findings)
+        for name, module in stage.submod.named_modules():
+            if any(True for _ in module.parameters(recurse=False)):
+                handles.append(module.register_forward_hook(watch.hook(name)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Watch:
+    """Forward hooks of one stage. A module's place is that of its first call."""
+
+    def __init__(self, stage: int, rank: int, findings: list[Finding]) -> None:
+        self._stage = stage
+        self._rank = rank
+        self._findings = findings
+        self._places: dict[str, int] = {}
+
+    def hook(self, name: str) -> Callable[[nn.Module, object, object], None]:
+        """The hook of the module of that name."""
+
+        def look(module: nn.Module, inputs: object, output: object) -> None:
+            place = self._places.setdefault(name, len(self._places))
+            for side, (what, tensors) in enumerate((("forward input", inputs), ("forward output", output))):
+                bad, values = _not_finite(tree_leaves(tensors))
+                if bad:
+                    weights = _weights(module.parameters(recurse=False))
+                    order = (self._stage, place, side)
+                    self._findings.append(Finding(order, self._rank, name, what, bad, values, *weights))
+                    return
+
+        return look
+
+
+def _gradient(trainer: Trainer) -> Finding | None:
+    """The place nearest to the loss where this rank's part of the gradient is no number: backward came there first."""
+    found = None
+    for stage in trainer.pipeline.stages:
+        for place, (name, parameter) in enumerate(stage.submod.named_parameters()):
+            bad, values = _not_finite([parameter.grad] if parameter.grad is not None else [])
+            if bad:
+                module, _, leaf = name.rpartition(".")
+                weights = _weights([parameter])
+                order = (stage.stage_index, place, 0)
+                found = Finding(order, trainer.coordinate.rank, module, f"gradient of {leaf}", bad, values, *weights)
+    return found
+
+
+def _weights(parameters: Iterable[nn.Parameter]) -> tuple[int, int, float]:
+    """How many weights are no numbers, how many there are, and the largest of the others."""
+    tensors = [_local(parameter.detach()) for parameter in parameters]
+    largest = max(
+        (float(tensor.nan_to_num(0.0, 0.0, 0.0).abs().max()) for tensor in tensors if tensor.numel()), default=0.0
+    )
+    return (*_not_finite(tensors), largest)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _not_finite(tensors: Sequence[object]) -> tuple[int, int]:
+    """How many values are no numbers, and how many there are; of a tensor that is split, in this rank's part."""
+    bad = values = 0
+    for item in tensors:
+        if isinstance(item, Tensor) and item.is_floating_point():
+            tensor = _local(item)
+            bad += int(tensor.numel() - tensor.isfinite().sum())
+            values += tensor.numel()
+    return bad, values
