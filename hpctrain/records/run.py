@@ -242,8 +242,8 @@ class Run(Document):
     """fp32; or bf16, fp16 for matrix products, with weights, sums and optimizer in fp32. fp16 scales the loss, so that
     small gradients do not vanish, and skips a step whose gradients overflow."""
     compile: bool = False
-    """Blocks are compiled (torch.compile): the first step takes minutes, the others less. A worker that makes no step is
-    then given half an hour."""
+    """Blocks are compiled (torch.compile): the first step takes minutes, the others less. A worker that makes no
+    step is then given half an hour."""
     deterministic: bool = False
     """The same run file on the same plan gives the same weights, bit by bit; some operations become slower."""
     checkpoint: Checkpoint = Checkpoint()
