@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from hpctrain.model.build import build_part
 from hpctrain.parallel.loss import make_loss
 from hpctrain.parallel.mesh import Coordinate, group_rank
+from hpctrain.parallel.randomness import RandomStream
 from hpctrain.parallel.stage import CountedStage, StageCounters, seconds_of
 from hpctrain.parallel.tensor import apply_tensor_parallel, vocabulary_is_split
 from hpctrain.records.model_spec import ModelSpec
@@ -53,8 +54,10 @@ class Pipeline:
         evaluation: Order,
         replica_rows: int,
         split_loss: bool,
+        random: RandomStream,
     ) -> None:
         self.stages = stages
+        self.random = random
         self.rows = replica_rows
         """Sequences of this replica in a step."""
         self.first = any(stage.is_first for stage in stages)
@@ -82,8 +85,14 @@ class Pipeline:
 
     def evaluate(self, tokens: Tensor, targets: Tensor) -> float:
         """Forward only, nothing kept for a backward pass; as `step`."""
-        with torch.no_grad():
-            return self._run(tokens, targets, train=False)
+        for stage in self.stages:
+            stage.submod.eval()
+        try:
+            with torch.no_grad():
+                return self._run(tokens, targets, train=False)
+        finally:
+            for stage in self.stages:
+                stage.submod.train()
 
     @property
     def device(self) -> torch.device:
@@ -135,13 +144,17 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
         for index in range(len(plan.stages))
         if owner[index] == coordinate.pp
     ]
+    random = RandomStream(inputs.seed, coordinate.dp, inputs.device)
+    for stage in stages:
+        stage.random = random
     split_loss = vocabulary_is_split(spec, plan.tp)
     loss = make_loss(plan.rows * inputs.seq_len, mesh["tp"] if split_loss else None)
     if stages[-1].is_last:
         loss = stages[-1].timed(loss)
     runtime = _PipelineScheduleRuntime(stages, replica.micro_batches, loss_fn=loss, scale_grads=False)
     runtime._prepare_schedule_with_comms(_actions_by_group_rank(inputs, mesh, coordinate))
-    return Pipeline(stages, runtime, _forwards(runtime.pipeline_order_with_comms), replica.rows, split_loss)
+    evaluation = _forwards(runtime.pipeline_order_with_comms)
+    return Pipeline(stages, runtime, evaluation, replica.rows, split_loss, random)
 
 
 def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, rows: int) -> CountedStage:

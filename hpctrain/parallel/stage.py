@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
+from hpctrain.parallel.randomness import RandomStream
+
 
 @dataclass
 class StageCounters:
@@ -29,10 +31,13 @@ class CountedStage(PipelineStage):
     def __init__(self, *args: Any, autocast: torch.dtype | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.counters = StageCounters()
+        self.random: RandomStream | None = None
         self._autocast = autocast
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         self.counters.forwards += 1
+        if self.random is not None:
+            self.random.begin(self.stage_index, args[0])
         enabled = self._autocast is not None
         with self._clock(), torch.autocast(self.device.type, self._autocast, enabled=enabled):
             return super().forward_one_chunk(*args, **kwargs)

@@ -97,7 +97,8 @@ def build(orders: StartOrder) -> Trainer:
     # A group of its own: the writer thread must never wait behind, or in the middle of, the training's collectives.
     group = dist.new_group(backend="gloo")
     step = _restore(orders, pipeline, optimizer, group)
-    checkpoints = orders.folder / "checkpoints"
+    saver = CheckpointSaver(orders.folder / "checkpoints", group, run.checkpoint.keep)
+    saver.prepare(collect(named, optimizer))
     return Trainer(
         run=run,
         plan=plan,
@@ -112,7 +113,7 @@ def build(orders: StartOrder) -> Trainer:
         reducer=DenseReducer(mesh.get_group("dp")),
         train=Corpus.open(run.data.train, "train", run.data.seq_len),
         valid=_validation(run),
-        saver=CheckpointSaver(checkpoints, group, run.checkpoint.keep),
+        saver=saver,
         step=step,
     )
 

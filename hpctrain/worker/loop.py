@@ -34,7 +34,7 @@ def train(trainer: Trainer, orders: Orders) -> bool:
         HpctrainError: the gradient is no number any more, or the last checkpoint could not be written.
         StorageError: there is no room for the last rows of metrics.jsonl.
     """
-    loop = _Loop(trainer, orders)
+    loop = Loop(trainer, orders)
     while trainer.step < trainer.run.steps:
         job = loop.one_step()
         if job.stop:
@@ -45,7 +45,7 @@ def train(trainer: Trainer, orders: Orders) -> bool:
     return True
 
 
-class _Loop:
+class Loop:
     """The state of the loop between steps."""
 
     def __init__(self, trainer: Trainer, orders: Orders) -> None:
@@ -100,6 +100,7 @@ class _Loop:
 
     def _forward_backward(self, step: int) -> tuple[float, list[Tensor]]:
         """This replica's share of the loss, and this rank's part of its gradients, not reduced."""
+        self.trainer.pipeline.random.step = step
         tokens, targets = self._batch(self.trainer.train, step * self.trainer.plan.rows, self.trainer.run.seed)
         counter = CollectiveCounter() if self._first and self.trainer.plan.tp > 1 else None
         with counter or contextlib.nullcontext():
