@@ -62,6 +62,19 @@ def open_trainer(folder: Path, plan: Plan, rank: int, meeting: dist.Store) -> Tr
     return build(StartOrder(folder, "plan.json", rank, 0, "127.0.0.1", port, descriptor, None))
 
 
+class NoOrders:
+    """Orders of an agent that wants nothing and keeps no news."""
+
+    def save_wanted(self) -> bool:
+        return False
+
+    def stop_wanted(self) -> bool:
+        return False
+
+    def tell(self, kind: str, /, **content: object) -> None:
+        pass
+
+
 def timed(step: Callable[[], object], count: int) -> Sample:
     """`count` steps between two barriers, per step; the processors' seconds are those of all ranks."""
     dist.barrier()

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from hpctrain.bench.baseline import PlainLoop
 from hpctrain.bench.comparison import Row, Sample, compare
-from hpctrain.bench.ranks import leave, open_trainer, run_ranks, timed
+from hpctrain.bench.ranks import NoOrders, leave, open_trainer, run_ranks, timed
 from hpctrain.bench.record import make_record
 from hpctrain.bench.scene import BYTES_VOCABULARY, make_corpus, make_plan, make_run
 from hpctrain.bench.stage_clock import StageClock
@@ -64,19 +64,6 @@ def measure(cases: tuple[str, ...], settings: Settings, progress: Callable[[str]
             make_run(folder / case, folder / "corpus", settings.spec, made.rows, settings.seq_len)
             rows.append(run_ranks(body, world, case, folder / case, made, settings))
     return make_record("runtime", rows, asdict(settings) | {"spec": settings.spec.model_dump(exclude_none=True)})
-
-
-class NoOrders:
-    """Orders of an agent that wants nothing and keeps no news."""
-
-    def save_wanted(self) -> bool:
-        return False
-
-    def stop_wanted(self) -> bool:
-        return False
-
-    def tell(self, kind: str, /, **content: object) -> None:
-        pass
 
 
 def against_plain(rank: int, world: int, case: str, folder: Path, plan: Plan, settings: Settings) -> Row:

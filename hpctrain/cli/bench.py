@@ -37,6 +37,16 @@ def runtime(pairs: int, cases: tuple[str, ...], as_json: bool) -> None:
     _show(record, as_json)
 
 
+@command.command("checkpoint")
+@click.option("--rounds", type=click.IntRange(min=2), default=10, show_default=True, help="Rounds of saves in each way.")
+@click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
+def checkpoint(rounds: int, as_json: bool) -> None:
+    """What a save costs the training, against saving and waiting and against torch's own ways."""
+    from hpctrain.bench.checkpoint import Settings, measure
+
+    _show(measure(Settings(rounds=rounds), _say), as_json)
+
+
 def _say(what: str) -> None:
     click.echo(f"measuring {what}", err=True)
 

@@ -1,7 +1,7 @@
 """Saving beside the training and loading into any plan, with torch.distributed.checkpoint (DCP) for the shards.
 
-Save: a copy of the tensors is taken between two steps, into memory that is kept; a thread writes it through a process group of its own, hashes
-what this rank wrote, and rank 0 publishes the folder when every rank is done.
+Save: a copy of the tensors is taken between two steps, into memory that is kept; a thread writes it through a process
+group of its own, hashes what this rank wrote, and rank 0 publishes the folder when every rank is done.
 """
 
 from __future__ import annotations
@@ -67,6 +67,10 @@ class CheckpointSaver:
             self._warming.result()
         copy = self._staging.copy(tensors)
         self._pending = self._thread.submit(self._write, copy, manifest, start)
+
+    def busy(self) -> bool:
+        """Whether a save is under way."""
+        return self._pending is not None and not self._pending.done()
 
     def finished(self, wait: bool = False) -> Saved | None:
         """The save that ended since the last call, if one did; with `wait`, the one under way."""

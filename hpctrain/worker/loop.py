@@ -87,7 +87,7 @@ class Loop:
             return
         self._tell_saved(trainer.saver.finished(wait=True))
         named = trainer.pipeline.parameters()
-        trainer.saver.save(collect(named, trainer.optimizer), _manifest(trainer))
+        trainer.saver.save(collect(named, trainer.optimizer), manifest_of(trainer))
         self.saved_step = trainer.step
 
     def finish_saving(self) -> None:
@@ -192,7 +192,8 @@ def learning_rate(settings: Optimizer, step: int, steps: int) -> float:
     return settings.lr * (0.1 + 0.9 * remaining)
 
 
-def _manifest(trainer: Trainer) -> Manifest:
+def manifest_of(trainer: Trainer) -> Manifest:
+    """What is said of a checkpoint of the trainer's state, all but its files."""
     run = trainer.run
     return Manifest(
         step=trainer.step,
