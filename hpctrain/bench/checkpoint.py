@@ -25,6 +25,7 @@ from hpctrain.bench.ranks import NoOrders, leave, open_trainer, run_ranks
 from hpctrain.bench.record import make_record
 from hpctrain.bench.scene import BYTES_VOCABULARY, make_corpus, make_plan, make_run
 from hpctrain.records.model_spec import ModelSpec
+from hpctrain.records.plan import Plan
 from hpctrain.snapshot.state import collect
 from hpctrain.worker.build import Trainer
 from hpctrain.worker.loop import Loop, manifest_of
@@ -55,10 +56,11 @@ def measure(settings: Settings, progress: Callable[[str], None]) -> dict[str, An
         make_corpus(folder / "corpus")
         make_run(folder / "run", folder / "corpus", settings.spec, settings.rows, settings.seq_len)
         rows, facts = run_ranks(_saves, 1, folder / "run", plan, settings)
-    return make_record("checkpoint", rows, asdict(settings) | {"spec": settings.spec.model_dump(exclude_none=True)} | facts)
+    told = asdict(settings) | {"spec": settings.spec.model_dump(exclude_none=True)} | facts
+    return make_record("checkpoint", rows, told)
 
 
-def _saves(rank: int, world: int, folder: Path, plan: Any, settings: Settings) -> tuple[list[Row], dict[str, Any]]:
+def _saves(rank: int, world: int, folder: Path, plan: Plan, settings: Settings) -> tuple[list[Row], dict[str, Any]]:
     trainer = open_trainer(folder, plan, rank, dist.FileStore(str(folder / "meeting"), world))
     loop = Loop(trainer, NoOrders())  # type: ignore[arg-type]
     ways = Ways(trainer, folder)

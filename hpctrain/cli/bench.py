@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from hpctrain.base.errors import EXIT_FAILED
 from hpctrain.base.units import format_seconds
 
 RUNTIME_CASES = ("one_process", "dp2", "pp2")
@@ -39,12 +40,37 @@ def runtime(pairs: int, cases: tuple[str, ...], as_json: bool) -> None:
 
 @command.command("checkpoint")
 @click.option("--rounds", type=click.IntRange(min=2), default=10, show_default=True, help="Rounds of saves in each way.")
+@click.option(
+    "--kills", type=click.IntRange(min=1), help="Instead: kill a training that always saves so many times, and look."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
-def checkpoint(rounds: int, as_json: bool) -> None:
-    """What a save costs the training, against saving and waiting and against torch's own ways."""
+def checkpoint(rounds: int, kills: int | None, as_json: bool) -> None:
+    """What a save costs the training, against saving and waiting and against torch's own ways.
+
+    With --kills: exit code 1 when a checkpoint was lost, corrupt or older than the one before.
+    """
+    if kills is not None:
+        _kill(kills, as_json)
+        return
     from hpctrain.bench.checkpoint import Settings, measure
 
     _show(measure(Settings(rounds=rounds), _say), as_json)
+
+
+def _kill(count: int, as_json: bool) -> None:
+    from hpctrain.bench.kills import measure_kills
+
+    record = measure_kills(count, _say)
+    found = record["kills"]
+    click.echo(
+        f"{found['kills']} kills, {found['while_writing']} of them while a checkpoint was being written: "
+        f"{found['lost']} lost, {len(found['corrupt'])} corrupt, {found['older']} older than the one before",
+        err=as_json,
+    )
+    if as_json:
+        click.echo(json.dumps(record, indent=1))
+    if found["lost"] or found["corrupt"] or found["older"]:
+        sys.exit(EXIT_FAILED)
 
 
 def _say(what: str) -> None:

@@ -20,7 +20,7 @@ from hpctrain.records.manifest import FileEntry, Manifest
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
-_CHUNK = 4 * 2**20
+_CHUNK = 2**20
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,9 @@ def _verify_file(path: Path, entry: FileEntry, hashes: bool) -> None:
 
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
+    # One buffer for the whole file: fresh memory for each piece would cost more than hashing it.
+    buffer = memoryview(bytearray(_CHUNK))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
     return digest.hexdigest()
