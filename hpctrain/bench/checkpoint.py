@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from hpctrain.worker.build import Trainer
 from hpctrain.worker.loop import Loop, manifest_of
 
 OURS, SYNCHRONOUS, TORCH_SAVE, TORCH_ASYNC = "ours", "ours, waited for", "torch dcp.save", "torch dcp.async_save"
+SPEC = ModelSpec(layers=10, dim=384, heads=6, vocab=BYTES_VOCABULARY)
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Settings:
     rounds: int = 10
     rows: int = 2
     seq_len: int = 64
-    spec: ModelSpec = ModelSpec(layers=10, dim=384, heads=6, vocab=BYTES_VOCABULARY)
+    spec: ModelSpec = SPEC
 
 
 def measure(settings: Settings, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -123,7 +125,9 @@ class Ways:
             return lambda: None
         if way == TORCH_ASYNC:
             writer = dcp.FileSystemWriter(target)
-            return dcp.async_save(tensors, storage_writer=writer, process_group=self._group).result
+            saving = dcp.async_save(tensors, storage_writer=writer, process_group=self._group)
+            assert isinstance(saving, Future), "torch answers otherwise only when asked for its own stager"
+            return saving.result
         self._trainer.saver.save(tensors, manifest_of(self._trainer))
         if way == SYNCHRONOUS:
             self.finish()

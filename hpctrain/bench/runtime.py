@@ -31,6 +31,7 @@ from hpctrain.worker.build import Trainer
 from hpctrain.worker.loop import Loop
 
 Pairs = list[tuple[Sample, Sample]]
+SPEC = ModelSpec(layers=6, dim=256, heads=4, vocab=BYTES_VOCABULARY)
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Settings:
     rows: int = 8
     """Sequences of a process in a step."""
     seq_len: int = 128
-    spec: ModelSpec = ModelSpec(layers=6, dim=256, heads=4, vocab=BYTES_VOCABULARY)
+    spec: ModelSpec = SPEC
 
 
 def measure(cases: tuple[str, ...], settings: Settings, progress: Callable[[str], None]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class StageClock:
         self._keep_totals(pipeline)
 
     def take(self, stages: int, micro_batches: int) -> tuple[Tensor, Tensor]:
-        """Seconds a micro-batch since the last call, [stages] each: forward; loss and backward. 0 for others' stages."""
+        """Seconds a micro-batch since the last call, [stages] each: forward; loss and backward. Others' stages: 0."""
         forward, backward = torch.zeros(stages, dtype=torch.float64), torch.zeros(stages, dtype=torch.float64)
         for index, seconds in self._forward_s.items():
             forward[index] = seconds / micro_batches

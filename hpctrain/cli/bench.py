@@ -39,7 +39,9 @@ def runtime(pairs: int, cases: tuple[str, ...], as_json: bool) -> None:
 
 
 @command.command("checkpoint")
-@click.option("--rounds", type=click.IntRange(min=2), default=10, show_default=True, help="Rounds of saves in each way.")
+@click.option(
+    "--rounds", type=click.IntRange(min=2), default=10, show_default=True, help="Rounds of saves in each way."
+)
 @click.option(
     "--kills", type=click.IntRange(min=1), help="Instead: kill a training that always saves so many times, and look."
 )

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from hpctrain.compress.arrivals import Arrivals
 
 BUCKET_BYTES = 8 * 2**20
-"""Gradients are sent in pieces of this size: large enough for full bandwidth, small enough that the first leaves early."""
+"""Gradients are sent in pieces of this size: large enough for full bandwidth, small enough that some leave early."""
+IN_FLIGHT = 4
+"""Pieces in memory of their own at a time."""
 
 
 class Reducer(Protocol):
@@ -27,13 +29,19 @@ class Reducer(Protocol):
 
 
 class DenseReducer:
-    """Exact sums in the gradients' own precision, by ring all-reduce, beside the backward pass where that is allowed."""
+    """Exact sums in the gradients' own precision, by ring all-reduce, beside the backward pass where told to."""
 
     def __init__(self, group: dist.ProcessGroup, bucket_bytes: int = BUCKET_BYTES) -> None:
         self._group = group
         self._world = dist.get_world_size(group)
         self._bucket_bytes = bucket_bytes
-        self._buckets: list[_Bucket] = []
+        self._buckets: list[list[int]] = []
+        """Positions in the list of gradients, in the order in which they are sent."""
+        self._sent = 0
+        """Buckets sent in this step."""
+        self._sent_bytes = 0
+        self._flying: list[_Flight] = []
+        self._spare: list[Tensor] = []
         self._arrivals: Arrivals | None = None
 
     def overlap(self, parameters: list[nn.Parameter]) -> None:
@@ -50,59 +58,75 @@ class DenseReducer:
         if self._world == 1:
             return 0
         if not self._buckets:
-            self._buckets = _make_buckets(gradients, self._bucket_bytes)
-        for bucket in self._buckets:
-            if bucket.work is None:
-                bucket.send([gradients[index] for index in bucket.members], self._group)
-        for bucket in self._buckets:
-            bucket.receive([gradients[index] for index in bucket.members])
+            self._buckets = _positions(gradients, self._bucket_bytes)
+        for bucket in self._buckets[self._sent :]:
+            self._send([gradients[index] for index in bucket])
+        while self._flying:
+            self._land()
         if self._arrivals is not None:
             self._arrivals.next_step()
         # A ring all-reduce sends every byte on 2·(n−1)/n times from each rank.
-        sizes = [bucket.flat.numel() * bucket.flat.element_size() for bucket in self._buckets]
-        return sum(2 * (self._world - 1) * size // self._world for size in sizes)
+        sent_bytes = 2 * (self._world - 1) * self._sent_bytes // self._world
+        self._sent = self._sent_bytes = 0
+        return sent_bytes
 
     def _send_ready(self, arrivals: Arrivals) -> None:
         # In the order of the buckets on every rank, whatever order they become ready in: the ranks must agree on it.
-        for bucket in self._buckets:
-            if bucket.work is None:
-                if not all(arrivals.complete[index] for index in bucket.members):
-                    return
-                bucket.send([arrivals.gradient(index) for index in bucket.members], self._group)
+        for bucket in self._buckets[self._sent :]:
+            if not all(arrivals.complete[index] for index in bucket):
+                return
+            self._send([arrivals.gradient(index) for index in bucket])
+
+    def _send(self, tensors: list[Tensor]) -> None:
+        if len(tensors) == 1 and tensors[0].is_contiguous():
+            flat, kept = tensors[0], None
+        else:
+            kept = self._memory(tensors)
+            flat = kept[: sum(tensor.numel() for tensor in tensors)]
+            torch._foreach_copy_(_parts(flat, tensors), tensors)
+        self._flying.append(_Flight(tensors, flat, kept, dist.all_reduce(flat, group=self._group, async_op=True)))
+        self._sent += 1
+        self._sent_bytes += flat.numel() * flat.element_size()
+
+    def _land(self) -> None:
+        """Wait for what was sent first, and bring its sums home."""
+        flight = self._flying.pop(0)
+        flight.work.wait()
+        if flight.kept is not None:
+            torch._foreach_copy_(flight.tensors, _parts(flight.flat, flight.tensors))
+            self._spare.append(flight.kept)
+
+    def _memory(self, tensors: list[Tensor]) -> Tensor:
+        """Memory for a bucket of several tensors; it is kept, because fresh pages cost more than the copy."""
+        while sum(flight.kept is not None for flight in self._flying) >= IN_FLIGHT:
+            self._land()
+        for index, spare in enumerate(self._spare):
+            if spare.dtype == tensors[0].dtype:
+                return self._spare.pop(index)
+        return tensors[0].new_empty(self._bucket_bytes // tensors[0].element_size())
 
 
-@dataclass
-class _Bucket:
-    """Gradients that travel together, in memory that is kept: fresh pages would cost more than the copy."""
+@dataclass(frozen=True)
+class _Flight:
+    """A bucket on the wire."""
 
-    members: list[int]
-    """Positions in the list of gradients."""
+    tensors: list[Tensor]
     flat: Tensor
-    work: dist.Work | None = None
-
-    def send(self, tensors: list[Tensor], group: dist.ProcessGroup) -> None:
-        torch._foreach_copy_(self._parts(tensors), tensors)
-        self.work = dist.all_reduce(self.flat, group=group, async_op=True)
-
-    def receive(self, tensors: list[Tensor]) -> None:
-        assert self.work is not None, "sent before"
-        self.work.wait()
-        self.work = None
-        torch._foreach_copy_(tensors, self._parts(tensors))
-
-    def _parts(self, tensors: list[Tensor]) -> list[Tensor]:
-        parts = self.flat.split([tensor.numel() for tensor in tensors])
-        return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+    kept: Tensor | None
+    """Memory to be used again; None where the gradient itself is summed in place."""
+    work: dist.Work
 
 
-def _make_buckets(gradients: list[Tensor], limit_bytes: int) -> list[_Bucket]:
-    """The last gradients first: a backward pass finishes them first."""
-    positions = list(range(len(gradients)))[::-1]
-    made: list[_Bucket] = []
-    for group in buckets([gradients[index] for index in positions], limit_bytes):
-        members = [positions.pop(0) for _ in group]
-        made.append(_Bucket(members, group[0].new_empty(sum(tensor.numel() for tensor in group))))
-    return made
+def _parts(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def _positions(gradients: list[Tensor], limit_bytes: int) -> list[list[int]]:
+    """The buckets as positions, the last gradients first: a backward pass finishes them first."""
+    left = list(range(len(gradients)))[::-1]
+    groups = buckets([gradients[index] for index in left], limit_bytes)
+    return [[left.pop(0) for _ in group] for group in groups]
 
 
 def buckets(tensors: list[Tensor], limit_bytes: int) -> list[list[Tensor]]:

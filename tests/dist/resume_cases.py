@@ -16,6 +16,7 @@ from cases import HALF, PLANS, WHOLE, make_plan
 from loop_cases import StoppingOrders, leave, make_folder, open_trainer
 from processes import largest, launch
 
+from hpctrain.compress.reducer import DenseReducer
 from hpctrain.corpus.prepare import Options, prepare
 from hpctrain.records.metric import effective, read_metrics
 from hpctrain.records.plan import Plan
@@ -33,6 +34,45 @@ def add_dropout(trainer: Trainer) -> None:
     """What every stage gives is thinned out, as a user's model may do it."""
     for stage in trainer.pipeline.stages:
         stage.submod.register_forward_hook(lambda module, _, out: F.dropout(out, 0.2, module.training))
+
+
+class Departures:
+    """Counts the buckets of gradients that leave while the pipeline still works, and those that leave after it."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        reducer = DenseReducer(trainer.mesh.get_group("dp"), bucket_bytes=8192)
+        reducer.overlap(trainer.parameters)
+        trainer.reducer = reducer
+        self.early, self.late, self._working = 0, 0, False
+        self._step, self._send = trainer.pipeline.step, dist.all_reduce
+        trainer.pipeline.step = self.step  # type: ignore[method-assign]
+        dist.all_reduce = self.all_reduce
+
+    def step(self, *rows: torch.Tensor) -> float:
+        self._working = True
+        loss = self._step(*rows)
+        self._working = False
+        return loss
+
+    def all_reduce(self, *args: Any, async_op: bool = False, **kwargs: Any) -> Any:
+        self.early += async_op and self._working
+        self.late += async_op and not self._working
+        return self._send(*args, async_op=async_op, **kwargs)
+
+    def end(self) -> None:
+        dist.all_reduce = self._send
+
+
+def departures(place: Path, rank: int, meeting: dist.Store) -> dict[str, Any]:
+    """Replicas of unequal share whose gradients travel in many buckets."""
+    trainer = open_trainer(place, SAME["dp2 uneven"], 0, None, rank, meeting)
+    add_dropout(trainer)
+    seen = Departures(trainer)
+    train(trainer, StoppingOrders(END))  # type: ignore[arg-type]
+    seen.end()
+    leave()
+    losses = [row.loss for row in effective(read_metrics(place / "metrics.jsonl"))]
+    return {"losses": losses, "early": seen.early, "late": seen.late}
 
 
 def run(place: Path, parts: list[tuple[Plan, int]], dropout: bool, rank: int, meeting: dist.Store) -> dict[str, Any]:
@@ -103,6 +143,9 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
         results[name]["valid is quiet"] = straight["again"]
         results[name]["losses"] &= len(straight["losses"]) == END
         first = straight["losses"]
+        if name == "dp2 uneven":
+            results["departures"] = departures(folder / "departures", rank, meeting)
+            results["departures"]["expected"] = first
     straight, resumed = both(folder, PLAIN, [(DP2, HALFWAY), (PP2, END)], False, rank, meeting)
     pairs = zip(straight["losses"], resumed["losses"], strict=True)
     results[MOVED] = {"loss": max(abs(b / a - 1) for a, b in pairs), "draws": first[0] != straight["losses"][0]}
@@ -117,6 +160,7 @@ def main(world: int, folder: Path) -> None:
     for name in (*SAME, PLAIN):
         make_folder(folder / f"{name}, straight", data)
         make_folder(folder / f"{name}, resumed", data)
+    make_folder(folder / "departures", data)
     launch(every_case, world, str(folder))
 
 
