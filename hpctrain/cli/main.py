@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "resubmit": ("hpctrain.cli.resubmit", "Submit a run again that was cancelled or failed."),
     "report": ("hpctrain.cli.report", "Write a run's report.html."),
     "lab": ("hpctrain.cli.lab", "A real Slurm of several nodes on this machine, with faults on demand."),
+    "bench": ("hpctrain.cli.bench", "Side-by-side measurements on this machine."),
     "schema": ("hpctrain.cli.schema", "Print the JSON Schema of a file, for editors."),
 }
 """Verb -> module that holds it as `command`, and its one line of help."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from hpctrain.base.activity import ACTIVITY
+from hpctrain.compress.arrivals import Arrivals
 
-BUCKET_BYTES = 32 * 2**20
-"""Gradients are sent in pieces of this size: large enough for full bandwidth, small enough to need little memory."""
+BUCKET_BYTES = 8 * 2**20
+"""Gradients are sent in pieces of this size: large enough for full bandwidth, small enough that some leave early."""
+IN_FLIGHT = 4
+"""Pieces in memory of their own at a time."""
 
 
 class Reducer(Protocol):
@@ -26,26 +30,105 @@ class Reducer(Protocol):
 
 
 class DenseReducer:
-    """Exact sums in the gradients' own precision, by ring all-reduce."""
+    """Exact sums in the gradients' own precision, by ring all-reduce, beside the backward pass where told to."""
 
     def __init__(self, group: dist.ProcessGroup, bucket_bytes: int = BUCKET_BYTES) -> None:
         self._group = group
         self._world = dist.get_world_size(group)
         self._bucket_bytes = bucket_bytes
+        self._buckets: list[list[int]] = []
+        """Positions in the list of gradients, in the order in which they are sent."""
+        self._sent = 0
+        """Buckets sent in this step."""
+        self._sent_bytes = 0
+        self._flying: list[_Flight] = []
+        self._spare: list[Tensor] = []
+        self._arrivals: Arrivals | None = None
+
+    def overlap(self, parameters: list[nn.Parameter]) -> None:
+        """From the second step on, send a bucket as soon as the backward pass has finished its gradients.
+
+        Call it once, with plain parameters in the order in which `reduce` gets their gradients, and only where nothing
+        else is sent during the backward pass.
+        """
+        if self._world > 1:
+            self._arrivals = Arrivals(parameters, self._send_ready)
+            self._arrivals.listen()
 
     def reduce(self, gradients: list[Tensor]) -> int:
         if self._world == 1:
             return 0
-        sent = 0
-        for number, bucket in enumerate(buckets(gradients, self._bucket_bytes)):
-            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-            with ACTIVITY.doing(f"all-reduce over dp, bucket {number}", waits=True):
-                dist.all_reduce(flat, group=self._group)
-            for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
-                tensor.copy_(part.view_as(tensor))
-            # A ring all-reduce sends every byte on 2·(n−1)/n times from each rank.
-            sent += 2 * (self._world - 1) * flat.numel() * flat.element_size() // self._world
-        return sent
+        if not self._buckets:
+            self._buckets = _positions(gradients, self._bucket_bytes)
+        for bucket in self._buckets[self._sent :]:
+            self._send([gradients[index] for index in bucket])
+        while self._flying:
+            self._land()
+        if self._arrivals is not None:
+            self._arrivals.next_step()
+        # A ring all-reduce sends every byte on 2·(n−1)/n times from each rank.
+        sent_bytes = 2 * (self._world - 1) * self._sent_bytes // self._world
+        self._sent = self._sent_bytes = 0
+        return sent_bytes
+
+    def _send_ready(self, arrivals: Arrivals) -> None:
+        # In the order of the buckets on every rank, whatever order they become ready in: the ranks must agree on it.
+        for bucket in self._buckets[self._sent :]:
+            if not all(arrivals.complete[index] for index in bucket):
+                return
+            self._send([arrivals.gradient(index) for index in bucket])
+
+    def _send(self, tensors: list[Tensor]) -> None:
+        if len(tensors) == 1 and tensors[0].is_contiguous():
+            flat, kept = tensors[0], None
+        else:
+            kept = self._memory(tensors)
+            flat = kept[: sum(tensor.numel() for tensor in tensors)]
+            torch._foreach_copy_(_parts(flat, tensors), tensors)
+        self._flying.append(_Flight(tensors, flat, kept, dist.all_reduce(flat, group=self._group, async_op=True)))
+        self._sent += 1
+        self._sent_bytes += flat.numel() * flat.element_size()
+
+    def _land(self) -> None:
+        """Wait for what was sent first, and bring its sums home."""
+        flight = self._flying.pop(0)
+        with ACTIVITY.doing(f"all-reduce over dp, bucket {self._sent - len(self._flying) - 1}", waits=True):
+            flight.work.wait()
+        if flight.kept is not None:
+            torch._foreach_copy_(flight.tensors, _parts(flight.flat, flight.tensors))
+            self._spare.append(flight.kept)
+
+    def _memory(self, tensors: list[Tensor]) -> Tensor:
+        """Memory for a bucket of several tensors; it is kept, because fresh pages cost more than the copy."""
+        while sum(flight.kept is not None for flight in self._flying) >= IN_FLIGHT:
+            self._land()
+        for index, spare in enumerate(self._spare):
+            if spare.dtype == tensors[0].dtype:
+                return self._spare.pop(index)
+        return tensors[0].new_empty(self._bucket_bytes // tensors[0].element_size())
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A bucket on the wire."""
+
+    tensors: list[Tensor]
+    flat: Tensor
+    kept: Tensor | None
+    """Memory to be used again; None where the gradient itself is summed in place."""
+    work: dist.Work
+
+
+def _parts(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def _positions(gradients: list[Tensor], limit_bytes: int) -> list[list[int]]:
+    """The buckets as positions, the last gradients first: a backward pass finishes them first."""
+    left = list(range(len(gradients)))[::-1]
+    groups = buckets([gradients[index] for index in left], limit_bytes)
+    return [[left.pop(0) for _ in group] for group in groups]
 
 
 def buckets(tensors: list[Tensor], limit_bytes: int) -> list[list[Tensor]]:

@@ -26,6 +26,7 @@ from hpctrain.model.part import blocks_of
 from hpctrain.parallel.loss import make_loss
 from hpctrain.parallel.mesh import Coordinate, group_rank, sharding_mesh
 from hpctrain.parallel.messages import NotedReceives
+from hpctrain.parallel.randomness import RandomStream
 from hpctrain.parallel.recompute import recompute_blocks
 from hpctrain.parallel.scaling import LossScaler
 from hpctrain.parallel.shard import apply_sharding
@@ -74,10 +75,12 @@ class Pipeline:
         evaluation: Order,
         replica_rows: int,
         split_loss: bool,
+        random: RandomStream,
         tied: TiedEnds | None = None,
         scaler: LossScaler | None = None,
     ) -> None:
         self.stages = stages
+        self.random = random
         self.rows = replica_rows
         """Sequences of this replica in a step."""
         self.first = any(stage.is_first for stage in stages)
@@ -113,11 +116,12 @@ class Pipeline:
         """Forward only, nothing kept for a backward pass; as `step`."""
         for stage in self.stages:
             stage.submod.eval()
-        with torch.no_grad():
-            share = self._run(tokens, targets, train=False)
-        for stage in self.stages:
-            stage.submod.train()
-        return share
+        try:
+            with torch.no_grad():
+                return self._run(tokens, targets, train=False)
+        finally:
+            for stage in self.stages:
+                stage.submod.train()
 
     @property
     def device(self) -> torch.device:
@@ -181,6 +185,9 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
         for index in range(len(plan.stages))
         if owner[index] == coordinate.pp
     ]
+    random = RandomStream(inputs.seed, coordinate.dp, inputs.device)
+    for stage in stages:
+        stage.random = random
     split_loss = vocabulary_is_split(spec, plan.tp)
     loss = make_loss(plan.rows * inputs.seq_len, mesh["tp"] if split_loss else None)
     if inputs.scaler is not None:
@@ -194,9 +201,9 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
     owners = [dist.get_global_rank(mesh.get_group("pp"), members[index]) for index in range(len(plan.stages))]
     runtime.fwd_recv_ops = NotedReceives("output of", -1, owners, inputs.device, inputs.message_timeout)
     runtime.bwd_recv_ops = NotedReceives("gradient for", 1, owners, inputs.device, inputs.message_timeout)
-    order = _forwards(runtime.pipeline_order_with_comms)
+    evaluation = _forwards(runtime.pipeline_order_with_comms)
     tied = _tied(inputs, coordinate, stages) if spec.tied and len(plan.stages) > 1 else None
-    return Pipeline(stages, runtime, order, replica.rows, split_loss, tied, inputs.scaler)
+    return Pipeline(stages, runtime, evaluation, replica.rows, split_loss, random, tied, inputs.scaler)
 
 
 def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, rows: int) -> CountedStage:

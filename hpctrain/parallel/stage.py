@@ -16,6 +16,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.parallel.messages import NotedWork
+from hpctrain.parallel.randomness import RandomStream
 
 PostSends = Callable[[list[dist.P2POp]], list[dist.Work]]
 """Starts sends as torch's schedules start theirs."""
@@ -54,11 +55,14 @@ class CountedStage(PipelineStage):
         self.counters = StageCounters()
         self._post = post
         self._message_timeout = message_timeout
+        self.random: RandomStream | None = None
         self._autocast = autocast
         self._sends: list[NotedWork] = []
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self.counters.forwards += 1
+        if self.random is not None:
+            self.random.begin(self.stage_index, args[0])
         enabled = self._autocast is not None
         with (
             self._clock("forward", f"forward stage {self.stage_index} mb {fwd_chunk_id}"),

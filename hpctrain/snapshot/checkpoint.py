@@ -1,7 +1,7 @@
 """Saving beside the training and loading into any plan, with torch.distributed.checkpoint (DCP) for the shards.
 
-Save: a copy of the tensors is taken between two steps; a thread writes it through a process group of its own, hashes
-what this rank wrote, and rank 0 publishes the folder when every rank is done.
+Save: a copy of the tensors is taken between two steps, into memory that is kept; a thread writes it through a process
+group of its own, hashes what this rank wrote, and rank 0 publishes the folder when every rank is done.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from hpctrain.base.atomic import storage_errors
 from hpctrain.base.errors import CheckpointError, StorageError
 from hpctrain.records.manifest import FileEntry, Manifest
 from hpctrain.snapshot import published
+from hpctrain.snapshot.staging import StagingBuffers
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,16 @@ class CheckpointSaver:
         self._checkpoints = checkpoints
         self._group = group
         self._keep = keep
+        self._staging = StagingBuffers()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._warming: Future[None] | None = None
         self._pending: Future[Saved] | None = None
+
+    def prepare(self, tensors: dict[str, Tensor]) -> None:
+        """Take the memory for copies of these tensors beside the first steps, so that the first save need not."""
+        self._staging.reserve(tensors)
+        beside_cuda = any(tensor.is_cuda for tensor in tensors.values())
+        self._warming = self._thread.submit(self._staging.warm, beside_cuda)
 
     def save(self, tensors: dict[str, Tensor], manifest: Manifest) -> None:
         """Copy the tensors and start writing; after return they may change. Waits for a save still under way.
@@ -53,8 +62,15 @@ class CheckpointSaver:
             manifest: everything but `files`.
         """
         self.finished(wait=True)
-        copy = {name: tensor.clone() for name, tensor in tensors.items()}
-        self._pending = self._thread.submit(self._write, copy, manifest, time.perf_counter())
+        start = time.perf_counter()
+        if self._warming is not None:
+            self._warming.result()
+        copy = self._staging.copy(tensors)
+        self._pending = self._thread.submit(self._write, copy, manifest, start)
+
+    def busy(self) -> bool:
+        """Whether a save is under way."""
+        return self._pending is not None and not self._pending.done()
 
     def finished(self, wait: bool = False) -> Saved | None:
         """The save that ended since the last call, if one did; with `wait`, the one under way."""

@@ -6,6 +6,7 @@ the hash of every file are what this user's run wrote.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -19,7 +20,7 @@ from hpctrain.records.manifest import FileEntry, Manifest
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
-_CHUNK = 4 * 2**20
+_CHUNK = 2**20
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,17 @@ def prune(checkpoints: Path, keep: int, current: Path) -> None:
     kept = {current, *before[len(before) - (keep - 1) :]}
     for path in listed(checkpoints):
         if path not in kept:
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Take a checkpoint's name away before its files: a writer killed on the way leaves nothing that looks whole."""
+    going = path.with_name(f".removed-{path.name}")
+    shutil.rmtree(going, ignore_errors=True)
+    with contextlib.suppress(OSError):  # a folder that cannot be renamed goes file by file
+        path.rename(going)
+    shutil.rmtree(going, ignore_errors=True)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def put_aside(path: Path) -> str | None:
@@ -147,7 +158,7 @@ def put_aside(path: Path) -> str | None:
 
 def discard_unfinished(checkpoints: Path) -> None:
     """Remove what killed writers left behind; call it only while no worker runs."""
-    for path in checkpoints.glob(".step-*.tmp"):
+    for path in (*checkpoints.glob(".step-*.tmp"), *checkpoints.glob(".removed-*")):
         shutil.rmtree(path, ignore_errors=True)
     for path in checkpoints.glob(".replaced-*"):
         final = checkpoints / path.name.removeprefix(".replaced-")
@@ -183,7 +194,9 @@ def _verify_file(path: Path, entry: FileEntry, hashes: bool) -> None:
 
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
+    # One buffer for the whole file: fresh memory for each piece would cost more than hashing it.
+    buffer = memoryview(bytearray(_CHUNK))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
     return digest.hexdigest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import time
 from dataclasses import replace
@@ -16,7 +15,6 @@ from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import HpctrainError
 from hpctrain.corpus.tokens import Corpus
 from hpctrain.parallel.gradients import clip_gradients, gradient_norm, local_gradients
-from hpctrain.parallel.mesh import Coordinate
 from hpctrain.records.manifest import Manifest
 from hpctrain.records.run import Optimizer
 from hpctrain.snapshot.checkpoint import Saved
@@ -40,7 +38,7 @@ def train(trainer: Trainer, orders: Orders) -> bool:
         HpctrainError: the gradient is no number any more, or the last checkpoint could not be written.
         StorageError: there is no room for the last rows of metrics.jsonl.
     """
-    loop = _Loop(trainer, orders)
+    loop = Loop(trainer, orders)
     while trainer.step < trainer.run.steps:
         job = loop.next_step()
         if job.stop:
@@ -53,7 +51,7 @@ def train(trainer: Trainer, orders: Orders) -> bool:
     return done
 
 
-class _Loop:
+class Loop:
     """The state of the loop between steps."""
 
     def __init__(self, trainer: Trainer, orders: Orders) -> None:
@@ -115,7 +113,7 @@ class _Loop:
             self._tell_saved(trainer.saver.finished(wait=True))
         named = trainer.pipeline.parameters()
         with ACTIVITY.doing("checkpoint copy"):
-            trainer.saver.save(collect(named, trainer.optimizer), _manifest(trainer))
+            trainer.saver.save(collect(named, trainer.optimizer), manifest_of(trainer))
         self.saved_step = trainer.step
 
     def finish_saving(self) -> None:
@@ -129,10 +127,10 @@ class _Loop:
 
     def _forward_backward(self, step: int) -> tuple[float, list[Tensor]]:
         """This replica's share of the loss, and this rank's part of its gradients, not reduced."""
+        self.trainer.pipeline.random.step = step
         with ACTIVITY.doing("read the batch"):
             tokens, targets = self._batch(self.trainer.train, step * self.trainer.plan.rows, self.trainer.run.seed)
         counter = CollectiveCounter() if self._first and self.trainer.plan.tp > 1 else None
-        seed_dropout(self.trainer.run.seed, step, self.trainer.coordinate)
         with counter or contextlib.nullcontext():
             share = self.trainer.pipeline.step(tokens, targets)
             gradients = local_gradients(self.trainer.parameters)
@@ -218,13 +216,6 @@ class _Loop:
         )
 
 
-def seed_dropout(seed: int, step: int, coordinate: Coordinate) -> None:
-    """Random numbers of a step: the same when it is done again, others on each replica and pipeline rank, and equal
-    along tp, where all ranks hold the same hidden state."""
-    text = f"{seed} {step} {coordinate.dp} {coordinate.pp}"
-    torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
-
-
 def learning_rate(settings: Optimizer, step: int, steps: int) -> float:
     """Learning rate of the step after `step` steps: linear warm-up, then the chosen decay to a tenth."""
     warmup = settings.warmup(steps)
@@ -237,7 +228,8 @@ def learning_rate(settings: Optimizer, step: int, steps: int) -> float:
     return settings.lr * (0.1 + 0.9 * remaining)
 
 
-def _manifest(trainer: Trainer) -> Manifest:
+def manifest_of(trainer: Trainer) -> Manifest:
+    """What is said of a checkpoint of the trainer's state, all but its files."""
     run = trainer.run
     return Manifest(
         step=trainer.step,

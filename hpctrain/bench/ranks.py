@@ -1,0 +1,94 @@
+"""Processes of a bench: started together, one answer back."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from hpctrain.base.errors import HpctrainError
+from hpctrain.bench.comparison import Sample
+from hpctrain.records.plan import Plan
+from hpctrain.worker.build import StartOrder, Trainer, build
+
+Answer = TypeVar("Answer")
+
+
+def run_ranks(body: Callable[..., Answer], world: int, *arguments: object) -> Answer:
+    """Call `body(rank, world, *arguments)` in `world` fresh processes and give back what it gave on rank 0.
+
+    The machine's cores are shared out evenly among them.
+
+    Raises:
+        HpctrainError: one of them failed; its traceback is in the text.
+    """
+    with tempfile.NamedTemporaryFile() as answer:
+        try:
+            mp.spawn(_rank, (world, body, arguments, answer.name), nprocs=world)
+        except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
+            raise HpctrainError(f"a process of the bench failed: {error}") from None
+        given: Answer = pickle.loads(Path(answer.name).read_bytes())
+        return given
+
+
+def _rank(rank: int, world: int, body: Callable[..., Any], arguments: tuple[object, ...], answer: str) -> None:
+    threads = max(1, len(os.sched_getaffinity(0)) // world)
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # for `build`, which sets torch's number by it
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(threads)
+    given = body(rank, world, *arguments)
+    if rank == 0:
+        Path(answer).write_bytes(pickle.dumps(given))
+
+
+def open_trainer(folder: Path, plan: Plan, rank: int, meeting: dist.Store) -> Trainer:
+    """What a worker's process builds from its start order; the order is made here as an agent makes it."""
+    descriptor = None
+    if rank == 0:
+        plan.write(folder / "plan.json")
+        server = socket.create_server(("127.0.0.1", 0))
+        meeting.set("port", str(server.getsockname()[1]))
+        descriptor = server.detach()
+    port = int(meeting.get("port"))
+    return build(StartOrder(folder, "plan.json", rank, 0, "127.0.0.1", port, descriptor, None))
+
+
+class NoOrders:
+    """Orders of an agent that wants nothing and keeps no news."""
+
+    def save_wanted(self) -> bool:
+        return False
+
+    def stop_wanted(self) -> bool:
+        return False
+
+    def tell(self, kind: str, /, **content: object) -> None:
+        pass
+
+
+def timed(step: Callable[[], object], count: int) -> Sample:
+    """`count` steps between two barriers, per step; the processors' seconds are those of all ranks."""
+    dist.barrier()
+    start, cpu_start = time.perf_counter(), time.process_time()
+    for _ in range(count):
+        step()
+    dist.barrier()
+    wall_s = (time.perf_counter() - start) / count
+    cpu_s = torch.tensor((time.process_time() - cpu_start) / count, dtype=torch.float64)
+    dist.all_reduce(cpu_s)
+    return Sample(wall_s, float(cpu_s))
+
+
+def leave() -> None:
+    """End this process's membership, when all have come here."""
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,36 @@
+"""What every bench writes beside its rows: where and with what it was measured."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+import psutil
+
+from hpctrain import __version__
+from hpctrain.base.clock import utc_text
+from hpctrain.bench.comparison import Row
+from hpctrain.probe.host import cpu_name
+
+
+def make_record(bench: str, rows: Sequence[Row], settings: dict[str, Any]) -> dict[str, Any]:
+    """The machine form of a bench's result."""
+    return {
+        "bench": bench,
+        "time": utc_text(time.time()),
+        "machine": {
+            "cpu": cpu_name(),
+            "cores": len(os.sched_getaffinity(0)),
+            "memory_bytes": psutil.virtual_memory().total,
+            "load_1min": round(os.getloadavg()[0], 2),
+            "system": f"{platform.system()} {platform.release()}",
+        },
+        "versions": {"hpctrain": __version__, "torch": version("torch"), "python": platform.python_version()},
+        "settings": settings,
+        "rows": [{key: value for key, value in asdict(row).items() if value is not None} for row in rows],
+    }

@@ -1,0 +1,56 @@
+"""What a bench trains: a run folder with a small corpus, and plans by their degrees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import hpctrain
+from hpctrain.corpus.prepare import Options, prepare
+from hpctrain.records.model_choice import Model
+from hpctrain.records.model_spec import ModelSpec
+from hpctrain.records.plan import Plan, Replica, Stage
+from hpctrain.records.run import Batch, Checkpoint, Data, Run, Validation
+
+BYTES_VOCABULARY = 320
+"""Size of the vocabulary of the corpus below, whose tokens are bytes."""
+NEVER = 10**9
+
+
+def make_corpus(folder: Path) -> None:
+    """A corpus of hpctrain's own source text: there on every machine, and enough for a bench."""
+    prepare([Path(hpctrain.__file__).parent], folder, Options(valid_fraction=0.1, limit_bytes=400_000))
+
+
+def make_run(folder: Path, corpus: Path, spec: ModelSpec, rows: int, seq_len: int, **keys: Any) -> Run:
+    """A run folder without plans; nothing but steps happens in it unless `keys` of the run file say so."""
+    settings: dict[str, Any] = {
+        "steps": NEVER,
+        "checkpoint": Checkpoint(every=NEVER),
+        "validation": Validation(batches=0),
+    }
+    run = Run(
+        model=Model(dims=spec),
+        data=Data(train=[str(corpus)], seq_len=seq_len),
+        batch=Batch.model_validate({"global": rows}),
+        **(settings | keys),
+    )
+    folder.mkdir()
+    run.write(folder / "run.yaml")
+    return run
+
+
+def make_plan(pp: int, dp: int, layers: int, micro_batch: int, micro_batches: int) -> Plan:
+    """Equal stages, one a rank, and equal replicas, on the CPUs of so many virtual nodes."""
+    devices = [f"local{index}:cpu0" for index in range(pp * dp)]
+    cuts = [(stage * layers // pp, (stage + 1) * layers // pp) for stage in range(pp)]
+    replicas = [
+        Replica(
+            rows=micro_batch * micro_batches,
+            micro_batch=micro_batch,
+            micro_batches=micro_batches,
+            devices=[[devices[stage * dp + replica]] for stage in range(pp)],
+        )
+        for replica in range(dp)
+    ]
+    return Plan(pp=pp, dp=dp, tp=1, stages=[Stage(layers=cut) for cut in cuts], replicas=replicas, ranks=devices)

@@ -1,0 +1,58 @@
+"""The copy of a training state that the writer works from, in host memory that is kept from one save to the next.
+
+Fresh memory costs more than the copy itself: the kernel hands it out and clears it page by page. So the memory is taken
+once, on the writer's thread while the training computes, and every save only copies into it. Beside a CUDA device it is
+locked in place, so that the device copies into it at the full rate of its link.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+
+class StagingBuffers:
+    """Host memory for one copy of a state, by tensor name; as large as the state."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    def reserve(self, tensors: dict[str, Tensor]) -> None:
+        """Ask for memory for tensors of these shapes. Cheap: the kernel gives it when it is first written."""
+        for name, tensor in tensors.items():
+            known = self._buffers.get(name)
+            if known is None or not _alike(known, tensor):
+                self._buffers[name] = torch.empty_like(tensor.detach(), device="cpu")
+
+    def warm(self, beside_cuda: bool) -> None:
+        """Write to all of the memory once, so that it is there; for another thread, before the first `copy`."""
+        for buffer in self._buffers.values():
+            memory = _local(buffer).zero_()
+            if beside_cuda:
+                _lock_in_place(memory)
+
+    def copy(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors' values now, in the kept memory: good until the next call."""
+        self.reserve(tensors)
+        sources = [_local(tensor.detach()) for tensor in tensors.values()]
+        targets = [_local(self._buffers[name]) for name in tensors]
+        for source, target in zip(sources, targets, strict=True):
+            target.copy_(source, non_blocking=True)
+        if any(source.is_cuda for source in sources):
+            torch.cuda.synchronize()
+        return {name: self._buffers[name] for name in tensors}
+
+
+def _lock_in_place(tensor: Tensor) -> None:
+    """Register memory with CUDA; where the system refuses (a limit on locked memory) copies are slower, not wrong."""
+    torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.numel() * tensor.element_size(), 0)
+
+
+def _alike(buffer: Tensor, tensor: Tensor) -> bool:
+    mine, other = _local(buffer), _local(tensor)
+    return mine.shape == other.shape and mine.dtype == other.dtype and mine.stride() == other.stride()
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

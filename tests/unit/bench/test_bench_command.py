@@ -1,0 +1,52 @@
+"""`hpctrain bench`: real measurements, kept short; the figures themselves are not judged here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hpctrain.bench.runtime import Settings, measure
+from hpctrain.records.model_spec import ModelSpec
+
+
+def bench(*argv: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "hpctrain", "bench", *argv],
+        env=env, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_twenty_kills_lose_nothing() -> None:
+    done = bench("checkpoint", "--kills", "20", "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)["kills"]
+    assert (found["kills"], found["lost"], found["older"], found["corrupt"]) == (20, 0, 0, [])
+    assert found["while_writing"] >= 5
+    assert found["last_step"] >= 5
+
+
+@pytest.mark.slow
+def test_the_runtime_bench_gives_its_rows() -> None:
+    small = Settings(
+        pairs=2, block_steps=2, warm_steps=1, rows=4, seq_len=32, spec=ModelSpec(layers=2, dim=32, heads=2, vocab=320)
+    )
+    told: list[str] = []
+    record = measure(("dp2", "pp2"), small, told.append)
+    assert told == [row["case"] for row in record["rows"]] == ["dp2", "pp2"]
+    for row in record["rows"]:
+        assert 0 < row["low"] <= row["ratio"] <= row["high"]
+    replicas, pipeline = record["rows"]
+    assert replicas["ours_cpu_s"] > 0
+    assert pipeline["low"] > 1, "no schedule beats its ideal"
+
+
+def test_an_unknown_case_is_answered_with_those_there_are() -> None:
+    done = bench("runtime", "--case", "pp3")
+    assert done.returncode == 2
+    assert "'one_process', 'dp2', 'pp2'" in done.stderr
