@@ -137,8 +137,8 @@ def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool]) -
 
 
 def _worker_environment(place: Place) -> dict[str, str]:
-    """What workers start with: the snapshot of the person's code comes first on the module path, and collectives go
-    over the interface that this node is reached at, unless somebody said otherwise."""
+    """What workers start with: the snapshot of the person's code on the module path, for whatever they start in turn,
+    and collectives go over the interface that this node is reached at, unless somebody said otherwise."""
     env = dict(os.environ)
     code = place.folder / "code"
     if code.is_dir():

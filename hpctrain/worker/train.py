@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.wire import LineChannel
+from hpctrain.launch.code import code_first
 from hpctrain.worker.build import StartOrder, build
 from hpctrain.worker.loop import train
 from hpctrain.worker.orders import EXIT_INFRASTRUCTURE, EXIT_RESUMABLE, Orders
@@ -27,6 +28,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the agent")
     options = parser.parse_args(argv)
+    code_first(options.folder)
     orders = Orders(LineChannel(socket.socket(fileno=options.fd)))
     code = _guarded(orders, options.folder)
     sys.stdout.flush()
