@@ -14,6 +14,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.provisional import check_provisional
 from hpctrain.launch.allocation import run_in_allocation
+from hpctrain.launch.folder import removed_on_error
 from hpctrain.launch.queue import check_queue, wait_for_job
 from hpctrain.launch.submission import preview, submit_job, submit_local
 from hpctrain.launch.training import Prepared, fewest_nodes, make_folder, prepare, runs_folder
@@ -60,7 +61,8 @@ def _submit_to_slurm(prepared: Prepared, dry_run: bool, wait: bool, as_json: boo
     if inside:
         _told(folder.path, inside, as_json)
         sys.exit(run_in_allocation(folder, prepared.run, SystemRunner()))
-    job_id = submit_job(folder, prepared.run)
+    with removed_on_error(folder):
+        job_id = submit_job(folder, prepared.run)
     _told(folder.path, job_id, as_json)
     if wait:
         sys.exit(wait_for_job(folder.path, job_id, slurm, SystemClock(), lambda text: _say([text], as_json)))
@@ -74,7 +76,8 @@ def _submit_here(prepared: Prepared, dry_run: bool, wait: bool, as_json: bool) -
         click.echo(f"would start {count} virtual nodes of this machine in the background", err=as_json)
         return
     folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
-    job_id = submit_local(folder, count)
+    with removed_on_error(folder):
+        job_id = submit_local(folder, count)
     _told(folder.path, job_id, as_json)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import secrets
+import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -75,6 +78,16 @@ def create_run_folder(base: Path, run: Run, topology: Topology | None, plan: Pla
         if plan is not None:
             plan.write(path / "plan.json")
     return RunFolder(path)
+
+
+@contextlib.contextmanager
+def removed_on_error(folder: RunFolder) -> Iterator[None]:
+    """A new run folder that never becomes a run is taken away: it would hide the run of that name before it."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
 
 
 def render_run(run: Run) -> str:
