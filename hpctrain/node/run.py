@@ -57,7 +57,8 @@ def main(argv: list[str]) -> int:
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="hpctrain.node run")
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--attempt", type=int, default=int(os.environ.get("HPCTRAIN_ATTEMPT", "0")))
+    given = os.environ.get("HPCTRAIN_ATTEMPT")
+    parser.add_argument("--attempt", type=int, default=given, required=given is None, help="default: HPCTRAIN_ATTEMPT")
     add_place_arguments(parser)
     return parser.parse_args(argv)
 
