@@ -21,7 +21,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     fake = FakeSlurm()
     for name in USES_SLURM:
         monkeypatch.setattr(importlib.import_module(f"hpctrain.cli.{name}"), "SystemRunner", lambda: fake, raising=False)
-    monkeypatch.setattr("hpctrain.launch.queue.file_system_of", lambda path: "nfs4")
+    monkeypatch.setattr("hpctrain.launch.file_system.file_system_of", lambda path: "nfs4")
     return fake
 
 
