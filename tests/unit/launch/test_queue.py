@@ -85,7 +85,15 @@ def test_a_run_folder_in_memory_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("name", "warned"),
-    [("ext4", True), ("xfs", True), ("overlay", True), ("", True), ("nfs4", False), ("lustre", False), ("fuse.juicefs", False)],
+    [
+        ("ext4", True),
+        ("xfs", True),
+        ("overlay", True),
+        ("", True),
+        ("nfs4", False),
+        ("lustre", False),
+        ("fuse.juicefs", False),
+    ],
 )
 def test_a_file_system_that_is_one_machines_as_a_rule_is_said(
     tmp_path: Path, kind: Callable[[str], None], name: str, warned: bool
@@ -174,9 +182,17 @@ def test_cancelling_a_running_job_gives_it_time_to_save(tmp_path: Path) -> None:
             fake.finish(job, code=75)
 
     told = cancel_job(tmp_path, job, Slurm(fake), FakeClock(on_sleep=passed))
-    assert told == f"job {job} saved a checkpoint and ended"
+    assert told == f"job {job} ended; there is no checkpoint yet, nothing was saved"
     assert is_cancelled(tmp_path)
     assert any("TERM" in word for argv in fake.argvs for word in argv)
+
+
+def test_a_run_that_failed_is_not_marked_as_cancelled(tmp_path: Path) -> None:
+    fake = FakeSlurm()
+    job = fake.submit("--nodes=2")
+    fake.finish(job, code=1)
+    assert cancel_job(tmp_path, job, Slurm(fake), FakeClock()) == f"job {job} has ended already"
+    assert not is_cancelled(tmp_path)
 
 
 def test_cancelling_does_not_wait_for_ever(tmp_path: Path) -> None:
