@@ -20,7 +20,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     """A Slurm that every command talks to; run folders lie on a file system that all nodes share."""
     fake = FakeSlurm()
     for name in USES_SLURM:
-        monkeypatch.setattr(importlib.import_module(f"hpctrain.cli.{name}"), "SystemRunner", lambda: fake, raising=False)
+        monkeypatch.setattr(
+            importlib.import_module(f"hpctrain.cli.{name}"), "SystemRunner", lambda: fake, raising=False
+        )
     monkeypatch.setattr("hpctrain.launch.file_system.file_system_of", lambda path: "nfs4")
     return fake
 
