@@ -10,7 +10,6 @@ from hpctrain.launch.training import Prepared, fewest_nodes
 from hpctrain.planner import make_plan
 from hpctrain.records.topology import Topology
 
-
 NOT_CHECKED = "not checked before the job starts: memory and speed"
 
 

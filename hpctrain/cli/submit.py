@@ -32,7 +32,7 @@ from hpctrain.slurm.commands import Slurm
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
 @click.option("--dry-run", is_flag=True, help="Check everything and show the job script; submit nothing.")
 @click.option("--wait", is_flag=True, help="Wait until the run has ended; its exit code comes back.")
-@click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout, of a dry run {…, script}.")
+@click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout; a dry run, its script.")
 def command(
     run_file: Path, topology: Path | None, plan: Path | None, overrides: tuple[str, ...], dry_run: bool, wait: bool,
     as_json: bool,

@@ -20,7 +20,7 @@ def check_no_live_job(folder: Path, slurm: Slurm) -> None:
     live = _live_state(folder, newest, slurm) if newest is not None else None
     if live is not None:
         raise InputError(
-            f"{folder.name}: its job {newest} is {live}; wait for its end, or end it with `hpctrain cancel {folder.name}`"
+            f"{folder.name}: its job {newest} is {live}; wait for its end, or use `hpctrain cancel {folder.name}`"
         )
 
 
