@@ -35,5 +35,7 @@ def command(run: str) -> None:
     holder = lock_holder(folder)
     if holder is None:
         raise InputError(f"{folder.name}: no process holds it, so there is nothing to cancel")
-    os.kill(holder, signal.SIGTERM)
-    click.echo(f"asked process {holder} to save and stop; `hpctrain status {folder.name}` shows when it has")
+    if not holder.is_here:
+        raise InputError(f"{folder.name}: {holder} holds it; run `hpctrain cancel {folder.name}` on that machine")
+    os.kill(holder.pid, signal.SIGTERM)
+    click.echo(f"asked process {holder.pid} to save and stop; `hpctrain status {folder.name}` shows when it has")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import click
 
 from hpctrain.base.errors import InputError
+from hpctrain.launch.folder import RunFolder
 from hpctrain.records.locate import find_run
 
 
@@ -24,7 +26,11 @@ def command(run: str, node: str | None, attempt: int | None, lines: int) -> None
     RUN is a run folder, a run's name or a job's id.
     """
     folder = find_run(run, os.environ, Path.cwd())
-    files = [path for path in sorted((folder / "logs").rglob("*.log")) if _wanted(path, folder, node, attempt)]
+    files = sorted((folder / "logs").rglob("*.log"))
+    if attempt is not None:
+        files = [path for path in files if _of_attempt(path.relative_to(folder / "logs"), folder, attempt)]
+    if node is not None:
+        files = [path for path in files if _of_node(path.name, node)]
     if not files:
         raise InputError(f"{folder.name}: no log of that kind in {folder / 'logs'}")
     for path in files:
@@ -33,8 +39,17 @@ def command(run: str, node: str | None, attempt: int | None, lines: int) -> None
             click.echo(line)
 
 
-def _wanted(path: Path, folder: Path, node: str | None, attempt: int | None) -> bool:
-    parts = path.relative_to(folder / "logs").parts
-    if attempt is not None and parts[0] != str(attempt):
-        return False
-    return node is None or node in path.name.split(".")
+def _of_attempt(path: Path, folder: Path, attempt: int) -> bool:
+    """Whether a log is of that attempt: in its folder, or of its job, whose attempts share theirs."""
+    if len(path.parts) > 1:
+        return path.parts[0] == str(attempt)
+    jobs = {str(line["job_id"]) for line in RunFolder(folder).attempts() if line["attempt"] == attempt}
+    return path.name.partition(".")[0] in jobs
+
+
+def _of_node(name: str, node: str) -> bool:
+    """Whether a log is of that node: NODE.RANK.log of a worker, NODE.agent.log or JOB.NODE.agent.log of an agent."""
+    if re.fullmatch(rf"{re.escape(node)}\.\d+\.log", name):
+        return True
+    # Slurm writes the short name of a host into the name of a file.
+    return any(re.fullmatch(rf"(\d+\.)?{re.escape(form)}\.agent\.log", name) for form in (node, node.split(".")[0]))

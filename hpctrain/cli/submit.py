@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -16,7 +17,10 @@ from hpctrain.cli.profile import option as profile_option
 from hpctrain.cli.profile import with_profile
 from hpctrain.cli.provisional import check_provisional
 from hpctrain.launch.allocation import run_in_allocation
+from hpctrain.launch.folder import removed_on_error
+from hpctrain.launch.job_nodes import nodes_of_job
 from hpctrain.launch.queue import check_queue, wait_for_job
+from hpctrain.launch.site import with_exported
 from hpctrain.launch.submission import preview, submit_job, submit_local
 from hpctrain.launch.training import Prepared, fewest_nodes, make_folder, prepare, runs_folder
 from hpctrain.records.run import read_run
@@ -31,7 +35,7 @@ from hpctrain.slurm.commands import Slurm
 @profile_option
 @click.option("--dry-run", is_flag=True, help="Check everything and show the job script; submit nothing.")
 @click.option("--wait", is_flag=True, help="Wait until the run has ended; its exit code comes back.")
-@click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout; a dry run, its script.")
 def command(
     run_file: Path, topology: Path | None, plan: Path | None, overrides: tuple[str, ...], profile: int | None,
     dry_run: bool, wait: bool, as_json: bool,
@@ -55,16 +59,21 @@ def _submit_to_slurm(prepared: Prepared, dry_run: bool, wait: bool, as_json: boo
     slurm = Slurm(SystemRunner())
     inside = os.environ.get("SLURM_JOB_ID")
     if not inside:
-        _say(check_queue(prepared.run, slurm, runs_folder()), as_json)
-    _say(check_provisional(prepared, runs_folder()), as_json)
+        run, lines = with_exported(prepared.run, os.environ)
+        prepared = replace(prepared, run=run)
+        _say([*lines, *check_queue(run, slurm, runs_folder())], as_json)
+    nodes = None if prepared.topology else nodes_of_job(prepared.run, slurm, os.environ)
+    _say(check_provisional(prepared, runs_folder(), nodes), as_json)
     if dry_run:
-        click.echo(preview(prepared.run, runs_folder().resolve() / f"{prepared.run.name}-<time>"), err=as_json)
+        script = preview(prepared.run, runs_folder().resolve() / f"{prepared.run.name}-<time>")
+        _would(prepared, as_json, script, script=script)
         return
     folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
     if inside:
         _told(folder.path, inside, as_json)
         sys.exit(run_in_allocation(folder, prepared.run, SystemRunner()))
-    job_id = submit_job(folder, prepared.run)
+    with removed_on_error(folder):
+        job_id = submit_job(folder, prepared.run)
     _told(folder.path, job_id, as_json)
     if wait:
         sys.exit(wait_for_job(folder.path, job_id, slurm, SystemClock(), lambda text: _say([text], as_json)))
@@ -75,11 +84,18 @@ def _submit_here(prepared: Prepared, dry_run: bool, wait: bool, as_json: bool) -
         raise InputError("--wait: to watch a local run to its end, start it with `hpctrain train` instead")
     count = fewest_nodes(prepared.run)
     if dry_run:
-        click.echo(f"would start {count} virtual nodes of this machine in the background", err=as_json)
+        _would(prepared, as_json, f"would start {count} virtual nodes of this machine in the background", nodes=count)
         return
     folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
-    job_id = submit_local(folder, count)
+    with removed_on_error(folder):
+        job_id = submit_local(folder, count)
     _told(folder.path, job_id, as_json)
+
+
+def _would(prepared: Prepared, as_json: bool, text: str, **more: object) -> None:
+    """What a dry run shows: the keys of a submission, with nothing behind them yet."""
+    nothing = {"name": prepared.run.name, "folder": None, "job_id": None}
+    click.echo(json.dumps({**nothing, **more}) if as_json else text)
 
 
 def _told(folder: Path, job_id: str, as_json: bool) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import Clock, utc_text
+from hpctrain.launch.folder import kept_words
 from hpctrain.slurm.commands import Slurm
 
 MARK = "cancelled"
@@ -18,14 +19,16 @@ POLL_S = 1.0
 def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock) -> str:
     """Cancel the run's job; what was done comes back as a sentence. After return the job does not come again.
 
+    A run whose job has ended keeps the state that it ended in.
+
     Raises:
         CommandError: the controller does not answer.
         StorageError: the run folder cannot be written.
     """
-    write_text(folder / MARK, utc_text(clock.wall()) + "\n")
     job = slurm.job(job_id)
     if job is None or job.state.is_ended:
         return f"job {job_id} has ended already"
+    write_text(folder / MARK, utc_text(clock.wall()) + "\n")
     if job.state.value != "RUNNING":
         slurm.cancel(job_id)
         return f"job {job_id} cancelled; it was waiting"
@@ -34,7 +37,7 @@ def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock) -> str:
     while clock.now() < deadline:
         job = slurm.job(job_id)
         if job is None or job.state.is_ended:
-            return f"job {job_id} saved a checkpoint and ended"
+            return f"job {job_id} ended; {kept_words(folder)}"
         clock.sleep(POLL_S)
     slurm.cancel(job_id)
     return f"job {job_id} cancelled; it had not ended {SAVE_WAIT_S:g} s after it was asked to save"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from hpctrain.base.atomic import storage_errors, write_json
@@ -32,8 +35,18 @@ def snapshot_code(source: Path, run_folder: Path, runner: Runner) -> None:
             "code alone"
         )
     with storage_errors(run_folder / FOLDER):
-        shutil.copytree(source, run_folder / FOLDER, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
+        shutil.copytree(source, run_folder / FOLDER, ignore=_left_out, symlinks=True)
+        _mend_links(source, run_folder / FOLDER)
     write_json(run_folder / "code.json", {"source": str(source), **git_state(source, runner)})
+
+
+def code_first(code: Path) -> None:
+    """Let this process import what lies in the folder before anything else; a folder that is not there has nothing.
+
+    `python -m` puts the current folder, where the code may have changed since, even before PYTHONPATH.
+    """
+    if code.is_dir():
+        sys.path.insert(0, str(code))
 
 
 def git_state(source: Path, runner: Runner) -> dict[str, object]:
@@ -48,10 +61,28 @@ def git_state(source: Path, runner: Runner) -> dict[str, object]:
     return {"commit": commit.stdout.strip(), "dirty": bool(status.stdout.strip())}
 
 
-def _files(source: Path) -> list[Path]:
-    ignored = set(LEFT_OUT)
-    return [
-        path
-        for path in source.rglob("*")
-        if path.is_file() and not path.is_symlink() and not ignored & set(path.relative_to(source).parts)
-    ]
+def _files(source: Path) -> Iterator[Path]:
+    for folder, names, files in os.walk(source):
+        ignored = _left_out(folder, [*names, *files])
+        names[:] = [name for name in names if name not in ignored]
+        paths = [Path(folder, name) for name in files if name not in ignored]
+        yield from (path for path in paths if path.is_file() and not path.is_symlink())
+
+
+def _left_out(folder: str, names: list[str]) -> set[str]:
+    """What is no code. Run folders are known by what is in them: they may lie anywhere, this copy's own among them."""
+    runs = {name for name in names if all(Path(folder, name, file).is_file() for file in ("run.yaml", "key"))}
+    return runs | set(shutil.ignore_patterns(*LEFT_OUT)(folder, names))
+
+
+def _mend_links(source: Path, copy: Path) -> None:
+    """Let each link in the copy lead where it led in the source: within the copy if it holds that, else outside."""
+    root = source.resolve()
+    for folder, names, files in os.walk(copy):
+        for link in (Path(folder, name) for name in [*names, *files] if Path(folder, name).is_symlink()):
+            target = (root / link.relative_to(copy).parent / link.readlink()).resolve()
+            inside = copy / target.relative_to(root) if target.is_relative_to(root) else None
+            if inside is not None and os.path.lexists(inside):
+                target = Path(os.path.relpath(inside, link.parent))
+            link.unlink()
+            link.symlink_to(target)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+import platform
 import secrets
+import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,6 +24,7 @@ from hpctrain.records.lines import read_lines
 from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run
 from hpctrain.records.topology import Topology
+from hpctrain.snapshot.published import listed
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,16 @@ def create_run_folder(base: Path, run: Run, topology: Topology | None, plan: Pla
     return RunFolder(path)
 
 
+@contextlib.contextmanager
+def removed_on_error(folder: RunFolder) -> Iterator[None]:
+    """A new run folder that never becomes a run is taken away: it would hide the run of that name before it."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+
+
 def render_run(run: Run) -> str:
     """The run file as YAML text, every key written out."""
     text: str = yaml.safe_dump(run.to_json(), sort_keys=False, allow_unicode=True, width=120)
@@ -105,15 +120,23 @@ def lock_run_folder(path: Path) -> RunLock:
     with storage_errors(path / "run.lock"):
         descriptor = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
     if not _taken(descriptor):
-        holder = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
+        holder = _holder(descriptor)
         os.close(descriptor)
         raise InputError(
-            f"{path}: the run folder is in use{f' by process {holder}' if holder else ''}; wait for that run to end, "
+            f"{path}: the run folder is in use{f' by {holder}' if holder else ''}; wait for that run to end, "
             "or stop it first"
         )
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    os.pwrite(descriptor, f"{os.getpid()} {platform.node()}\n".encode(), 0)
     return RunLock(descriptor)
+
+
+def kept_words(path: Path) -> str:
+    """What a resumed run would start from."""
+    found = listed(path / "checkpoints")
+    if not found:
+        return "there is no checkpoint yet, nothing was saved"
+    return f"the newest checkpoint is that of step {int(found[-1].name.rpartition('-')[2])}"
 
 
 def newest_plan(path: Path) -> Path | None:
@@ -124,26 +147,51 @@ def newest_plan(path: Path) -> Path | None:
     return path / "plan.json" if (path / "plan.json").exists() else None
 
 
-def lock_holder(path: Path) -> int | None:
+@dataclass(frozen=True)
+class Holder:
+    """The process that took a run folder. On a shared file system it may be one of another machine."""
+
+    pid: int
+    host: str
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is a process of this machine."""
+        return self.host == platform.node()
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+def lock_holder(path: Path) -> Holder | None:
     """Process that took the folder and lives; None when nobody holds it."""
     try:
         descriptor = os.open(path / "run.lock", os.O_RDONLY)
     except FileNotFoundError:
         return None
     try:
-        if _taken(descriptor):
+        # Shared: NFS gives an exclusive lock only to those who may write.
+        if _taken(descriptor, fcntl.LOCK_SH):
             return None
-        text = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
+        holder = _holder(descriptor)
     finally:
         os.close(descriptor)
-    return int(text) if text.isdigit() and Path(f"/proc/{text}").exists() else None
+    if holder is not None and holder.is_here and not Path(f"/proc/{holder.pid}").exists():
+        return None
+    return holder
 
 
-def _taken(descriptor: int) -> bool:
+def _holder(descriptor: int) -> Holder | None:
+    """What the process that took the lock wrote."""
+    pid, _, host = os.pread(descriptor, 512, 0).decode(errors="replace").strip().partition(" ")
+    return Holder(int(pid), host) if pid.isdigit() and host else None
+
+
+def _taken(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
     """Take the lock, with a second try: `hpctrain status` holds it for an instant to see whether it is free."""
     for delay_s in (0.1, 0.0):
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             time.sleep(delay_s)
         else:

@@ -22,6 +22,16 @@ OWNED = (
 )  # fmt: skip
 """Options that hpctrain sets itself; a run file that sets them too would break the recovery."""
 
+OF_THE_RUN_FILE = {
+    "partition": "write cluster.partition",
+    "account": "write cluster.account",
+    "qos": "write cluster.qos",
+    "time": "write cluster.time",
+    "gpus-per-node": "write cluster.devices_per_node, or --gres=gpu:TYPE:N for GPUs of one type",
+    "export": "it would keep the job's own variables from its tasks; set yours in cluster.setup: export NAME=value",
+}
+"""Options that have a key in the run file, where they are checked: as an option nobody would see them."""
+
 
 def render_job(run: Run, folder: Path, command: str) -> str:
     """The text of job.sh.
@@ -71,18 +81,24 @@ def directives(run: Run, folder: Path) -> list[str]:
     ):  # fmt: skip
         if value is not None:
             own.append(f"--{option}={shlex.quote(str(value))}")
-    return sorted(own) + _passed_on(cluster.sbatch)
+    check_options(cluster.sbatch)
+    return sorted(own) + cluster.sbatch
 
 
-def _passed_on(options: list[str]) -> list[str]:
-    """The person's own sbatch options, with a guard on those that hpctrain sets."""
+def check_options(options: list[str]) -> None:
+    """Guard the options that hpctrain sets, or reads from a key of their own.
+
+    Raises:
+        InputError: cluster.sbatch holds such an option, or something that is no long option.
+    """
     for option in _checked(options, "cluster.sbatch"):
         name = option.lstrip("-").partition("=")[0].partition(" ")[0]
         if not option.startswith("--"):
             raise InputError(f"cluster.sbatch: found {option!r}; write it as a long option, --name=value")
         if name in OWNED:
             raise InputError(f"cluster.sbatch: --{name} is set by hpctrain; leave it out")
-    return list(options)
+        if name in OF_THE_RUN_FILE:
+            raise InputError(f"cluster.sbatch: found --{name}; {OF_THE_RUN_FILE[name]}")
 
 
 def _checked(lines: list[str], field: str) -> list[str]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
-
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError, InputError, Refused
+from hpctrain.launch.file_system import check_shared
 from hpctrain.launch.folder import RunFolder
-from hpctrain.launch.job_script import gpus_per_node
+from hpctrain.launch.job_script import check_options, gpus_per_node
 from hpctrain.records.run import Run
 from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.job import JobInfo, pending_words
@@ -18,8 +17,6 @@ from hpctrain.slurm.limits import Request, check_request
 from hpctrain.slurm.time import parse_time_limit
 from hpctrain.slurm.watch import Watcher
 
-NODE_LOCAL = ("tmpfs", "ramfs", "devtmpfs")
-"""File systems that no other node can see."""
 AWAY_LIMIT_S = 600.0
 """How long `--wait` puts up with a controller that does not answer."""
 
@@ -28,37 +25,25 @@ def check_queue(run: Run, slurm: Slurm, runs: Path) -> list[str]:
     """Check the request against the cluster as it is now; what a person should know, as lines.
 
     Raises:
-        InputError: there is no Slurm here, a value cannot be read, or the run folder would be on a node's own disk.
+        InputError: there is no Slurm here, a value cannot be read, an option is not to be passed on, or run folders
+            would lie in this machine's memory.
         Refused: the request is more than the partition gives; every reason is told.
     """
     if not slurm.available():
         raise InputError(
             "no Slurm on the path (sbatch was not found); log in to the cluster, or use `hpctrain train --local N`"
         )
-    kind = file_system_of(runs.resolve())
-    if kind in NODE_LOCAL:
-        raise InputError(
-            f"{runs.resolve()}: is on {kind}, which only this machine sees; run folders must lie on a file system that "
-            "all nodes share: set HPCTRAIN_RUNS"
-        )
+    check_options(run.cluster.sbatch)
+    request = _request(run)
     try:
-        problems = check_request(_request(run), slurm.partitions(), slurm.nodes())
+        nodes = slurm.nodes()
+        problems = check_request(request, slurm.partitions(nodes), nodes)
     except CommandError as error:
-        return [f"not checked before submitting: the partition's limits ({error})"]
+        return [*check_shared(runs, ()), f"not checked before submitting: the partition's limits ({error})"]
+    notes = check_shared(runs, [node.name for node in nodes])
     if problems:
         raise Refused("\n".join(problems))
-    return []
-
-
-def file_system_of(path: Path) -> str:
-    """Type of the file system that holds `path`, or would: that of its nearest existing parent."""
-    while not path.exists():
-        path = path.parent
-    mounts = sorted(psutil.disk_partitions(all=True), key=lambda mount: len(mount.mountpoint), reverse=True)
-    for mount in mounts:
-        if path == Path(mount.mountpoint) or Path(mount.mountpoint) in path.parents:
-            return str(mount.fstype)
-    return ""
+    return notes
 
 
 def wait_for_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, say: Callable[[str], None]) -> int:

@@ -15,10 +15,10 @@ from submitit.core.utils import FailedJobError
 from submitit.slurm.slurm import SlurmExecutor
 
 from hpctrain.base.atomic import storage_errors, write_text
-from hpctrain.base.errors import CommandError, InputError
+from hpctrain.base.errors import CommandError, InputError, StorageError
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.job_script import render_job
-from hpctrain.records.locate import JOB_FILE
+from hpctrain.records.locate import record_job
 from hpctrain.records.run import Run
 from hpctrain.slurm.commands import client_environment
 
@@ -84,8 +84,7 @@ def submit_job(folder: RunFolder, run: Run) -> str:
             job: submitit.Job[Any] = executor.submit(become, argv)
         except FailedJobError as error:
             raise CommandError(f"sbatch refused the job: {_last_line(str(error))}") from None
-    write_text(folder.path / JOB_FILE, f"{job.job_id}\n")
-    return str(job.job_id)
+        return _recorded(folder, job)
 
 
 def submit_local(folder: RunFolder, count: int) -> str:
@@ -96,7 +95,16 @@ def submit_local(folder: RunFolder, count: int) -> str:
     # submitit hides all GPUs from local jobs that ask for none: the environment is that of this process.
     with _silent_children(folder.path / "logs" / "supervisor.log"):
         job: submitit.Job[Any] = executor.submit(become, argv, dict(os.environ), True)
-    write_text(folder.path / JOB_FILE, f"{job.job_id}\n")
+    return _recorded(folder, job)
+
+
+def _recorded(folder: RunFolder, job: submitit.Job[Any]) -> str:
+    """The job's id, written into the run folder; a job that cannot be found again is ended."""
+    try:
+        record_job(folder.path, str(job.job_id))
+    except StorageError:
+        job.cancel(check=False)
+        raise
     return str(job.job_id)
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.process import Process, Runner
-from hpctrain.launch.folder import RunFolder, RunLock
+from hpctrain.launch.folder import RunFolder, RunLock, kept_words
 from hpctrain.launch.local import local_nodes, start_local_node
 from hpctrain.records.event import read_events
-from hpctrain.snapshot.published import listed
 
 POLL_S = 0.2
 RESUMABLE = 75
@@ -73,16 +72,9 @@ class LocalJob:
             own = [code for code in codes if code is not None and code > 0]
             return Ended(own[0] if own and own[0] in (2, 4) else 1, words["failed"])
         if RESUMABLE in codes:
-            return Ended(1, f"stopped on request; {self._kept()}", stopped=True)
+            return Ended(1, f"stopped on request; {kept_words(self.folder.path)}", stopped=True)
         failed = next((code for code in codes if code in (2, 4)), 1)
-        return Ended(failed, f"all node processes were killed or ended early; {self._kept()}")
-
-    def _kept(self) -> str:
-        """What a resumed run would start from."""
-        found = listed(self.folder.path / "checkpoints")
-        if not found:
-            return "there is no checkpoint yet, nothing was saved"
-        return f"the newest checkpoint is that of step {int(found[-1].name.rpartition('-')[2])}"
+        return Ended(failed, f"all node processes were killed or ended early; {kept_words(self.folder.path)}")
 
     def _last_words(self) -> dict[str, str]:
         """The reasons of this attempt's last events by kind."""

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import Clock
-from hpctrain.base.errors import FileError, HpctrainError, InputError
+from hpctrain.base.errors import FileError, InputError
 from hpctrain.base.process import Runner
 from hpctrain.corpus.index import check_tokenizer, vocabulary_of
 from hpctrain.corpus.tokens import Corpus, open_validation
 from hpctrain.launch.checks import check_devices, check_plan, check_topology, is_usable
 from hpctrain.launch.code import FOLDER, snapshot_code
-from hpctrain.launch.folder import RunFolder, create_run_folder, lock_run_folder, newest_plan, render_run
+from hpctrain.launch.folder import (
+    RunFolder,
+    create_run_folder,
+    lock_run_folder,
+    newest_plan,
+    removed_on_error,
+    render_run,
+)
 from hpctrain.launch.local import local_nodes
 from hpctrain.launch.own_model import with_sizes
 from hpctrain.launch.supervise import LocalJob, start_local_job
@@ -124,11 +130,8 @@ def make_folder(prepared: Prepared, base: Path, runner: Runner, clock: Clock) ->
     """
     folder = create_run_folder(base, prepared.run, prepared.topology, prepared.plan, clock.wall())
     if prepared.run.code is not None:
-        try:
+        with removed_on_error(folder):
             snapshot_code(Path(prepared.run.code), folder.path, runner)
-        except HpctrainError:
-            shutil.rmtree(folder.path, ignore_errors=True)
-            raise
     return folder
 
 

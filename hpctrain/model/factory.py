@@ -15,12 +15,6 @@ from torch import nn
 from hpctrain.base.errors import InputError
 
 
-def put_first(code: Path) -> None:
-    """Search that folder before all others: `python -m` puts the current folder before PYTHONPATH."""
-    if code.is_dir():
-        sys.path.insert(0, str(code))
-
-
 def call_factory(name: str, known: Mapping[str, int], args: Mapping[str, Any]) -> nn.Module:
     """The model that 'package.module:factory' makes.
 

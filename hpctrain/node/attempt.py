@@ -20,6 +20,7 @@ from hpctrain.base.errors import CommandError
 from hpctrain.base.process import Runner, SystemRunner
 from hpctrain.launch.cancel import is_cancelled
 from hpctrain.launch.folder import RunFolder
+from hpctrain.launch.in_use import check_own_folder
 from hpctrain.launch.training import drop_stale_topology
 from hpctrain.node.run import FINISHED
 from hpctrain.records.event import read_events
@@ -35,9 +36,14 @@ class Verdict:
 
 
 def begin(argv: list[str]) -> int:
-    """Open a new attempt in the run folder and print its number."""
+    """Open a new attempt in the run folder and print its number.
+
+    Raises:
+        Refused: the run goes on as another job.
+    """
     options = _parse("begin", argv)
     folder = RunFolder(options.folder)
+    check_own_folder(folder.path, os.environ.get("SLURM_JOB_ID"), Slurm(SystemRunner()))
     nodes = [str(name) for name in NodeSet(os.environ.get("SLURM_JOB_NODELIST", ""))]
     now = time.time()
     (folder.path / FINISHED).unlink(missing_ok=True)

@@ -59,7 +59,8 @@ def main(argv: list[str]) -> int:
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="hpctrain.node run")
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--attempt", type=int, default=int(os.environ.get("HPCTRAIN_ATTEMPT", "0")))
+    given = os.environ.get("HPCTRAIN_ATTEMPT")
+    parser.add_argument("--attempt", type=int, default=given, required=given is None, help="default: HPCTRAIN_ATTEMPT")
     add_place_arguments(parser)
     return parser.parse_args(argv)
 
@@ -139,9 +140,9 @@ def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool]) -
 
 
 def _worker_environment(place: Place, logs: Path) -> dict[str, str]:
-    """What workers start with: the snapshot of the person's code comes first on the module path, collectives go over
-    the interface that this node is reached at, and NCCL keeps its last operations, to write them beside the logs when
-    one of them runs out of time; unless somebody said otherwise."""
+    """What workers start with: the snapshot of the person's code on the module path, for whatever they start in turn,
+    collectives go over the interface that this node is reached at, and NCCL keeps its last operations, to write them
+    beside the logs when one of them runs out of time; unless somebody said otherwise."""
     env = dict(os.environ)
     code = place.folder / "code"
     if code.is_dir():

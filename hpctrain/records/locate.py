@@ -7,11 +7,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from hpctrain.base.atomic import write_text
 from hpctrain.base.errors import InputError
 
 RUNS_VARIABLE = "HPCTRAIN_RUNS"
 JOB_FILE = "job_id"
-"""File in a run folder that names its newest job."""
+"""File in a run folder with the ids of its jobs, one a line, the newest last."""
 
 _STAMP = re.compile(r"^(?P<name>.+?)-(?P<date>\d{8})[T-]?(?P<time>\d{6})Z?-[0-9a-f]{4}$")
 _SHOWN = 5
@@ -22,7 +23,7 @@ def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
 
     Args:
         name: path of a run folder, the name of such a folder, the run's name (then its newest folder), or the id of
-            its job.
+            one of its jobs.
         environ: environment variables; HPCTRAIN_RUNS names a second place to look.
         cwd: folder that relative paths and `runs` start from.
 
@@ -48,10 +49,23 @@ def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
 
 def job_id(folder: Path) -> str | None:
     """Id of the newest job that was submitted for the run; None for a run that was not submitted."""
+    return next(reversed(_job_ids(folder)), None)
+
+
+def record_job(folder: Path, job: str) -> None:
+    """Add a job that was submitted for the run; its earlier ones still lead to it.
+
+    Raises:
+        StorageError: the run folder cannot be written.
+    """
+    write_text(folder / JOB_FILE, "".join(f"{known}\n" for known in [*_job_ids(folder), job]))
+
+
+def _job_ids(folder: Path) -> list[str]:
     try:
-        return (folder / JOB_FILE).read_text().strip() or None
+        return (folder / JOB_FILE).read_text().split()
     except OSError:
-        return None
+        return []
 
 
 def all_runs(environ: Mapping[str, str], cwd: Path) -> list[Path]:
@@ -87,7 +101,7 @@ def _newest(name: str, runs: list[Path]) -> Path | None:
     for path in runs:
         if path.name == name:
             return path
-    matching = [path for path in runs if name in (run_name(path.name), job_id(path))]
+    matching = [path for path in runs if name in (run_name(path.name), *_job_ids(path))]
     return max(matching, key=_age_key, default=None)
 
 

@@ -28,6 +28,8 @@ def with_job(status: Status, job: JobInfo | None, cancelled: bool = False) -> St
     if not job.state.is_ended:
         if status.state in ("queued", "unknown", "requeued"):
             return replace(status, state="starting", reason=f"job {job.job_id} is {word.lower()}")
+        if status.state == "failed":
+            return replace(status, reason=f"{status.reason}; its job {job.job_id} is {word.lower()} still")
         return status
     if word == "CANCELLED":
         return replace(status, state="cancelled", reason=f"job {job.job_id} was cancelled")

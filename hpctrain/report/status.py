@@ -21,7 +21,6 @@ LOCK_FILE = "run.lock"
 QUIET_S = 60.0
 """A run in a queue whose files changed this recently counts as alive: its lock may not be visible from here."""
 
-_ENDED = ("finished", "failed")
 _PAUSED = ("preempted", "time_limit")
 
 
@@ -154,7 +153,7 @@ def _age(events: Sequence[Event], metrics: Sequence[MetricRow], now: float) -> f
 def _decide(
     run: Run, events: list[Event], metrics: list[MetricRow], held: bool, age: float | None
 ) -> tuple[State, str]:
-    ended = _newest(events, *_ENDED)
+    ended = _end(events)
     if ended is not None and ended.kind == "finished":
         return "done", describe(ended)
     if ended is not None:
@@ -174,6 +173,26 @@ def _decide(
     if run.cluster.kind == "slurm":
         return "unknown", f"no process seen from here holds the run folder{ago}"
     return "failed", f"the run's process is gone and did not say why{ago}"
+
+
+def _end(events: list[Event]) -> Event | None:
+    """How the attempt ended, if it has. An agent that was cut off writes `failed` too, while the others go on: that
+    is their word only where no later generation began."""
+    finished = _newest(events, "finished")
+    if finished is not None:
+        return finished
+    last = max((event.generation for event in events if event.kind == "generation_started"), default=-1)
+    for index in reversed(range(len(events))):
+        event = events[index]
+        if event.kind == "failed" and (event.generation >= last or _written_at_the_end(events, index)):
+            return event
+    return None
+
+
+def _written_at_the_end(events: list[Event], index: int) -> bool:
+    """Whether a `failed` of no generation, as the job script writes it, stands behind every start."""
+    rest = events[index + 1 :]
+    return events[index].generation < 0 and not any(event.kind == "generation_started" for event in rest)
 
 
 def _decide_untouched(run: Run) -> tuple[State, str]:

@@ -103,10 +103,14 @@ class Slurm:
         """All jobs of this user that the controller remembers, ended ones too."""
         return parse_squeue(_answer(self._run(["squeue", "-h", "-t", "all", "--me", "-O", SQUEUE_FORMAT])))
 
-    def partitions(self) -> list[Partition]:
-        """The partitions that this user sees, with the resources of their nodes."""
+    def partitions(self, nodes: Sequence[NodeInfo] | None = None) -> list[Partition]:
+        """The partitions that this user sees, with the resources of their nodes.
+
+        Args:
+            nodes: the cluster's nodes, where they were asked for already; default: they are asked for.
+        """
         text = _answer(self._run(["scontrol", "show", "partition", "-o"]))
-        return parse_partitions(text, self.nodes())
+        return parse_partitions(text, self.nodes() if nodes is None else nodes)
 
     def nodes(self) -> list[NodeInfo]:
         """All nodes."""

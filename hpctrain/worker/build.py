@@ -17,7 +17,6 @@ from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.wire import Message
 from hpctrain.compress.reducer import DenseReducer, Reducer
 from hpctrain.corpus.tokens import Corpus, open_validation
-from hpctrain.model.factory import put_first
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
 from hpctrain.parallel.scaling import LossScaler
@@ -100,7 +99,6 @@ class Trainer:
 def build(orders: StartOrder) -> Trainer:
     """Join the generation's process group and build this rank's part of the plan. Collective over the world."""
     run = read_run(orders.folder / "run.yaml")
-    put_first(orders.folder / "code")
     plan = Plan.read(orders.folder / orders.plan)
     if run.deterministic:
         make_deterministic()

@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 
 from hpctrain.base.errors import InputError
+from hpctrain.launch.code import code_first
 from hpctrain.model.describe import Question, describe
-from hpctrain.model.factory import put_first
 
 
 def main(argv: list[str]) -> int:
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     if options.code is not None:
-        put_first(options.code)
+        code_first(options.code)
     code = 0
     with answer:
         try:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.wire import LineChannel
+from hpctrain.launch.code import FOLDER, code_first
 from hpctrain.worker.build import StartOrder, build
 from hpctrain.worker.loop import train
 from hpctrain.worker.orders import EXIT_INFRASTRUCTURE, EXIT_RESUMABLE, Orders
@@ -30,6 +31,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--activity", type=int, required=True, help="inherited memory that tells what this rank does")
     options = parser.parse_args(argv)
     ACTIVITY.share(options.activity)
+    code_first(options.folder / FOLDER)
     orders = Orders(LineChannel(socket.socket(fileno=options.fd)))
     code = _guarded(orders, options.folder)
     sys.stdout.flush()

@@ -190,18 +190,22 @@ def assert_survives_preemption(job: Job) -> None:
     assert len(read_metrics(job.folder / "metrics.jsonl")) == 90
 
 
-def test_the_time_limit_is_a_pause(project: Project) -> None:
-    """Three minutes, of which two are kept for saving: the notice comes after one."""
-    job = project.submit("--set", "cluster.time='3'", "--set", "steps=700", "--set", "checkpoint.every=100")
-    job.wait_until_done(400)
-    job.assert_whole(700)
-    assert len(job.attempts()) >= 2
-    assert job.attempts()[0]["reason"] == "stopped before the time limit, saved, and back to the queue"
-    assert len(read_metrics(job.folder / "metrics.jsonl")) == 700
+def test_two_runs_share_the_cluster(project: Project) -> None:
+    """One meets its time limit; beside it, the other is requeued by hand, cancelled and resubmitted."""
+    short = project.submit(
+        "--set", "cluster.nodes=2", "--set", "cluster.time='3'", "--set", "steps=700", "--set", "checkpoint.every=100"
+    )
+    assert_survives_its_user(project.submit("--set", "cluster.nodes=2"))
+    short.wait_until_done(400)
+    short.assert_whole(700)
+    # Three minutes, of which two are kept for saving: the notice comes after one.
+    assert len(short.attempts()) >= 2
+    assert short.attempts()[0]["reason"] == "stopped before the time limit, saved, and back to the queue"
+    assert len(read_metrics(short.folder / "metrics.jsonl")) == 700
 
 
-def test_requeued_by_hand_then_cancelled_then_resubmitted(project: Project) -> None:
-    job = project.submit()
+def assert_survives_its_user(job: Job) -> None:
+    project = job.project
     job.wait_for_step(15)
     project.cluster.run("scontrol", "requeue", job.job_id)
     project.cluster.wait(lambda: len(job.attempts()) == 2, 60, "the second attempt")
@@ -238,6 +242,17 @@ def test_what_the_cluster_does_not_have_is_said_before_submitting(
     assert "Traceback" not in done.stderr
 
 
+def test_an_account_that_may_not_use_the_partition(project: Project) -> None:
+    project.cluster.run("scontrol", "update", "partition=low", "AllowAccounts=physics")
+    try:
+        done = project.hpctrain("submit", "run.yaml", "--set", "cluster.account=chemistry", check=False)
+    finally:
+        project.cluster.run("scontrol", "update", "partition=low", "AllowAccounts=ALL")
+    assert done.returncode == 4, done.stderr
+    assert "cluster.account: found 'chemistry'" in done.stderr
+    assert "physics" in done.stderr
+
+
 def test_inside_an_allocation_the_run_starts_there(project: Project) -> None:
     words = [sys.executable, "-m", "hpctrain", "submit", "run.yaml", "-t", "topology.json", "--set", "steps=20"]
     done = subprocess.run(
@@ -254,8 +269,9 @@ def test_inside_an_allocation_the_run_starts_there(project: Project) -> None:
 
 
 def test_a_controller_that_is_away_is_said_and_the_files_speak(project: Project) -> None:
-    job = project.submit("--set", "steps=20")
-    job.wait_until_done()
+    job = project.submit("--wait", "--set", "steps=20")
+    assert job.status()["state"] == "done", job.explain()
+    job.assert_whole(20)
     controller = project.cluster.controller()
     controller.suspend()
     try:

@@ -1,5 +1,5 @@
 #!/bin/bash
-# gpt: exactly what was submitted, by hpctrain 0.0.0. It can be run by hand inside an allocation too.
+# gpt: exactly what was submitted, by hpctrain 0.0.0.
 #SBATCH --account='my project'
 #SBATCH --exclusive
 #SBATCH --gpus-per-node=4
@@ -27,7 +27,7 @@ export SUBMITIT_EXECUTOR=slurm
 
 # One task a node with everything of it. A lost node does not end the step: the agents on the others go on without it
 # for as long as Slurm leaves the job alive.
-srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --unbuffered --open-mode=append \
+srun --export=ALL --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --unbuffered --open-mode=append \
   --cpu-bind=none --output='/shared/runs/gpt 1'/logs/%j.%N.agent.log --gpu-bind=none /usr/bin/python3 -u -m submitit.core._submit '/shared/runs/gpt 1/submitit' &
 step=$!
 

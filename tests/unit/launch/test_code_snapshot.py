@@ -53,6 +53,36 @@ def test_a_folder_without_git_has_no_git_state(source: Path, tmp_path: Path) -> 
     assert json.loads((run_folder / "code.json").read_text()) == {"source": str(source)}
 
 
+@pytest.mark.parametrize("base", ["experiments", "."])
+def test_run_folders_within_the_code_are_no_code(source: Path, base: str) -> None:
+    for name in ("before", "now"):
+        run_folder = source / base / name
+        run_folder.mkdir(parents=True)
+        (run_folder / "run.yaml").touch()
+        (run_folder / "key").touch()
+    snapshot_code(source, run_folder, SystemRunner())
+    files = [str(path.relative_to(run_folder / "code")) for path in (run_folder / "code").rglob("*") if path.is_file()]
+    assert files == ["package/model.py"]
+
+
+def test_links_lead_where_they_led(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "data.txt").write_text("data")
+    (source / "outside").symlink_to("../data.txt")
+    (source / "package" / "inside").symlink_to("model.py")
+    (source / "package" / "absolute").symlink_to(source / "package" / "model.py")
+    (source / "left_out").symlink_to(".venv/huge")
+    (source / "alias").symlink_to("package")
+    run_folder = tmp_path / "runs" / "deep" / "run"
+    run_folder.mkdir(parents=True)
+    snapshot_code(source, run_folder, SystemRunner())
+    (source / "package" / "model.py").write_text("SIZE = 2\n")
+    copy = run_folder / "code"
+    assert (copy / "outside").read_text() == "data"
+    assert (copy / "left_out").read_text() == "x"
+    for name in ("package/inside", "package/absolute", "alias/model.py"):
+        assert (copy / name).read_text() == "SIZE = 1\n", name
+
+
 def test_what_is_no_code_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"code: .*missing: no such folder"):
         snapshot_code(tmp_path / "missing", tmp_path, SystemRunner())

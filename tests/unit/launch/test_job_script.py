@@ -13,6 +13,7 @@ from hpctrain import __version__
 from hpctrain.base.errors import InputError
 from hpctrain.launch.job_script import directives, render_job
 from hpctrain.launch.submission import preview
+from hpctrain.node import run as node_run
 from hpctrain.node.attempt import decide_end
 from hpctrain.records.run import Run
 
@@ -62,6 +63,10 @@ def test_the_script_is_valid_bash(tmp_path: Path) -> None:
         (["--requeue"], "--requeue is set by hpctrain"),
         (["--no-kill"], "--no-kill is set by hpctrain"),
         (["--signal=B:USR1@60"], "--signal is set by hpctrain"),
+        (["--partition=nosuch"], "found --partition; write cluster.partition"),
+        (["--time 10"], "found --time; write cluster.time"),
+        (["--gpus-per-node=4"], "write cluster.devices_per_node"),
+        (["--export=NONE"], r"set yours in cluster\.setup"),
         (["-N 2"], "write it as a long option"),
         (["--comment=a\n#SBATCH --nodes=9"], "line break"),
     ],
@@ -74,6 +79,18 @@ def test_options_that_would_break_the_recovery_are_refused(options: list[str], t
 def test_a_line_break_in_setup_is_refused() -> None:
     with pytest.raises(InputError, match=r"cluster\.setup: .* line break"):
         render_job(run(setup=["a\nb"]), Path("/shared/run"), "true")
+
+
+def test_a_task_without_its_attempts_number_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With 0 in every attempt, its log files and events would go under those of the first one."""
+    monkeypatch.delenv("HPCTRAIN_ATTEMPT", raising=False)
+    with pytest.raises(SystemExit):
+        node_run.main(["--folder", "/shared/run"])
+    assert "--attempt" in capsys.readouterr().err
+    monkeypatch.setenv("HPCTRAIN_ATTEMPT", "3")
+    assert node_run._parse(["--folder", "/shared/run"]).attempt == 3
 
 
 @pytest.mark.parametrize(

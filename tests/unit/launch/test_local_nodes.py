@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 import pytest
 
 from hpctrain.base.errors import FileError, InputError, Refused
 from hpctrain.launch.checks import check_plan, check_topology, is_usable
-from hpctrain.launch.folder import RunFolder, create_run_folder, lock_run_folder
+from hpctrain.launch.folder import RunFolder, create_run_folder, lock_holder, lock_run_folder
 from hpctrain.launch.local import local_environment, local_nodes
 from hpctrain.records.model_spec import ModelSpec
 from hpctrain.records.plan import Plan, Replica, Stage
@@ -93,9 +94,13 @@ def test_a_run_folder_holds_the_resolved_run_and_a_key_for_its_owner(tmp_path: P
 
 def test_a_run_folder_is_for_one_run_at_a_time(tmp_path: Path) -> None:
     lock = lock_run_folder(tmp_path)
-    with pytest.raises(InputError, match=f"in use by process {os.getpid()}"):
+    with pytest.raises(InputError, match=f"in use by process {os.getpid()} on {platform.node()}"):
         lock_run_folder(tmp_path)
+    holder = lock_holder(tmp_path)
+    assert holder is not None
+    assert (holder.pid, holder.is_here) == (os.getpid(), True)
     lock.release()
+    assert lock_holder(tmp_path) is None
     lock_run_folder(tmp_path).release()
 
 

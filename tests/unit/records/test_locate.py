@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.errors import InputError
-from hpctrain.records.locate import find_run, run_name
+from hpctrain.records.locate import find_run, job_id, record_job, run_name
 
 
 def make_run(place: Path, folder: str) -> Path:
@@ -36,6 +36,15 @@ def test_a_name_finds_its_newest_folder(here):
     make_run(here / "runs", "gpt-20260201T000000Z-aaaa")
     make_run(here / "runs", "gpt-2-20270101T000000Z-aaaa")
     assert find_run("gpt", {}, here) == newest
+
+
+def test_every_job_of_a_run_leads_to_it(here):
+    run = make_run(here / "runs", "gpt-20260101T000000Z-ffff")
+    assert job_id(run) is None
+    record_job(run, "7")
+    record_job(run, "9")
+    assert job_id(run) == "9"
+    assert find_run("7", {}, here) == find_run("9", {}, here) == run
 
 
 def test_a_whole_folder_name_finds_that_folder(here):

@@ -83,11 +83,28 @@ def test_how_it_ended_counts_more_than_the_lock(make, run, held):
     events, rows = make.history()
     status = decide(make, run, events, rows, held=held)
     assert (status.state, status.reason) == ("done", "finished at step 40 with loss 2.1")
-    failed = [*events[:-1], make.event("failed", 40, reason="3 failures in a row")]
+    failed = [*events[:-1], make.event("failed", 40, 1, reason="3 failures in a row")]
     assert decide(make, run, failed, rows, held=held).state == "failed"
     assert decide(make, run, failed, rows, held=held).reason == "3 failures in a row"
-    cancelled = [*events[:-1], make.event("failed", 40, reason="stopped by Ctrl-C", cancelled=True)]
+    cancelled = [*events[:-1], make.event("failed", 40, 1, reason="stopped by Ctrl-C", cancelled=True)]
     assert decide(make, run, cancelled, rows, held=held).state == "cancelled"
+
+
+def test_a_failure_of_a_node_that_was_cut_off_is_not_the_runs(make, slurm_run):
+    alone = make.event("failed", 9, 0, reason="1 of the nodes are left (local3)")
+    events = [begin(make), alone]
+    assert decide(make, slurm_run, events, held=False).state == "failed"
+    went_on = [*events, begin(make, 10, 1, 4)]
+    assert decide(make, slurm_run, went_on, [make.row(5, 12, 1)], at=20, held=False).state == "running"
+    late = [begin(make), begin(make, 8, 1, 4), alone]
+    assert decide(make, slurm_run, late, [make.row(5, 12, 1)], at=20, held=False).state == "running"
+    finished = [*late, make.event("finished", 30, 1, step=40), alone]
+    assert decide(make, slurm_run, finished, held=False).state == "done"
+
+
+def test_a_failure_that_the_job_script_writes_counts(make, slurm_run):
+    script = make.event("failed", 40, -1, reason="the job could not be requeued")
+    assert decide(make, slurm_run, [begin(make), begin(make, 9, 1, 4), script], held=False).state == "failed"
 
 
 def test_a_process_that_vanished_without_a_word_is_a_failure(make, run):
@@ -112,7 +129,7 @@ def test_a_paused_run_waits_for_the_queue(make, run, slurm_run, kind):
 
 def test_a_new_attempt_starts_afresh(make, run):
     events, rows = make.history()
-    events = [*events[:-1], make.event("failed", 40, reason="no node left")]
+    events = [*events[:-1], make.event("failed", 40, 1, reason="no node left")]
     events.append(make.event("attempt_started", 100, 1).model_copy(update={"attempt": 1}))
     status = decide(make, run, events, rows)
     assert (status.state, status.attempt, status.step) == ("starting", 1, 40)

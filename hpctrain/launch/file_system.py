@@ -1,0 +1,56 @@
+"""On what kind of file system run folders would lie: every node has to see them."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+from hpctrain.base.errors import InputError
+
+IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
+"""File systems that no other node can see."""
+SHARED = (
+    "nfs", "lustre", "gpfs", "mmfs", "beegfs", "fhgfs", "ceph", "cifs", "smb", "glusterfs", "panfs", "wekafs", "pvfs2",
+    "orangefs", "afs", "gfs2", "ocfs2", "9p", "virtiofs", "autofs", "cvfs", "daos", "dvs", "fuse.",
+)  # fmt: skip
+"""How the types of network and parallel file systems begin; the others belong to one machine as a rule."""
+NOT_SHARED = ("fuse.fuse-overlayfs",)
+
+
+def check_shared(runs: Path, nodes: Iterable[str]) -> list[str]:
+    """Check where run folders go; what a person should know, as lines.
+
+    Args:
+        nodes: names of the cluster's nodes.
+
+    Raises:
+        InputError: it is in this machine's memory.
+    """
+    kind = file_system_of(runs.resolve())
+    if kind in IN_MEMORY:
+        raise InputError(
+            f"{runs.resolve()}: is on {kind}, which only this machine sees; run folders must lie on a file system that "
+            "all nodes share: set HPCTRAIN_RUNS"
+        )
+    here = platform.node().partition(".")[0]
+    elsewhere = any(name.partition(".")[0] != here for name in nodes)
+    if not elsewhere or (kind.startswith(SHARED) and kind not in NOT_SHARED):
+        return []
+    return [
+        f"{runs.resolve()}: is on {kind or 'a file system of unknown type'}, as a rule one machine's own disk; a node "
+        "that does not see it ends the job without a log: set HPCTRAIN_RUNS to a folder that all nodes share"
+    ]
+
+
+def file_system_of(path: Path) -> str:
+    """Type of the file system that holds `path`, or would: that of its nearest existing parent."""
+    while not path.exists():
+        path = path.parent
+    mounts = sorted(psutil.disk_partitions(all=True), key=lambda mount: len(mount.mountpoint), reverse=True)
+    for mount in mounts:
+        if path == Path(mount.mountpoint) or Path(mount.mountpoint) in path.parents:
+            return str(mount.fstype)
+    return ""

@@ -1,0 +1,71 @@
+"""`hpctrain resubmit`: never a second job in a run folder that is in use."""
+
+from __future__ import annotations
+
+import pytest
+from run_folders import event, submitted_run
+
+from hpctrain.base.errors import InputError, Refused
+from hpctrain.node import attempt
+
+
+@pytest.fixture
+def submitted(monkeypatch):
+    """Folders that were submitted."""
+    found = []
+    monkeypatch.setattr("hpctrain.cli.resubmit.submit_job", lambda folder, run: found.append(folder.path) or "99")
+    return found
+
+
+FAILED = event("failed", reason="1 of the nodes are left (gpu3)")
+
+
+def test_a_run_that_ended_is_submitted_again(fake, runs, hpctrain, submitted):
+    job = fake.submit("--nodes=2")
+    fake.finish(job, code=1)
+    folder = submitted_run(runs, job, FAILED)
+    result = hpctrain("resubmit", "gpt")
+    assert result.exit_code == 0, result.exception
+    assert submitted == [folder]
+
+
+@pytest.mark.parametrize("state", ["running", "pending"])
+def test_a_job_that_lives_is_left_alone_whatever_the_files_say(fake, runs, hpctrain, submitted, state):
+    if state == "pending":
+        fake.submit("--nodes=3")
+    job = fake.submit("--nodes=2")
+    submitted_run(runs, job, FAILED)
+    error = hpctrain("resubmit", "gpt").exception
+    assert isinstance(error, InputError)
+    assert job in str(error)
+    assert not submitted
+
+
+def test_a_controller_that_is_away_cannot_say_whether_the_job_has_ended(fake, runs, hpctrain, submitted):
+    submitted_run(runs, fake.submit("--nodes=2"), FAILED)
+    fake.away = True
+    error = hpctrain("resubmit", "gpt").exception
+    assert isinstance(error, Refused)
+    assert "cannot tell whether its job 1 has ended" in str(error)
+    assert "ask again later" in str(error)
+    assert not submitted
+
+
+def begin(folder, job, monkeypatch, fake):
+    monkeypatch.setattr(attempt, "SystemRunner", lambda: fake)
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "gpu[1-2]")
+    return attempt.begin(["--folder", str(folder)])
+
+
+def test_a_job_that_comes_back_beside_its_successor_leaves_the_folder_alone(fake, runs, monkeypatch):
+    old, new = fake.submit("--nodes=1"), fake.submit("--nodes=1")
+    folder = submitted_run(runs, new)
+    (folder / "finished").touch()
+    with pytest.raises(Refused, match=f"the run went on as job {new}, which is RUNNING; this job \\({old}\\)"):
+        begin(folder, old, monkeypatch, fake)
+    assert (folder / "finished").exists()
+    assert not (folder / "attempts.jsonl").exists()
+    assert begin(folder, new, monkeypatch, fake) == 0
+    fake.finish(new)
+    assert begin(folder, old, monkeypatch, fake) == 0
