@@ -13,6 +13,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.cli.watched import status_of
 from hpctrain.launch.cancel import MARK
 from hpctrain.launch.folder import RunFolder
+from hpctrain.launch.foresight import with_gpus
 from hpctrain.launch.queue import check_queue
 from hpctrain.launch.submission import submit_job, submit_local
 from hpctrain.launch.training import fewest_nodes
@@ -32,9 +33,13 @@ def command(run: str, as_json: bool) -> None:
         raise InputError(f"{folder.name}: it is {status.state} ({status.reason}); only a run that ended is resubmitted")
     spec = read_run(folder / "run.yaml")
     if spec.cluster.kind == "slurm":
-        check_queue(spec, Slurm(SystemRunner()), folder.parent)
+        slurm = Slurm(SystemRunner())
+        lines = check_queue(spec, slurm, folder.parent)
+        asked, more = with_gpus(spec, slurm)
+        for line in [*lines, *more]:
+            click.echo(line, err=as_json)
         (folder / MARK).unlink(missing_ok=True)
-        job = submit_job(RunFolder(folder.resolve()), spec)
+        job = submit_job(RunFolder(folder.resolve()), asked)
     else:
         job = submit_local(RunFolder(folder.resolve()), fewest_nodes(spec))
     if as_json:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -14,6 +15,8 @@ from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.provisional import check_provisional
 from hpctrain.launch.allocation import run_in_allocation
+from hpctrain.launch.folder import RunFolder
+from hpctrain.launch.foresight import with_gpus
 from hpctrain.launch.queue import check_queue, wait_for_job
 from hpctrain.launch.submission import preview, submit_job, submit_local
 from hpctrain.launch.training import Prepared, fewest_nodes, make_folder, prepare, runs_folder
@@ -50,20 +53,37 @@ def command(
 def _submit_to_slurm(prepared: Prepared, dry_run: bool, wait: bool, as_json: bool) -> None:
     slurm = Slurm(SystemRunner())
     inside = os.environ.get("SLURM_JOB_ID")
+    asked = prepared.run
     if not inside:
         _say(check_queue(prepared.run, slurm, runs_folder()), as_json)
+        asked, words = with_gpus(prepared.run, slurm)
+        _say(words, as_json)
     _say(check_provisional(prepared, runs_folder()), as_json)
     if dry_run:
-        click.echo(preview(prepared.run, runs_folder().resolve() / f"{prepared.run.name}-<time>"), err=as_json)
+        click.echo(preview(asked, runs_folder().resolve() / f"{prepared.run.name}-<time>"), err=as_json)
         return
     folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
     if inside:
         _told(folder.path, inside, as_json)
-        sys.exit(run_in_allocation(folder, prepared.run, SystemRunner()))
-    job_id = submit_job(folder, prepared.run)
+        _run_here(folder, prepared, inside)
+    job_id = submit_job(folder, asked)
     _told(folder.path, job_id, as_json)
     if wait:
         sys.exit(wait_for_job(folder.path, job_id, slurm, SystemClock(), lambda text: _say([text], as_json)))
+
+
+def _run_here(folder: RunFolder, prepared: Prepared, job_id: str) -> NoReturn:
+    """The run inside this allocation; does not return."""
+
+    def say(text: str) -> None:
+        click.echo(f"hpctrain: {text}", err=True)
+
+    code = run_in_allocation(folder, prepared.run, job_id, SystemRunner(), say)
+    attempts = folder.attempts()
+    say(
+        attempts[-1].get("reason", "the job script was killed") if attempts else "the job script did not get to its run"
+    )
+    sys.exit(code)
 
 
 def _submit_here(prepared: Prepared, dry_run: bool, wait: bool, as_json: bool) -> None:

@@ -10,6 +10,7 @@ import psutil
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError, InputError, Refused
 from hpctrain.launch.folder import RunFolder
+from hpctrain.launch.foresight import check_time, preemption_words
 from hpctrain.launch.job_script import gpus_per_node
 from hpctrain.records.run import Run
 from hpctrain.slurm.commands import Slurm
@@ -28,7 +29,8 @@ def check_queue(run: Run, slurm: Slurm, runs: Path) -> list[str]:
     """Check the request against the cluster as it is now; what a person should know, as lines.
 
     Raises:
-        InputError: there is no Slurm here, a value cannot be read, or the run folder would be on a node's own disk.
+        InputError: there is no Slurm here, a value cannot be read, the time limit leaves no time to train, or the run
+            folder would be on a node's own disk.
         Refused: the request is more than the partition gives; every reason is told.
     """
     if not slurm.available():
@@ -41,13 +43,17 @@ def check_queue(run: Run, slurm: Slurm, runs: Path) -> list[str]:
             f"{runs.resolve()}: is on {kind}, which only this machine sees; run folders must lie on a file system that "
             "all nodes share: set HPCTRAIN_RUNS"
         )
+    check_time(run)
     try:
-        problems = check_request(_request(run), slurm.partitions(), slurm.nodes())
+        partitions = slurm.partitions()
+        problems = check_request(_request(run), partitions, slurm.nodes())
+        words = preemption_words(run, slurm, partitions)
     except CommandError as error:
         return [f"not checked before submitting: the partition's limits ({error})"]
     if problems:
         raise Refused("\n".join(problems))
-    return []
+    check_time(run, partitions)
+    return words
 
 
 def file_system_of(path: Path) -> str:
@@ -98,15 +104,11 @@ def _exit_code(folder: Path) -> int:
 def _request(run: Run) -> Request:
     cluster = run.cluster
     fewest, most = cluster.node_range
-    try:
-        limit = parse_time_limit(cluster.time) if cluster.time else None
-    except ValueError as error:
-        raise InputError(f"cluster.time: {error}") from None
     return Request(
         partition=cluster.partition,
         nodes_min=fewest,
         nodes_max=most,
-        time_s=limit,
+        time_s=parse_time_limit(cluster.time) if cluster.time else None,
         gpus_per_node=gpus_per_node(run),
         account=cluster.account,
         qos=cluster.qos,
