@@ -305,7 +305,7 @@ class Agent:
         told = any(view.phase == "failed" for view in self._peers.views())
         self._enter("failed", reason)
         if not told:
-            self._journal.write("failed", self._number(), reason)
+            self._journal.write("failed", self._number(), reason, exit_code=code)
         return code
 
     def _pass_on_stop(self) -> None:

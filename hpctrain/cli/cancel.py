@@ -11,6 +11,7 @@ import click
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
+from hpctrain.launch.allocation import is_in_allocation, stop_in_allocation
 from hpctrain.launch.cancel import cancel_job
 from hpctrain.launch.folder import lock_holder
 from hpctrain.records.locate import find_run, job_id
@@ -30,6 +31,9 @@ def command(run: str) -> None:
         job = job_id(folder)
         if job is None:
             raise InputError(f"{folder.name}: it was never submitted, so there is no job to cancel")
+        if is_in_allocation(folder):
+            click.echo(stop_in_allocation(folder, SystemClock()))
+            return
         click.echo(cancel_job(folder, job, Slurm(SystemRunner()), SystemClock()))
         return
     holder = lock_holder(folder)

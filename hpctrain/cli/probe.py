@@ -33,6 +33,13 @@ _PHASES = {
 @click.option("-N", "--nodes", type=click.IntRange(1), metavar="N", help="N nodes, as a Slurm job.")
 @click.option("-p", "--partition", help="Slurm partition of that job.")
 @click.option("-A", "--account", help="Slurm account of that job.")
+@click.option("-q", "--qos", help="Slurm quality of service of that job.")
+@click.option(
+    "--time", "time", default="15", show_default=True, help="Wall-time limit of that job, as sbatch reads it."
+)
+@click.option(
+    "--gpus-per-node", type=click.IntRange(0), metavar="N", help="GPUs of a node to ask for. Default: all it has."
+)
 @click.option("-w", "--nodelist", help="Exactly these nodes: node[1-4].")
 @click.option(
     "-o",
@@ -54,7 +61,8 @@ _PHASES = {
 @click.pass_context
 def command(
     ctx: click.Context, local: int | None, nodes: int | None, partition: str | None, account: str | None,
-    nodelist: str | None, output: Path, as_json: bool, device: str, seed: int,
+    qos: str | None, time: str, gpus_per_node: int | None, nodelist: str | None, output: Path, as_json: bool,
+    device: str, seed: int,
 ) -> None:  # fmt: skip
     """Measure nodes, devices and links into a topology file.
 
@@ -74,7 +82,7 @@ def command(
             topology = probe_local(local, folder, runner, clock, device, seed, told)
         else:
             assert nodes is not None, "checked above"
-            job = ProbeJob(nodes, partition, account, nodelist=nodelist)
+            job = ProbeJob(nodes, partition, account, qos, time, nodelist, gpus_per_node)
             topology = probe_job(job, folder, runner, clock, device, seed, told)
     topology.write(output)
     people.print(render(topology))

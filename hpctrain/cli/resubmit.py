@@ -13,6 +13,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.cli.watched import status_of
 from hpctrain.launch.cancel import MARK
 from hpctrain.launch.folder import RunFolder
+from hpctrain.launch.foresight import with_gpus
 from hpctrain.launch.in_use import check_no_live_job
 from hpctrain.launch.queue import check_queue
 from hpctrain.launch.submission import submit_job, submit_local
@@ -36,10 +37,11 @@ def command(run: str, as_json: bool) -> None:
         slurm = Slurm(SystemRunner())
         notes = check_queue(spec, slurm, folder.parent)
         check_no_live_job(folder, slurm)
-        for line in notes:
+        asked, more = with_gpus(spec, slurm)
+        for line in [*notes, *more]:
             click.echo(line, err=as_json)
         (folder / MARK).unlink(missing_ok=True)
-        job = submit_job(RunFolder(folder.resolve()), spec)
+        job = submit_job(RunFolder(folder.resolve()), asked)
     else:
         job = submit_local(RunFolder(folder.resolve()), fewest_nodes(spec))
     if as_json:

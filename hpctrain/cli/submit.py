@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -17,7 +18,8 @@ from hpctrain.cli.profile import option as profile_option
 from hpctrain.cli.profile import with_profile
 from hpctrain.cli.provisional import check_provisional
 from hpctrain.launch.allocation import run_in_allocation
-from hpctrain.launch.folder import removed_on_error
+from hpctrain.launch.folder import RunFolder, removed_on_error
+from hpctrain.launch.foresight import with_gpus
 from hpctrain.launch.job_nodes import nodes_of_job
 from hpctrain.launch.queue import check_queue, wait_for_job
 from hpctrain.launch.site import with_exported
@@ -58,25 +60,42 @@ def command(
 def _submit_to_slurm(prepared: Prepared, dry_run: bool, wait: bool, as_json: bool) -> None:
     slurm = Slurm(SystemRunner())
     inside = os.environ.get("SLURM_JOB_ID")
+    asked = prepared.run
     if not inside:
         run, lines = with_exported(prepared.run, os.environ)
         prepared = replace(prepared, run=run)
         _say([*lines, *check_queue(run, slurm, runs_folder())], as_json)
+        asked, words = with_gpus(run, slurm)
+        _say(words, as_json)
     nodes = None if prepared.topology else nodes_of_job(prepared.run, slurm, os.environ)
     _say(check_provisional(prepared, runs_folder(), nodes), as_json)
     if dry_run:
-        script = preview(prepared.run, runs_folder().resolve() / f"{prepared.run.name}-<time>")
+        script = preview(asked, runs_folder().resolve() / f"{prepared.run.name}-<time>")
         _would(prepared, as_json, script, script=script)
         return
     folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
     if inside:
         _told(folder.path, inside, as_json)
-        sys.exit(run_in_allocation(folder, prepared.run, SystemRunner()))
+        _run_here(folder, prepared, inside)
     with removed_on_error(folder):
-        job_id = submit_job(folder, prepared.run)
+        job_id = submit_job(folder, asked)
     _told(folder.path, job_id, as_json)
     if wait:
         sys.exit(wait_for_job(folder.path, job_id, slurm, SystemClock(), lambda text: _say([text], as_json)))
+
+
+def _run_here(folder: RunFolder, prepared: Prepared, job_id: str) -> NoReturn:
+    """The run inside this allocation; does not return."""
+
+    def say(text: str) -> None:
+        click.echo(f"hpctrain: {text}", err=True)
+
+    code = run_in_allocation(folder, prepared.run, job_id, SystemRunner(), say)
+    attempts = folder.attempts()
+    say(
+        attempts[-1].get("reason", "the job script was killed") if attempts else "the job script did not get to its run"
+    )
+    sys.exit(code)
 
 
 def _submit_here(prepared: Prepared, dry_run: bool, wait: bool, as_json: bool) -> None:

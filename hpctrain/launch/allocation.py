@@ -2,23 +2,93 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from hpctrain.base.atomic import write_text
-from hpctrain.base.process import Runner
+from hpctrain.base.clock import Clock, utc_text
+from hpctrain.base.process import Process, Runner
+from hpctrain.launch.cancel import MARK
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.job_script import render_job
 from hpctrain.launch.submission import direct_command
+from hpctrain.records.locate import JOB_FILE
 from hpctrain.records.run import Run
 
+ALLOCATION = "allocation"
+"""File in a run folder while the run uses somebody's allocation: a cancel ends the run, never that allocation."""
+STOP_WAIT_S = 90.0
+"""How long a cancelled run gets to save and leave."""
+POLL_S = 0.5
+STOPPED_BY = (signal.SIGINT, signal.SIGTERM)
 
-def run_in_allocation(folder: RunFolder, run: Run, runner: Runner) -> int:
+
+def run_in_allocation(folder: RunFolder, run: Run, job_id: str, runner: Runner, say: Callable[[str], None]) -> int:
     """Run job.sh in this allocation and wait for it; its exit code comes back.
+
+    Ctrl-C reaches the script as a request to save and leave, the second one as the end: the script and its srun are
+    in a session of their own, and would go on alone.
+
+    Args:
+        say: told what a signal does.
 
     Raises:
         StorageError: the run folder cannot be written.
         CommandError: bash cannot be started.
     """
     script = folder.path / "job.sh"
-    write_text(script, render_job(run, folder.path, direct_command(folder.path)), mode=0o755)
-    process = runner.start(["bash", str(script)])
-    code = process.wait()
-    return 1 if code is None or code < 0 else code
+    write_text(script, render_job(run, folder.path, direct_command(folder.path), submitted=False), mode=0o755)
+    marks = [folder.path / name for name in (JOB_FILE, ALLOCATION)]
+    try:
+        for mark in marks:
+            write_text(mark, f"{job_id}\n")
+        process = runner.start(["bash", str(script)])
+        with _passing_signals_to(process, say):
+            code = process.wait()
+    finally:
+        # From here on the job is only the person's: it says nothing about the run any more.
+        for mark in marks:
+            mark.unlink(missing_ok=True)
+    return code if code in (0, 2, 4) else 1
+
+
+def is_in_allocation(folder: Path) -> bool:
+    """Whether the run uses an allocation that was there before it."""
+    return (folder / ALLOCATION).exists()
+
+
+def stop_in_allocation(folder: Path, clock: Clock) -> str:
+    """Have the run save and leave its allocation, which stays; what was done comes back as a sentence.
+
+    Raises:
+        StorageError: the run folder cannot be written.
+    """
+    # The script looks for the mark: the allocation's other steps are none of our business, so no signal is sent.
+    write_text(folder / MARK, utc_text(clock.wall()) + "\n")
+    deadline = clock.now() + STOP_WAIT_S
+    while is_in_allocation(folder):
+        if clock.now() > deadline:
+            return f"asked the run to save and leave; it has not within {STOP_WAIT_S:g} s: see `hpctrain logs`"
+        clock.sleep(POLL_S)
+    return "the run has left its allocation, which goes on"
+
+
+@contextmanager
+def _passing_signals_to(process: Process, say: Callable[[str], None]) -> Iterator[None]:
+    """While it holds, what would end this process goes to the script."""
+    asked = False
+
+    def pass_on(*_: object) -> None:
+        nonlocal asked
+        say("ending the run at once" if asked else "saving a checkpoint and leaving; once more ends it at once")
+        asked = True
+        process.terminate()
+
+    before = {number: signal.signal(number, pass_on) for number in STOPPED_BY}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

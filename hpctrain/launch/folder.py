@@ -37,11 +37,13 @@ class RunFolder:
         """The lines of attempts.jsonl."""
         return [dict(line) for line in read_lines(self.path / "attempts.jsonl")]
 
-    def begin_attempt(self, nodes: list[str], now: float, job_id: str | None = None, restarts: int = 0) -> int:
+    def begin_attempt(
+        self, nodes: list[str], now: float, job_id: str | None = None, restarts: int = 0, **more: str | None
+    ) -> int:
         """Add a line for a new attempt; its number comes back."""
         attempts = self.attempts()
         number = len(attempts)
-        line = {"attempt": number, "job_id": job_id, "restarts": restarts, "nodes": nodes, "start": now}
+        line = {"attempt": number, "job_id": job_id, "restarts": restarts, "nodes": nodes, "start": now, **more}
         self._write_attempts([*attempts, line])
         return number
 

@@ -13,9 +13,6 @@ from hpctrain.base.errors import InputError
 from hpctrain.base.packaged import packaged
 from hpctrain.records.run import Run
 
-SAVE_NOTICE_S = 120
-"""How long before the time limit the agents are told to save and leave."""
-
 OWNED = (
     "nodes", "ntasks", "ntasks-per-node", "requeue", "no-requeue", "no-kill", "open-mode", "output", "error", "signal",
     "array", "job-name",
@@ -33,12 +30,13 @@ OF_THE_RUN_FILE = {
 """Options that have a key in the run file, where they are checked: as an option nobody would see them."""
 
 
-def render_job(run: Run, folder: Path, command: str) -> str:
+def render_job(run: Run, folder: Path, command: str, submitted: bool = True) -> str:
     """The text of job.sh.
 
     Args:
         folder: the run folder, absolute and shared by all nodes.
         command: what each node's task executes (a shell command, quoted already).
+        submitted: the job is this run's own; otherwise the script runs in an allocation that a person has.
 
     Raises:
         InputError: cluster.sbatch or cluster.setup holds something that cannot go into the script.
@@ -57,6 +55,7 @@ def render_job(run: Run, folder: Path, command: str) -> str:
         python=shlex.quote(sys.executable),
         srun_options=_srun_options(run),
         command=command,
+        submitted=submitted,
     )
     return text
 
@@ -73,7 +72,7 @@ def directives(run: Run, folder: Path) -> list[str]:
         "--requeue",
         "--open-mode=append",
         f"--output={_path(folder)}/logs/%j.job.log",
-        f"--signal=USR2@{SAVE_NOTICE_S}",
+        f"--signal=USR2@{cluster.save_notice_s}",
     ]
     for option, value in (
         ("partition", cluster.partition), ("account", cluster.account), ("qos", cluster.qos), ("time", cluster.time),
@@ -119,5 +118,11 @@ def gpus_per_node(run: Run) -> int | None:
 
 
 def _srun_options(run: Run) -> str:
-    """GPUs are given to the step as a whole: tasks that see only some of them cannot use the links between them."""
-    return "--gpu-bind=none " if gpus_per_node(run) else ""
+    """GPUs are given to the step as a whole: tasks that see only some of them cannot use the links between them.
+
+    Without a number in the run file, a step has to name those that came with the nodes, or it gets none of them."""
+    if run.cluster.device == "cpu":
+        return ""
+    if gpus_per_node(run):
+        return "--gpu-bind=none "
+    return "${SLURM_GPUS_ON_NODE:+--gpus-per-node=$SLURM_GPUS_ON_NODE --gpu-bind=none} "

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpctrain.base.clock import Clock
+from hpctrain.base.errors import CommandError
 from hpctrain.base.process import Runner
+from hpctrain.launch.foresight import gpus_of, wanted
 from hpctrain.launch.probe_watch import Progress, quiet, raise_for, watch_probe
 from hpctrain.records.topology import Topology
-from hpctrain.slurm.commands import client_environment
+from hpctrain.slurm.commands import Slurm, client_environment
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class ProbeJob:
     """Wall-time limit as Slurm writes it: minutes."""
     nodelist: str | None = None
     """Exactly these nodes."""
+    gpus_per_node: int | None = None
+    """Default: as many as Slurm lists on these nodes, unless only CPUs are measured."""
 
 
 def probe_job(
@@ -50,9 +54,12 @@ def probe_job(
     log = folder / "srun.log"
     inside = "SLURM_JOB_ID" in os.environ
     env = dict(os.environ) if inside else client_environment(os.environ)
-    process = runner.start(srun_command(job, folder.resolve(), device, seed), env=env, log=log)
+    if job.gpus_per_node is None and device != "cpu":
+        job = replace(job, gpus_per_node=_gpus(job, Slurm(runner), os.environ if inside else {}))
+    process = runner.start(srun_command(job, folder.resolve(), device, seed, inside), env=env, log=log)
     try:
-        watch_probe(process, folder, clock, progress or quiet, queued=True)
+        # A node that dies once the rest is measured keeps srun waiting for ever; the result does not depend on it.
+        watch_probe(process, folder, clock, progress or quiet, queued=True, result=folder / "topology.json")
         if not (folder / "topology.json").exists():
             raise_for(process, log)
     finally:
@@ -63,17 +70,36 @@ def probe_job(
     return Topology.read(folder / "topology.json")
 
 
-def srun_command(job: ProbeJob, folder: Path, device: str, seed: int) -> list[str]:
-    """The argv: a task a node with everything of it, which learns from Slurm which node it is."""
+def _gpus(job: ProbeJob, slurm: Slurm, environ: Mapping[str, str]) -> int | None:
+    """The GPUs to ask for on each node: those of the allocation, else those of the partition's nodes."""
+    if "SLURM_JOB_ID" in environ:
+        found = environ.get("SLURM_GPUS_ON_NODE", "")
+        return int(found) if found.isdigit() else None
+    try:
+        return gpus_of(wanted(job.partition, slurm.partitions()), slurm.nodes(), job.nodes) or None
+    except CommandError:
+        return None  # srun asks the same controller in a moment, and says what is wrong
+
+
+def srun_command(job: ProbeJob, folder: Path, device: str, seed: int, inside: bool = False) -> list[str]:
+    """The argv: a task a node with everything of it, which learns from Slurm which node it is.
+
+    Args:
+        inside: as a step of an allocation; there --exclusive would give it one CPU a task.
+    """
     asked: Sequence[tuple[str, str | None]] = (
         ("partition", job.partition),
         ("account", job.account),
         ("qos", job.qos),
         ("time", job.time),
         ("nodelist", job.nodelist),
+        ("gpus-per-node", str(job.gpus_per_node) if job.gpus_per_node else None),
+        ("gpu-bind", "none" if job.gpus_per_node else None),
     )
     options = [f"--{name}={value}" for name, value in asked if value is not None]
-    argv = ["srun", f"--nodes={job.nodes}", "--ntasks-per-node=1", "--exclusive", "--kill-on-bad-exit=0", "--wait=0"]
-    argv += ["--job-name=hpctrain-probe", *options]
+    # The number of tasks is said, as that of an allocation (salloc -n 16) would hold for its steps too.
+    argv = ["srun", f"--nodes={job.nodes}", f"--ntasks={job.nodes}", "--ntasks-per-node=1"]
+    argv += [] if inside else ["--exclusive"]
+    argv += ["--kill-on-bad-exit=0", "--wait=0", "--job-name=hpctrain-probe", *options]
     argv += [sys.executable, "-m", "hpctrain.node", "probe", "--folder", str(folder)]
     return [*argv, "--device", device, "--seed", str(seed)]

@@ -8,11 +8,8 @@ from pathlib import Path
 from hpctrain.base.clock import Clock
 from hpctrain.base.process import Process, Runner
 from hpctrain.launch.local import local_nodes, start_local_node
-from hpctrain.launch.probe_watch import Progress, quiet, raise_for, watch_probe
+from hpctrain.launch.probe_watch import LEAVE_S, Progress, quiet, raise_for, watch_probe
 from hpctrain.records.topology import Topology
-
-LEAVE_S = 3.0
-"""How long the nodes may take to leave after the first one has written the file."""
 
 
 def probe_local(

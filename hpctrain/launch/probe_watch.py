@@ -14,23 +14,34 @@ POLL_S = 0.1
 STALL_S = 90.0
 """A probe that gets no further in this time is given up: its first node, which watches the others, must hang."""
 
+LEAVE_S = 3.0
+"""How long the nodes get to leave by themselves when the result is there."""
+
 Progress = Callable[[str, int, int], None]
 """Told of (phase, done, planned) when it changes; the phases are join, links and devices."""
 
 
-def watch_probe(process: Process, folder: Path, clock: Clock, progress: Progress, queued: bool = False) -> None:
+def watch_probe(
+    process: Process, folder: Path, clock: Clock, progress: Progress, queued: bool = False, result: Path | None = None
+) -> None:
     """Wait until `process` has ended, telling of progress.
 
     Args:
         process: the probe's first node, or the job that holds all of them.
         queued: the probe may have to wait for its nodes first, as long as the queue wants.
+        result: the file that the first node writes last; once it is there, the process gets LEAVE_S to end.
 
     Raises:
         HpctrainError: it hangs.
     """
     seen: tuple[str, int, int] | None = None
     since = clock.now()
+    written: float | None = None
     while process.poll() is None:
+        if written is None and result is not None and result.exists():
+            written = clock.now()
+        if written is not None and clock.now() - written > LEAVE_S:
+            return
         waiting = queued and seen is None
         if not waiting and clock.now() - since > STALL_S:
             raise HpctrainError(f"probe: the first node got no further in {STALL_S:g} s (last: {seen}); try again")

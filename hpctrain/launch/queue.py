@@ -9,6 +9,7 @@ from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError, InputError, Refused
 from hpctrain.launch.file_system import check_shared
 from hpctrain.launch.folder import RunFolder
+from hpctrain.launch.foresight import check_time, preemption_words
 from hpctrain.launch.job_script import check_options, gpus_per_node
 from hpctrain.records.run import Run
 from hpctrain.slurm.commands import Slurm
@@ -25,8 +26,8 @@ def check_queue(run: Run, slurm: Slurm, runs: Path) -> list[str]:
     """Check the request against the cluster as it is now; what a person should know, as lines.
 
     Raises:
-        InputError: there is no Slurm here, a value cannot be read, an option is not to be passed on, or run folders
-            would lie in this machine's memory.
+        InputError: there is no Slurm here, a value cannot be read, an option is not to be passed on, the time limit
+            leaves no time to train, or run folders would lie in this machine's memory.
         Refused: the request is more than the partition gives; every reason is told.
     """
     if not slurm.available():
@@ -34,16 +35,20 @@ def check_queue(run: Run, slurm: Slurm, runs: Path) -> list[str]:
             "no Slurm on the path (sbatch was not found); log in to the cluster, or use `hpctrain train --local N`"
         )
     check_options(run.cluster.sbatch)
+    check_time(run)
     request = _request(run)
     try:
         nodes = slurm.nodes()
-        problems = check_request(request, slurm.partitions(nodes), nodes)
+        partitions = slurm.partitions(nodes)
+        problems = check_request(request, partitions, nodes)
+        words = preemption_words(run, slurm, partitions)
     except CommandError as error:
         return [*check_shared(runs, ()), f"not checked before submitting: the partition's limits ({error})"]
     notes = check_shared(runs, [node.name for node in nodes])
     if problems:
         raise Refused("\n".join(problems))
-    return notes
+    check_time(run, partitions)
+    return [*notes, *words]
 
 
 def wait_for_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, say: Callable[[str], None]) -> int:
@@ -83,15 +88,11 @@ def _exit_code(folder: Path) -> int:
 def _request(run: Run) -> Request:
     cluster = run.cluster
     fewest, most = cluster.node_range
-    try:
-        limit = parse_time_limit(cluster.time) if cluster.time else None
-    except ValueError as error:
-        raise InputError(f"cluster.time: {error}") from None
     return Request(
         partition=cluster.partition,
         nodes_min=fewest,
         nodes_max=most,
-        time_s=limit,
+        time_s=parse_time_limit(cluster.time) if cluster.time else None,
         gpus_per_node=gpus_per_node(run),
         account=cluster.account,
         qos=cluster.qos,

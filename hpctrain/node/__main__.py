@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 
 from hpctrain.base.errors import EXIT_USAGE, HpctrainError
@@ -21,6 +22,9 @@ def main(argv: list[str]) -> int:
     if not argv or argv[0] not in VERBS:
         print(f"usage: python -m hpctrain.node {{{'|'.join(VERBS)}}} …", file=sys.stderr)
         return EXIT_USAGE
+    if argv[0] == "run":
+        # A stop that is asked for while the modules are still loading waits until the agent listens.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR2))
     try:
         module, function = VERBS[argv[0]]
         code: int = getattr(importlib.import_module(module), function)(argv[1:])

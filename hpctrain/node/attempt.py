@@ -1,4 +1,4 @@
-"""`python -m hpctrain.node begin|end`: what the batch script does before and after the step, on its first node.
+"""`python -m hpctrain.node begin|end`: what the job script does before and after the step, on its first node.
 
 begin prints the attempt's number; end decides whether the job goes back to the queue.
 """
@@ -8,31 +8,24 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from ClusterShell.NodeSet import NodeSet
 
-from hpctrain.agent.decide import RESUMABLE
 from hpctrain.agent.journal import Journal
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import CommandError
-from hpctrain.base.process import Runner, SystemRunner
+from hpctrain.base.process import SystemRunner
 from hpctrain.launch.cancel import is_cancelled
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.in_use import check_own_folder
 from hpctrain.launch.training import drop_stale_topology
+from hpctrain.node.ending import Ending, Verdict, decide_end, newest_checkpoint, read_ending, settle_job, stuck_words
 from hpctrain.node.run import FINISHED
 from hpctrain.records.event import read_events
+from hpctrain.records.run import read_run
 from hpctrain.slurm.commands import Slurm
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What happens to the job after its step."""
-
-    requeue: bool
-    reason: str
 
 
 def begin(argv: list[str]) -> int:
@@ -49,7 +42,11 @@ def begin(argv: list[str]) -> int:
     (folder.path / FINISHED).unlink(missing_ok=True)
     folder.close_open_attempts(now, "ended without a word: node lost, killed, or time limit")
     number = folder.begin_attempt(
-        nodes, now, os.environ.get("SLURM_JOB_ID"), int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        nodes,
+        now,
+        os.environ.get("SLURM_JOB_ID"),
+        int(os.environ.get("SLURM_RESTART_COUNT", "0")),
+        checkpoint=newest_checkpoint(folder.path),
     )
     drop_stale_topology(folder, nodes, now)
     print(number)
@@ -60,60 +57,39 @@ def end(argv: list[str]) -> int:
     """Close the attempt; put the job back into the queue when it is to go on. The exit code of the job comes back."""
     options = _parse("end", argv)
     folder = RunFolder(options.folder)
-    state, preempted = _job_facts(os.environ.get("SLURM_JOB_ID"), SystemRunner())
-    verdict = decide_end(options.code, "CANCELLED" if is_cancelled(folder.path) else state, preempted)
-    last = [event for event in read_events(folder.path / "events.jsonl") if event.attempt == options.attempt]
-    said = next((event.reason for event in reversed(last) if event.kind in ("failed", "finished", "preempted")), None)
-    reason = verdict.reason if verdict.requeue else said or verdict.reason
-    folder.end_attempt(options.attempt, time.time(), reason, options.code)
-    if verdict.requeue:
-        _requeue(folder, options.attempt, os.environ["SLURM_JOB_ID"], SystemRunner())
-    return int(options.code)
+    events = [event for event in read_events(folder.path / "events.jsonl") if event.attempt == options.attempt]
+    ending = read_ending(options.code, events, (folder.path / FINISHED).exists())
+
+    def told(verdict: Verdict) -> None:
+        reason = verdict.reason if verdict.requeue or verdict.failed else ending.reason or verdict.reason
+        folder.end_attempt(options.attempt, time.time(), reason, ending.code)
+
+    verdict = _settle(folder, ending, told) if options.requeue else _settle_here(ending)
+    if not verdict.requeue:
+        told(verdict)
+    if verdict.failed:
+        name = os.environ.get("SLURMD_NODENAME", "batch")
+        journal = Journal(folder.path / "events.jsonl", name, options.attempt, SystemClock())
+        # In somebody's allocation a run that saved and left is no failure: nothing was to bring it back.
+        journal.write("failed", -1, verdict.reason, **({} if options.requeue else {"cancelled": True}))
+    return ending.code
 
 
-def decide_end(code: int, state: str | None, preempted: bool) -> Verdict:
-    """Whether the job goes back to the queue.
-
-    Args:
-        code: exit code of the step: 0 done, 75 stopped at a checkpoint, else failed.
-        state: Slurm's state of the job, None when there is no job or no answer.
-        preempted: whether Slurm preempted the job. A job that ends within its grace time is over for Slurm (seen with
-            22.05: FAILED, not requeued, although PreemptMode is REQUEUE), so it has to ask for itself here too.
-    """
-    if code == 0:
-        return Verdict(False, "all steps are done")
-    if code != RESUMABLE:
-        return Verdict(False, f"the step ended with exit code {code}")
-    if state is None:
-        return Verdict(False, "stopped at a checkpoint on request")
-    if state == "CANCELLED":
-        return Verdict(False, "cancelled")
-    if state != "RUNNING":
-        # After a node failure or a requeue by hand the job is in the queue already while its script still ends.
-        return Verdict(False, f"Slurm took the job ({state}); it decides whether it comes back")
-    why = "preempted" if preempted else "stopped before the time limit"
-    return Verdict(True, f"{why}, saved, and back to the queue")
+def _settle(folder: RunFolder, ending: Ending, told: Callable[[Verdict], None]) -> Verdict:
+    """The verdict on a job that was submitted for this run."""
+    job_id = os.environ["SLURM_JOB_ID"]
+    stuck = stuck_words(folder, job_id, read_run(folder.path / "run.yaml").recovery.retries)
+    slurm, again = Slurm(SystemRunner()), f"; go on with `hpctrain resubmit {folder.path.name}`"
+    verdict = settle_job(ending, job_id, slurm, SystemClock(), lambda: is_cancelled(folder.path), stuck, told)
+    return replace(verdict, reason=verdict.reason + again) if verdict.failed else verdict
 
 
-def _job_facts(job_id: str | None, runner: Runner) -> tuple[str | None, bool]:
-    """(state, preempted) of the job, as Slurm tells; (None, False) outside a job or without an answer."""
-    if job_id is None or "SLURM_JOB_NODELIST" not in os.environ or not os.environ.get("SLURM_JOB_PARTITION"):
-        return None, False
-    try:
-        job = Slurm(runner).job(job_id)
-    except CommandError:
-        return None, False
-    return (job.state.value, job.preempt_s is not None) if job is not None else (None, False)
-
-
-def _requeue(folder: RunFolder, attempt: int, job_id: str, runner: Runner) -> None:
-    journal = Journal(folder.path / "events.jsonl", os.environ.get("SLURMD_NODENAME", "batch"), attempt, SystemClock())
-    try:
-        Slurm(runner).requeue(job_id)
-    except CommandError as error:
-        journal.write(
-            "failed", -1, f"the job could not be requeued ({error}); go on with `hpctrain resubmit {folder.path.name}`"
-        )
+def _settle_here(ending: Ending) -> Verdict:
+    """The verdict on a run inside an allocation that a person has: nothing there is hpctrain's to requeue."""
+    if ending.code == 0 or not ending.resumable:
+        return decide_end(ending, None)
+    reason = "stopped on request, saved" if ending.saved else ending.reason or "stopped on request"
+    return Verdict(False, f"{reason}; `hpctrain resubmit` goes on with it", failed=True)
 
 
 def _parse(verb: str, argv: list[str]) -> argparse.Namespace:
@@ -122,4 +98,5 @@ def _parse(verb: str, argv: list[str]) -> argparse.Namespace:
     if verb == "end":
         parser.add_argument("--attempt", type=int, required=True)
         parser.add_argument("--code", type=int, required=True)
+        parser.add_argument("--requeue", action="store_true", help="the job is this run's own, and may go back")
     return parser.parse_args(argv)

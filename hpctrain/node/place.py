@@ -31,7 +31,7 @@ class NodePlace:
 def add_place_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that say which node this is."""
     parser.add_argument("--node", help="name of this node; default: SLURMD_NODENAME")
-    parser.add_argument("--nodes", help="all nodes, as a node set: 'n[01-16]'; default: SLURM_JOB_NODELIST")
+    parser.add_argument("--nodes", help="all nodes, as a node set: 'n[01-16]'; default: SLURM_STEP_NODELIST")
     parser.add_argument("--local", action="store_true", help="a virtual node of this machine: loopback")
     parser.add_argument("--parent", type=int, help="process that this one ends with")
     parser.add_argument("--addr", help="address of this node; default: the one that leads to the others")
@@ -44,7 +44,8 @@ def place_of(options: argparse.Namespace, environ: Mapping[str, str] = os.enviro
         InputError: neither says it, or the node is not among the nodes.
     """
     node = options.node or environ.get("SLURMD_NODENAME")
-    folded = options.nodes or environ.get("SLURM_JOB_NODELIST")
+    # A step may have fewer nodes than its allocation.
+    folded = options.nodes or environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
     if not node or not folded:
         raise InputError("--node and --nodes: give both, or start this inside a Slurm job step")
     nodes = tuple(str(name) for name in NodeSet(folded))

@@ -31,6 +31,7 @@ FINISHED = "finished"
 """File in a run folder: the run is over, whatever a lost node's task still seems to do; the job script looks for it."""
 FLIGHT_RECORDER_EVENTS = 2000
 """Operations that NCCL remembers; about a kilobyte each."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 PROBE_WAIT_S = 300.0
 """How long the other nodes wait for the first one to write the topology."""
 
@@ -38,11 +39,11 @@ PROBE_WAIT_S = 300.0
 def main(argv: list[str]) -> int:
     """Probe, plan and train as one node; the exit code of the run comes back."""
     options = _parse(argv)
+    stop = _StopRequest(options.parent)
+    stop.listen()
     here = place_of(options)
     folder: Path = options.folder
     run = read_run(folder / "run.yaml")
-    stop = _StopRequest(options.parent)
-    stop.listen()
     journal = Journal(folder / "events.jsonl", here.node, options.attempt, SystemClock())
     incarnation = incarnation_of(platform.node(), time.time())
     place = Place(here.node, here.nodes, here.addr, incarnation, options.attempt, folder)
@@ -77,9 +78,10 @@ class _StopRequest:
         self._asked = False
 
     def listen(self) -> None:
-        """Take the signals."""
-        signal.signal(signal.SIGTERM, self._ask)
-        signal.signal(signal.SIGUSR2, self._ask)
+        """Take the signals; those that came while the program was still being loaded arrive now."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._ask)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def __call__(self) -> bool:
         return self._asked or (self._parent is not None and os.getppid() != self._parent)

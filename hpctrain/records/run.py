@@ -34,6 +34,8 @@ class Cluster(Part):
     """Slurm quality of service."""
     time: str | None = None
     """Wall-time limit, as text: 1:30:00 is one and a half hours."""
+    save_notice_s: int = Field(default=120, ge=1, le=65535)
+    """How long before the time limit the agents are told to save a checkpoint and leave, seconds."""
     nodes: str = Field(default="1", json_schema_extra={"type": ["string", "integer"]})
     """Number of nodes, '4', or a range that the run can use, '3-4'."""
     devices_per_node: int | None = Field(default=None, ge=1)

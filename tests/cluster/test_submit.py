@@ -193,12 +193,13 @@ def assert_survives_preemption(job: Job) -> None:
 def test_two_runs_share_the_cluster(project: Project) -> None:
     """One meets its time limit; beside it, the other is requeued by hand, cancelled and resubmitted."""
     short = project.submit(
-        "--set", "cluster.nodes=2", "--set", "cluster.time='3'", "--set", "steps=700", "--set", "checkpoint.every=100"
-    )
+        "--set", "cluster.nodes=2", "--set", "cluster.time='2'", "--set", "cluster.save_notice_s=55",
+        "--set", "steps=700", "--set", "checkpoint.every=100",
+    )  # fmt: skip
     assert_survives_its_user(project.submit("--set", "cluster.nodes=2"))
     short.wait_until_done(400)
     short.assert_whole(700)
-    # Three minutes, of which two are kept for saving: the notice comes after one.
+    # Two minutes, of which one is kept for saving: the notice comes after the other.
     assert len(short.attempts()) >= 2
     assert short.attempts()[0]["reason"] == "stopped before the time limit, saved, and back to the queue"
     assert len(read_metrics(short.folder / "metrics.jsonl")) == 700
@@ -230,6 +231,7 @@ def assert_survives_its_user(job: Job) -> None:
         ("cluster.nodes=9", 4, "9"),
         ("cluster={kind: slurm, nodes: 2, devices_per_node: 64, device: cuda}", 4, "64"),
         ("cluster.time=soon", 2, "cluster.time"),
+        ("cluster.time='3'", 2, "cluster.save_notice_s"),
         ("cluster.sbatch=[--nodes=2]", 2, "--nodes is set by hpctrain"),
     ],
 )
@@ -256,7 +258,8 @@ def test_an_account_that_may_not_use_the_partition(project: Project) -> None:
 def test_inside_an_allocation_the_run_starts_there(project: Project) -> None:
     words = [sys.executable, "-m", "hpctrain", "submit", "run.yaml", "-t", "topology.json", "--set", "steps=20"]
     done = subprocess.run(
-        ["salloc", "-p", "low", "-N3", "--exclusive", *words],
+        # More tasks than nodes: they are the person's, the run has an agent a node.
+        ["salloc", "-p", "low", "-N3", "-n6", "-O", "--exclusive", *words],
         cwd=project.path, env=project.cluster.env, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -27,8 +27,10 @@ export SUBMITIT_EXECUTOR=slurm
 
 # One task a node with everything of it. A lost node does not end the step: the agents on the others go on without it
 # for as long as Slurm leaves the job alive.
-srun --export=ALL --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --unbuffered --open-mode=append \
-  --cpu-bind=none --output='/shared/runs/gpt 1'/logs/%j.%N.agent.log --gpu-bind=none /usr/bin/python3 -u -m submitit.core._submit '/shared/runs/gpt 1/submitit' &
+# The numbers are said, as salloc's own (-n 16) would start several tasks on a node.
+srun --export=ALL --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
+  --kill-on-bad-exit=0 --wait=0 --unbuffered --open-mode=append --cpu-bind=none \
+  --output='/shared/runs/gpt 1'/logs/%j.%N.agent.log --gpu-bind=none /usr/bin/python3 -u -m submitit.core._submit '/shared/runs/gpt 1/submitit' &
 step=$!
 
 # srun would wait for the task of a node that died, which never answers: when the run is finished, nobody waits for it.
@@ -45,5 +47,7 @@ else
   code=$?
 fi
 
-/usr/bin/python3 -m hpctrain.node end --folder '/shared/runs/gpt 1' --attempt "$HPCTRAIN_ATTEMPT" --code "$code"
+# What ends the job does not end this: it may have to ask for the job to come back.
+trap '' INT TERM USR2
+/usr/bin/python3 -m hpctrain.node end --folder '/shared/runs/gpt 1' --attempt "$HPCTRAIN_ATTEMPT" --code "$code" --requeue >&2
 exit $?

@@ -27,7 +27,7 @@ def run_file(monkeypatch, tmp_path):
     return path
 
 
-def _prepared(path, overrides, count, topology, plan, queued=False):
+def _prepared(path, overrides, count, topology, plan, runner, queued=False):
     run = read_run(path, overrides)
     return Prepared(run, run.spec(), [], None, None)
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from hpctrain import __version__
 from hpctrain.base.errors import InputError
+from hpctrain.base.process import SystemRunner
 from hpctrain.launch.job_script import directives, render_job
 from hpctrain.launch.submission import preview
 from hpctrain.node import run as node_run
-from hpctrain.node.attempt import decide_end
 from hpctrain.records.run import Run
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "job.sh"
@@ -93,21 +94,56 @@ def test_a_task_without_its_attempts_number_does_not_start(
     assert node_run._parse(["--folder", "/shared/run"]).attempt == 3
 
 
-@pytest.mark.parametrize(
-    ("code", "state", "preempted", "requeue"),
-    [
-        (0, "RUNNING", False, False),
-        (75, "RUNNING", False, True),
-        (75, "RUNNING", True, True),
-        (75, "CANCELLED", False, False),
-        (75, None, False, False),
-        (75, "PENDING", False, False),
-        (75, "COMPLETING", False, False),
-        (1, "RUNNING", False, False),
-        (4, "RUNNING", False, False),
-    ],
-)
-def test_only_a_run_that_stopped_at_a_checkpoint_goes_back_to_the_queue(
-    code: int, state: str | None, preempted: bool, requeue: bool
-) -> None:
-    assert decide_end(code, state, preempted).requeue is requeue
+def test_the_notice_before_the_time_limit_is_the_run_files() -> None:
+    assert "--signal=USR2@120" in directives(run(), Path("/shared/run"))
+    assert "--signal=USR2@30" in directives(run(save_notice_s=30), Path("/shared/run"))
+
+
+def test_a_step_names_the_gpus_that_came_with_the_nodes() -> None:
+    unnamed = "${SLURM_GPUS_ON_NODE:+--gpus-per-node=$SLURM_GPUS_ON_NODE --gpu-bind=none}"
+    assert unnamed in render_job(run(), Path("/shared/run"), "true")
+    assert unnamed not in render_job(run(devices_per_node=2), Path("/shared/run"), "true")
+    assert "gpu" not in render_job(run(device="cpu"), Path("/shared/run"), "true")
+
+
+def test_only_a_job_of_its_own_asks_to_come_back() -> None:
+    assert "--requeue >&2" in render_job(run(), Path("/shared/run"), "true").partition("hpctrain.node end")[2]
+    inside = render_job(run(), Path("/shared/run"), "true", submitted=False)
+    assert "--requeue" not in inside.partition("hpctrain.node end")[2]
+
+
+FAKE_SRUN = """#!/bin/bash
+echo "$@" > {folder}/srun.argv
+trap 'echo USR2 >> {folder}/told; exit 75' USR2
+for _ in $(seq 100); do sleep 0.1; done
+"""
+FAKE_PYTHON = """#!/bin/bash
+[ "$3" = begin ] && echo 0 || echo "$@" > {folder}/end.argv
+"""
+
+
+@pytest.mark.parametrize("how", ["signal", "cancel"])
+def test_in_an_allocation_a_request_to_stop_reaches_the_agents(tmp_path: Path, monkeypatch, how: str) -> None:
+    for name, text in (("srun", FAKE_SRUN), ("python", FAKE_PYTHON)):
+        (tmp_path / name).write_text(text.format(folder=tmp_path))
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    script = tmp_path / "job.sh"
+    script.write_text(render_job(run(), tmp_path, "true", submitted=False))
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "16"}
+    process = SystemRunner().start(["bash", str(script)], env=env)
+    try:
+        deadline = time.monotonic() + 10
+        while not (tmp_path / "srun.argv").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.2)
+        if how == "signal":
+            process.terminate()
+        else:
+            (tmp_path / "cancelled").touch()
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+    assert (tmp_path / "told").read_text() == "USR2\n"
+    assert "--nodes=2 --ntasks=2 --ntasks-per-node=1" in (tmp_path / "srun.argv").read_text()
+    assert (tmp_path / "end.argv").read_text().endswith("--code 75\n")

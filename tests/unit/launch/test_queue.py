@@ -14,7 +14,9 @@ from fake_slurm import FakeSlurm
 from hpctrain.base.errors import InputError, Refused
 from hpctrain.launch.cancel import cancel_job, is_cancelled
 from hpctrain.launch.file_system import check_shared, file_system_of
+from hpctrain.launch.foresight import with_gpus
 from hpctrain.launch.job_nodes import nodes_of_job
+from hpctrain.launch.job_script import directives
 from hpctrain.launch.queue import check_queue, wait_for_job
 from hpctrain.launch.site import with_exported
 from hpctrain.records.run import Run
@@ -209,3 +211,87 @@ def test_cancelling_a_waiting_job_is_immediate(tmp_path: Path) -> None:
     clock = FakeClock()
     assert cancel_job(tmp_path, job, Slurm(fake), clock) == f"job {job} cancelled; it was waiting"
     assert clock.now() == 0
+
+
+@pytest.mark.parametrize(
+    ("limit", "notice", "fits"),
+    [("1", 120, False), ("3", 120, False), ("3:01", 120, True), ("2", 55, True), ("0", 120, True), (None, 120, True)],
+)
+def test_a_time_limit_must_leave_time_before_the_notice(
+    tmp_path: Path, kind: Callable[[str], None], limit: str | None, notice: int, fits: bool
+) -> None:
+    kind("nfs4")
+    asked = run(time=limit, save_notice_s=notice)
+    if fits:
+        assert check_queue(asked, Slurm(FakeSlurm()), tmp_path) == []
+        return
+    fake = FakeSlurm()
+    fake.away = True  # the run file alone says it
+    with pytest.raises(InputError, match=r"cluster\.time: found 00:0\d:00; allowed: more than 00:03:00"):
+        check_queue(asked, Slurm(fake), tmp_path)
+
+
+def test_the_partitions_own_time_limit_counts_where_none_is_given(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"not given, and partition 'low' gives 01:00:00"):
+        check_queue(run(save_notice_s=3600), Slurm(FakeSlurm()), tmp_path)
+
+
+class Preempting(FakeSlurm):
+    """Partition low with another way to preempt its jobs."""
+
+    mode = "CANCEL"
+    grace = "0"
+
+    def _partition_lines(self) -> list[str]:
+        low, high = super()._partition_lines()
+        low = low.replace("GraceTime=20", f"GraceTime={self.grace}")
+        return [low.replace("PreemptMode=REQUEUE", f"PreemptMode={self.mode}"), high]
+
+
+def test_what_a_preemption_costs_is_said_before_submitting(tmp_path: Path, kind: Callable[[str], None]) -> None:
+    kind("nfs4")
+    fake = Preempting()
+    at_once, gone = check_queue(run(), Slurm(fake), tmp_path)
+    assert "cancelled at once (GraceTime 0)" in at_once
+    assert "Slurm does not bring a preempted job back (PreemptMode CANCEL)" in gone
+    fake.mode = "REQUEUE"
+    assert len(check_queue(run(), Slurm(fake), tmp_path)) == 1
+    fake.grace = "20"
+    assert check_queue(run(), Slurm(fake), tmp_path) == []
+    # Nobody is above this partition.
+    fake.mode = "CANCEL"
+    assert check_queue(run(partition="high"), Slurm(fake), tmp_path) == []
+
+
+def test_a_job_asks_for_all_gpus_of_its_nodes() -> None:
+    for device in ("auto", "cuda"):
+        asked, words = with_gpus(run(device=device), Slurm(FakeSlurm()))
+        assert "--gpus-per-node=4" in directives(asked, Path("/shared/run"))
+        assert words == ["4 GPUs a node are asked for (all of them)"]
+    assert with_gpus(run(device="cpu"), Slurm(FakeSlurm())) == (run(device="cpu"), [])
+    assert with_gpus(run(devices_per_node=2), Slurm(FakeSlurm())) == (run(devices_per_node=2), [])
+
+
+class Mixed(FakeSlurm):
+    """Nodes with 8, 4 and no GPUs."""
+
+    def _node_lines(self) -> list[str]:
+        first, second, third = super()._node_lines()
+        return [first.replace("a100:4", "a100:8"), second, third.replace("Gres=gpu:a100:4(S:0-1)", "Gres=(null)")]
+
+
+@pytest.mark.parametrize(("nodes", "count"), [("1", 8), ("2", 4), ("1-3", 8), ("3", None)])
+def test_as_many_gpus_are_asked_for_as_so_many_nodes_have(nodes: str, count: int | None) -> None:
+    asked, words = with_gpus(run(nodes=nodes), Slurm(Mixed()))
+    assert asked.cluster.devices_per_node == count
+    assert bool(words) == (count is not None)
+    _, words = with_gpus(run(nodes="3", device="cuda"), Slurm(Mixed()))
+    assert words[0].startswith("cluster.device is cuda, and no GPUs are asked for")
+
+
+def test_gpus_with_the_controller_away_are_those_that_the_job_is_given() -> None:
+    fake = FakeSlurm()
+    fake.away = True
+    asked, words = with_gpus(run(), Slurm(fake))
+    assert asked.cluster.devices_per_node is None
+    assert "the job takes those that it is given" in words[0]

@@ -1,0 +1,118 @@
+"""A probe as a Slurm job: what it asks for, and when it is over."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+from fake_clock import FakeClock
+from fake_slurm import FakeSlurm
+
+from hpctrain.base.packaged import packaged
+from hpctrain.base.process import Process
+from hpctrain.launch import probe_job as module
+from hpctrain.launch.probe_job import ProbeJob, probe_job, srun_command
+from hpctrain.launch.probe_watch import STALL_S
+from hpctrain.node.place import add_place_arguments, place_of
+
+
+class Hanging:
+    """srun with a task on a node that died: it waits until it is told to end."""
+
+    pid = 1
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def terminate(self) -> None:
+        self.code = 143
+
+    def kill(self) -> None:
+        self.code = -9
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        return self.code
+
+
+class Starting(FakeSlurm):
+    """A Slurm that takes srun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.srun = Hanging()
+
+    def start(self, argv, env=None, log=None, keep_fds=()) -> Process:
+        self.argvs.append(tuple(argv))
+        return self.srun
+
+
+@pytest.fixture(autouse=True)
+def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_GPUS_ON_NODE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_node_that_dies_after_the_result_keeps_nobody_waiting(tmp_path: Path) -> None:
+    text = packaged("topology", "laptop-4-nodes.json").read_text()
+    fake, clock = Starting(), FakeClock(on_sleep=lambda _: (tmp_path / "topology.json").write_text(text))
+    topology = probe_job(ProbeJob(4), tmp_path, fake, clock)
+    assert len(topology.nodes) == 4
+    assert clock.now() < STALL_S / 10
+    assert fake.srun.code == 143
+
+
+def asked(job: ProbeJob, tmp_path: Path, device: str = "auto") -> tuple[str, ...]:
+    (tmp_path / "topology.json").write_text(packaged("topology", "laptop-4-nodes.json").read_text())
+    fake = Starting()
+    probe_job(job, tmp_path, fake, FakeClock(), device)
+    return fake.argvs[-1]
+
+
+def test_a_probe_asks_for_the_gpus_of_its_nodes(tmp_path: Path) -> None:
+    assert "--gpus-per-node=4" in asked(ProbeJob(2), tmp_path)
+    assert "--gpu-bind=none" in asked(ProbeJob(2), tmp_path)
+    assert "--gpus-per-node=2" in asked(ProbeJob(2, gpus_per_node=2), tmp_path)
+    assert not any(word.startswith("--gpu") for word in asked(ProbeJob(2, gpus_per_node=0), tmp_path))
+    assert not any(word.startswith("--gpu") for word in asked(ProbeJob(2), tmp_path, "cpu"))
+
+
+def test_inside_an_allocation_the_step_is_a_task_on_each_of_its_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
+    words = asked(ProbeJob(2), tmp_path)
+    assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--gpus-per-node=8"} <= set(words)
+    assert "--exclusive" not in words
+    assert "--exclusive" in srun_command(ProbeJob(2), tmp_path, "cpu", 0)
+
+
+def test_qos_and_time_reach_srun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from hpctrain.cli import probe as command
+    from hpctrain.records.topology import Topology
+
+    seen: list[ProbeJob] = []
+
+    def fake_probe(job: ProbeJob, *_: object) -> Topology:
+        seen.append(job)
+        return Topology.read(packaged("topology", "laptop-4-nodes.json"))
+
+    monkeypatch.setattr(command, "probe_job", fake_probe)
+    output = str(tmp_path / "t.json")
+    words = ["-N", "2", "--qos", "debug", "--time", "5", "--gpus-per-node", "1", "-o", output]
+    CliRunner().invoke(command.command, words)
+    argv = module.srun_command(seen[0], tmp_path, "auto", 0)
+    assert {"--qos=debug", "--time=5", "--gpus-per-node=1"} <= set(argv)
+
+
+def test_the_nodes_of_a_step_are_fewer_than_those_of_its_allocation() -> None:
+    parser = argparse.ArgumentParser()
+    add_place_arguments(parser)
+    environ = {"SLURMD_NODENAME": "n1", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_STEP_NODELIST": "n1"}
+    assert place_of(parser.parse_args([]), environ).nodes == ("n1",)
