@@ -62,7 +62,7 @@ class CountedStage(PipelineStage):
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self.counters.forwards += 1
         if self.random is not None:
-            self.random.begin(self.stage_index, args[0])
+            self.random.begin(self.stage_index, fwd_chunk_id)
         enabled = self._autocast is not None
         with (
             self._clock("forward", f"forward stage {self.stage_index} mb {fwd_chunk_id}"),
