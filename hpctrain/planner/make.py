@@ -101,9 +101,12 @@ def _saving_memory(plain: Search, shapes: list[Shape]) -> tuple[Search, Predicti
     Raises:
         Refused: not even that fits.
     """
-    search, best = plain, None
+    search, best, least = plain, None, plain
     for zero in get_args(ZeroLevel):
-        least = plain.saving(Saving(zero=zero, recompute="full"))
+        frugal = plain.saving(Saving(zero=zero, recompute="full"))
+        if not frugal.shapes():
+            continue  # no replicas to shard over
+        least = frugal
         if not least.feasible(least.shapes()):
             continue  # nor does it fit with less recomputation
         for recompute in RECOMPUTE if zero else RECOMPUTE[1:]:
@@ -112,7 +115,7 @@ def _saving_memory(plain: Search, shapes: list[Shape]) -> tuple[Search, Predicti
             if found is not best:
                 search, best = other, found
     if best is None:
-        raise _nothing_fits(least, least.shapes() or shapes)
+        raise _nothing_fits(least, least.shapes())
     lack = _nearest(plain, shapes)
     reason = lack if isinstance(lack, str) else f"with {describe_shape(lack[0])}, {describe_excess(lack[1])}"
     return search, best, [Rejected(change="zero 0 and recompute none", reason=reason)]
