@@ -108,9 +108,15 @@ class Pipeline:
         loss = self._run(tokens, targets, train=True)
         self.step_s = seconds_of(self.device) - start
         if self._tied is not None:
+            self._tied.add_here()
+        return loss
+
+    def sum_ends(self) -> None:
+        """After the reduction over replicas, and before anything looks at the gradients: those of a tied matrix at the
+        two ends of the pipeline become their sum."""
+        if self._tied is not None:
             with ACTIVITY.doing("sum the gradients of the tied matrix", waits=True):
                 self.stages[0].counters.sent_bytes += self._tied.sum_gradients()
-        return loss
 
     def evaluate(self, tokens: Tensor, targets: Tensor) -> float:
         """Forward only, nothing kept for a backward pass; as `step`."""

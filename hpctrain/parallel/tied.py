@@ -48,17 +48,24 @@ class TiedEnds:
             source, target = self.copies
             _local(target).copy_(_local(source))
 
+    def add_here(self) -> None:
+        """After the backward passes: where both ends are here, one gradient for both uses."""
+        if len(self._modules) == 2:
+            source, target = self.copies
+            mine, other = local_gradients([source, target])
+            mine += other
+            target.grad = None
+
     def sum_gradients(self) -> int:
-        """After a step, before the reduction over replicas. Collective over the two ends.
+        """After the reduction over replicas: add the other end's gradient. Collective over the two ends.
+
+        Not before it: the order in which a reduction adds depends on where in a message a value stands, which differs
+        between the ends. A sum of two is the same on both, bit by bit.
 
         Returns:
             Bytes this rank put on the wire.
         """
         if self._group is None:
-            source, target = self.copies
-            mine, other = local_gradients([source, target])
-            mine += other
-            target.grad = None
             return 0
         (mine,) = local_gradients(self.copies)
         dist.all_reduce(mine, group=self._group)

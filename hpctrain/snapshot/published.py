@@ -129,7 +129,7 @@ def prune(checkpoints: Path, keep: int, current: Path) -> None:
     A checkpoint of a later step is of an earlier life of the run that this one did not start from; it goes too.
     """
     before = [path for path in listed(checkpoints) if path.name < current.name]
-    kept = {current, *before[len(before) - (keep - 1) :]}
+    kept = {current, *before[max(0, len(before) - (keep - 1)) :]}
     for path in listed(checkpoints):
         if path not in kept:
             _remove(path)

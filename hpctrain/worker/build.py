@@ -21,7 +21,7 @@ from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
 from hpctrain.parallel.scaling import LossScaler
 from hpctrain.parallel.sharded_stage import reducer_of
-from hpctrain.records.manifest import LossScale
+from hpctrain.records.manifest import LossScale, Manifest
 from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run, read_run
 from hpctrain.schedule.resolve import schedule_of
@@ -88,6 +88,8 @@ class Trainer:
     """Steps done."""
     scaler: LossScaler | None = None
     """With precision fp16."""
+    past_scale: LossScale | None = None
+    """Of an earlier part of the run, in fp16: the steps it skipped do not count for the optimizer."""
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -122,7 +124,7 @@ def build(orders: StartOrder) -> Trainer:
     # A group of its own: the writer thread must never wait behind, or in the middle of, the training's collectives.
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WRITER_TIMEOUT_S))
     with ACTIVITY.doing("load the checkpoint", waits=True):
-        step = _restore(orders, pipeline, optimizer, scaler, group)
+        manifest = _restore(orders, pipeline, optimizer, scaler, group)
     saver = CheckpointSaver(orders.folder / "checkpoints", group, run.checkpoint.keep)
     saver.prepare(collect(named, optimizer))
     return Trainer(
@@ -140,8 +142,9 @@ def build(orders: StartOrder) -> Trainer:
         train=Corpus.open(run.data.train, "train", run.data.seq_len),
         valid=_validation(run),
         saver=saver,
-        step=step,
+        step=manifest.step if manifest is not None else 0,
         scaler=scaler,
+        past_scale=manifest.loss_scale if manifest is not None else None,
     )
 
 
@@ -208,9 +211,9 @@ def _restore(
     optimizer: torch.optim.Optimizer,
     scaler: LossScaler | None,
     group: dist.ProcessGroup,
-) -> int:
+) -> Manifest | None:
     if orders.restore is None:
-        return 0
+        return None
     path = orders.folder / orders.restore
     manifest = verify(path, hashes=False)  # the proposer has checked the hashes
     named = pipeline.parameters()
@@ -221,7 +224,7 @@ def _restore(
         if scaler is not None:
             scaler.state = manifest.loss_scale
     set_optimizer_step(named, optimizer, manifest.step - skipped)
-    return manifest.step
+    return manifest
 
 
 def _validation(run: Run) -> Corpus | None:

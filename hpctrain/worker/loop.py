@@ -78,6 +78,7 @@ class Loop:
         share, gradients = self._forward_backward(trainer.step)
         with ACTIVITY.doing("reduce dp", waits=True):
             dp_bytes = trainer.reducer.reduce(gradients)
+        trainer.pipeline.sum_ends()
         scale = trainer.scaler.value if trainer.scaler is not None else None
         if trainer.scaler is not None:
             trainer.scaler.unscale(gradients)
@@ -157,6 +158,7 @@ class Loop:
     def _no_number(self, step: int, norm: float) -> HpctrainError:
         """The error for a step whose loss or gradient is no number, the same on every rank."""
         trainer = self.trainer
+        self._tell_saved(trainer.saver.finished(wait=True))  # the worker leaves at once; a good checkpoint must not go
         batch = self._batch(trainer.train, (step - 1) * trainer.plan.rows, trainer.run.seed)
         return HpctrainError(diagnose(trainer, step, *batch, norm))
 
@@ -177,17 +179,23 @@ class Loop:
             self._tell(job, news)
 
     def _validate(self, corpus: Corpus) -> float:
-        """The mean loss over the validation batches, always the same samples. Collective over the world."""
-        trainer, count = self.trainer, self.trainer.run.validation.batches
-        total = torch.zeros((), dtype=torch.float64)
-        for batch in range(count):
-            total += trainer.pipeline.evaluate(*self._batch(corpus, batch * trainer.plan.rows, 0)) / count
+        """The mean loss over the validation batches, always the same samples. Collective over the world.
+
+        Raises:
+            HpctrainError: it is no number.
+        """
+        trainer = self.trainer
+        batches = [self._batch(corpus, index * trainer.plan.rows, 0) for index in range(trainer.run.validation.batches)]
+        losses = torch.tensor([trainer.pipeline.evaluate(*batch) for batch in batches], dtype=torch.float64)
         trainer.pipeline.take_counters()
         # Every tp rank computes the same loss: one of them speaks for the row.
-        total *= trainer.coordinate.tp == 0
-        with ACTIVITY.doing("all-reduce of the validation's loss", waits=True):
-            dist.all_reduce(total)
-        return float(total)
+        losses *= trainer.coordinate.tp == 0
+        with ACTIVITY.doing("all-reduce of the validation's losses", waits=True):
+            dist.all_reduce(losses)
+        for loss, batch in zip(losses.tolist(), batches, strict=True):
+            if not math.isfinite(loss):
+                raise HpctrainError(f"validation after {diagnose(trainer, trainer.step, *batch, loss)}")
+        return float(losses.mean())
 
     def _batch(self, corpus: Corpus, start: int, seed: int) -> tuple[Tensor, Tensor]:
         """Tokens and next tokens [rows, seq] of this replica, for the global batch that starts at sample `start`."""
@@ -239,6 +247,6 @@ def manifest_of(trainer: Trainer) -> Manifest:
         run_sha256=run.sha256(),
         model_sha256=run.spec().sha256(),
         world_size=trainer.plan.world_size,
-        loss_scale=trainer.scaler.state if trainer.scaler is not None else None,
+        loss_scale=trainer.scaler.state if trainer.scaler is not None else trainer.past_scale,
         files=[],
     )

@@ -6,6 +6,7 @@ python loop_cases.py all 2 FOLDER   further cases of two stages
 
 from __future__ import annotations
 
+import math
 import socket
 import sys
 import time
@@ -19,6 +20,7 @@ import yaml
 from cases import HALF, PLANS, ROWS, SEED, SEQ, SPEC, WHOLE, deviation, make_plan
 from processes import largest, launch
 
+from hpctrain.base.errors import HpctrainError
 from hpctrain.corpus.prepare import Options, prepare
 from hpctrain.corpus.tokens import Corpus
 from hpctrain.model.build import build_stage
@@ -201,6 +203,26 @@ def failing(folder: Path, rank: int, world: int) -> dict[str, Any]:
     return {"said": said, "saved": found.manifest.step if found else None, "steps": steps}
 
 
+def ruined(folder: Path, rank: int, world: int) -> str:
+    """The update of the second step leaves weights that are no numbers; loss and gradient of the step were some."""
+    meeting = dist.FileStore(str(folder / "meeting"), world)
+    trainer = open_trainer(folder / "ruined", PLANS["pp2 1f1b"][0], 0, None, rank, meeting)
+
+    def ruin(*_: object) -> None:
+        if trainer.step == 1:
+            for parameter in trainer.parameters:
+                parameter.data.fill_(math.nan)
+
+    trainer.optimizer.register_step_post_hook(ruin)
+    said = ""
+    try:
+        train(trainer, StoppingOrders(STEPS))  # type: ignore[arg-type]
+    except HpctrainError as error:
+        said = str(error)
+    leave()
+    return said
+
+
 def bubble(folder: Path, rank: int, world: int) -> dict[str, Any]:
     """Two stages whose forward takes 60 ms and whose backward 120 ms: they sleep, so a busy machine matters little."""
     meeting = dist.FileStore(str(folder / "meeting"), world)
@@ -219,6 +241,7 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
     return {
         "training": training(folder, rank, world),
         "failing": failing(folder, rank, world),
+        "ruined": ruined(folder, rank, world),
         "bubble": bubble(folder, rank, world),
     }
 
@@ -229,7 +252,7 @@ BODIES = {"training": training, "all": every_case}
 def main(what: str, world: int, folder: Path) -> None:
     data = folder / "data"
     prepare([Path(__file__).parents[2] / "hpctrain"], data, Options(valid_fraction=0.1, limit_bytes=200_000))
-    for name in [*CASES, "failing", "bubble"]:
+    for name in [*CASES, "failing", "ruined", "bubble"]:
         make_folder(folder / name, data)
     launch(BODIES[what], world, str(folder))
 

@@ -49,3 +49,8 @@ def test_the_bubble_is_the_waiting_within_the_schedule(of_two: dict[str, dict[st
 @pytest.mark.slow
 def test_a_failed_validation_costs_neither_checkpoint_nor_row(of_two: dict[str, dict[str, Any]]) -> None:
     assert of_two["failing"] == {"said": "the validation data is gone", "saved": 2, "steps": [1, 2]}
+
+
+@pytest.mark.slow
+def test_a_validation_loss_that_is_no_number_ends_the_run(of_two: dict[str, dict[str, Any]]) -> None:
+    assert of_two["ruined"].startswith("validation after step 2, rank 0 (local0:cpu0): loss is nan; first in embedding")

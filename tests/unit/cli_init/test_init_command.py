@@ -21,7 +21,7 @@ from hpctrain.corpus.tokens import Corpus, open_validation
 from hpctrain.launch import starter as starter_module
 from hpctrain.launch.starter import Starter, check_starter, render, write_starter
 from hpctrain.records.model_spec import PRESETS
-from hpctrain.records.run import Optimizer, Run, read_run
+from hpctrain.records.run import FixedParallel, Optimizer, Run, read_run
 from hpctrain.records.yaml_file import parse_yaml
 
 Call = Callable[..., Any]
@@ -181,11 +181,11 @@ def test_the_keys_in_the_comments_are_real_keys() -> None:
             continue
         changed = [*lines[:number], line.replace("# ", "", 1), *lines[number + 1 :]]
         value = parse_yaml("\n".join(changed)).value
-        if key[1] in ("pp", "dp", "tp", "micro_batch", "schedule"):
+        if key[1] in FixedParallel.model_fields:
             value["parallel"]["mode"] = "fixed"
         Run.from_json(value, key[1])
         tried += 1
-    assert tried == 15
+    assert tried == 20
 
 
 def test_the_container_in_the_comments_is_a_real_one() -> None:

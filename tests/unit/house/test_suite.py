@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 import subprocess
@@ -90,3 +91,14 @@ def test_a_process_left_behind_is_named_ended_and_a_failure(suite):
     assert f"{pid}: sleep 300" in done.stdout
     # Ended: gone, or a zombie that its adoptive parent has not buried yet.
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_no_folder_of_tests_is_left_out(repository, pytestconfig):
+    """pytest passes silently over folders with certain names, "dist" among them, unless it is told otherwise."""
+    patterns = pytestconfig.getini("norecursedirs")
+    folders = {path.parent for path in (repository / "tests").rglob("test_*.py")}
+    left_out = [
+        folder for folder in folders for part in folder.relative_to(repository).parts
+        if any(fnmatch.fnmatch(part, pattern) for pattern in patterns)
+    ]  # fmt: skip
+    assert left_out == []

@@ -127,10 +127,13 @@ def test_what_a_killed_writer_left_is_removed_and_what_it_put_aside_comes_back(t
     assert published.newest(tmp_path)[0] is not None
 
 
-def test_only_the_newest_are_kept(tmp_path: Path) -> None:
-    last = [make(tmp_path, step) for step in (10, 20, 30)][-1]
-    published.prune(tmp_path, 2, last)
-    assert [path.name for path in published.listed(tmp_path)] == ["step-00000020", "step-00000030"]
+@pytest.mark.parametrize("keep", range(1, 7))
+def test_only_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
+    steps = list(range(10, 90, 10))
+    for count, step in enumerate(steps, 1):
+        published.prune(tmp_path, keep, make(tmp_path, step))
+        expected = [f"step-{step:08}" for step in steps[max(0, count - keep) : count]]
+        assert [path.name for path in published.listed(tmp_path)] == expected
 
 
 def test_what_was_just_published_is_kept_whatever_lies_beside_it(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.base.activity import shared_record
 from hpctrain.worker import train
 
 
@@ -32,7 +33,8 @@ def test_the_copy_comes_before_the_folder_that_the_worker_was_started_in(
     monkeypatch.setattr(train, "_guarded", guarded)
     monkeypatch.setattr(os, "_exit", leave)
     ours, theirs = socket.socketpair()
-    with ours, pytest.raises(SystemExit):
-        train.main(["--folder", str(tmp_path), "--fd", str(theirs.detach())])
+    memory = os.fdopen(shared_record())
+    with ours, memory, pytest.raises(SystemExit):
+        train.main(["--folder", str(tmp_path), "--fd", str(theirs.detach()), "--activity", str(memory.fileno())])
     sys.modules.pop("my_model_of_today", None)
     assert found == ["copy"]
