@@ -31,7 +31,7 @@ lint: venv ## style, types and the layers of the house
 	$(BIN)/lint-imports --no-cache
 
 test: venv lint lab-packages ## lint and the whole suite; what this machine cannot run is listed by name
-	$(BIN)/pytest
+	tools/run-tests $(BIN)/pytest
 
 # As root on Debian the lab can run; as anybody else its tests are left out, and listed.
 lab-packages: venv
