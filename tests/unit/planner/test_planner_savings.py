@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from hpctrain.base.errors import InputError, Refused
 from hpctrain.planner.memory import MemoryModel, RankRole, live_micro_batches
 from hpctrain.planner.workload import Share, workload_of
 from hpctrain.schedule import make_schedule, stages_by_rank
+from hpctrain.schedule.runnable import COMPILED_HALVES, COMPILED_SPLIT, RECOMPUTED_HALVES
 
 LARGE = {"layers": 8, "dim": 512, "heads": 8}
 
@@ -177,12 +180,11 @@ def test_a_v_needs_less_memory_than_interleaving(run):
          {"parallel": fixed(dp=2, zero=1, shard="node")}, {}),
         ("shard node needs as many replicas", {"parallel": fixed(dp=3, zero=1, shard="node"), "rows": 6},
          {"speeds": (1, 1), "devices": 2}),
-        ("parallel.recompute: found 'full' with schedule zbv", {"parallel": fixed(pp=2, schedule="zbv",
-         recompute="full")}, {}),
-        ("compile: found true with parallel.schedule zbv", {"parallel": fixed(pp=2, schedule="zbv"),
-         "compile": True}, {}),
-        ("compile is true, and torch cannot compile the backward of matrices", {"compile": True,
-         "parallel": fixed(tp=2)}, {"devices": 2}),
+        (f"parallel.recompute: found 'full' with schedule zbv; {re.escape(RECOMPUTED_HALVES)}; use",
+         {"parallel": fixed(pp=2, schedule="zbv", recompute="full")}, {}),
+        (f"compile: found true with parallel.schedule zbv; {re.escape(COMPILED_HALVES)}; use",
+         {"parallel": fixed(pp=2, schedule="zbv"), "compile": True}, {}),
+        (f"compile is true, and {COMPILED_SPLIT}", {"compile": True, "parallel": fixed(tp=2)}, {"devices": 2}),
         ("the model's 6 blocks are too few for the 8 stages of schedule zbv with 2 stages a rank",
          {"parallel": fixed(pp=4, schedule="zbv")}, {"speeds": (1,) * 4}),
     ],
