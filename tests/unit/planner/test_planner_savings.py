@@ -66,6 +66,34 @@ def test_each_level_of_zero_needs_less_memory_and_more_time(plan, topology):
     assert times[1] < times[2] < times[3]
 
 
+@pytest.mark.parametrize("zero", [1, 3])
+def test_sharded_weights_are_gathered_in_the_precision_of_matrix_products(plan, topology, zero):
+    four = topology((1, 1, 1, 1))
+    made = {
+        precision: plan(four, parallel=fixed(dp=4, zero=zero, micro_batch=2), dims=LARGE, precision=precision)
+        for precision in ("fp32", "bf16", "fp16")
+    }
+    assert peaks(made["fp16"]) == peaks(made["bf16"]) < peaks(made["fp32"])
+    times = {precision: each.predicted.step_time_s["data_parallel"] for precision, each in made.items()}
+    assert times["fp16"] == times["bf16"] < times["fp32"]
+
+
+@pytest.mark.parametrize(("recompute", "copies"), [("none", 4), ("full", 1)])
+def test_autocast_keeps_a_copy_of_a_block_for_each_micro_batch_unless_it_is_computed_again(run, recompute, copies):
+    needs = []
+    for width in (1024, 2048):
+        asked = run(dims=LARGE | {"ffn_dim": width}, precision="bf16", parallel=fixed(pp=2, recompute=recompute))
+        work, _ = workload_of(asked, asked.spec())
+        needs += [MemoryModel(work).need(RankRole("cpu", "gpipe", 2, 0, 2, 1, 1, 1, 1, 4), (1,)) - work_bytes(work)]
+    assert needs[1] - needs[0] == (28 + 2 * copies) * 3 * 512 * 1024
+
+
+def work_bytes(work):
+    """Activations of four micro-batches in flight and one block at work, by what the workload says of them."""
+    block, kept = work.block_bytes(1, 1), work.kept_bytes(1, 1)
+    return 4 * kept + (block if work.saving.recompute == "none" else 2 * block)
+
+
 def test_zero_levels_two_and_three_share_the_batch_equally(plan, topology):
     uneven = topology((1.0, 0.25))
     counts = {zero: {replica.micro_batches for replica in plan(uneven, parallel=fixed(dp=2, zero=zero)).replicas}
