@@ -10,6 +10,7 @@ from typing import Any
 
 from hpctrain.agent.agent import Proposal, Proposed
 from hpctrain.agent.journal import Journal
+from hpctrain.base.errors import InputError, Refused
 from hpctrain.launch.checks import check_devices, check_plan
 from hpctrain.launch.folder import newest_plan
 from hpctrain.planner import make_plan
@@ -106,21 +107,29 @@ class GenerationMaker:
         return plan
 
     def _new_plan(self, proposal: Proposal, nodes: list[str], news: _News) -> Plan:
-        topology = Topology.read(self.folder / "topology.json").only(nodes)
         run, note = self._with_spares_left(len(self.nodes) - len(nodes)), ""
-        if proposal.previous is not None and run.parallel.mode == "fixed":
-            # The degrees were chosen for the nodes that were asked for; going on matters more than keeping them.
-            run = run.model_copy(update={"parallel": AutoParallel()})
-            note = " (parallel.mode fixed does not apply to it)"
-        plan = make_plan(run, run.spec(), topology)
         first = proposal.previous is None
         public = "plan.json" if first else f"plan-{proposal.number}.json"
+        try:
+            plan = self._made(run, nodes, public)
+        except (InputError, Refused) as error:
+            if first or run.parallel.mode != "fixed":
+                raise
+            # The degrees were chosen for the nodes that were asked for; going on matters more than keeping them.
+            plan = self._made(run.model_copy(update={"parallel": AutoParallel()}), nodes, public)
+            note = f" (without parallel.mode fixed: {error})"
         news.files[public] = plan
         predicted = plan.predicted.step_time_s.get("total") if plan.predicted else None
         degrees = {"pp": plan.pp, "dp": plan.dp, "tp": plan.tp}
         text = f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp} on {len(plan.nodes)} nodes{note}"
         data = {"plan": public, **degrees, "predicted_step_time_s": predicted}
         news.events.append(("planned" if first else "replanned", text, data))
+        return plan
+
+    def _made(self, run: Run, nodes: list[str], name: str) -> Plan:
+        """The planner's plan for these nodes, checked as one by hand is: no worker has to refuse it."""
+        plan = make_plan(run, run.spec(), Topology.read(self.folder / "topology.json").only(nodes))
+        check_plan(plan, run, run.spec(), nodes, name)
         return plan
 
     def _with_spares_left(self, lost: int) -> Run:

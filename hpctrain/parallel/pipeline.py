@@ -35,7 +35,6 @@ from hpctrain.parallel.stage import CountedStage, StageCounters, seconds_of
 from hpctrain.parallel.tensor import apply_tensor_parallel, vocabulary_is_split
 from hpctrain.parallel.tied import TiedEnds, tie_ends
 from hpctrain.records.imported_spec import Spec
-from hpctrain.records.model_spec import ModelSpec
 from hpctrain.records.plan import Plan
 from hpctrain.records.schedule import Schedule
 
@@ -228,8 +227,7 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, rows: int
             block.compile()
     kind: Callable[..., CountedStage] = CountedStage
     if inputs.plan.shards > 1:
-        # A person's own model keeps its stream in what it computes in: its weights stay fp32, as without sharding.
-        gathered = inputs.autocast if isinstance(spec, ModelSpec) else None
+        gathered = inputs.autocast if spec.gathers_cast else None
         apply_sharding(module, sharding_mesh(mesh), inputs.plan.zero, gathered)
         kind = partial(ShardedStage, zero=inputs.plan.zero, copies=inputs.plan.dp // inputs.plan.shards)
     seq = inputs.seq_len // inputs.plan.tp if inputs.plan.sequence_parallel else inputs.seq_len

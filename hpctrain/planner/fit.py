@@ -22,6 +22,8 @@ def why_undefined(cost: CostModel, pp: int, dp: int, order: Order, micro_batch: 
         return f"batch.global {cost.work.rows} makes {made}, too few for {dp} replicas"
     if layers < pp * order.chunks:
         return f"the model's {layers} blocks are too few for the {pp * order.chunks} stages of schedule {order}"
+    if reason := cost.work.spec.why_no_pipeline(pp * order.chunks):
+        return reason
     if cost.work.saving.equal_counts and total % dp:
         return (
             f"{total} micro-batches of {micro_batch} do not go evenly into {dp} replicas, as zero "

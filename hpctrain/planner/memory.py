@@ -20,7 +20,8 @@ CHECKPOINT_BYTES = 12
 BUCKET_BYTES = 32 * 2**20
 """With several replicas: the flat buffer that gradients are summed in, piece by piece."""
 CAST_BYTES = 2
-"""Per parameter in bf16 and fp16: the cast copy of a weight that autocast keeps until the backward pass."""
+"""Per parameter in bf16 and fp16: the copy that autocast makes anew for each micro-batch and keeps until its backward
+pass, whether or not the weight itself is freed (seen with torch 2.13)."""
 PROCESS_BYTES = {"cpu": 430e6, "cuda": 1.0e9}
 """Before any tensor. CPU: Python with torch, its pipelining and gloo, measured 317 MB (torch 2.13), and what a worker's
 resident peak held beside its tensors, 40 to 110 MB. CUDA: context, kernels and NCCL buffers, an assumption."""
@@ -131,19 +132,30 @@ class MemoryModel:
         boundary = work.hidden_bytes(role.micro_batch, role.tp)
         logits = work.spec.logits_bytes(role.micro_batch, work.seq_len, work.head_shards(role.tp))
         # What came in and what goes out is kept beside the blocks' own.
-        each = [share.blocks * kept + 2 * boundary + logits * share.last for share in shares]
+        each = [
+            share.blocks * kept + 2 * boundary + logits * share.last + self._kept_casts(role, share) for share in shares
+        ]
         moments = live_micro_batches(role.schedule, role.pp, role.stages, role.micro_batches)[role.rank]
         most = max(sum(live * size for live, size in zip(moment, each, strict=True)) for moment in moments)
         # The block that is at work holds gradients and, when it is computed again, what it did not keep.
-        at_work = block if work.saving.recompute == "none" else 2 * block
-        return most + at_work
+        if work.saving.recompute == "none":
+            return most + block
+        return most + 2 * block + max(self._casts(role, share) - self._kept_casts(role, share) for share in shares)
+
+    def _casts(self, role: RankRole, share: Share) -> float:
+        """The copies of a stage's weights that autocast makes in one forward pass; an embedding has none, it is no
+        matrix product."""
+        casts = self.work.casts_weights(sharded=role.shards > 1)
+        return CAST_BYTES * self._count(share._replace(first=False), role.tp) if casts else 0
+
+    def _kept_casts(self, role: RankRole, share: Share) -> float:
+        """Those that live until the backward pass; a block that is computed again makes its own again."""
+        return self._casts(role, share if self.work.saving.recompute == "none" else share._replace(blocks=0))
 
     def _whole_state(self, role: RankRole, shares: list[Share]) -> float:
         work = self.work
         parameters = sum(self._count(share, role.tp) for share in shares)
-        each = WEIGHT_BYTES + GRADIENT_BYTES + MOMENTS_BYTES + CHECKPOINT_BYTES
-        each += CAST_BYTES * (work.precision != "fp32")
-        total = float(each * parameters)
+        total = float((WEIGHT_BYTES + GRADIENT_BYTES + MOMENTS_BYTES + CHECKPOINT_BYTES) * parameters)
         if role.dp > 1:
             # The bucket that gradients are summed in; a large embedding is one of its own.
             table = 4.0 * work.spec.embedding_parameters() / work.head_shards(role.tp)
@@ -154,7 +166,7 @@ class MemoryModel:
         """Weights, gradients and optimizer with ZeRO: a part of each on every device, and what is whole for a while.
 
         The parts are fp32 weights, their gradients, moments and the copy for a checkpoint. Whole are: at levels 1 and 2
-        the weights as they are computed with; at level 1 the gradients; above, those of a block and of what stands
+        the weights as they are gathered; at level 1 the gradients; above, those of a block and of what stands
         outside of blocks, which are summed when both are at work. A backward that is cut in two has them stage by
         stage. One more piece is held by the buffers of the collectives.
         """
@@ -165,15 +177,9 @@ class MemoryModel:
         piece = max(self._count(Share(1, False, False), role.tp), outside)
         at_work = max(stages) if role.schedule in SPLIT_BACKWARD else min(parameters, 2 * piece)
         parts = (WEIGHT_BYTES + GRADIENT_BYTES + MOMENTS_BYTES + CHECKPOINT_BYTES) * parameters / role.shards
-        used_bytes = gathered_bytes(work.precision)
-        weights = used_bytes * (parameters if zero < 3 else at_work)
+        weights = work.gathered_bytes * (parameters if zero < 3 else at_work)
         gradients = GRADIENT_BYTES * (parameters if zero == 1 else at_work)
         return parts + weights + gradients + GRADIENT_BYTES * piece
-
-
-def gathered_bytes(precision: str) -> int:
-    """Bytes of a weight as it is gathered from its parts: in bf16 they are cast before."""
-    return CAST_BYTES if precision == "bf16" else WEIGHT_BYTES
 
 
 def in_chunks(count: int, chunks: int) -> tuple[int, ...]:

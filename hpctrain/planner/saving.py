@@ -11,6 +11,7 @@ from hpctrain.planner.unit import Cells
 from hpctrain.records.plan import Recompute, ZeroLevel
 from hpctrain.records.run import FixedParallel, Run
 from hpctrain.schedule.generate import SPLIT_BACKWARD
+from hpctrain.schedule.runnable import COMPILED_HALVES, RECOMPUTED_HALVES
 
 
 @dataclass(frozen=True)
@@ -96,12 +97,11 @@ def _check_split_backward(given: FixedParallel, compiled: bool) -> None:
         return
     if given.recompute != "none":
         raise InputError(
-            f"parallel.recompute: found {given.recompute!r} with schedule {given.schedule}, whose backward for weights "
-            "would compute each block again for every one of its weights; use schedule 1f1b, gpipe or "
-            "interleaved_1f1b, or recompute none"
+            f"parallel.recompute: found {given.recompute!r} with schedule {given.schedule}; {RECOMPUTED_HALVES}; use "
+            "schedule 1f1b, gpipe or interleaved_1f1b, or recompute none"
         )
     if compiled:
         raise InputError(
-            f"compile: found true with parallel.schedule {given.schedule}; torch cannot cut the backward pass of "
-            "compiled blocks into inputs and weights; use schedule 1f1b, gpipe or interleaved_1f1b"
+            f"compile: found true with parallel.schedule {given.schedule}; {COMPILED_HALVES}; use schedule 1f1b, "
+            "gpipe or interleaved_1f1b"
         )

@@ -17,6 +17,7 @@ from hpctrain.planner.saving import Saving, shard_size
 from hpctrain.planner.unit import Cells, Unit, alike_classes, make_units
 from hpctrain.planner.workload import Order, Workload
 from hpctrain.schedule.placement import stage_ranks
+from hpctrain.schedule.runnable import COMPILED_SPLIT
 
 Shape = tuple[int, int, int]
 """(pp, dp, tp)."""
@@ -225,7 +226,7 @@ class Search:
         if reason := self.work.spec.why_no_pipeline(pp):
             return reason
         if self.work.compiled and tp > 1:
-            return "compile is true, and torch cannot compile the backward of matrices that are split over devices"
+            return f"compile is true, and {COMPILED_SPLIT}"
         if pp > self.work.spec.layers:
             return f"the model has {self.work.spec.layers} blocks, fewer than pp {pp}"
         if self.work.saving.zero and dp == 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpctrain.planner.memory import GRADIENT_BYTES, gathered_bytes
+from hpctrain.planner.memory import GRADIENT_BYTES
 from hpctrain.planner.network import Links, ring_sum_s, rings_leaving
 from hpctrain.planner.unit import Unit
 from hpctrain.planner.workload import Share, Workload
@@ -72,7 +72,7 @@ def shard_times(
         part = GRADIENT_BYTES * parameters / shards
         found.append(
             ShardTime(
-                gather=seconds(gathered_bytes(work.precision) * parameters),
+                gather=seconds(work.gathered_bytes * parameters),
                 scatter=seconds(GRADIENT_BYTES * parameters),
                 copies=pieces * max(ring_sum_s(links, places, part / pieces, leaving_copies) for places in copies),
             )

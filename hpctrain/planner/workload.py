@@ -64,6 +64,16 @@ class Workload:
         """Bytes of what matrix products give and take."""
         return 4 if self.precision == "fp32" else 2
 
+    @property
+    def gathered_bytes(self) -> int:
+        """Bytes of a weight as sharding gathers it: 2 in bf16 and fp16 where it is cast before, else 4."""
+        return self.value_bytes if self.spec.gathers_cast else 4
+
+    def casts_weights(self, sharded: bool) -> bool:
+        """Whether autocast makes a cast copy of each weight: in bf16 and fp16, unless it was gathered as one."""
+        whole_bytes = self.gathered_bytes if sharded else 4
+        return self.value_bytes < whole_bytes
+
     def block_bytes(self, micro_batch: int, tp: int) -> float:
         """What a block keeps for its backward pass when nothing is computed again.
 

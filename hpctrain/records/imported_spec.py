@@ -153,6 +153,12 @@ class ImportedSpec(Part):
             return "front and back of the imported model share a weight, which cannot lie in two stages"
         return None
 
+    @property
+    def gathers_cast(self) -> bool:
+        """Whether sharded weights are cast to the precision of matrix products before they are gathered: never, a
+        person's own model keeps its stream in what it computes in; its weights stay fp32, as without sharding."""
+        return False
+
     def _sequences(self, rows: int, seq_len: int) -> float:
         """Sequences of the measured length that hold as many tokens."""
         return rows * seq_len / self.seq_len

@@ -101,6 +101,11 @@ class ModelSpec(Part):
         """None when the model can be cut into that many stages, else the reason."""
         return None
 
+    @property
+    def gathers_cast(self) -> bool:
+        """Whether sharded weights are cast to the precision of matrix products before they are gathered."""
+        return True
+
     def embedding_parameters(self) -> int:
         return self.vocabulary * self.dim
 

@@ -10,6 +10,10 @@ from hpctrain.records.run import Run
 from hpctrain.records.schedule import Action
 from hpctrain.schedule.resolve import schedule_of
 
+COMPILED_SPLIT = "torch cannot compile the backward of matrices that are split over devices"
+COMPILED_HALVES = "a compiled block cannot do one half of its backward (I, W)"
+RECOMPUTED_HALVES = "with backwards in two halves (I, W) torch would compute a block again for each of its matrices"
+
 
 def check_runnable(plan: Plan, run: Run) -> None:
     """Pass silently when the plan can be executed for this run.
@@ -28,22 +32,18 @@ def check_runnable(plan: Plan, run: Run) -> None:
             "switch sequence_parallel off"
         )
     if run.compile and plan.tp > 1:
-        raise InputError(
-            f"compile: found true with tp {plan.tp}; torch cannot compile the backward of matrices that are split over "
-            "devices; switch compile off, or use tp 1"
-        )
+        raise InputError(f"compile: found true with tp {plan.tp}; {COMPILED_SPLIT}; switch compile off, or use tp 1")
     for action in _half_backwards(plan):
         if run.compile:
             raise InputError(
-                f"compile: found true with the action {action}; a compiled block cannot do one half of its backward "
-                "(I, W); switch compile off, or use schedule 1f1b"
+                f"compile: found true with the action {action}; {COMPILED_HALVES}; switch compile off, or use "
+                "schedule 1f1b"
             )
         recompute = plan.stages[action.stage].recompute
         if recompute != "none":
             raise InputError(
-                f"stages[{action.stage}].recompute: found {recompute} with the action {action}; with backwards in two "
-                "halves (I, W) torch would compute a block again for each of its matrices; use recompute none, or "
-                "schedule 1f1b"
+                f"stages[{action.stage}].recompute: found {recompute} with the action {action}; {RECOMPUTED_HALVES}; "
+                "use recompute none, or schedule 1f1b"
             )
 
 

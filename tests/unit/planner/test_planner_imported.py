@@ -6,6 +6,8 @@ import pytest
 
 from hpctrain.base.errors import InputError
 from hpctrain.planner import make_plan
+from hpctrain.planner.memory import MemoryModel, RankRole
+from hpctrain.planner.workload import workload_of
 from hpctrain.records.imported_spec import ImportedSpec, PartSizes
 from hpctrain.records.run import Run
 from hpctrain.records.topology import Device, DeviceType, Fabric, LinkClass, Node, Provenance, Topology
@@ -78,5 +80,36 @@ def test_a_shared_weight_keeps_the_model_in_one_stage(solver: str) -> None:
     tied = SPEC.model_copy(update={"tied": True})
     plan = make_plan(run(), tied, topology(2), solver=solver)  # type: ignore[arg-type]
     assert len(plan.stages) == 1
-    with pytest.raises(InputError, match="share a weight, which cannot lie in two stages"):
-        make_plan(run(pp=2), tied, topology(2))
+    for fixed in ({"pp": 2}, {"pp": 1, "schedule": "zbv"}):  # a V has two stages on one rank
+        with pytest.raises(InputError, match="share a weight, which cannot lie in two stages"):
+            make_plan(run(**fixed), tied, topology(2))
+
+
+@pytest.mark.parametrize(
+    ("precision", "zero", "live", "each"),
+    [
+        # Each parameter: 28 bytes of state (weight, gradient, two moments, three for a checkpoint), or a part of them.
+        ("fp32", 0, 1, 28),
+        ("bf16", 0, 1, 28 + 2),
+        ("bf16", 0, 2, 28 + 2 * 2),
+        # Gathered in fp32 beside its gradient, and a cast copy for every micro-batch in flight.
+        ("fp32", 1, 1, 28 / 2 + 4 + 4),
+        ("bf16", 1, 1, 28 / 2 + 4 + 4 + 2),
+        ("fp16", 1, 2, 28 / 2 + 4 + 4 + 2 * 2),
+        # What autocast keeps outlives the gathered weight that level 3 frees.
+        ("fp16", 3, 1, 28 / 2 + 2),
+    ],
+)
+def test_memory_counts_what_weights_are_computed_with(precision: str, zero: int, live: int, each: float) -> None:
+    asked = run(dp=2, zero=zero).model_copy(update={"precision": precision})
+    role = RankRole("cpu", "gpipe", 1, 0, 1, 2, 1, 2 if zero else 1, 1, live)
+
+    def need(parameters: int) -> float:
+        sizes = SPEC.block_sizes.model_copy(update={"parameters": parameters})
+        work, _ = workload_of(asked, SPEC.model_copy(update={"block_sizes": sizes}))
+        return MemoryModel(work).need(role, (6,))
+
+    # Large blocks, so that the bucket of gradients has its full size in both; buffers of sharding hold pieces.
+    found = need(21_000_000) - need(20_000_000)
+    pieces = {0: 0, 1: 4, 3: 4 + 2 * (4 + 4)}[zero]
+    assert found == pytest.approx(1_000_000 * (6 * each + pieces))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from hpctrain.base.errors import InputError, Refused
 from hpctrain.planner.memory import MemoryModel, RankRole, live_micro_batches
 from hpctrain.planner.workload import Share, workload_of
 from hpctrain.schedule import make_schedule, stages_by_rank
+from hpctrain.schedule.runnable import COMPILED_HALVES, COMPILED_SPLIT, RECOMPUTED_HALVES
 
 LARGE = {"layers": 8, "dim": 512, "heads": 8}
 
@@ -61,6 +64,34 @@ def test_each_level_of_zero_needs_less_memory_and_more_time(plan, topology):
     assert len(set(memory)) == 4
     times = [each.predicted.step_time_s["data_parallel"] for each in made]
     assert times[1] < times[2] < times[3]
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_sharded_weights_are_gathered_in_the_precision_of_matrix_products(plan, topology, zero):
+    four = topology((1, 1, 1, 1))
+    made = {
+        precision: plan(four, parallel=fixed(dp=4, zero=zero, micro_batch=2), dims=LARGE, precision=precision)
+        for precision in ("fp32", "bf16", "fp16")
+    }
+    assert peaks(made["fp16"]) == peaks(made["bf16"]) < peaks(made["fp32"])
+    times = {precision: each.predicted.step_time_s["data_parallel"] for precision, each in made.items()}
+    assert times["fp16"] == times["bf16"] < times["fp32"]
+
+
+@pytest.mark.parametrize(("recompute", "copies"), [("none", 4), ("full", 1)])
+def test_autocast_keeps_a_copy_of_a_block_for_each_micro_batch_unless_it_is_computed_again(run, recompute, copies):
+    needs = []
+    for width in (1024, 2048):
+        asked = run(dims=LARGE | {"ffn_dim": width}, precision="bf16", parallel=fixed(pp=2, recompute=recompute))
+        work, _ = workload_of(asked, asked.spec())
+        needs += [MemoryModel(work).need(RankRole("cpu", "gpipe", 2, 0, 2, 1, 1, 1, 1, 4), (1,)) - work_bytes(work)]
+    assert needs[1] - needs[0] == (28 + 2 * copies) * 3 * 512 * 1024
+
+
+def work_bytes(work):
+    """Activations of four micro-batches in flight and one block at work, by what the workload says of them."""
+    block, kept = work.block_bytes(1, 1), work.kept_bytes(1, 1)
+    return 4 * kept + (block if work.saving.recompute == "none" else 2 * block)
 
 
 def test_zero_levels_two_and_three_share_the_batch_equally(plan, topology):
@@ -177,12 +208,11 @@ def test_a_v_needs_less_memory_than_interleaving(run):
          {"parallel": fixed(dp=2, zero=1, shard="node")}, {}),
         ("shard node needs as many replicas", {"parallel": fixed(dp=3, zero=1, shard="node"), "rows": 6},
          {"speeds": (1, 1), "devices": 2}),
-        ("parallel.recompute: found 'full' with schedule zbv", {"parallel": fixed(pp=2, schedule="zbv",
-         recompute="full")}, {}),
-        ("compile: found true with parallel.schedule zbv", {"parallel": fixed(pp=2, schedule="zbv"),
-         "compile": True}, {}),
-        ("compile is true, and torch cannot compile the backward of matrices", {"compile": True,
-         "parallel": fixed(tp=2)}, {"devices": 2}),
+        (f"parallel.recompute: found 'full' with schedule zbv; {re.escape(RECOMPUTED_HALVES)}; use",
+         {"parallel": fixed(pp=2, schedule="zbv", recompute="full")}, {}),
+        (f"compile: found true with parallel.schedule zbv; {re.escape(COMPILED_HALVES)}; use",
+         {"parallel": fixed(pp=2, schedule="zbv"), "compile": True}, {}),
+        (f"compile is true, and {COMPILED_SPLIT}", {"compile": True, "parallel": fixed(tp=2)}, {"devices": 2}),
         ("the model's 6 blocks are too few for the 8 stages of schedule zbv with 2 stages a rank",
          {"parallel": fixed(pp=4, schedule="zbv")}, {"speeds": (1,) * 4}),
     ],

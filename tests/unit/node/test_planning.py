@@ -1,0 +1,89 @@
+"""The plan of the next generation: what the run file fixes is kept on other nodes for as long as it can be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_clock import FakeClock
+
+from hpctrain.agent.agent import Proposal
+from hpctrain.agent.journal import Journal
+from hpctrain.base.errors import FileError, Refused
+from hpctrain.node import planning
+from hpctrain.node.planning import GenerationMaker
+from hpctrain.records.generation import Generation, Member, StoreAddress
+from hpctrain.records.plan import Plan, Stage
+from hpctrain.records.run import Run
+from hpctrain.records.topology import Device, DeviceType, Fabric, LinkClass, Node, Provenance, Topology
+
+FIXED = {"mode": "fixed", "dp": 2, "zero": 1, "recompute": "full", "micro_batch": 2}
+
+
+def run_of(**parallel: Any) -> Run:
+    return Run.model_validate(
+        {
+            "steps": 4, "model": {"dims": {"layers": 4, "dim": 32, "heads": 4, "vocab": 64}}, "batch": {"global": 8},
+            "data": {"train": ["d"], "seq_len": 32}, "parallel": parallel or {"mode": "auto"},
+        }
+    )  # fmt: skip
+
+
+def topology(*names: str) -> Topology:
+    device = Device(id="cpu0", type="cpu", flops={"fp32": 1e9}, memory_bytes=4e9, memory_bytes_per_s=5e9, launch_s=2e-7)
+    return Topology(
+        provenance=Provenance(version="0", created="2099-01-01T00:00:00Z", transport="tcp"),
+        device_types={"cpu": DeviceType(kind="cpu", name="cpu")},
+        nodes=[Node(id=name, addr="127.0.0.1", devices=[device]) for name in names],
+        fabric=Fabric(classes=[LinkClass(id="all", alpha_s=4e-5, beta_s_per_byte=5e-10, pairs=6)]),
+    )
+
+
+def members(*names: str) -> tuple[Member, ...]:
+    return tuple(Member(node=name, incarnation=name, addr="127.0.0.1", store_port=1) for name in names)
+
+
+def plan_on(folder: Path, run: Run, *names: str, before: tuple[str, ...] = ()) -> tuple[Plan, str]:
+    """The plan made on these nodes, in an attempt after one on the nodes `before`, and what is told of it."""
+    topology(*names).write(folder / "topology.json")
+    store = StoreAddress(addr="127.0.0.1", port=1, node="n")
+    previous = Generation(number=0, attempt=0, members=list(members(*before)), plan="p", store=store, reason="start")
+    proposal = Proposal(1, 1, members(*names), previous if before else None, "start", 0, "me")
+    maker = GenerationMaker(folder, run, names, Journal(folder / "events.jsonl", names[0], 1, FakeClock()))
+    proposed = maker(proposal)
+    proposed.announce()
+    return proposed.plan, (folder / "events.jsonl").read_text()
+
+
+def test_an_attempt_on_other_nodes_keeps_what_the_run_file_fixes(tmp_path: Path) -> None:
+    plan_on(tmp_path, run_of(**FIXED), "a", "b")
+    plan, said = plan_on(tmp_path, run_of(**FIXED), "c", "d", before=("a", "b"))
+    assert (plan.dp, plan.zero, plan.replicas[0].micro_batch) == (2, 1, 2)
+    assert plan.stages[0].recompute == "full"
+    assert set(plan.nodes) == {"c", "d"}
+    assert "without parallel.mode fixed" not in said
+
+
+def test_what_cannot_be_fixed_on_fewer_nodes_is_given_up_and_told_why(tmp_path: Path) -> None:
+    plan, said = plan_on(tmp_path, run_of(**FIXED), "c", before=("a", "b"))
+    assert plan.dp == 1
+    assert "(without parallel.mode fixed: parallel: found pp 1" in said
+    assert "2 devices are needed, 1 are usable" in said
+
+
+def test_a_first_plan_is_refused_where_the_degrees_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="2 devices are needed, 1 are usable"):
+        plan_on(tmp_path, run_of(**FIXED), "c")
+
+
+def test_a_planned_plan_passes_the_check_of_plans_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake of the planner is said here, not by a worker."""
+
+    def wrong(*args: Any) -> Plan:
+        return made(*args).model_copy(update={"stages": [Stage(layers=(0, 3))]})
+
+    made = planning.make_plan
+    monkeypatch.setattr(planning, "make_plan", wrong)
+    with pytest.raises(FileError, match="stages: they hold 3 blocks, the model has 4"):
+        plan_on(tmp_path, run_of(), "a")
