@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 
@@ -19,6 +20,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 # Several workers share this machine's cores: one thread each, unless somebody says otherwise.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long an example takes says more about the machine's load than about the code.
+hypothesis.settings.register_profile("suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("suite")
 
 # Every process that a test starts inherits this, however far it detaches itself.
 MARK, MARK_VALUE = "HPCTRAIN_TEST_SESSION", f"{os.getpid()}-{time.time_ns()}"

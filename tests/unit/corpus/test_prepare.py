@@ -19,7 +19,9 @@ from hpctrain.corpus.prepare import Options, prepare
 from hpctrain.corpus.tokenizer import END_OF_TEXT, load_tokenizer
 from hpctrain.records.corpus_index import CorpusIndex
 
-ONE_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+ONE_FOLDER = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=25
+)
 
 
 @pytest.fixture

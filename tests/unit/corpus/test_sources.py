@@ -21,7 +21,7 @@ from hpctrain.corpus.sources import (
     validation_mask,
 )
 
-ONE_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+ONE_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 TEXTS = st.text(st.characters(exclude_characters="\0\ufeff", exclude_categories=["Cs"]), max_size=400)
 
 

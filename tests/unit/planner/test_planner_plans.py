@@ -224,7 +224,9 @@ def test_eight_different_devices_are_planned_in_a_second(plan, topology):
     assert made.world_size > 4
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     st.lists(st.sampled_from([1.0, 0.7, 0.3]), min_size=1, max_size=4),
     st.integers(1, 2),
