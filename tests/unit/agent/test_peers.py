@@ -198,7 +198,7 @@ def test_a_heartbeat_with_a_wrong_field_is_not_taken(cluster: Cluster, changed: 
         | st.sampled_from(["heartbeat", "running"]),
     )
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_message_is_an_announcement_or_none(message: dict[str, object]) -> None:
     said = announced(message)
     assert said is None or said.__dict__ == {name: message[name] for name in said.__dict__}

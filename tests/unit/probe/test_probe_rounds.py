@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hpctrain.probe.rounds import plan_rounds, rounds
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(n=st.integers(0, 130), seed=st.integers())
 @example(n=2, seed=0)
 @example(n=2047, seed=1)
