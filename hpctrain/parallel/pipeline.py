@@ -60,9 +60,14 @@ class PipelineInputs:
     """With float16: what the loss is multiplied by."""
     compile: bool = False
     """Blocks are compiled at their first call."""
-    message_timeout: timedelta | None = None
-    """How long a message between stages is waited for; None: as long as the process group says, which on CUDA watches
-    over it beside the computation."""
+    timeout: timedelta | None = None
+    """How long a rank waits for another one in one operation; None: torch's own times."""
+
+    @property
+    def message_timeout(self) -> timedelta | None:
+        """How long a message between stages is waited for; None: as long as the process group says, which on CUDA
+        watches over it beside the computation."""
+        return self.timeout if self.device.type == "cpu" else None
 
 
 class Pipeline:
@@ -247,7 +252,7 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, rows: int
 def _tied(inputs: PipelineInputs, coordinate: Coordinate, stages: list[CountedStage]) -> TiedEnds | None:
     first = next((stage.submod for stage in stages if stage.is_first), None)
     last = next((stage.submod for stage in stages if stage.is_last), None)
-    return tie_ends(inputs.plan, coordinate.rank, first, last, inputs.message_timeout)
+    return tie_ends(inputs.plan, coordinate.rank, first, last, inputs.timeout)
 
 
 def _logits(inputs: PipelineInputs, rows: int) -> Tensor:
