@@ -61,6 +61,7 @@ class Loop:
         self._save_error: str | None = None
         self._metrics = MetricsLog(trainer.folder / "metrics.jsonl")
         self._first = True
+        self._first_validation = True
         self._tp_bytes = 0
 
     def next_step(self) -> JobStep:
@@ -157,6 +158,7 @@ class Loop:
     def _no_number(self, step: int, norm: float) -> HpctrainError:
         """The error for a step whose loss or gradient is no number, the same on every rank."""
         trainer = self.trainer
+        self._tell_compiling()  # with hooks in them, blocks are compiled anew
         batch = self._batch(trainer.train, (step - 1) * trainer.plan.rows, trainer.run.seed)
         return HpctrainError(diagnose(trainer, step, *batch, norm))
 
@@ -179,6 +181,9 @@ class Loop:
     def _validate(self, corpus: Corpus) -> float:
         """The mean loss over the validation batches, always the same samples. Collective over the world."""
         trainer, count = self.trainer, self.trainer.run.validation.batches
+        if self._first_validation:
+            self._first_validation = False
+            self._tell_compiling()  # once more: what is compiled for training keeps what a backward pass needs
         total = torch.zeros((), dtype=torch.float64)
         for batch in range(count):
             total += trainer.pipeline.evaluate(*self._batch(corpus, batch * trainer.plan.rows, 0)) / count
@@ -188,6 +193,11 @@ class Loop:
         with ACTIVITY.doing("all-reduce of the validation's loss", waits=True):
             dist.all_reduce(total)
         return float(total)
+
+    def _tell_compiling(self) -> None:
+        """Ask for the time that compiling takes, where blocks are compiled; until the next step is told."""
+        if self.trainer.run.compile:
+            self.orders.tell("compiling")
 
     def _batch(self, corpus: Corpus, start: int, seed: int) -> tuple[Tensor, Tensor]:
         """Tokens and next tokens [rows, seq] of this replica, for the global batch that starts at sample `start`."""
