@@ -31,6 +31,8 @@ class Settings:
     retries: int = 3
     heartbeat_timeout_s: float = 5.0
     progress_timeout_s: float = 120.0
+    compiling_timeout_s: float = 120.0
+    """In place of it while a worker may be compiling."""
     join_timeout_s: float = 60.0
     """How long the first generation waits for nodes that have not shown up."""
     collect_s: float = 2.0
@@ -65,6 +67,8 @@ class WorkerView:
     """The first exit code that is not 0, or 0 when all are done; None while they run or when there are none."""
     last_progress: float = 0.0
     """When one of them last did anything: started, ready, or made a step."""
+    compiling: bool = False
+    """Whether one of them may be compiling: before its first step, or since it said so."""
     error: str | None = None
     """What it said before it left."""
     doing: tuple[WorkerDoing, ...] = ()
@@ -159,16 +163,16 @@ def _own_workers(now: float, view: View, settings: Settings) -> Decision | None:
         reason = workers.error or f"a worker ended with exit code {workers.exit_code}"
         return Decision("fail", f"{view.me}: {reason}", exit_code=1)
     turn = view.working.index(view.me) if view.me in view.working else 0
-    limit = settings.progress_timeout_s + min(turn, STRIKE_TURNS) * STRIKE_TURN_S
-    if workers.running and now - workers.last_progress > limit:
-        return _hung(view, settings)
+    limit_s = settings.compiling_timeout_s if workers.compiling else settings.progress_timeout_s
+    if workers.running and now - workers.last_progress > limit_s + min(turn, STRIKE_TURNS) * STRIKE_TURN_S:
+        return _hung(view, limit_s)
     return None
 
 
-def _hung(view: View, settings: Settings) -> Decision:
+def _hung(view: View, limit_s: float) -> Decision:
     doing = [*view.workers.doing, *(item for peer in view.peers for item in peer.doing)]
     known = f": {explain(doing)}" if doing else ""
-    reason = f"{view.me}: no step for {settings.progress_timeout_s:g} s{known}"
+    reason = f"{view.me}: no step for {limit_s:g} s{known}"
     return Decision("end_generation", reason, hung=culprits(doing))
 
 

@@ -29,6 +29,8 @@ class Worker:
     """Descriptor of the record of what it does."""
     exit_code: int | None = None
     error: str | None = None
+    compiling: bool = True
+    """Whether it may be: blocks are compiled in the first step, and again when the worker says so."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,11 @@ class WorkerGroup:
             code = worker.process.poll()
             for message in worker.channel.receive():
                 self._last_progress = now
-                if message.get("type") in ("error", "lost"):
+                kind = message.get("type")
+                if kind in ("error", "lost"):
                     worker.error = str(message.get("message"))
+                elif kind in ("compiling", "step"):
+                    worker.compiling = kind == "compiling"
                 found.append(WorkerNews(worker.rank, message))
             if code is not None:
                 worker.exit_code = code
@@ -114,7 +119,8 @@ class WorkerGroup:
         told = [worker for worker in self.workers if worker.error]
         told.sort(key=lambda worker: worker.exit_code != exit_code)
         error = told[0].error if told else None
-        return WorkerView(running, exit_code, self._last_progress, error)
+        compiling = any(worker.compiling for worker in self.workers if worker.exit_code is None)
+        return WorkerView(running, exit_code, self._last_progress, compiling, error)
 
     def doing(self, places: Sequence[str]) -> tuple[WorkerDoing, ...]:
         """What each running worker does; those that have not begun to say so are left out.

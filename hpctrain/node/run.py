@@ -121,15 +121,9 @@ def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool]) -
     key = (place.folder / "key").read_text().strip()
     maker = GenerationMaker(place.folder, run, place.nodes, journal)
     logs = place.folder / "logs" / str(place.attempt)
-    recovery = run.recovery
     return Agent(
         place=place,
-        settings=Settings(
-            min_nodes=recovery.min_nodes,
-            retries=recovery.retries,
-            heartbeat_timeout_s=recovery.heartbeat_timeout_s,
-            progress_timeout_s=run.step_timeout_s,
-        ),
+        settings=_settings(run),
         peers=Peers(place.folder / "agents", place.node, place.nodes, place.addr, key),
         store=GenerationStore(place.folder / "generations"),
         group=WorkerGroup(place.folder, logs, place.node, SystemRunner(), _worker_environment(place, logs)),
@@ -138,6 +132,17 @@ def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool]) -
         make_generation=maker,
         newest_checkpoint=maker.newest_checkpoint,
         stop_wanted=stop,
+    )
+
+
+def _settings(run: Run) -> Settings:
+    """The limits that the agents of a run decide by."""
+    return Settings(
+        min_nodes=run.recovery.min_nodes,
+        retries=run.recovery.retries,
+        heartbeat_timeout_s=run.recovery.heartbeat_timeout_s,
+        progress_timeout_s=run.recovery.progress_timeout_s,
+        compiling_timeout_s=run.step_timeout_s,
     )
 
 

@@ -56,8 +56,8 @@ class NotedWork:
     ) -> None:
         """
         Args:
-            device: with a CUDA device `wait` also waits for the message itself, which the computation that needs it is
-                timed from anyway; else a hang would look like one of that computation.
+            device: with a CUDA device `wait` also waits for the message itself, or a hang would not say whom it waits
+                for. Only the current stream is waited for: what this rank sends goes on beside it.
         """
         self._works = works
         self._operation = operation
@@ -71,4 +71,4 @@ class NotedWork:
                 # gloo keeps to the time that a group was made with, and a mesh makes its groups with half an hour.
                 work.wait() if self._timeout is None else work.wait(self._timeout)
             if self._device is not None and self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
+                torch.cuda.current_stream(self._device).synchronize()

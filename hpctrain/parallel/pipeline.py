@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.model.build import build_part
 from hpctrain.model.part import blocks_of
+from hpctrain.parallel.clock import Mark, mark, seconds_between
 from hpctrain.parallel.loss import make_loss
 from hpctrain.parallel.mesh import Coordinate, group_rank, sharding_mesh
 from hpctrain.parallel.messages import NotedReceives
@@ -31,7 +32,7 @@ from hpctrain.parallel.recompute import recompute_blocks
 from hpctrain.parallel.scaling import LossScaler
 from hpctrain.parallel.shard import apply_sharding
 from hpctrain.parallel.sharded_stage import ShardedStage
-from hpctrain.parallel.stage import CountedStage, StageCounters, seconds_of
+from hpctrain.parallel.stage import CountedStage, StageCounters
 from hpctrain.parallel.tensor import apply_tensor_parallel, vocabulary_is_split
 from hpctrain.parallel.tied import TiedEnds, tie_ends
 from hpctrain.records.imported_spec import Spec
@@ -59,9 +60,14 @@ class PipelineInputs:
     """With float16: what the loss is multiplied by."""
     compile: bool = False
     """Blocks are compiled at their first call."""
-    message_timeout: timedelta | None = None
-    """How long a message between stages is waited for; None: as long as the process group says, which on CUDA watches
-    over it beside the computation."""
+    timeout: timedelta | None = None
+    """How long a rank waits for another one in one operation; None: torch's own times."""
+
+    @property
+    def message_timeout(self) -> timedelta | None:
+        """How long a message between stages is waited for; None: as long as the process group says, which on CUDA
+        watches over it beside the computation."""
+        return self.timeout if self.device.type == "cpu" else None
 
 
 class Pipeline:
@@ -84,8 +90,7 @@ class Pipeline:
         """Sequences of this replica in a step."""
         self.first = any(stage.is_first for stage in stages)
         self.last = any(stage.is_last for stage in stages)
-        self.step_s = 0.0
-        """How long the schedule of the last training step took on this rank."""
+        self._span: tuple[Mark, Mark] = (0.0, 0.0)
         self._runtime = runtime
         self._training: Order = runtime.pipeline_order_with_comms
         self._evaluation = evaluation
@@ -103,9 +108,9 @@ class Pipeline:
         Returns:
             This replica's share of the mean loss (0 on ranks without the last stage).
         """
-        start = seconds_of(self.device)
+        start = mark(self.device)
         loss = self._run(tokens, targets, train=True)
-        self.step_s = seconds_of(self.device) - start
+        self._span = start, mark(self.device)
         if self._tied is not None:
             self._tied.add_here()
         return loss
@@ -129,6 +134,11 @@ class Pipeline:
                 stage.submod.train()
 
     @property
+    def step_s(self) -> float:
+        """How long the schedule of the last training step took on this rank."""
+        return seconds_between(*self._span)
+
+    @property
     def device(self) -> torch.device:
         return self.stages[0].device
 
@@ -148,10 +158,7 @@ class Pipeline:
 
     def take_counters(self) -> dict[int, StageCounters]:
         """Counters by stage since the last call."""
-        taken = {stage.stage_index: stage.counters for stage in self.stages}
-        for stage in self.stages:
-            stage.counters = StageCounters()
-        return taken
+        return {stage.stage_index: stage.take_counters() for stage in self.stages}
 
     def _run(self, tokens: Tensor, targets: Tensor, train: bool) -> float:
         # gloo accepts a message shorter than the buffer without an error, so a wrong shape must never get that far.
@@ -175,7 +182,9 @@ class Pipeline:
             )
         for stage in self.stages:
             stage.finish_sends()
-        total = float(torch.stack([loss.detach() for loss in losses]).sum()) if losses else 0.0
+        # A GPU is waited for here, and with it whoever it waits for.
+        with ACTIVITY.doing("wait for the loss", waits=self.device.type == "cuda"):
+            total = float(torch.stack([loss.detach() for loss in losses]).sum()) if losses else 0.0
         return total / self._scaler.value if self._scaler is not None else total
 
 
@@ -251,7 +260,7 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, rows: int
 def _tied(inputs: PipelineInputs, coordinate: Coordinate, stages: list[CountedStage]) -> TiedEnds | None:
     first = next((stage.submod for stage in stages if stage.is_first), None)
     last = next((stage.submod for stage in stages if stage.is_last), None)
-    return tie_ends(inputs.plan, coordinate.rank, first, last, inputs.message_timeout)
+    return tie_ends(inputs.plan, coordinate.rank, first, last, inputs.timeout)
 
 
 def _logits(inputs: PipelineInputs, rows: int) -> Tensor:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
+from hpctrain.base.activity import ACTIVITY
 from hpctrain.model.part import blocks_of
 
 Count = Callable[[int], None]
@@ -66,18 +69,23 @@ def sum_gradients(module: nn.Module) -> None:
     fully_shard.state(module)._root_post_backward_final_callback()  # type: ignore[attr-defined]
 
 
-def count_collectives(module: nn.Module, count: Count, copies: int, sums_copies: Callable[[], bool]) -> None:
-    """Tell `count` of every all-gather, reduce-scatter and all-reduce between copies of the stage from now on.
+def note_collectives(module: nn.Module, index: int, count: Count, copies: int, sums_copies: Callable[[], bool]) -> None:
+    """Tell `count` of every all-gather, reduce-scatter and all-reduce between copies of the stage from now on, and note
+    in the record of what this process does that it waits there for the other replicas.
 
     The bytes are those of the ring form of each collective, the least that any form sends.
 
     Args:
+        index: the stage's number.
         copies: groups of replicas that each hold the whole state.
         sums_copies: whether an all-reduce between copies follows a reduce-scatter at this moment.
     """
     for part in sharded_parts(module):
-        part.set_custom_all_gather(_AllGather(count))
-        part.set_custom_reduce_scatter(_ReduceScatter(count, sums_copies, copies))
+        part.set_custom_all_gather(_AllGather(count, f"gather weights of stage {index}"))
+        summing = _ReduceScatter(count, sums_copies, copies, f"sum gradients of stage {index} over replicas")
+        part.set_custom_reduce_scatter(summing)
+        if copies > 1:
+            part.set_all_reduce_hook(summing.copies_summed)
 
 
 def _widen(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
@@ -85,26 +93,53 @@ def _widen(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
 
 
 class _AllGather(DefaultAllGather):
-    def __init__(self, count: Count) -> None:
+    def __init__(self, count: Count, operation: str) -> None:
         self._count = count
+        self._operation = operation
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         self._count(_bytes(output_tensor) - _bytes(input_tensor))
-        return super().__call__(output_tensor, input_tensor, *args, **kwargs)
+        with ACTIVITY.doing(self._operation, waits=True):
+            work = super().__call__(output_tensor, input_tensor, *args, **kwargs)
+        return None if work is None else _NotedGather(work, self._operation)
+
+
+class _NotedGather(dist.Work):
+    """An all-gather under way: a `Work`, because torch waits for nothing else."""
+
+    def __init__(self, work: dist.Work, operation: str) -> None:
+        super().__init__()
+        self._work = work
+        self._operation = operation
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        with ACTIVITY.doing(self._operation, waits=True):
+            return self._work.wait() if timeout is None else self._work.wait(timeout)
 
 
 class _ReduceScatter(DefaultReduceScatter):
-    def __init__(self, count: Count, sums_copies: Callable[[], bool], copies: int) -> None:
+    """The sum within a group of replicas; torch's all-reduce between the groups follows it at once."""
+
+    def __init__(self, count: Count, sums_copies: Callable[[], bool], copies: int, operation: str) -> None:
         self._count = count
         self._sums_copies = sums_copies
         self._copies = copies
+        self._operation = operation
+        self._between_copies = ACTIVITY.doing(operation, waits=True)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         part = _bytes(output_tensor)
         self._count(_bytes(input_tensor) - part)
+        with ACTIVITY.doing(self._operation, waits=True):
+            work = super().__call__(output_tensor, input_tensor, *args, **kwargs)
         if self._copies > 1 and self._sums_copies():
             self._count(2 * (self._copies - 1) * part // self._copies)
-        return super().__call__(output_tensor, input_tensor, *args, **kwargs)
+            self._between_copies.__enter__()
+        return work
+
+    def copies_summed(self, _sums: Tensor) -> None:
+        """torch's hook behind the all-reduce between groups."""
+        self._between_copies.__exit__(None)
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from hpctrain.compress.reducer import DenseReducer, Reducer
-from hpctrain.parallel.shard import count_collectives, sharded_parts, sum_gradients
+from hpctrain.parallel.shard import note_collectives, sharded_parts, sum_gradients
 from hpctrain.parallel.stage import CountedStage
 from hpctrain.records.plan import Plan
 
@@ -31,7 +31,7 @@ class ShardedStage(CountedStage):
         self._copies_summed = True
         # torch turns a sharded module's hooks off before each backward pass; seen through a list it is a plain one.
         self._plain = nn.ModuleList([self.submod])
-        count_collectives(self.submod, self._count_shared, copies, lambda: self._copies_summed)
+        note_collectives(self.submod, self.stage_index, self._count_shared, copies, lambda: self._copies_summed)
 
     def backward_maybe_with_nosync(self, backward_type: str, bwd_kwargs: Any, last_backward: bool = False) -> Any:
         whole = backward_type == "full"

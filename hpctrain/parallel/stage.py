@@ -3,7 +3,6 @@ is at, for a profile and for whoever asks why nothing moves."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
 from hpctrain.base.activity import ACTIVITY
+from hpctrain.parallel.clock import Mark, mark, seconds_between
 from hpctrain.parallel.messages import NotedWork
 from hpctrain.parallel.randomness import RandomStream
 
@@ -29,7 +29,8 @@ class StageCounters:
     forward_s: float = 0.0
     """Forward and loss, with the collectives of tensor parallelism and sharding in them; no sends and no receives."""
     backward_s: float = 0.0
-    """Backward, in one piece or in two, likewise."""
+    """Backward, in one piece or in two, likewise; where gradients are summed beside it, with its waits for a sum on the
+    way whose memory the next one needs."""
     forwards: int = 0
     sent_bytes: int = 0
     sharding_bytes: int = 0
@@ -53,6 +54,8 @@ class CountedStage(PipelineStage):
     ) -> None:
         super().__init__(*args, **kwargs)
         self.counters = StageCounters()
+        """What was done since they were taken; its times are added then."""
+        self._spans: list[_Span] = []
         self._post = post
         self._message_timeout = message_timeout
         self.random: RandomStream | None = None
@@ -97,6 +100,14 @@ class CountedStage(PipelineStage):
         what = f"gradient for stage {self.stage_index - 1} mb {bwd_chunk_id}"
         return self._send(what, super().get_bwd_send_ops, bwd_chunk_id)
 
+    def take_counters(self) -> StageCounters:
+        """What was done since the last call; on CUDA it waits until the device has done it."""
+        spans, self._spans = self._spans, []
+        for part, start, end in spans:
+            setattr(self.counters, part, getattr(self.counters, part) + seconds_between(start, end))
+        taken, self.counters = self.counters, StageCounters()
+        return taken
+
     def finish_sends(self) -> None:
         """Wait until the neighbours have taken what was sent to them."""
         while self._sends:
@@ -114,30 +125,26 @@ class CountedStage(PipelineStage):
         return []
 
     def _clock(self, part: str, operation: str) -> _Stopwatch:
-        return _Stopwatch(self.counters, part, self.device, operation)
+        return _Stopwatch(self._spans, part, self.device, operation)
+
+
+_Span = tuple[str, Mark, Mark]
+"""A counter's name, and start and end of what counts for it."""
 
 
 class _Stopwatch:
-    """Adds the time of a `with` block to the stage's forward or backward; on CUDA the kernels are waited for."""
+    """Notes the span of a `with` block for the stage's forward or backward."""
 
-    def __init__(self, counters: StageCounters, part: str, device: torch.device, operation: str) -> None:
-        self._counters = counters
+    def __init__(self, spans: list[_Span], part: str, device: torch.device, operation: str) -> None:
+        self._spans = spans
         self._part = f"{part}_s"
         self._device = device
         self._operation = ACTIVITY.doing(operation)
 
     def __enter__(self) -> None:
         self._operation.__enter__()
-        self._start = seconds_of(self._device)
+        self._start = mark(self._device)
 
     def __exit__(self, *exception: Any) -> None:
-        spent = getattr(self._counters, self._part) + seconds_of(self._device) - self._start
-        setattr(self._counters, self._part, spent)
+        self._spans.append((self._part, self._start, mark(self._device)))
         self._operation.__exit__(*exception)
-
-
-def seconds_of(device: torch.device) -> float:
-    """Seconds from some fixed moment until now, when the device has done all that it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

@@ -80,7 +80,8 @@ def tie_ends(
 
     Args:
         first, last: the stages at the ends that this rank holds; one module of one stage is tied in itself.
-        timeout: how long one end waits for the other; None: torch's half an hour.
+        timeout: how long one end waits for the other; None: torch's own time, half an hour with gloo and ten minutes
+            with NCCL.
 
     Returns:
         None on ranks that hold no end.

@@ -135,6 +135,8 @@ def _no_shape(search: Search) -> HpctrainError:
 def _nothing_fits(search: Search, shapes: list[Shape]) -> HpctrainError:
     work = search.work
     lack = _nearest(search, shapes)
+    if lack == NO_SHARDS:
+        return InputError(f"parallel: {lack}")
     if isinstance(lack, str):
         return InputError(f"parallel: {lack}; change batch.global, a degree, parallel.micro_batch or parallel.schedule")
     shape, excess = lack

@@ -244,8 +244,8 @@ class Run(Document):
     """fp32; or bf16, fp16 for matrix products, with weights, sums and optimizer in fp32. fp16 scales the loss, so that
     small gradients do not vanish, and skips a step whose gradients overflow."""
     compile: bool = False
-    """Blocks are compiled (torch.compile): the first step takes minutes, the others less. A worker that makes no
-    step is then given half an hour."""
+    """Blocks are compiled (torch.compile): the first step takes minutes, the others less. It is then given half
+    an hour, and so is the first validation."""
     deterministic: bool = False
     """The same run file on the same plan gives the same weights, bit by bit; some operations become slower."""
     checkpoint: Checkpoint = Checkpoint()
@@ -259,7 +259,7 @@ class Run(Document):
 
     @property
     def step_timeout_s(self) -> float:
-        """How long a worker may make no step: compiling blocks happens within the first one."""
+        """The longest that a worker may make no step: as long as blocks are compiled within it, where they are."""
         return max(self.recovery.progress_timeout_s, COMPILE_S if self.compile else 0.0)
 
     @model_validator(mode="after")

@@ -52,8 +52,8 @@ class CheckpointSaver:
     def prepare(self, tensors: dict[str, Tensor]) -> None:
         """Take the memory for copies of these tensors beside the first steps, so that the first save need not."""
         self._staging.reserve(tensors)
-        beside_cuda = any(tensor.is_cuda for tensor in tensors.values())
-        self._warming = self._thread.submit(self._staging.warm, beside_cuda)
+        device = next(iter(tensors.values())).device
+        self._warming = self._thread.submit(self._staging.warm, device)
 
     def save(self, tensors: dict[str, Tensor], manifest: Manifest) -> None:
         """Copy the tensors and start writing; after return they may change. Waits for a save still under way.

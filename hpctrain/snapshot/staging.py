@@ -7,6 +7,8 @@ locked in place, so that the device copies into it at the full rate of its link.
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -25,12 +27,15 @@ class StagingBuffers:
             if known is None or not _alike(known, tensor):
                 self._buffers[name] = torch.empty_like(tensor.detach(), device="cpu")
 
-    def warm(self, beside_cuda: bool) -> None:
-        """Write to all of the memory once, so that it is there; for another thread, before the first `copy`."""
-        for buffer in self._buffers.values():
-            memory = _local(buffer).zero_()
-            if beside_cuda:
-                _lock_in_place(memory)
+    def warm(self, device: torch.device) -> None:
+        """Write to all of the memory once, so that it is there; for another thread, before the first `copy`.
+
+        Args:
+            device: where the tensors are.
+        """
+        memory = [_local(buffer).zero_() for buffer in self._buffers.values()]
+        if device.type == "cuda":
+            _lock_in_place(memory, device)
 
     def copy(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """The tensors' values now, in the kept memory: good until the next call."""
@@ -44,9 +49,21 @@ class StagingBuffers:
         return {name: self._buffers[name] for name in tensors}
 
 
-def _lock_in_place(tensor: Tensor) -> None:
+def _lock_in_place(tensors: list[Tensor], device: torch.device) -> None:
     """Register memory with CUDA; where the system refuses (a limit on locked memory) copies are slower, not wrong."""
-    torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.numel() * tensor.element_size(), 0)
+    # Each thread begins with GPU 0, and whatever it asks of CUDA first opens a context there, which takes memory.
+    torch.cuda.set_device(device)
+    cuda = torch.cuda.cudart()
+    for tensor in tensors:
+        if tensor.numel() == 0:
+            continue  # a rank may hold nothing of a parameter
+        code = int(cuda.cudaHostRegister(tensor.data_ptr(), tensor.numel() * tensor.element_size(), 0))
+        if code != 0:
+            print(
+                f"hpctrain worker: memory for checkpoints is not locked, so copies are slower: CUDA error {code}",
+                file=sys.stderr,
+            )
+            return
 
 
 def _alike(buffer: Tensor, tensor: Tensor) -> bool:

@@ -115,7 +115,7 @@ def build(orders: StartOrder) -> Trainer:
     scaler = LossScaler(LossScale()) if run.precision == "fp16" else None
     inputs = PipelineInputs(
         plan, run.spec(), schedule, run.data.seq_len, run.seed, device, AUTOCAST[run.precision], scaler, run.compile,
-        message_timeout=timeout if device.type == "cpu" else None,
+        timeout=timeout,
     )  # fmt: skip
     pipeline = build_pipeline(inputs, mesh, coordinate)
     optimizer = _optimizer(run, pipeline, plan)

@@ -61,6 +61,7 @@ class Loop:
         self._save_error: str | None = None
         self._metrics = MetricsLog(trainer.folder / "metrics.jsonl")
         self._first = True
+        self._first_validation = True
         self._tp_bytes = 0
 
     def next_step(self) -> JobStep:
@@ -159,6 +160,7 @@ class Loop:
         """The error for a step whose loss or gradient is no number, the same on every rank."""
         trainer = self.trainer
         self._tell_saved(trainer.saver.finished(wait=True))  # the worker leaves at once; a good checkpoint must not go
+        self._tell_compiling()  # with hooks in them, blocks are compiled anew
         batch = self._batch(trainer.train, (step - 1) * trainer.plan.rows, trainer.run.seed)
         return HpctrainError(diagnose(trainer, step, *batch, norm))
 
@@ -185,6 +187,9 @@ class Loop:
             HpctrainError: it is no number.
         """
         trainer = self.trainer
+        if self._first_validation:
+            self._first_validation = False
+            self._tell_compiling()  # once more: what is compiled for training keeps what a backward pass needs
         batches = [self._batch(corpus, index * trainer.plan.rows, 0) for index in range(trainer.run.validation.batches)]
         losses = torch.tensor([trainer.pipeline.evaluate(*batch) for batch in batches], dtype=torch.float64)
         trainer.pipeline.take_counters()
@@ -194,8 +199,14 @@ class Loop:
             dist.all_reduce(losses)
         for loss, batch in zip(losses.tolist(), batches, strict=True):
             if not math.isfinite(loss):
+                self._tell_compiling()
                 raise HpctrainError(f"validation after {diagnose(trainer, trainer.step, *batch, loss)}")
         return float(losses.mean())
+
+    def _tell_compiling(self) -> None:
+        """Ask for the time that compiling takes, where blocks are compiled; until the next step is told."""
+        if self.trainer.run.compile:
+            self.orders.tell("compiling")
 
     def _batch(self, corpus: Corpus, start: int, seed: int) -> tuple[Tensor, Tensor]:
         """Tokens and next tokens [rows, seq] of this replica, for the global batch that starts at sample `start`."""

@@ -54,7 +54,7 @@ class Orders:
         return self._stop.is_set()
 
     def tell(self, kind: str, /, **content: object) -> None:
-        """Send news to the agent: ready, step, saved, error."""
+        """Send news to the agent: ready, step, compiling, saved, error."""
         with self._lock:
             self._channel.send({"type": kind, **content})
 

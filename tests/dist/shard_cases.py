@@ -6,12 +6,18 @@ python shard_cases.py four 4 FOLDER    hybrid sharding, and bf16 on a pipeline
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from cases import EVEN, FOUR, HALF, SEED, SEQ, SPEC, WHOLE, batch, deviation, job_loss, make_plan, my_rows, whole
 from processes import largest, launch, process_group
 from torch import Tensor, nn
@@ -19,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 from traffic_cases import reported_bytes
 
+from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.reducer import Reducer
 from hpctrain.model.build import build_stage
 from hpctrain.parallel.gradients import local_gradients
@@ -128,6 +135,59 @@ def half_precision(zero: int, rank: int) -> dict[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def watched(places: Counter[tuple[str, bool]]) -> Iterator[None]:
+    """Looks at what this process does many times while the block runs, as its agent would."""
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.01):
+            places[ACTIVITY.now.operation, ACTIVITY.now.waits] += 1
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    yield
+    over.set()
+    watcher.join()
+
+
+def delay(pipeline: Pipeline, where: str) -> None:
+    """Let this rank be late once, at one place of the step to come."""
+    stage = pipeline.stages[0]
+    block = stage.submod.get_submodule("layers.1")
+    pauses = [0.5]
+
+    def pause(*_: object) -> None:
+        if pauses:
+            time.sleep(pauses.pop())
+
+    if where == "end":
+        finish = stage.perform_reduce_grad
+        stage.perform_reduce_grad = lambda factor: (pause(), finish(factor))  # type: ignore[method-assign]
+    elif where == "forward":
+        block.register_forward_pre_hook(pause, prepend=True)
+    else:
+        block.register_forward_hook(lambda _module, _inputs, output: output.register_hook(pause) and None)
+
+
+def waiting(plan: Plan, rank: int, late: tuple[int, ...], where: str) -> tuple[str, bool]:
+    """Where rank 0 stood the longest in a step in which others were late, and whether it said that it waits."""
+    pipeline, coordinate, _ = open_plan(plan, rank)
+    rows = my_rows(plan, coordinate, batch(SPEC, 0))
+    places: Counter[tuple[str, bool]] = Counter()
+    dist.barrier()
+    if rank in late and where == "start":
+        time.sleep(0.5)
+    elif rank in late:
+        delay(pipeline, where)
+    with watched(places):
+        pipeline.step(*rows)
+    return places.most_common(1)[0][0]
+
+
+WAITS = [(1, "start"), (1, "end"), (2, "backward"), (3, "forward")]
+
+
 def two(folder: Path, rank: int, world: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with process_group(folder, rank, world):
@@ -136,6 +196,9 @@ def two(folder: Path, rank: int, world: int) -> dict[str, Any]:
             found[f"memory {zero}"] = memory(zero, rank)
             found[f"traffic {zero}"] = traffic(plan, rank)
             found[f"traffic {zero}"]["bf16"] = counted_bytes(plan, rank, torch.bfloat16)
+        for zero, where in WAITS:
+            plan = make_plan(1, 2, 1, WHOLE, EVEN, zero=zero)
+            found[f"waiting {zero} {where}"] = waiting(plan, rank, (1,), where)
     return found
 
 
@@ -145,6 +208,8 @@ def four(folder: Path, rank: int, world: int) -> dict[str, Any]:
         for zero in (1, 2, 3):
             found[f"pairs {zero}"] = traffic(make_plan(1, 4, 1, WHOLE, FOUR, zero=zero, shard=2), rank)
             found[f"bf16 {zero}"] = half_precision(zero, rank)
+        pairs = make_plan(1, 4, 1, WHOLE, FOUR, zero=1, shard=2)
+        found["waiting for the other pair"] = waiting(pairs, rank, (2, 3), "end")
     return found
 
 

@@ -87,3 +87,23 @@ def test_bf16_is_that_of_the_plan_without_sharding(zero: int, of_four: dict[str,
     assert found["same dtypes"], found
     assert found["loss"] <= 1e-3, found
     assert found["gradient"] <= 2**-6, found
+
+
+GATHER, SUM = "gather weights of stage 0", "sum gradients of stage 0 over replicas"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "operation"),
+    [("1 start", GATHER), ("1 end", SUM), ("2 backward", SUM), ("3 forward", GATHER)],
+)
+def test_a_replica_that_waits_for_another_says_so(
+    case: str, operation: str, of_two: dict[str, dict[str, Any]]
+) -> None:
+    """The other one is late at one place of the step; nobody may blame this one."""
+    assert of_two[f"waiting {case}"] == [operation, True]
+
+
+@pytest.mark.slow
+def test_a_pair_that_waits_for_the_other_pair_says_so(of_four: dict[str, dict[str, Any]]) -> None:
+    assert of_four["waiting for the other pair"] == [SUM, True]

@@ -79,6 +79,16 @@ def test_a_hung_worker_is_noticed_after_the_progress_timeout() -> None:
     assert decide(100.1, fresh, SETTINGS) == Decision("end_generation", "n0: no step for 60 s", hung=())
 
 
+def test_a_worker_that_compiles_is_given_more_time() -> None:
+    patient = replace(SETTINGS, compiling_timeout_s=1800)
+    compiling = running(workers=WorkerView(1, None, 40.0, compiling=True))
+    assert decide(1840.0, replace(compiling, peers=peers(1840.0)), patient).act == "wait"
+    late = decide(1840.1, replace(compiling, peers=peers(1840.1)), patient)
+    assert late == Decision("end_generation", "n0: no step for 1800 s", hung=())
+    later = running(workers=WorkerView(1, None, 40.0), peers=peers(100.1))
+    assert decide(100.1, later, patient).reason == "n0: no step for 60 s"
+
+
 def test_the_first_node_tells_of_a_hang_and_names_who_is_to_blame() -> None:
     mine = (WorkerDoing(0, "n0:cpu0", 7, "recv gradient for stage 0 micro-batch 3 from rank 1", True),)
     guilty = WorkerDoing(1, "n1:cpu0", 7, "forward stage 1 micro-batch 3", False)

@@ -151,6 +151,17 @@ def test_news_come_once_and_in_order_with_the_end_last(group: WorkerGroup, runne
     assert len(group.channels()) == 1
 
 
+def test_a_worker_may_compile_before_its_first_step_and_when_it_says_so(group: WorkerGroup, runner: FakeRunner) -> None:
+    group.start(10.0, ORDERS, None)
+    first, second = runner.workers
+    found = [group.view().compiling]
+    for worker, kind in ((first, "ready"), (first, "step"), (second, "step"), (first, "compiling"), (first, "step")):
+        worker.channel.send({"type": kind})
+        group.news(11.0)
+        found.append(group.view().compiling)
+    assert found == [True, True, True, False, True, False]
+
+
 def test_the_channels_wake_whoever_waits_for_news(group: WorkerGroup, runner: FakeRunner) -> None:
     group.start(10.0, ORDERS, None)
     channels = group.channels()

@@ -1,0 +1,93 @@
+"""Times on a device are taken beside its work: between two actions nobody waits for it. A stand-in for CUDA says what
+was asked of it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+import torch
+
+from hpctrain.parallel import pipeline
+from hpctrain.parallel.clock import Mark, mark, seconds_between
+from hpctrain.parallel.messages import NotedWork
+from hpctrain.parallel.pipeline import PipelineInputs
+from hpctrain.parallel.stage import _Stopwatch
+
+CUDA = torch.device("cuda", 0)
+
+
+class Device:
+    """A CUDA device with one stream; its clock stands still unless it is turned."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+        self.waits: list[str] = []
+
+    def synchronize(self) -> None:
+        self.waits.append("stream")
+
+
+class Event:
+    """A CUDA event on the stream of `Device`."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        assert enable_timing
+
+    def record(self, stream: Device) -> None:
+        self._stream, self._at_ms = stream, stream.now_ms
+
+    def synchronize(self) -> None:
+        self._stream.waits.append("event")
+
+    def elapsed_time(self, end: Event) -> float:
+        return end._at_ms - self._at_ms
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    made = Device()
+
+    def refuse(*_: object) -> NoReturn:
+        raise AssertionError("the whole device is waited for")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: made)
+    monkeypatch.setattr(torch.cuda, "synchronize", refuse)
+    return made
+
+
+def test_a_time_on_cpu_is_that_of_the_clock() -> None:
+    cpu = torch.device("cpu")
+    start = mark(cpu)
+    assert 0 <= seconds_between(start, mark(cpu)) < 60
+
+
+def test_an_action_on_cuda_is_timed_without_waiting_for_it(device: Device) -> None:
+    spans: list[tuple[str, Mark, Mark]] = []
+    with _Stopwatch(spans, "forward", CUDA, "forward stage 0 mb 0"):
+        device.now_ms = 1500.0
+    assert device.waits == []
+    ((part, start, end),) = spans
+    assert (part, seconds_between(start, end)) == ("forward_s", 1.5)
+    assert device.waits == ["event"]
+
+
+def test_a_message_on_cuda_is_waited_for_on_the_stream_that_needs_it(device: Device) -> None:
+    messages: list[Any] = [SimpleNamespace(wait=lambda: None)]
+    NotedWork(messages, "recv", None, CUDA).wait()
+    assert device.waits == ["stream"]
+
+
+def test_the_ends_of_a_tied_model_wait_as_long_on_cuda_as_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages are left to NCCL's own watch there; a group must be told its time when it is made."""
+    given: list[timedelta | None] = []
+    monkeypatch.setattr(pipeline, "tie_ends", lambda *arguments: given.append(arguments[-1]))
+    nothing: Any = None
+    for kind, messages in (("cpu", timedelta(seconds=7)), ("cuda", None)):
+        inputs = PipelineInputs(nothing, nothing, nothing, 1, 1, torch.device(kind), timeout=timedelta(seconds=7))
+        assert inputs.message_timeout == messages
+        pipeline._tied(inputs, SimpleNamespace(rank=0), [])  # type: ignore[arg-type]
+    assert given == [timedelta(seconds=7)] * 2

@@ -1,0 +1,43 @@
+"""Compiling takes longer than a step may: the agents give more time to the places where it happens, and only there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from hpctrain.node.run import _settings
+from hpctrain.records.run import Run
+from hpctrain.worker.loop import Loop
+
+RUN = {
+    "steps": 10, "cluster": {"kind": "local"}, "model": {"preset": "tiny-1m"}, "data": {"train": ["/data"]},
+    "batch": {"global": 8}, "recovery": {"progress_timeout_s": 60},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("compiles", "longest_s"), [(False, 60), (True, 1800)])
+def test_only_compiling_may_take_long(compiles: bool, longest_s: float) -> None:
+    settings = _settings(Run.model_validate({**RUN, "compile": compiles}))
+    assert (settings.progress_timeout_s, settings.compiling_timeout_s) == (60, longest_s)
+
+
+@pytest.mark.parametrize(("compiles", "told"), [(False, []), (True, ["compiling"])])
+def test_the_first_validation_compiles(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiles: bool, told: list[str]
+) -> None:
+    monkeypatch.setattr(dist, "all_reduce", lambda _: None)
+    trainer: Any = SimpleNamespace(
+        run=SimpleNamespace(compile=compiles, validation=SimpleNamespace(batches=0)),
+        step=0, folder=tmp_path, coordinate=SimpleNamespace(tp=0), pipeline=SimpleNamespace(take_counters=dict),
+    )  # fmt: skip
+    said: list[str] = []
+    orders: Any = SimpleNamespace(tell=said.append)
+    loop = Loop(trainer, orders)
+    nothing: Any = None
+    for _ in range(2):
+        loop._validate(nothing)
+    assert said == told
