@@ -93,7 +93,7 @@ def _preemption(config: ClusterConfig, preempting: bool) -> Finding:
 def _preempt_signal(sent: bool) -> Finding:
     words = "a preempted job gets " + ("the notice to save (SIGUSR2)" if sent else "SIGTERM and no other notice")
     words += "; the agents save at either, in the partition's GraceTime"
-    return Finding("Slurm", "preempt_send_user_signal", "ok", "set" if sent else "not set", words)
+    return Finding("Slurm", "send_user_signal", "ok", "set" if sent else "not set", words)
 
 
 def _kill_wait(config: ClusterConfig) -> Finding:

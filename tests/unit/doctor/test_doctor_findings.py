@@ -76,7 +76,7 @@ def test_settings_of_a_real_cluster(cluster):
         "note",
         "partition_prio, REQUEUE",
     )
-    assert "SIGUSR2" in found["preempt_send_user_signal"].words
+    assert "SIGUSR2" in found["send_user_signal"].words
     assert found["KillWait"].value == "5 s"
     assert found["MaxBatchRequeue"].value == "5"
     assert "any; the probe measures" in found["TopologyPlugin"].words
@@ -91,7 +91,7 @@ def test_settings_of_a_real_cluster(cluster):
         ({"slurmd_timeout_s": 0}, "SlurmdTimeout", "note", "never gives up a silent node"),
         ({"preempt_mode": "CANCEL"}, "PreemptType, PreemptMode", "note", "does not bring them back"),
         ({"preempt_mode": "GANG,SUSPEND"}, "PreemptType, PreemptMode", "note", "stopped in place"),
-        ({"preempt_send_user_signal": False}, "preempt_send_user_signal", "ok", "SIGTERM and no other notice"),
+        ({"preempt_send_user_signal": False}, "send_user_signal", "ok", "SIGTERM and no other notice"),
         ({"job_requeue": False}, "JobRequeue", "ok", "as hpctrain's do"),
         ({"over_time_limit_s": None}, "KillWait", "ok", "for ever over their limit"),
         ({"topology_plugin": "tree"}, "TopologyPlugin", "ok", "gives a job close ones"),
@@ -107,7 +107,7 @@ def test_each_setting_says_what_it_costs(cluster, settings, name, level, words):
 def test_without_preemption_nothing_is_said_of_its_signal(cluster):
     found = by_name(slurm_findings(changed(cluster, preempt_type="preempt/none", preempt_mode="OFF")))
     assert found["PreemptType, PreemptMode"].level == "ok"
-    assert "preempt_send_user_signal" not in found
+    assert "send_user_signal" not in found
     assert "requeued" not in found["low (default)"].words
 
 
