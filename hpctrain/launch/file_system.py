@@ -37,7 +37,7 @@ def check_shared(runs: Path, nodes: Iterable[str]) -> list[str]:
         )
     here = platform.node().partition(".")[0]
     elsewhere = any(name.partition(".")[0] != here for name in nodes)
-    if not elsewhere or (kind.startswith(SHARED) and kind not in NOT_SHARED):
+    if not elsewhere or is_shared(kind):
         return []
     return [
         f"{runs.resolve()}: is on {kind or 'a file system of unknown type'}, as a rule one machine's own disk; a node "
@@ -47,10 +47,25 @@ def check_shared(runs: Path, nodes: Iterable[str]) -> list[str]:
 
 def file_system_of(path: Path) -> str:
     """Type of the file system that holds `path`, or would: that of its nearest existing parent."""
+    return _mount_of(path)[0]
+
+
+def mount_options(path: Path) -> tuple[str, ...]:
+    """How that file system is mounted here: ('rw', 'relatime', 'local_lock=none')."""
+    return tuple(_mount_of(path)[1].split(","))
+
+
+def is_shared(kind: str) -> bool:
+    """Whether file systems of this type are, as a rule, seen by all nodes."""
+    return kind.startswith(SHARED) and kind not in NOT_SHARED
+
+
+def _mount_of(path: Path) -> tuple[str, str]:
+    """Type and options."""
     while not path.exists():
         path = path.parent
     mounts = sorted(psutil.disk_partitions(all=True), key=lambda mount: len(mount.mountpoint), reverse=True)
     for mount in mounts:
         if path == Path(mount.mountpoint) or Path(mount.mountpoint) in path.parents:
-            return str(mount.fstype)
-    return ""
+            return str(mount.fstype), str(mount.opts)
+    return "", ""

@@ -54,8 +54,7 @@ def preemption_words(run: Run, slurm: Slurm, partitions: Sequence[Partition]) ->
     kind = slurm.config()["preempt_type"]
     lines = []
     for partition in wanted(run.cluster.partition, partitions):
-        above = any(other.priority_tier > partition.priority_tier for other in partitions)
-        if kind.endswith("/none") or (kind.endswith("partition_prio") and not above):
+        if not can_be_preempted(kind, partition, partitions):
             continue
         cancels, name = "CANCEL" in partition.preempt_mode, partition.name
         if not cancels and "REQUEUE" not in partition.preempt_mode:
@@ -72,6 +71,17 @@ def preemption_words(run: Run, slurm: Slurm, partitions: Sequence[Partition]) ->
                 "it while it saves, and where that comes too late, `hpctrain resubmit` goes on with it"
             )
     return lines
+
+
+def can_be_preempted(kind: str, partition: Partition, partitions: Sequence[Partition]) -> bool:
+    """Whether jobs of the partition may lose their nodes to other jobs.
+
+    Args:
+        kind: the cluster's PreemptType.
+        partitions: all of them: by partition_prio, only those of a higher tier take nodes away.
+    """
+    above = any(other.priority_tier > partition.priority_tier for other in partitions)
+    return not (kind.endswith("/none") or (kind.endswith("partition_prio") and not above))
 
 
 def with_gpus(run: Run, slurm: Slurm) -> tuple[Run, list[str]]:

@@ -112,6 +112,8 @@ class ClusterConfig(TypedDict):
     max_array_size: int
     accounting: bool
     """Whether ended jobs can be asked for with sacct."""
+    topology_plugin: str
+    """How Slurm knows which nodes lie close: default or flat (it does not), tree, block, 3d_torus."""
 
 
 def parse_nodes(text: str) -> list[NodeInfo]:
@@ -235,6 +237,8 @@ def parse_config(text: str) -> ClusterConfig:
         over_time_limit_s=_over_time_limit(required(values, "OverTimeLimit")),
         max_array_size=_first_number(required(values, "MaxArraySize")),
         accounting=values.get("AccountingStorageType", "") not in ("", "(null)", "accounting_storage/none"),
+        # 'none' is what 22.05 calls what is 'default' and 'flat' later.
+        topology_plugin=values.get("TopologyPlugin", "").removeprefix("topology/") or "default",
     )
 
 

@@ -116,6 +116,10 @@ class Slurm:
         """All nodes."""
         return parse_nodes(_answer(self._run(["scontrol", "show", "node", "-o"])))
 
+    def srun_has(self, option: str) -> bool:
+        """Whether srun knows an option: plugins of a site (pyxis) add theirs."""
+        return option in _answer(self._run(["srun", "--help"]))
+
     def config(self) -> ClusterConfig:
         """The settings that decide how a run lives."""
         return parse_config(_answer(self._run(["scontrol", "show", "config"])))

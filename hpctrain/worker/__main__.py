@@ -11,6 +11,7 @@ from hpctrain.base.errors import EXIT_USAGE, HpctrainError
 VERBS = {
     "describe": "hpctrain.worker.describe",
     "measure": "hpctrain.worker.measure",
+    "torch": "hpctrain.worker.torch_state",
     "train": "hpctrain.worker.train",
 }
 

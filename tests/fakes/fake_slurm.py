@@ -113,6 +113,7 @@ class FakeSlurm:
             "scontrol": self._scontrol,
             "scancel": self._scancel,
             "sinfo": self._sinfo,
+            "srun": self._srun,
         }
         return clients[argv[0]](list(argv))
 
@@ -215,6 +216,10 @@ class FakeSlurm:
 
     def _sinfo(self, argv: list[str]) -> Finished:
         return self._reply(argv, "".join(f"{node}|{state}\n" for node, state in self.node_states.items()))
+
+    def _srun(self, argv: list[str]) -> Finished:
+        assert argv == ["srun", "--help"], "the fake Slurm starts no steps"
+        return self._reply(argv, "Usage: srun [OPTIONS(0)... [executable(0) [args(0)...]]]\n")
 
     # Its insides.
 

@@ -41,7 +41,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "rooms",
     [
-        ["hpctrain.cli", "hpctrain.node"],
+        ["hpctrain.cli", "hpctrain.node", "hpctrain.doctor"],
         ["hpctrain.base", "hpctrain.records", "hpctrain.schedule", "hpctrain.corpus"],
         ["hpctrain.probe", "hpctrain.planner", "hpctrain.launch", "hpctrain.agent", "hpctrain.report", "hpctrain.lab"],
     ],

@@ -112,6 +112,7 @@ def test_settings(captured):
         "over_time_limit_s": 0,
         "max_array_size": 1001,
         "accounting": False,
+        "topology_plugin": "none" if captured.version.startswith("22") else "default",
     }
 
 

@@ -1,0 +1,237 @@
+"""What a cluster's settings and partitions cost a run. Pure: facts in, findings out."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from hpctrain.base.units import format_seconds
+from hpctrain.doctor.facts import NoSlurm, SlurmFacts
+from hpctrain.doctor.finding import Finding, Level
+from hpctrain.launch.foresight import EARLY_S, can_be_preempted
+from hpctrain.records.run import Cluster, Recovery
+from hpctrain.slurm.cluster import ClusterConfig, NodeInfo, Partition
+from hpctrain.slurm.time import format_time_limit
+
+LONG_PAUSE_S = 60
+"""A pause between two attempts that is worth a word."""
+NOTICE_S = int(Cluster.model_fields["save_notice_s"].default)
+HEARTBEAT_S = float(Recovery.model_fields["heartbeat_timeout_s"].default)
+_MIG = re.compile(r"\d+g\.\d+gb")
+
+
+def slurm_findings(slurm: SlurmFacts | NoSlurm) -> list[Finding]:
+    """The cluster: its version, the settings that decide how a run lives and dies, and its partitions."""
+    if isinstance(slurm, NoSlurm):
+        return [_no_slurm(slurm)]
+    config = slurm.config
+    kind = config["preempt_type"]
+    preempting = any(can_be_preempted(kind, partition, slurm.partitions) for partition in slurm.partitions)
+    return [
+        Finding("Slurm", "version", "ok", config["version"], f"cluster '{config['cluster']}'; its controller answers"),
+        _slurmd_timeout(config["slurmd_timeout_s"]),
+        _requeue_pause(config["cred_expire_s"]),
+        _preemption(config, preempting),
+        *([_preempt_signal(config["preempt_send_user_signal"])] if preempting else []),
+        _kill_wait(config),
+        _job_requeue(config["job_requeue"]),
+        _batch_requeue(config["max_batch_requeue"]),
+        _topology(config["topology_plugin"]),
+        _accounting(config),
+        *partition_findings(kind, slurm.partitions, slurm.nodes),
+    ]
+
+
+def _no_slurm(slurm: NoSlurm) -> Finding:
+    instead = "`hpctrain train --local N` runs on this machine"
+    if not slurm.installed:
+        return Finding("Slurm", "commands", "note", "not on the path", f"nothing can be submitted; {instead}")
+    if not slurm.configured:
+        words = f"Slurm's commands are here and find no slurm.conf: nothing can be submitted; {instead}"
+        todo = "where there is a cluster, set SLURM_CONF"
+        return Finding("Slurm", "controller", "note", "not configured", words, todo)
+    words = f"`hpctrain submit` would fail: {slurm.reason}"
+    return Finding(
+        "Slurm", "controller", "problem", "cannot be asked", words, f"try again later, or ask the site; {instead}"
+    )
+
+
+def _slurmd_timeout(seconds: int) -> Finding:
+    ours = f"hpctrain's own agents notice within {format_seconds(HEARTBEAT_S)} (recovery.heartbeat_timeout_s)"
+    if seconds == 0:
+        words = f"Slurm never gives up a silent node, and its job stays; {ours} and go on without it"
+        return Finding("Slurm", "SlurmdTimeout", "note", "0", words)
+    words = f"after that Slurm takes a silent node for dead, ends its job and requeues it; {ours} and go on until then"
+    return Finding("Slurm", "SlurmdTimeout", "ok", f"{seconds} s", words)
+
+
+def _requeue_pause(seconds: int) -> Finding:
+    level: Level = "note" if seconds >= LONG_PAUSE_S else "ok"
+    words = f"a requeue waits {seconds} s here before its job may start again (AuthInfo)"
+    return Finding("Slurm", "cred_expire", level, f"{seconds} s", words)
+
+
+def _preemption(config: ClusterConfig, preempting: bool) -> Finding:
+    kind = config["preempt_type"].removeprefix("preempt/")
+    value = f"{kind}, {config['preempt_mode']}"
+    if not preempting:
+        return Finding("Slurm", "PreemptType, PreemptMode", "ok", value, "no job is ended to make room for another one")
+    words, mode = "jobs may be ended to make room for others", config["preempt_mode"]
+    if "CANCEL" in mode:
+        words += "; Slurm does not bring them back, hpctrain asks for it while it saves"
+        return Finding(
+            "Slurm", "PreemptType, PreemptMode", "note", value, words, "where that was too late: hpctrain resubmit RUN"
+        )
+    if "REQUEUE" in mode:
+        words += "; Slurm puts them back into the queue and they go on from their last checkpoint"
+    elif "SUSPEND" in mode:
+        words = "jobs may be stopped in place for others; a run that wakes up may have to start its workers again"
+    return Finding("Slurm", "PreemptType, PreemptMode", "note", value, words)
+
+
+def _preempt_signal(sent: bool) -> Finding:
+    words = "a preempted job gets " + ("the notice to save (SIGUSR2)" if sent else "SIGTERM and no other notice")
+    words += "; the agents save at either, in the partition's GraceTime"
+    return Finding("Slurm", "send_user_signal", "ok", "set" if sent else "not set", words)
+
+
+def _kill_wait(config: ClusterConfig) -> Finding:
+    words = "between SIGTERM and SIGKILL at the time limit; hpctrain has saved by then: it is told "
+    words += f"{NOTICE_S} s before the limit (cluster.save_notice_s)"
+    over = config["over_time_limit_s"]
+    if over != 0:
+        words += f"; jobs may run {'for ever' if over is None else f'{over} s'} over their limit (OverTimeLimit)"
+    return Finding("Slurm", "KillWait", "ok", f"{config['kill_wait_s']} s", words)
+
+
+def _job_requeue(on: bool) -> Finding:
+    words = "jobs go back into the queue after a node failure unless they say otherwise"
+    if not on:
+        words = (
+            "jobs go back into the queue after a node failure only when they ask for it, as hpctrain's do (--requeue)"
+        )
+    return Finding("Slurm", "JobRequeue", "ok", "1" if on else "0", words)
+
+
+def _batch_requeue(most: int) -> Finding:
+    words = (
+        "after so many failed starts Slurm holds the job; `hpctrain status` says so, `scontrol release JOB` frees it"
+    )
+    return Finding("Slurm", "MaxBatchRequeue", "ok", str(most), words)
+
+
+def _topology(plugin: str) -> Finding:
+    words = "Slurm knows which nodes lie close, and gives a job close ones"
+    if plugin in ("none", "default", "flat"):
+        words = "Slurm does not know which nodes lie close, a job gets any; the probe measures those that it got"
+    return Finding("Slurm", "TopologyPlugin", "ok", plugin, words)
+
+
+def _accounting(config: ClusterConfig) -> Finding:
+    age = format_seconds(config["min_job_age_s"])
+    if config["accounting"]:
+        words = f"sacct knows ended jobs; the controller forgets them after {age} (MinJobAge)"
+        return Finding("Slurm", "accounting", "ok", "on", words)
+    words = f"Slurm forgets an ended job after {age} (MinJobAge); what became of a run stays in its folder"
+    return Finding("Slurm", "accounting", "note", "none", words)
+
+
+def partition_findings(kind: str, partitions: Sequence[Partition], nodes: Sequence[NodeInfo]) -> list[Finding]:
+    """One finding a partition; one more where none of them can run anything.
+
+    Args:
+        kind: the cluster's PreemptType.
+    """
+    found = [_partition(kind, partition, partitions, nodes) for partition in partitions]
+    if not any(partition.state == "UP" and _ready(partition, nodes) for partition in partitions):
+        words = "no partition that you see is up and has a node that takes jobs: a job would only wait"
+        found.append(Finding("partitions", "all", "problem", "none is ready", words, "ask the site"))
+    return found
+
+
+def _partition(kind: str, partition: Partition, partitions: Sequence[Partition], nodes: Sequence[NodeInfo]) -> Finding:
+    ready, members = _ready(partition, nodes), _members(partition, nodes)
+    out = len(members) - len(ready)
+    value = _nodes(partition.nodes_total)
+    if out:
+        value += f", {out} out of service"
+    value += f"; {_gpus(members)}"
+    warnings = [
+        *_closed(partition, ready), *_too_short(partition), *_preempted(kind, partition, partitions),
+    ]  # fmt: skip
+    words = "; ".join([*_limits(partition), *warnings])
+    name = f"{partition.name} (default)" if partition.default else partition.name
+    return Finding("partitions", name, "note" if warnings else "ok", value, words)
+
+
+def _members(partition: Partition, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
+    names = set(partition.nodes)
+    return [node for node in nodes if node.name in names]
+
+
+def _ready(partition: Partition, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
+    return [node for node in _members(partition, nodes) if node.takes_jobs]
+
+
+def _gpus(members: Sequence[NodeInfo]) -> str:
+    """GPUs by what a node has of them: '4 x a100 on 3 nodes, 2 x a100_3g.20gb (MIG slices) on 1 node'."""
+    counts = Counter((item.count, item.type) for node in members for item in node.gres if item.name == "gpu")
+    if not counts:
+        return "no GPUs"
+    parts = []
+    for (count, kind), on in counts.items():
+        mig = " (MIG slices)" if kind and _MIG.search(kind) else ""
+        parts.append(f"{count} x {kind or 'GPU of no named type'}{mig} on {_nodes(on)}")
+    return ", ".join(parts)
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'' if count == 1 else 's'}"
+
+
+def _limits(partition: Partition) -> list[str]:
+    limit, default = partition.time_limit_s, partition.default_time_s
+    words = f"up to {format_time_limit(limit)}" if limit is not None else "no time limit"
+    if default is not None and default != limit:
+        words += f" ({format_time_limit(default)} for a job that names no time)"
+    limits = [words]
+    if partition.max_nodes is not None:
+        limits.append(f"at most {_nodes(partition.max_nodes)} a job")
+    if partition.allow_accounts is not None:
+        limits.append(f"accounts {', '.join(partition.allow_accounts)} only")
+    if partition.allow_qos is not None:
+        limits.append(f"QOS {', '.join(partition.allow_qos)} only")
+    return limits
+
+
+def _closed(partition: Partition, ready: Sequence[NodeInfo]) -> list[str]:
+    if partition.state != "UP":
+        return [f"it is {partition.state}: its jobs do not start now"]
+    return [] if ready else ["none of its nodes takes jobs now"]
+
+
+def _too_short(partition: Partition) -> list[str]:
+    given, least = partition.default_time_s or partition.time_limit_s, NOTICE_S + EARLY_S
+    if given is None or given > least:
+        return []
+    if partition.time_limit_s is not None and partition.time_limit_s <= least:
+        return [
+            f"too short for a run: the notice to save comes {NOTICE_S} s before the end; lower cluster.save_notice_s"
+        ]
+    return ["a job that names no time gets too little to train: give cluster.time"]
+
+
+def _preempted(kind: str, partition: Partition, partitions: Sequence[Partition]) -> list[str]:
+    mode = partition.preempt_mode
+    if mode == "OFF" or not can_be_preempted(kind, partition, partitions):
+        return []
+    if "SUSPEND" in mode:
+        return ["its jobs may be suspended for others"]
+    end = "cancelled" if "CANCEL" in mode else "requeued"
+    if partition.grace_s:
+        return [f"its jobs may be {end} for others, {partition.grace_s} s after the notice to save (GraceTime)"]
+    return [
+        f"its jobs may be {end} for others at once (GraceTime 0): the steps since the last checkpoint are lost, so "
+        "keep checkpoint.every small"
+    ]

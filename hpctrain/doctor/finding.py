@@ -1,0 +1,34 @@
+"""What the doctor has to say of one thing: how it stands, what it costs a run, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hpctrain.base.errors import EXIT_DONE, EXIT_WARNINGS
+
+Subject = Literal["Slurm", "partitions", "containers", "torch", "network", "files"]
+Level = Literal["ok", "note", "problem"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's answer."""
+
+    subject: Subject
+    name: str
+    """The setting, partition, program or folder."""
+    level: Level
+    """ok: nothing to do. note: it costs something, or a part is not there. problem: a run would fail or stay slow."""
+    value: str
+    """What was found."""
+    words: str = ""
+    """What it means for a run."""
+    todo: str = ""
+    """What to do; empty where there is nothing to do."""
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """0, or 3 where something would make a run fail."""
+    return EXIT_WARNINGS if any(finding.level == "problem" for finding in findings) else EXIT_DONE

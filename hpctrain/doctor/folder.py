@@ -1,0 +1,114 @@
+"""A folder tried for real: what a run relies on is done once in it, by the code that a run does it with."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from hpctrain.base.atomic import write_text
+from hpctrain.base.errors import HpctrainError, StorageError
+from hpctrain.doctor.facts import FolderFacts, LocalDisk, Trial
+from hpctrain.launch.file_system import file_system_of, is_shared, mount_options
+from hpctrain.launch.folder import lock_run_folder
+from hpctrain.records.locate import RUNS_VARIABLE
+from hpctrain.report.status import lock_held
+
+
+def look_at_runs(runs: Path, environ: Mapping[str, str]) -> FolderFacts:
+    """Where run folders go, and whether renaming, locking and linking work there.
+
+    Nothing stays behind: what is tried lies in a folder of its own, which is removed. A folder that is not there yet is
+    not made; its nearest parent is tried in its place.
+    """
+    path = runs.expanduser().resolve()
+    there = _nearest(path)
+    rename, lock, link = _try_in(there) if not path.is_file() else (Trial(False, "it is a file, not a folder"),) * 3
+    return FolderFacts(
+        path=path,
+        kind=file_system_of(there),
+        options=mount_options(there),
+        free_bytes=shutil.disk_usage(there).free,
+        from_variable=bool(environ.get(RUNS_VARIABLE)),
+        rename=rename,
+        lock=lock,
+        link=link,
+    )
+
+
+def look_at_local_disks(environ: Mapping[str, str]) -> tuple[LocalDisk, ...]:
+    """The usual places for temporary files that lie on no shared file system."""
+    places = dict.fromkeys(Path(place) for place in (environ.get("TMPDIR") or "/tmp", "/tmp", "/scratch", "/dev/shm"))
+    disks = [
+        LocalDisk(place, file_system_of(place), shutil.disk_usage(place).free) for place in places if place.is_dir()
+    ]
+    return tuple(disk for disk in disks if not is_shared(disk.kind))
+
+
+def _nearest(path: Path) -> Path:
+    while True:
+        with contextlib.suppress(PermissionError):  # its parent may not be looked into
+            if path.is_dir():
+                return path
+        path = path.parent
+
+
+def _try_in(folder: Path) -> tuple[Trial, Trial, Trial]:
+    """Rename, lock and link, in this order."""
+    try:
+        scratch = Path(tempfile.mkdtemp(prefix=".hpctrain-doctor-", dir=folder))
+    except OSError as error:
+        failed = Trial(False, f"nothing can be written there: {error.strerror or error}")
+        return failed, failed, failed
+    try:
+        return _tried(_rename, scratch), _tried(_lock, scratch), _tried(_link, scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _tried(trial: Callable[[Path], str], folder: Path) -> Trial:
+    try:
+        reason = trial(folder)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except StorageError as error:
+        # Its own words name a file that is gone by now.
+        cause = error.__cause__
+        reason = (cause.strerror if isinstance(cause, OSError) else None) or str(error)
+    except HpctrainError as error:
+        reason = str(error)
+    return Trial(reason == "", reason)
+
+
+def _rename(folder: Path) -> str:
+    """A file takes the place of another one; what went wrong."""
+    path = folder / "file"
+    for text in ("first", "second"):
+        write_text(path, text)
+    return "" if path.read_text() == "second" else "the old file is still there after it was replaced"
+
+
+def _lock(folder: Path) -> str:
+    """A run folder is taken and given back, as `hpctrain status` would see it; what went wrong."""
+    lock = lock_run_folder(folder)
+    try:
+        held = lock_held(folder)
+    finally:
+        lock.release()
+    if not held:
+        return "a lock that is held looks free"
+    return "a lock that was given back looks held" if lock_held(folder) else ""
+
+
+def _link(folder: Path) -> str:
+    """A second hard link to one name is refused; what went wrong."""
+    (folder / "proposal").write_text("")
+    os.link(folder / "proposal", folder / "decided")
+    try:
+        os.link(folder / "proposal", folder / "decided")
+    except FileExistsError:
+        return ""
+    return "a name can be taken twice"
