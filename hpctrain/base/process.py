@@ -6,12 +6,15 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from hpctrain.base.errors import CommandError, CommandTimeout
+
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,13 @@ class Runner(Protocol):
         keep_fds: Sequence[int] = (),
     ) -> Process:
         """Start in a process group of its own, with output appended to `log`."""
+
+    def become(self, argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+        """This process turns into the command: terminal, signals and exit code are the command's from here on.
+
+        Raises:
+            CommandError: it could not start; this process goes on.
+        """
 
 
 class SystemProcess:
@@ -136,3 +146,14 @@ class SystemRunner:
             if output:
                 output.close()
         return SystemProcess(popen)
+
+    def become(self, argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number in _IGNORED_BY_PYTHON:
+            # What is ignored stays ignored in the command: `hpctrain exec … yes | head` would never end.
+            signal.signal(number, signal.SIG_DFL)
+        try:
+            os.execvpe(argv[0], list(argv), dict(env))
+        except OSError as error:
+            raise CommandError(f"{argv[0]}: cannot start: {error.strerror}") from error
