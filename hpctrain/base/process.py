@@ -14,7 +14,8 @@ from typing import NoReturn, Protocol
 
 from hpctrain.base.errors import CommandError, CommandTimeout
 
-_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+_RESTORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM)
+"""Signals that Python, or a command before its last word, ignores."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ class SystemRunner:
     def become(self, argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
-        for number in _IGNORED_BY_PYTHON:
+        for number in _RESTORED:
             # What is ignored stays ignored in the command: `hpctrain exec … yes | head` would never end.
             signal.signal(number, signal.SIG_DFL)
         try:
