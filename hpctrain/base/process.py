@@ -6,12 +6,16 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from hpctrain.base.errors import CommandError, CommandTimeout
+
+_RESTORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM)
+"""Signals that Python, or a command before its last word, ignores."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,13 @@ class Runner(Protocol):
         keep_fds: Sequence[int] = (),
     ) -> Process:
         """Start in a process group of its own, with output appended to `log`."""
+
+    def become(self, argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+        """This process turns into the command: terminal, signals and exit code are the command's from here on.
+
+        Raises:
+            CommandError: it could not start; this process goes on.
+        """
 
 
 class SystemProcess:
@@ -136,3 +147,14 @@ class SystemRunner:
             if output:
                 output.close()
         return SystemProcess(popen)
+
+    def become(self, argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number in _RESTORED:
+            # What is ignored stays ignored in the command: `hpctrain exec … yes | head` would never end.
+            signal.signal(number, signal.SIG_DFL)
+        try:
+            os.execvpe(argv[0], list(argv), dict(env))
+        except OSError as error:
+            raise CommandError(f"{argv[0]}: cannot start: {error.strerror}") from error

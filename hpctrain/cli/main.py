@@ -27,6 +27,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "list": ("hpctrain.cli.list", "List the runs here with their state."),
     "cancel": ("hpctrain.cli.cancel", "Stop a run for good, with a checkpoint first."),
     "resubmit": ("hpctrain.cli.resubmit", "Submit a run again that was cancelled or failed."),
+    "exec": ("hpctrain.cli.exec", "Run a command inside a running job, on one of its nodes."),
+    "prune": ("hpctrain.cli.prune", "List what old runs and checkpoints would free; remove it with --yes."),
     "report": ("hpctrain.cli.report", "Write a run's report.html."),
     "lab": ("hpctrain.cli.lab", "A real Slurm of several nodes on this machine, with faults on demand."),
     "bench": ("hpctrain.cli.bench", "Side-by-side measurements on this machine."),

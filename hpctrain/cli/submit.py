@@ -14,6 +14,8 @@ import click
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
+from hpctrain.cli.own_job import become_job, begin_own_job, earlier_run
+from hpctrain.cli.own_job import option as own_job_option
 from hpctrain.cli.profile import option as profile_option
 from hpctrain.cli.profile import with_profile
 from hpctrain.cli.provisional import check_provisional
@@ -21,6 +23,7 @@ from hpctrain.launch.allocation import run_in_allocation
 from hpctrain.launch.folder import RunFolder, removed_on_error
 from hpctrain.launch.foresight import with_gpus
 from hpctrain.launch.job_nodes import nodes_of_job
+from hpctrain.launch.own_job import check_kind
 from hpctrain.launch.queue import check_queue, wait_for_job
 from hpctrain.launch.site import with_exported
 from hpctrain.launch.submission import preview, submit_job, submit_local
@@ -37,18 +40,24 @@ from hpctrain.slurm.commands import Slurm
 @profile_option
 @click.option("--dry-run", is_flag=True, help="Check everything and show the job script; submit nothing.")
 @click.option("--wait", is_flag=True, help="Wait until the run has ended; its exit code comes back.")
+@own_job_option
 @click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout; a dry run, its script.")
 def command(
     run_file: Path, topology: Path | None, plan: Path | None, overrides: tuple[str, ...], profile: int | None,
-    dry_run: bool, wait: bool, as_json: bool,
+    dry_run: bool, wait: bool, own_job: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Submit RUN.YAML as one job: probe if needed, plan, train, requeue.
 
     Returns at once. In the job, each attempt measures its nodes, plans for them and trains; a lost node, a preemption
     or the time limit puts the job back into the queue, where it goes on from its last checkpoint. Inside an existing
-    allocation (salloc) the run starts there and then.
+    allocation (salloc) the run starts there and then; with --own-job, as slurm/train.sbatch has it, the batch job that
+    a person submitted becomes the run's job, and resumes the run when it comes back from the queue.
     """
     overrides = with_profile(overrides, profile)
+    if own_job:
+        if dry_run or wait or as_json:
+            raise InputError("--own-job: the job turns into the run; leave out --dry-run, --wait and --json")
+        _submit_as_own_job(run_file, overrides, topology, plan)
     queued = read_run(run_file, overrides).cluster.kind == "slurm"
     prepared = prepare(run_file, overrides, None, topology, plan, SystemRunner(), queued=queued)
     if queued:
@@ -82,6 +91,22 @@ def _submit_to_slurm(prepared: Prepared, dry_run: bool, wait: bool, as_json: boo
     _told(folder.path, job_id, as_json)
     if wait:
         sys.exit(wait_for_job(folder.path, job_id, slurm, SystemClock(), lambda text: _say([text], as_json)))
+
+
+def _submit_as_own_job(
+    run_file: Path, overrides: tuple[str, ...], topology: Path | None, plan: Path | None
+) -> NoReturn:
+    """The run as this batch job; does not return."""
+    job = begin_own_job()
+    before = earlier_run(job)
+    if before is not None:
+        become_job(before, job)
+    prepared = prepare(run_file, overrides, None, topology, plan, SystemRunner(), queued=True)
+    check_kind(prepared.run)
+    nodes = None if topology else nodes_of_job(prepared.run, Slurm(SystemRunner()), os.environ)
+    _say(check_provisional(prepared, runs_folder(), nodes), as_json=True)
+    folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
+    become_job(folder.path, job, prepared.run)
 
 
 def _run_here(folder: RunFolder, prepared: Prepared, job_id: str) -> NoReturn:

@@ -183,6 +183,18 @@ def lock_holder(path: Path) -> Holder | None:
     return holder
 
 
+def is_held(path: Path) -> bool:
+    """Whether any process holds the folder, also where the one that took it is gone and its children go on."""
+    try:
+        descriptor = os.open(path / "run.lock", os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _taken(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
 def _holder(descriptor: int) -> Holder | None:
     """What the process that took the lock wrote."""
     pid, _, host = os.pread(descriptor, 512, 0).decode(errors="replace").strip().partition(" ")

@@ -30,13 +30,14 @@ OF_THE_RUN_FILE = {
 """Options that have a key in the run file, where they are checked: as an option nobody would see them."""
 
 
-def render_job(run: Run, folder: Path, command: str, submitted: bool = True) -> str:
+def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_hand: bool = False) -> str:
     """The text of job.sh.
 
     Args:
         folder: the run folder, absolute and shared by all nodes.
         command: what each node's task executes (a shell command, quoted already).
         submitted: the job is this run's own; otherwise the script runs in an allocation that a person has.
+        by_hand: it is its own, but a person submitted it: its directives are in the person's script.
 
     Raises:
         InputError: cluster.sbatch or cluster.setup holds something that cannot go into the script.
@@ -48,7 +49,8 @@ def render_job(run: Run, folder: Path, command: str, submitted: bool = True) -> 
     text: str = environment.from_string(template).render(
         name=run.name,
         version=__version__,
-        directives=directives(run, folder),
+        how="runs in the job" if by_hand else "was submitted" if submitted else "runs in the allocation",
+        directives=[] if by_hand else directives(run, folder),
         setup=_checked(run.cluster.setup, "cluster.setup"),
         folder=shlex.quote(str(folder)),
         log_folder=_path(folder),

@@ -52,6 +52,11 @@ def job_id(folder: Path) -> str | None:
     return next(reversed(_job_ids(folder)), None)
 
 
+def run_of_job(job: str, environ: Mapping[str, str], cwd: Path) -> Path | None:
+    """The newest run folder that had the job, whatever runs are called; None where there is none."""
+    return next((path for path in reversed(all_runs(environ, cwd)) if job in _job_ids(path)), None)
+
+
 def record_job(folder: Path, job: str) -> None:
     """Add a job that was submitted for the run; its earlier ones still lead to it.
 

@@ -132,10 +132,10 @@ def prune(checkpoints: Path, keep: int, current: Path) -> None:
     kept = {current, *before[max(0, len(before) - (keep - 1)) :]}
     for path in listed(checkpoints):
         if path not in kept:
-            _remove(path)
+            remove(path)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     """Take a checkpoint's name away before its files: a writer killed on the way leaves nothing that looks whole."""
     going = path.with_name(f".removed-{path.name}")
     shutil.rmtree(going, ignore_errors=True)

@@ -120,6 +120,12 @@ class FakeSlurm:
     def start(self, argv, env=None, log=None, keep_fds=()):
         raise CommandError(f"{argv[0]}: the fake Slurm starts no processes")
 
+    def become(self, argv, env):
+        """srun as the last word of a process: it is remembered, and ends with exit code 7."""
+        self.argvs.append(tuple(argv))
+        self.envs.append(env)
+        raise SystemExit(7)
+
     # Its clients.
 
     def _sbatch(self, argv: list[str]) -> Finished:

@@ -12,7 +12,7 @@ from fake_slurm import FakeSlurm
 
 from hpctrain.cli.main import cli
 
-USES_SLURM = ("cancel", "list", "resubmit", "submit", "watched")
+USES_SLURM = ("cancel", "exec", "list", "own_job", "prune", "resubmit", "submit", "watched")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hpctrain import __version__
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.launch.job_script import directives, render_job
-from hpctrain.launch.submission import preview
+from hpctrain.launch.submission import direct_command, preview
 from hpctrain.node import run as node_run
 from hpctrain.records.run import Run
 
@@ -46,6 +46,13 @@ def test_the_script_is_the_golden_one() -> None:
     )  # fmt: skip
     text = neutral(preview(asked, Path("/shared/runs/gpt 1")))
     assert text == GOLDEN.read_text()
+
+
+def test_the_script_of_a_job_submitted_by_hand_is_the_golden_one() -> None:
+    asked = run(device="cuda", devices_per_node=4, setup=["module load cuda"], sbatch=["--constraint=a100"])
+    folder = Path("/shared/runs/gpt 1")
+    text = neutral(render_job(asked, folder, direct_command(folder), by_hand=True))
+    assert text == GOLDEN.with_name("own_job.sh").read_text()
 
 
 def test_the_script_is_valid_bash(tmp_path: Path) -> None:

@@ -1,0 +1,45 @@
+"""`submit --own-job` and `resubmit --own-job`: the last word of a batch script, which becomes the run's job."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from hpctrain.base.process import SystemRunner
+from hpctrain.launch.own_job import is_restarted, own_job_id, take_job
+from hpctrain.records.locate import run_of_job
+from hpctrain.records.run import Run, read_run
+
+option = click.option(
+    "--own-job", is_flag=True, help="In a batch script: this job is the run's own, and goes back to the queue with it."
+)
+
+
+def begin_own_job() -> str:
+    """Id of this job; from here on the notice of a preemption waits for the job's script.
+
+    A job that ends within its grace time is over for Slurm, so this process must not end by that notice.
+
+    Raises:
+        InputError: this is no batch job.
+    """
+    job = own_job_id(os.environ)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return job
+
+
+def earlier_run(job: str) -> Path | None:
+    """The run that this job had before it went back to the queue; None at its first start."""
+    return run_of_job(job, os.environ, Path.cwd()) if is_restarted(os.environ) else None
+
+
+def become_job(folder: Path, job: str, run: Run | None = None) -> NoReturn:
+    """This process turns into the run's job script; the folder, locks and attempts are that script's from here on."""
+    folder = folder.resolve()
+    argv = take_job(folder, run or read_run(folder / "run.yaml"), job)
+    click.echo(f"hpctrain: job {job}, run folder {folder}", err=True)
+    SystemRunner().become(argv, os.environ)

@@ -1,0 +1,59 @@
+"""A batch job that a person submitted by hand, made the run's own: it goes on in its folder after each requeue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpctrain.base.atomic import write_text
+from hpctrain.base.errors import InputError
+from hpctrain.launch.cancel import MARK
+from hpctrain.launch.job_script import render_job
+from hpctrain.launch.submission import direct_command
+from hpctrain.records.locate import job_id, record_job
+from hpctrain.records.run import Run
+
+
+def own_job_id(environ: Mapping[str, str]) -> str:
+    """Id of the batch job that this process is the script of.
+
+    Raises:
+        InputError: this is no batch job.
+    """
+    job = environ.get("SLURM_JOB_ID")
+    if not job:
+        raise InputError(
+            "--own-job: only inside a batch job, as in slurm/train.sbatch; from a login node leave it out, and "
+            "hpctrain queues the job itself"
+        )
+    return job
+
+
+def is_restarted(environ: Mapping[str, str]) -> bool:
+    """Whether the job was in the queue before: preempted, out of time, or it lost its node."""
+    return environ.get("SLURM_RESTART_COUNT", "0") != "0"
+
+
+def take_job(folder: Path, run: Run, job: str) -> list[str]:
+    """Make the job the run's newest one; the argv of its script comes back, for this process to become.
+
+    Raises:
+        InputError: cluster.setup cannot go into the script.
+        StorageError: the run folder cannot be written.
+    """
+    script = folder / "job.sh"
+    write_text(script, render_job(run, folder, direct_command(folder), by_hand=True), mode=0o755)
+    if job_id(folder) != job:
+        (folder / MARK).unlink(missing_ok=True)
+        record_job(folder, job)
+    return ["bash", str(script)]
+
+
+def check_kind(run: Run) -> None:
+    """Refuse a run that would only start processes on the job's first node.
+
+    Raises:
+        InputError: the run is of kind local.
+    """
+    if run.cluster.kind != "slurm":
+        raise InputError("cluster.kind: found local; a job of its own needs slurm: add --set cluster.kind=slurm")

@@ -1,0 +1,86 @@
+"""A command beside the training: one more step of a running job. Pure: argv and environment out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpctrain.base.errors import InputError
+from hpctrain.launch.code import FOLDER
+from hpctrain.launch.local import local_environment
+from hpctrain.slurm.commands import client_environment
+
+
+def choose_node(asked: str | None, attempt: Sequence[str], members: Sequence[str], job: Sequence[str]) -> str:
+    """The node to run on.
+
+    Args:
+        asked: the node that a person named; default: the first one of the attempt that still takes part.
+        attempt: nodes that the attempt started with.
+        members: nodes of its newest generation; a lost one stays in the job, and srun would wait for it for ever.
+        job: nodes that the job has now.
+
+    Raises:
+        InputError: the node is not one of the job's.
+    """
+    if asked is not None and asked not in job:
+        raise InputError(f"node: found '{asked}'; allowed: {', '.join(job)}")
+    if asked is not None:
+        return asked
+    wanted = [[name for name in attempt if name in members], attempt, job]
+    return next(name for names in wanted for name in names if name in job)
+
+
+def step_command(job_id: str, node: str, setup: Sequence[str], command: Sequence[str], terminal: bool) -> list[str]:
+    """srun's argv for a step beside the training, which goes on: it shares CPUs, memory and GPUs with it.
+
+    Args:
+        setup: cluster.setup: a command finds the modules and the environment that the workers have.
+        terminal: whether a person sits at one; then the command gets a terminal of its own.
+    """
+    argv = ["srun", f"--jobid={job_id}", "--overlap", f"--nodelist={node}", "--nodes=1", "--ntasks=1"]
+    # An allocation's --ntasks-per-node=8 would hold for its steps too.
+    argv += ["--ntasks-per-node=1", "--cpu-bind=none", "--export=ALL", *(["--pty"] if terminal else [])]
+    return [*argv, *_after_setup(setup, command)]
+
+
+def _after_setup(setup: Sequence[str], command: Sequence[str]) -> list[str]:
+    if not setup:
+        return list(command)
+    return ["bash", "-c", "\n".join([*setup, 'exec "$@"']), "hpctrain-exec", *command]
+
+
+def step_environment(folder: Path, attempt: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """What the command starts with in a job: the person's variables, and those that lead to the run."""
+    env = client_environment(environ)
+    env.pop("SLURM_TIME_FORMAT")  # made for what is parsed here
+    return env | _of_the_run(folder, attempt, environ)
+
+
+def local_step_environment(folder: Path, attempt: int, count: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """What the command starts with beside a local run of `count` virtual nodes."""
+    return local_environment(count, environ) | _of_the_run(folder, attempt, environ)
+
+
+def _of_the_run(folder: Path, attempt: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """The run folder, the attempt, and the run's own copy of the person's code before anything else."""
+    env = {"HPCTRAIN_RUN_FOLDER": str(folder), "HPCTRAIN_ATTEMPT": str(attempt)}
+    if (folder / FOLDER).is_dir():
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder / FOLDER), environ.get("PYTHONPATH")]))
+    return env
+
+
+def what_to_do(state: str, name: str) -> str:
+    """The next thing to do about a run in which no command can run because of its state."""
+    if state in ("queued", "requeued", "starting"):
+        return f"wait until it runs: `hpctrain status {name}`"
+    if state == "done":
+        return f"`hpctrain report {name}` shows it"
+    return f"`hpctrain logs {name}` shows why, `hpctrain resubmit {name}` goes on with it"
+
+
+def nodes_of_attempt(attempts: Sequence[Mapping[str, object]]) -> list[str]:
+    """Nodes that the newest attempt started with; [] before the first."""
+    nodes = attempts[-1].get("nodes") if attempts else None
+    return [str(node) for node in nodes] if isinstance(nodes, list) else []

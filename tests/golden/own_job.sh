@@ -1,0 +1,37 @@
+#!/bin/bash
+# gpt: exactly what runs in the job, by hpctrain 0.0.0.
+
+# Signals are for the steps: their agents save a checkpoint and leave. This script only waits for them.
+trap : TERM USR2 CONT
+module load cuda
+
+HPCTRAIN_ATTEMPT=$(/usr/bin/python3 -m hpctrain.node begin --folder '/shared/runs/gpt 1') || exit $?
+export HPCTRAIN_ATTEMPT
+export SUBMITIT_EXECUTOR=slurm
+
+# One task a node with everything of it. A lost node does not end the step: the agents on the others go on without it
+# for as long as Slurm leaves the job alive.
+# The numbers are said, as salloc's own (-n 16) would start several tasks on a node.
+srun --export=ALL --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
+  --kill-on-bad-exit=0 --wait=0 --unbuffered --open-mode=append --cpu-bind=none \
+  --output='/shared/runs/gpt 1'/logs/%j.%N.agent.log --gpu-bind=none /usr/bin/python3 -m hpctrain.node run --folder '/shared/runs/gpt 1' &
+step=$!
+
+# srun would wait for the task of a node that died, which never answers: when the run is finished, nobody waits for it.
+finished='/shared/runs/gpt 1'/finished
+while kill -0 "$step" 2>/dev/null && [ ! -e "$finished" ]; do sleep 1; done
+for _ in 1 2 3 4 5 6 7 8 9 10; do
+  kill -0 "$step" 2>/dev/null || break
+  sleep 1
+done
+if kill "$step" 2>/dev/null; then
+  code=0
+else
+  wait "$step"
+  code=$?
+fi
+
+# What ends the job does not end this: it may have to ask for the job to come back.
+trap '' INT TERM USR2
+/usr/bin/python3 -m hpctrain.node end --folder '/shared/runs/gpt 1' --attempt "$HPCTRAIN_ATTEMPT" --code "$code" --requeue >&2
+exit $?
