@@ -151,10 +151,12 @@ class SystemRunner:
     def become(self, argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
-        for number in _RESTORED:
-            # What is ignored stays ignored in the command: `hpctrain exec … yes | head` would never end.
-            signal.signal(number, signal.SIG_DFL)
+        # What is ignored stays ignored in the command: `hpctrain exec … yes | head` would never end.
+        before = {number: signal.signal(number, signal.SIG_DFL) for number in _RESTORED}
         try:
             os.execvpe(argv[0], list(argv), dict(env))
         except OSError as error:
             raise CommandError(f"{argv[0]}: cannot start: {error.strerror}") from error
+        finally:  # it did not start: this process goes on as it was
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -136,6 +136,8 @@ def test_a_node_is_lost_and_the_job_comes_back_without_it(project: Project) -> N
     assert project.hpctrain("status", job.job_id, "--json").stdout
     job.wait_for_step(15)
     assert job.status()["state"] == "running"
+    assert project.hpctrain("exec", job.name, "node1", "--", "hostname").stdout == "node1\n"
+    assert project.hpctrain("exec", job.name, "--", "sh", "-c", "exit 7", check=False).returncode == 7
     project.cluster.lab("kill", "node2")
     job.wait_until_done()
     job.assert_whole()

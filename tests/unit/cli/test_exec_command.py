@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -164,5 +165,7 @@ def test_the_process_becomes_the_command():
 
 
 def test_a_program_that_is_not_there_is_said():
+    before = signal.getsignal(signal.SIGXFSZ)
     with pytest.raises(CommandError, match="nosuch: cannot start"):
         SystemRunner().become(["nosuch"], os.environ)
+    assert signal.getsignal(signal.SIGXFSZ) is before
