@@ -174,8 +174,11 @@ def test_a_hung_worker_is_ended_by_the_watchdog(site: Site) -> None:
     step = max(row.step for row in outcome.rows if row.generation == 0) + 1
     by_rank = Plan.read(folder / "plan.json").ranks
     rank = by_rank.index("local0:cpu0")
-    assert f"rank {rank} (local0:cpu0) is stopped by a signal in step {step}: " in told[0].reason
-    assert re.search(rf"; rank {1 - rank} waits in step {step}: (recv|all-reduce|all-gather|send) ", told[0].reason)
+    # The signal may come when the step's numbers are exchanged and its row is not written, or the other way round.
+    stopped = rf"rank {rank} \(local0:cpu0\) is stopped by a signal in step ({step - 1}|{step}): "
+    waits = rf"; rank {1 - rank} waits in step ({step}|{step + 1}): (recv|all-reduce|all-gather|send) "
+    assert re.search(stopped, told[0].reason), told[0].reason
+    assert re.search(waits, told[0].reason), told[0].reason
     assert told[0].data["hung"][0][0] == rank
     assert told[0].reason.rstrip(".") in outcome.said
 
