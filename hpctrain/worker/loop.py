@@ -190,16 +190,18 @@ class Loop:
         if self._first_validation:
             self._first_validation = False
             self._tell_compiling()  # once more: what is compiled for training keeps what a backward pass needs
-        batches = [self._batch(corpus, index * trainer.plan.rows, 0) for index in range(trainer.run.validation.batches)]
-        losses = torch.tensor([trainer.pipeline.evaluate(*batch) for batch in batches], dtype=torch.float64)
+        starts = [index * trainer.plan.rows for index in range(trainer.run.validation.batches)]
+        shares = [trainer.pipeline.evaluate(*self._batch(corpus, start, 0)) for start in starts]
+        losses = torch.tensor(shares, dtype=torch.float64)
         trainer.pipeline.take_counters()
         # Every tp rank computes the same loss: one of them speaks for the row.
         losses *= trainer.coordinate.tp == 0
         with ACTIVITY.doing("all-reduce of the validation's losses", waits=True):
             dist.all_reduce(losses)
-        for loss, batch in zip(losses.tolist(), batches, strict=True):
+        for loss, start in zip(losses.tolist(), starts, strict=True):
             if not math.isfinite(loss):
                 self._tell_compiling()
+                batch = self._batch(corpus, start, 0)
                 raise HpctrainError(f"validation after {diagnose(trainer, trainer.step, *batch, loss)}")
         return float(losses.mean())
 
