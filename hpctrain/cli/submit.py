@@ -77,7 +77,7 @@ def _submit_to_slurm(prepared: Prepared, dry_run: bool, wait: bool, as_json: boo
         asked, words = with_gpus(run, slurm)
         _say(words, as_json)
     nodes = None if prepared.topology else nodes_of_job(prepared.run, slurm, os.environ)
-    _say(check_provisional(prepared, runs_folder(), nodes), as_json)
+    _say(check_provisional(prepared, runs_folder(), nodes, SystemClock().wall()), as_json)
     if dry_run:
         script = preview(asked, runs_folder().resolve() / f"{prepared.run.name}-<time>")
         _would(prepared, as_json, script, script=script)
@@ -104,7 +104,7 @@ def _submit_as_own_job(
     prepared = prepare(run_file, overrides, None, topology, plan, SystemRunner(), queued=True)
     check_kind(prepared.run)
     nodes = None if topology else nodes_of_job(prepared.run, Slurm(SystemRunner()), os.environ)
-    _say(check_provisional(prepared, runs_folder(), nodes), as_json=True)
+    _say(check_provisional(prepared, runs_folder(), nodes, SystemClock().wall()), as_json=True)
     folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
     become_job(folder.path, job, prepared.run)
 

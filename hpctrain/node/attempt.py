@@ -20,6 +20,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.launch.cancel import is_cancelled
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.in_use import check_own_folder
+from hpctrain.launch.driver import own_driver
 from hpctrain.launch.training import drop_stale_topology
 from hpctrain.node.ending import Ending, Verdict, decide_end, newest_checkpoint, read_ending, settle_job, stuck_words
 from hpctrain.node.run import FINISHED
@@ -48,7 +49,8 @@ def begin(argv: list[str]) -> int:
         int(os.environ.get("SLURM_RESTART_COUNT", "0")),
         checkpoint=newest_checkpoint(folder.path),
     )
-    drop_stale_topology(folder, nodes, now)
+    for words in drop_stale_topology(folder, nodes, now, own_driver(os.environ.get("SLURMD_NODENAME"))):
+        print(f"hpctrain: {words}", file=sys.stderr)
     print(number)
     return 0
 

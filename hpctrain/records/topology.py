@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from hpctrain.records.attachment import Nic, NvLinks, Pcie
 from hpctrain.records.document import Document, Part
 
 INTRA_NODE_LATENCY_S = 5e-6
@@ -26,7 +27,8 @@ class Provenance(Part):
     loopback: bool = False
     """True when the nodes are processes of one machine: the links are memory, not a network."""
     mode: str = "full"
-    """full: every pair was measured. published: figures of data sheets and papers, nothing was measured."""
+    """full: every pair was measured. published: figures of data sheets and papers, nothing was measured. prior: taken
+    over from another tool's file, nothing was measured."""
     seed: int | None = None
     """Orders the rounds of the probe."""
     notes: list[str] = []
@@ -65,6 +67,18 @@ class Device(Part):
     """Bandwidth of copies within the device's memory, read plus write."""
     launch_s: float | None = None
     """Median time of one tiny operation: what each operation costs however small it is."""
+    driver: str | None = None
+    """Version of the driver that it ran with."""
+    pci_path: list[str] | None = Field(default=None, min_length=1)
+    """PCI addresses on the way to it, switches first, its own last."""
+    numa: int | None = None
+    """NUMA node that it hangs on."""
+    nic: str | None = None
+    """Network card that is nearest to it."""
+    pcie: Pcie | None = None
+    """Its link to the host."""
+    nvlink: dict[str, NvLinks] | None = None
+    """NVLinks, by the device at their other end, or by the PCI address of the switch there."""
 
 
 class Reason(Part):
@@ -100,6 +114,8 @@ class Node(Part):
     """What computes on it."""
     intra_bytes_per_s: float | None = None
     """Bandwidth from one device of the node to another."""
+    nics: list[Nic] | None = None
+    """Its network cards."""
     health: Health = Health()
     """Whether it should be used."""
 
