@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,9 +19,9 @@ from hpctrain.agent.journal import Journal
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.process import SystemRunner
 from hpctrain.launch.cancel import is_cancelled
+from hpctrain.launch.driver import own_driver
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.in_use import check_own_folder
-from hpctrain.launch.driver import own_driver
 from hpctrain.launch.training import drop_stale_topology
 from hpctrain.node.ending import Ending, Verdict, decide_end, newest_checkpoint, read_ending, settle_job, stuck_words
 from hpctrain.node.run import FINISHED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from hpctrain import __version__
 from hpctrain.base.clock import utc_text
@@ -24,9 +25,9 @@ def from_nccl(text: str, source: str, nodes: Sequence[str], wall: float) -> Topo
     node, types = node_of_dump(text, source, nodes[0])
     alike = [node.model_copy(update={"id": name, "addr": name}) for name in nodes]
     notes = [
-        f"Nothing in this file was measured: taken over from NCCL's topology dump {source}.",
-        "intra_bytes_per_s is the nominal rate of the slowest GPU's way to another: NVLinks by NVIDIA's data sheets, else "
-        "PCIe lanes at their rate. FLOP/s, memory and the network between nodes are absent: run `hpctrain probe`.",
+        f"Nothing in this file was measured: taken over from NCCL's topology dump {Path(source).name}.",
+        "intra_bytes_per_s is the nominal rate of the slowest GPU's way to another: NVLinks by NVIDIA's data sheets, "
+        "else PCIe lanes at their rate. FLOP/s, memory and the network between nodes are absent: run `hpctrain probe`.",
     ]
     return Topology(provenance=_provenance("nccl", notes, wall), device_types=types, nodes=alike)
 
@@ -40,7 +41,7 @@ def from_slurm(text: str, source: str, wall: float) -> Topology:
     read = clusters_of_yaml if source.endswith((".yaml", ".yml")) else clusters_of_conf
     clusters = read(text, source)
     notes = [
-        f"Nothing in this file was measured: the switches are those of Slurm's {source}, as an administrator wrote them.",
+        f"Nothing in this file was measured: the switches are those of Slurm's {Path(source).name}, as it was given.",
         "Devices and links are absent: run `hpctrain probe`.",
     ]
     nodes = [Node(id=name, addr=name, devices=[]) for name in _names(clusters)]

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from hpctrain.records.attachment import Nic, NvLinks, Pcie
 from hpctrain.records.document import Document, Part
+from hpctrain.records.nic import Nic
 
 INTRA_NODE_LATENCY_S = 5e-6
 """Start-up cost assumed between two devices of one node when it was not measured: a kernel launch on each side."""
@@ -52,6 +52,30 @@ class DeviceType(Part):
     """The vendor's name of it."""
 
 
+class PcieLink(Part):
+    """The PCI Express link of a device."""
+
+    generation: int
+    """Generation in use."""
+    width: int
+    """Lanes in use."""
+    generation_max: int
+    """Generation that device and slot are capable of."""
+    width_max: int
+    """Lanes that they are capable of."""
+    under_load: bool = False
+    """True when read while data flowed: an idle device lowers its link, which is no fault."""
+
+
+class NvlinkPeer(Part):
+    """NVLink between two devices of a node."""
+
+    links: int
+    """Links that there are."""
+    active: int
+    """Links that are up."""
+
+
 class Device(Part):
     """One device of a node, as measured."""
 
@@ -67,18 +91,18 @@ class Device(Part):
     """Bandwidth of copies within the device's memory, read plus write."""
     launch_s: float | None = None
     """Median time of one tiny operation: what each operation costs however small it is."""
+    pcie: PcieLink | None = None
+    """Its link to the host."""
+    nvlink: dict[str, NvlinkPeer] = {}
+    """NVLink to another device of the node, by that device; through a switch, by 'switch' or the switch's address."""
     driver: str | None = None
-    """Version of the driver that it ran with."""
+    """Version of its driver."""
+    numa: int | None = None
+    """NUMA node of the host that it is attached to."""
+    nic: str | None = None
+    """Network card with the shortest way over PCI: mlx5_0, eth0."""
     pci_path: list[str] | None = Field(default=None, min_length=1)
     """PCI addresses on the way to it, switches first, its own last."""
-    numa: int | None = None
-    """NUMA node that it hangs on."""
-    nic: str | None = None
-    """Network card that is nearest to it."""
-    pcie: Pcie | None = None
-    """Its link to the host."""
-    nvlink: dict[str, NvLinks] | None = None
-    """NVLinks, by the device at their other end, or by the PCI address of the switch there."""
 
 
 class Reason(Part):

@@ -24,7 +24,7 @@ def network_yml(topology: Topology) -> str:
     if len(counts) != 1 or counts[0] == 0:
         raise InputError(
             f"nodes: found {' and '.join(map(str, counts))} devices a node; ASTRA-sim takes the same number on each "
-            "(1 or more): leave the others out"
+            "(1 or more); name nodes that are alike with --nodes"
         )
     dimensions: list[tuple[int, float, float]] = []
     comments = ["hpctrain topology of " + topology.provenance.created]

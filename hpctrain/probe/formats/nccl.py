@@ -1,23 +1,25 @@
 """NCCL's topology XML of a node, for NCCL_TOPO_FILE. Pure.
 
-Format: system > cpu > pci > gpu > nvlink, and pci > nic > net, as NCCL's src/graph/xml.cc reads it. What the file does not
-say NCCL reads from the machine, so what is not known is left out. No XML declaration: NCCL stops at it.
+Format: system > cpu > pci > gpu > nvlink, and pci > nic > net, as NCCL's src/graph/xml.cc reads it. What the file does
+not say NCCL reads from the machine, so what is not known is left out. No XML declaration: NCCL stops at it.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from xml.sax.saxutils import quoteattr
 
 from ClusterShell.NodeSet import NodeSet
 
 from hpctrain.base.errors import InputError
-from hpctrain.records.attachment import Pcie
-from hpctrain.records.topology import Device, Node, Topology
+from hpctrain.records.topology import Device, Node, PcieLink, Topology
 
 GIGATRANSFERS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
 """GT/s of a lane by generation of PCIe, as Linux and NCCL write them."""
 _UNKNOWN_NUMA = -1
+_ADDRESS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(\.[0-9A-Fa-f])?"
+"""Of a PCI function: 0000:1b:00.0."""
 
 
 @dataclass
@@ -80,17 +82,16 @@ def _gpu(node: Node, gpu: Device) -> _Element:
     if not digits.isdecimal():
         raise InputError(f"node {node.id}: {gpu.id!r} is no GPU's name; cuda0, cuda1, … are expected")
     addresses = {device.id: device.pci_path[-1] for device in node.devices if device.pci_path}
-    links = [
-        _Element("nvlink", {"target": addresses.get(peer, peer), "count": str(count)})
-        for peer, link in (gpu.nvlink or {}).items()
-        if (count := link.links if link.active is None else link.active)
-    ]
-    return _Element("gpu", {"dev": digits}, links)
+    links = {addresses.get(peer, peer): peer_links.active for peer, peer_links in gpu.nvlink.items()}
+    if not all(re.fullmatch(_ADDRESS, target) for target in links):
+        links = {}  # NCCL asks the driver itself where the file says nothing, and half of the links would be worse
+    nvlinks = [_Element("nvlink", {"target": target, "count": str(count)}) for target, count in links.items() if count]
+    return _Element("gpu", {"dev": digits}, nvlinks)
 
 
 def _place(
     cpus: dict[int, _Element], known: dict[str, _Element], numa: int | None, path: list[str], leaf: _Element,
-    pcie: Pcie | None,
+    pcie: PcieLink | None,
 ) -> None:  # fmt: skip
     """Hang `leaf` below its PCI addresses, sharing those that are there."""
     number = _UNKNOWN_NUMA if numa is None else numa
@@ -100,7 +101,7 @@ def _place(
             known[address] = _Element("pci", {"busid": address})
             above.children.append(known[address])
         above = known[address]
-    if pcie is not None and pcie.generation in GIGATRANSFERS:
-        above.attributes["link_speed"] = f"{GIGATRANSFERS[pcie.generation]} GT/s PCIe"
-        above.attributes["link_width"] = str(pcie.width)
+    if pcie is not None and pcie.generation_max in GIGATRANSFERS:
+        above.attributes["link_speed"] = f"{GIGATRANSFERS[pcie.generation_max]} GT/s PCIe"
+        above.attributes["link_width"] = str(pcie.width_max)
     above.children.append(leaf)

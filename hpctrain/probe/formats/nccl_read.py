@@ -13,8 +13,8 @@ from xml.parsers import expat
 
 from hpctrain.base.errors import FileError, Mistake
 from hpctrain.probe.formats.nccl import GIGATRANSFERS
-from hpctrain.records.attachment import Nic, NvLinks, Pcie
-from hpctrain.records.topology import Device, DeviceType, Node
+from hpctrain.records.nic import Nic
+from hpctrain.records.topology import Device, DeviceType, Node, NvlinkPeer, PcieLink
 
 _DEEPEST = 64
 _NVLINK_BYTES_PER_S = {60: 20e9, 70: 25e9, 80: 25e9, 90: 25e9, 100: 50e9}
@@ -141,20 +141,20 @@ def _kind(gpu: _Element, place: _Place) -> tuple[str, str]:
 def _device(
     name: str, kind: str, gpu: _Element, place: _Place, addresses: dict[str, str], source: str
 ) -> Device:  # fmt: skip
-    links: dict[str, NvLinks] = {}
+    links: dict[str, NvlinkPeer] = {}
     for link in gpu.children:
         if link.tag == "nvlink":
             target, count = link.attributes.get("target"), _integer(link, "count", source)
             if target is None or count is None or count < 1:
                 raise _error(source, "<nvlink> needs a target and a count of 1 or more", link)
-            links[addresses.get(target, target)] = NvLinks(links=count)
+            links[addresses.get(target, target)] = NvlinkPeer(links=count, active=count)
     return Device(
         id=name,
         type=kind,
         pci_path=[pci.attributes["busid"] for pci in place.pci],
         numa=_numa(place),
         pcie=_pcie(place.pci[-1], source),
-        nvlink=links or None,
+        nvlink=links,
     )
 
 
@@ -171,12 +171,15 @@ def _numa(place: _Place) -> int | None:
     return place.numa if place.numa is not None and place.numa >= 0 else None
 
 
-def _pcie(pci: _Element, source: str) -> Pcie | None:
+def _pcie(pci: _Element, source: str) -> PcieLink | None:
     """Absent where the machine did not tell, as in most virtual ones."""
     speed, width = pci.attributes.get("link_speed", ""), _integer(pci, "link_width", source)
     rate = re.match(r"\d+(\.\d+)?", speed)
     generations = [number for number, text in GIGATRANSFERS.items() if rate and float(text) == float(rate.group())]
-    return Pcie(generation=generations[0], width=width) if generations and width else None
+    if not generations or not width:
+        return None
+    # NCCL takes what card and slot are capable of; what is in use at the moment it does not look at.
+    return PcieLink(generation=generations[0], width=width, generation_max=generations[0], width_max=width)
 
 
 def _within(gpus: list[_Element], devices: list[Device], source: str) -> float | None:
@@ -186,7 +189,7 @@ def _within(gpus: list[_Element], devices: list[Device], source: str) -> float |
         rate = _NVLINK_BYTES_PER_S.get(_integer(gpu, "sm", source) or 0)
         others = {other.id for other in devices} - {device.id}
         # Over switches a GPU reaches each other one with all its links; else each pair has those between the two.
-        links = device.nvlink or {}
+        links = device.nvlink
         through = sum(link.links for peer, link in links.items() if peer not in others)
         direct = min((links[peer].links if peer in links else 0 for peer in others), default=0)
         count = max(through, direct)
@@ -194,7 +197,7 @@ def _within(gpus: list[_Element], devices: list[Device], source: str) -> float |
     return min((rate for rate in rates if rate), default=None) if len(rates) > 1 and all(rates) else None
 
 
-def _pcie_bytes_per_s(pcie: Pcie | None) -> float | None:
+def _pcie_bytes_per_s(pcie: PcieLink | None) -> float | None:
     """Lanes at their rate, less the coding of the generation (8b/10b up to 2, 128b/130b from 3)."""
     if pcie is None:
         return None

@@ -135,6 +135,9 @@ def _unfolded(text: str | None) -> tuple[str, ...]:
         return ()
     if not re.fullmatch(r"[\w.,\[\]-]+", text):
         raise ValueError(f"found {_short(text)}; a node set is expected, as in n[1-4],m7")
+    widest = max((int(stop) - int(start) for start, stop in re.findall(r"(\d+)-(\d+)", text)), default=0)
+    if widest >= _MOST_NODES:
+        raise ValueError(f"{_short(text)}: a range of {widest + 1}; up to {_MOST_NODES} nodes are read")
     try:
         nodes = NodeSet(text)
     except NodeSetException as error:

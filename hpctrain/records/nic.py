@@ -1,28 +1,10 @@
-"""How devices and network cards sit in a node: PCI addresses, PCIe lanes, NVLinks."""
+"""Network cards of a node: name, line rate, and where they are plugged in."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
 from hpctrain.records.document import Part
-
-
-class Pcie(Part):
-    """A PCIe link between a device and what is above it."""
-
-    generation: int
-    """1 to 7: 2.5 GT/s a lane, and about twice that with each generation."""
-    width: int
-    """Lanes."""
-
-
-class NvLinks(Part):
-    """NVLinks from one device to one neighbour."""
-
-    links: int
-    """How many there are."""
-    active: int | None = None
-    """How many of them are up."""
 
 
 class Nic(Part):
