@@ -44,7 +44,9 @@ def _entry(topology: Topology, node: Node) -> dict[str, str | float | int]:
     types = sorted({device.type for device in node.devices})
     if len(types) != 1:
         found = ", ".join(types) or "no device"
-        raise InputError(f"node {node.id}: found {found}; Metis describes a node by one device type; name the others with --nodes")
+        raise InputError(
+            f"node {node.id}: found {found}; Metis describes a node by one device type; name the others with --nodes"
+        )
     if len(node.devices) > MAX_SLOTS:
         raise InputError(f"node {node.id}: found {len(node.devices)} devices; Metis reads up to {MAX_SLOTS} a node")
     memory = [device.memory_bytes for device in node.devices if device.memory_bytes]

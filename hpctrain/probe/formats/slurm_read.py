@@ -148,7 +148,9 @@ def _unfolded(text: str | None) -> tuple[str, ...]:
 
 
 def _clusters(switches: list[_Switch], mistakes: list[Mistake], source: str) -> list[NodeCluster]:
-    named = {switch.name: switch for switch in switches}
+    named: dict[str, _Switch] = {}
+    for switch in switches:
+        named.setdefault(switch.name, switch)
     parents: dict[str, str] = {}
     homes: dict[str, str] = {}
     for switch in switches:
