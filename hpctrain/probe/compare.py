@@ -15,7 +15,8 @@ GROUPS: tuple[Group, ...] = ("nodes", "health", "drivers", "devices", "links")
 _VERDICTS = ("ok", "degraded", "unknown", "bad")
 """From the best to the worst."""
 Value = float | str | None
-_Key = tuple[Group, str, str]
+_Key = tuple[Group, tuple[str, ...], str, str]
+"""Group, nodes, what, unit."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Difference:
     after: Value
     better: bool | None = None
     """None where neither is: a driver, a figure that one file lacks."""
+    nodes: tuple[str, ...] = ()
+    """The node it is of, or both ends of a link."""
 
     @property
     def ratio(self) -> float | None:
@@ -48,8 +51,9 @@ def differences(before: Topology, after: Topology, tolerance: float) -> list[Dif
     """
     old_names, new_names = {node.id for node in before.nodes}, {node.id for node in after.nodes}
     both = old_names & new_names
-    found = [Difference("nodes", name, "", "there", None) for name in _ordered(before, old_names - both)]
-    found += [Difference("nodes", name, "", None, "there") for name in _ordered(after, new_names - both)]
+    gone, come = _ordered(before, old_names - both), _ordered(after, new_names - both)
+    found = [Difference("nodes", name, "", "there", None, nodes=(name,)) for name in gone]
+    found += [Difference("nodes", name, "", None, "there", nodes=(name,)) for name in come]
     old, new = dict(_values(before, both)), dict(_values(after, both))
     for key in dict.fromkeys([*old, *new]):
         difference = _difference(key, old.get(key), new.get(key))
@@ -64,19 +68,19 @@ def _ordered(topology: Topology, names: set[str]) -> list[str]:
 
 
 def _difference(key: _Key, before: Value, after: Value) -> Difference:
-    group, what, unit = key
+    group, nodes, what, unit = key
     better = None
     if group == "health":
         better = _VERDICTS.index(str(after)) < _VERDICTS.index(str(before))
     elif isinstance(before, float | int) and isinstance(after, float | int):
         better = after < before if unit == "s" else after > before
-    return Difference(group, what, unit, before, after, better)
+    return Difference(group, what, unit, before, after, better, nodes)
 
 
 def _values(topology: Topology, names: set[str]) -> Iterator[tuple[_Key, Value]]:
     for node in topology.nodes:
         if node.id in names:
-            yield ("health", node.id, ""), node.health.verdict
+            yield ("health", (node.id,), node.id, ""), node.health.verdict
             yield from _of_devices(node)
     for link in topology.fabric.links:
         if not {link.a, link.b} <= names:
@@ -84,24 +88,24 @@ def _values(topology: Topology, names: set[str]) -> Iterator[tuple[_Key, Value]]
         for source, target, figures in ((link.a, link.b, link.ab), (link.b, link.a, link.ba)):
             way = f"{source} -> {target}"
             if figures.isolated_bytes_per_s is not None:
-                yield ("links", f"{way} bandwidth", "B/s"), figures.isolated_bytes_per_s
+                yield ("links", (link.a, link.b), f"{way} bandwidth", "B/s"), figures.isolated_bytes_per_s
             if figures.loaded_bytes_per_s is not None:
-                yield ("links", f"{way} bandwidth under load", "B/s"), figures.loaded_bytes_per_s
+                yield ("links", (link.a, link.b), f"{way} bandwidth under load", "B/s"), figures.loaded_bytes_per_s
             if figures.latency_s is not None:
-                yield ("links", f"{way} latency", "s"), figures.latency_s.p50
+                yield ("links", (link.a, link.b), f"{way} latency", "s"), figures.latency_s.p50
 
 
 def _of_devices(node: Node) -> Iterator[tuple[_Key, Value]]:
     for device in node.devices:
         place = f"{node.id}:{device.id}"
-        yield ("devices", f"{place} type", ""), device.type
+        yield ("devices", (node.id,), f"{place} type", ""), device.type
         if device.driver is not None:
-            yield ("drivers", place, ""), device.driver
+            yield ("drivers", (node.id,), place, ""), device.driver
         for dtype, flops in device.flops.items():
-            yield ("devices", f"{place} {dtype}", "FLOP/s"), flops
+            yield ("devices", (node.id,), f"{place} {dtype}", "FLOP/s"), flops
         if device.memory_bytes is not None:
-            yield ("devices", f"{place} memory", "B"), device.memory_bytes
+            yield ("devices", (node.id,), f"{place} memory", "B"), device.memory_bytes
         if device.memory_bytes_per_s is not None:
-            yield ("devices", f"{place} memory bandwidth", "B/s"), device.memory_bytes_per_s
+            yield ("devices", (node.id,), f"{place} memory bandwidth", "B/s"), device.memory_bytes_per_s
     if node.intra_bytes_per_s is not None:
-        yield ("devices", f"{node.id} device to device", "B/s"), node.intra_bytes_per_s
+        yield ("devices", (node.id,), f"{node.id} device to device", "B/s"), node.intra_bytes_per_s

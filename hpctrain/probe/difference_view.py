@@ -40,8 +40,18 @@ def summary(found: list[Difference]) -> str:
         directions = Counter(_direction(entry) for entry in found if entry.group == group)
         if directions:
             counts = [f"{directions[word]} {word}" for word in ("worse", "better", "other") if directions[word]]
-            parts.append(f"{_TITLES[group].lower()}: {', '.join(counts)}")
+            culprit = _common_node([entry for entry in found if entry.group == group and entry.better is False])
+            parts.append(f"{_TITLES[group].lower()}: {', '.join(counts)}{culprit if group == 'links' else ''}")
     return "; ".join(filter(None, parts))
+
+
+def _common_node(worse: list[Difference]) -> str:
+    """One node that most of the worse links have in common: it, and not the network, has changed."""
+    ends = Counter(node for entry in worse for node in entry.nodes)
+    for node, count in ends.most_common(1):
+        if count > 2 and count > 2 / 3 * len(worse):
+            return f" ({count} of the worse at {node})"
+    return ""
 
 
 def _direction(entry: Difference) -> str:

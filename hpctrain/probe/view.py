@@ -59,7 +59,9 @@ def _sick_nodes(topology: Topology) -> list[Text]:
     told = {_told(fault) for fault in topology.verdict.faults}
     lines: list[Text] = []
     for node in topology.nodes:
-        reasons = [words for reason in node.health.reasons if (words := _told(reason)) not in told]
+        # The verdict names the node in a fault that is the node's own reason.
+        own = {f"{reason.code}: {node.id}: {reason.text}": _told(reason) for reason in node.health.reasons}
+        reasons = [words for named, words in own.items() if named not in told and words not in told]
         if reasons:
             line = Text(f"  {node.id} ")
             line.append(node.health.verdict, style=COLOURS.get(node.health.verdict, "red"))

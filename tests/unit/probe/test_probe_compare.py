@@ -88,3 +88,14 @@ def test_many_changes_are_shown_largest_first_and_counted() -> None:
     assert lines[2].startswith("local2 -> local3 bandwidth ")
     assert lines[2].endswith("↓ 0.14")
     assert lines[-2:] == ["and 4 smaller changes; --json has all", "links: 24 worse"]
+
+
+def test_the_node_that_the_worse_links_have_in_common_is_named() -> None:
+    before = laptop()
+    links = []
+    for link in before.fabric.links:
+        half = link.ab.model_copy(update={"isolated_bytes_per_s": link.ab.isolated_bytes_per_s / 2})
+        links.append(link.model_copy(update={"ab": half}) if "local2" in (link.a, link.b) else link)
+    after = before.model_copy(update={"fabric": before.fabric.model_copy(update={"links": links})})
+
+    assert summary(differences(before, after, 0.1)) == "links: 3 worse (3 of the worse at local2)"

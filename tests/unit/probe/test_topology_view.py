@@ -21,6 +21,7 @@ from hpctrain.records.topology import (
     Provenance,
     Reason,
     Topology,
+    Verdict,
 )  # fmt: skip
 
 
@@ -93,9 +94,13 @@ def test_what_is_sick_comes_first_with_its_reason() -> None:
     nodes = [*laptop.nodes[:3], laptop.nodes[3].model_copy(update={"health": slow})]
 
     lines = shown(laptop.model_copy(update={"nodes": nodes})).splitlines()
+    fault = Verdict(status="warn", faults=[Reason(code="SLOW_LINK", text="local3: 0.4 of its peers")])
+    told = shown(laptop.model_copy(update={"nodes": nodes, "verdict": fault})).splitlines()
 
     assert lines[0].startswith("verdict: go")
     assert lines[1].rstrip() == "  local3 bad: SLOW_LINK: 0.4 of its peers"
+    assert told[1].rstrip() == "  SLOW_LINK: local3: 0.4 of its peers"
+    assert "SLOW_LINK" not in told[2], "told once"
 
 
 @pytest.mark.parametrize("name", ["paper-32-gpu.json", "dgx-h100-32-gpu.json"])
