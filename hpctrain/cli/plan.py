@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import click
-from ClusterShell.NodeSet import NodeSet
 from rich.console import Console, Group
 from rich.table import Table
 
-from hpctrain.base.clock import SystemClock
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes, format_count, format_seconds
 from hpctrain.cli.only_nodes import only_nodes
-from hpctrain.launch.driver import own_driver
+from hpctrain.cli.stale import warn_if_stale
 from hpctrain.launch.own_model import with_sizes
-from hpctrain.launch.staleness import MAX_AGE_DAYS, staleness
+from hpctrain.launch.staleness import MAX_AGE_DAYS
 from hpctrain.planner import make_plan
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.plan import Plan
@@ -82,7 +79,7 @@ def command(
     topology = Topology.read(topology_file)
     if nodes is not None:
         topology = only_nodes(topology, nodes, topology_file)
-    _warn_if_stale(topology, max_age_days)
+    warn_if_stale(topology, max_age_days=max_age_days)
     plan = make_plan(run, spec, topology, solver="paper" if solver == "paper" else "exhaustive")
     plan.write(output)
     people = Console(stderr=as_json, highlight=False)
@@ -102,15 +99,6 @@ def explanation(plan: Plan, topology: Topology) -> Group:
     if plan.rejected:
         parts.append(_rejected(plan))
     return Group(*parts, *(f"note: {note}" for note in plan.notes))
-
-
-def _warn_if_stale(topology: Topology, max_age_days: float) -> None:
-    """Inside an allocation its nodes are known, and the driver of the one that this is."""
-    folded = os.environ.get("SLURM_JOB_NODELIST")
-    nodes = None if folded is None else [str(name) for name in NodeSet(folded)]
-    drivers = own_driver(os.environ.get("SLURMD_NODENAME"))
-    for words in staleness(topology, nodes, drivers, SystemClock().wall(), max_age_days):
-        click.echo(f"warning: {words}", err=True)
 
 
 def _summary(plan: Plan, spec: Spec) -> str:

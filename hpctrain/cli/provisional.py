@@ -6,7 +6,6 @@ from pathlib import Path
 
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.base.units import format_seconds
-from hpctrain.launch.staleness import staleness
 from hpctrain.launch.training import Prepared, fewest_nodes
 from hpctrain.planner import make_plan
 from hpctrain.records.topology import Topology
@@ -14,23 +13,15 @@ from hpctrain.records.topology import Topology
 NOT_CHECKED = "not checked before the job starts: memory and speed"
 
 
-def check_provisional(prepared: Prepared, runs: Path, nodes: frozenset[str] | None, now: float) -> list[str]:
+def check_provisional(prepared: Prepared, runs: Path, nodes: frozenset[str] | None) -> list[str]:
     """Plan for those of the job's nodes that were measured last; what came out, as lines for the person.
 
     Args:
         nodes: nodes that the job may get; None: not known. A topology that was given is of the job's nodes anyway.
-        now: seconds since 1970; a topology that was given may be old.
 
     Raises:
         Refused: the model cannot fit on that many of those nodes.
     """
-    given = prepared.topology
-    # Whether it is of the right nodes is known when the job has them: its attempt looks then.
-    warnings = [f"warning: {words}" for words in staleness(given, None, {}, now)] if given else []
-    return [*warnings, *_planned(prepared, runs, nodes)]
-
-
-def _planned(prepared: Prepared, runs: Path, nodes: frozenset[str] | None) -> list[str]:
     count = fewest_nodes(prepared.run)
     topology = prepared.topology
     if topology is None and nodes is None:

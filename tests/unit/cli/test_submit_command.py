@@ -17,8 +17,6 @@ from hpctrain.launch.training import Prepared
 from hpctrain.records.run import Run, read_run
 from hpctrain.records.topology import Device, DeviceType, Fabric, Link, LinkFigures, Node, Provenance, Topology
 
-NOW = 1767225600.0  # 2026-01-01
-
 
 @pytest.fixture
 def run_file(monkeypatch, tmp_path):
@@ -89,21 +87,10 @@ def test_nodes_that_the_job_cannot_get_say_nothing_about_it(tmp_path: Path) -> N
     small = submitted_run(tmp_path, "1", name="small-20260101T000000Z-00ff")
     topology("tiny1", "tiny2", memory_bytes=1e3).write(small / "topology.json")
     gpus = frozenset({"gpu1", "gpu2", "gpu3"})
-    assert "no run has measured 2 of the nodes" in check_provisional(prepared, tmp_path, gpus, NOW)[0]
-    assert "not known which nodes" in check_provisional(prepared, tmp_path, None, NOW)[0]
+    assert "no run has measured 2 of the nodes" in check_provisional(prepared, tmp_path, gpus)[0]
+    assert "not known which nodes" in check_provisional(prepared, tmp_path, None)[0]
     with pytest.raises(Refused):
-        check_provisional(prepared, tmp_path, frozenset({"tiny1", "tiny2"}), NOW)
-
-
-def test_a_topology_that_was_given_is_looked_at_for_its_age(tmp_path: Path) -> None:
-    run = Run.from_json(RUN)
-    given = topology("n1", "n2")
-    prepared = Prepared(run, run.spec().model_copy(update={"vocab": 256}), [], given, None)
-
-    lines = check_provisional(prepared, tmp_path, None, NOW + 30 * 24 * 3600.0)
-
-    assert lines[0].startswith("warning: the topology is 30 days old, and 7 days are allowed")
-    assert lines[-1].startswith("provisional plan on 2 nodes")
+        check_provisional(prepared, tmp_path, frozenset({"tiny1", "tiny2"}))
 
 
 def test_the_newest_topology_of_enough_of_the_nodes_counts(tmp_path: Path) -> None:
