@@ -61,7 +61,7 @@ def show(file: Path, matrix: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(topology.to_json(), indent=1))
         return
-    Console(highlight=False).print(render(topology, QUANTITIES if matrix is None else (matrix,)))
+    Console(highlight=False, markup=False).print(render(topology, QUANTITIES if matrix is None else (matrix,)))
 
 
 @command.command()
@@ -85,7 +85,7 @@ def diff(before: Path, after: Path, tolerance: float, as_json: bool) -> None:
         ]
         click.echo(json.dumps({"differences": rows, "summary": summary(found)}, indent=1))
         return
-    Console(highlight=False).print(render_differences(found, tolerance))
+    Console(highlight=False, markup=False).print(render_differences(found, tolerance))
 
 
 @command.command()

@@ -30,7 +30,9 @@ def check_topology(topology: Topology, nodes: Sequence[str], source: str) -> Non
 
 
 def is_usable(topology: Topology, nodes: Sequence[str], now: float) -> bool:
-    """Whether a topology that a run already has still serves: it covers the nodes and is young enough."""
+    """Whether a topology that a run already has still serves: it has figures, of all the nodes, and is young enough."""
+    if topology.provenance.mode == "prior":
+        return False
     if any(node not in {known.id for known in topology.nodes} for node in nodes):
         return False
     return age_s(topology, now) < MAX_AGE_DAYS * 24 * 3600

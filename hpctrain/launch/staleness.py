@@ -16,6 +16,7 @@ MAX_AGE_DAYS = 7.0
 """A topology older than this is measured again: clusters change."""
 _DAY_S = 24 * 3600.0
 MEASURE_AGAIN = "measure again with `hpctrain probe`"
+"""What to do next."""
 
 
 def staleness(
@@ -38,6 +39,11 @@ def staleness(
     words = _other_nodes(topology, nodes) if nodes is not None else []
     if topology.provenance.mode == "published":
         return words
+    if topology.provenance.mode == "prior":
+        return [
+            *words,
+            "nothing in the topology was measured, it is a prior of another tool's file; measure with `hpctrain probe`",
+        ]
     return [*words, *_other_drivers(topology, drivers), *_old(topology, now, max_age_days), *_other_version(topology)]
 
 

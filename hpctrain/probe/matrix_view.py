@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hpctrain.probe.device_view import ABSENT
 from hpctrain.records.topology import Link, LinkFigures, Topology
 
 NODES_UP_TO = 16
@@ -17,7 +18,6 @@ NODES_UP_TO = 16
 _COLUMNS_UP_TO = 12
 """What fits 80 columns; a wider matrix goes on below."""
 QUANTITIES = ("latency", "bandwidth")
-ABSENT = "·"
 _LATENCY_SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _RATE_SCALES = ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"))
 

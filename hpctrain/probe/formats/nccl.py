@@ -20,6 +20,8 @@ GIGATRANSFERS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
 _UNKNOWN_NUMA = -1
 _ADDRESS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(\.[0-9A-Fa-f])?"
 """Of a PCI function: 0000:1b:00.0."""
+_NODE = r"[A-Za-z0-9_-][A-Za-z0-9_.-]*"
+"""Of a node: it becomes a part of a file's name."""
 
 
 @dataclass
@@ -38,19 +40,27 @@ class _Element:
 
 
 def nccl_files(topology: Topology) -> dict[str, str]:
-    """One file for each kind of node that differs, by a file name that says which nodes it is for.
+    """One file for each kind of node that differs, by a file name after the first of them; its `name` has them all.
 
     Raises:
         InputError: the file has no GPUs, or not the PCI addresses by which NCCL finds them.
     """
-    kinds: dict[str, list[str]] = {}
+    kinds: dict[str, tuple[_Element, list[str]]] = {}
     for node in topology.nodes:
+        if not re.fullmatch(_NODE, node.id):
+            raise InputError(f"nodes: found the name {node.id!r}, after which no file is named; letters, digits, . _ -")
         if any(topology.device_types[device.type].kind == "cuda" for device in node.devices):
-            text = "\n".join(_system(topology, node).lines()) + "\n"
-            kinds.setdefault(text, []).append(node.id)
+            system = _system(topology, node)
+            kinds.setdefault("\n".join(system.lines()), (system, []))[1].append(node.id)
     if not kinds:
         raise InputError("nodes: no GPU in this topology; NCCL's file describes GPUs and what is between them")
-    return {f"nccl-{NodeSet.fromlist(names)}.xml": text for text, names in kinds.items()}
+    for system, names in kinds.values():
+        system.attributes["name"] = str(NodeSet.fromlist(names))
+    return {f"nccl-{_label(names)}.xml": "\n".join(system.lines()) + "\n" for system, names in kinds.values()}
+
+
+def _label(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]}-and-{len(names) - 1}-like-it"
 
 
 def _system(topology: Topology, node: Node) -> _Element:

@@ -78,6 +78,15 @@ def test_published_figures_do_not_age() -> None:
     assert len(staleness(published, ["n2"], {}, NOW)) == 2
 
 
+def test_a_prior_is_told_and_never_serves_a_run(tmp_path: Path) -> None:
+    prior = topology("n1", mode="prior")
+    prior.write(tmp_path / "topology.json")
+
+    assert ["nothing in the topology was measured" in words for words in staleness(prior, ["n1"], {}, NOW)] == [True]
+    assert "are measured again" in drop_stale_topology(RunFolder(tmp_path), ["n1"], NOW)[-1]
+    assert not (tmp_path / "topology.json").exists()
+
+
 def test_a_time_that_is_none_is_a_mistake_in_the_file() -> None:
     odd = topology("n1")
     odd = odd.model_copy(update={"provenance": odd.provenance.model_copy(update={"created": "last week"})})

@@ -90,9 +90,11 @@ def test_what_was_imported_from_nccl_goes_back_to_nccl() -> None:
 
     files = nccl_files(prior)
 
-    assert list(files) == ["nccl-m1,n[1-2].xml"]
+    assert list(files) == ["nccl-n1-and-2-like-it.xml"]
     (text,) = files.values()
-    assert text.startswith('<system version="1">\n  <cpu numaid="0">\n    <pci busid="0000:15:00.0">\n')
+    assert text.startswith(
+        '<system version="1" name="m1,n[1-2]">\n  <cpu numaid="0">\n    <pci busid="0000:15:00.0">\n'
+    )
     assert '<net name="mlx5_0" dev="0" speed="400000"/>' in text
     again = imported(text, "n1")
     devices = [device.model_copy(update={"type": prior.nodes[0].devices[0].type}) for device in again.nodes[0].devices]
@@ -106,6 +108,11 @@ def test_nodes_that_differ_get_files_of_their_own() -> None:
     files = nccl_files(prior.model_copy(update={"nodes": [prior.nodes[0], fewer]}))
 
     assert list(files) == ["nccl-n1.xml", "nccl-n2.xml"]
+
+
+def test_a_name_that_leads_out_of_the_folder_is_refused() -> None:
+    with pytest.raises(InputError, match="after which no file is named"):
+        nccl_files(imported(DUMP, "../n1"))
 
 
 def test_nvlinks_whose_other_end_has_no_address_are_left_to_nccl() -> None:
