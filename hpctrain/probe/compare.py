@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from hpctrain.records.topology import Node, Topology
+from hpctrain.records.topology import Link, Node, Topology
 
 Group = Literal["nodes", "health", "drivers", "devices", "links"]
 GROUPS: tuple[Group, ...] = ("nodes", "health", "drivers", "devices", "links")
@@ -54,7 +54,8 @@ def differences(before: Topology, after: Topology, tolerance: float) -> list[Dif
     gone, come = _ordered(before, old_names - both), _ordered(after, new_names - both)
     found = [Difference("nodes", name, "", "there", None, nodes=(name,)) for name in gone]
     found += [Difference("nodes", name, "", None, "there", nodes=(name,)) for name in come]
-    old, new = dict(_values(before, both)), dict(_values(after, both))
+    once = _pairs(before) ^ _pairs(after)
+    old, new = dict(_values(before, both, once)), dict(_values(after, both, once))
     for key in dict.fromkeys([*old, *new]):
         difference = _difference(key, old.get(key), new.get(key))
         ratio = difference.ratio
@@ -77,22 +78,55 @@ def _difference(key: _Key, before: Value, after: Value) -> Difference:
     return Difference(group, what, unit, before, after, better, nodes)
 
 
-def _values(topology: Topology, names: set[str]) -> Iterator[tuple[_Key, Value]]:
+def _pairs(topology: Topology) -> set[tuple[str, str]]:
+    return {(source, target) for link in topology.fabric.links for source, target in _ways(link)}
+
+
+def _ways(link: Link) -> tuple[tuple[str, str], tuple[str, str]]:
+    return (link.a, link.b), (link.b, link.a)
+
+
+def _values(topology: Topology, names: set[str], once: set[tuple[str, str]]) -> Iterator[tuple[_Key, Value]]:
+    """Everything that is compared.
+
+    Args:
+        once: directed pairs that one of the files lists and the other leaves to their class, as large ones do: of these
+            what the planner takes is compared.
+    """
     for node in topology.nodes:
         if node.id in names:
             yield ("health", (node.id,), node.id, ""), node.health.verdict
             yield from _of_devices(node)
+    for entry in topology.fabric.classes:
+        yield ("links", (), f"class {entry.id} latency", "s"), entry.alpha_s
+        if entry.beta_s_per_byte:
+            yield ("links", (), f"class {entry.id} bandwidth", "B/s"), 1 / entry.beta_s_per_byte
+    yield from _of_pairs(topology, sorted(pair for pair in once if set(pair) <= names))
     for link in topology.fabric.links:
         if not {link.a, link.b} <= names:
             continue
-        for source, target, figures in ((link.a, link.b, link.ab), (link.b, link.a, link.ba)):
+        for (source, target), figures in zip(_ways(link), (link.ab, link.ba), strict=True):
             way = f"{source} -> {target}"
+            if (source, target) in once:
+                continue
             if figures.isolated_bytes_per_s is not None:
                 yield ("links", (link.a, link.b), f"{way} bandwidth", "B/s"), figures.isolated_bytes_per_s
             if figures.loaded_bytes_per_s is not None:
                 yield ("links", (link.a, link.b), f"{way} bandwidth under load", "B/s"), figures.loaded_bytes_per_s
             if figures.latency_s is not None:
                 yield ("links", (link.a, link.b), f"{way} latency", "s"), figures.latency_s.p50
+
+
+def _of_pairs(topology: Topology, pairs: list[tuple[str, str]]) -> Iterator[tuple[_Key, Value]]:
+    costs = topology.link_cost()
+    for source, target in pairs:
+        try:
+            alpha, beta = costs.between(source, target)
+        except KeyError:
+            continue
+        yield ("links", (source, target), f"{source} -> {target} latency", "s"), alpha
+        if beta > 0:
+            yield ("links", (source, target), f"{source} -> {target} bandwidth under load", "B/s"), 1 / beta
 
 
 def _of_devices(node: Node) -> Iterator[tuple[_Key, Value]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -55,14 +56,14 @@ _KNOWN = {
 
 
 def matrices(topology: Topology, quantities: Collection[str]) -> list[RenderableType]:
-    """The matrices of these quantities, of 'latency' and 'bandwidth', that anything was measured of."""
+    """The matrices of these quantities, of 'latency' and 'bandwidth', that anything is known of."""
+    if len(topology.nodes) > NODES_UP_TO:
+        return _between_groups(topology, quantities)
     drawn: list[RenderableType] = []
     for name in QUANTITIES:
         for quantity in _KNOWN[name] if name in quantities else ():
             values = _values(topology.fabric.links, quantity)
-            if values:
-                drawn += _nodes(topology, quantity, values) if len(topology.nodes) <= NODES_UP_TO else []
-                drawn += _groups(topology, quantity, values) if len(topology.nodes) > NODES_UP_TO else []
+            drawn += _nodes(topology, quantity, values) if values else []
     return drawn
 
 
@@ -94,24 +95,37 @@ def _nodes(
     return _drawn(f"{quantity.title} in {unit}, row to column", names, cells, sick)
 
 
-def _groups(
-    topology: Topology, quantity: _Quantity, values: dict[_Cell, tuple[float, str | None]]
-) -> list[RenderableType]:  # fmt: skip
-    home = _homes(topology)
-    found: dict[_Cell, list[float]] = {}
-    for (a, b), (value, _) in values.items():
-        found.setdefault((home[a], home[b]), []).append(value)
-    scale, unit = _scale(quantity, [value for value, _ in values.values()])
-    usual = {cell: statistics.median(group) for cell, group in found.items()}
+def _between_groups(topology: Topology, quantities: Collection[str]) -> list[RenderableType]:
+    """Every pair as the planner takes it: a large file lists only pairs that are off their class."""
+    home, costs = _homes(topology), topology.link_cost()
+    found: dict[str, dict[_Cell, list[float]]] = {name: {} for name in QUANTITIES}
+    for a, b in itertools.permutations([node.id for node in topology.nodes], 2):
+        try:
+            alpha, beta = costs.between(a, b)
+        except KeyError:
+            continue
+        found["latency"].setdefault((home[a], home[b]), []).append(alpha)
+        if beta > 0:
+            found["bandwidth"].setdefault((home[a], home[b]), []).append(1 / beta)
+    names = list(dict.fromkeys(home.values()))
+    return [
+        part
+        for name in QUANTITIES
+        if name in quantities and found[name]
+        for part in _folded(_KNOWN[name][-1], names, found[name])
+    ]
+
+
+def _folded(quantity: _Quantity, names: list[str], found: dict[_Cell, list[float]]) -> list[RenderableType]:
+    scale, unit = _scale(quantity, [value for group in found.values() for value in group])
     cells = {}
     for cell, group in found.items():
+        usual = statistics.median(group)
         text = Text()
-        for value in (min(group), usual[cell], max(group)):
-            text.append(("\n" if text else "") + _short(value / scale), style=quantity.colour(value, usual[cell]))
+        for value in (min(group), usual, max(group)):
+            text.append(("\n" if text else "") + _short(value / scale), style=quantity.colour(value, usual))
         cells[cell] = text
-    names = list(dict.fromkeys(home[node.id] for node in topology.nodes))
-    title = f"{quantity.title} in {unit}, row to column: min, median, max of the measured pairs"
-    return _drawn(title, names, cells, set())
+    return _drawn(f"{quantity.title} in {unit}, row to column: min, median, max of all pairs", names, cells, set())
 
 
 def _homes(topology: Topology) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from hpctrain.base.packaged import packaged
@@ -88,6 +89,23 @@ def test_many_changes_are_shown_largest_first_and_counted() -> None:
     assert lines[2].startswith("local2 -> local3 bandwidth ")
     assert lines[2].endswith("↓ 0.14")
     assert lines[-2:] == ["and 4 smaller changes; --json has all", "links: 24 worse"]
+
+
+def test_a_link_that_one_file_leaves_to_its_class_is_compared_as_the_planner_takes_it() -> None:
+    before = laptop()
+    links, (network,) = before.fabric.links, before.fabric.classes
+    slow = links[0].ab.model_copy(update={"alpha_s": network.alpha_s, "beta_s_per_byte": 4 * network.beta_s_per_byte})
+    usual = links[0].model_copy(update={"ab": slow, "ba": slow.model_copy(update={"beta_s_per_byte": 1e-10})})
+    old = before.model_copy(update={"fabric": before.fabric.model_copy(update={"links": []})})
+    new = before.model_copy(update={"fabric": before.fabric.model_copy(update={"links": [usual]})})
+
+    found = differences(old, new, 0.1)
+
+    assert [(entry.what, entry.better) for entry in found] == [
+        ("local0 -> local1 bandwidth under load", False),
+        ("local1 -> local0 bandwidth under load", True),
+    ]
+    assert found[0].ratio == pytest.approx(0.25)
 
 
 def test_the_node_that_the_worse_links_have_in_common_is_named() -> None:

@@ -15,6 +15,7 @@ from hpctrain.records.topology import (
     Health,
     Latency,
     Link,
+    LinkClass,
     LinkFigures,
     Node,
     NodeCluster,
@@ -26,7 +27,8 @@ from hpctrain.records.topology import (
 
 
 def side(rate: float, latency: float) -> LinkFigures:
-    return LinkFigures(latency_s=Latency(min=latency, p50=latency, p95=latency), isolated_bytes_per_s=rate)
+    spread = Latency(min=latency, p50=latency, p95=latency)
+    return LinkFigures(latency_s=spread, isolated_bytes_per_s=rate, alpha_s=latency, beta_s_per_byte=1 / rate)
 
 
 def fabric_of(count: int, leaf: int) -> Topology:
@@ -73,7 +75,7 @@ def test_more_nodes_are_folded_by_cluster_with_minimum_median_and_maximum() -> N
     text = shown(fabric_of(32, 8))
 
     lines = [line.split() for line in text.splitlines()]
-    start = next(i for i, line in enumerate(lines) if line[:2] == ["Bandwidth,", "alone"])
+    start = next(i for i, line in enumerate(lines) if line[:1] == ["Bandwidth,"])
     rows = [line for line in lines[start:] if line[1:2] == ["leaf0"]]
     assert rows == [["0", "leaf0", "10", "5", "5", "5"]]
     last = next(i for i in range(start, len(lines)) if lines[i][1:2] == ["leaf3"])
@@ -82,6 +84,17 @@ def test_more_nodes_are_folded_by_cluster_with_minimum_median_and_maximum() -> N
     assert "node[024-031]" in text
     assert "A card" in text
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+
+
+def test_pairs_that_a_large_file_does_not_list_are_those_of_their_class() -> None:
+    full = fabric_of(20, 20)
+    network = LinkClass(id="network", alpha_s=2e-6, beta_s_per_byte=1e-10, pairs=190)
+    slow = [link for link in full.fabric.links if link.ab.isolated_bytes_per_s == 1e9]
+    fabric = full.fabric.model_copy(update={"links": slow, "classes": [network]})
+
+    text = shown(full.model_copy(update={"fabric": fabric}), "bandwidth")
+
+    assert [line.split() for line in text.splitlines()[-3:]] == [["0", "all", "nodes", "1"], ["10"], ["10"]]
 
 
 def test_many_nodes_without_clusters_are_one_row() -> None:
