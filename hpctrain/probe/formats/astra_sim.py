@@ -27,7 +27,7 @@ def network_yml(topology: Topology) -> str:
             "(1 or more); name nodes that are alike with --nodes"
         )
     dimensions: list[tuple[int, float, float]] = []
-    comments = ["hpctrain topology of " + topology.provenance.created]
+    comments = ["hpctrain topology of " + " ".join(topology.provenance.created.split())]
     if counts[0] > 1:
         slowest = min(within_node(node) for node in topology.nodes)
         dimensions.append((counts[0], slowest, INTRA_NODE_LATENCY_S))

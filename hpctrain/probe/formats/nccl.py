@@ -20,6 +20,8 @@ GIGATRANSFERS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
 _UNKNOWN_NUMA = -1
 _ADDRESS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(\.[0-9A-Fa-f])?"
 """Of a PCI function: 0000:1b:00.0."""
+_LONGEST = 200
+"""NCCL stops at a value of 255 characters."""
 _NODE = r"[A-Za-z0-9_-][A-Za-z0-9_.-]*"
 """Of a node: it becomes a part of a file's name."""
 
@@ -55,7 +57,8 @@ def nccl_files(topology: Topology) -> dict[str, str]:
     if not kinds:
         raise InputError("nodes: no GPU in this topology; NCCL's file describes GPUs and what is between them")
     for system, names in kinds.values():
-        system.attributes["name"] = str(NodeSet.fromlist(names))
+        folded = str(NodeSet.fromlist(names))
+        system.attributes["name"] = folded if len(folded) <= _LONGEST else _label(names)
     return {f"nccl-{_label(names)}.xml": "\n".join(system.lines()) + "\n" for system, names in kinds.values()}
 
 

@@ -51,15 +51,18 @@ def block_yaml(topology: Topology) -> str:
 def _head(topology: Topology) -> list[str]:
     told = topology.provenance
     sources = sorted({cluster.source for cluster in topology.fabric.clusters}) or ["no clusters known"]
-    return [f"# {len(topology.nodes)} nodes, topology of {told.created} ({told.mode}; clusters: {', '.join(sources)})"]
+    text = f"{len(topology.nodes)} nodes, topology of {told.created} ({told.mode}; clusters: {', '.join(sources)})"
+    return [f"# {' '.join(text.split())}"]
 
 
 def _switches(topology: Topology) -> dict[str, tuple[list[str], list[str]]]:
     """(nodes, switches) right below each switch, those next to the nodes first."""
     clusters = topology.fabric.clusters
     parents = {cluster.id: cluster.parent for cluster in clusters}
-    _check_names([node.id for node in topology.nodes], [*parents, *filter(None, parents.values())], len(clusters))
-    inner = set(filter(None, parents.values()))
+    if len(parents) != len(clusters):
+        raise InputError("fabric.clusters: a name is given twice; each cluster needs a name of its own")
+    inner = list(dict.fromkeys(parent for parent in parents.values() if parent is not None))
+    _check_names([*(node.id for node in topology.nodes), *parents, *inner])
     leaves = {cluster.id: list(cluster.members) for cluster in clusters if cluster.id not in inner}
     _check_members(topology, clusters, leaves)
     loose = [node.id for node in topology.nodes if not any(node.id in members for members in leaves.values())]
@@ -77,12 +80,10 @@ def _switches(topology: Topology) -> dict[str, tuple[list[str], list[str]]]:
     return {name: (leaves.get(name, []), below.get(name, [])) for name in order}
 
 
-def _check_names(nodes: list[str], switches: list[str], given: int) -> None:
-    for name in [*nodes, *switches]:
+def _check_names(names: list[str]) -> None:
+    for name in names:
         if not _NAME.fullmatch(name):
             raise InputError(f"fabric.clusters: Slurm cannot read the name {name!r}; allowed: letters, digits, . _ -")
-    if len(set(switches[:given])) != given:
-        raise InputError("fabric.clusters: a name is given twice; each cluster needs a name of its own")
 
 
 def _check_members(topology: Topology, clusters: Iterable[NodeCluster], leaves: dict[str, list[str]]) -> None:

@@ -110,6 +110,12 @@ def test_nodes_without_a_cluster_and_trees_without_a_root_are_connected() -> Non
     ]
 
 
+def test_a_parent_that_has_no_cluster_of_its_own_is_a_switch() -> None:
+    clusters = [NodeCluster(id="a", parent="top", members=["n1"]), NodeCluster(id="b", parent="top", members=["n2"])]
+
+    assert tree_conf(topology(["n1", "n2"], clusters)).splitlines()[-1] == "SwitchName=top Switches=a,b"
+
+
 def test_a_file_without_clusters_is_one_switch() -> None:
     assert tree_conf(topology(["r1-n1", "r1-n2", "r2-n1"])).splitlines()[1:] == ["SwitchName=all Nodes=r1-n[1-2],r2-n1"]
 
@@ -119,6 +125,10 @@ def test_a_file_without_clusters_is_one_switch() -> None:
     [
         ([NodeCluster(id="a b", members=["n1"])], "Slurm cannot read the name 'a b'"),
         ([NodeCluster(id="a", members=["n1"]), NodeCluster(id="a", members=["n2"])], "a name is given twice"),
+        (
+            [NodeCluster(id="a", parent="r", members=["n1"]), NodeCluster(id="a", parent="r", members=["n2"])],
+            "a name is given twice",
+        ),
         ([NodeCluster(id="a", members=["n9"])], "'n9' is not a node of this file"),
         (
             [NodeCluster(id="a", members=["n1"]), NodeCluster(id="b", members=["n1"])],
