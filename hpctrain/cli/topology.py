@@ -104,7 +104,7 @@ def export(file: Path, form: str, output: Path | None, nodes: str | None) -> Non
     astra-sim    network.yml of the analytical network
     csv          one row for each directed pair of nodes
 
-    What a format needs and the file has not is refused, and never made up.
+    What a format needs and the file has not is refused.
     """
     topology = Topology.read(file)
     if nodes is not None:
