@@ -18,7 +18,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "doctor": ("hpctrain.cli.doctor", "Say what this machine and its cluster allow, and what would bite a run."),
     "data": ("hpctrain.cli.data", "Turn text files into token shards."),
     "probe": ("hpctrain.cli.probe", "Measure nodes, devices and links into a topology file."),
-    "topology": ("hpctrain.cli.topology", "Read a topology file."),
+    "topology": ("hpctrain.cli.topology", "Read, compare and convert topology files."),
     "plan": ("hpctrain.cli.plan", "From a run file and a topology to a plan, with its reasons."),
     "train": ("hpctrain.cli.train", "Train as local processes: the same run without a queue."),
     "submit": ("hpctrain.cli.submit", "Submit a run as one job: probe if needed, plan, train, requeue."),

@@ -6,14 +6,15 @@ import json
 from pathlib import Path
 
 import click
-from ClusterShell.NodeSet import NodeSet, NodeSetException
 from rich.console import Console, Group
 from rich.table import Table
 
-from hpctrain.base.errors import InputError, Refused
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes, format_count, format_seconds
+from hpctrain.cli.only_nodes import only_nodes
+from hpctrain.cli.stale import warn_if_stale
 from hpctrain.launch.own_model import with_sizes
+from hpctrain.launch.staleness import MAX_AGE_DAYS
 from hpctrain.planner import make_plan
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.plan import Plan
@@ -51,11 +52,20 @@ WIDTH = 120
 )
 @click.option("--nodes", metavar="NODES", help="Plan for these nodes of the topology only: local[0-2].")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
+@click.option(
+    "--max-age",
+    "max_age_days",
+    type=click.FloatRange(0),
+    metavar="DAYS",
+    default=MAX_AGE_DAYS,
+    show_default=True,
+    help="Warn of a topology that is older.",
+)
 @click.option("--explain", is_flag=True, help="Say what goes where and why, with the plans that lost.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan on stdout.")
 def command(
     run_file: Path, topology_file: Path, output: Path, solver: str, nodes: str | None, overrides: tuple[str, ...],
-    explain: bool, as_json: bool,
+    max_age_days: float, explain: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """From RUN.YAML and a topology to a plan: which device computes which blocks of which sequences when.
 
@@ -68,7 +78,8 @@ def command(
     run, spec = with_sizes(read_run(run_file, overrides), SystemRunner())
     topology = Topology.read(topology_file)
     if nodes is not None:
-        topology = _only(topology, nodes, topology_file)
+        topology = only_nodes(topology, nodes, topology_file)
+    warn_if_stale(topology, max_age_days=max_age_days)
     plan = make_plan(run, spec, topology, solver="paper" if solver == "paper" else "exhaustive")
     plan.write(output)
     people = Console(stderr=as_json, highlight=False)
@@ -88,21 +99,6 @@ def explanation(plan: Plan, topology: Topology) -> Group:
     if plan.rejected:
         parts.append(_rejected(plan))
     return Group(*parts, *(f"note: {note}" for note in plan.notes))
-
-
-def _only(topology: Topology, nodes: str, source: Path) -> Topology:
-    try:
-        wanted = list(NodeSet(nodes))
-    except NodeSetException as error:
-        raise InputError(f"--nodes {nodes}: {error}; write it like local[0-2] or a,b") from None
-    known = [node.id for node in topology.nodes]
-    missing = [node for node in wanted if node not in known]
-    if missing or not wanted:
-        raise Refused(
-            f"{source}: nodes: found {NodeSet.fromlist(known)}, it has no figures of {NodeSet.fromlist(missing)}; "
-            "probe these nodes, or name others with --nodes"
-        )
-    return topology.only(wanted)
 
 
 def _summary(plan: Plan, spec: Spec) -> str:

@@ -19,6 +19,7 @@ from hpctrain.cli.own_job import option as own_job_option
 from hpctrain.cli.profile import option as profile_option
 from hpctrain.cli.profile import with_profile
 from hpctrain.cli.provisional import check_provisional
+from hpctrain.cli.stale import warn_if_stale
 from hpctrain.launch.allocation import run_in_allocation
 from hpctrain.launch.folder import RunFolder, removed_on_error
 from hpctrain.launch.foresight import with_gpus
@@ -60,6 +61,7 @@ def command(
         _submit_as_own_job(run_file, overrides, topology, plan)
     queued = read_run(run_file, overrides).cluster.kind == "slurm"
     prepared = prepare(run_file, overrides, None, topology, plan, SystemRunner(), queued=queued)
+    warn_if_stale(prepared.topology, prepared.nodes or None)
     if queued:
         _submit_to_slurm(prepared, dry_run, wait, as_json)
     else:
@@ -102,6 +104,7 @@ def _submit_as_own_job(
     if before is not None:
         become_job(before, job)
     prepared = prepare(run_file, overrides, None, topology, plan, SystemRunner(), queued=True)
+    warn_if_stale(prepared.topology)
     check_kind(prepared.run)
     nodes = None if topology else nodes_of_job(prepared.run, Slurm(SystemRunner()), os.environ)
     _say(check_provisional(prepared, runs_folder(), nodes), as_json=True)

@@ -15,6 +15,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.cli.live import watch
 from hpctrain.cli.profile import option as profile_option
 from hpctrain.cli.profile import traces_line, with_profile
+from hpctrain.cli.stale import warn_if_stale
 from hpctrain.launch.supervise import LocalJob
 from hpctrain.launch.training import Prepared, prepare, resume, runs_folder, start
 from hpctrain.records.locate import find_run
@@ -49,6 +50,7 @@ def command(
     else:
         assert run_file is not None, "checked above"
         prepared = prepare(run_file, overrides, count, topology, plan, SystemRunner())
+        warn_if_stale(prepared.topology, prepared.nodes)
         if dry_run:
             click.echo(_would_do(prepared), err=as_json)
             return

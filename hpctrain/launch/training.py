@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from hpctrain.launch.folder import (
 )
 from hpctrain.launch.local import local_nodes
 from hpctrain.launch.own_model import with_sizes
+from hpctrain.launch.staleness import staleness
 from hpctrain.launch.supervise import LocalJob, start_local_job
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.plan import Plan
@@ -205,13 +207,27 @@ def _launch(folder: RunFolder, count: int, runner: Runner, clock: Clock) -> Loca
         lock.release()
 
 
-def drop_stale_topology(folder: RunFolder, nodes: list[str], now: float) -> None:
-    """Put a topology aside that is too old or not of these nodes; the attempt then probes."""
+def drop_stale_topology(
+    folder: RunFolder, nodes: list[str], now: float, drivers: Mapping[str, str] | None = None
+) -> list[str]:
+    """Put a topology aside that is too old or not of these nodes; the attempt then probes.
+
+    Args:
+        now: seconds since 1970.
+        drivers: version of the GPU driver by node, where it is known.
+
+    Returns:
+        What speaks against the topology that was found, a line each.
+    """
     path = folder.path / "topology.json"
+    if not path.exists():
+        return []
     try:
-        if path.exists() and is_usable(Topology.read(path), nodes, now):
-            return
-    except FileError:
-        pass  # unreadable: measured again as well
-    if path.exists():
-        path.rename(path.with_name("topology-before.json"))
+        topology = Topology.read(path)
+        words = staleness(topology, nodes, drivers or {}, now)
+        if is_usable(topology, nodes, now):
+            return words
+    except FileError as error:
+        words = str(error).splitlines()  # unreadable: measured again as well
+    path.rename(path.with_name("topology-before.json"))
+    return [*words, "the nodes are measured again; the topology found is now topology-before.json"]

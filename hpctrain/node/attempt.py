@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,7 @@ from hpctrain.agent.journal import Journal
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.process import SystemRunner
 from hpctrain.launch.cancel import is_cancelled
+from hpctrain.launch.driver import own_driver
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.in_use import check_own_folder
 from hpctrain.launch.training import drop_stale_topology
@@ -48,7 +50,8 @@ def begin(argv: list[str]) -> int:
         int(os.environ.get("SLURM_RESTART_COUNT", "0")),
         checkpoint=newest_checkpoint(folder.path),
     )
-    drop_stale_topology(folder, nodes, now)
+    for words in drop_stale_topology(folder, nodes, now, own_driver(os.environ.get("SLURMD_NODENAME"))):
+        print(f"hpctrain: {words}", file=sys.stderr)
     print(number)
     return 0
 

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from hpctrain.records.document import Document, Part
+from hpctrain.records.nic import Nic
 
 INTRA_NODE_LATENCY_S = 5e-6
 """Start-up cost assumed between two devices of one node when it was not measured: a kernel launch on each side."""
@@ -26,7 +27,8 @@ class Provenance(Part):
     loopback: bool = False
     """True when the nodes are processes of one machine: the links are memory, not a network."""
     mode: str = "full"
-    """full: every pair was measured. published: figures of data sheets and papers, nothing was measured."""
+    """full: every pair was measured. published: figures of data sheets and papers, nothing was measured. prior: taken
+    over from another tool's file, nothing was measured."""
     seed: int | None = None
     """Orders the rounds of the probe."""
     notes: list[str] = []
@@ -50,6 +52,30 @@ class DeviceType(Part):
     """The vendor's name of it."""
 
 
+class PcieLink(Part):
+    """The PCI Express link of a device."""
+
+    generation: int
+    """Generation in use."""
+    width: int
+    """Lanes in use."""
+    generation_max: int
+    """Generation that device and slot are capable of."""
+    width_max: int
+    """Lanes that they are capable of."""
+    under_load: bool = False
+    """True when read while data flowed: an idle device lowers its link, which is no fault."""
+
+
+class NvlinkPeer(Part):
+    """NVLink between two devices of a node."""
+
+    links: int
+    """Links that there are."""
+    active: int
+    """Links that are up."""
+
+
 class Device(Part):
     """One device of a node, as measured."""
 
@@ -65,6 +91,18 @@ class Device(Part):
     """Bandwidth of copies within the device's memory, read plus write."""
     launch_s: float | None = None
     """Median time of one tiny operation: what each operation costs however small it is."""
+    pcie: PcieLink | None = None
+    """Its link to the host."""
+    nvlink: dict[str, NvlinkPeer] = {}
+    """NVLink to another device of the node, by that device; through a switch, by 'switch' or the switch's address."""
+    driver: str | None = None
+    """Version of its driver."""
+    numa: int | None = None
+    """NUMA node of the host that it is attached to."""
+    nic: str | None = None
+    """Network card with the shortest way over PCI: mlx5_0, eth0."""
+    pci_path: list[str] | None = Field(default=None, min_length=1)
+    """PCI addresses on the way to it, switches first, its own last."""
 
 
 class Reason(Part):
@@ -100,6 +138,8 @@ class Node(Part):
     """What computes on it."""
     intra_bytes_per_s: float | None = None
     """Bandwidth from one device of the node to another."""
+    nics: list[Nic] | None = None
+    """Its network cards."""
     health: Health = Health()
     """Whether it should be used."""
 
