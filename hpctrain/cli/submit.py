@@ -27,6 +27,7 @@ from hpctrain.launch.own_job import check_kind
 from hpctrain.launch.queue import check_queue, wait_for_job
 from hpctrain.launch.site import with_exported
 from hpctrain.launch.submission import preview, submit_job, submit_local
+from hpctrain.launch.succession import queue_successors
 from hpctrain.launch.training import Prepared, fewest_nodes, make_folder, prepare, runs_folder
 from hpctrain.records.run import read_run
 from hpctrain.slurm.commands import Slurm
@@ -88,6 +89,7 @@ def _submit_to_slurm(prepared: Prepared, dry_run: bool, wait: bool, as_json: boo
         _run_here(folder, prepared, inside)
     with removed_on_error(folder):
         job_id = submit_job(folder, asked)
+    _say(queue_successors(folder.path, asked, slurm, SystemClock().wall()), as_json)
     _told(folder.path, job_id, as_json)
     if wait:
         sys.exit(wait_for_job(folder.path, job_id, slurm, SystemClock(), lambda text: _say([text], as_json)))

@@ -56,7 +56,7 @@ def test_the_job_becomes_the_run(fake, runs, job, hpctrain, run_file):
     assert job_id(folder) == job
     assert not is_in_allocation(folder)
     script = (folder / "job.sh").read_text()
-    assert "--requeue >&2" in script
+    assert "--again same_job >&2" in script
     assert "#SBATCH" not in script
     assert "sbatch" not in [argv[0] for argv in fake.argvs if argv[1:] != ("--version",)][1:]
 
