@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
 
 from hpctrain.base.errors import EXIT_REFUSED, EXIT_USAGE
+from hpctrain.records.attempt import ExitClass
 from hpctrain.records.event import Event
 from hpctrain.slurm.job import JobInfo, JobState
-
-ExitClass = Literal["done", "resumable", "infrastructure", "fatal", "no_progress"]
-"""done: the run is finished. resumable: it was asked to leave (preemption, time limit, a person). infrastructure: nodes
-or the network failed. fatal: the training itself failed. no_progress: it ended without a new checkpoint, again."""
-SPENDING = ("fatal", "no_progress")
-"""Classes that spend recovery.retries; for the others nobody can blame the run."""
 
 RESUMABLE, NO_PROGRESS = 75, 77
 KILLED_AT_START = (128 + 15, 128 + 12)
@@ -132,27 +126,3 @@ def with_progress(ending: Ending, progressed: bool, preempted: bool, idle_before
     if patience is None or progressed or preempted or idle_before < patience:
         return ending
     return replace(ending, exit_class="no_progress")
-
-
-def idle_attempts(lines: Sequence[dict[str, Any]]) -> int:
-    """Attempts in a row at the end of the ledger that left no new checkpoint, those apart that made room."""
-    count = 0
-    for line in reversed(lines):
-        if _progressed(line):
-            break
-        count += line.get("class") != "resumable"
-    return count
-
-
-def spent(lines: Sequence[dict[str, Any]]) -> int:
-    """Failures of the run since its last new checkpoint: what of recovery.retries is used up."""
-    count = 0
-    for line in reversed(lines):
-        count += line.get("class") in SPENDING
-        if _progressed(line):
-            break
-    return count
-
-
-def _progressed(line: dict[str, Any]) -> bool:
-    return line.get("checkpoint_after") is not None and line["checkpoint_after"] != line.get("checkpoint_before")

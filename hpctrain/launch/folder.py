@@ -20,7 +20,7 @@ import yaml
 
 from hpctrain.base.atomic import storage_errors, write_text
 from hpctrain.base.errors import InputError
-from hpctrain.launch.exit_class import ExitClass
+from hpctrain.records.attempt import ExitClass
 from hpctrain.records.lines import read_lines
 from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.process import Process, Runner
-from hpctrain.launch.exit_class import RESUMABLE, ExitClass, read_ending
+from hpctrain.launch.exit_class import RESUMABLE, read_ending
 from hpctrain.launch.folder import RunFolder, RunLock, kept_words
 from hpctrain.launch.local import local_nodes, start_local_node
+from hpctrain.records.attempt import ExitClass
 from hpctrain.records.event import Event, read_events
 
 POLL_S = 0.2

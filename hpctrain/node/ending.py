@@ -8,16 +8,8 @@ from typing import Any, Literal
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError
-from hpctrain.launch.exit_class import (
-    SPENDING,
-    Ending,
-    ExitClass,
-    idle_attempts,
-    is_preempted,
-    spent,
-    with_progress,
-    with_slurms_word,
-)
+from hpctrain.launch.exit_class import Ending, is_preempted, with_progress, with_slurms_word
+from hpctrain.records.attempt import SPENDING, ExitClass, idle_attempts, spent
 from hpctrain.slurm.commands import ControllerAwayError, Slurm
 from hpctrain.slurm.job import JobInfo, JobState
 

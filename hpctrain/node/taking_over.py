@@ -7,10 +7,11 @@ import os
 from hpctrain.base.errors import CommandError
 from hpctrain.launch.bad_nodes import write_blamed
 from hpctrain.launch.cancel import is_cancelled
-from hpctrain.launch.exit_class import idle_attempts, is_preempted, read_ending, spent, with_progress, with_slurms_word
+from hpctrain.launch.exit_class import is_preempted, read_ending, with_progress, with_slurms_word
 from hpctrain.launch.folder import RunFolder
 from hpctrain.node.ending import Verdict
 from hpctrain.node.run import FINISHED
+from hpctrain.records.attempt import idle_attempts, spent
 from hpctrain.records.event import read_events
 from hpctrain.records.locate import job_id
 from hpctrain.records.run import Run

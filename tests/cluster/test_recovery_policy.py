@@ -17,7 +17,7 @@ from hpctrain.records.successor import read_successors
 
 pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab")]
 
-STEPS = 60
+STEPS = 200
 RUN = {
     "name": "policy",
     "steps": STEPS,
@@ -27,10 +27,12 @@ RUN = {
     "data": {"train": ["data"], "seq_len": 64},
     "batch": {"global": 8},
     "optimizer": {"lr": 1e-3},
-    "checkpoint": {"every": 10, "keep": 2},
+    "checkpoint": {"every": 20, "keep": 2},
     "validation": {"batches": 0},
     "recovery": {"min_nodes": 2, "retries": 1},
 }
+ONE_NODE = ("cluster.nodes=1", "recovery.min_nodes=1", "recovery.successors=1")
+DIVERGES = ("optimizer.lr=1e30", "optimizer.clip_norm=null", "optimizer.warmup_steps=0")
 
 
 class Submitted:
@@ -95,42 +97,33 @@ def project(cluster, prepared: Path) -> Path:
     return prepared
 
 
-def test_a_run_that_fails_spends_its_retries_and_takes_its_successors_along(cluster, project: Path) -> None:
-    run = Submitted(
-        cluster, project, "cluster.nodes=1", "recovery.min_nodes=1", "recovery.successors=1",
-        "optimizer.lr=1e30", "optimizer.clip_norm=null", "optimizer.warmup_steps=0",
-    )  # fmt: skip
-    run.wait_for_end("failed")
-    attempts = run.attempts()
-    assert [line["class"] for line in attempts] == ["fatal", "fatal"], run.explain()
-    assert [line["job_id"] for line in attempts] == [run.job_id, run.successors()[0]]
-    assert "2 failures in a row without a new checkpoint (recovery.retries is 1)" in str(attempts[-1]["reason"])
-    assert cluster.job(run.successors()[-1])["JobState"] == "CANCELLED"
-    assert len(run.successors()) == 2
-
-
-def test_lost_nodes_cost_a_run_nothing_but_the_time_to_the_next_job(cluster, project: Path) -> None:
-    """Two runs of two nodes each, which cannot go on with one: one loses its second node, one that of its script."""
+def test_what_follows_an_attempt(cluster, project: Path) -> None:
+    """Three runs at once: one loses a node it cannot do without, one that of its script, one fails by itself."""
     alone = Submitted(cluster, project)
-    alone.wait_for_step(5)
-    chained = Submitted(cluster, project, "recovery.successors=1")
+    chained = Submitted(cluster, project, *ONE_NODE)
+    fatal = Submitted(cluster, project, *ONE_NODE, "steps=50", *DIVERGES)
     (successor,) = chained.successors()
     assert f"afterany:{chained.job_id}" in cluster.job(successor)["Dependency"]
+    alone.wait_for_step(5)
     chained.wait_for_step(5)
-    second, script = cluster.job(alone.job_id)["NodeList"], cluster.job(chained.job_id)["BatchHost"]
-    assert (second, script) == ("node[0-1]", "node2")
-    cluster.lab("kill", "node1")
-    cluster.lab("kill", "node2")
-    alone.wait_for_end("done")
-    chained.wait_for_end("done")
-    for run in (alone, chained):
+    lost = [node for node in alone.attempts()[0]["nodes"] if node != cluster.job(alone.job_id)["BatchHost"]]
+    cluster.lab("kill", *lost)
+    cluster.lab("kill", cluster.job(chained.job_id)["BatchHost"])
+
+    fatal.wait_for_end("failed")
+    assert [line["class"] for line in fatal.attempts()] == ["fatal", "fatal"], fatal.explain()
+    assert [line["job_id"] for line in fatal.attempts()] == [fatal.job_id, fatal.successors()[0]]
+    assert "2 failures in a row without a new checkpoint" in str(fatal.attempts()[-1]["reason"])
+    assert cluster.job(fatal.successors()[-1])["JobState"] == "CANCELLED"
+
+    for run in (chained, alone):
+        run.wait_for_end("done")
         run.assert_whole()
         assert [line["class"] for line in run.attempts()] == ["infrastructure", "done"], run.explain()
-        assert not {"node1", "node2"} & set(run.attempts()[-1]["nodes"])
     # A new job that knows of the lost node, queued by the one that lost it.
     assert job_id(alone.folder) == alone.successors()[-1] == alone.attempts()[-1]["job_id"]
-    assert [line.node for line in read_bad_nodes(alone.folder)] == ["node1"]
-    assert cluster.job(alone.successors()[-1])["ExcNodeList"] == "node1"
+    assert [line.node for line in read_bad_nodes(alone.folder)] == lost
+    assert cluster.job(alone.successors()[-1])["ExcNodeList"] == lost[0]
     # Nothing was left to queue one: what waited took over, queued the next, and cancelled it when all was done.
     assert chained.attempts()[-1]["job_id"] == successor
     assert cluster.job(chained.successors()[-1])["JobState"] == "CANCELLED"

@@ -106,7 +106,7 @@ def test_a_run_whose_job_lives_is_not_taken_from_it(fake, runs, job, hpctrain, m
     monkeypatch.setenv("SLURM_JOB_ID", fake.submit("--nodes=1"))
     error = hpctrain("resubmit", "gpt", "--own-job").exception
     assert isinstance(error, InputError)
-    assert f"its job {job} is RUNNING" in str(error)
+    assert f"its job {job} is running still" in str(error)
     fake.away = True
     assert isinstance(hpctrain("resubmit", "gpt", "--own-job").exception, Refused)
 

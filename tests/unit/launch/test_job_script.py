@@ -135,7 +135,6 @@ def run_with(**keys: object) -> Run:
     return Run.from_json({**run().to_json(), **keys})
 
 
-
 FAKE_SRUN = """#!/bin/bash
 echo "$@" > {folder}/srun.argv
 trap 'echo USR2 >> {folder}/told; exit 75' USR2
