@@ -75,13 +75,16 @@ def waiting_successors(folder: Path, slurm: Slurm) -> list[str]:
     return [job for job in behind if job in known and not known[job].state.is_ended]
 
 
-def cancel_successors(folder: Path, slurm: Slurm) -> list[str]:
+def cancel_successors(folder: Path, slurm: Slurm, own: str | None = None) -> list[str]:
     """Cancel what waits behind the newest job, the last one first, so that none of them starts meanwhile.
+
+    Args:
+        own: the job that asks, which ends by itself.
 
     Raises:
         CommandError: the controller does not answer; a successor of a run that has ended ends at once by itself.
     """
-    waiting = waiting_successors(folder, slurm)
+    waiting = [job for job in waiting_successors(folder, slurm) if job != own]
     for job in reversed(waiting):
         slurm.cancel(job)
     return waiting

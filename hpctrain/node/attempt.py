@@ -16,7 +16,7 @@ from ClusterShell.NodeSet import NodeSet
 
 from hpctrain.agent.journal import Journal
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import CommandError, HpctrainError
+from hpctrain.base.errors import CommandError, HpctrainError, StorageError
 from hpctrain.base.process import SystemRunner
 from hpctrain.launch.bad_nodes import write_blamed
 from hpctrain.launch.cancel import is_cancelled
@@ -32,7 +32,7 @@ from hpctrain.records.event import Event, read_events
 from hpctrain.records.locate import job_id, record_job
 from hpctrain.records.run import Run, read_run
 from hpctrain.records.successor import chain_of, read_successors
-from hpctrain.slurm.commands import Slurm
+from hpctrain.slurm.commands import ControllerAwayError, Slurm
 
 OF_THE_JOB = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 """Variables that Slurm sets for a job's own devices; the next job has others."""
@@ -139,9 +139,11 @@ def _go_on_as_new_job(folder: RunFolder, run: Run, job: str, slurm: Slurm, now: 
     """
     try:
         following = go_on(folder.path, run, slurm, now)
-    except CommandError as error:
+    except ControllerAwayError:
+        raise
+    except (CommandError, StorageError) as error:
         if run.recovery.successors:
-            raise  # such a job may not be requeued
+            raise CommandError(str(error)) from error  # such a job may not be requeued
         _say(f"no new job could be queued ({error}); this one goes back to the queue")
         slurm.requeue(job)
         return
@@ -199,7 +201,7 @@ def _stop(folder: RunFolder, slurm: Slurm, over: Verdict) -> int:
 
 def _cancel_successors(folder: RunFolder, slurm: Slurm) -> None:
     try:
-        cancel_successors(folder.path, slurm)
+        cancel_successors(folder.path, slurm, os.environ.get("SLURM_JOB_ID"))
     except HpctrainError as error:
         _say(f"not cancelled: the jobs queued behind this one ({error}); each ends at once when it starts")
 
