@@ -17,7 +17,7 @@ from hpctrain.records.successor import read_successors
 
 pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab")]
 
-STEPS = 200
+STEPS = 300
 RUN = {
     "name": "policy",
     "steps": STEPS,
@@ -62,6 +62,11 @@ class Submitted:
     def successors(self) -> list[str]:
         return list(dict.fromkeys(item.job_id for item in read_successors(self.folder)))
 
+    def first_nodes(self) -> list[str]:
+        """The nodes of its first attempt, once there is one."""
+        self.cluster.wait(self.attempts, 60, f"{self.name} has started")
+        return [str(node) for node in self.attempts()[0]["nodes"]]
+
     def wait_for_step(self, step: int) -> None:
         self.cluster.wait(lambda: len(read_metrics(self.folder / "metrics.jsonl")) >= step, 90, f"step {step}")
 
@@ -100,15 +105,18 @@ def project(cluster, prepared: Path) -> Path:
 def test_what_follows_an_attempt(cluster, project: Path) -> None:
     """Three runs at once: one loses a node it cannot do without, one that of its script, one fails by itself."""
     alone = Submitted(cluster, project)
+    lost = alone.first_nodes()[-1]
+    assert cluster.job(alone.job_id)["BatchHost"] != lost
+    alone.wait_for_step(5)
+    cluster.lab("kill", lost)
+
     chained = Submitted(cluster, project, *ONE_NODE)
-    fatal = Submitted(cluster, project, *ONE_NODE, "steps=50", *DIVERGES)
     (successor,) = chained.successors()
     assert f"afterany:{chained.job_id}" in cluster.job(successor)["Dependency"]
-    alone.wait_for_step(5)
+    fatal = Submitted(cluster, project, *ONE_NODE, "steps=50", *DIVERGES)
+    (script,) = chained.first_nodes()
     chained.wait_for_step(5)
-    lost = [node for node in alone.attempts()[0]["nodes"] if node != cluster.job(alone.job_id)["BatchHost"]]
-    cluster.lab("kill", *lost)
-    cluster.lab("kill", cluster.job(chained.job_id)["BatchHost"])
+    cluster.lab("kill", script)
 
     fatal.wait_for_end("failed")
     assert [line["class"] for line in fatal.attempts()] == ["fatal", "fatal"], fatal.explain()
@@ -122,8 +130,8 @@ def test_what_follows_an_attempt(cluster, project: Path) -> None:
         assert [line["class"] for line in run.attempts()] == ["infrastructure", "done"], run.explain()
     # A new job that knows of the lost node, queued by the one that lost it.
     assert job_id(alone.folder) == alone.successors()[-1] == alone.attempts()[-1]["job_id"]
-    assert [line.node for line in read_bad_nodes(alone.folder)] == lost
-    assert cluster.job(alone.successors()[-1])["ExcNodeList"] == lost[0]
+    assert [line.node for line in read_bad_nodes(alone.folder)] == [lost]
+    assert cluster.job(alone.successors()[-1])["ExcNodeList"] == lost
     # Nothing was left to queue one: what waited took over, queued the next, and cancelled it when all was done.
     assert chained.attempts()[-1]["job_id"] == successor
     assert cluster.job(chained.successors()[-1])["JobState"] == "CANCELLED"
