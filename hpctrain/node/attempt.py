@@ -61,12 +61,18 @@ def begin(argv: list[str]) -> int:
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     number = folder.begin_attempt(nodes, now, own, restarts)
     drop_stale_topology(folder, nodes, now)
+    if options.again == "new_job":
+        _top_up(folder, run, slurm, now)
+    print(number)
+    return 0
+
+
+def _top_up(folder: RunFolder, run: Run, slurm: Slurm, now: float) -> None:
+    """Successors are for later: the attempt begins without them too."""
     try:
         top_up(folder.path, run, slurm, now)
     except HpctrainError as error:
         _say(f"recovery.successors: not all are queued ({error})")
-    print(number)
-    return 0
 
 
 def end(argv: list[str]) -> int:
@@ -224,7 +230,6 @@ def _parse(verb: str, argv: list[str]) -> argparse.Namespace:
     if verb == "end":
         parser.add_argument("--attempt", type=int, required=True)
         parser.add_argument("--code", type=int, required=True)
-        parser.add_argument(
-            "--again", choices=["new_job", "same_job"], help="how the run goes on; without: in somebody's allocation"
-        )
+    text = "how the run goes on after the job; left out in an allocation that a person has"
+    parser.add_argument("--again", choices=["new_job", "same_job"], help=text)
     return parser.parse_args(argv)

@@ -21,7 +21,7 @@ trap : TERM USR2 CONT
 module load cuda
 source ~/venv/bin/activate
 
-HPCTRAIN_ATTEMPT=$(/usr/bin/python3 -m hpctrain.node begin --folder '/shared/runs/gpt 1') || exit $?
+HPCTRAIN_ATTEMPT=$(/usr/bin/python3 -m hpctrain.node begin --folder '/shared/runs/gpt 1' --again new_job) || exit $?
 # No number: the run is over, this job was queued in case it would not be.
 [ -n "$HPCTRAIN_ATTEMPT" ] || exit 0
 export HPCTRAIN_ATTEMPT

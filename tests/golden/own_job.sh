@@ -5,7 +5,7 @@
 trap : TERM USR2 CONT
 module load cuda
 
-HPCTRAIN_ATTEMPT=$(/usr/bin/python3 -m hpctrain.node begin --folder '/shared/runs/gpt 1') || exit $?
+HPCTRAIN_ATTEMPT=$(/usr/bin/python3 -m hpctrain.node begin --folder '/shared/runs/gpt 1' --again same_job) || exit $?
 # No number: the run is over, this job was queued in case it would not be.
 [ -n "$HPCTRAIN_ATTEMPT" ] || exit 0
 export HPCTRAIN_ATTEMPT

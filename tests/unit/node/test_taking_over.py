@@ -56,10 +56,12 @@ def event(kind: EventKind, number: int = 0, **data: object) -> str:
     return json.dumps(said.to_json()) + "\n"
 
 
-def begin(folder: RunFolder, job: str, monkeypatch: pytest.MonkeyPatch) -> int:
+def begin(
+    folder: RunFolder, job: str, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...] = ("--again", "new_job")
+) -> int:
     monkeypatch.setenv("SLURM_JOB_ID", job)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "gpu2")
-    return attempt.begin(["--folder", str(folder.path)])
+    return attempt.begin(["--folder", str(folder.path), *more])
 
 
 def test_a_successor_takes_over_from_a_job_that_vanished(
@@ -149,3 +151,14 @@ def test_a_person_who_submits_again_starts_the_count_anew(
         file.write(f"{again}\n")
     assert begin(folder, again, monkeypatch) == 0
     assert len(folder.attempts()) == 4
+
+
+@pytest.mark.parametrize("more", [(), ("--again", "same_job")])
+def test_nothing_is_queued_behind_a_job_that_a_person_submitted(
+    folder: RunFolder, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    """job.sh has no directives there, and an allocation is the person's."""
+    (folder.path / "successors.jsonl").unlink()
+    assert begin(folder, "1", monkeypatch, more) == 0
+    assert not any(argv[0] == "sbatch" for argv in fake.argvs)
+    assert not read_successors(folder.path)
