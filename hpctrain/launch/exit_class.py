@@ -77,7 +77,6 @@ def nodes_of(events: Sequence[Event]) -> list[str]:
 
 
 _SLURM_SAYS: dict[JobState, ExitClass] = {
-    JobState.TIMEOUT: "resumable",
     JobState.PREEMPTED: "resumable",
     JobState.CANCELLED: "resumable",
     JobState.NODE_FAIL: "infrastructure",
@@ -98,11 +97,13 @@ def with_slurms_word(ending: Ending, job: JobInfo | None) -> Ending:
         return replace(ending, exit_class="resumable", hopeless=False)
     if ending.reason is not None:
         return ending
+    if is_out_of_time(job):
+        return replace(ending, exit_class="resumable", reason="Slurm ended the job: TIMEOUT", hopeless=False)
     kind = _SLURM_SAYS.get(job.state)
     words = f"Slurm ended the job: {job.state.value}"
     if ending.code is None and kind is not None:
         return replace(ending, exit_class=kind, reason=words)
-    if job.state in (JobState.NODE_FAIL, JobState.BOOT_FAIL, JobState.TIMEOUT) and kind is not None:
+    if job.state in (JobState.NODE_FAIL, JobState.BOOT_FAIL) and kind is not None:
         return replace(ending, exit_class=kind, reason=words, hopeless=False)
     return ending
 
@@ -110,6 +111,11 @@ def with_slurms_word(ending: Ending, job: JobInfo | None) -> Ending:
 def is_preempted(job: JobInfo) -> bool:
     """Whether the job had to make room, or is about to."""
     return job.preempt_s is not None or job.state is JobState.PREEMPTED
+
+
+def is_out_of_time(job: JobInfo) -> bool:
+    """Whether the job reached its time limit; while its script still ends, Slurm 22.05 calls it COMPLETING."""
+    return job.state is JobState.TIMEOUT or (job.state is JobState.COMPLETING and job.reason == "TimeLimit")
 
 
 def with_progress(ending: Ending, progressed: bool, preempted: bool, idle_before: int) -> Ending:

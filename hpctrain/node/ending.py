@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError
-from hpctrain.launch.exit_class import Ending, is_preempted, with_progress, with_slurms_word
+from hpctrain.launch.exit_class import Ending, is_out_of_time, is_preempted, with_progress, with_slurms_word
 from hpctrain.records.attempt import SPENDING, ExitClass, idle_attempts, spent
 from hpctrain.slurm.commands import ControllerAwayError, Slurm
 from hpctrain.slurm.job import JobInfo, JobState
@@ -66,7 +66,8 @@ def decide_end(ending: Ending, job: JobInfo | None, account: Account, cancelled:
     """What happens after an attempt.
 
     A job that ends within its grace time is over for Slurm (seen with 22.05: FAILED, not requeued, although
-    PreemptMode is REQUEUE), and with PreemptMode=CANCEL Slurm never brings it back: somebody has to ask.
+    PreemptMode is REQUEUE), and with PreemptMode=CANCEL or at its time limit Slurm never brings it back: somebody has
+    to ask.
 
     Args:
         job: Slurm's description; None when it does not know the job.
@@ -88,7 +89,8 @@ def decide_end(ending: Ending, job: JobInfo | None, account: Account, cancelled:
         return Verdict("stop", _budget_words(reason, account), kind, failed=True)
     if job is None:
         return Verdict("stop", f"{reason}; Slurm does not know its job", kind, failed=True)
-    if job.state.is_waiting or not (preempted or job.state is JobState.RUNNING):
+    ours = preempted or is_out_of_time(job) or job.state is JobState.RUNNING
+    if job.state.is_waiting or not ours:
         # After a node failure or a requeue by hand the job is in the queue already while its script still ends.
         return Verdict("wait", f"Slurm took the job ({job.state.value}); {_who_goes_on(job, account)}", kind)
     return Verdict("again", _why(ending, preempted), kind)

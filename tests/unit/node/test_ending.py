@@ -67,6 +67,8 @@ def info(state: str, preempted: bool = False) -> JobInfo:
         # PreemptMode=CANCEL: Slurm ends the job and does not bring it back.
         (STOPPED, info("COMPLETING", True), "again"),
         (STOPPED, info("PREEMPTED", True), "again"),
+        # The notice before the time limit was not enough.
+        (Ending(143, "resumable"), replace(info("COMPLETING"), reason="TimeLimit"), "again"),
         (FATAL, info("RUNNING"), "again"),
         (Ending(2, "fatal", hopeless=True), info("RUNNING"), "stop"),
         (Ending(137, "fatal"), info("RUNNING", True), "again"),
