@@ -77,7 +77,6 @@ def nodes_of(events: Sequence[Event]) -> list[str]:
 
 
 _SLURM_SAYS: dict[JobState, ExitClass] = {
-    JobState.PREEMPTED: "resumable",
     JobState.CANCELLED: "resumable",
     JobState.NODE_FAIL: "infrastructure",
     JobState.BOOT_FAIL: "infrastructure",
