@@ -50,7 +50,7 @@ def command(
     """Submit RUN.YAML as one job: probe if needed, plan, train, requeue.
 
     Returns at once. In the job, each attempt measures its nodes, plans for them and trains; a lost node, a preemption
-    or the time limit puts the job back into the queue, where it goes on from its last checkpoint. Inside an existing
+    or the time limit puts the run back into the queue, where it goes on from its last checkpoint. Inside an existing
     allocation (salloc) the run starts there and then; with --own-job, as slurm/train.sbatch has it, the batch job that
     a person submitted becomes the run's job, and resumes the run when it comes back from the queue.
     """

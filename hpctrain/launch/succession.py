@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from hpctrain.base.atomic import append_line, storage_errors
-from hpctrain.base.errors import CommandError, StorageError
+from hpctrain.base.errors import CommandError, HpctrainError, StorageError
 from hpctrain.launch.bad_nodes import choose_excluded
 from hpctrain.launch.job_nodes import excluded_by_hand, nodes_of_job
 from hpctrain.records.bad_node import read_bad_nodes
@@ -27,6 +27,7 @@ def go_on(folder: Path, run: Run, slurm: Slurm, now: float) -> str:
     Raises:
         ControllerAwayError: the controller does not answer.
         CommandError: sbatch refused the job.
+        FileError: a ledger of the run is damaged; no job was queued.
         StorageError: the run folder cannot be written; no job was queued.
     """
     waiting = waiting_successors(folder, slurm)
@@ -61,7 +62,7 @@ def queue_successors(folder: Path, run: Run, slurm: Slurm, now: float) -> list[s
     tries again when it starts, so a refusal is no error."""
     try:
         added = top_up(folder, run, slurm, now)
-    except (CommandError, StorageError) as error:
+    except HpctrainError as error:
         return [f"recovery.successors: not all are queued ({error}); the job queues the rest when it starts"]
     return [f"queued behind it: {', '.join(added)}"] if added else []
 

@@ -16,7 +16,7 @@ from ClusterShell.NodeSet import NodeSet
 
 from hpctrain.agent.journal import Journal
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import CommandError, HpctrainError, StorageError
+from hpctrain.base.errors import CommandError, HpctrainError
 from hpctrain.base.process import SystemRunner
 from hpctrain.launch.bad_nodes import write_blamed
 from hpctrain.launch.cancel import is_cancelled
@@ -147,7 +147,7 @@ def _go_on_as_new_job(folder: RunFolder, run: Run, job: str, slurm: Slurm, now: 
         following = go_on(folder.path, run, slurm, now)
     except ControllerAwayError:
         raise
-    except (CommandError, StorageError) as error:
+    except HpctrainError as error:
         if run.recovery.successors:
             raise CommandError(str(error)) from error  # such a job may not be requeued
         _say(f"no new job could be queued ({error}); this one goes back to the queue")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
-from hpctrain.base.errors import CommandError
+from hpctrain.base.errors import CommandError, HpctrainError
 from hpctrain.launch.bad_nodes import write_blamed
 from hpctrain.launch.cancel import is_cancelled
 from hpctrain.launch.exit_class import is_preempted, read_ending, with_progress, with_slurms_word
@@ -33,12 +34,15 @@ def close_silent_attempts(folder: RunFolder, run: Run, slurm: Slurm, now: float)
         events = [event for event in read_events(folder.path / "events.jsonl") if event.attempt == number]
         info = _word_on(job, slurm)
         ending = with_slurms_word(read_ending(None, events, (folder.path / FINISHED).exists()), info)
-        before = [known for known in folder.attempts()[:number] if known.get("job_id") == job]
+        chain = chain_of(job, read_successors(folder.path)) if job is not None else []
+        before = [known for known in folder.attempts()[:number] if known.get("job_id") in chain]
         progressed = folder.newest_checkpoint() != line.get("checkpoint_before")
         preempted = info is not None and is_preempted(info)
         ending = with_progress(ending, progressed, preempted, 0 if progressed else idle_attempts(before))
         folder.end_attempt(number, now, ending.reason or SILENT, ending.code, ending.exit_class)
-        write_blamed(folder.path, number, events, now, run.recovery.exclude_hours)
+        # The ledger of bad nodes is a help, not a condition.
+        with contextlib.suppress(HpctrainError):
+            write_blamed(folder.path, number, events, now, run.recovery.exclude_hours)
 
 
 def reason_to_stop(folder: RunFolder, run: Run, own: str | None, slurm: Slurm) -> Verdict | None:

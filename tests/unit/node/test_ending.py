@@ -257,6 +257,16 @@ def test_where_sbatch_refuses_the_job_itself_comes_back(
     assert job_id(folder.path) == "1"
 
 
+def test_a_damaged_ledger_of_nodes_does_not_stop_the_run(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(folder, monkeypatch, fake)
+    (folder.path / "bad_nodes.jsonl").write_text('{"node": "None assigned"}\n')
+    assert close(folder, "preempted", "--again", "new_job") == 75
+    assert fake.jobs[1].restarts == 1
+    assert "bad_nodes.jsonl: node:" in capsys.readouterr().err
+
+
 def test_a_run_that_was_cancelled_gets_no_other_job(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
 ) -> None:
