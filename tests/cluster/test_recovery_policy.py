@@ -104,6 +104,7 @@ def project(cluster, prepared: Path) -> Path:
     return prepared
 
 
+@pytest.mark.timeout(600)
 def test_what_follows_an_attempt(cluster, project: Path) -> None:
     """Three runs at once: one loses a node it cannot do without, one that of its script, one fails by itself."""
     alone = Submitted(cluster, project)
