@@ -154,7 +154,7 @@ class Agent:
             self._enter("stopped", decision.reason)
             return decision.exit_code
         elif decision.act == "fail":
-            return self._fail(decision.reason, decision.exit_code)
+            return self._fail(decision.reason, decision.exit_code, decision.members)
         return None
 
     def _propose(self, decision: Decision) -> int | None:
@@ -174,7 +174,7 @@ class Agent:
                 proposed.announce()
         except HpctrainError as error:
             # No plan for what is left, or no room to write it down: nobody else would fare better.
-            return self._fail(str(error), error.exit_code)
+            return self._fail(str(error), error.exit_code, decision.members)
         if record == proposed.record:
             plan = proposed.plan
             self._journal.write(
@@ -300,12 +300,13 @@ class Agent:
         for node in sorted(now - before):
             self._journal.write("node_returned", self._record.number, f"node {node} is back", node=node)
 
-    def _fail(self, reason: str, code: int) -> int:
+    def _fail(self, reason: str, code: int, left: tuple[str, ...]) -> int:
         self._end_workers()
         told = any(view.phase == "failed" for view in self._peers.views())
         self._enter("failed", reason)
         if not told:
-            self._journal.write("failed", self._number(), reason, exit_code=code)
+            known = {"left": list(left)} if left else {}
+            self._journal.write("failed", self._number(), reason, exit_code=code, **known)
         return code
 
     def _pass_on_stop(self) -> None:

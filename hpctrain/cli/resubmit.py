@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import click
 
+from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.own_job import become_job, begin_own_job
@@ -21,6 +22,7 @@ from hpctrain.launch.in_use import check_no_live_job
 from hpctrain.launch.own_job import check_kind
 from hpctrain.launch.queue import check_queue
 from hpctrain.launch.submission import submit_job, submit_local
+from hpctrain.launch.succession import queue_successors
 from hpctrain.launch.training import fewest_nodes
 from hpctrain.records.locate import find_run, job_id
 from hpctrain.records.run import read_run
@@ -47,6 +49,8 @@ def command(run: str, own_job: bool, as_json: bool) -> None:
             click.echo(line, err=as_json)
         (folder / MARK).unlink(missing_ok=True)
         job = submit_job(RunFolder(folder.resolve()), asked)
+        for line in queue_successors(folder.resolve(), asked, slurm, SystemClock().wall()):
+            click.echo(line, err=as_json)
     else:
         job = submit_local(RunFolder(folder.resolve()), fewest_nodes(spec))
     if as_json:

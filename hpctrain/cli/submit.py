@@ -28,6 +28,7 @@ from hpctrain.launch.own_job import check_kind
 from hpctrain.launch.queue import check_queue, wait_for_job
 from hpctrain.launch.site import with_exported
 from hpctrain.launch.submission import preview, submit_job, submit_local
+from hpctrain.launch.succession import queue_successors
 from hpctrain.launch.training import Prepared, fewest_nodes, make_folder, prepare, runs_folder
 from hpctrain.records.run import read_run
 from hpctrain.slurm.commands import Slurm
@@ -50,7 +51,7 @@ def command(
     """Submit RUN.YAML as one job: probe if needed, plan, train, requeue.
 
     Returns at once. In the job, each attempt measures its nodes, plans for them and trains; a lost node, a preemption
-    or the time limit puts the job back into the queue, where it goes on from its last checkpoint. Inside an existing
+    or the time limit puts the run back into the queue, where it goes on from its last checkpoint. Inside an existing
     allocation (salloc) the run starts there and then; with --own-job, as slurm/train.sbatch has it, the batch job that
     a person submitted becomes the run's job, and resumes the run when it comes back from the queue.
     """
@@ -90,6 +91,7 @@ def _submit_to_slurm(prepared: Prepared, dry_run: bool, wait: bool, as_json: boo
         _run_here(folder, prepared, inside)
     with removed_on_error(folder):
         job_id = submit_job(folder, asked)
+    _say(queue_successors(folder.path, asked, slurm, SystemClock().wall()), as_json)
     _told(folder.path, job_id, as_json)
     if wait:
         sys.exit(wait_for_job(folder.path, job_id, slurm, SystemClock(), lambda text: _say([text], as_json)))

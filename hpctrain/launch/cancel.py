@@ -7,6 +7,7 @@ from pathlib import Path
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import Clock, utc_text
 from hpctrain.launch.folder import kept_words
+from hpctrain.launch.succession import cancel_successors, waiting_successors
 from hpctrain.slurm.commands import Slurm
 
 MARK = "cancelled"
@@ -17,18 +18,24 @@ POLL_S = 1.0
 
 
 def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock) -> str:
-    """Cancel the run's job; what was done comes back as a sentence. After return the job does not come again.
+    """Cancel the run's job and those queued behind it; what was done comes back as a sentence. After return none of
+    them comes again.
 
-    A run whose job has ended keeps the state that it ended in.
+    A run whose job has ended, with none behind it, keeps the state that it ended in.
 
     Raises:
         CommandError: the controller does not answer.
         StorageError: the run folder cannot be written.
     """
     job = slurm.job(job_id)
-    if job is None or job.state.is_ended:
+    ended = job is None or job.state.is_ended
+    if ended and not waiting_successors(folder, slurm):
         return f"job {job_id} has ended already"
+    # The mark first: a job that begins or ends from now on queues no other.
     write_text(folder / MARK, utc_text(clock.wall()) + "\n")
+    behind = cancel_successors(folder, slurm)
+    if job is None or ended:
+        return f"jobs {', '.join(behind)} cancelled; they were waiting"
     if job.state.value != "RUNNING":
         slurm.cancel(job_id)
         return f"job {job_id} cancelled; it was waiting"

@@ -34,6 +34,11 @@ def nodes_of_job(run: Run, slurm: Slurm, environ: Mapping[str, str]) -> frozense
     return found - _names(options.get("exclude", ""))
 
 
+def excluded_by_hand(run: Run) -> frozenset[str]:
+    """Nodes that the run file's own --exclude names."""
+    return _names(_options(run.cluster.sbatch).get("exclude", ""))
+
+
 def _options(options: list[str]) -> dict[str, str]:
     pairs = [option.removeprefix("--").replace(" ", "=", 1).partition("=") for option in options]
     return {name: value.strip() for name, _, value in pairs}

@@ -58,6 +58,8 @@ def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_
         srun_options=_srun_options(run),
         command=command,
         submitted=submitted,
+        # Of a job submitted by hand only Slurm has the script.
+        again=None if not submitted else "same_job" if by_hand else run.recovery.requeue,
     )
     return text
 
@@ -71,7 +73,8 @@ def directives(run: Run, folder: Path) -> list[str]:
         # Without a number of tasks: with one, Slurm gives the fewest of a range of nodes although more are idle.
         "--exclusive",
         "--mem=0",
-        "--requeue",
+        # Behind a job wait its successors: were it requeued, they would wait for its second life.
+        "--no-requeue" if run.recovery.successors else "--requeue",
         "--open-mode=append",
         f"--output={_path(folder)}/logs/%j.job.log",
         f"--signal=USR2@{cluster.save_notice_s}",

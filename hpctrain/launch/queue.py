@@ -11,6 +11,7 @@ from hpctrain.launch.file_system import check_shared
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.foresight import check_time, preemption_words
 from hpctrain.launch.job_script import check_options, gpus_per_node
+from hpctrain.records.locate import open_jobs
 from hpctrain.records.run import Run
 from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.job import JobInfo, pending_words
@@ -52,22 +53,28 @@ def check_queue(run: Run, slurm: Slurm, runs: Path) -> list[str]:
 
 
 def wait_for_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, say: Callable[[str], None]) -> int:
-    """Wait until the job has ended for good; 0 when the run is done, else 1. Changes are told as they are seen.
+    """Wait until the run's last job has ended; 0 when the run is done, else 1. Changes are told as they are seen.
 
     Raises:
         CommandError: the controller did not answer for ten minutes.
     """
-    watcher, said = Watcher(slurm, [job_id]), ""
+    watcher, said, seen = Watcher(slurm, [job_id]), "", [job_id]
     while True:
         watcher.poll(clock.now())
         if watcher.all_ended:
-            return _exit_code(folder)
+            following = [job for job in open_jobs(folder) if job not in seen]
+            if not following or _is_done(folder):
+                return 0 if _is_done(folder) else 1
+            job_id = following[0]
+            seen.append(job_id)
+            watcher.add(job_id)
+            continue
         if watcher.away is not None and watcher.away_since_s is not None:
             if clock.now() - watcher.away_since_s > AWAY_LIMIT_S:
                 raise CommandError(f"{watcher.away}; the job itself may well go on: `hpctrain status {folder.name}`")
             text = f"the Slurm controller does not answer ({watcher.away}); waiting"
         else:
-            text = _words(watcher.known[job_id])
+            text = _words(watcher.known[job_id]) if job_id in watcher.known else f"job {job_id} goes on with the run"
         if text != said:
             say(text)
             said = text
@@ -80,9 +87,9 @@ def _words(job: JobInfo) -> str:
     return f"job {job.job_id} is {job.state.value.lower()}"
 
 
-def _exit_code(folder: Path) -> int:
+def _is_done(folder: Path) -> bool:
     attempts = RunFolder(folder).attempts()
-    return 0 if attempts and attempts[-1].get("code") == 0 else 1
+    return bool(attempts) and attempts[-1].get("code") == 0
 
 
 def _request(run: Run) -> Request:

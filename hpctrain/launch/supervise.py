@@ -8,12 +8,13 @@ from pathlib import Path
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.process import Process, Runner
+from hpctrain.launch.exit_class import RESUMABLE, read_ending
 from hpctrain.launch.folder import RunFolder, RunLock, kept_words
 from hpctrain.launch.local import local_nodes, start_local_node
-from hpctrain.records.event import read_events
+from hpctrain.records.attempt import ExitClass
+from hpctrain.records.event import Event, read_events
 
 POLL_S = 0.2
-RESUMABLE = 75
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,9 @@ class LocalJob:
             self._clock.sleep(POLL_S)
         tick()
         ended = self._ended()
-        self.folder.end_attempt(self.attempt, self._clock.wall(), ended.reason, ended.exit_code)
+        said = read_ending(ended.exit_code, self._events(), ended.exit_code == 0).exit_class
+        kind: ExitClass = "resumable" if ended.stopped else said
+        self.folder.end_attempt(self.attempt, self._clock.wall(), ended.reason, ended.exit_code, kind)
         return ended
 
     def _ended(self) -> Ended:
@@ -78,8 +81,12 @@ class LocalJob:
 
     def _last_words(self) -> dict[str, str]:
         """The reasons of this attempt's last events by kind."""
+        return {event.kind: event.reason for event in self._events()}
+
+    def _events(self) -> list[Event]:
+        """This attempt's events."""
         events = read_events(self.folder.path / "events.jsonl")
-        return {event.kind: event.reason for event in events if event.attempt == self.attempt}
+        return [event for event in events if event.attempt == self.attempt]
 
 
 def start_local_job(folder: RunFolder, count: int, lock: RunLock, runner: Runner, clock: Clock) -> LocalJob:
@@ -90,7 +97,8 @@ def start_local_job(folder: RunFolder, count: int, lock: RunLock, runner: Runner
         CommandError: a process cannot be started.
     """
     nodes = local_nodes(count)
-    folder.close_open_attempts(clock.wall(), "ended without a word: killed")
+    for line in folder.open_attempts():
+        folder.end_attempt(line["attempt"], clock.wall(), "ended without a word: killed", None, "infrastructure")
     attempt = folder.begin_attempt(nodes, clock.wall())
     logs = folder.path / "logs" / str(attempt)
     logs.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ from hpctrain.agent.store import GenerationStore
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.process import SystemRunner
+from hpctrain.node.leaving import leave
 from hpctrain.node.place import add_place_arguments, place_of
 from hpctrain.node.planning import GenerationMaker
 from hpctrain.probe.address import interface_of
@@ -54,6 +55,11 @@ def main(argv: list[str]) -> int:
     code = _agent(place, run, journal, stop).run()
     if code == 0:
         (folder / FINISHED).touch()
+    elif not here.local:
+        last = GenerationStore(folder / "generations").newest()
+        mine = last is not None and last.attempt == options.attempt
+        members = [member.node for member in last.members] if last is not None and mine else list(here.nodes)
+        leave(folder, options.attempt, here.node, members, run.recovery.min_nodes, code)
     return code
 
 

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpctrain.base.atomic import write_text
-from hpctrain.base.errors import InputError
+from hpctrain.base.errors import FileError, InputError
+from hpctrain.records.successor import queued_behind, read_successors
 
 RUNS_VARIABLE = "HPCTRAIN_RUNS"
 JOB_FILE = "job_id"
-"""File in a run folder with the ids of its jobs, one a line, the newest last."""
+"""File in a run folder with the ids of its jobs, one a line, the newest last; queued successors are not in it yet."""
 
 _STAMP = re.compile(r"^(?P<name>.+?)-(?P<date>\d{8})[T-]?(?P<time>\d{6})Z?-[0-9a-f]{4}$")
 _SHOWN = 5
@@ -52,9 +53,19 @@ def job_id(folder: Path) -> str | None:
     return next(reversed(_job_ids(folder)), None)
 
 
+def open_jobs(folder: Path) -> list[str]:
+    """The newest job and the successors queued behind it, in the order in which they would run; [] without a job.
+
+    Raises:
+        FileError: successors.jsonl is damaged.
+    """
+    newest = job_id(folder)
+    return [] if newest is None else [newest, *queued_behind(newest, read_successors(folder))]
+
+
 def run_of_job(job: str, environ: Mapping[str, str], cwd: Path) -> Path | None:
     """The newest run folder that had the job, whatever runs are called; None where there is none."""
-    return next((path for path in reversed(all_runs(environ, cwd)) if job in _job_ids(path)), None)
+    return next((path for path in reversed(all_runs(environ, cwd)) if job in _all_ids(path)), None)
 
 
 def record_job(folder: Path, job: str) -> None:
@@ -71,6 +82,14 @@ def _job_ids(folder: Path) -> list[str]:
         return (folder / JOB_FILE).read_text().split()
     except OSError:
         return []
+
+
+def _all_ids(folder: Path) -> list[str]:
+    """Its jobs, and those that wait to become its jobs; a damaged list of these finds nothing."""
+    try:
+        return [*_job_ids(folder), *(item.job_id for item in read_successors(folder))]
+    except FileError:
+        return _job_ids(folder)
 
 
 def all_runs(environ: Mapping[str, str], cwd: Path) -> list[Path]:
@@ -106,7 +125,7 @@ def _newest(name: str, runs: list[Path]) -> Path | None:
     for path in runs:
         if path.name == name:
             return path
-    matching = [path for path in runs if name in (run_name(path.name), *_job_ids(path))]
+    matching = [path for path in runs if name in (run_name(path.name), *_all_ids(path))]
     return max(matching, key=_age_key, default=None)
 
 

@@ -196,11 +196,28 @@ class Recovery(Part):
     spares: int = Field(default=0, ge=0)
     """Nodes kept idle, to step in for a lost one."""
     retries: int = Field(default=3, ge=0)
-    """Failures in a row, without a checkpoint in between, before the run gives up."""
+    """Failures in a row, without a checkpoint in between, before the run gives up: within a job, and of its jobs. What
+    the cluster does to a job (lost nodes, preemption, the time limit) is no failure of the run."""
+    requeue: Literal["new_job", "same_job"] = "new_job"
+    """How a job goes on after an attempt. new_job: as a new job, without the nodes that made trouble. same_job: put
+    back into the queue under its id, on any nodes."""
+    successors: int = Field(default=0, ge=0, le=20)
+    """Jobs kept in the queue behind the running one, with requeue: new_job. They take over whatever happens to it, and
+    suit partitions with short time limits."""
+    exclude_hours: float = Field(default=24.0, ge=0)
+    """How long new jobs do without a node that made trouble, hours; 0: they never do."""
+    exclude_max_fraction: float = Field(default=0.25, ge=0, le=1)
+    """Largest share of the partition's nodes that is left out for that reason."""
     heartbeat_timeout_s: float = Field(default=5.0, gt=0)
     """Silence after which a node counts as lost; a closed connection counts at once."""
     progress_timeout_s: float = Field(default=120.0, gt=0)
     """A worker that makes no step for this long is ended and the generation with it."""
+
+    @model_validator(mode="after")
+    def _successors_are_new_jobs(self) -> Recovery:
+        if self.successors and self.requeue == "same_job":
+            raise ValueError(f"successors is {self.successors}, and requeue is same_job: use requeue: new_job, or none")
+        return self
 
 
 class Profile(Part):

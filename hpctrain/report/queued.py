@@ -29,7 +29,9 @@ def with_job(status: Status, job: JobInfo | None, cancelled: bool = False) -> St
         if status.state in ("queued", "unknown", "requeued"):
             return replace(status, state="starting", reason=f"job {job.job_id} is {word.lower()}")
         if status.state == "failed":
-            return replace(status, reason=f"{status.reason}; its job {job.job_id} is {word.lower()} still")
+            # Its agents gave up; whether the run goes on is decided when its job ends.
+            reason = f"{status.reason}; its job {job.job_id} is {word.lower()} still"
+            return replace(status, state="recovering", reason=reason)
         return status
     if word == "CANCELLED":
         return replace(status, state="cancelled", reason=f"job {job.job_id} was cancelled")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -153,6 +153,11 @@ class Slurm:
         changes = [f"{field}={value}" for field, value in fields.items()]
         _answer(self._run(["scontrol", "update", f"JobId={_checked(job_id)}", *changes]))
 
+    def submit(self, script: Path, options: Sequence[str] = ()) -> str:
+        """Queue a script; its job's id comes back. Options stand above the script's own lines."""
+        done = self._run(["sbatch", "--parsable", *options, str(script)], {"SLURM_TIME_FORMAT"})
+        return _checked(_answer(done).strip().partition(";")[0])
+
     def test_only(self, script: Path, options: Sequence[str] = ()) -> StartEstimate:
         """Ask sbatch what would become of a script; nothing is queued."""
         done = self._run(["sbatch", "--test-only", *options, str(script)])
@@ -163,15 +168,19 @@ class Slurm:
             return StartEstimate(None, (), None)
         return StartEstimate(read_moment(found[1]), node_names(found[2]), None)
 
-    def _run(self, argv: Sequence[str]) -> Finished:
+    def _run(self, argv: Sequence[str], without: Collection[str] = ()) -> Finished:
         """Run a client.
+
+        Args:
+            without: variables that it must not pass on.
 
         Raises:
             ControllerAwayError: the controller does not answer.
             CommandError: the command is not there.
         """
+        env = {name: value for name, value in client_environment(self._environ).items() if name not in without}
         try:
-            done = self._runner.run(argv, timeout_s=TIMEOUT_S, env=client_environment(self._environ))
+            done = self._runner.run(argv, timeout_s=TIMEOUT_S, env=env)
         except CommandTimeout as error:
             raise ControllerAwayError(f"the Slurm controller is away ({error}); ask again later") from error
         if done.code != 0 and any(text in done.stderr for text in _AWAY):

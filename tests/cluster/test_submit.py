@@ -200,8 +200,9 @@ def test_two_runs_share_the_cluster(project: Project) -> None:
     )  # fmt: skip
     assert_survives_its_user(project.submit("--set", "cluster.nodes=2"))
     # Two minutes, of which one is kept for saving: the notice comes after the other.
-    project.cluster.wait(lambda: len(short.attempts()) == 2, 120, "the attempt after the time limit")
+    project.cluster.wait(lambda: len(short.attempts()) >= 2, 120, "the attempt after the time limit")
     assert short.attempts()[0]["reason"] == "stopped before the time limit, saved, and back to the queue"
+    assert short.attempts()[1]["job_id"] != short.job_id
     short.wait_for_step(short.steps() + 20)
     project.hpctrain("cancel", short.name)
     # Every step was done once: the notice was enough to save.

@@ -45,10 +45,12 @@ def test_a_controller_that_is_away_is_waited_for_once(fake, runs, hpctrain):
     assert len(fake.argvs) == 2
 
 
-def test_a_failed_run_whose_job_hangs_is_said(fake, runs, hpctrain):
+def test_a_run_whose_agents_gave_up_is_not_over_before_its_job_is(fake, runs, hpctrain):
     submitted_run(runs, fake.submit("--nodes=2"), event("failed", reason="no node left"))
     told = json.loads(hpctrain("status", "gpt", "--json").stdout)
-    assert (told["state"], told["reason"]) == ("failed", "no node left; its job 1 is running still")
+    assert (told["state"], told["reason"]) == ("recovering", "no node left; its job 1 is running still")
+    fake.finish("1", code=1)
+    assert json.loads(hpctrain("status", "gpt", "--json").stdout)["state"] == "failed"
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ def test_the_job_becomes_the_run(fake, runs, job, hpctrain, run_file):
     assert job_id(folder) == job
     assert not is_in_allocation(folder)
     script = (folder / "job.sh").read_text()
-    assert "--requeue >&2" in script
+    assert "--again same_job >&2" in script
     assert "#SBATCH" not in script
     assert "sbatch" not in [argv[0] for argv in fake.argvs if argv[1:] != ("--version",)][1:]
 
@@ -106,7 +106,7 @@ def test_a_run_whose_job_lives_is_not_taken_from_it(fake, runs, job, hpctrain, m
     monkeypatch.setenv("SLURM_JOB_ID", fake.submit("--nodes=1"))
     error = hpctrain("resubmit", "gpt", "--own-job").exception
     assert isinstance(error, InputError)
-    assert f"its job {job} is RUNNING" in str(error)
+    assert f"its job {job} is running still" in str(error)
     fake.away = True
     assert isinstance(hpctrain("resubmit", "gpt", "--own-job").exception, Refused)
 

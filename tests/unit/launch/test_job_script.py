@@ -113,10 +113,26 @@ def test_a_step_names_the_gpus_that_came_with_the_nodes() -> None:
     assert "gpu" not in render_job(run(device="cpu"), Path("/shared/run"), "true")
 
 
-def test_only_a_job_of_its_own_asks_to_come_back() -> None:
-    assert "--requeue >&2" in render_job(run(), Path("/shared/run"), "true").partition("hpctrain.node end")[2]
-    inside = render_job(run(), Path("/shared/run"), "true", submitted=False)
-    assert "--requeue" not in inside.partition("hpctrain.node end")[2]
+def test_only_a_job_of_its_own_goes_on_as_another() -> None:
+    def last_line(run: Run, **how: bool) -> str:
+        return render_job(run, Path("/shared/run"), "true", **how).partition("hpctrain.node end")[2]
+
+    assert "--again new_job >&2" in last_line(run())
+    assert "--again same_job >&2" in last_line(run_with(recovery={"requeue": "same_job"}))
+    # Slurm has the person's script, not job.sh: only its own id leads back to it.
+    assert "--again same_job >&2" in last_line(run(), by_hand=True)
+    assert "--again" not in last_line(run(), submitted=False)
+
+
+def test_a_job_with_successors_does_not_come_back_itself() -> None:
+    assert "--requeue" in directives(run(), Path("/shared/run"))
+    chained = directives(run_with(recovery={"successors": 2}), Path("/shared/run"))
+    assert "--no-requeue" in chained
+    assert "--requeue" not in chained
+
+
+def run_with(**keys: object) -> Run:
+    return Run.from_json({**run().to_json(), **keys})
 
 
 FAKE_SRUN = """#!/bin/bash

@@ -223,6 +223,13 @@ def test_mistakes_in_a_model_of_one_s_own_are_told(tmp_path: Path, model: str, s
     assert said in found[0]
 
 
+def test_a_job_that_keeps_its_id_has_no_successors(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(GOOD + "recovery: {requeue: same_job, successors: 2}\n")
+    with pytest.raises(FileError, match="successors is 2, and requeue is same_job: use requeue: new_job"):
+        read_run(path)
+
+
 def test_reading_is_a_pure_function_of_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, GOOD)
     assert read_run(path).sha256() == read_run(path).sha256()
