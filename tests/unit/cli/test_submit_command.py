@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from run_folders import RUN, submitted_run
@@ -27,8 +28,8 @@ def run_file(monkeypatch, tmp_path):
     return path
 
 
-def _prepared(path, overrides, count, topology, plan, runner, queued=False):
-    run = read_run(path, overrides)
+def _prepared(path, overrides, count, topology, plan, runner, queued=False, defaults=MappingProxyType({})):
+    run = read_run(path, overrides, defaults)
     return Prepared(run, run.spec(), [], None, None)
 
 
@@ -101,7 +102,7 @@ def test_the_newest_topology_of_enough_of_the_nodes_counts(tmp_path: Path) -> No
         os.utime(folder / "topology.json", (number, number))
     nodes = frozenset({"gpu1", "gpu2", "gpu3"})
     found = {count: last_known(tmp_path, nodes, count) for count in (1, 2, 3)}
-    assert [[node.id for node in item.nodes] if item else None for item in found.values()] == [
+    assert [[node.id for node in item.topology.nodes] if item else None for item in found.values()] == [
         ["gpu3"], ["gpu1", "gpu2"], None,
     ]  # fmt: skip
 

@@ -1,0 +1,141 @@
+"""Runs and jobs that a run waits for: from what a person calls them to the ids of jobs that live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.base.atomic import write_text
+from hpctrain.base.errors import CommandError, HpctrainError, InputError, Refused
+from hpctrain.launch.folder import RunFolder
+from hpctrain.launch.job_script import dependency
+from hpctrain.records.locate import find_run, job_id, job_ids
+from hpctrain.records.run import Run, read_run
+from hpctrain.slurm.commands import Slurm
+
+FOLLOWERS = "followers"
+"""File in a run folder with the folders of the runs that wait for it, one a line."""
+
+
+@dataclass(frozen=True)
+class Before:
+    """What a run waits for."""
+
+    folders: list[Path]
+    """Of the runs among it, whether they live or not."""
+    names: list[str]
+    """Folders and job ids: `cluster.after` with nothing left to look up."""
+    jobs: list[str]
+    """Ids of the jobs that have not ended, an item for each run or job; "7?8": one of the two has to end so."""
+    lines: list[str]
+    """What was found, for the person."""
+
+
+def jobs_before(run: Run, slurm: Slurm, environ: Mapping[str, str], cwd: Path) -> Before:
+    """Look up what `cluster.after` names.
+
+    Raises:
+        InputError: there is no such run or job, or it cannot be waited for together with the others.
+        Refused: one of them ended with an error, and only a good end counts.
+        CommandError: the controller does not answer.
+    """
+    before = Before([], [], [], [])
+    must_be_ok = run.cluster.after_end == "ok"
+    for name in run.cluster.after:
+        folder = _folder_of(name, environ, cwd)
+        if folder is None:
+            live, line = _job_before(name, must_be_ok, slurm)
+        else:
+            live, line = _run_before(folder, must_be_ok, slurm)
+            before.folders.append(folder)
+        before.names.append(name if folder is None else str(folder))
+        before.lines.append(line)
+        if live:
+            before.jobs.extend(live if not must_be_ok else ["?".join(live)])
+    if len(before.jobs) > 1 and any("?" in item for item in before.jobs):
+        # Slurm knows 'all of these' and 'one of these', not both at once.
+        raise InputError(
+            "cluster.after: one of these runs has several jobs in the queue; wait for that run alone, or set "
+            "cluster.after_end to any"
+        )
+    return before
+
+
+def _folder_of(name: str, environ: Mapping[str, str], cwd: Path) -> Path | None:
+    """The run's folder; None for the id of a job that is no run's, one that prepares the data say."""
+    try:
+        return find_run(name, environ, cwd).resolve()
+    except InputError as error:
+        if name.isdigit():
+            return None
+        raise InputError(f"cluster.after: {error}") from None
+
+
+def _run_before(folder: Path, must_be_ok: bool, slurm: Slurm) -> tuple[list[str], str]:
+    live = [job.job_id for job in slurm.jobs(job_ids(folder)).values() if not job.state.is_ended]
+    if live:
+        return live, f"it starts after {folder.name} (job {', '.join(live)})"
+    attempts = RunFolder(folder).attempts()
+    if must_be_ok and not (attempts and attempts[-1].get("code") == 0):
+        raise Refused(
+            f"cluster.after: {folder.name} has no job any more and did not finish; `hpctrain resubmit {folder.name}` "
+            "first, or set cluster.after_end to any"
+        )
+    return [], f"{folder.name} has ended already: nothing to wait for"
+
+
+def _job_before(job_id: str, must_be_ok: bool, slurm: Slurm) -> tuple[list[str], str]:
+    job = slurm.job(job_id)
+    if job is None:
+        raise InputError(f"cluster.after: Slurm knows no job {job_id} (any more), and no run has had it")
+    if not job.state.is_ended:
+        return [job_id], f"it starts after job {job_id}"
+    if must_be_ok and job.exit_code != 0:
+        raise Refused(f"cluster.after: job {job_id} has ended as {job.state.value}; set cluster.after_end to any")
+    return [], f"job {job_id} has ended already: nothing to wait for"
+
+
+def remember_follower(before: Before, folder: Path) -> None:
+    """Write into the folders of the runs before it that this run waits for them.
+
+    Raises:
+        StorageError: one of them cannot be written.
+    """
+    for other in before.folders:
+        known = _followers(other)
+        if folder not in known:
+            write_text(other / FOLLOWERS, "".join(f"{path}\n" for path in [*known, folder]))
+
+
+def move_followers(folder: Path, slurm: Slurm, environ: Mapping[str, str]) -> list[str]:
+    """After a new job of this run: jobs of other runs that wait for an earlier one wait for this one from now on.
+
+    A job's id is all that Slurm knows of a run: without this they would start, or never start, by how that job ended.
+    """
+    lines = []
+    for follower in _followers(folder):
+        job = job_id(follower) if (follower / "run.yaml").is_file() else None
+        if job is None:
+            continue
+        try:
+            info = slurm.job(job)
+            if info is None or not info.state.is_waiting or not info.reason.startswith("Dependency"):
+                continue
+            run = read_run(follower / "run.yaml")
+            before = jobs_before(run, slurm, environ, follower.parent)
+            text = dependency(before.jobs, run.cluster.after_end)
+            slurm.update(job, Dependency=text or "")
+            lines.append(f"{follower.name} (job {job}) waits for the new job")
+        except CommandError as error:
+            lines.append(f"{follower.name} (job {job}) may not start: it waits for an earlier job ({error})")
+        except HpctrainError as error:
+            lines.append(f"{follower.name} (job {job}) may not start: {error}")
+    return lines
+
+
+def _followers(folder: Path) -> list[Path]:
+    try:
+        return [Path(line) for line in (folder / FOLLOWERS).read_text().splitlines() if line]
+    except OSError:
+        return []
