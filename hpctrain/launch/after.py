@@ -10,7 +10,7 @@ from hpctrain.base.atomic import write_text
 from hpctrain.base.errors import CommandError, HpctrainError, InputError, Refused
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.job_script import dependency
-from hpctrain.records.locate import find_run, job_id, job_ids
+from hpctrain.records.locate import find_run, job_id
 from hpctrain.records.run import Run, read_run
 from hpctrain.slurm.commands import Slurm
 
@@ -27,7 +27,7 @@ class Before:
     names: list[str]
     """Folders and job ids: `cluster.after` with nothing left to look up."""
     jobs: list[str]
-    """Ids of the jobs that have not ended, an item for each run or job; "7?8": one of the two has to end so."""
+    """Ids of the jobs that have not ended."""
     lines: list[str]
     """What was found, for the person."""
 
@@ -36,7 +36,7 @@ def jobs_before(run: Run, slurm: Slurm, environ: Mapping[str, str], cwd: Path) -
     """Look up what `cluster.after` names.
 
     Raises:
-        InputError: there is no such run or job, or it cannot be waited for together with the others.
+        InputError: there is no such run or job.
         Refused: one of them ended with an error, and only a good end counts.
         CommandError: the controller does not answer.
     """
@@ -51,14 +51,8 @@ def jobs_before(run: Run, slurm: Slurm, environ: Mapping[str, str], cwd: Path) -
             before.folders.append(folder)
         before.names.append(name if folder is None else str(folder))
         before.lines.append(line)
-        if live:
-            before.jobs.extend(live if not must_be_ok else ["?".join(live)])
-    if len(before.jobs) > 1 and any("?" in item for item in before.jobs):
-        # Slurm knows 'all of these' and 'one of these', not both at once.
-        raise InputError(
-            "cluster.after: one of these runs has several jobs in the queue; wait for that run alone, or set "
-            "cluster.after_end to any"
-        )
+        if live is not None and live not in before.jobs:
+            before.jobs.append(live)
     return before
 
 
@@ -72,28 +66,30 @@ def _folder_of(name: str, environ: Mapping[str, str], cwd: Path) -> Path | None:
         raise InputError(f"cluster.after: {error}") from None
 
 
-def _run_before(folder: Path, must_be_ok: bool, slurm: Slurm) -> tuple[list[str], str]:
-    live = [job.job_id for job in slurm.jobs(job_ids(folder)).values() if not job.state.is_ended]
-    if live:
-        return live, f"it starts after {folder.name} (job {', '.join(live)})"
+def _run_before(folder: Path, must_be_ok: bool, slurm: Slurm) -> tuple[str | None, str]:
+    """Its newest job alone: the run's further ones do not exist yet, `move_followers` sees to them."""
+    newest = job_id(folder)
+    job = slurm.job(newest) if newest is not None else None
+    if job is not None and not job.state.is_ended:
+        return newest, f"it starts after {folder.name} (job {newest})"
     attempts = RunFolder(folder).attempts()
     if must_be_ok and not (attempts and attempts[-1].get("code") == 0):
         raise Refused(
             f"cluster.after: {folder.name} has no job any more and did not finish; `hpctrain resubmit {folder.name}` "
             "first, or set cluster.after_end to any"
         )
-    return [], f"{folder.name} has ended already: nothing to wait for"
+    return None, f"{folder.name} has ended already: nothing to wait for"
 
 
-def _job_before(job_id: str, must_be_ok: bool, slurm: Slurm) -> tuple[list[str], str]:
-    job = slurm.job(job_id)
+def _job_before(name: str, must_be_ok: bool, slurm: Slurm) -> tuple[str | None, str]:
+    job = slurm.job(name)
     if job is None:
-        raise InputError(f"cluster.after: Slurm knows no job {job_id} (any more), and no run has had it")
+        raise InputError(f"cluster.after: Slurm knows no job {name} (any more), and no run has had it")
     if not job.state.is_ended:
-        return [job_id], f"it starts after job {job_id}"
+        return name, f"it starts after job {name}"
     if must_be_ok and job.exit_code != 0:
-        raise Refused(f"cluster.after: job {job_id} has ended as {job.state.value}; set cluster.after_end to any")
-    return [], f"job {job_id} has ended already: nothing to wait for"
+        raise Refused(f"cluster.after: job {name} has ended as {job.state.value}; set cluster.after_end to any")
+    return None, f"job {name} has ended already: nothing to wait for"
 
 
 def remember_follower(before: Before, folder: Path) -> None:

@@ -93,7 +93,7 @@ def directives(run: Run, folder: Path) -> list[str]:
         ("dependency", dependency(cluster.after, cluster.after_end)), *_mail(cluster.mail),
     ):  # fmt: skip
         if value is not None:
-            own.append(f"--{option}={shlex.quote(str(value))}")
+            own.append(f"--{option}={shlex.quote(_checked([str(value)], f'--{option}')[0])}")
     check_options(cluster.sbatch)
     return sorted(own) + cluster.sbatch
 
@@ -144,11 +144,8 @@ def _constraint(run: Run) -> str | None:
 
 
 def dependency(jobs: Sequence[str], end: Literal["ok", "any"]) -> str | None:
-    """What sbatch calls the wait for all of these jobs, ["7", "9"], or for one of several, ["7?8"]; None for none."""
-    kind = f"after{end}"
-    if len(jobs) == 1:
-        return "?".join(f"{kind}:{job}" for job in jobs[0].split("?"))
-    return f"{kind}:{':'.join(jobs)}" if jobs else None
+    """What sbatch calls the wait for all of these jobs; None for none."""
+    return f"after{end}:{':'.join(jobs)}" if jobs else None
 
 
 def gpus_per_node(run: Run) -> int | None:

@@ -49,12 +49,12 @@ def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
 
 def job_id(folder: Path) -> str | None:
     """Id of the newest job that was submitted for the run; None for a run that was not submitted."""
-    return next(reversed(job_ids(folder)), None)
+    return next(reversed(_job_ids(folder)), None)
 
 
 def run_of_job(job: str, environ: Mapping[str, str], cwd: Path) -> Path | None:
     """The newest run folder that had the job, whatever runs are called; None where there is none."""
-    return next((path for path in reversed(all_runs(environ, cwd)) if job in job_ids(path)), None)
+    return next((path for path in reversed(all_runs(environ, cwd)) if job in _job_ids(path)), None)
 
 
 def record_job(folder: Path, job: str) -> None:
@@ -63,11 +63,10 @@ def record_job(folder: Path, job: str) -> None:
     Raises:
         StorageError: the run folder cannot be written.
     """
-    write_text(folder / JOB_FILE, "".join(f"{known}\n" for known in [*job_ids(folder), job]))
+    write_text(folder / JOB_FILE, "".join(f"{known}\n" for known in [*_job_ids(folder), job]))
 
 
-def job_ids(folder: Path) -> list[str]:
-    """Ids of all jobs that were submitted for the run, the newest last; [] for a run that was not submitted."""
+def _job_ids(folder: Path) -> list[str]:
     try:
         return (folder / JOB_FILE).read_text().split()
     except OSError:
@@ -107,7 +106,7 @@ def _newest(name: str, runs: list[Path]) -> Path | None:
     for path in runs:
         if path.name == name:
             return path
-    matching = [path for path in runs if name in (run_name(path.name), *job_ids(path))]
+    matching = [path for path in runs if name in (run_name(path.name), *_job_ids(path))]
     return max(matching, key=_age_key, default=None)
 
 

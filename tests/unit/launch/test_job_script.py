@@ -62,11 +62,6 @@ def test_the_script_of_a_job_with_nodes_of_several_kinds_is_the_golden_one() -> 
     assert text == GOLDEN.with_name("job_kinds.sh").read_text()
 
 
-def test_one_of_several_jobs_of_a_run_has_to_end_well() -> None:
-    assert "--dependency='afterok:7?afterok:8'" in directives(run(after=["7?8"]), Path("/shared/run"))
-    assert "--dependency=afterok:7:9" in directives(run(after=["7", "9"]), Path("/shared/run"))
-
-
 def test_nothing_of_the_submitters_environment_is_in_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy may carry a password: it reaches the job as sbatch hands on its environment, not in a file."""
     monkeypatch.setenv("https_proxy", "http://anna:secret@proxy:3128")
@@ -112,6 +107,11 @@ def test_the_script_is_valid_bash(tmp_path: Path) -> None:
 def test_options_that_would_break_the_recovery_are_refused(options: list[str], text: str) -> None:
     with pytest.raises(InputError, match=text):
         directives(run(sbatch=options), Path("/shared/run"))
+
+
+def test_a_line_break_in_a_key_is_refused() -> None:
+    with pytest.raises(InputError, match=r"--account: .* line break"):
+        directives(run(account="a\n#SBATCH --nodes=9"), Path("/shared/run"))
 
 
 def test_a_line_break_in_setup_is_refused() -> None:
