@@ -63,7 +63,7 @@ def _submit_again(folder: RunFolder, spec: Run, as_json: bool) -> str:
     checked = check_queue(spec, slurm, folder.path.parent, os.environ, Path.cwd())
     check_no_live_job(folder.path, slurm)
     say(checked.lines)
-    say(estimate_start(preview(checked.asked, folder.path), slurm, SystemClock().wall()))
+    say(estimate_start(checked.asked, preview(checked.asked, folder.path), slurm, SystemClock().wall()))
     (folder.path / MARK).unlink(missing_ok=True)
     job = submit_job(folder, checked.asked)
     say(move_followers(folder.path, slurm, os.environ))

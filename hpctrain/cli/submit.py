@@ -108,7 +108,7 @@ def _submit_to_slurm(prepared: Prepared, slurm: Slurm, seeds: list[int], asked: 
     _say(check_provisional(prepared, runs_folder(), checked.nodes, checked.limit), asked.as_json)
     if asked.dry_run:
         script = preview(checked.asked, runs_folder().resolve() / f"{run.name}-<time>")
-        _say(estimate_start(script, slurm, SystemClock().wall()), asked.as_json)
+        _say(estimate_start(checked.asked, script, slurm, SystemClock().wall()), asked.as_json)
         _would(prepared, asked.as_json, script, script=script)
         return
     told: list[dict[str, str]] = []
@@ -134,7 +134,7 @@ def _queue_one(
     folder = make_folder(replace(prepared, run=run), runs_folder(), SystemRunner(), SystemClock())
     with removed_on_error(folder):
         if is_first:
-            _say(estimate_start(preview(job, folder.path), slurm, SystemClock().wall()), asked.as_json)
+            _say(estimate_start(job, preview(job, folder.path), slurm, SystemClock().wall()), asked.as_json)
         remember_follower(checked.before, folder.path)
         job_id = submit_job(folder, job)
     if not asked.as_json:

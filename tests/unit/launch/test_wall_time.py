@@ -77,7 +77,7 @@ def test_the_start_up_is_that_of_the_first_attempt(tmp_path: Path) -> None:
     ("start_s", "words"),
     [
         (1000.0, "Slurm expects to start it at once on gpu[1-2]"),
-        (8200.0, "Slurm expects to start it in 2 h 0 min, at 1970-01-01T02:16:40Z, on gpu[1-2]"),
+        (8200.0, "Slurm expects to start it in 2 h 0 min (1970-01-01T02:16:40Z) on gpu[1-2]"),
         (4e9, "some limit keeps it from ever starting"),
         (None, "does not say when"),
     ],

@@ -99,7 +99,7 @@ def test_a_run_file_wins_over_the_profile_and_set_over_both(tmp_path: Path) -> N
     assert cluster.mail is not None
     assert (cluster.mail.user, cluster.mail.on) == ("anna@example.org", ["FAIL"])
     assert defaults.words(run_file, ()) == [f"from profile 'here' of {defaults.path}: cluster.mail.user, cluster.setup"]
-    override = ("cluster.setup=[true]",)
+    override = ("cluster.setup=[module load gcc]",)
     assert read_run(run_file, override, defaults.values).cluster.setup != cluster.setup
     assert defaults.words(run_file, override) == [f"from profile 'here' of {defaults.path}: cluster.mail.user"]
 
