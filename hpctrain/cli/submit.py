@@ -102,6 +102,8 @@ def _is_inside() -> bool:
 
 def _submit_to_slurm(prepared: Prepared, slurm: Slurm, seeds: list[int], asked: Asked) -> None:
     run, lines = with_exported(prepared.run, os.environ)
+    if seeds:
+        lines.append(f"{len(seeds)} runs, one for each seed; what follows is for each of them")
     checked = check_queue(run, slurm, runs_folder(), os.environ, Path.cwd())
     _say([*lines, *checked.lines], asked.as_json)
     prepared = replace(prepared, run=checked.run)
