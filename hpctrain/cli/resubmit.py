@@ -15,7 +15,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.cli.own_job import become_job, begin_own_job
 from hpctrain.cli.own_job import option as own_job_option
 from hpctrain.cli.watched import status_of
-from hpctrain.launch.after import move_followers
+from hpctrain.launch.after import move_followers, without_wait
 from hpctrain.launch.cancel import MARK
 from hpctrain.launch.estimate import estimate_start
 from hpctrain.launch.folder import RunFolder
@@ -59,7 +59,7 @@ def _submit_again(folder: RunFolder, spec: Run, as_json: bool) -> str:
 
     slurm = Slurm(SystemRunner())
     if folder.attempts():  # it began once: what it waited for is behind it, and may be gone
-        spec = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"after": []})})
+        spec = without_wait(spec)
     checked = check_queue(spec, slurm, folder.path.parent, os.environ, Path.cwd())
     check_no_live_job(folder.path, slurm)
     say(checked.lines)

@@ -21,7 +21,7 @@ from hpctrain.cli.profile import with_profile
 from hpctrain.cli.provisional import check_provisional
 from hpctrain.cli.seeds import option as seeds_option
 from hpctrain.cli.seeds import parse_seeds, with_seed
-from hpctrain.launch.after import remember_follower
+from hpctrain.launch.after import remember_follower, without_wait
 from hpctrain.launch.allocation import run_in_allocation
 from hpctrain.launch.estimate import estimate_start
 from hpctrain.launch.folder import RunFolder, removed_on_error
@@ -84,7 +84,7 @@ def command(
     queued = read_run(run_file, overrides, values).cluster.kind == "slurm"
     if chosen and (wait or not queued or _is_inside()):
         raise InputError("--seeds: only for jobs that are queued: cluster.kind slurm, outside of salloc, no --wait")
-    if defaults and queued:
+    if defaults:
         _say(defaults.words(run_file, overrides), as_json)
     prepared = prepare(run_file, overrides, None, topology, plan, SystemRunner(), queued, values)
     if not queued:
@@ -145,6 +145,9 @@ def _queue_one(
 
 
 def _submit_in_allocation(prepared: Prepared, asked: Asked) -> None:
+    if prepared.run.cluster.after:
+        _say(["cluster.after: not waited for, as the allocation is there already"], asked.as_json)
+        prepared = replace(prepared, run=without_wait(prepared.run))
     _say(check_provisional(prepared, runs_folder(), nodes_of_allocation(os.environ)), asked.as_json)
     if asked.dry_run:
         script = preview(prepared.run, runs_folder().resolve() / f"{prepared.run.name}-<time>")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.base.atomic import write_text
+from hpctrain.base.atomic import append_line
 from hpctrain.base.errors import CommandError, HpctrainError, InputError, Refused
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.job_script import dependency
@@ -56,6 +56,11 @@ def jobs_before(run: Run, slurm: Slurm, environ: Mapping[str, str], cwd: Path) -
     return before
 
 
+def without_wait(run: Run) -> Run:
+    """The run as one that waits for nothing."""
+    return run.model_copy(update={"cluster": run.cluster.model_copy(update={"after": []})})
+
+
 def _folder_of(name: str, environ: Mapping[str, str], cwd: Path) -> Path | None:
     """The run's folder; None for the id of a job that is no run's, one that prepares the data say."""
     try:
@@ -99,9 +104,7 @@ def remember_follower(before: Before, folder: Path) -> None:
         StorageError: one of them cannot be written.
     """
     for other in before.folders:
-        known = _followers(other)
-        if folder not in known:
-            write_text(other / FOLLOWERS, "".join(f"{path}\n" for path in [*known, folder]))
+        append_line(other / FOLLOWERS, str(folder))
 
 
 def move_followers(folder: Path, slurm: Slurm, environ: Mapping[str, str]) -> list[str]:
@@ -132,6 +135,6 @@ def move_followers(folder: Path, slurm: Slurm, environ: Mapping[str, str]) -> li
 
 def _followers(folder: Path) -> list[Path]:
     try:
-        return [Path(line) for line in (folder / FOLLOWERS).read_text().splitlines() if line]
+        return [Path(line) for line in dict.fromkeys((folder / FOLLOWERS).read_text().splitlines()) if line]
     except OSError:
         return []

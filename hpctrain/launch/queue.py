@@ -168,7 +168,8 @@ def _request(run: Run) -> Request:
         nodes_min=fewest,
         nodes_max=most,
         time_s=parse_time_limit(cluster.time) if cluster.time else None,
-        gpus_per_node=gpus_per_node(run),
+        # GPUs of a type are wanted in any case, however many there turn out to be.
+        gpus_per_node=gpus_per_node(run) or (1 if cluster.gpu_type and cluster.device != "cpu" else None),
         account=cluster.account,
         qos=cluster.qos,
         gpu_type=cluster.gpu_type,

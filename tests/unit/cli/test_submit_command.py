@@ -179,7 +179,7 @@ def test_each_seed_is_a_run_of_its_own_asked_about_once(queued, runs, hpctrain, 
     assert len(asked(queued, "--test-only")) == 1
 
 
-@pytest.mark.parametrize("seeds", ["x", "", "3-1", "0-999"])
+@pytest.mark.parametrize("seeds", ["x", "", "3-1", "0-999", "0-99999999999999999", "0-4/0", "-1", "1,,2"])
 def test_seeds_that_are_none(queued, runs, hpctrain, run_file, seeds):
     assert str(hpctrain("submit", str(run_file), "--seeds", seeds).exception).startswith("--seeds: found")
 
@@ -233,3 +233,21 @@ def test_what_the_sites_profile_gives_is_in_the_runs_own_file(queued, runs, hpct
     assert (cluster.account, cluster.partition, cluster.qos) == ("physics", "low", "long")
     assert f"from profile 'fake' of {site}: cluster.partition, cluster.account" in result.stderr
     assert "no such profile" in str(hpctrain("submit", str(run_file), "--site", "nosuch").exception)
+
+
+def test_gpus_of_a_type_are_asked_for_or_refused(queued, runs, hpctrain, run_file):
+    told = hpctrain("submit", str(run_file), "--dry-run", "--json", "--set", "cluster.gpu_type=a100")
+    assert "#SBATCH --gpus-per-node=a100:4\n" in json.loads(told.stdout)["script"]
+    assert "4 GPUs a node are asked for (of type a100)" in told.stderr
+    refused = hpctrain("submit", str(run_file), "--set", "cluster.gpu_type=h100").exception
+    assert isinstance(refused, Refused)
+    assert "cluster.gpu_type: found 'h100'; allowed in partition 'low': a100" in str(refused)
+    own_way = hpctrain("submit", str(run_file), "--dry-run", "--set", "cluster.sbatch=['--gres=gpu:a100:2']")
+    assert "--gpus-per-node=" not in own_way.stdout.partition("\n\n")[0]
+
+
+def test_an_allocation_that_is_there_waits_for_nobody(fake, runs, hpctrain, run_file, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    result = hpctrain("submit", str(run_file), "--dry-run", "--json", "--set", "cluster.after=nosuch")
+    assert "cluster.after: not waited for" in result.stderr
+    assert "--dependency" not in json.loads(result.stdout)["script"]
