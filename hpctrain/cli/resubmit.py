@@ -15,17 +15,18 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.cli.own_job import become_job, begin_own_job
 from hpctrain.cli.own_job import option as own_job_option
 from hpctrain.cli.watched import status_of
+from hpctrain.launch.after import move_followers, without_wait
 from hpctrain.launch.cancel import MARK
+from hpctrain.launch.estimate import estimate_start
 from hpctrain.launch.folder import RunFolder
-from hpctrain.launch.foresight import with_gpus
 from hpctrain.launch.in_use import check_no_live_job
 from hpctrain.launch.own_job import check_kind
 from hpctrain.launch.queue import check_queue
-from hpctrain.launch.submission import submit_job, submit_local
+from hpctrain.launch.submission import preview, submit_job, submit_local
 from hpctrain.launch.succession import queue_successors
 from hpctrain.launch.training import fewest_nodes
 from hpctrain.records.locate import find_run, job_id
-from hpctrain.records.run import read_run
+from hpctrain.records.run import Run, read_run
 from hpctrain.slurm.commands import Slurm
 
 
@@ -41,22 +42,34 @@ def command(run: str, own_job: bool, as_json: bool) -> None:
     _check_ended(folder)
     spec = read_run(folder / "run.yaml")
     if spec.cluster.kind == "slurm":
-        slurm = Slurm(SystemRunner())
-        notes = check_queue(spec, slurm, folder.parent)
-        check_no_live_job(folder, slurm)
-        asked, more = with_gpus(spec, slurm)
-        for line in [*notes, *more]:
-            click.echo(line, err=as_json)
-        (folder / MARK).unlink(missing_ok=True)
-        job = submit_job(RunFolder(folder.resolve()), asked)
-        for line in queue_successors(folder.resolve(), asked, slurm, SystemClock().wall()):
-            click.echo(line, err=as_json)
+        job = _submit_again(RunFolder(folder.resolve()), spec, as_json)
     else:
         job = submit_local(RunFolder(folder.resolve()), fewest_nodes(spec))
     if as_json:
         click.echo(json.dumps({"name": folder.name, "folder": str(folder.resolve()), "job_id": job}))
     else:
         click.echo(f"job {job}, run folder {folder}")
+
+
+def _submit_again(folder: RunFolder, spec: Run, as_json: bool) -> str:
+    """A new job for the run; its id."""
+
+    def say(lines: list[str]) -> None:
+        for line in lines:
+            click.echo(line, err=as_json)
+
+    slurm = Slurm(SystemRunner())
+    if folder.attempts():  # it began once: what it waited for is behind it, and may be gone
+        spec = without_wait(spec)
+    checked = check_queue(spec, slurm, folder.path.parent, os.environ, Path.cwd())
+    check_no_live_job(folder.path, slurm)
+    say(checked.lines)
+    say(estimate_start(checked.asked, preview(checked.asked, folder.path), slurm, SystemClock().wall()))
+    (folder.path / MARK).unlink(missing_ok=True)
+    job = submit_job(folder, checked.asked)
+    say(queue_successors(folder.path, checked.asked, slurm, SystemClock().wall()))
+    say(move_followers(folder.path, slurm, os.environ))
+    return job
 
 
 def _go_on_as_own_job(folder: Path) -> NoReturn:

@@ -100,13 +100,14 @@ def nodes_to_exclude(folder: Path, run: Run, slurm: Slurm, now: float) -> list[s
     bad = [line for line in read_bad_nodes(folder) if line.expires_s > now]
     if not bad:
         return []
-    nodes = slurm.nodes()
-    allowed = nodes_of_job(run, slurm, {})
+    state = slurm.state()
+    allowed = nodes_of_job(run, state)
     if allowed is None:
         # A constraint chooses among them, in Slurm's own way: sbatch refuses a job that could never start.
-        anywhere = run.cluster.model_copy(update={"sbatch": []})
-        allowed = nodes_of_job(run.model_copy(update={"cluster": anywhere}), slurm, {}) or frozenset()
-    usable = {node.name for node in nodes if node.takes_jobs and node.name in allowed}
+        free: dict[str, object] = {"sbatch": [], "constraint": None, "groups": [], "reservation": None}
+        anywhere = run.cluster.model_copy(update=free)
+        allowed = nodes_of_job(run.model_copy(update={"cluster": anywhere}), state) or frozenset()
+    usable = {node.name for node in state.nodes if node.takes_jobs and node.name in allowed}
     fraction = run.recovery.exclude_max_fraction
     return choose_excluded(bad, now, allowed, usable, run.cluster.node_range[0], fraction)
 

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import Clock
@@ -79,18 +81,20 @@ def prepare(
     plan_file: Path | None,
     runner: Runner,
     queued: bool = False,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> Prepared:
     """Read and check everything a person gave; nothing is written.
 
     Args:
         count: number of virtual nodes; default: the run file's cluster.nodes.
         queued: the nodes are known only when the job starts; what depends on them is checked there.
+        defaults: values for keys that neither the run file nor an override gives.
 
     Raises:
         FileError, InputError: a file is wrong or missing.
         Refused: topology or plan are of other nodes.
     """
-    run, spec = settle(read_run(run_file, overrides), runner)
+    run, spec = settle(read_run(run_file, overrides, defaults), runner)
     topology = Topology.read(topology_file) if topology_file else None
     plan = Plan.read(plan_file) if plan_file else None
     nodes = [] if queued else local_nodes(count or fewest_nodes(run))

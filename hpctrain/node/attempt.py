@@ -18,6 +18,7 @@ from hpctrain.agent.journal import Journal
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import CommandError, HpctrainError
 from hpctrain.base.process import SystemRunner
+from hpctrain.launch.after import move_followers
 from hpctrain.launch.bad_nodes import write_blamed
 from hpctrain.launch.cancel import is_cancelled
 from hpctrain.launch.driver import own_driver
@@ -57,6 +58,7 @@ def begin(argv: list[str]) -> int:
         return _stop(folder, slurm, over)
     if own is not None and own != job_id(folder.path):
         record_job(folder.path, own)
+        _move_followers(folder, slurm)
     nodes = [str(name) for name in NodeSet(os.environ.get("SLURM_JOB_NODELIST", ""))]
     (folder.path / FINISHED).unlink(missing_ok=True)
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
@@ -156,6 +158,7 @@ def _go_on_as_new_job(folder: RunFolder, run: Run, job: str, slurm: Slurm, now: 
         slurm.requeue(job)
         return
     _say(f"the run goes on as job {following}")
+    _move_followers(folder, slurm)
     if is_cancelled(folder.path):
         # Who cancelled it did not see that job.
         slurm.cancel(following)
@@ -167,8 +170,15 @@ def _pass_on(folder: RunFolder, run: Run, job: str, slurm: Slurm, now: float) ->
         info = slurm.job(job)
         if info is not None and not info.state.is_waiting:
             go_on(folder.path, run, slurm, now)
+            _move_followers(folder, slurm)
     except HpctrainError as error:
         _say(str(error))
+
+
+def _move_followers(folder: RunFolder, slurm: Slurm) -> None:
+    """Runs that wait for this one wait for its job as of now."""
+    for line in move_followers(folder.path, slurm, os.environ):
+        _say(line)
 
 
 def _account(folder: RunFolder, run: Run, attempt: int, job: str, slurm: Slurm) -> Account:

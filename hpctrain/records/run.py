@@ -2,71 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from hpctrain.base.errors import FileError, InputError, Mistake
+from hpctrain.records.cluster import Cluster
 from hpctrain.records.document import Document, Part
 from hpctrain.records.imported_spec import ImportedSpec, Spec
-from hpctrain.records.mistakes import mistakes_of
+from hpctrain.records.mistakes import dotted, mistakes_of
 from hpctrain.records.model_choice import Model
 from hpctrain.records.model_spec import PRESETS
-from hpctrain.records.overrides import apply_overrides, overridden
+from hpctrain.records.overrides import absent, apply_overrides, filled, overridden
 from hpctrain.records.plan import Recompute, ZeroLevel
-from hpctrain.records.yaml_file import read_yaml
+from hpctrain.records.yaml_file import YamlFile, read_yaml
 
 COMPILE_S = 1800.0
 """Compiling the blocks of a large model takes this long at most."""
-
-
-class Cluster(Part):
-    """Where the run goes."""
-
-    kind: Literal["local", "slurm"] = "local"
-    """local: processes on this machine, one virtual node each. slurm: one job."""
-    partition: str | None = None
-    """Slurm partition."""
-    account: str | None = None
-    """Slurm account."""
-    qos: str | None = None
-    """Slurm quality of service."""
-    time: str | None = None
-    """Wall-time limit, as text: 1:30:00 is one and a half hours."""
-    save_notice_s: int = Field(default=120, ge=1, le=65535)
-    """How long before the time limit the agents are told to save a checkpoint and leave, seconds."""
-    nodes: str = Field(default="1", json_schema_extra={"type": ["string", "integer"]})
-    """Number of nodes, '4', or a range that the run can use, '3-4'."""
-    devices_per_node: int | None = Field(default=None, ge=1)
-    """Devices used on each node. Default: all of them."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What computes. auto: CUDA devices where there are any, else the CPU."""
-    sbatch: list[str] = []
-    """Further sbatch options, as on its command line."""
-    setup: list[str] = []
-    """Shell lines run on each node before anything else: module load, activating an environment."""
-
-    @field_validator("nodes", mode="before")
-    @classmethod
-    def _nodes(cls, value: Any) -> Any:
-        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-    @field_validator("nodes")
-    @classmethod
-    def _node_range(cls, value: str) -> str:
-        low, _, high = value.partition("-")
-        if not low.isdigit() or (high and not high.isdigit()) or value.endswith("-"):
-            raise ValueError("allowed: a number ('4') or a range ('3-4')")
-        if int(low) < 1 or (high and int(high) < int(low)):
-            raise ValueError("at least one node, and the second number not below the first")
-        return value
-
-    @property
-    def node_range(self) -> tuple[int, int]:
-        """Fewest and most nodes that the run can use: (3, 4) of '3-4', (4, 4) of '4'."""
-        low, _, high = self.nodes.partition("-")
-        return int(low), int(high or low)
 
 
 class Container(Part):
@@ -319,18 +274,19 @@ class Run(Document):
             self.spec()
 
 
-def read_run(path: Path, overrides: tuple[str, ...] = ()) -> Run:
+def read_run(path: Path, overrides: tuple[str, ...] = (), defaults: Mapping[str, Any] = MappingProxyType({})) -> Run:
     """Read run.yaml, with `--set key.path=value` applied; every mistake is told at once with its line.
 
     Relative data paths become absolute, from the file's folder.
 
+    Args:
+        defaults: values for keys that neither the file nor an override gives, checked before.
+
     Raises:
         FileError: the file or an override is wrong.
     """
-    file = read_yaml(path)
-    if not isinstance(file.value, dict):
-        raise FileError(path, [Mistake("", "found no keys; `hpctrain init` writes a commented run file", 1)])
-    value = apply_overrides(file.value, overrides)
+    file = _read_keys(path)
+    value = filled(apply_overrides(file.value, overrides), defaults)
     lines = _without_overridden(file.lines, overrides)
     try:
         run = Run.model_validate(value)
@@ -338,6 +294,22 @@ def read_run(path: Path, overrides: tuple[str, ...] = ()) -> Run:
         mistakes = [_from_override(m) if m.line == 0 else m for m in mistakes_of(error, Run, lines)]
         raise FileError(path, mistakes) from None
     return _resolve_paths(run, path.resolve().parent)
+
+
+def missing_keys(path: Path, overrides: tuple[str, ...], defaults: Mapping[str, Any]) -> list[str]:
+    """Those keys of `defaults` that neither the run file nor an override gives, dotted.
+
+    Raises:
+        FileError: the file cannot be read.
+    """
+    return [dotted(key) for key in absent(apply_overrides(_read_keys(path).value, overrides), defaults)]
+
+
+def _read_keys(path: Path) -> YamlFile:
+    file = read_yaml(path)
+    if not isinstance(file.value, dict):
+        raise FileError(path, [Mistake("", "found no keys; `hpctrain init` writes a commented run file", 1)])
+    return file
 
 
 def _without_overridden(

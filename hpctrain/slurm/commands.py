@@ -11,7 +11,15 @@ from typing import Literal
 
 from hpctrain.base.errors import CommandError, CommandTimeout, InputError
 from hpctrain.base.process import Finished, Runner
-from hpctrain.slurm.cluster import ClusterConfig, NodeInfo, Partition, parse_config, parse_nodes, parse_partitions
+from hpctrain.slurm.cluster import (
+    ClusterConfig,
+    ClusterState,
+    NodeInfo,
+    Partition,
+    parse_config,
+    parse_nodes,
+    parse_partitions,
+)
 from hpctrain.slurm.fields import node_names
 from hpctrain.slurm.job import SQUEUE_FORMAT, JobInfo, parse_scontrol_job, parse_squeue
 from hpctrain.slurm.time import read_moment
@@ -123,6 +131,11 @@ class Slurm:
     def config(self) -> ClusterConfig:
         """The settings that decide how a run lives."""
         return parse_config(_answer(self._run(["scontrol", "show", "config"])))
+
+    def state(self) -> ClusterState:
+        """Settings, nodes and partitions, each asked for once."""
+        nodes = self.nodes()
+        return ClusterState(self.config(), nodes, self.partitions(nodes))
 
     def cancel(self, job_id: str) -> None:
         """End the job; nothing happens to one that has ended or is unknown."""

@@ -45,6 +45,7 @@ class FakeJob:
     preempt_s: int | None = None
     exit_code: int = 0
     exit_signal: int = 0
+    dependency: str = ""
 
 
 class FakeSlurm:
@@ -136,6 +137,7 @@ class FakeSlurm:
         parser.add_argument("-p", "--partition", default="low")
         parser.add_argument("-t", "--time", default="1:00:00")
         parser.add_argument("-H", "--hold", action="store_true")
+        parser.add_argument("-d", "--dependency", default="")
         parser.add_argument("--no-requeue", action="store_true")
         parser.add_argument("script", nargs="?", default="job.sh")
         script = next((word for word in argv[1:] if Path(word).is_file()), None)
@@ -155,6 +157,7 @@ class FakeSlurm:
         job = FakeJob(
             number, wanted, given.partition, limit, not given.no_requeue, self.now, self.now, str(given.script)
         )
+        job = replace(job, dependency=given.dependency)
         self.jobs[number] = replace(job, reason="JobHeldUser") if given.hold else job
         self._schedule()
         return self._reply(argv, f"{number}\n" if given.parsable else f"Submitted batch job {number}\n")
@@ -193,10 +196,15 @@ class FakeSlurm:
 
     def _update(self, argv: list[str], job: FakeJob, changes: dict[str, str]) -> Finished:
         for field, value in changes.items():
-            if field != "TimeLimit":
+            if field == "Dependency":
+                job = replace(job, dependency=value)
+            elif field == "TimeLimit":
+                job = replace(job, time_limit_s=parse_time_limit(value))
+            else:
                 text = f"Update of this parameter is not supported: {field}={value}\nRequest aborted\n"
                 return self._reply(argv, error=text)
-            self.jobs[job.job_id] = replace(job, time_limit_s=parse_time_limit(value))
+            self.jobs[job.job_id] = job
+        self._schedule()
         return self._reply(argv)
 
     def _show(self, argv: list[str], what: str, name: str) -> Finished:
@@ -237,6 +245,10 @@ class FakeSlurm:
             if job.begin_s > self.now:
                 self.jobs[job.job_id] = replace(job, reason="BeginTime")
                 continue
+            waits = self._waits(job)
+            if waits:
+                self.jobs[job.job_id] = replace(job, reason=waits)
+                continue
             free = [node for node, state in self.node_states.items() if state == "IDLE"]
             if ahead or len(free) < job.nodes_wanted:
                 self.jobs[job.job_id] = replace(job, reason="Priority" if ahead else "Resources")
@@ -248,6 +260,14 @@ class FakeSlurm:
             self.jobs[job.job_id] = replace(
                 job, state="RUNNING", reason="None", nodes=nodes, start_s=self.now, end_s=end
             )
+
+    def _waits(self, job: FakeJob) -> str:
+        """Why a job's dependency (afterok or afterany, on all of the jobs named) keeps it, "" once it does not."""
+        kind, *ids = job.dependency.split(":")
+        states = [self.jobs[int(name)].state for name in ids if int(name) in self.jobs]
+        if kind == "afterok" and any(state in ENDED and state != "COMPLETED" for state in states):
+            return "DependencyNeverSatisfied"
+        return "Dependency" if any(state not in ENDED for state in states) else ""
 
     def _interrupt(self, job: FakeJob, state: str) -> None:
         if job.requeue:
@@ -337,8 +357,9 @@ def _job_line(job: FakeJob) -> str:
     host = f"BatchHost={job.nodes[0]} " if job.nodes else ""
     return (
         f"JobId={job.job_id} JobName={Path(job.script).name} UserId=anna(1000) GroupId=anna(1000) MCS_label=N/A "
-        f"Priority=1 Nice=0 Account=(null) QOS=(null) JobState={job.state} Reason={job.reason} Dependency=(null) "
-        f"Requeue={int(job.requeue)} Restarts={job.restarts} BatchFlag=1 ExitCode={job.exit_code}:{job.exit_signal} "
+        f"Priority=1 Nice=0 Account=(null) QOS=(null) JobState={job.state} Reason={job.reason} "
+        f"Dependency={job.dependency or '(null)'} Requeue={int(job.requeue)} "
+        f"Restarts={job.restarts} BatchFlag=1 ExitCode={job.exit_code}:{job.exit_signal} "
         f"TimeLimit={format_time_limit(job.time_limit_s)} SubmitTime={job.submit_s} EligibleTime={job.begin_s} "
         f"StartTime={_moment(job.start_s, 'Unknown')} EndTime={_moment(job.end_s, 'Unknown')} "
         f"PreemptTime={_moment(job.preempt_s, 'None')} Partition={job.partition} NodeList={_node_list(job)} {host}"

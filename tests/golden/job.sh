@@ -1,6 +1,7 @@
 #!/bin/bash
 # gpt: exactly what was submitted, by hpctrain 0.0.0.
 #SBATCH --account='my project'
+#SBATCH --constraint='a100|h100'
 #SBATCH --exclusive
 #SBATCH --gpus-per-node=4
 #SBATCH --job-name=gpt
@@ -13,7 +14,6 @@
 #SBATCH --requeue
 #SBATCH --signal=USR2@120
 #SBATCH --time=1:30:00
-#SBATCH --constraint=a100|h100
 #SBATCH --mem=0
 
 # Signals are for the steps: their agents save a checkpoint and leave. This script only waits for them.
@@ -32,7 +32,7 @@ export SUBMITIT_EXECUTOR=slurm
 # The numbers are said, as salloc's own (-n 16) would start several tasks on a node.
 srun --export=ALL --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   --kill-on-bad-exit=0 --wait=0 --unbuffered --open-mode=append --cpu-bind=none \
-  --output='/shared/runs/gpt 1'/logs/%j.%N.agent.log --gpu-bind=none /usr/bin/python3 -u -m submitit.core._submit '/shared/runs/gpt 1/submitit' &
+  --output='/shared/runs/gpt 1'/logs/%j.%N.agent.log ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --gpu-bind=none /usr/bin/python3 -u -m submitit.core._submit '/shared/runs/gpt 1/submitit' &
 step=$!
 
 # srun would wait for the task of a node that died, which never answers: when the run is finished, or too few are left

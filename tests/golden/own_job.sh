@@ -16,7 +16,7 @@ export SUBMITIT_EXECUTOR=slurm
 # The numbers are said, as salloc's own (-n 16) would start several tasks on a node.
 srun --export=ALL --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   --kill-on-bad-exit=0 --wait=0 --unbuffered --open-mode=append --cpu-bind=none \
-  --output='/shared/runs/gpt 1'/logs/%j.%N.agent.log --gpu-bind=none /usr/bin/python3 -m hpctrain.node run --folder '/shared/runs/gpt 1' &
+  --output='/shared/runs/gpt 1'/logs/%j.%N.agent.log ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --gpu-bind=none /usr/bin/python3 -m hpctrain.node run --folder '/shared/runs/gpt 1' &
 step=$!
 
 # srun would wait for the task of a node that died, which never answers: when the run is finished, or too few are left
