@@ -11,10 +11,13 @@ import click
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
+from hpctrain.cli.clusters import check_cluster
 from hpctrain.cli.own_job import become_job, begin_own_job
 from hpctrain.cli.own_job import option as own_job_option
+from hpctrain.cli.remembered import remember_run
 from hpctrain.cli.watched import status_of
 from hpctrain.launch.cancel import MARK
+from hpctrain.launch.changes import changed_run, settings_written
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.foresight import with_gpus
 from hpctrain.launch.in_use import check_no_live_job
@@ -29,28 +32,42 @@ from hpctrain.slurm.commands import Slurm
 
 @click.command()
 @click.argument("run")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE",
+    help="Go on with another value: of steps, cluster, parallel, optimizer, checkpoint, validation, recovery, profile.",
+)  # fmt: skip
 @own_job_option
 @click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout.")
-def command(run: str, own_job: bool, as_json: bool) -> None:
-    """Submit a run again that was cancelled or failed: it goes on in its own folder, from its last checkpoint."""
-    folder = find_run(run, os.environ, Path.cwd())
+def command(run: str, overrides: tuple[str, ...], own_job: bool, as_json: bool) -> None:
+    """Submit a run again that was cancelled or failed: it goes on in its own folder, from its last checkpoint.
+
+    RUN is a run folder, a run's name or a job's id. With --set it goes on with other settings, as far as its checkpoint
+    allows; the old ones stay in the run folder as run-<n>.yaml.
+    """
+    folder = find_run(run, os.environ, Path.cwd()).resolve()
     if own_job:
+        if overrides:
+            raise InputError("--own-job: a job that comes back from the queue keeps its settings; leave out --set")
         _go_on_as_own_job(folder)
     _check_ended(folder)
-    spec = read_run(folder / "run.yaml")
+    spec = changed_run(folder, overrides)
+    slurm = Slurm(SystemRunner())
     if spec.cluster.kind == "slurm":
-        slurm = Slurm(SystemRunner())
+        check_cluster(folder, slurm, "resubmit")
         notes = check_queue(spec, slurm, folder.parent)
         check_no_live_job(folder, slurm)
         asked, more = with_gpus(spec, slurm)
         for line in [*notes, *more]:
             click.echo(line, err=as_json)
-        (folder / MARK).unlink(missing_ok=True)
-        job = submit_job(RunFolder(folder.resolve()), asked)
+        with settings_written(RunFolder(folder), spec):
+            (folder / MARK).unlink(missing_ok=True)
+            job = submit_job(RunFolder(folder), asked)
     else:
-        job = submit_local(RunFolder(folder.resolve()), fewest_nodes(spec))
+        with settings_written(RunFolder(folder), spec):
+            job = submit_local(RunFolder(folder), fewest_nodes(spec))
+    remember_run("resubmit", folder, job, slurm if spec.cluster.kind == "slurm" else None)
     if as_json:
-        click.echo(json.dumps({"name": folder.name, "folder": str(folder.resolve()), "job_id": job}))
+        click.echo(json.dumps({"name": folder.name, "folder": str(folder), "job_id": job}))
     else:
         click.echo(f"job {job}, run folder {folder}")
 

@@ -19,6 +19,7 @@ from hpctrain.cli.own_job import option as own_job_option
 from hpctrain.cli.profile import option as profile_option
 from hpctrain.cli.profile import with_profile
 from hpctrain.cli.provisional import check_provisional
+from hpctrain.cli.remembered import remember_run
 from hpctrain.launch.allocation import run_in_allocation
 from hpctrain.launch.folder import RunFolder, removed_on_error
 from hpctrain.launch.foresight import with_gpus
@@ -84,11 +85,11 @@ def _submit_to_slurm(prepared: Prepared, dry_run: bool, wait: bool, as_json: boo
         return
     folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
     if inside:
-        _told(folder.path, inside, as_json)
+        _told(folder.path, inside, as_json, slurm)
         _run_here(folder, prepared, inside)
     with removed_on_error(folder):
         job_id = submit_job(folder, asked)
-    _told(folder.path, job_id, as_json)
+    _told(folder.path, job_id, as_json, slurm)
     if wait:
         sys.exit(wait_for_job(folder.path, job_id, slurm, SystemClock(), lambda text: _say([text], as_json)))
 
@@ -142,7 +143,8 @@ def _would(prepared: Prepared, as_json: bool, text: str, **more: object) -> None
     click.echo(json.dumps({**nothing, **more}) if as_json else text)
 
 
-def _told(folder: Path, job_id: str, as_json: bool) -> None:
+def _told(folder: Path, job_id: str, as_json: bool, slurm: Slurm | None = None) -> None:
+    remember_run("submit", folder, job_id, slurm)
     if as_json:
         click.echo(json.dumps({"name": folder.name, "folder": str(folder), "job_id": job_id}))
         return

@@ -53,6 +53,12 @@ class Status:
     """Hash of the final weights, of a run with deterministic: true that is done."""
     last_sign_s: float | None = None
     """Age of the newest line in the run's files, seconds."""
+    job_state: str | None = None
+    """State of the run's newest job in Slurm's word, where Slurm was asked and knows it."""
+    expected_start_s: float | None = None
+    """When Slurm expects a waiting job to start, seconds since 1970. It looks again all the time."""
+    needs_action: bool | None = None
+    """True: the job waits until a person does what the reason says."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; what is not known is absent."""

@@ -11,6 +11,7 @@ from typing import Literal
 
 from hpctrain.base.errors import CommandError, CommandTimeout, InputError
 from hpctrain.base.process import Finished, Runner
+from hpctrain.slurm.accounting import parse_sacct, sacct_argv
 from hpctrain.slurm.cluster import ClusterConfig, NodeInfo, Partition, parse_config, parse_nodes, parse_partitions
 from hpctrain.slurm.fields import node_names
 from hpctrain.slurm.job import SQUEUE_FORMAT, JobInfo, parse_scontrol_job, parse_squeue
@@ -18,6 +19,9 @@ from hpctrain.slurm.time import read_moment
 
 TIMEOUT_S = 60.0
 """A client gives up on a controller that is away after 18 s as configured by default; a busy one may take longer."""
+
+ACCOUNTING_TIMEOUT_S = 15.0
+"""Accounting is a second opinion; nobody should wait for it as long as for the controller."""
 
 _INHERITED = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SCONTROL_")
 _KEPT = ("SLURM_CONF", "SLURM_JWT")
@@ -99,9 +103,19 @@ class Slurm:
             return {}
         return {job.job_id: job for job in parse_squeue(_answer(done))}
 
-    def my_jobs(self) -> list[JobInfo]:
-        """All jobs of this user that the controller remembers, ended ones too."""
-        return parse_squeue(_answer(self._run(["squeue", "-h", "-t", "all", "--me", "-O", SQUEUE_FORMAT])))
+    def ended_jobs(self, ids: Sequence[str]) -> dict[str, JobInfo]:
+        """Jobs that the controller has forgotten, by id, as accounting remembers them.
+
+        Many clusters have no accounting, or none that this machine reaches: then there is nothing to tell, which is no
+        error.
+        """
+        if not ids:
+            return {}
+        try:
+            done = self._run(sacct_argv([_checked(job_id) for job_id in ids]), ACCOUNTING_TIMEOUT_S)
+            return parse_sacct(done.stdout) if done.code == 0 else {}
+        except CommandError:
+            return {}
 
     def partitions(self, nodes: Sequence[NodeInfo] | None = None) -> list[Partition]:
         """The partitions that this user sees, with the resources of their nodes.
@@ -163,7 +177,7 @@ class Slurm:
             return StartEstimate(None, (), None)
         return StartEstimate(read_moment(found[1]), node_names(found[2]), None)
 
-    def _run(self, argv: Sequence[str]) -> Finished:
+    def _run(self, argv: Sequence[str], timeout_s: float = TIMEOUT_S) -> Finished:
         """Run a client.
 
         Raises:
@@ -171,7 +185,7 @@ class Slurm:
             CommandError: the command is not there.
         """
         try:
-            done = self._runner.run(argv, timeout_s=TIMEOUT_S, env=client_environment(self._environ))
+            done = self._runner.run(argv, timeout_s=timeout_s, env=client_environment(self._environ))
         except CommandTimeout as error:
             raise ControllerAwayError(f"the Slurm controller is away ({error}); ask again later") from error
         if done.code != 0 and any(text in done.stderr for text in _AWAY):

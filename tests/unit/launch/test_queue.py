@@ -193,7 +193,7 @@ def test_a_run_that_failed_is_not_marked_as_cancelled(tmp_path: Path) -> None:
     fake = FakeSlurm()
     job = fake.submit("--nodes=2")
     fake.finish(job, code=1)
-    assert cancel_job(tmp_path, job, Slurm(fake), FakeClock()) == f"job {job} has ended already"
+    assert cancel_job(tmp_path, job, Slurm(fake), FakeClock()) == f"job {job} has ended already; {NOTHING}"
     assert not is_cancelled(tmp_path)
 
 
@@ -209,7 +209,7 @@ def test_cancelling_a_waiting_job_is_immediate(tmp_path: Path) -> None:
     fake.submit("--nodes=3", "--job-name=first")
     job = fake.submit("--nodes=3", "--job-name=gpt")
     clock = FakeClock()
-    assert cancel_job(tmp_path, job, Slurm(fake), clock) == f"job {job} cancelled; it was waiting"
+    assert cancel_job(tmp_path, job, Slurm(fake), clock) == f"job {job} cancelled; it was waiting; {NOTHING}"
     assert clock.now() == 0
 
 
