@@ -22,7 +22,9 @@ from hpctrain.slurm.commands import Slurm
 
 @click.command()
 @click.argument("run")
-@click.option("--now", "at_once", is_flag=True, help="End the job at once; what was done since the last save is lost.")
+@click.option(
+    "--now", "at_once", is_flag=True, help="Do not wait for a save: steps since the last checkpoint may be lost."
+)
 def command(run: str, at_once: bool) -> None:
     """Stop a run for good: its agents save a checkpoint and leave, then its job is cancelled.
 

@@ -64,18 +64,16 @@ class LogReader:
             if not used and len(block) < BLOCK_BYTES and not rest:
                 return
             whole = block[:used] if used else block
-            if self._time_s is None:
-                self._time_s = _time_at(self.file.path, self._offset)
+            # A file that has no stamps so far tells by its own time when the newest lines came.
+            time_s = self._time_s if self._time_s is not None else _time_at(self.file.path, self._offset)
             self._offset += len(whole)
             for line in whole.removesuffix(b"\n").split(b"\n"):
-                found = self._line(line, self._time_s)
-                self._time_s = found.time_s
-                if self.file.holds(found.time_s):
-                    yield found
-
-    def _line(self, line: bytes, before_s: float) -> LogLine:
-        time_s, text = read_stamp(line) or (before_s, line)
-        return LogLine(time_s, self.file.source, text.decode(errors="replace").rstrip("\r"))
+                stamped = read_stamp(line)
+                if stamped is not None:
+                    time_s = self._time_s = stamped[0]
+                text = stamped[1] if stamped is not None else line
+                if self.file.holds(time_s):
+                    yield LogLine(time_s, self.file.source, text.decode(errors="replace").rstrip("\r"))
 
 
 def last_lines(files: Iterable[LogFile], count: int | None) -> tuple[list[LogReader], Iterable[LogLine]]:

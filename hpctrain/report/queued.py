@@ -7,6 +7,9 @@ from dataclasses import replace
 from hpctrain.report.status import State, Status
 from hpctrain.slurm.job import JobInfo, needs_action, pending_words
 
+HORIZON_S = 300 * 86400.0
+"""An estimate beyond this tells nothing: behind a job without a time limit, Slurm counts on its end in a year."""
+
 
 def with_job(status: Status, job: JobInfo | None, now: float, cancelled: bool = False) -> Status:
     """The status as the job's state completes it.
@@ -31,7 +34,7 @@ def with_job(status: Status, job: JobInfo | None, now: float, cancelled: bool = 
             status,
             state=state,
             reason=f"job {job.job_id}: {pending_words(job, now)}",
-            expected_start_s=job.start_s if job.start_s is not None and job.start_s > now else None,
+            expected_start_s=_expected_start(job, now),
             needs_action=needs_action(job) or None,
         )
     if not job.state.is_ended:
@@ -45,6 +48,12 @@ def with_job(status: Status, job: JobInfo | None, now: float, cancelled: bool = 
     if status.state == "failed":
         return status
     return replace(status, state="failed", reason=f"job {job.job_id} ended: {word}, exit code {job.exit_code}")
+
+
+def _expected_start(job: JobInfo, now: float) -> float | None:
+    if job.start_s is None or not now < job.start_s < now + HORIZON_S:
+        return None
+    return job.start_s
 
 
 def with_controller_away(status: Status, why: str) -> Status:

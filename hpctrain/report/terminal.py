@@ -116,7 +116,7 @@ def queue_lines(status: Status, now: float) -> list[str]:
     """What a run in the queue may expect; nothing of one that is not there."""
     if status.needs_action:
         return ["  it stays in the queue until somebody does that"]
-    if status.expected_start_s is None:
-        return []
+    if status.expected_start_s is None or "BeginTime" in status.reason:
+        return []  # a pause: the reason tells how long it is
     left = format_seconds(max(0.0, status.expected_start_s - now))
     return [f"  Slurm expects to start it in {left} ({utc_text(status.expected_start_s)})"]

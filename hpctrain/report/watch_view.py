@@ -23,6 +23,8 @@ PROGRESS_EVERY_S = 10.0
 """Fewest seconds of the run between two plain lines of progress."""
 BAR_WIDTH = 40
 
+_AT_WORK = ("starting", "running", "recovering")
+_NUMBER = re.compile(r"\d[\d.]*( (us|ms|s|min|h)\b)?")
 _COLOURS = {"done": "green", "running": "green", "failed": "red", "cancelled": "red", "recovering": "yellow"}
 
 
@@ -79,8 +81,8 @@ class PlainView:
             items = [item for item in new if isinstance(item, Event)][-EVENTS:]
             self._first = False
         lines = [line for item in items for line in self._item(item, status.steps)]
-        # Numbers in the reason of a state change all the time: the step, or how long it is to an earliest start.
-        state = status.state, "" if status.state == "running" else re.sub(r"\d+", "", status.reason)
+        # Of a run that is at work the events tell the rest; how long it is to an earliest start changes all the time.
+        state = status.state, "" if status.state in _AT_WORK else " ".join(_NUMBER.sub(" ", status.reason).split())
         if state != self._state:
             self._state = state
             lines += [f"{status.state}: {status.reason}", *queue_lines(status, now)]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from run_folders import event, submitted_run
 
 from hpctrain.base.errors import InputError, Refused
 from hpctrain.node import attempt
+from hpctrain.records.past_runs import read_past_runs
+from hpctrain.records.run import read_run
 
 
 @pytest.fixture
@@ -27,6 +31,28 @@ def test_a_run_that_ended_is_submitted_again(fake, runs, hpctrain, submitted):
     result = hpctrain("resubmit", "gpt")
     assert result.exit_code == 0, result.exception
     assert submitted == [folder]
+
+
+def test_it_goes_on_with_other_settings(fake, runs, hpctrain, submitted):
+    job = fake.submit("--nodes=2")
+    fake.finish(job, code=1)
+    folder = submitted_run(runs, job, FAILED)
+    result = hpctrain("resubmit", job, "--set", "steps=20", "--set", "cluster.nodes=3")
+    assert result.exit_code == 0, result.exception
+    assert (read_run(folder / "run.yaml").steps, read_run(folder / "run-1.yaml").steps) == (20, 10)
+    assert [past.job_id for past in read_past_runs(os.environ)] == ["99"]
+
+
+@pytest.mark.parametrize("override", ["seed=4", "cluster.nodes=9"])
+def test_settings_that_are_refused_change_nothing(fake, runs, hpctrain, submitted, override):
+    job = fake.submit("--nodes=2")
+    fake.finish(job, code=1)
+    folder = submitted_run(runs, job, FAILED)
+    before = (folder / "run.yaml").read_text()
+    assert isinstance(hpctrain("resubmit", "gpt", "--set", override).exception, (InputError, Refused))
+    assert (folder / "run.yaml").read_text() == before
+    assert not list(folder.glob("run-*.yaml"))
+    assert not submitted
 
 
 @pytest.mark.parametrize("state", ["running", "pending"])
