@@ -52,6 +52,7 @@ class LogReader:
         self.file = file
         self._offset = offset
         self._time_s: float | None = None
+        self._looked_around = False
 
     def lines(self, rest: bool = True) -> Iterator[LogLine]:
         """The lines up to the present end of the file.
@@ -64,8 +65,7 @@ class LogReader:
             if not used and len(block) < BLOCK_BYTES and not rest:
                 return
             whole = block[:used] if used else block
-            # A file that has no stamps so far tells by its own time when the newest lines came.
-            time_s = self._time_s if self._time_s is not None else _time_at(self.file.path, self._offset)
+            time_s = self._time_of_first()
             self._offset += len(whole)
             for line in whole.removesuffix(b"\n").split(b"\n"):
                 stamped = read_stamp(line)
@@ -74,6 +74,14 @@ class LogReader:
                 text = stamped[1] if stamped is not None else line
                 if self.file.holds(time_s):
                     yield LogLine(time_s, self.file.source, text.decode(errors="replace").rstrip("\r"))
+
+    def _time_of_first(self) -> float:
+        """The time of the next line, should it have no stamp."""
+        if self._time_s is None and not self._looked_around:
+            self._looked_around = True
+            self._time_s = _stamp_near(self.file.path, self._offset)
+        # A file that has no stamps so far tells by its own time when the newest lines came.
+        return self._time_s if self._time_s is not None else _modified(self.file.path)
 
 
 def last_lines(files: Iterable[LogFile], count: int | None) -> tuple[list[LogReader], Iterable[LogLine]]:
@@ -138,8 +146,8 @@ def _tail_offset(path: Path, count: int) -> int:
     return 0
 
 
-def _time_at(path: Path, offset: int) -> float:
-    """The time of a line without a stamp at `offset`: the stamp before it, else the one behind it, else the file's."""
+def _stamp_near(path: Path, offset: int) -> float | None:
+    """The stamp that a line without one at `offset` belongs to: the last before it, else the first behind it."""
     start = max(0, offset - LOOK_BACK_BYTES)
     end = offset
     while end > start:
@@ -149,7 +157,7 @@ def _time_at(path: Path, offset: int) -> float:
             return stamps[-1]
         end = begin
     stamps = _stamps(_block(path, offset))
-    return stamps[0] if stamps else _modified(path)
+    return stamps[0] if stamps else None
 
 
 def _stamps(block: bytes) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from followed import Followed
 
 from hpctrain.records.event import read_events
 from hpctrain.records.metric import effective, read_metrics
@@ -212,11 +214,13 @@ def test_two_runs_share_the_cluster(project: Project) -> None:
 def assert_survives_its_user(job: Job) -> None:
     project = job.project
     job.wait_for_step(15)
-    project.cluster.run("scontrol", "requeue", job.job_id)
-    project.cluster.wait(lambda: len(job.attempts()) == 2, 60, "the second attempt")
-    assert [attempt["restarts"] for attempt in job.attempts()] == [0, 1]
-    job.wait_for_step(25)
-    project.hpctrain("cancel", job.name)
+    with contextlib.closing(Followed(project.cluster, job.folder, job.folder / "followed")) as followed:
+        project.cluster.run("scontrol", "requeue", job.job_id)
+        project.cluster.wait(lambda: len(job.attempts()) == 2, 60, "the second attempt")
+        assert [attempt["restarts"] for attempt in job.attempts()] == [0, 1]
+        job.wait_for_step(25)
+        project.hpctrain("cancel", job.name)
+        followed.assert_seen_to_its_cancellation()
     assert job.status()["state"] == "cancelled"
     before = job.steps()
     again = json.loads(project.hpctrain("resubmit", job.name, "--json").stdout)
