@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpctrain.base.atomic import append_line
 from hpctrain.base.clock import Clock
 from hpctrain.base.process import Process, Runner
 from hpctrain.launch.folder import RunFolder, RunLock, kept_words
 from hpctrain.launch.local import local_nodes, start_local_node
-from hpctrain.records.event import read_events
+from hpctrain.records.event import Event, read_events
 
 POLL_S = 0.2
 RESUMABLE = 75
@@ -35,6 +38,7 @@ class LocalJob:
         self.attempt = attempt
         self.processes = processes
         self._clock = clock
+        self._killed = False
 
     def running(self) -> bool:
         """Whether any node process still runs."""
@@ -48,6 +52,7 @@ class LocalJob:
 
     def kill(self) -> None:
         """End every node process at once; its workers end with it."""
+        self._killed = True
         for process in self.processes.values():
             if process.poll() is None:
                 process.kill()
@@ -59,6 +64,8 @@ class LocalJob:
             self._clock.sleep(POLL_S)
         tick()
         ended = self._ended()
+        if self._killed and ended.stopped:
+            self._say_killed(ended)
         self.folder.end_attempt(self.attempt, self._clock.wall(), ended.reason, ended.exit_code)
         return ended
 
@@ -67,6 +74,8 @@ class LocalJob:
         words = self._last_words()
         if 0 in codes:
             return Ended(0, words.get("finished") or "all steps are done")
+        if self._killed:
+            return Ended(1, f"ended at once on request; {kept_words(self.folder.path)}", stopped=True)
         if "failed" in words:
             # A node that was killed (below 0) is not the reason why the others ended.
             own = [code for code in codes if code is not None and code > 0]
@@ -75,6 +84,14 @@ class LocalJob:
             return Ended(1, f"stopped on request; {kept_words(self.folder.path)}", stopped=True)
         failed = next((code for code in codes if code in (2, 4)), 1)
         return Ended(failed, f"all node processes were killed or ended early; {kept_words(self.folder.path)}")
+
+    def _say_killed(self, ended: Ended) -> None:
+        """Nobody else says why the run ended: its agents were killed."""
+        event = Event(
+            kind="failed", time_s=self._clock.wall(), attempt=self.attempt, generation=-1, node=platform.node(),
+            reason=ended.reason, data={"cancelled": True},
+        )  # fmt: skip
+        append_line(self.folder.path / "events.jsonl", json.dumps(event.to_json()))
 
     def _last_words(self) -> dict[str, str]:
         """The reasons of this attempt's last events by kind."""
