@@ -42,15 +42,15 @@ def command(run: str, overrides: tuple[str, ...], own_job: bool, as_json: bool) 
     """Submit a run again that was cancelled or failed: it goes on in its own folder, from its last checkpoint.
 
     RUN is a run folder, a run's name or a job's id. With --set it goes on with other settings, as far as its checkpoint
-    allows; the old ones stay in the run folder as run-<n>.yaml.
+    allows; the old ones stay in the run folder as run-<n>.yaml. A run that is done goes on with more steps.
     """
     folder = find_run(run, os.environ, Path.cwd()).resolve()
     if own_job:
         if overrides:
             raise InputError("--own-job: a job that comes back from the queue keeps its settings; leave out --set")
         _go_on_as_own_job(folder)
-    _check_ended(folder)
     spec = changed_run(folder, overrides)
+    _check_ended(folder, spec.steps)
     slurm = Slurm(SystemRunner())
     if spec.cluster.kind == "slurm":
         check_cluster(folder, slurm, "resubmit")
@@ -82,7 +82,13 @@ def _go_on_as_own_job(folder: Path) -> NoReturn:
     become_job(folder, job)
 
 
-def _check_ended(folder: Path) -> None:
+def _check_ended(folder: Path, steps: int | None = None) -> None:
+    """A run is only resubmitted when it is over, and one that is done only with more steps than it has."""
     status = status_of(folder)
-    if status.state not in ("failed", "cancelled", "unknown"):
+    if status.state == "done" and steps is not None:
+        if steps <= status.steps:
+            raise InputError(
+                f"{folder.name}: it is done; `--set steps=N` with more than {status.steps} goes on with it"
+            )
+    elif status.state not in ("failed", "cancelled", "unknown"):
         raise InputError(f"{folder.name}: it is {status.state} ({status.reason}); only a run that ended is resubmitted")

@@ -35,7 +35,8 @@ def command(run: str) -> None:
     clock, console = SystemClock(), Console()
     watched = WatchedRun(folder, clock)
     try:
-        status = _drawn(watched, clock, console) if console.is_terminal else _told(watched, clock)
+        in_place = console.is_terminal and not console.is_dumb_terminal
+        status = _drawn(watched, clock, console) if in_place else _told(watched, clock)
     except KeyboardInterrupt:
         click.echo(f"\nno longer watched; the run goes on (`hpctrain cancel {folder.name}` stops it)", err=True)
         sys.exit(EXIT_INTERRUPTED)

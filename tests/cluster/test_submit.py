@@ -160,8 +160,10 @@ def test_the_batch_host_is_lost_too(project: Project) -> None:
 
 def test_a_preempted_job_saves_and_comes_back(project: Project) -> None:
     job = project.submit()
-    job.wait_for_step(15)
-    assert_survives_preemption(job)
+    with contextlib.closing(Followed(project.cluster, job.folder, job.folder / "followed")) as followed:
+        job.wait_for_step(15)
+        assert_survives_preemption(job)
+        followed.assert_seen_to_its_end()
 
 
 TERM_ONLY = """
@@ -214,13 +216,11 @@ def test_two_runs_share_the_cluster(project: Project) -> None:
 def assert_survives_its_user(job: Job) -> None:
     project = job.project
     job.wait_for_step(15)
-    with contextlib.closing(Followed(project.cluster, job.folder, job.folder / "followed")) as followed:
-        project.cluster.run("scontrol", "requeue", job.job_id)
-        project.cluster.wait(lambda: len(job.attempts()) == 2, 60, "the second attempt")
-        assert [attempt["restarts"] for attempt in job.attempts()] == [0, 1]
-        job.wait_for_step(25)
-        project.hpctrain("cancel", job.name)
-        followed.assert_seen_to_its_cancellation()
+    project.cluster.run("scontrol", "requeue", job.job_id)
+    project.cluster.wait(lambda: len(job.attempts()) == 2, 60, "the second attempt")
+    assert [attempt["restarts"] for attempt in job.attempts()] == [0, 1]
+    job.wait_for_step(25)
+    project.hpctrain("cancel", job.name)
     assert job.status()["state"] == "cancelled"
     before = job.steps()
     again = json.loads(project.hpctrain("resubmit", job.name, "--json").stdout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -9,6 +10,7 @@ from run_folders import event, submitted_run
 
 from hpctrain.base.errors import InputError, Refused
 from hpctrain.node import attempt
+from hpctrain.records.locate import record_job
 from hpctrain.records.past_runs import read_past_runs
 from hpctrain.records.run import read_run
 
@@ -41,6 +43,19 @@ def test_it_goes_on_with_other_settings(fake, runs, hpctrain, submitted):
     assert result.exit_code == 0, result.exception
     assert (read_run(folder / "run.yaml").steps, read_run(folder / "run-1.yaml").steps) == (20, 10)
     assert [past.job_id for past in read_past_runs(os.environ)] == ["99"]
+
+
+def test_a_run_that_is_done_goes_on_with_more_steps(fake, runs, hpctrain, submitted):
+    job = fake.submit("--nodes=2")
+    fake.finish(job)
+    submitted_run(runs, job, event("finished", step=10))
+    for words in ([], ["--set", "cluster.nodes=1"]):
+        assert "it is done; `--set steps=N` with more than 10" in str(hpctrain("resubmit", "gpt", *words).exception)
+    assert not submitted
+    assert hpctrain("resubmit", "gpt", "--set", "steps=20").exit_code == 0
+    record_job(submitted[0], fake.submit("--nodes=3"))
+    told = json.loads(hpctrain("status", "gpt", "--json").stdout)
+    assert (told["state"], told["reason"], told["steps"]) == ("starting", "job 2 is running", 20)
 
 
 @pytest.mark.parametrize("override", ["seed=4", "cluster.nodes=9"])
