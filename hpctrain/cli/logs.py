@@ -41,7 +41,7 @@ def command(run: str, follow: bool, rank: int | None, node: str | None, attempt:
     files = find()
     if not files and not follow:
         raise InputError(f"{folder.name}: no log of that kind in {folder / 'logs'}")
-    readers, shown = last_lines(files, lines or None)
+    readers, shown = last_lines(files, lines or None, rest=not follow)
     for line in shown:
         click.echo(_text(line))
     if not follow:

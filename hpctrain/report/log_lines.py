@@ -84,14 +84,17 @@ class LogReader:
         return self._time_s if self._time_s is not None else _modified(self.file.path)
 
 
-def last_lines(files: Iterable[LogFile], count: int | None) -> tuple[list[LogReader], Iterable[LogLine]]:
+def last_lines(
+    files: Iterable[LogFile], count: int | None, rest: bool = True
+) -> tuple[list[LogReader], Iterable[LogLine]]:
     """The last lines of all logs taken together, and readers that go on behind them once these were taken out.
 
     Args:
         count: how many; None: every line.
+        rest: with last lines that are not whole; where the logs are followed, those come later.
     """
     readers = [LogReader(file, _start(file, count)) for file in files]
-    merged = heapq.merge(*(reader.lines() for reader in readers), key=lambda line: line.time_s)
+    merged = heapq.merge(*(reader.lines(rest) for reader in readers), key=lambda line: line.time_s)
     return readers, merged if count is None else deque(merged, maxlen=count)
 
 

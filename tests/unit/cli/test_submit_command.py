@@ -14,6 +14,7 @@ from hpctrain.cli.provisional import check_provisional, last_known
 from hpctrain.launch import submission
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.training import Prepared
+from hpctrain.records.past_runs import read_past_runs
 from hpctrain.records.run import Run, read_run
 from hpctrain.records.topology import Device, DeviceType, Fabric, Link, LinkFigures, Node, Provenance, Topology
 
@@ -42,6 +43,20 @@ def test_a_refused_submission_leaves_no_run(fake, runs, hpctrain, run_file, monk
     result = hpctrain("submit", str(run_file), "--set", f"cluster.kind={kind}")
     assert "Invalid account" in str(result.exception)
     assert list(runs.iterdir()) == []
+
+
+def test_a_run_that_was_submitted_is_in_the_history(fake, runs, hpctrain, run_file, monkeypatch):
+    monkeypatch.setattr("hpctrain.cli.submit.submit_job", lambda folder, run: fake.submit("--nodes=2"))
+    monkeypatch.setattr("hpctrain.cli.submit.submit_local", lambda folder, count: "4711")
+    for kind in ("slurm", "local"):
+        result = hpctrain("submit", str(run_file), "--set", f"cluster.kind={kind}")
+        assert result.exit_code == 0, result.exception
+    found = read_past_runs(os.environ)
+    assert {past.folder for past in found} == {str(path) for path in runs.iterdir()}
+    assert [(past.verb, past.name, past.job_id, past.cluster) for past in found] == [
+        ("submit", "gpt", "1", "fake"),
+        ("submit", "gpt", "4711", None),
+    ]
 
 
 def test_a_job_whose_id_cannot_be_written_is_ended(tmp_path: Path, monkeypatch) -> None:

@@ -81,18 +81,18 @@ def test_only_lines_of_the_times_asked_for(tmp_path):
 
 
 def test_following_goes_on_in_new_files_and_ends_with_the_run(tmp_path):
-    first = log(tmp_path / "a.log", (1.0, "a1"))
+    first = log(tmp_path / "a.log", (1.0, "a1"), stamp(2.0), end="")
     rounds = 0
 
     def slept(_seconds: float) -> None:
         nonlocal rounds
         rounds += 1
         with first.path.open("a") as file:
-            file.write({1: f"{stamp(2.0)}hal", 2: "f\n"}.get(rounds, ""))
+            file.write({1: "hal", 2: "f\n"}.get(rounds, ""))
         if rounds == 3:
             log(tmp_path / "b.log", (4.0, "new attempt"), "unended", end="")
 
-    readers, shown = last_lines([first], 5)
+    readers, shown = last_lines([first], 5, rest=False)
     assert [line.text for line in shown] == ["a1"]
 
     def find() -> list[LogFile]:
