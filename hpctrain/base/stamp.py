@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import sys
@@ -16,7 +17,8 @@ _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3})Z ")
 class StampedText(io.TextIOWrapper):
     """A text stream that puts the UTC time before each line, and passes on each line as soon as it is whole.
 
-    Only what goes through Python is stamped. What libraries write to the descriptor stands between as it is.
+    Only what goes through Python is stamped. What libraries write to the descriptor stands between as it is. Lines that
+    a full disk does not take are lost: a log must not end what it tells of.
     """
 
     def __init__(self, buffer: BinaryIO, wall: Callable[[], float]) -> None:
@@ -30,9 +32,15 @@ class StampedText(io.TextIOWrapper):
             lead = stamp(self._wall())
             lines = _lines(text)
             first = lead + lines[0] if self._at_start else lines[0]
-            super().write("".join([first, *(lead + line for line in lines[1:])]))
+            with contextlib.suppress(OSError):
+                super().write("".join([first, *(lead + line for line in lines[1:])]))
             self._at_start = text.endswith("\n")
         return len(text)
+
+    def flush(self) -> None:
+        """Pass on what is held back."""
+        with contextlib.suppress(OSError):
+            super().flush()
 
 
 def stamp_output(wall: Callable[[], float] = time.time) -> None:

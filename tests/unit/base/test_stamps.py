@@ -67,6 +67,17 @@ def test_what_only_looks_like_a_stamp_is_text():
     assert read_stamp(b"Traceback (most recent call last):") is None
 
 
+def test_a_full_disk_ends_no_process(tmp_path, small_files):
+    path = tmp_path / "a.log"
+    with path.open("wb") as file, small_files(60):
+        stream = StampedText(file, lambda: 0.0)
+        for _ in range(1000):
+            print("a line that is told", file=stream, flush=True)
+        stream.detach()
+        file.raw.close()
+    assert path.read_bytes().startswith(b"1970-01-01T00:00:00.000Z a line that is told\n")
+
+
 CRASH = """
 import os, sys
 from hpctrain.base.stamp import stamp_output
