@@ -19,6 +19,7 @@ from hpctrain.cli.own_job import option as own_job_option
 from hpctrain.cli.profile import option as profile_option
 from hpctrain.cli.profile import with_profile
 from hpctrain.cli.provisional import check_provisional
+from hpctrain.cli.remembered import remember_run
 from hpctrain.cli.seeds import option as seeds_option
 from hpctrain.cli.seeds import parse_seeds, with_seed
 from hpctrain.cli.stale import warn_if_stale
@@ -142,6 +143,7 @@ def _queue_one(
             _say(estimate_start(job, preview(job, folder.path), slurm, SystemClock().wall()), asked.as_json)
         remember_follower(checked.before, folder.path)
         job_id = submit_job(folder, job)
+    remember_run("submit", folder.path, job_id, slurm)
     _say(queue_successors(folder.path, job, slurm, SystemClock().wall()), asked.as_json)
     if not asked.as_json:
         _tell(folder.path, job_id, as_json=False)
@@ -159,6 +161,7 @@ def _submit_in_allocation(prepared: Prepared, asked: Asked) -> None:
         return
     job_id = os.environ["SLURM_JOB_ID"]
     folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
+    remember_run("submit", folder.path, job_id, Slurm(SystemRunner()))
     _tell(folder.path, job_id, asked.as_json)
     _run_here(folder, prepared, job_id)
 
@@ -206,6 +209,7 @@ def _submit_here(prepared: Prepared, asked: Asked) -> None:
     folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
     with removed_on_error(folder):
         job_id = submit_local(folder, count)
+    remember_run("submit", folder.path, job_id, None)
     _tell(folder.path, job_id, asked.as_json)
 
 

@@ -15,6 +15,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.cli.live import watch
 from hpctrain.cli.profile import option as profile_option
 from hpctrain.cli.profile import traces_line, with_profile
+from hpctrain.cli.remembered import remember_run
 from hpctrain.cli.stale import warn_if_stale
 from hpctrain.launch.supervise import LocalJob
 from hpctrain.launch.training import Prepared, prepare, resume, runs_folder, start
@@ -63,6 +64,7 @@ def _watch(job: LocalJob, as_json: bool) -> None:
     run = read_run(folder / "run.yaml")
     out = sys.stderr if as_json else sys.stdout
     print(f"run folder {folder}", file=out, flush=True)
+    remember_run("train", folder, None)
     ended = watch(job, run.steps, out)
     traces = traces_line(run, folder)
     if traces is not None:

@@ -17,11 +17,14 @@ SAVE_WAIT_S = 60.0
 POLL_S = 1.0
 
 
-def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock) -> str:
-    """Cancel the run's job and those queued behind it; what was done comes back as a sentence. After return none of
-    them comes again.
+def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, at_once: bool = False) -> str:
+    """Cancel the run's job and those queued behind it; what was done, and what is kept, comes back as a sentence. After
+    return none of them comes again.
 
     A run whose job has ended, with none behind it, keeps the state that it ended in.
+
+    Args:
+        at_once: give the agents no time to save.
 
     Raises:
         CommandError: the controller does not answer.
@@ -30,15 +33,16 @@ def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock) -> str:
     job = slurm.job(job_id)
     ended = job is None or job.state.is_ended
     if ended and not waiting_successors(folder, slurm):
-        return f"job {job_id} has ended already"
+        return f"job {job_id} has ended already; {kept_words(folder)}"
     # The mark first: a job that begins or ends from now on queues no other.
     write_text(folder / MARK, utc_text(clock.wall()) + "\n")
     behind = cancel_successors(folder, slurm)
     if job is None or ended:
-        return f"jobs {', '.join(behind)} cancelled; they were waiting"
-    if job.state.value != "RUNNING":
+        return f"jobs {', '.join(behind)} cancelled; they were waiting; {kept_words(folder)}"
+    if job.state.value != "RUNNING" or at_once:
         slurm.cancel(job_id)
-        return f"job {job_id} cancelled; it was waiting"
+        was = "waiting" if job.state.is_waiting else job.state.value.lower()
+        return f"job {job_id} cancelled; it was {was}; {kept_words(folder)}"
     slurm.signal(job_id, "TERM")
     deadline = clock.now() + SAVE_WAIT_S
     while clock.now() < deadline:
@@ -47,7 +51,9 @@ def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock) -> str:
             return f"job {job_id} ended; {kept_words(folder)}"
         clock.sleep(POLL_S)
     slurm.cancel(job_id)
-    return f"job {job_id} cancelled; it had not ended {SAVE_WAIT_S:g} s after it was asked to save"
+    return (
+        f"job {job_id} cancelled; it had not ended {SAVE_WAIT_S:g} s after it was asked to save; {kept_words(folder)}"
+    )
 
 
 def is_cancelled(folder: Path) -> bool:

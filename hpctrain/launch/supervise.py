@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpctrain.base.atomic import append_line
 from hpctrain.base.clock import Clock
 from hpctrain.base.process import Process, Runner
 from hpctrain.launch.exit_class import RESUMABLE, read_ending
@@ -36,6 +39,7 @@ class LocalJob:
         self.attempt = attempt
         self.processes = processes
         self._clock = clock
+        self._killed = False
 
     def running(self) -> bool:
         """Whether any node process still runs."""
@@ -49,6 +53,7 @@ class LocalJob:
 
     def kill(self) -> None:
         """End every node process at once; its workers end with it."""
+        self._killed = True
         for process in self.processes.values():
             if process.poll() is None:
                 process.kill()
@@ -62,6 +67,8 @@ class LocalJob:
         ended = self._ended()
         said = read_ending(ended.exit_code, self._events(), ended.exit_code == 0).exit_class
         kind: ExitClass = "resumable" if ended.stopped else said
+        if self._killed and ended.stopped:
+            self._say_killed(ended)
         self.folder.end_attempt(self.attempt, self._clock.wall(), ended.reason, ended.exit_code, kind)
         return ended
 
@@ -70,6 +77,8 @@ class LocalJob:
         words = self._last_words()
         if 0 in codes:
             return Ended(0, words.get("finished") or "all steps are done")
+        if self._killed:
+            return Ended(1, f"ended at once on request; {kept_words(self.folder.path)}", stopped=True)
         if "failed" in words:
             # A node that was killed (below 0) is not the reason why the others ended.
             own = [code for code in codes if code is not None and code > 0]
@@ -78,6 +87,14 @@ class LocalJob:
             return Ended(1, f"stopped on request; {kept_words(self.folder.path)}", stopped=True)
         failed = next((code for code in codes if code in (2, 4)), 1)
         return Ended(failed, f"all node processes were killed or ended early; {kept_words(self.folder.path)}")
+
+    def _say_killed(self, ended: Ended) -> None:
+        """Nobody else says why the run ended: its agents were killed."""
+        event = Event(
+            kind="failed", time_s=self._clock.wall(), attempt=self.attempt, generation=-1, node=platform.node(),
+            reason=ended.reason, data={"cancelled": True},
+        )  # fmt: skip
+        append_line(self.folder.path / "events.jsonl", json.dumps(event.to_json()))
 
     def _last_words(self) -> dict[str, str]:
         """The reasons of this attempt's last events by kind."""

@@ -159,8 +159,7 @@ def resume(path: Path, count: int | None, overrides: tuple[str, ...], runner: Ru
     count = count or (len(attempts[-1]["nodes"]) if attempts else fewest_nodes(run))
     lock = lock_run_folder(folder.path)
     try:
-        if _plan_inputs(run) != _plan_inputs(before):
-            _put_plans_aside(folder.path, len(attempts))
+        put_stale_plans_aside(folder, before, run)
         _check_edited_plan(folder.path, run, spec)
         if overrides:
             write_text(folder.path / "run.yaml", render_run(run))
@@ -184,9 +183,18 @@ def _plan_inputs(run: Run) -> list[object]:
     ]  # fmt: skip
 
 
-def _put_plans_aside(path: Path, attempt: int) -> None:
-    for plan in [*path.glob("plan.json"), *path.glob("plan-*.json")]:
-        plan.rename(path / f"before-{attempt}-{plan.name}")
+def put_stale_plans_aside(folder: RunFolder, before: Run, after: Run) -> list[tuple[Path, Path]]:
+    """Rename the plans in a run folder if they were made for settings that have changed; the old and the new name of
+    each come back."""
+    if _plan_inputs(after) == _plan_inputs(before):
+        return []
+    path, attempt = folder.path, len(folder.attempts())
+    plans = [
+        (plan, path / f"before-{attempt}-{plan.name}") for plan in [*path.glob("plan.json"), *path.glob("plan-*.json")]
+    ]
+    for plan, aside in plans:
+        plan.rename(aside)
+    return plans
 
 
 def _check_edited_plan(path: Path, run: Run, spec: Spec) -> None:

@@ -7,6 +7,7 @@ import signal
 import sys
 
 from hpctrain.base.errors import EXIT_USAGE, HpctrainError
+from hpctrain.base.stamp import stamp_output
 
 VERBS = {
     "probe": ("hpctrain.node.probe", "main"),
@@ -25,6 +26,7 @@ def main(argv: list[str]) -> int:
     if argv[0] == "run":
         # A stop that is asked for while the modules are still loading waits until the agent listens.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR2))
+        stamp_output()
     try:
         module, function = VERBS[argv[0]]
         code: int = getattr(importlib.import_module(module), function)(argv[1:])

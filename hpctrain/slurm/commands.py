@@ -11,6 +11,7 @@ from typing import Literal
 
 from hpctrain.base.errors import CommandError, CommandTimeout, InputError
 from hpctrain.base.process import Finished, Runner
+from hpctrain.slurm.accounting import parse_sacct, sacct_argv
 from hpctrain.slurm.cluster import (
     ClusterConfig,
     ClusterState,
@@ -26,6 +27,9 @@ from hpctrain.slurm.time import read_moment
 
 TIMEOUT_S = 60.0
 """A client gives up on a controller that is away after 18 s as configured by default; a busy one may take longer."""
+
+ACCOUNTING_TIMEOUT_S = 15.0
+"""Accounting is a second opinion; nobody should wait for it as long as for the controller."""
 
 _INHERITED = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SCONTROL_")
 _KEPT = ("SLURM_CONF", "SLURM_JWT")
@@ -80,6 +84,7 @@ class Slurm:
     def __init__(self, runner: Runner, environ: Mapping[str, str] | None = None) -> None:
         self._runner = runner
         self._environ = os.environ if environ is None else environ
+        self._config: ClusterConfig | None = None
 
     def available(self) -> bool:
         """Whether sbatch is on the path; whether the controller answers is another matter."""
@@ -107,9 +112,19 @@ class Slurm:
             return {}
         return {job.job_id: job for job in parse_squeue(_answer(done))}
 
-    def my_jobs(self) -> list[JobInfo]:
-        """All jobs of this user that the controller remembers, ended ones too."""
-        return parse_squeue(_answer(self._run(["squeue", "-h", "-t", "all", "--me", "-O", SQUEUE_FORMAT])))
+    def ended_jobs(self, ids: Sequence[str]) -> dict[str, JobInfo]:
+        """Jobs that the controller has forgotten, by id, as accounting remembers them.
+
+        Many clusters have no accounting, or none that this machine reaches: then there is nothing to tell, which is no
+        error.
+        """
+        if not ids:
+            return {}
+        try:
+            done = self._run(sacct_argv([_checked(job_id) for job_id in ids]), timeout_s=ACCOUNTING_TIMEOUT_S)
+            return parse_sacct(done.stdout) if done.code == 0 else {}
+        except CommandError:
+            return {}
 
     def partitions(self, nodes: Sequence[NodeInfo] | None = None) -> list[Partition]:
         """The partitions that this user sees, with the resources of their nodes.
@@ -129,8 +144,10 @@ class Slurm:
         return option in _answer(self._run(["srun", "--help"]))
 
     def config(self) -> ClusterConfig:
-        """The settings that decide how a run lives."""
-        return parse_config(_answer(self._run(["scontrol", "show", "config"])))
+        """The settings that decide how a run lives; asked for once, as they do not change while a command runs."""
+        if self._config is None:
+            self._config = parse_config(_answer(self._run(["scontrol", "show", "config"])))
+        return self._config
 
     def state(self) -> ClusterState:
         """Settings, nodes and partitions, each asked for once."""
@@ -181,7 +198,7 @@ class Slurm:
             return StartEstimate(None, (), None)
         return StartEstimate(read_moment(found[1]), node_names(found[2]), None)
 
-    def _run(self, argv: Sequence[str], without: Collection[str] = ()) -> Finished:
+    def _run(self, argv: Sequence[str], without: Collection[str] = (), timeout_s: float = TIMEOUT_S) -> Finished:
         """Run a client.
 
         Args:
@@ -193,7 +210,7 @@ class Slurm:
         """
         env = {name: value for name, value in client_environment(self._environ).items() if name not in without}
         try:
-            done = self._runner.run(argv, timeout_s=TIMEOUT_S, env=env)
+            done = self._runner.run(argv, timeout_s=timeout_s, env=env)
         except CommandTimeout as error:
             raise ControllerAwayError(f"the Slurm controller is away ({error}); ask again later") from error
         if done.code != 0 and any(text in done.stderr for text in _AWAY):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from followed import Followed
 
 from hpctrain.records.event import read_events
 from hpctrain.records.metric import effective, read_metrics
@@ -158,8 +160,10 @@ def test_the_batch_host_is_lost_too(project: Project) -> None:
 
 def test_a_preempted_job_saves_and_comes_back(project: Project) -> None:
     job = project.submit()
-    job.wait_for_step(15)
-    assert_survives_preemption(job)
+    with contextlib.closing(Followed(project.cluster, job.folder, job.folder / "followed")) as followed:
+        job.wait_for_step(15)
+        assert_survives_preemption(job)
+        followed.assert_seen_to_its_end()
 
 
 TERM_ONLY = """

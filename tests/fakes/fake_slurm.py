@@ -17,6 +17,7 @@ from hpctrain.base.errors import CommandError
 from hpctrain.base.process import Finished
 from hpctrain.slurm.time import format_time_limit, parse_time_limit
 
+NO_ACCOUNTING = "Slurm accounting storage is disabled\n"
 AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
 UNKNOWN = "slurm_load_jobs error: Invalid job id specified\n"
 MIN_JOB_AGE_S = 300
@@ -49,12 +50,14 @@ class FakeJob:
 
 
 class FakeSlurm:
-    """Runs jobs first come, first served on whole nodes. `away` and `installed` are for tests to change."""
+    """Runs jobs first come, first served on whole nodes. `away`, `installed` and `accounting` (what sacct answers, None
+    where there is no accounting) are for tests to change."""
 
     def __init__(self, nodes: Iterable[str] = ("gpu1", "gpu2", "gpu3"), now: int = 1_795_000_000) -> None:
         self.now = now
         self.away = False
         self.installed = True
+        self.accounting: str | None = None
         self.jobs: dict[int, FakeJob] = {}
         self.node_states = dict.fromkeys(nodes, "IDLE")
         self.argvs: list[tuple[str, ...]] = []
@@ -106,6 +109,8 @@ class FakeSlurm:
             raise CommandError(f"{argv[0]}: not found on the path")
         if argv[1:] == ["--version"]:
             return self._reply(argv, "slurm-wlm 22.05.8\n")
+        if argv[0] == "sacct":  # it asks a database, not the controller
+            return self._reply(argv, self.accounting or "", error="" if self.accounting else NO_ACCOUNTING)
         if self.away:
             return self._reply(argv, error=AWAY)
         clients = {

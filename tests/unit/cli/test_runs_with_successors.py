@@ -40,6 +40,9 @@ def test_it_is_neither_resubmitted_nor_pruned(fake, waiting, hpctrain):
 
 
 def test_a_cancel_takes_the_job_that_waits(fake, waiting, hpctrain):
-    assert hpctrain("cancel", "gpt").output == "jobs 2 cancelled; they were waiting\n"
+    assert (
+        hpctrain("cancel", "gpt").output
+        == "jobs 2 cancelled; they were waiting; there is no checkpoint yet, nothing was saved\n"
+    )
     assert fake.jobs[2].state == "CANCELLED"
     assert json.loads(hpctrain("status", "gpt", "--json").stdout)["state"] == "cancelled"

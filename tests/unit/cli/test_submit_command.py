@@ -17,6 +17,7 @@ from hpctrain.launch import submission
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.training import Prepared
 from hpctrain.records.locate import record_job
+from hpctrain.records.past_runs import read_past_runs
 from hpctrain.records.run import Run, read_run
 from hpctrain.records.topology import Device, DeviceType, Fabric, Link, LinkFigures, Node, Provenance, Topology
 
@@ -45,6 +46,20 @@ def test_a_refused_submission_leaves_no_run(fake, runs, hpctrain, run_file, monk
     result = hpctrain("submit", str(run_file), "--set", f"cluster.kind={kind}")
     assert "Invalid account" in str(result.exception)
     assert list(runs.iterdir()) == []
+
+
+def test_a_run_that_was_submitted_is_in_the_history(fake, runs, hpctrain, run_file, monkeypatch):
+    monkeypatch.setattr("hpctrain.cli.submit.submit_job", lambda folder, run: fake.submit("--nodes=2"))
+    monkeypatch.setattr("hpctrain.cli.submit.submit_local", lambda folder, count: "4711")
+    for kind in ("slurm", "local"):
+        result = hpctrain("submit", str(run_file), "--set", f"cluster.kind={kind}")
+        assert result.exit_code == 0, result.exception
+    found = read_past_runs(os.environ)
+    assert {past.folder for past in found} == {str(path) for path in runs.iterdir()}
+    assert [(past.verb, past.name, past.job_id, past.cluster) for past in found] == [
+        ("submit", "gpt", "1", "fake"),
+        ("submit", "gpt", "4711", None),
+    ]
 
 
 def test_a_job_whose_id_cannot_be_written_is_ended(tmp_path: Path, monkeypatch) -> None:
@@ -217,7 +232,7 @@ def test_a_run_waits_for_a_run_and_follows_it_to_its_next_job(queued, runs, hpct
     assert queued.jobs[2].dependency == "afterok:1"
     queued.finish("1", code=1)
     monkeypatch.setattr("hpctrain.cli.resubmit.submit_job", hpctrain_submit.submit_job)
-    monkeypatch.setattr("hpctrain.cli.resubmit._check_ended", lambda folder: None)
+    monkeypatch.setattr("hpctrain.cli.resubmit._check_ended", lambda *_: None)
     again = hpctrain("resubmit", "gpt", "--json")
     assert json.loads(again.stdout)["job_id"] == "3"
     assert "(job 2) waits for the new job" in again.stderr

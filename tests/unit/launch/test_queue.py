@@ -180,6 +180,21 @@ def test_waiting_outlives_a_controller_that_is_away_for_a_while(tmp_path: Path) 
     assert sum("does not answer" in text for text in said) == 1
 
 
+NOTHING = "there is no checkpoint yet, nothing was saved"
+
+
+def test_cancelling_at_once_asks_nobody_to_save(tmp_path: Path) -> None:
+    fake = FakeSlurm()
+    job = fake.submit("--nodes=2")
+    (tmp_path / "checkpoints" / "step-00000040").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step-00000040" / "manifest.json").touch()
+    told = cancel_job(tmp_path, job, Slurm(fake), FakeClock(), at_once=True)
+    assert told == f"job {job} cancelled; it was running; the newest checkpoint is that of step 40"
+    assert is_cancelled(tmp_path)
+    assert fake.signals == []
+    assert fake.jobs[int(job)].state == "CANCELLED"
+
+
 def test_cancelling_a_running_job_gives_it_time_to_save(tmp_path: Path) -> None:
     fake = FakeSlurm()
     job = fake.submit("--nodes=2", "--job-name=gpt")
@@ -192,7 +207,7 @@ def test_cancelling_a_running_job_gives_it_time_to_save(tmp_path: Path) -> None:
             fake.finish(job, code=75)
 
     told = cancel_job(tmp_path, job, Slurm(fake), FakeClock(on_sleep=passed))
-    assert told == f"job {job} ended; there is no checkpoint yet, nothing was saved"
+    assert told == f"job {job} ended; {NOTHING}"
     assert is_cancelled(tmp_path)
     assert any("TERM" in word for argv in fake.argvs for word in argv)
 
@@ -201,7 +216,7 @@ def test_a_run_that_failed_is_not_marked_as_cancelled(tmp_path: Path) -> None:
     fake = FakeSlurm()
     job = fake.submit("--nodes=2")
     fake.finish(job, code=1)
-    assert cancel_job(tmp_path, job, Slurm(fake), FakeClock()) == f"job {job} has ended already"
+    assert cancel_job(tmp_path, job, Slurm(fake), FakeClock()) == f"job {job} has ended already; {NOTHING}"
     assert not is_cancelled(tmp_path)
 
 
@@ -217,7 +232,7 @@ def test_cancelling_a_waiting_job_is_immediate(tmp_path: Path) -> None:
     fake.submit("--nodes=3", "--job-name=first")
     job = fake.submit("--nodes=3", "--job-name=gpt")
     clock = FakeClock()
-    assert cancel_job(tmp_path, job, Slurm(fake), clock) == f"job {job} cancelled; it was waiting"
+    assert cancel_job(tmp_path, job, Slurm(fake), clock) == f"job {job} cancelled; it was waiting; {NOTHING}"
     assert clock.now() == 0
 
 

@@ -146,7 +146,10 @@ def test_a_cancel_takes_all_that_wait(fake: FakeSlurm, folder: Path) -> None:
     assert "job 1 ended" in cancel_job(folder, "1", slurm, clock)
     assert [fake.jobs[number].state for number in (2, 3)] == ["CANCELLED", "CANCELLED"]
     assert is_cancelled(folder)
-    assert cancel_job(folder, "1", slurm, clock) == "job 1 has ended already"
+    assert (
+        cancel_job(folder, "1", slurm, clock)
+        == "job 1 has ended already; there is no checkpoint yet, nothing was saved"
+    )
 
 
 def test_a_cancel_between_two_jobs_takes_the_one_that_waits(fake: FakeSlurm, folder: Path) -> None:
@@ -154,7 +157,10 @@ def test_a_cancel_between_two_jobs_takes_the_one_that_waits(fake: FakeSlurm, fol
     fake.submit("--nodes=3")
     queue_successors(folder, run(successors=1), slurm, 0.0)
     fake.finish("1", code=1)
-    assert cancel_job(folder, "1", slurm, FakeClock()) == "jobs 3 cancelled; they were waiting"
+    assert (
+        cancel_job(folder, "1", slurm, FakeClock())
+        == "jobs 3 cancelled; they were waiting; there is no checkpoint yet, nothing was saved"
+    )
     assert fake.jobs[3].state == "CANCELLED"
 
 
