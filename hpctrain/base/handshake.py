@@ -1,8 +1,9 @@
 """Two processes prove to each other that they know a run's key, without the key ever crossing the network.
 
-Three lines: the side that was called sends a challenge, the caller answers it and sets its own, the side that was called
-answers that. A proof is HMAC-SHA256 (RFC 2104) under the key, over the role, both nonces and what each side says about
-itself; the role and the nonces keep a proof from being sent back, or again. Whoever only connects gets to see a nonce.
+Three lines: the side that was called sends a challenge, the caller answers it and sets its own, the side that was
+called answers that. A proof is HMAC-SHA256 (RFC 2104) under the key, over the role, both nonces and what each side
+says about itself; the role and the nonces keep a proof from being sent back, or again. Whoever only connects gets to
+see a nonce.
 From then on every line carries a MAC under keys made of both nonces (`LineChannel.seal`). Pure: messages in and out.
 """
 

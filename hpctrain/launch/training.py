@@ -25,6 +25,7 @@ from hpctrain.launch.folder import (
 from hpctrain.launch.local import local_nodes
 from hpctrain.launch.own_model import with_sizes
 from hpctrain.launch.supervise import LocalJob, start_local_job
+from hpctrain.launch.trust import check_trusted
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run, read_run
@@ -139,12 +140,13 @@ def resume(path: Path, count: int | None, overrides: tuple[str, ...], runner: Ru
     """Go on with a run in its own folder, from its newest checkpoint, on `count` nodes (default: as before).
 
     Raises:
-        InputError: the folder is in use, or holds no run.
+        InputError: the folder is in use, holds no run, or others can write to it.
         FileError: its run file is wrong.
     """
     folder = RunFolder(path.resolve())
     if not (folder.path / "run.yaml").is_file():
         raise InputError(f"{path}: no run.yaml in it; give a run folder, as `hpctrain status` lists them")
+    check_trusted(folder.path)
     before = read_run(folder.path / "run.yaml")
     run, spec = settle(read_run(folder.path / "run.yaml", overrides), runner, _own_code(folder.path))
     if spec.sha256() != before.spec().sha256():

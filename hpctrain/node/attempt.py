@@ -21,6 +21,7 @@ from hpctrain.launch.cancel import is_cancelled
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.in_use import check_own_folder
 from hpctrain.launch.training import drop_stale_topology
+from hpctrain.launch.trust import check_trusted
 from hpctrain.node.ending import Ending, Verdict, decide_end, newest_checkpoint, read_ending, settle_job, stuck_words
 from hpctrain.node.run import FINISHED
 from hpctrain.records.event import read_events
@@ -33,9 +34,12 @@ def begin(argv: list[str]) -> int:
 
     Raises:
         Refused: the run goes on as another job.
+        InputError: others can write to the run folder.
     """
     options = _parse("begin", argv)
     folder = RunFolder(options.folder)
+    # Before the step starts: each of its tasks unpickles what submitit left in the folder.
+    check_trusted(folder.path)
     check_own_folder(folder.path, os.environ.get("SLURM_JOB_ID"), Slurm(SystemRunner()))
     nodes = [str(name) for name in NodeSet(os.environ.get("SLURM_JOB_NODELIST", ""))]
     now = time.time()

@@ -18,12 +18,15 @@ from hpctrain.agent.peers import Peers
 from hpctrain.agent.store import GenerationStore
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import HpctrainError
+from hpctrain.base.handshake import derived
 from hpctrain.base.process import SystemRunner
+from hpctrain.launch.trust import check_trusted
 from hpctrain.node.place import add_place_arguments, place_of
 from hpctrain.node.planning import GenerationMaker
 from hpctrain.probe.address import interface_of
 from hpctrain.probe.resident import probe_nodes
 from hpctrain.probe.settings import ProbeSettings, local_settings
+from hpctrain.records.generation import Generation
 from hpctrain.records.run import Run, read_run
 from hpctrain.records.topology import Topology
 
@@ -43,6 +46,7 @@ def main(argv: list[str]) -> int:
     stop.listen()
     here = place_of(options)
     folder: Path = options.folder
+    check_trusted(folder)
     run = read_run(folder / "run.yaml")
     journal = Journal(folder / "events.jsonl", here.node, options.attempt, SystemClock())
     incarnation = incarnation_of(platform.node(), time.time())
@@ -119,6 +123,11 @@ def _ensure_topology(place: Place, run: Run, journal: Journal, local: bool) -> N
 
 def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool]) -> Agent:
     key = (place.folder / "key").read_text().strip()
+
+    def store_secret(record: Generation) -> str:
+        # Every node makes the same one out of the run's key: it is written nowhere, and sent only to own workers.
+        return derived(key.encode(), "store", record.number, record.proposer).hex()
+
     maker = GenerationMaker(place.folder, run, place.nodes, journal)
     logs = place.folder / "logs" / str(place.attempt)
     return Agent(
@@ -131,6 +140,7 @@ def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool]) -
         clock=SystemClock(),
         make_generation=maker,
         newest_checkpoint=maker.newest_checkpoint,
+        store_secret=store_secret,
         stop_wanted=stop,
     )
 

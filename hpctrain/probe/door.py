@@ -1,4 +1,4 @@
-"""How probing nodes find and trust each other: a listening socket that admits only who proves to know the probe's token.
+"""How probing nodes find and trust each other: a listening socket that admits only who proves to know its token.
 
 The token itself never crosses the network (`base.handshake`).
 """

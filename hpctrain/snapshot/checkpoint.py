@@ -154,7 +154,7 @@ def load(tensors: dict[str, Tensor], path: Path, group: dist.ProcessGroup) -> No
 def _make_folder(path: Path) -> None:
     try:
         shutil.rmtree(path, ignore_errors=True)
-        path.mkdir(mode=0o755, parents=True)
+        path.mkdir(mode=0o700, parents=True)
     except OSError as error:
         raise StorageError(f"{path}: cannot make the folder: {error.strerror}") from error
 

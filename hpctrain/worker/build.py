@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
@@ -55,6 +55,8 @@ class StartOrder:
     store_port: int
     store_fd: int | None
     restore: str | None
+    store_secret: str = field(repr=False)
+    """Begins the name of all that the generation's workers write to the store."""
 
     @classmethod
     def of(cls, folder: Path, message: Message) -> StartOrder:
@@ -62,7 +64,7 @@ class StartOrder:
         store = message["store"]
         return cls(
             folder, message["plan"], message["rank"], message["generation"],
-            store["addr"], store["port"], store.get("fd"), message.get("restore"),
+            store["addr"], store["port"], store.get("fd"), message.get("restore"), store["secret"],
         )  # fmt: skip
 
 
@@ -169,7 +171,9 @@ def _join(orders: StartOrder, plan: Plan, device: torch.device, timeout: timedel
         master_listen_fd=orders.store_fd,
     )
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    prefixed = dist.PrefixStore(f"generation-{orders.generation}", store)
+    # Torch lets anybody who reaches the port in. A late worker of another generation, or another job's, does not meet
+    # this one by mistake; that it keeps no attacker out is in docs/security.md.
+    prefixed = dist.PrefixStore(f"generation-{orders.generation}-{orders.store_secret}", store)
     dist.init_process_group(
         backend, store=prefixed, rank=orders.rank, world_size=plan.world_size, timeout=timeout,
         device_id=device if device.type == "cuda" else None,
