@@ -24,6 +24,7 @@ from hpctrain.launch.folder import (
 )
 from hpctrain.launch.local import local_nodes
 from hpctrain.launch.own_model import with_sizes
+from hpctrain.launch.secrets import check_secrets
 from hpctrain.launch.supervise import LocalJob, start_local_job
 from hpctrain.launch.trust import check_trusted
 from hpctrain.records.imported_spec import Spec
@@ -53,10 +54,12 @@ def settle(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run, Spe
 
     Raises:
         InputError: the data folder is missing, not prepared or too small; the model's vocabulary is smaller than the
-            data's; data.tokenizer is not that of the data; the person's own model cannot be used.
+            data's; data.tokenizer is not that of the data; the person's own model cannot be used; the run file holds
+            a secret, or names one that is not there.
         FileError: a token shard was cut short.
     """
     run.require_runnable()
+    check_secrets(run, os.environ)
     run, spec = with_sizes(run, runner, code)
     vocabulary = vocabulary_of(run.data.train)
     if spec.vocabulary < vocabulary:

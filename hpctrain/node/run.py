@@ -20,6 +20,7 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.handshake import derived
 from hpctrain.base.process import SystemRunner
+from hpctrain.launch.secrets import secret_values
 from hpctrain.launch.trust import check_trusted
 from hpctrain.node.place import add_place_arguments, place_of
 from hpctrain.node.planning import GenerationMaker
@@ -135,7 +136,7 @@ def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool]) -
         settings=_settings(run),
         peers=Peers(place.folder / "agents", place.node, place.nodes, place.addr, key),
         store=GenerationStore(place.folder / "generations"),
-        group=WorkerGroup(place.folder, logs, place.node, SystemRunner(), _worker_environment(place, logs)),
+        group=WorkerGroup(place.folder, logs, place.node, SystemRunner(), _worker_environment(place, run, logs)),
         journal=journal,
         clock=SystemClock(),
         make_generation=maker,
@@ -156,11 +157,11 @@ def _settings(run: Run) -> Settings:
     )
 
 
-def _worker_environment(place: Place, logs: Path) -> dict[str, str]:
-    """What workers start with: the snapshot of the person's code on the module path, for whatever they start in turn,
-    collectives go over the interface that this node is reached at, and NCCL keeps its last operations, to write them
-    beside the logs when one of them runs out of time; unless somebody said otherwise."""
-    env = dict(os.environ)
+def _worker_environment(place: Place, run: Run, logs: Path) -> dict[str, str]:
+    """What workers start with: the run's secrets; the snapshot of the person's code on the module path, for whatever
+    they start in turn; collectives go over the interface that this node is reached at; and NCCL keeps its last
+    operations, to write them beside the logs when one of them runs out of time. Unless somebody said otherwise."""
+    env = dict(os.environ) | secret_values(run, os.environ)
     code = place.folder / "code"
     if code.is_dir():
         env["PYTHONPATH"] = os.pathsep.join([str(code), *filter(None, [env.get("PYTHONPATH")])])

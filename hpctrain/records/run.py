@@ -211,6 +211,9 @@ class Profile(Part):
     That step takes several times as long as the others."""
 
 
+EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
 class Run(Document):
     """A training run as a person asks for it."""
 
@@ -224,6 +227,11 @@ class Run(Document):
     """Decides the initial weights and the order of samples."""
     code: str | None = None
     """Folder of your own code; a copy of it, as it is when the run is submitted, comes first on the module path."""
+    secrets: list[EnvironmentName] = []
+    """Names of environment variables with tokens that the training needs: HF_TOKEN. Their values come from the
+    environment that you submit from, or from `secrets_file`, and are written nowhere."""
+    secrets_file: str | None = None
+    """File with lines NAME=value that only you can read (mode 600), on a file system that the nodes share."""
     cluster: Cluster = Cluster()
     """Where the run goes."""
     container: Container | None = None
@@ -345,4 +353,5 @@ def _resolve_paths(run: Run, base: Path) -> Run:
         }
     )
     code = str(base / Path(run.code).expanduser()) if run.code else None
-    return run.model_copy(update={"data": data, "code": code})
+    secrets = str(base / Path(run.secrets_file).expanduser()) if run.secrets_file else None
+    return run.model_copy(update={"data": data, "code": code, "secrets_file": secrets})
