@@ -20,12 +20,14 @@ from hpctrain.cli.profile import option as profile_option
 from hpctrain.cli.profile import with_profile
 from hpctrain.cli.provisional import check_provisional
 from hpctrain.launch.allocation import run_in_allocation
+from hpctrain.launch.code import left_out_words
 from hpctrain.launch.folder import RunFolder, removed_on_error
 from hpctrain.launch.foresight import with_gpus
 from hpctrain.launch.job_nodes import nodes_of_job
 from hpctrain.launch.own_job import check_kind
 from hpctrain.launch.queue import check_queue, wait_for_job
 from hpctrain.launch.site import with_exported
+from hpctrain.launch.space import space_words
 from hpctrain.launch.submission import preview, submit_job, submit_local
 from hpctrain.launch.training import Prepared, fewest_nodes, make_folder, prepare, runs_folder
 from hpctrain.records.run import read_run
@@ -78,11 +80,13 @@ def _submit_to_slurm(prepared: Prepared, dry_run: bool, wait: bool, as_json: boo
         _say(words, as_json)
     nodes = None if prepared.topology else nodes_of_job(prepared.run, slurm, os.environ)
     _say(check_provisional(prepared, runs_folder(), nodes), as_json)
+    _say(space_words(prepared.run, prepared.spec, runs_folder()), as_json)
     if dry_run:
         script = preview(asked, runs_folder().resolve() / f"{prepared.run.name}-<time>")
         _would(prepared, as_json, script, script=script)
         return
     folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
+    _say(left_out_words(folder.path), as_json)
     if inside:
         _told(folder.path, inside, as_json)
         _run_here(folder, prepared, inside)

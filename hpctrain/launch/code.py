@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -46,6 +47,14 @@ def snapshot_code(source: Path, run_folder: Path, runner: Runner) -> None:
     kept_back = secret_files(source)
     more: dict[str, object] = {"left_out": kept_back} if kept_back else {}
     write_json(run_folder / "code.json", {"source": str(source), **git_state(source, runner), **more})
+
+
+def left_out_words(run_folder: Path) -> list[str]:
+    """What a person should know about the copy of the code, as lines."""
+    path = run_folder / "code.json"
+    names = json.loads(path.read_text()).get("left_out", []) if path.is_file() else []
+    shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+    return [f"code: not copied, as such files hold tokens: {shown}"] if names else []
 
 
 def secret_files(source: Path) -> list[str]:
