@@ -62,6 +62,7 @@ def command(
         _submit_as_own_job(run_file, overrides, topology, plan)
     queued = read_run(run_file, overrides).cluster.kind == "slurm"
     prepared = prepare(run_file, overrides, None, topology, plan, SystemRunner(), queued=queued)
+    _say(space_words(prepared.run, prepared.spec, runs_folder()), as_json)
     if queued:
         _submit_to_slurm(prepared, dry_run, wait, as_json)
     else:
@@ -80,7 +81,6 @@ def _submit_to_slurm(prepared: Prepared, dry_run: bool, wait: bool, as_json: boo
         _say(words, as_json)
     nodes = None if prepared.topology else nodes_of_job(prepared.run, slurm, os.environ)
     _say(check_provisional(prepared, runs_folder(), nodes), as_json)
-    _say(space_words(prepared.run, prepared.spec, runs_folder()), as_json)
     if dry_run:
         script = preview(asked, runs_folder().resolve() / f"{prepared.run.name}-<time>")
         _would(prepared, as_json, script, script=script)
@@ -135,6 +135,7 @@ def _submit_here(prepared: Prepared, dry_run: bool, wait: bool, as_json: bool) -
         _would(prepared, as_json, f"would start {count} virtual nodes of this machine in the background", nodes=count)
         return
     folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
+    _say(left_out_words(folder.path), as_json)
     with removed_on_error(folder):
         job_id = submit_local(folder, count)
     _told(folder.path, job_id, as_json)

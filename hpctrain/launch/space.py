@@ -20,16 +20,14 @@ def space_words(run: Run, spec: Spec, runs: Path) -> list[str]:
     Args:
         runs: the folder that run folders go to; it may not be there yet.
     """
-    one = STATE_BYTES * spec.parameters()
-    needed = (run.checkpoint.keep + 1) * one
+    one, most = STATE_BYTES * spec.parameters(), run.checkpoint.keep + 1
     try:
         free = free_bytes(runs.resolve())
     except OSError as error:
         return [f"not checked before submitting: the room in {runs.resolve()} ({error.strerror})"]
-    if free >= needed:
+    if free >= most * one:
         return []
     return [
-        f"{runs.resolve()}: {format_bytes(free)} are free; {run.checkpoint.keep + 1} checkpoints of {format_bytes(one)} "
-        "will need more, and one that does not fit is skipped: free some space, lower checkpoint.keep, or set "
-        "HPCTRAIN_RUNS"
+        f"{runs.resolve()}: {format_bytes(free)} are free; {most} checkpoints of {format_bytes(one)} will need more, "
+        "and one that does not fit is skipped: free some space, lower checkpoint.keep, or set HPCTRAIN_RUNS"
     ]
