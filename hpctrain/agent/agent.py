@@ -242,11 +242,7 @@ class Agent:
             "plan": record.plan,
             "rank": rank,
             "generation": record.number,
-            "store": {
-                "addr": record.store.addr,
-                "port": record.store.port,
-                "secret": self._store_secret(record),
-            },
+            "store": {"addr": record.store.addr, "port": record.store.port, "secret": self._store_secret(record)},
             "restore": record.restore,
         }
 

@@ -7,7 +7,7 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hpctrain.agent.agent import Agent, Place
@@ -24,6 +24,7 @@ from hpctrain.launch.secrets import secret_values
 from hpctrain.launch.trust import check_trusted
 from hpctrain.node.place import add_place_arguments, place_of
 from hpctrain.node.planning import GenerationMaker
+from hpctrain.node.staging import stage_data, staging_limit_s
 from hpctrain.probe.address import interface_of
 from hpctrain.probe.resident import probe_nodes
 from hpctrain.probe.settings import ProbeSettings, local_settings
@@ -56,7 +57,8 @@ def main(argv: list[str]) -> int:
         text = f"attempt {options.attempt} on {len(here.nodes)} nodes"
         journal.write("attempt_started", -1, text, nodes=list(here.nodes))
     _ensure_topology(place, run, journal, here.local)
-    code = _agent(place, run, journal, stop).run()
+    staged = stage_data(run.data, journal, os.environ, SystemClock(), stop)
+    code = _agent(place, run, journal, stop, staged).run()
     if code == 0:
         (folder / FINISHED).touch()
     return code
@@ -122,7 +124,7 @@ def _ensure_topology(place: Place, run: Run, journal: Journal, local: bool) -> N
     Topology.read(path)
 
 
-def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool]) -> Agent:
+def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool], staged: Mapping[str, str]) -> Agent:
     key = (place.folder / "key").read_text().strip()
 
     def store_secret(record: Generation) -> str:
@@ -131,12 +133,13 @@ def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool]) -
 
     maker = GenerationMaker(place.folder, run, place.nodes, journal)
     logs = place.folder / "logs" / str(place.attempt)
+    env = {**_worker_environment(place, run, logs), **staged}
     return Agent(
         place=place,
         settings=_settings(run),
         peers=Peers(place.folder / "agents", place.node, place.nodes, place.addr, key),
         store=GenerationStore(place.folder / "generations"),
-        group=WorkerGroup(place.folder, logs, place.node, SystemRunner(), _worker_environment(place, run, logs)),
+        group=WorkerGroup(place.folder, logs, place.node, SystemRunner(), env),
         journal=journal,
         clock=SystemClock(),
         make_generation=maker,
@@ -154,6 +157,8 @@ def _settings(run: Run) -> Settings:
         heartbeat_timeout_s=run.recovery.heartbeat_timeout_s,
         progress_timeout_s=run.recovery.progress_timeout_s,
         compiling_timeout_s=run.step_timeout_s,
+        # A node shows up when its data is there.
+        join_timeout_s=Settings.join_timeout_s + staging_limit_s(run.data),
     )
 
 

@@ -93,6 +93,12 @@ class Data(Part):
     """tokenizer.json. Default: the one that lies in the first training folder."""
     seq_len: int = Field(default=256, ge=8)
     """Tokens in a sequence."""
+    stage: Literal["none", "node"] = "none"
+    """none: workers read the folders where they are. node: each node copies them to its own disk first, checks them
+    against their index, and keeps them for its next run; without the room it reads them where they are."""
+    stage_folder: str | None = None
+    """Folder on each node's own disk; '$USER' and the like are filled in there. Default: $SLURM_TMPDIR, else $TMPDIR,
+    else /tmp."""
 
 
 class Batch(Part):

@@ -96,6 +96,8 @@ def _prefixed(prefix: str) -> Callable[[Event], str]:
 
 _PHRASES: dict[str, Callable[[Event], str]] = {
     "probed": _prefixed("probed"),
+    "data_staged": _prefixed("data on the node"),
+    "data_not_staged": _prefixed("no copy of the data"),
     "planned": _prefixed("planned"),
     "replanned": _prefixed("planned again"),
     "worker_died": _worker_died,

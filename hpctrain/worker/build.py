@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.wire import Message
 from hpctrain.compress.reducer import DenseReducer, Reducer
+from hpctrain.corpus.staged import on_this_node
 from hpctrain.corpus.tokens import Corpus, open_validation
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
@@ -141,7 +142,7 @@ def build(orders: StartOrder) -> Trainer:
         parameters=[parameter for _, parameter in named],
         optimizer=optimizer,
         reducer=_reducer(mesh, plan, pipeline),
-        train=Corpus.open(run.data.train, "train", run.data.seq_len),
+        train=Corpus.open(on_this_node(run.data.train, os.environ), "train", run.data.seq_len),
         valid=_validation(run),
         saver=saver,
         step=manifest.step if manifest is not None else 0,
@@ -234,4 +235,5 @@ def _restore(
 def _validation(run: Run) -> Corpus | None:
     if run.validation.batches == 0:
         return None
-    return open_validation(run.data.train, run.data.valid, run.data.seq_len)
+    train, valid = (on_this_node(folders, os.environ) for folders in (run.data.train, run.data.valid))
+    return open_validation(train, valid, run.data.seq_len)
