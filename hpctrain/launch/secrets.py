@@ -9,6 +9,7 @@ from typing import Any
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.trust import distrust
+from hpctrain.launch.notify import address_of
 from hpctrain.records.run import Run
 from hpctrain.records.secrets import is_literal, is_secret_name, secret_in
 
@@ -25,6 +26,8 @@ def check_secrets(run: Run, environ: Mapping[str, str]) -> None:
         if found is not None:
             raise _written(where, found)
     secret_values(run, environ)
+    if run.notify is not None:
+        address_of(run.notify, environ)
 
 
 def secret_values(run: Run, environ: Mapping[str, str]) -> dict[str, str]:

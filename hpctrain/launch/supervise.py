@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,9 @@ from hpctrain.base.clock import Clock
 from hpctrain.base.process import Process, Runner
 from hpctrain.launch.folder import RunFolder, RunLock, kept_words
 from hpctrain.launch.local import local_nodes, start_local_node
+from hpctrain.launch.notify import tell
 from hpctrain.records.event import read_events
+from hpctrain.records.run import NotifyState
 
 POLL_S = 0.2
 RESUMABLE = 75
@@ -60,6 +64,8 @@ class LocalJob:
         tick()
         ended = self._ended()
         self.folder.end_attempt(self.attempt, self._clock.wall(), ended.reason, ended.exit_code)
+        state: NotifyState = "done" if ended.exit_code == 0 else "cancelled" if ended.stopped else "failed"
+        tell(self.folder.path, self.attempt, state, ended.reason, platform.node(), self._clock, os.environ)
         return ended
 
     def _ended(self) -> Ended:

@@ -20,9 +20,19 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.launch.cancel import is_cancelled
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.in_use import check_own_folder
+from hpctrain.launch.notify import tell
 from hpctrain.launch.training import drop_stale_topology
 from hpctrain.launch.trust import check_trusted
-from hpctrain.node.ending import Ending, Verdict, decide_end, newest_checkpoint, read_ending, settle_job, stuck_words
+from hpctrain.node.ending import (
+    Ending,
+    Verdict,
+    decide_end,
+    newest_checkpoint,
+    read_ending,
+    settle_job,
+    stuck_words,
+    told_state,
+)
 from hpctrain.node.run import FINISHED
 from hpctrain.records.event import read_events
 from hpctrain.records.run import read_run
@@ -53,6 +63,7 @@ def begin(argv: list[str]) -> int:
         checkpoint=newest_checkpoint(folder.path),
     )
     drop_stale_topology(folder, nodes, now)
+    tell(folder.path, number, "started", f"attempt {number} on {len(nodes)} nodes", _me(), SystemClock(), os.environ)
     print(number)
     return 0
 
@@ -67,13 +78,14 @@ def end(argv: list[str]) -> int:
     def told(verdict: Verdict) -> None:
         reason = verdict.reason if verdict.requeue or verdict.failed else ending.reason or verdict.reason
         folder.end_attempt(options.attempt, time.time(), reason, ending.code)
+        state = told_state(ending, verdict)
+        tell(folder.path, options.attempt, state, reason, _me(), SystemClock(), os.environ)
 
     verdict = _settle(folder, ending, told) if options.requeue else _settle_here(ending)
     if not verdict.requeue:
         told(verdict)
     if verdict.failed:
-        name = os.environ.get("SLURMD_NODENAME", "batch")
-        journal = Journal(folder.path / "events.jsonl", name, options.attempt, SystemClock())
+        journal = Journal(folder.path / "events.jsonl", _me(), options.attempt, SystemClock())
         # In somebody's allocation a run that saved and left is no failure: nothing was to bring it back.
         journal.write("failed", -1, verdict.reason, **({} if options.requeue else {"cancelled": True}))
     return ending.code
@@ -94,6 +106,10 @@ def _settle_here(ending: Ending) -> Verdict:
         return decide_end(ending, None)
     reason = "stopped on request, saved" if ending.saved else ending.reason or "stopped on request"
     return Verdict(False, f"{reason}; `hpctrain resubmit` goes on with it", failed=True)
+
+
+def _me() -> str:
+    return os.environ.get("SLURMD_NODENAME", "batch")
 
 
 def _parse(verb: str, argv: list[str]) -> argparse.Namespace:

@@ -12,10 +12,12 @@ from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError
 from hpctrain.launch.folder import RunFolder
 from hpctrain.records.event import Event
+from hpctrain.records.run import NotifyState
 from hpctrain.slurm.commands import ControllerAwayError, Slurm
 from hpctrain.slurm.job import JobInfo, JobState
 from hpctrain.snapshot.published import listed
 
+CANCELLED = "cancelled"
 PATIENCE_S = 60.0
 """How long a controller that is away is asked again; the notice before the time limit leaves room for it."""
 RETRY_S = 2.0
@@ -84,7 +86,7 @@ def decide_end(ending: Ending, job: JobInfo | None, cancelled: bool = False, stu
     if not ending.resumable and not preempted:
         return Verdict(False, ending.reason or f"the step ended with exit code {ending.code}")
     if cancelled or (job is not None and job.state is JobState.CANCELLED):
-        return Verdict(False, "cancelled")
+        return Verdict(False, CANCELLED)
     if job is None:
         return Verdict(False, "stopped at a checkpoint on request")
     if job.state.is_waiting or not (preempted or job.state is JobState.RUNNING):
@@ -93,6 +95,16 @@ def decide_end(ending: Ending, job: JobInfo | None, cancelled: bool = False, stu
     if stuck is not None and not preempted:
         return Verdict(False, stuck, failed=True)
     return Verdict(True, _why(ending, preempted))
+
+
+def told_state(ending: Ending, verdict: Verdict) -> NotifyState:
+    """What the end of an attempt is called towards the outside."""
+    if ending.code == 0:
+        return "done"
+    if verdict.reason == CANCELLED:
+        return "cancelled"
+    # A job that Slurm took back itself is in the queue, or will be.
+    return "requeued" if verdict.requeue or (ending.resumable and not verdict.failed) else "failed"
 
 
 def settle_job(

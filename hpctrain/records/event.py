@@ -25,6 +25,7 @@ EventKind = Literal[
     "checkpoint_skipped",
     "recovered",
     "replanned",
+    "notify_failed",
     "finished",
     "failed",
 ]

@@ -218,6 +218,25 @@ class Profile(Part):
 
 
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+NotifyState = Literal["started", "done", "failed", "requeued", "cancelled"]
+
+
+class Notify(Part):
+    """A web address that is told, by a POST of JSON, when the run changes its state."""
+
+    url_env: EnvironmentName | None = None
+    """Name of the environment variable with the address. The address lets whoever has it write there, so it is kept as
+    a secret is: it is not in this file."""
+    url_file: str | None = None
+    """Or the file with the address in it, which only you can read (mode 600)."""
+    on: list[NotifyState] = ["done", "failed"]
+    """What is told: started, done, failed, requeued, cancelled."""
+
+    @model_validator(mode="after")
+    def _one_address(self) -> Notify:
+        if (self.url_env is None) == (self.url_file is None):
+            raise ValueError("give url_env or url_file, one of them")
+        return self
 
 
 class Run(Document):
@@ -238,6 +257,8 @@ class Run(Document):
     environment that you submit from, or from `secrets_file`, and are written nowhere."""
     secrets_file: str | None = None
     """File with lines NAME=value that only you can read (mode 600), on a file system that the nodes share."""
+    notify: Notify | None = None
+    """Who is told when the run changes its state. Default: nobody."""
     cluster: Cluster = Cluster()
     """Where the run goes."""
     container: Container | None = None
@@ -360,4 +381,7 @@ def _resolve_paths(run: Run, base: Path) -> Run:
     )
     code = str(base / Path(run.code).expanduser()) if run.code else None
     secrets = str(base / Path(run.secrets_file).expanduser()) if run.secrets_file else None
-    return run.model_copy(update={"data": data, "code": code, "secrets_file": secrets})
+    notify = run.notify
+    if notify is not None and notify.url_file is not None:
+        notify = notify.model_copy(update={"url_file": str(base / Path(notify.url_file).expanduser())})
+    return run.model_copy(update={"data": data, "code": code, "secrets_file": secrets, "notify": notify})

@@ -109,6 +109,7 @@ _PHRASES: dict[str, Callable[[Event], str]] = {
     "checkpoint_saved": _checkpoint_saved,
     "checkpoint_skipped": _prefixed("a checkpoint was skipped"),
     "finished": _finished,
+    "notify_failed": _prefixed("nobody was told"),
     "failed": _prefixed("failed"),
     "preempted": _prefixed("preempted"),
     "time_limit": _prefixed("stopped at the time limit"),

@@ -19,7 +19,7 @@ from hpctrain.base.errors import CommandError
 from hpctrain.base.process import Finished
 from hpctrain.launch.folder import RunFolder
 from hpctrain.node import attempt, run
-from hpctrain.node.ending import Ending, Verdict, decide_end, read_ending, settle_job, stuck_words
+from hpctrain.node.ending import Ending, Verdict, decide_end, read_ending, settle_job, stuck_words, told_state
 from hpctrain.records.event import Event, EventKind
 from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.job import JobInfo, JobState
@@ -251,3 +251,18 @@ def test_a_stop_while_the_program_loads_is_heard_later(number: signal.Signals) -
     """In a process of its own: a signal goes to any thread that does not block it."""
     done = subprocess.run([sys.executable, "-c", LOADED_LATE, str(int(number))], timeout=60, check=False)
     assert done.returncode == 75
+
+
+@pytest.mark.parametrize(
+    ("ending", "verdict", "state"),
+    [
+        (Ending(0, False, False, None), Verdict(False, "all steps are done"), "done"),
+        (Ending(1, True, True, None), Verdict(True, "preempted, saved, and back to the queue"), "requeued"),
+        (Ending(1, True, True, None), Verdict(False, "Slurm took the job (REQUEUED)"), "requeued"),
+        (Ending(1, True, True, None), decide_end(Ending(1, True, True, None), None, cancelled=True), "cancelled"),
+        (Ending(1, True, False, None), Verdict(False, "the job could not be requeued", failed=True), "failed"),
+        (Ending(1, False, False, "a worker ended"), Verdict(False, "a worker ended"), "failed"),
+    ],
+)
+def test_the_end_of_an_attempt_has_one_name_towards_the_outside(ending: Ending, verdict: Verdict, state: str) -> None:
+    assert told_state(ending, verdict) == state
