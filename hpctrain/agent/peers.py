@@ -23,6 +23,8 @@ from hpctrain.base.wire import LINE_LIMIT, LineChannel, Message
 HEARTBEAT_S = 0.25
 HELLO_S = 2.0
 """Who has not proved itself by then is shown the door."""
+HELLO_BYTES = 16384
+"""The longest line taken from a node that was called: its first heartbeat may come right behind its proof."""
 CALL_S = 5.0
 """A node that was called and does not prove itself by then is called again: it may hang, and its kernel answers."""
 REASON_CHARS = 1000
@@ -145,7 +147,7 @@ class Peers:
             if len(self._strangers) >= seats:
                 # A node says hello as soon as it is connected: who has waited longest is none.
                 self._drop(self._strangers.pop(0).channel)
-            stranger = _Stranger(now, _channel(connection), Answerer(self._key, {"node": self._me}))
+            stranger = _Stranger(now, _channel(connection, LONGEST_BYTES), Answerer(self._key, {"node": self._me}))
             # A send that fails closes the channel, which is seen when it is listened to.
             stranger.channel.send(stranger.proof.challenge())
             self._strangers.append(stranger)
@@ -172,7 +174,7 @@ class Peers:
         before = self._nodes[: self._nodes.index(self._me)]
         missing = [node for node in before if node not in self._channels and node not in self._called]
         for node, connection in self._dialler.dial(now, missing):
-            self._called[node] = _Called(now, _channel(connection), Caller(self._key, {"node": self._me}))
+            self._called[node] = _Called(now, _channel(connection, HELLO_BYTES), Caller(self._key, {"node": self._me}))
             self._watch.add(self._called[node].channel)
 
     def _prove(self, now: float) -> None:
@@ -256,8 +258,8 @@ def announced(message: Message) -> Announcement | None:
     return said if said.phase in get_args(Phase) and 0 <= said.store_port < 1 << 16 else None
 
 
-def _channel(connection: socket.socket) -> LineChannel:
+def _channel(connection: socket.socket, line_limit: int) -> LineChannel:
     """A connection between agents. Its buffers hold minutes of heartbeats: when they are full, the peer hangs."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GIVE_UP_MS)
-    return LineChannel(connection, send_timeout_s=0.0, line_limit=LONGEST_BYTES, strict=True)
+    return LineChannel(connection, send_timeout_s=0.0, line_limit=line_limit, strict=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
 import secrets
-import tempfile
 from pathlib import Path
 
 from hpctrain.base.errors import StorageError
@@ -57,13 +57,14 @@ def _needed(size_bytes: int) -> str:
 
 
 def _take_for_an_instant(folder: Path, size_bytes: int, files: int) -> None:
-    with tempfile.TemporaryDirectory(prefix=f".room-{secrets.token_hex(3)}-", dir=folder) as own:
-        for number in range(files):
-            descriptor = os.open(Path(own, str(number)), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            try:
-                code = _fallocate(descriptor, size_bytes // files)
-            finally:
-                os.close(descriptor)
+    with contextlib.ExitStack() as stack:
+        for _ in range(files):
+            path = folder / f".room-{secrets.token_hex(6)}"
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            stack.callback(os.close, descriptor)
+            # Without a name the room comes back with the last of the process, however that ends.
+            path.unlink()
+            code = _fallocate(descriptor, size_bytes // files)
             if code in _NO_ROOM:
                 raise OSError(code, os.strerror(code))
 

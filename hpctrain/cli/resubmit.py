@@ -20,6 +20,7 @@ from hpctrain.launch.foresight import with_gpus
 from hpctrain.launch.in_use import check_no_live_job
 from hpctrain.launch.own_job import check_kind
 from hpctrain.launch.queue import check_queue
+from hpctrain.launch.secrets import check_secrets
 from hpctrain.launch.submission import submit_job, submit_local
 from hpctrain.launch.training import fewest_nodes
 from hpctrain.records.locate import find_run, job_id
@@ -38,6 +39,7 @@ def command(run: str, own_job: bool, as_json: bool) -> None:
         _go_on_as_own_job(folder)
     _check_ended(folder)
     spec = read_run(folder / "run.yaml")
+    check_secrets(spec, os.environ)
     if spec.cluster.kind == "slurm":
         slurm = Slurm(SystemRunner())
         notes = check_queue(spec, slurm, folder.parent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -108,4 +109,5 @@ def _write(folder: Path, event: Event) -> None:
     try:
         append_line(folder / "events.jsonl", json.dumps(event.to_json(), allow_nan=False))
     except StorageError as error:
-        print(f"event not written: {error}", flush=True)
+        # Not on stdout: the job script reads the attempt's number there.
+        print(f"event not written: {error}", file=sys.stderr, flush=True)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 
-_NAME = re.compile(r"(?:^|_)(?:TOKEN|API_?KEY|KEY|SECRET|CREDENTIAL|JWT)S?$|PASSWORD|PASSWD", re.IGNORECASE)
+_NAME = re.compile(
+    r"(?:^|_)(?:(?i:TOKEN|API_?KEYS?|(?:ACCESS|PRIVATE|SECRET)_KEY|SECRETS?|CREDENTIALS?|JWT)|KEYS?)$|(?i:PASSWORD|PASSWD)"
+)
+_WORD = re.compile(r"(?:^|_)(?:BOS|CLS|END|EOS|MASK|PAD|SEP|SPECIAL|START|STOP|UNK)_TOKEN$", re.IGNORECASE)
+"""Names of a tokenizer's own words."""
 _SHORTEST = 6
 """Characters of the shortest value that is taken for a secret: NUM_KEYS=8 is none."""
 _ASSIGNED = re.compile(r"""(?<![\w-])([A-Za-z_]\w*)=("[^"]*"|'[^']*'|[^\s;&|]*)""")
@@ -26,7 +30,7 @@ _FORMS = (
 
 def is_secret_name(name: str) -> bool:
     """Whether an environment variable of this name is one that people keep tokens in: HF_TOKEN, WANDB_API_KEY."""
-    return _NAME.search(name) is not None
+    return _NAME.search(name) is not None and _WORD.search(name) is None
 
 
 def secret_in(text: str) -> str | None:

@@ -188,6 +188,14 @@ def test_a_port_taken_over_by_somebody_without_the_key_is_no_peer(cluster: Clust
     assert (agent.view("n0").connected, agent.view("n0").lost) == (False, False)
 
 
+def test_a_long_first_heartbeat_right_behind_the_proof_is_taken(cluster: Cluster) -> None:
+    for node in NODES[:2]:
+        agent = cluster.start(node, NODES[:2])
+        agent.says = replace(agent.says, reason="ü" * REASON_CHARS)
+    cluster.all_meet()
+    assert not any(agent.peers.views()[0].lost for agent in cluster.agents.values())
+
+
 def test_a_line_changed_repeated_or_put_in_ends_the_connection(cluster: Cluster) -> None:
     agent = cluster.start("n0")
     for attack in (

@@ -18,7 +18,20 @@ def test_names_that_people_keep_tokens_under(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["TOKENIZERS_PARALLELISM", "PATH", "MONKEY", "HF_TOKEN_PATH", "KEYBOARD", "OMP_NUM_THREADS", "tokens_per_s"]
+    "name",
+    [
+        "pad_token",
+        "EOS_TOKEN",
+        "special_tokens",
+        "sort_key",
+        "TOKENIZERS_PARALLELISM",
+        "PATH",
+        "MONKEY",
+        "HF_TOKEN_PATH",
+        "KEYBOARD",
+        "OMP_NUM_THREADS",
+        "tokens_per_s",
+    ],
 )
 def test_names_that_only_look_alike(name: str) -> None:
     assert not is_secret_name(name)
