@@ -75,11 +75,15 @@ def end(argv: list[str]) -> int:
     events = [event for event in read_events(folder.path / "events.jsonl") if event.attempt == options.attempt]
     ending = read_ending(options.code, events, (folder.path / FINISHED).exists())
 
+    said: list[str] = []
+
     def told(verdict: Verdict) -> None:
         reason = verdict.reason if verdict.requeue or verdict.failed else ending.reason or verdict.reason
         folder.end_attempt(options.attempt, time.time(), reason, ending.code)
         state = told_state(ending, verdict)
-        tell(folder.path, options.attempt, state, reason, _me(), SystemClock(), os.environ)
+        if state not in said:  # a controller that is away is asked again, nobody else is told again
+            said.append(state)
+            tell(folder.path, options.attempt, state, reason, _me(), SystemClock(), os.environ)
 
     verdict = _settle(folder, ending, told) if options.requeue else _settle_here(ending)
     if not verdict.requeue:

@@ -106,8 +106,13 @@ class CheckpointSaver:
         if self._size_bytes is None:
             self._size_bytes = self._expected_bytes(tensors)
         size_bytes, ranks = self._size_bytes, dist.get_world_size(self._group)
-        what = f"a checkpoint of step {step}"
-        self._on_rank0(lambda: check_room(self._checkpoints, size_bytes, what, files=ranks))
+
+        def look() -> None:
+            with storage_errors(self._checkpoints):
+                self._checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_room(self._checkpoints, size_bytes, f"a checkpoint of step {step}", files=ranks)
+
+        self._on_rank0(look)
 
     def _expected_bytes(self, tensors: dict[str, Tensor]) -> int:
         """Bytes of the whole state, each tensor counted once, however many ranks hold it or a part of it."""
