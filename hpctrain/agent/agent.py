@@ -74,6 +74,7 @@ class Agent:
         clock: Clock,
         make_generation: Callable[[Proposal], Proposed],
         newest_checkpoint: Callable[[], str | None],
+        store_secret: Callable[[Generation], str],
         stop_wanted: Callable[[], bool],
     ) -> None:
         self._place = place
@@ -85,6 +86,7 @@ class Agent:
         self._clock = clock
         self._make_generation = make_generation
         self._newest_checkpoint = newest_checkpoint
+        self._store_secret = store_secret
         self._stop_wanted = stop_wanted
         self._phase: Phase = "joining"
         self._phase_since = clock.now()
@@ -240,7 +242,7 @@ class Agent:
             "plan": record.plan,
             "rank": rank,
             "generation": record.number,
-            "store": {"addr": record.store.addr, "port": record.store.port},
+            "store": {"addr": record.store.addr, "port": record.store.port, "secret": self._store_secret(record)},
             "restore": record.restore,
         }
 

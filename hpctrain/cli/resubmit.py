@@ -25,6 +25,7 @@ from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.in_use import check_no_live_job
 from hpctrain.launch.own_job import check_kind
 from hpctrain.launch.queue import check_queue
+from hpctrain.launch.secrets import check_secrets
 from hpctrain.launch.submission import preview, submit_job, submit_local
 from hpctrain.launch.succession import queue_successors
 from hpctrain.launch.training import fewest_nodes
@@ -54,6 +55,7 @@ def command(run: str, overrides: tuple[str, ...], own_job: bool, as_json: bool) 
         _go_on_as_own_job(folder)
     spec = changed_run(folder, overrides)
     _check_ended(folder, spec.steps)
+    check_secrets(spec, os.environ)
     slurm = Slurm(SystemRunner())
     if spec.cluster.kind == "slurm":
         check_cluster(folder, slurm, "resubmit")

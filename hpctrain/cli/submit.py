@@ -25,12 +25,14 @@ from hpctrain.cli.seeds import parse_seeds, with_seed
 from hpctrain.cli.stale import warn_if_stale
 from hpctrain.launch.after import remember_follower, without_wait
 from hpctrain.launch.allocation import run_in_allocation
+from hpctrain.launch.code import left_out_words
 from hpctrain.launch.estimate import estimate_start
 from hpctrain.launch.folder import RunFolder, removed_on_error
 from hpctrain.launch.job_nodes import nodes_of_allocation
 from hpctrain.launch.own_job import check_kind
 from hpctrain.launch.queue import Checked, check_queue, wait_for_job
 from hpctrain.launch.site import site_defaults, with_exported
+from hpctrain.launch.space import space_words
 from hpctrain.launch.submission import preview, submit_job, submit_local
 from hpctrain.launch.succession import queue_successors
 from hpctrain.launch.training import Prepared, fewest_nodes, make_folder, prepare, runs_folder
@@ -91,6 +93,7 @@ def command(
         _say(defaults.words(run_file, overrides), as_json)
     prepared = prepare(run_file, overrides, None, topology, plan, SystemRunner(), queued, values)
     warn_if_stale(prepared.topology, prepared.nodes or None)
+    _say(space_words(prepared.run, prepared.spec, runs_folder()), as_json)
     if not queued:
         _submit_here(prepared, asked)
     elif _is_inside():
@@ -138,6 +141,7 @@ def _queue_one(
     if seed is not None:
         run, job = with_seed(run, seed), with_seed(job, seed)
     folder = make_folder(replace(prepared, run=run), runs_folder(), SystemRunner(), SystemClock())
+    _say(left_out_words(folder.path), asked.as_json)
     with removed_on_error(folder):
         if is_first:
             _say(estimate_start(job, preview(job, folder.path), slurm, SystemClock().wall()), asked.as_json)
@@ -207,6 +211,7 @@ def _submit_here(prepared: Prepared, asked: Asked) -> None:
         _would(prepared, asked.as_json, text, nodes=count)
         return
     folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
+    _say(left_out_words(folder.path), asked.as_json)
     with removed_on_error(folder):
         job_id = submit_local(folder, count)
     remember_run("submit", folder.path, job_id, None)

@@ -17,6 +17,8 @@ from hpctrain.cli.profile import option as profile_option
 from hpctrain.cli.profile import traces_line, with_profile
 from hpctrain.cli.remembered import remember_run
 from hpctrain.cli.stale import warn_if_stale
+from hpctrain.launch.code import left_out_words
+from hpctrain.launch.space import space_words
 from hpctrain.launch.supervise import LocalJob
 from hpctrain.launch.training import Prepared, prepare, resume, runs_folder, start
 from hpctrain.records.locate import find_run
@@ -56,6 +58,8 @@ def command(
             click.echo(_would_do(prepared), err=as_json)
             return
         job = start(prepared, runs_folder(), SystemRunner(), SystemClock())
+        for line in [*space_words(prepared.run, prepared.spec, runs_folder()), *left_out_words(job.folder.path)]:
+            click.echo(f"hpctrain: {line}", err=True)
     _watch(job, as_json)
 
 

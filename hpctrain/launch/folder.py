@@ -78,7 +78,8 @@ def create_run_folder(base: Path, run: Run, topology: Topology | None, plan: Pla
     stamp = datetime.fromtimestamp(now, timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     path = base.resolve() / f"{run.name}-{stamp}-{secrets.token_hex(2)}"
     with storage_errors(path):
-        path.mkdir(parents=True)
+        # Owner only, from its first moment: the key, logs and pickles in it are guarded by this mode.
+        path.mkdir(parents=True, mode=0o700)
         for name in ("checkpoints", "generations", "logs"):
             (path / name).mkdir()
         write_text(path / "run.yaml", render_run(run))

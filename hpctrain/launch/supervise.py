@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ from hpctrain.base.process import Process, Runner
 from hpctrain.launch.exit_class import RESUMABLE, read_ending
 from hpctrain.launch.folder import RunFolder, RunLock, kept_words
 from hpctrain.launch.local import local_nodes, start_local_node
+from hpctrain.launch.notify import tell
 from hpctrain.records.attempt import ExitClass
 from hpctrain.records.event import Event, read_events
+from hpctrain.records.run import NotifyState
 
 POLL_S = 0.2
 
@@ -70,6 +73,8 @@ class LocalJob:
         if self._killed and ended.stopped:
             self._say_killed(ended)
         self.folder.end_attempt(self.attempt, self._clock.wall(), ended.reason, ended.exit_code, kind)
+        state: NotifyState = "done" if ended.exit_code == 0 else "cancelled" if ended.stopped else "failed"
+        tell(self.folder.path, self.attempt, state, ended.reason, platform.node(), self._clock, os.environ)
         return ended
 
     def _ended(self) -> Ended:

@@ -27,8 +27,10 @@ from hpctrain.launch.folder import (
 )
 from hpctrain.launch.local import local_nodes
 from hpctrain.launch.own_model import with_sizes
+from hpctrain.launch.secrets import check_secrets
 from hpctrain.launch.staleness import staleness
 from hpctrain.launch.supervise import LocalJob, start_local_job
+from hpctrain.launch.trust import check_trusted
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run, read_run
@@ -56,10 +58,12 @@ def settle(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run, Spe
 
     Raises:
         InputError: the data folder is missing, not prepared or too small; the model's vocabulary is smaller than the
-            data's; data.tokenizer is not that of the data; the person's own model cannot be used.
+            data's; data.tokenizer is not that of the data; the person's own model cannot be used; the run file holds
+            a secret, or names one that is not there.
         FileError: a token shard was cut short.
     """
     run.require_runnable()
+    check_secrets(run, os.environ)
     run, spec = with_sizes(run, runner, code)
     vocabulary = vocabulary_of(run.data.train)
     if spec.vocabulary < vocabulary:
@@ -145,12 +149,13 @@ def resume(path: Path, count: int | None, overrides: tuple[str, ...], runner: Ru
     """Go on with a run in its own folder, from its newest checkpoint, on `count` nodes (default: as before).
 
     Raises:
-        InputError: the folder is in use, or holds no run.
+        InputError: the folder is in use, holds no run, or others can write to it.
         FileError: its run file is wrong.
     """
     folder = RunFolder(path.resolve())
     if not (folder.path / "run.yaml").is_file():
         raise InputError(f"{path}: no run.yaml in it; give a run folder, as `hpctrain status` lists them")
+    check_trusted(folder.path)
     before = read_run(folder.path / "run.yaml")
     run, spec = settle(read_run(folder.path / "run.yaml", overrides), runner, _own_code(folder.path))
     if spec.sha256() != before.spec().sha256():

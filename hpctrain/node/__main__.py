@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 
@@ -27,6 +28,8 @@ def main(argv: list[str]) -> int:
         # A stop that is asked for while the modules are still loading waits until the agent listens.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR2))
         stamp_output()
+    # Whatever this process and its workers write is for its owner alone, wherever it lies.
+    os.umask(0o077)
     try:
         module, function = VERBS[argv[0]]
         code: int = getattr(importlib.import_module(module), function)(argv[1:])

@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,9 +26,11 @@ from hpctrain.launch.driver import own_driver
 from hpctrain.launch.exit_class import Ending, read_ending
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.in_use import check_own_folder
+from hpctrain.launch.notify import tell
 from hpctrain.launch.succession import cancel_successors, go_on, top_up, waiting_successors
 from hpctrain.launch.training import drop_stale_topology
-from hpctrain.node.ending import Account, Verdict, read_account, settle_job
+from hpctrain.launch.trust import check_trusted
+from hpctrain.node.ending import Account, Verdict, read_account, settle_job, told_state
 from hpctrain.node.run import FINISHED
 from hpctrain.node.taking_over import close_silent_attempts, reason_to_stop
 from hpctrain.records.event import Event, read_events
@@ -45,9 +48,12 @@ def begin(argv: list[str]) -> int:
 
     Raises:
         Refused: the run goes on as another job.
+        InputError: others can write to the run folder.
     """
     options = _parse("begin", argv)
     folder, own = RunFolder(options.folder), os.environ.get("SLURM_JOB_ID")
+    # Before the step starts: each of its tasks unpickles what submitit left in the folder.
+    check_trusted(folder.path)
     slurm = Slurm(SystemRunner(), environment_of(os.getppid()))
     check_own_folder(folder.path, own, slurm)
     run, now = read_run(folder.path / "run.yaml"), time.time()
@@ -67,6 +73,7 @@ def begin(argv: list[str]) -> int:
         print(f"hpctrain: {words}", file=sys.stderr)
     if options.again == "new_job":
         _top_up(folder, run, slurm, now)
+    tell(folder.path, number, "started", f"attempt {number} on {len(nodes)} nodes", _me(), SystemClock(), os.environ)
     print(number)
     return 0
 
@@ -86,14 +93,23 @@ def end(argv: list[str]) -> int:
     run, now = read_run(folder.path / "run.yaml"), time.time()
     events = [event for event in read_events(folder.path / "events.jsonl") if event.attempt == options.attempt]
     ending = read_ending(options.code, events, (folder.path / FINISHED).exists())
+    said: list[str] = []
+
+    def told(verdict: Verdict) -> None:
+        reason = ending.reason if verdict.act == "wait" and ending.reason else verdict.reason
+        folder.end_attempt(options.attempt, time.time(), reason, ending.code, verdict.exit_class)
+        state = told_state(verdict)
+        if state not in said:  # a controller that is away is asked again, nobody else is told again
+            said.append(state)
+            tell(folder.path, options.attempt, state, reason, _me(), SystemClock(), os.environ)
+
     if options.again is None:
         verdict = _settle_here(ending)
-        _told(folder, options.attempt, ending, verdict)
+        told(verdict)
     else:
-        verdict = _settle(folder, run, options, ending, events, now)
+        verdict = _settle(folder, run, options, ending, events, now, told)
     if verdict.failed:
-        name = os.environ.get("SLURMD_NODENAME", "batch")
-        journal = Journal(folder.path / "events.jsonl", name, options.attempt, SystemClock())
+        journal = Journal(folder.path / "events.jsonl", _me(), options.attempt, SystemClock())
         # In somebody's allocation a run that saved and left is no failure: nothing was to bring it back.
         journal.write("failed", -1, verdict.reason, **({"cancelled": True} if options.again is None else {}))
     return options.code if ending.code is None else ending.code
@@ -114,8 +130,9 @@ def environment_of(pid: int) -> dict[str, str]:
 
 
 def _settle(
-    folder: RunFolder, run: Run, options: argparse.Namespace, ending: Ending, events: list[Event], now: float
-) -> Verdict:
+    folder: RunFolder, run: Run, options: argparse.Namespace, ending: Ending, events: list[Event], now: float,
+    told: Callable[[Verdict], None],
+) -> Verdict:  # fmt: skip
     """The verdict on a job that was submitted for this run, carried out."""
     job, slurm = os.environ["SLURM_JOB_ID"], Slurm(SystemRunner(), environment_of(os.getppid()))
     _note_bad_nodes(folder, run, options.attempt, events, now)
@@ -127,13 +144,10 @@ def _settle(
         else:
             _go_on_as_new_job(folder, run, job, slurm, now)
 
-    verdict = settle_job(
-        ending, job, account, slurm, SystemClock(), lambda: is_cancelled(folder.path),
-        lambda decided: _told(folder, options.attempt, ending, decided), again,
-    )  # fmt: skip
+    verdict = settle_job(ending, job, account, slurm, SystemClock(), lambda: is_cancelled(folder.path), told, again)
     if verdict.failed:
         verdict = replace(verdict, reason=f"{verdict.reason}; go on with `hpctrain resubmit {folder.path.name}`")
-    _told(folder, options.attempt, ending, verdict)
+    told(verdict)
     if verdict.act == "stop":
         _cancel_successors(folder, slurm)
     elif verdict.act == "wait" and account.successor is not None and job == job_id(folder.path):
@@ -201,11 +215,6 @@ def _note_bad_nodes(folder: RunFolder, run: Run, attempt: int, events: list[Even
         _say(str(error))
 
 
-def _told(folder: RunFolder, attempt: int, ending: Ending, verdict: Verdict) -> None:
-    own = ending.reason if verdict.act == "wait" and ending.reason else verdict.reason
-    folder.end_attempt(attempt, time.time(), own, ending.code, verdict.exit_class)
-
-
 def _stop(folder: RunFolder, slurm: Slurm, over: Verdict) -> int:
     """A job that begins on a run that is over ends at once; so do those behind it."""
     _cancel_successors(folder, slurm)
@@ -229,11 +238,16 @@ def _settle_here(ending: Ending) -> Verdict:
     if ending.exit_class not in ("resumable", "infrastructure"):
         return Verdict("stop", ending.reason or f"the step ended with exit code {ending.code}", ending.exit_class)
     reason = "stopped on request, saved" if ending.saved else ending.reason or "stopped on request"
-    return Verdict("stop", f"{reason}; `hpctrain resubmit` goes on with it", ending.exit_class, failed=True)
+    words = f"{reason}; `hpctrain resubmit` goes on with it"
+    return Verdict("stop", words, ending.exit_class, failed=True, cancelled=True)
 
 
 def _say(text: str) -> None:
     print(f"hpctrain node: {text}", file=sys.stderr, flush=True)
+
+
+def _me() -> str:
+    return os.environ.get("SLURMD_NODENAME", "batch")
 
 
 def _parse(verb: str, argv: list[str]) -> argparse.Namespace:

@@ -10,6 +10,7 @@ from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError
 from hpctrain.launch.exit_class import Ending, is_out_of_time, is_preempted, with_progress, with_slurms_word
 from hpctrain.records.attempt import SPENDING, ExitClass, idle_attempts, spent
+from hpctrain.records.run import NotifyState
 from hpctrain.slurm.commands import ControllerAwayError, Slurm
 from hpctrain.slurm.job import JobInfo, JobState
 
@@ -60,6 +61,8 @@ class Verdict:
     exit_class: ExitClass
     failed: bool = False
     """The run stops here although it is not done; nobody else would say so."""
+    cancelled: bool = False
+    """A person wanted it to stop."""
 
 
 def decide_end(ending: Ending, job: JobInfo | None, account: Account, cancelled: bool = False) -> Verdict:
@@ -82,7 +85,7 @@ def decide_end(ending: Ending, job: JobInfo | None, account: Account, cancelled:
     if kind == "done":
         return Verdict("stop", ending.reason or "all steps are done", kind)
     if stopped_by_hand:
-        return Verdict("stop", "cancelled", kind)
+        return Verdict("stop", "cancelled", kind, cancelled=True)
     if ending.hopeless:
         return Verdict("stop", reason, kind, failed=True)
     if kind in SPENDING and account.spent + 1 > account.retries:
@@ -94,6 +97,15 @@ def decide_end(ending: Ending, job: JobInfo | None, account: Account, cancelled:
         # After a node failure or a requeue by hand the job is in the queue already while its script still ends.
         return Verdict("wait", f"Slurm took the job ({job.state.value}); {_who_goes_on(job, account)}", kind)
     return Verdict("again", _why(ending, preempted), kind)
+
+
+def told_state(verdict: Verdict) -> NotifyState:
+    """What the end of an attempt is called towards the outside."""
+    if verdict.exit_class == "done":
+        return "done"
+    if verdict.cancelled:
+        return "cancelled"
+    return "failed" if verdict.act == "stop" else "requeued"
 
 
 def settle_job(

@@ -7,7 +7,7 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hpctrain.agent.agent import Agent, Place
@@ -18,13 +18,18 @@ from hpctrain.agent.peers import Peers
 from hpctrain.agent.store import GenerationStore
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import HpctrainError
+from hpctrain.base.handshake import derived
 from hpctrain.base.process import SystemRunner
+from hpctrain.launch.secrets import secret_values
+from hpctrain.launch.trust import check_trusted
 from hpctrain.node.leaving import leave
 from hpctrain.node.place import add_place_arguments, place_of
 from hpctrain.node.planning import GenerationMaker
+from hpctrain.node.staging import stage_data, staging_limit_s
 from hpctrain.probe.address import interface_of
 from hpctrain.probe.resident import probe_nodes
 from hpctrain.probe.settings import ProbeSettings, local_settings
+from hpctrain.records.generation import Generation
 from hpctrain.records.run import Run, read_run
 from hpctrain.records.topology import Topology
 
@@ -44,6 +49,7 @@ def main(argv: list[str]) -> int:
     stop.listen()
     here = place_of(options)
     folder: Path = options.folder
+    check_trusted(folder)
     run = read_run(folder / "run.yaml")
     journal = Journal(folder / "events.jsonl", here.node, options.attempt, SystemClock())
     incarnation = incarnation_of(platform.node(), time.time())
@@ -52,7 +58,8 @@ def main(argv: list[str]) -> int:
         text = f"attempt {options.attempt} on {len(here.nodes)} nodes"
         journal.write("attempt_started", -1, text, nodes=list(here.nodes))
     _ensure_topology(place, run, journal, here.local)
-    code = _agent(place, run, journal, stop).run()
+    staged = stage_data(run.data, journal, os.environ, SystemClock(), stop)
+    code = _agent(place, run, journal, stop, staged).run()
     if code == 0:
         (folder / FINISHED).touch()
     elif not here.local:
@@ -123,20 +130,27 @@ def _ensure_topology(place: Place, run: Run, journal: Journal, local: bool) -> N
     Topology.read(path)
 
 
-def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool]) -> Agent:
+def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool], staged: Mapping[str, str]) -> Agent:
     key = (place.folder / "key").read_text().strip()
+
+    def store_secret(record: Generation) -> str:
+        # Every node makes the same one out of the run's key: it is written nowhere, and sent only to own workers.
+        return derived(key.encode(), "store", record.number, record.proposer).hex()
+
     maker = GenerationMaker(place.folder, run, place.nodes, journal)
     logs = place.folder / "logs" / str(place.attempt)
+    env = {**_worker_environment(place, run, logs), **staged}
     return Agent(
         place=place,
         settings=_settings(run),
         peers=Peers(place.folder / "agents", place.node, place.nodes, place.addr, key),
         store=GenerationStore(place.folder / "generations"),
-        group=WorkerGroup(place.folder, logs, place.node, SystemRunner(), _worker_environment(place, logs)),
+        group=WorkerGroup(place.folder, logs, place.node, SystemRunner(), env),
         journal=journal,
         clock=SystemClock(),
         make_generation=maker,
         newest_checkpoint=maker.newest_checkpoint,
+        store_secret=store_secret,
         stop_wanted=stop,
     )
 
@@ -149,14 +163,16 @@ def _settings(run: Run) -> Settings:
         heartbeat_timeout_s=run.recovery.heartbeat_timeout_s,
         progress_timeout_s=run.recovery.progress_timeout_s,
         compiling_timeout_s=run.step_timeout_s,
+        # A node shows up when its data is there.
+        join_timeout_s=Settings.join_timeout_s + staging_limit_s(run.data),
     )
 
 
-def _worker_environment(place: Place, logs: Path) -> dict[str, str]:
-    """What workers start with: the snapshot of the person's code on the module path, for whatever they start in turn,
-    collectives go over the interface that this node is reached at, and NCCL keeps its last operations, to write them
-    beside the logs when one of them runs out of time; unless somebody said otherwise."""
-    env = dict(os.environ)
+def _worker_environment(place: Place, run: Run, logs: Path) -> dict[str, str]:
+    """What workers start with: the run's secrets; the snapshot of the person's code on the module path, for whatever
+    they start in turn; collectives go over the interface that this node is reached at; and NCCL keeps its last
+    operations, to write them beside the logs when one of them runs out of time. Unless somebody said otherwise."""
+    env = dict(os.environ) | secret_values(run, os.environ)
     code = place.folder / "code"
     if code.is_dir():
         env["PYTHONPATH"] = os.pathsep.join([str(code), *filter(None, [env.get("PYTHONPATH")])])

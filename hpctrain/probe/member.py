@@ -79,8 +79,9 @@ class Member:
         return answer | {"figures": figures.model_dump(mode="json")}
 
     def _call(self, message: Message, deadline: float) -> LineChannel:
-        hello = {"kind": "pair", "token": self._token, "node": self._me, "round": message["round"]}
-        return knock(message["addr"], message["port"], hello, deadline - self._clock.now())
+        claims = {"kind": "pair", "node": self._me, "round": message["round"]}
+        left_s = deadline - self._clock.now()
+        return knock(message["addr"], message["port"], self._token, claims, left_s, self._clock)
 
     def _answer(self, message: Message, deadline: float) -> LineChannel:
         def is_peer(hello: Message) -> bool:
@@ -141,10 +142,10 @@ def _find(folder: Path, me: str, addr: str, clock: Clock, settings: ProbeSetting
 def _join(place: Message, me: str, addr: str, clock: Clock) -> tuple[str, LineChannel, Door]:
     token = str(place["token"])
     door = open_door(addr, token, clock)
-    hello = {"kind": "join", "token": token, "node": me, "addr": addr, "port": door.port}
-    hello |= {"iface": interface_of(addr), "host": socket.gethostname()}
+    claims: Message = {"kind": "join", "node": me, "addr": addr, "port": door.port}
+    claims |= {"iface": interface_of(addr), "host": socket.gethostname()}
     try:
-        return token, knock(place["addr"], place["port"], hello, HELLO_S), door
+        return token, knock(place["addr"], place["port"], token, claims, HELLO_S, clock), door
     except (Broken, KeyError):
         door.close()
         raise

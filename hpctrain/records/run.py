@@ -48,6 +48,12 @@ class Data(Part):
     """tokenizer.json. Default: the one that lies in the first training folder."""
     seq_len: int = Field(default=256, ge=8)
     """Tokens in a sequence."""
+    stage: Literal["none", "node"] = "none"
+    """none: workers read the folders where they are. node: each node copies them to its own disk first, checks them
+    against their index, and keeps them for its next run; without the room it reads them where they are."""
+    stage_folder: str | None = None
+    """Folder on each node's own disk; '$USER' and the like are filled in there. Default: $SLURM_TMPDIR, else $TMPDIR,
+    else /tmp."""
 
 
 class Batch(Part):
@@ -183,6 +189,28 @@ class Profile(Part):
     That step takes several times as long as the others."""
 
 
+EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+NotifyState = Literal["started", "done", "failed", "requeued", "cancelled"]
+
+
+class Notify(Part):
+    """A web address that is told, by a POST of JSON, when the run changes its state."""
+
+    url_env: EnvironmentName | None = None
+    """Name of the environment variable with the address. The address lets whoever has it write there, so it is kept as
+    a secret is: it is not in this file."""
+    url_file: str | None = None
+    """Or the file with the address in it, which only you can read (mode 600)."""
+    on: list[NotifyState] = ["done", "failed"]
+    """What is told: started, done, failed, requeued, cancelled."""
+
+    @model_validator(mode="after")
+    def _one_address(self) -> Notify:
+        if (self.url_env is None) == (self.url_file is None):
+            raise ValueError("give url_env or url_file, one of them")
+        return self
+
+
 class Run(Document):
     """A training run as a person asks for it."""
 
@@ -196,6 +224,13 @@ class Run(Document):
     """Decides the initial weights and the order of samples."""
     code: str | None = None
     """Folder of your own code; a copy of it, as it is when the run is submitted, comes first on the module path."""
+    secrets: list[EnvironmentName] = []
+    """Names of environment variables with tokens that the training needs: HF_TOKEN. Their values come from the
+    environment that you submit from, or from `secrets_file`, and are written nowhere."""
+    secrets_file: str | None = None
+    """File with lines NAME=value that only you can read (mode 600), on a file system that the nodes share."""
+    notify: Notify | None = None
+    """Who is told when the run changes its state. Default: nobody."""
     cluster: Cluster = Cluster()
     """Where the run goes."""
     container: Container | None = None
@@ -334,4 +369,8 @@ def _resolve_paths(run: Run, base: Path) -> Run:
         }
     )
     code = str(base / Path(run.code).expanduser()) if run.code else None
-    return run.model_copy(update={"data": data, "code": code})
+    secrets = str(base / Path(run.secrets_file).expanduser()) if run.secrets_file else None
+    notify = run.notify
+    if notify is not None and notify.url_file is not None:
+        notify = notify.model_copy(update={"url_file": str(base / Path(notify.url_file).expanduser())})
+    return run.model_copy(update={"data": data, "code": code, "secrets_file": secrets, "notify": notify})

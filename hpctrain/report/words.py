@@ -96,6 +96,8 @@ def _prefixed(prefix: str) -> Callable[[Event], str]:
 
 _PHRASES: dict[str, Callable[[Event], str]] = {
     "probed": _prefixed("probed"),
+    "data_staged": _prefixed("data on the node"),
+    "data_not_staged": _prefixed("no copy of the data"),
     "planned": _prefixed("planned"),
     "replanned": _prefixed("planned again"),
     "worker_died": _worker_died,
@@ -107,6 +109,7 @@ _PHRASES: dict[str, Callable[[Event], str]] = {
     "checkpoint_saved": _checkpoint_saved,
     "checkpoint_skipped": _prefixed("a checkpoint was skipped"),
     "finished": _finished,
+    "notify_failed": _prefixed("nobody was told"),
     "failed": _prefixed("failed"),
     "preempted": _prefixed("preempted"),
     "time_limit": _prefixed("stopped at the time limit"),

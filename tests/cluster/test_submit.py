@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from followed import Followed
@@ -95,6 +97,21 @@ class Job:
         assert generations == sorted(generations)
 
 
+def listening(folder: Path) -> set[str]:
+    """Addresses that agents and workers listen at, each seen from within its own node's network."""
+    found = set()
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if str(folder) not in words or not {"hpctrain.node", "hpctrain.worker"} & set(words):
+            continue
+        links = [str(path.readlink()) for path in Path(f"/proc/{process.pid}/fd").iterdir() if path.is_symlink()]
+        for table in ("tcp", "tcp6"):
+            rows = [row.split() for row in Path(f"/proc/{process.pid}/net/{table}").read_text().splitlines()[1:]]
+            found |= {row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links}
+    # As the kernel writes IPv4 addresses: the bytes the wrong way round, in hex.
+    return {socket.inet_ntoa(bytes.fromhex(place.partition(":")[0])[::-1]) for place in found}
+
+
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("project")
@@ -138,6 +155,9 @@ def test_a_node_is_lost_and_the_job_comes_back_without_it(project: Project) -> N
     assert project.hpctrain("status", job.job_id, "--json").stdout
     job.wait_for_step(15)
     assert job.status()["state"] == "running"
+    own = {json.loads(path.read_text())["addr"] for path in (job.folder / "agents").glob("node*.json")}
+    assert len(own) >= 3
+    assert listening(job.folder) == own
     assert project.hpctrain("exec", job.name, "node1", "--", "hostname").stdout == "node1\n"
     assert project.hpctrain("exec", job.name, "--", "sh", "-c", "exit 7", check=False).returncode == 7
     project.cluster.lab("kill", "node2")

@@ -33,7 +33,7 @@ def run_file(monkeypatch, tmp_path):
 
 def _prepared(path, overrides, count, topology, plan, runner, queued=False, defaults=MappingProxyType({})):
     run = read_run(path, overrides, defaults)
-    return Prepared(run, run.spec(), [], None, None)
+    return Prepared(run, run.spec().model_copy(update={"vocab": 256}), [], None, None)
 
 
 @pytest.mark.parametrize("kind", ["slurm", "local"])

@@ -21,7 +21,7 @@ from hpctrain.launch.cancel import MARK
 from hpctrain.launch.exit_class import Ending
 from hpctrain.launch.folder import RunFolder
 from hpctrain.node import attempt, run
-from hpctrain.node.ending import Account, Verdict, decide_end, read_account, settle_job
+from hpctrain.node.ending import Account, Verdict, decide_end, read_account, settle_job, told_state
 from hpctrain.records.event import Event, EventKind
 from hpctrain.records.locate import job_id
 from hpctrain.records.successor import read_successors
@@ -370,3 +370,18 @@ def test_a_stop_while_the_program_loads_is_heard_later(number: signal.Signals) -
     """In a process of its own: a signal goes to any thread that does not block it."""
     done = subprocess.run([sys.executable, "-c", LOADED_LATE, str(int(number))], timeout=60, check=False)
     assert done.returncode == 75
+
+
+@pytest.mark.parametrize(
+    ("verdict", "state"),
+    [
+        (Verdict("stop", "all steps are done", "done"), "done"),
+        (Verdict("again", "preempted, saved, and back to the queue", "resumable"), "requeued"),
+        (Verdict("wait", "Slurm took the job (REQUEUED)", "resumable"), "requeued"),
+        (Verdict("stop", "cancelled", "resumable", cancelled=True), "cancelled"),
+        (Verdict("stop", "the job could not be requeued", "resumable", failed=True), "failed"),
+        (Verdict("stop", "a worker ended", "fatal", failed=True), "failed"),
+    ],
+)
+def test_the_end_of_an_attempt_has_one_name_towards_the_outside(verdict: Verdict, state: str) -> None:
+    assert told_state(verdict) == state
