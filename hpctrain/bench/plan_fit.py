@@ -62,8 +62,11 @@ def constants_by(values: Mapping[str, float]) -> Constants:
     )
 
 
-def fit(scenes: Sequence[Scene], start: Mapping[str, float] = PACKAGED) -> dict[str, float]:
+def fit(scenes: Sequence[Scene], start: Mapping[str, float] = PACKAGED, steps: int = 6) -> dict[str, float]:
     """Constants with the least relative error; every problem weighs the same, however many runs it has.
+
+    Args:
+        steps: of the solver; a few are enough from near the answer.
 
     Raises:
         ValueError: there is no run to fit to.
@@ -81,7 +84,7 @@ def fit(scenes: Sequence[Scene], start: Mapping[str, float] = PACKAGED) -> dict[
         predicted = np.log([scene.step_s(constants) for scene in chosen])
         return np.concatenate([weight * (predicted - measured), PULL * (logs - first)])
 
-    found = least_squares(errors, first, loss="soft_l1", f_scale=NOISE, diff_step=1e-3, max_nfev=6)
+    found = least_squares(errors, first, loss="soft_l1", f_scale=NOISE, diff_step=1e-3, max_nfev=steps)
     return {name: float(value) for name, value in zip(names, np.exp(found.x), strict=True)}
 
 

@@ -42,7 +42,7 @@ def read_figures(folder: Path) -> SailorFigures:
         profiles = {path.name: _profile(path) for path in sorted(folder.iterdir()) if path.is_dir()}
         table = json.loads((folder / "multizone_bandwidths_het.json").read_text(encoding="utf-8"))
         return SailorFigures(profiles, _bandwidths(table))
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(f"{folder}: not layer profiles and bandwidths as Sailor publishes them: {error!r}") from None
 
 

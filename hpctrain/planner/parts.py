@@ -123,7 +123,8 @@ def _block(work: Workload, constants: Constants, unit: Unit, micro_batch: int) -
         else:
             flops = spec.selective_flops(micro_batch, seq_len) / tp
             touched = work.selective_bytes(micro_batch, tp) * constants.activation_passes[0]
-            touched += weights * constants.weight_passes[0] * (flops > 0)
+            if not flops:  # the whole block is gone through again, and only its products are kept
+                touched += weights * constants.weight_passes[0]
         backward += _effort(constants, unit, flops, touched, 0.0)
     return forward, backward
 
