@@ -22,6 +22,8 @@ class Constants:
     where the host runs ahead and only the longer of the two counts."""
     efficiency: float
     """Share of the device's FLOP/s that the products of a block reach; what is lost beside them is counted as bytes."""
+    half_width: float
+    """Width of a block's part on a device at which its products reach half of that: narrow matrices fill no GPU."""
     block_ops: Pair
     """Cost of a block's forward and backward calls (each module call costs several operations)."""
     tensor_parallel_ops: Pair
@@ -68,6 +70,7 @@ CPU = Constants(
     # an operation): within 15 % at 128 tokens or more and within 30 % below.
     overlap_power=1.0,
     efficiency=1.0,
+    half_width=0.0,
     block_ops=(425.0, 675.0),
     tensor_parallel_ops=(2300.0, 3700.0),  # DTensor on one rank, where nothing is sent
     collective_ops=0.0,  # in the links' measured alpha
@@ -97,16 +100,17 @@ CUDA = Constants(
     # CPU operations: assumptions, nobody has measured them.
     overlap_power=3.8,  # *
     efficiency=0.8,  # * of a data sheet's peak; of a measured rate it is nearer to 1
+    half_width=27.0,  # *
     block_ops=(140.0, 224.0),  # *
     tensor_parallel_ops=(345.0, 555.0),
-    collective_ops=0.54,  # *
-    activation_passes=(2.9, 5.8),  # *
-    weight_passes=(1.9, 3.8),  # *
-    logits_passes=(1.35, 2.7),  # *
+    collective_ops=0.38,  # *
+    activation_passes=(2.8, 5.6),  # *
+    weight_passes=(1.95, 3.9),  # *
+    logits_passes=(1.4, 2.8),  # *
     embedding_passes=(0.0, 4.0),
     embedding_ops=(1.8, 3.8),
     head_ops=(15.0, 22.0),
-    action_ops=135.0,  # *
+    action_ops=138.0,  # *
     optimizer_bytes=110.0,
     optimizer_ops=9.0,
     sharded_optimizer_ops=25.0,
@@ -116,7 +120,7 @@ CUDA = Constants(
     split_passes=3.0,
     inputs_share=0.55,
     reducer_bytes=16.0,
-    step_ops=77.0,  # *
+    step_ops=71.0,  # *
 )
 
 CONSTANTS = {"cpu": CPU, "cuda": CUDA}

@@ -29,8 +29,6 @@ class Framework:
     """Per device beside all tensors that are counted; None: what a worker of ours takes."""
     selective_sends_again: bool = True
     """Whether selective recomputation repeats the sums of tensor parallelism."""
-    reduce_overlap: float = 0.0
-    """Share of a gradient sum that can hide behind the last backward; ours starts when that is done."""
 
     @property
     def bytes_per_parameter(self) -> int:

@@ -100,7 +100,8 @@ def _block(work: Workload, constants: Constants, unit: Unit, micro_batch: int) -
     """A block's passes, with what recomputation and sharding add to them."""
     spec, seq_len, tp, saving = work.spec, work.seq_len, len(unit.workers), work.saving
     whole = spec.forward_flops(micro_batch, seq_len) - spec.forward_flops(micro_batch, seq_len, spec.layers)
-    flops, kept = whole / spec.layers / tp, work.block_bytes(micro_batch, tp)
+    narrow = 1 + constants.half_width * tp / spec.dim
+    flops, kept = narrow * whole / spec.layers / tp, work.block_bytes(micro_batch, tp)
     weights = work.framework.weight_bytes * spec.block_parameters() / tp
     forward, backward = (
         _effort(
@@ -121,7 +122,7 @@ def _block(work: Workload, constants: Constants, unit: Unit, micro_batch: int) -
         if saving.recompute == "full":
             touched = kept * constants.activation_passes[0] + weights * constants.weight_passes[0]
         else:
-            flops = spec.selective_flops(micro_batch, seq_len) / tp
+            flops = narrow * spec.selective_flops(micro_batch, seq_len) / tp
             touched = work.selective_bytes(micro_batch, tp) * constants.activation_passes[0]
             if not flops:  # the whole block is gone through again, and only its products are kept
                 touched += weights * constants.weight_passes[0]

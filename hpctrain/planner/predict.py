@@ -150,26 +150,9 @@ def _gradient_sums(cost: CostModel, layout: Layout, sharded: list[ShardTime]) ->
         by_stage = [each.per_step(layout.saving.zero) for each in sharded]
     tied = cost.tied_sum(layout.unit(0, 0), layout.unit(0, len(layout.blocks) - 1))
     ends = (layout.owner[0], layout.owner[-1])
-    hidden = _hidden(cost, layout, by_stage)
     return [
-        sum(by_stage[stage] - hidden[stage] for stage in own) + tied * (rank in ends)
-        for rank, own in enumerate(layout.stages_by_rank)
+        sum(by_stage[stage] for stage in own) + tied * (rank in ends) for rank, own in enumerate(layout.stages_by_rank)
     ]
-
-
-def _hidden(cost: CostModel, layout: Layout, by_stage: list[float]) -> list[float]:
-    """Seconds of each stage's sum that pass behind its last backward: of the replica with the shortest one."""
-    share = cost.work.framework.reduce_overlap
-    if not share:
-        return [0.0] * len(by_stage)
-    shortest = [
-        min(
-            cost.stage(unit, layout.micro_batch, layout.shares[stage]).backward
-            for unit in {layout.unit(replica, stage) for replica in range(layout.dp)}
-        )
-        for stage in range(len(by_stage))
-    ]
-    return [min(share * sum_s, backward_s) for sum_s, backward_s in zip(by_stage, shortest, strict=True)]
 
 
 def _update(cost: CostModel, layout: Layout) -> float:
