@@ -48,8 +48,8 @@ START: Mapping[str, float] = {
     "action_ops": 38.0,
     "overlap_power": 4.0,
 }
-"""Where a fit starts, and stays where the runs do not decide: CPU's counts (calls at 0.15 of them, activations at half,
-for kernels that are fused), a typical efficiency. None is taken from the runs, so that what is held out stays unseen."""
+"""Where a fit starts, and stays where the runs do not decide: CPU's counts (calls at 0.15 of them, activations at
+half, for kernels that are fused), a typical efficiency. None is taken from the runs, so what is held out is unseen."""
 LARGEST_EFFICIENCY = 0.95
 PULL = 0.02
 """How much a constant that the runs do not decide is held to its start."""

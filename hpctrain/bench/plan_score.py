@@ -14,6 +14,9 @@ from hpctrain.bench.plan_scene import Scene
 LEAST_PLANS = 5
 """Plans that a search has at least for its ranking to count."""
 
+TIE = 1e-9
+"""Relative difference below which two plans are predicted to be equally fast."""
+
 
 @dataclass(frozen=True)
 class Errors:
@@ -92,7 +95,9 @@ def _rank(runs: Sequence[MeasuredRun], seconds: Callable[[MeasuredRun], float]) 
     """Spearman's correlation and the regret of one search."""
     measured = [run.step_s or 0.0 for run in runs]
     told = [seconds(run) for run in runs]
-    chosen = [took for took, expected in zip(measured, told, strict=True) if expected <= min(told) * (1 + 1e-9)]
+    chosen = [
+        took for took, expected in zip(measured, told, strict=True) if expected <= min(told) + TIE * abs(min(told))
+    ]
     # A predictor that tells plans not apart has no order, which counts as none in common.
     same = len(set(told)) == 1 or len(set(measured)) == 1
     correlation = 0.0 if same else float(spearmanr(told, measured).statistic)

@@ -92,15 +92,15 @@ def test_a_run_that_cannot_be_described_says_why(tmp_path: Path, fields: dict[st
 def test_constants_are_found_again_from_runs_made_with_them(tmp_path: Path) -> None:
     rows = [
         {"micro_batch": str(size), "hidden": str(width), "ffn": str(4 * width), "pp": pp, "dp": dp}
-        for size in (1, 2, 4)
+        for size in (1, 4)
         for width in (1024, 4096)
-        for pp, dp in (("2", "2"), ("1", "4"), ("4", "1"))
+        for pp, dp in (("2", "2"), ("1", "4"))
     ]
     truth = dict(PACKAGED) | {"efficiency": 0.7, "block_ops": 180.0}
     made = scenes(tmp_path, *rows)
     times = [str(scene.step_s(constants_by(truth))) for scene in made]
     told = scenes(tmp_path, *({**row, "iter_time_s": took} for row, took in zip(rows, times, strict=True)))
-    found = constants_by(fit(told, steps=30))
+    found = constants_by(fit(told, PACKAGED, steps=10))
     for scene in told:
         assert scene.step_s(found) == pytest.approx(scene.run.step_s, rel=0.03)
     with pytest.raises(ValueError, match="no runs"):
