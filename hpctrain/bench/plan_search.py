@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 
 from hpctrain import __version__
-from hpctrain.base.errors import CommandError, CommandTimeout
+from hpctrain.base.errors import CommandTimeout
 from hpctrain.base.process import Runner
 from hpctrain.planner import make_plan
 from hpctrain.planner.cost import CostModel
@@ -28,23 +28,24 @@ SIZES = (8, 32, 256, 1024)
 """GPUs of the timed searches."""
 
 
-def search_seconds(runner: Runner, limit_s: float) -> tuple[dict[str, float], list[str]]:
-    """Seconds of a search by number of GPUs, and the numbers that took longer than the limit.
-
-    Raises:
-        CommandError: a search failed.
-    """
+def search_seconds(runner: Runner, limit_s: float) -> tuple[dict[str, float], dict[str, str]]:
+    """Seconds of a search by number of GPUs, and why the other numbers have none."""
     found: dict[str, float] = {}
-    for index, gpus in enumerate(SIZES):
-        argv = [sys.executable, "-m", "hpctrain.bench.plan_search", str(gpus)]
+    unfinished: dict[str, str] = {}
+    for gpus in map(str, SIZES):
+        if unfinished:
+            unfinished[gpus] = "not tried after the smaller one"
+            continue
         try:
-            done = runner.run(argv, timeout_s=limit_s)
+            done = runner.run([sys.executable, "-m", "hpctrain.bench.plan_search", gpus], timeout_s=limit_s)
         except CommandTimeout:
-            return found, [str(size) for size in SIZES[index:]]  # larger ones take longer still
+            unfinished[gpus] = f"took longer than {limit_s:g} s"
+            continue
         if done.code:
-            raise CommandError(f"the search for {gpus} GPUs failed: {done.stderr.strip()[-300:]}")
-        found[str(gpus)] = float(done.stdout)
-    return found, []
+            unfinished[gpus] = f"failed: {done.stderr.strip().rpartition(chr(10))[2]}"
+        else:
+            found[gpus] = float(done.stdout)
+    return found, unfinished
 
 
 def brute_force_gap_pct() -> float:

@@ -68,7 +68,7 @@ def _sentences(record: dict[str, Any]) -> list[str]:
         said.append(f"{record['failed_runs']} runs failed when they were measured and have no time")
     if "search_time_s" in record:
         times = [f"{size} GPUs {format_seconds(took)}" for size, took in record["search_time_s"].items()]
-        late = [f"{size} GPUs not within the limit" for size in record["search_unfinished"]]
+        late = [f"{size} GPUs {reason}" for size, reason in record["search_unfinished"].items()]
         said.append(f"searches, a 7B model on nodes of eight: {', '.join([*times, *late])}")
         said.append(f"against every plan of a small problem: {record['gap_pct']:.2f} % slower than the best")
     machine, versions = record["machine"], record["versions"]
