@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -57,6 +58,36 @@ def checkpoint(rounds: int, kills: int | None, as_json: bool) -> None:
     from hpctrain.bench.checkpoint import Settings, measure
 
     _show(measure(Settings(rounds=rounds), _say), as_json)
+
+
+@command.command("plan")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    help="Table of measured runs. Default: that in the folder $HPCTRAIN_DATA.",
+)
+@click.option(
+    "--search-limit",
+    "search_limit_s",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    help="Seconds after which a timed search is given up; 0: time none.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
+def plan(data: Path | None, search_limit_s: float, as_json: bool) -> None:
+    """The planner's predictions against runs that others measured: errors, ranking, search times.
+
+    Everything is out of sample; constants are fitted anew without each problem that they were fitted on.
+    """
+    from hpctrain.base.process import SystemRunner
+    from hpctrain.bench.plan import data_file, measure
+    from hpctrain.cli.bench_plan import show
+
+    record = measure(data_file(data), SystemRunner(), search_limit_s, _say)
+    show(record, Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else 140))
+    if as_json:
+        click.echo(json.dumps(record, indent=1))
 
 
 def _kill(count: int, as_json: bool) -> None:

@@ -106,6 +106,11 @@ def test_equal_devices_have_one_order():
     assert cells_of(6, [0] * 6, 3, 2) == ([((0, 1, 2), (3, 4, 5))], True)
 
 
+def test_hundreds_of_equal_devices_have_one_order_too():
+    found, complete = cells_of(512, [0] * 512, 8, 64)
+    assert (len(found), complete) == (1, True)
+
+
 @pytest.mark.parametrize(("pp", "dp", "expected"), [(4, 1, 24), (1, 4, 1), (2, 2, 12), (3, 1, 24), (1, 2, 6)])
 def test_different_devices_are_tried_in_every_order_but_replicas_are_not_exchanged(pp, dp, expected):
     found, complete = cells_of(4, [0, 1, 2, 3], pp, dp)
