@@ -7,7 +7,10 @@ from collections.abc import Sequence
 
 from hpctrain import __version__
 from hpctrain.base.clock import utc_text
-from hpctrain.probe.figures import fit_alpha_beta
+from hpctrain.probe.clocks import Offset, clock_offsets
+from hpctrain.probe.cpu_time import CONTENDED
+from hpctrain.probe.figures import PairFigures
+from hpctrain.probe.line import fit_line
 from hpctrain.probe.outcome import Joined, Outcome, PairResult
 from hpctrain.probe.settings import ProbeSettings
 from hpctrain.probe.verdict import node_healths, overall
@@ -27,7 +30,9 @@ def assemble(outcome: Outcome, settings: ProbeSettings, wall: float, job_id: str
     """
     class_id = "loopback" if settings.loopback else "network"
     links = _links(outcome.pairs, class_id)
-    bare = [_node(name, outcome) for name in outcome.nodes]
+    clocks = clock_offsets(outcome.nodes, outcome.pairs)
+    used = _used_interfaces(outcome.pairs)
+    bare = [_node(name, outcome, clocks.get(name), used.get(name)) for name in outcome.nodes]
     healths = node_healths(outcome, bare, links, settings.slow_ratio)
     classes = _classes(links, class_id)
     return Topology(
@@ -54,17 +59,31 @@ def _provenance(outcome: Outcome, settings: ProbeSettings, wall: float, job_id: 
     )
 
 
-def _node(name: str, outcome: Outcome) -> Node:
+def _node(name: str, outcome: Outcome, clock: Offset | None, used: str | None) -> Node:
     place = outcome.joined.get(name, Joined(addr="", port=0, iface=None, host=None))
     report = outcome.devices.get(name)
+    facts = place.facts
+    if facts is not None and clock is not None and name != outcome.nodes[0]:
+        facts = facts.model_copy(update={"clock_offset_s": clock[0], "clock_error_s": clock[1]})
     return Node(
         id=name,
         addr=place.addr,
-        iface=place.iface,
+        iface=used or place.iface,
         host=place.host,
+        host_facts=facts,
         devices=report.devices if report else [],
         intra_bytes_per_s=report.intra_bytes_per_s if report else None,
     )
+
+
+def _used_interfaces(pairs: Sequence[PairResult]) -> dict[str, str]:
+    """Node -> the interface that most of its sockets really used."""
+    used: dict[str, list[str]] = {}
+    for pair in pairs:
+        for name, end in ((pair.a, pair.at_a), (pair.b, pair.at_b)):
+            if end.iface is not None:
+                used.setdefault(name, []).append(end.iface)
+    return {name: statistics.mode(found) for name, found in used.items()}
 
 
 def _device_types(outcome: Outcome) -> dict[str, DeviceType]:
@@ -91,19 +110,30 @@ def _figures(quiet: PairResult, busy: PairResult | None, forward: bool) -> LinkF
     """
     sender, receiver = (quiet.at_a, quiet.at_b) if forward else (quiet.at_b, quiet.at_a)
     under_load = None if busy is None else (busy.at_b if forward else busy.at_a)
-    rate = under_load.bytes_per_s if under_load else receiver.bytes_per_s
-    # The line goes through a ping and through one second's worth of bytes. A ping counts as no bytes: its 8 are lost in
-    # the headers of its packet, and on a slow link their share would make alpha negative.
-    alpha, beta = fit_alpha_beta([(0.0, sender.latency.p50), (rate, sender.latency.p50 + 1.0)])
+    # The line goes through a ping, the single messages, and one second's worth of bytes. A ping counts as no bytes: its
+    # 8 are lost in the headers of its packet, and on a slow link their share would make alpha negative.
+    start_up_s, rate = sender.latency.p50, receiver.bytes_per_s
+    line = fit_line([(0.0, start_up_s), *sender.ladder, (rate, start_up_s + 1.0)])
+    slowed = rate / under_load.bytes_per_s if under_load else 1.0
     return LinkFigures(
         latency_s=sender.latency,
-        isolated_bytes_per_s=receiver.bytes_per_s,
+        jitter=sender.latency.p95 / start_up_s if start_up_s > 0 else None,
+        isolated_bytes_per_s=rate,
         loaded_bytes_per_s=under_load.bytes_per_s if under_load else None,
         concurrency=quiet.concurrency,
-        alpha_s=alpha,
-        beta_s_per_byte=beta,
+        cpu_contended=_contended(sender, receiver),
+        transport="tcp",
+        iface=sender.iface,
+        alpha_s=line.alpha_s,
+        beta_s_per_byte=line.beta_s_per_byte * slowed,
+        break_bytes=line.break_bytes,
         n=receiver.n,
     )
+
+
+def _contended(sender: PairFigures, receiver: PairFigures) -> bool | None:
+    shares = [share for share in (sender.sending_cpu, receiver.receiving_cpu) if share is not None]
+    return max(shares) > CONTENDED if shares else None
 
 
 def _classes(links: Sequence[Link], class_id: str) -> list[LinkClass]:

@@ -15,6 +15,7 @@ from hpctrain.probe.figures import PairFigures
 from hpctrain.probe.outcome import Joined, Outcome, PairResult
 from hpctrain.probe.rounds import Round, plan_rounds
 from hpctrain.probe.settings import ProbeSettings
+from hpctrain.records.topology import HostFacts
 
 GRACE_S = 1.0
 """A node tells of its own failed slot before the coordinator gives it up."""
@@ -74,7 +75,10 @@ class Coordinator:
             name = str(hello["node"])
             self._channels[name] = channel
             self._selector.register(channel, selectors.EVENT_READ, name)
-            self.outcome.joined[name] = Joined(hello["addr"], hello["port"], hello.get("iface"), hello.get("host"))
+            facts = HostFacts.model_validate(hello["facts"]) if "facts" in hello else None
+            self.outcome.joined[name] = Joined(
+                hello["addr"], hello["port"], hello.get("iface"), hello.get("host"), facts
+            )
         for name in sorted(expected - set(self._channels)):
             self._lose(name, f"did not join within {self._settings.join_deadline_s:g} s")
 

@@ -12,10 +12,11 @@ from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError, HpctrainError
 from hpctrain.base.process import Runner
 from hpctrain.base.wire import LineChannel, Message
-from hpctrain.probe.address import interface_of
+from hpctrain.probe.address import interface_of, own_address
 from hpctrain.probe.devices import measure_devices
 from hpctrain.probe.door import HELLO_S, Broken, Door, knock, open_door
 from hpctrain.probe.exchange import Stream, measure_pair
+from hpctrain.probe.host_facts import host_facts
 from hpctrain.probe.settings import ProbeSettings
 
 COORDINATOR_FILE = "coordinator.json"
@@ -72,11 +73,12 @@ class Member:
             try:
                 stream = Stream(channel.sock, self._clock, deadline)
                 figures = measure_pair(stream, message["caller"], self._settings)
+                used = interface_of(own_address(channel.sock))
             finally:
                 channel.close()
         except Broken as error:
             return answer | {"error": str(error)}
-        return answer | {"figures": figures.model_dump(mode="json")}
+        return answer | {"figures": figures.model_copy(update={"iface": used}).model_dump(mode="json")}
 
     def _call(self, message: Message, deadline: float) -> LineChannel:
         hello = {"kind": "pair", "token": self._token, "node": self._me, "round": message["round"]}
@@ -121,12 +123,14 @@ def take_part(folder: Path, me: str, addr: str, runner: Runner, clock: Clock, se
 def _find(folder: Path, me: str, addr: str, clock: Clock, settings: ProbeSettings) -> tuple[str, LineChannel, Door]:
     """Look until the coordinator welcomes this node: its token, the connection, and this node's own door."""
     deadline = clock.now() + settings.join_deadline_s
+    hostname = socket.gethostname()
+    about: Message = {"iface": interface_of(addr), "host": hostname, "facts": host_facts(hostname).to_json()}
     pause = 0.05
     reason = f"no {COORDINATOR_FILE}"
     while clock.now() < deadline:
         try:
             place = json.loads((folder / COORDINATOR_FILE).read_text())
-            return _join(place, me, addr, clock)
+            return _join(place, me, addr, about, clock)
         except (OSError, ValueError, KeyError, Broken) as error:
             # Not there yet, or left behind by an earlier probe that was killed: look again.
             reason = str(error)
@@ -138,13 +142,12 @@ def _find(folder: Path, me: str, addr: str, clock: Clock, settings: ProbeSetting
     )
 
 
-def _join(place: Message, me: str, addr: str, clock: Clock) -> tuple[str, LineChannel, Door]:
+def _join(place: Message, me: str, addr: str, about: Message, clock: Clock) -> tuple[str, LineChannel, Door]:
     token = str(place["token"])
     door = open_door(addr, token, clock)
     hello = {"kind": "join", "token": token, "node": me, "addr": addr, "port": door.port}
-    hello |= {"iface": interface_of(addr), "host": socket.gethostname()}
     try:
-        return token, knock(place["addr"], place["port"], hello, HELLO_S), door
+        return token, knock(place["addr"], place["port"], hello | about, HELLO_S), door
     except (Broken, KeyError):
         door.close()
         raise

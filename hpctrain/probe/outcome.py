@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from hpctrain.probe.devices import DeviceReport
 from hpctrain.probe.figures import PairFigures
+from hpctrain.records.topology import HostFacts
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class Joined:
     port: int
     iface: str | None
     host: str | None
+    facts: HostFacts | None = None
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,13 @@ class ProbeSettings:
     ping_limit_s: float = 0.5
     """A slow link gets fewer round trips, but never under `ping_warm_up + 8`."""
 
+    ladder_bytes: tuple[int, ...] = (1024, 4096, 16384, 65536, 262144, MIB)
+    """Sizes of single messages, each timed on its own: where the line t = alpha + beta·bytes comes from."""
+    ladder_times: int = 8
+    """Messages of each size."""
+    ladder_limit_s: float = 0.2
+    """A slow link stops at the size that passes this time, with at least 3 messages of it."""
+
     bulk_bytes: int = 16 * MIB
     """Least volume in each direction; a link that carries it in under `bulk_s` gets more."""
     bulk_bytes_max: int = 64 * MIB

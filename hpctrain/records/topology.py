@@ -50,6 +50,49 @@ class DeviceType(Part):
     """The vendor's name of it."""
 
 
+class PcieLink(Part):
+    """The PCI Express link of a device."""
+
+    generation: int
+    """Generation in use."""
+    width: int
+    """Lanes in use."""
+    generation_max: int
+    """Generation that device and slot are capable of."""
+    width_max: int
+    """Lanes that they are capable of."""
+    under_load: bool = False
+    """True when read while data flowed: an idle device lowers its link, which is no fault."""
+
+
+class NvlinkPeer(Part):
+    """NVLink between two devices of a node."""
+
+    links: int
+    """Links that there are."""
+    active: int
+    """Links that are up."""
+
+
+class HostFacts(Part):
+    """What a node's operating system says of itself; a fact that could not be read is absent."""
+
+    kernel: str | None = None
+    """Release of the kernel."""
+    mtu: dict[str, int] = {}
+    """Largest packet in bytes, by interface."""
+    clock_offset_s: float | None = None
+    """This node's clock less that of the node that measured."""
+    clock_error_s: float | None = None
+    """How wrong the offset may be."""
+    hostname_resolves_to: str | None = None
+    """Address that the node's own name leads to."""
+    interfaces: dict[str, list[str]] = {}
+    """Addresses of each interface that is up."""
+    infiniband: list[str] = []
+    """InfiniBand and RoCE ports that are active: mlx5_0/1."""
+
+
 class Device(Part):
     """One device of a node, as measured."""
 
@@ -65,6 +108,32 @@ class Device(Part):
     """Bandwidth of copies within the device's memory, read plus write."""
     launch_s: float | None = None
     """Median time of one tiny operation: what each operation costs however small it is."""
+    pcie: PcieLink | None = None
+    """Its link to the host."""
+    throttle_reasons: list[str] = []
+    """Why its clocks were held down under load, in NVML's words: hw_slowdown, sw_power_cap."""
+    p2p: dict[str, Literal["ok", "no", "unknown"]] = {}
+    """Whether it reads the memory of another device of the node, by that device."""
+    nvlink: dict[str, NvlinkPeer] = {}
+    """NVLink to another device of the node, by that device; through a switch, by 'switch'."""
+    ecc_errors: int | None = None
+    """Uncorrectable memory errors since the driver was loaded."""
+    xid: int | None = None
+    """Last error code of the driver about it."""
+    power_w: float | None = None
+    """Power drawn under load, in watts."""
+    driver: str | None = None
+    """Version of its driver."""
+    numa: int | None = None
+    """NUMA node of the host that it is attached to."""
+    nic: str | None = None
+    """Network card with the shortest way over PCI: mlx5_0, eth0."""
+    host_to_device_bytes_per_s: float | None = None
+    """Copies from page-locked memory of the host."""
+    device_to_host_bytes_per_s: float | None = None
+    """Copies to page-locked memory of the host."""
+    copy_bytes_per_s: dict[str, float] = {}
+    """Copies to another device of the node, by that device, one at a time."""
 
 
 class Reason(Part):
@@ -100,6 +169,8 @@ class Node(Part):
     """What computes on it."""
     intra_bytes_per_s: float | None = None
     """Bandwidth from one device of the node to another."""
+    host_facts: HostFacts | None = None
+    """What its operating system says."""
     health: Health = Health()
     """Whether it should be used."""
 
@@ -113,6 +184,22 @@ class Latency(Part):
     """The median, in seconds."""
     p95: float
     """95 of 100 are faster, in seconds."""
+
+
+class BackendFigures(Part):
+    """The model t = alpha + beta·bytes of messages that torch's communication backend carries."""
+
+    alpha_s: float
+    """Start-up time of a message."""
+    beta_s_per_byte: float
+    """Time per byte."""
+    break_bytes: int | None = None
+    """Size from which messages behave differently, where there is one."""
+
+
+def _training_backend(measured: dict[str, BackendFigures]) -> BackendFigures | None:
+    """The figures of the backend that carries a run between nodes: NCCL where it was measured, else Gloo."""
+    return measured.get("nccl") or measured.get("gloo")
 
 
 class LinkFigures(Part):
@@ -130,10 +217,31 @@ class LinkFigures(Part):
     """Start-up time of a message in the model t = alpha + beta·bytes."""
     beta_s_per_byte: float | None = None
     """Time per byte in that model."""
+    break_bytes: int | None = None
+    """Smallest measured size that follows beta where small messages behave differently (alpha is theirs)."""
+    jitter: float | None = None
+    """p95 over p50 of the latency."""
+    cpu_contended: bool | None = None
+    """True when a processor and not the wire set the pace of the bandwidth."""
+    transport: str | None = None
+    """What carried it: tcp."""
+    iface: str | None = None
+    """Network interface that the sender's socket really used."""
+    backend: dict[str, BackendFigures] = {}
+    """The same model over the training backend, by its name: gloo, nccl. What a plan should use."""
     n: int | None = None
     """Samples behind the bandwidth."""
     inferred: bool = False
     """True when taken from the class, not measured."""
+
+    def cost(self) -> tuple[float, float] | None:
+        """(alpha, beta) of what a training run sends: over its backend where that was measured; None for neither."""
+        over = _training_backend(self.backend)
+        if over:
+            return over.alpha_s, over.beta_s_per_byte
+        if self.alpha_s is None or self.beta_s_per_byte is None:
+            return None
+        return self.alpha_s, self.beta_s_per_byte
 
 
 class Link(Part):
@@ -162,6 +270,13 @@ class LinkClass(Part):
     """Time per byte in that model."""
     pairs: int
     """How many measured pairs are behind it."""
+    backend: dict[str, BackendFigures] = {}
+    """The same model over the training backend, by its name."""
+
+    def cost(self) -> tuple[float, float]:
+        """(alpha, beta) of what a training run sends: over its backend where that was measured."""
+        over = _training_backend(self.backend)
+        return (over.alpha_s, over.beta_s_per_byte) if over else (self.alpha_s, self.beta_s_per_byte)
 
 
 class NodeCluster(Part):
@@ -275,11 +390,12 @@ class LinkCost:
 
     def __init__(self, topology: Topology) -> None:
         self._costs: dict[tuple[str, str], tuple[float, float]] = {}
-        classes = {entry.id: (entry.alpha_s, entry.beta_s_per_byte) for entry in topology.fabric.classes}
+        classes = {entry.id: entry.cost() for entry in topology.fabric.classes}
         for link in topology.fabric.links:
             for ends, figures in (((link.a, link.b), link.ab), ((link.b, link.a), link.ba)):
-                if figures.alpha_s is not None and figures.beta_s_per_byte is not None:
-                    self._costs[ends] = (figures.alpha_s, figures.beta_s_per_byte)
+                cost = figures.cost()
+                if cost is not None:
+                    self._costs[ends] = cost
                 elif link.class_ in classes:
                     self._costs[ends] = classes[link.class_]
         known = list(classes.values()) or list(self._costs.values())

@@ -1,0 +1,78 @@
+"""The line t = alpha + beta·bytes through message times, and the size at which it breaks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Point = tuple[float, float]
+"""(bytes, seconds)"""
+
+BREAK_GAIN = 4.0
+"""Two lines must explain the times so many times better than one (squared error) to be reported as a break."""
+BREAK_LEAST = 0.1
+"""One line that is off by less than this, root mean square of the relative error, is good enough."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """How long messages take."""
+
+    alpha_s: float
+    """Start-up time: of small messages, where there is a break."""
+    beta_s_per_byte: float
+    """Time per byte: of large messages, where there is a break."""
+    break_bytes: int | None
+    """Smallest size of the second line; None when one line fits all."""
+
+
+def fit_line(points: Sequence[Point]) -> Line:
+    """One line through all points, or two where small and large messages behave differently.
+
+    Libraries send small messages at once ("eager") and ask before large ones, cards and shapers let a burst pass: a
+    single line through both is wrong for both.
+
+    Raises:
+        ValueError: fewer than two different sizes, or a time that is not positive.
+    """
+    ordered = sorted(points)
+    alpha, beta = fit_alpha_beta(ordered)
+    whole = _error(ordered, alpha, beta)
+    best, found = whole, Line(alpha, beta, None)
+    if (whole / len(ordered)) ** 0.5 < BREAK_LEAST:
+        return found
+    for cut in range(2, len(ordered) - 1):
+        small, large = ordered[:cut], ordered[cut:]
+        if small[0][0] == small[-1][0] or large[0][0] == large[-1][0] or small[-1][0] == large[0][0]:
+            continue  # each line needs two sizes, and a size belongs to one of them
+        (low_alpha, low_beta), (high_alpha, high_beta) = fit_alpha_beta(small), fit_alpha_beta(large)
+        error = _error(small, low_alpha, low_beta) + _error(large, high_alpha, high_beta)
+        if error < best and error * BREAK_GAIN < whole:
+            best, found = error, Line(low_alpha, high_beta, int(large[0][0]))
+    return found
+
+
+def fit_alpha_beta(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Alpha in seconds and beta in seconds per byte of t = alpha + beta·bytes, from (bytes, seconds).
+
+    Least squares of the relative error (each residual divided by its time), so that the small messages, which alone
+    tell alpha, are not drowned by the large ones. Neither figure is ever negative.
+
+    Raises:
+        ValueError: fewer than two different sizes, or a time that is not positive.
+    """
+    if len({size for size, _ in points}) < 2 or any(seconds <= 0 for _, seconds in points):
+        raise ValueError("a line needs two sizes and positive times")
+    weights = [1.0 / seconds**2 for _, seconds in points]
+    total = sum(weights)
+    mean_size = sum(w * size for w, (size, _) in zip(weights, points, strict=True)) / total
+    mean_time = sum(w * seconds for w, (_, seconds) in zip(weights, points, strict=True)) / total
+    spread = sum(w * (size - mean_size) ** 2 for w, (size, _) in zip(weights, points, strict=True))
+    rise = sum(w * (size - mean_size) * (t - mean_time) for w, (size, t) in zip(weights, points, strict=True))
+    beta = max(0.0, rise / spread)
+    return max(0.0, mean_time - beta * mean_size), beta
+
+
+def _error(points: Sequence[Point], alpha: float, beta: float) -> float:
+    """Sum of the squared relative errors."""
+    return sum(((alpha + beta * size - seconds) / seconds) ** 2 for size, seconds in points)
