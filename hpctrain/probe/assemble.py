@@ -14,7 +14,17 @@ from hpctrain.probe.line import fit_line
 from hpctrain.probe.outcome import Joined, Outcome, PairResult
 from hpctrain.probe.settings import ProbeSettings
 from hpctrain.probe.verdict import node_healths, overall
-from hpctrain.records.topology import DeviceType, Fabric, Link, LinkClass, LinkFigures, Node, Provenance, Topology
+from hpctrain.records.topology import (
+    BackendFigures,
+    DeviceType,
+    Fabric,
+    Link,
+    LinkClass,
+    LinkFigures,
+    Node,
+    Provenance,
+    Topology,
+)
 
 ALL_LINKS_UP_TO = 64
 """Above this many nodes a pair is listed only when it is off its class; a pair that is absent has its values."""
@@ -29,7 +39,7 @@ def assemble(outcome: Outcome, settings: ProbeSettings, wall: float, job_id: str
         job_id: Slurm job that measured.
     """
     class_id = "loopback" if settings.loopback else "network"
-    links = _links(outcome.pairs, class_id)
+    links = [_with_backend(link, outcome) for link in _links(outcome.pairs, class_id, settings.bulk_bytes)]
     clocks = clock_offsets(outcome.nodes, outcome.pairs)
     used = _used_interfaces(outcome.pairs)
     bare = [_node(name, outcome, clocks.get(name), used.get(name)) for name in outcome.nodes]
@@ -56,6 +66,10 @@ def _provenance(outcome: Outcome, settings: ProbeSettings, wall: float, job_id: 
         rounds_planned=outcome.rounds_planned,
         wall_s=round(outcome.wall_s, 3),
         job_id=job_id,
+        notes=[
+            f"messages over the training backend were not measured: {name}: {why}"
+            for name, why in outcome.backend_failed.items()
+        ],
     )
 
 
@@ -93,27 +107,30 @@ def _device_types(outcome: Outcome) -> dict[str, DeviceType]:
     return dict(sorted(merged.items()))
 
 
-def _links(pairs: Sequence[PairResult], class_id: str) -> list[Link]:
+def _links(pairs: Sequence[PairResult], class_id: str, bulk_bytes: int) -> list[Link]:
     alone = {(pair.a, pair.b): pair for pair in pairs if pair.alone}
     loaded = {(pair.a, pair.b): pair for pair in pairs if not pair.alone}
     links = []
     for a, b in sorted(alone.keys() | loaded.keys()):
         quiet, busy = alone.get((a, b)) or loaded[a, b], loaded.get((a, b))
-        links.append(Link(a=a, b=b, class_=class_id, ab=_figures(quiet, busy, True), ba=_figures(quiet, busy, False)))
+        ab, ba = (_figures(quiet, busy, forward, bulk_bytes) for forward in (True, False))
+        links.append(Link(a=a, b=b, class_=class_id, ab=ab, ba=ba))
     return links
 
 
-def _figures(quiet: PairResult, busy: PairResult | None, forward: bool) -> LinkFigures:
+def _figures(quiet: PairResult, busy: PairResult | None, forward: bool, bulk_bytes: int) -> LinkFigures:
     """One direction: latency as its sender saw it, bandwidth as its receiver timed it.
 
     Beta comes from the loaded bandwidth where there is one: in a training step all nodes talk at once.
     """
     sender, receiver = (quiet.at_a, quiet.at_b) if forward else (quiet.at_b, quiet.at_a)
     under_load = None if busy is None else (busy.at_b if forward else busy.at_a)
-    # The line goes through a ping, the single messages, and one second's worth of bytes. A ping counts as no bytes: its
-    # 8 are lost in the headers of its packet, and on a slow link their share would make alpha negative.
+    # The line goes through a ping, the single messages, and the transfer, whose rate holds for its volume and for any
+    # larger one. A ping counts as no bytes: its 8 are lost in the headers of its packet, and on a slow link their share
+    # would make alpha negative.
     start_up_s, rate = sender.latency.p50, receiver.bytes_per_s
-    line = fit_line([(0.0, start_up_s), *sender.ladder, (rate, start_up_s + 1.0)])
+    streamed = [(float(size), start_up_s + size / rate) for size in (bulk_bytes, 2 * bulk_bytes)]
+    line = fit_line([(0.0, start_up_s), *sender.ladder, *streamed])
     slowed = rate / under_load.bytes_per_s if under_load else 1.0
     return LinkFigures(
         latency_s=sender.latency,
@@ -143,7 +160,34 @@ def _classes(links: Sequence[Link], class_id: str) -> list[LinkClass]:
     if not alphas or not betas:
         return []
     alpha, beta = statistics.median(alphas), statistics.median(betas)
-    return [LinkClass(id=class_id, alpha_s=alpha, beta_s_per_byte=beta, pairs=len(links))]
+    return [
+        LinkClass(id=class_id, alpha_s=alpha, beta_s_per_byte=beta, pairs=len(links), backend=_usual_backend(figures))
+    ]
+
+
+def _with_backend(link: Link, outcome: Outcome) -> Link:
+    ends = {"ab": (link.a, link.b), "ba": (link.b, link.a)}
+    found = {side: outcome.backend[pair] for side, pair in ends.items() if pair in outcome.backend}
+    update = {
+        side: getattr(link, side).model_copy(update={"backend": {name: figures}})
+        for side, (name, figures) in found.items()
+    }
+    return link.model_copy(update=update)
+
+
+def _usual_backend(sides: Sequence[LinkFigures]) -> dict[str, BackendFigures]:
+    """Medians over the links, by backend."""
+    measured: dict[str, list[BackendFigures]] = {}
+    for side in sides:
+        for name, figures in side.backend.items():
+            measured.setdefault(name, []).append(figures)
+    return {
+        name: BackendFigures(
+            alpha_s=statistics.median(each.alpha_s for each in found),
+            beta_s_per_byte=statistics.median(each.beta_s_per_byte for each in found),
+        )
+        for name, found in measured.items()
+    }
 
 
 def _listed(links: list[Link], classes: Sequence[LinkClass], nodes: int) -> list[Link]:

@@ -13,7 +13,7 @@ from hpctrain.base.errors import CommandError, HpctrainError
 from hpctrain.base.process import Runner
 from hpctrain.base.wire import LineChannel, Message
 from hpctrain.probe.address import interface_of, own_address
-from hpctrain.probe.devices import measure_devices
+from hpctrain.probe.devices import MeasuringProcess
 from hpctrain.probe.door import HELLO_S, Broken, Door, knock, open_door
 from hpctrain.probe.exchange import Stream, measure_pair
 from hpctrain.probe.host_facts import host_facts
@@ -29,6 +29,7 @@ class Member:
     def __init__(
         self,
         me: str,
+        addr: str,
         token: str,
         channel: LineChannel,
         door: Door,
@@ -38,6 +39,7 @@ class Member:
         log: Path,
     ) -> None:
         self._me = me
+        self._addr = addr
         self._token = token
         self._channel = channel
         self._door = door
@@ -45,6 +47,7 @@ class Member:
         self._clock = clock
         self._settings = settings
         self._log = log
+        self._measuring: MeasuringProcess | None = None
 
     def serve(self) -> None:
         """Do what the coordinator says until it says that the probe is over.
@@ -63,6 +66,16 @@ class Member:
                 self._channel.send(self._pair(message))
             elif message["kind"] == "devices":
                 self._channel.send(self._devices())
+            elif message["kind"] == "meet":
+                self._channel.send(self._ask(message | {"addr": self._addr}, "meeting"))
+            elif message["kind"] == "exchange":
+                self._channel.send(self._ask(message | {"iface": interface_of(self._addr)}, "exchanged"))
+
+    def close(self) -> None:
+        """End the measuring process, if there is one."""
+        if self._measuring is not None:
+            self._measuring.close()
+            self._measuring = None
 
     def _pair(self, message: Message) -> Message:
         """Measure with the peer of this round; the answer carries figures, or the reason why there are none."""
@@ -95,10 +108,22 @@ class Member:
 
     def _devices(self) -> Message:
         try:
-            report = measure_devices(self._runner, self._clock, self._log, self._settings, self._all_ready)
+            self._measuring = MeasuringProcess(self._runner, self._clock, self._log, self._settings)
+            report = self._measuring.devices(self._all_ready)
         except (CommandError, ValidationError) as error:
+            self.close()
             return {"kind": "devices", "error": str(error)}
         return {"kind": "devices", "report": report.model_dump(mode="json", exclude_none=True)}
+
+    def _ask(self, order: Message, answer: str) -> Message:
+        """The measuring process's answer, or the reason why there is none."""
+        if self._measuring is None:
+            return {"kind": answer, "error": "its devices were not measured"}
+        try:
+            return self._measuring.ask(order, answer, self._settings.backend_deadline_s)
+        except CommandError as error:
+            self.close()  # a process that hangs in a collective does not come back
+            return {"kind": answer, "error": str(error)}
 
     def _all_ready(self) -> bool:
         self._channel.send({"kind": "ready"})
@@ -113,9 +138,11 @@ def take_part(folder: Path, me: str, addr: str, runner: Runner, clock: Clock, se
         HpctrainError: no coordinator before the deadline, or it died.
     """
     token, channel, door = _find(folder, me, addr, clock, settings)
+    member = Member(me, addr, token, channel, door, runner, clock, settings, folder / f"{me}.log")
     try:
-        Member(me, token, channel, door, runner, clock, settings, folder / f"{me}.log").serve()
+        member.serve()
     finally:
+        member.close()
         channel.close()
         door.close()
 

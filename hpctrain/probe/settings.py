@@ -50,11 +50,14 @@ class ProbeSettings:
     slot_deadline_s: float = 15.0
     """What one pair may take; a dead or hung node costs at most one slot."""
     devices_deadline_s: float = 120.0
+    backend_deadline_s: float = 90.0
+    """What the messages over the training backend may take, all rounds together."""
 
     @property
     def silence_s(self) -> float:
         """How long a node waits for the coordinator's next word before it gives up."""
-        return max(self.join_deadline_s, self.slot_deadline_s, self.devices_deadline_s) + 15.0
+        deadlines = (self.join_deadline_s, self.slot_deadline_s, self.devices_deadline_s, self.backend_deadline_s)
+        return max(deadlines) + 15.0
 
 
 def local_settings(count: int, device: str = "auto", seed: int = 0) -> ProbeSettings:
@@ -69,4 +72,5 @@ def local_settings(count: int, device: str = "auto", seed: int = 0) -> ProbeSett
         join_deadline_s=30.0,
         slot_deadline_s=5.0,
         devices_deadline_s=60.0,
+        backend_deadline_s=60.0,
     )

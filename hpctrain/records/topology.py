@@ -195,6 +195,8 @@ class BackendFigures(Part):
     """Time per byte."""
     break_bytes: int | None = None
     """Size from which messages behave differently, where there is one."""
+    network: str | None = None
+    """What NCCL says that it carries messages between nodes with: IB, Socket."""
 
 
 def _training_backend(measured: dict[str, BackendFigures]) -> BackendFigures | None:
