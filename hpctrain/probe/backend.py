@@ -57,6 +57,8 @@ def backend_lines(
             if len(times) < 2 or not 0 <= peer < len(names):
                 continue
             line = fit_line(list(times))
+            if line.beta_s_per_byte == 0:
+                continue  # times that do not grow with the size tell no bandwidth
             figures = BackendFigures(
                 alpha_s=line.alpha_s,
                 beta_s_per_byte=line.beta_s_per_byte,

@@ -21,7 +21,9 @@ def memory_errors(sysfs: Path = SYSFS) -> int | None:
 def energy_j(sysfs: Path = SYSFS) -> float | None:
     """Energy of all processor packages so far (RAPL); readable by root only on most machines. The counter starts over
     after some minutes, so that only short differences mean something."""
-    counts = _numbers(sysfs.glob("class/powercap/intel-rapl:[0-9]*/energy_uj"))
+    zones = sysfs.glob("class/powercap/intel-rapl:*")
+    # intel-rapl:0 is a package, intel-rapl:0:0 a part of it that it counts as well.
+    counts = _numbers(zone / "energy_uj" for zone in zones if zone.name.count(":") == 1)
     return sum(counts) / 1e6 if counts else None
 
 

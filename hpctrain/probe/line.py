@@ -47,7 +47,8 @@ def fit_line(points: Sequence[Point]) -> Line:
             continue  # each line needs two sizes, and a size belongs to one of them
         (low_alpha, low_beta), (high_alpha, high_beta) = fit_alpha_beta(small), fit_alpha_beta(large)
         error = _error(small, low_alpha, low_beta) + _error(large, high_alpha, high_beta)
-        if error < best and error * BREAK_GAIN < whole:
+        # Large messages that take no time per byte are noise, not a second line.
+        if high_beta > 0 and error < best and error * BREAK_GAIN < whole:
             best, found = error, Line(low_alpha, high_beta, int(large[0][0]))
     return found
 
