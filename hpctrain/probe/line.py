@@ -71,7 +71,12 @@ def fit_alpha_beta(points: Sequence[tuple[float, float]]) -> tuple[float, float]
     spread = sum(w * (size - mean_size) ** 2 for w, (size, _) in zip(weights, points, strict=True))
     rise = sum(w * (size - mean_size) * (t - mean_time) for w, (size, t) in zip(weights, points, strict=True))
     beta = max(0.0, rise / spread)
-    return max(0.0, mean_time - beta * mean_size), beta
+    alpha = mean_time - beta * mean_size
+    if alpha >= 0:
+        return alpha, beta
+    # The best line through the origin. Times are positive, so that its slope is.
+    through_origin = sum(w * size * t for w, (size, t) in zip(weights, points, strict=True))
+    return 0.0, through_origin / sum(w * size**2 for w, (size, _) in zip(weights, points, strict=True))
 
 
 def _error(points: Sequence[Point], alpha: float, beta: float) -> float:

@@ -20,12 +20,14 @@ import torch.distributed as dist
 from hpctrain.base.wire import Message
 from hpctrain.probe.backend import BackendReport, meetings, network_used
 
-SIZES = (8, 1024, 16384, 131072, 2**20, 8 * 2**20)
+SIZES = (8, 1024, 16384, 131072, 2**19, 2**21, 2**23)
 """Bytes of the messages. The first one is also the answer."""
-TIMES, TIMES_LEAST = 12, 3
+TIMES, TIMES_LARGE, TIMES_LEAST = 12, 5, 3
+"""Messages of a size; of those above LARGE_BYTES; and of any size when the time is up."""
+LARGE_BYTES = 131072
 WARM_UP, WARM_UP_LARGER = 5, 1
 """Messages of the first size, and of each other one, that do not count."""
-LIMIT_S = 0.3
+LIMIT_S = 0.5
 """A slow link stops at the size that passes this time."""
 TIMEOUT_S = 20.0
 """How long a rank waits for another one in one operation."""
@@ -107,7 +109,8 @@ class Exchange:
             word = _MORE
             while word == _MORE:
                 late = time.perf_counter() - start >= LIMIT_S
-                if len(samples) + 1 >= (TIMES_LEAST if late else TIMES) + warm_up:
+                wanted = TIMES_LEAST if late else TIMES_LARGE if size > LARGE_BYTES else TIMES
+                if len(samples) + 1 >= wanted + warm_up:
                     word = _LAST if late or size == SIZES[-1] else _LARGER
                 message[0] = word
                 self._finish()

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from hpctrain.base.errors import CommandError
 from hpctrain.bench.probe_lab import compare_rates, received_bytes_per_s
 from hpctrain.records.topology import LinkFigures
 
@@ -33,6 +32,5 @@ def test_the_receivers_rate_is_read() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"error": "unable to connect"}', '{"end": {}}'])
-def test_an_answer_without_it_is_an_error(text: str) -> None:
-    with pytest.raises(CommandError, match="sum_received"):
-        received_bytes_per_s(text)
+def test_an_answer_without_it_is_no_rate(text: str) -> None:
+    assert received_bytes_per_s(text) is None

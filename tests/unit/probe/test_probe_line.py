@@ -43,6 +43,14 @@ def test_one_line_with_a_little_noise_has_no_break(alpha: float, beta: float, no
     assert line.break_bytes is None
 
 
+def test_a_burst_that_passes_at_once_does_not_make_the_start_up_negative() -> None:
+    # 64 kB pass for nothing, then the rate holds: the best line without a negative start-up goes through the origin.
+    alpha, beta = fit_alpha_beta([(131072, 67072e-8), (2**20, 984576e-8)])
+
+    assert alpha == 0
+    assert 67072e-8 / 131072 < beta < 984576e-8 / 2**20
+
+
 def test_eager_and_bulk_messages_are_two_lines_and_the_break_is_told() -> None:
     def seconds(size: float) -> float:
         return 1e-5 + size * 1e-9 if size <= 16384 else 3e-4 + size * 1e-8
