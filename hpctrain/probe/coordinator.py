@@ -17,7 +17,7 @@ from hpctrain.probe.figures import PairFigures
 from hpctrain.probe.outcome import Joined, Outcome, PairResult
 from hpctrain.probe.rounds import Round, plan_rounds
 from hpctrain.probe.settings import ProbeSettings
-from hpctrain.records.topology import HostFacts
+from hpctrain.records.evidence import HostFacts
 
 GRACE_S = 1.0
 """A node tells of its own failed slot before the coordinator gives it up."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from hpctrain.records.topology import HostFacts
+from hpctrain.records.evidence import HostFacts
 
 
 def host_facts(hostname: str, infiniband: Path = Path("/sys/class/infiniband")) -> HostFacts:

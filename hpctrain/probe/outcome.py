@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from hpctrain.probe.devices import DeviceReport
 from hpctrain.probe.figures import PairFigures
-from hpctrain.records.topology import BackendFigures, HostFacts
+from hpctrain.records.evidence import HostFacts
+from hpctrain.records.topology import BackendFigures
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpctrain.records.topology import PcieLink
+from hpctrain.records.evidence import PcieLink
 
 SYSFS = Path("/sys")
 GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from hpctrain.records.document import Document, Part
+from hpctrain.records.evidence import HostFacts, NvlinkPeer, PcieLink
 
 INTRA_NODE_LATENCY_S = 5e-6
 """Start-up cost assumed between two devices of one node when it was not measured: a kernel launch on each side."""
@@ -48,49 +49,6 @@ class DeviceType(Part):
     """What runs on it."""
     name: str
     """The vendor's name of it."""
-
-
-class PcieLink(Part):
-    """The PCI Express link of a device."""
-
-    generation: int
-    """Generation in use."""
-    width: int
-    """Lanes in use."""
-    generation_max: int
-    """Generation that device and slot are capable of."""
-    width_max: int
-    """Lanes that they are capable of."""
-    under_load: bool = False
-    """True when read while data flowed: an idle device lowers its link, which is no fault."""
-
-
-class NvlinkPeer(Part):
-    """NVLink between two devices of a node."""
-
-    links: int
-    """Links that there are."""
-    active: int
-    """Links that are up."""
-
-
-class HostFacts(Part):
-    """What a node's operating system says of itself; a fact that could not be read is absent."""
-
-    kernel: str | None = None
-    """Release of the kernel."""
-    mtu: dict[str, int] = {}
-    """Largest packet in bytes, by interface."""
-    clock_offset_s: float | None = None
-    """This node's clock less that of the node that measured."""
-    clock_error_s: float | None = None
-    """How wrong the offset may be."""
-    hostname_resolves_to: str | None = None
-    """Address that the node's own name leads to."""
-    interfaces: dict[str, list[str]] = {}
-    """Addresses of each interface that is up."""
-    infiniband: list[str] = []
-    """InfiniBand and RoCE ports that are active: mlx5_0/1."""
 
 
 class Device(Part):

@@ -15,7 +15,8 @@ import torch
 
 from hpctrain.probe.nvml import Gpu, Nvml
 from hpctrain.probe.pci import nearest_nic, numa_node, pcie_link
-from hpctrain.records.topology import Device, NvlinkPeer, PcieLink
+from hpctrain.records.evidence import NvlinkPeer, PcieLink
+from hpctrain.records.topology import Device
 from hpctrain.worker.rates import (
     COPY_S,
     MATMUL_S,

@@ -9,7 +9,8 @@ from hpctrain.probe.devices import DeviceReport
 from hpctrain.probe.figures import PairFigures
 from hpctrain.probe.outcome import Joined, Outcome, PairResult
 from hpctrain.probe.settings import ProbeSettings
-from hpctrain.records.topology import Device, DeviceType, HostFacts, Latency, Topology
+from hpctrain.records.evidence import HostFacts
+from hpctrain.records.topology import Device, DeviceType, Latency, Topology
 
 RATE = 1e9
 LATENCY = 1e-5

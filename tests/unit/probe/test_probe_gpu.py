@@ -5,7 +5,7 @@ import time
 import pytest
 
 from hpctrain.probe.nvml import open_nvml
-from hpctrain.records.topology import NvlinkPeer
+from hpctrain.records.evidence import NvlinkPeer
 from hpctrain.worker.gpu import GpuReader, confirm_p2p, load_gpus, nvlink_peers
 
 

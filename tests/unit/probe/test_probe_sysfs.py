@@ -6,7 +6,7 @@ import pytest
 
 from hpctrain.probe.host_health import energy_j, memory_errors, own_numa_node
 from hpctrain.probe.pci import nearest_nic, numa_node, pcie_link
-from hpctrain.records.topology import PcieLink
+from hpctrain.records.evidence import PcieLink
 
 GPU, FAR_GPU = "0000:4e:00.0", "0000:c1:00.0"
 
