@@ -18,6 +18,7 @@ from hpctrain.base.clock import Clock
 from hpctrain.probe.cpu_time import wanted_cpu_s
 from hpctrain.probe.door import Broken
 from hpctrain.probe.figures import PairFigures, bandwidth_of, clock_offset, latency_of
+from hpctrain.probe.line import one_way_s
 from hpctrain.probe.settings import ProbeSettings
 
 PING_BYTES = 8
@@ -126,7 +127,7 @@ def measure_pair(
         latency=latency,
         bytes_per_s=rate,
         n=slices,
-        ladder=tuple(one_way(times, latency.p50)),
+        ladder=tuple((size, one_way_s(statistics.median(samples), latency.p50)) for size, samples in times),
         sending_cpu=sent_cpu,
         receiving_cpu=received_cpu,
         clock_offset_s=offset,
@@ -142,15 +143,6 @@ def _share_of_cpu(
     result = work()
     took_s = stream.clock.now() - began_s
     return ((cpu_s() - used_s) / took_s if took_s > 0 else None), result
-
-
-def one_way(times: list[tuple[int, list[float]]], ack_s: float) -> list[tuple[int, float]]:
-    """Median one-way seconds by size: the answer to each message took as long as a ping takes one way.
-
-    A time that is no longer than its answer's says nothing and is left out.
-    """
-    medians = [(size, statistics.median(samples) - ack_s) for size, samples in times]
-    return [(size, seconds) for size, seconds in medians if seconds > 0]
 
 
 def ping(stream: Stream, settings: ProbeSettings) -> Pings:

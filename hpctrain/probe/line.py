@@ -23,14 +23,16 @@ class Line:
     beta_s_per_byte: float
     """Time per byte: of large messages, where there is a break."""
     break_bytes: int | None
-    """Smallest size of the second line; None when one line fits all."""
+    """Smallest size of the second line; None when there is no clear one."""
 
 
 def fit_line(points: Sequence[Point]) -> Line:
     """One line through all points, or two where small and large messages behave differently.
 
     Libraries send small messages at once ("eager") and ask before large ones, cards and shapers let a burst pass: a
-    single line through both is wrong for both.
+    single line through both is wrong for both. Where one line does not fit, alpha is that of the small messages and beta
+    that of the large ones, which is what each of them is good for; a break is only told when it explains the misfit,
+    because times of a busy machine fit no line at all.
 
     Raises:
         ValueError: fewer than two different sizes, or a time that is not positive.
@@ -48,9 +50,16 @@ def fit_line(points: Sequence[Point]) -> Line:
         (low_alpha, low_beta), (high_alpha, high_beta) = fit_alpha_beta(small), fit_alpha_beta(large)
         error = _error(small, low_alpha, low_beta) + _error(large, high_alpha, high_beta)
         # Large messages that take no time per byte are noise, not a second line.
-        if high_beta > 0 and error < best and error * BREAK_GAIN < whole:
-            best, found = error, Line(low_alpha, high_beta, int(large[0][0]))
+        if high_beta > 0 and error < best:
+            told = int(large[0][0]) if error * BREAK_GAIN < whole else None
+            best, found = error, Line(low_alpha, high_beta, told)
     return found
+
+
+def one_way_s(round_trip_s: float, answer_s: float) -> float:
+    """One-way seconds of a message whose small answer takes `answer_s`: never less than half of the round trip, because
+    the answer is the smaller of the two. A disturbed answer would make the message look as if it took no time."""
+    return max(round_trip_s - answer_s, round_trip_s / 2)
 
 
 def fit_alpha_beta(points: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpctrain.base.units import format_bytes, format_count, format_seconds, format_si
-from hpctrain.records.topology import Device, LinkFigures, Topology
+from hpctrain.records.topology import BackendFigures, Device, LinkFigures, Topology
 
 MATRIX_UP_TO = 16
 """A larger matrix does not fit a terminal; the classes stand for it."""
@@ -68,9 +68,14 @@ def _classes(topology: Topology) -> Text:
     lines = [
         f"links '{entry.id}' ({entry.pairs} pairs): start-up {format_seconds(entry.alpha_s)}, "
         f"then {format_si(1 / entry.beta_s_per_byte, 'B/s') if entry.beta_s_per_byte else ABSENT}"
+        + "".join(_backend(name, figures) for name, figures in entry.backend.items())
         for entry in topology.fabric.classes
     ]
     return Text("\n".join(lines or ["no link was measured"]))
+
+
+def _backend(name: str, figures: BackendFigures) -> str:
+    return f"; over {name} {format_seconds(figures.alpha_s)}, then {format_si(1 / figures.beta_s_per_byte, 'B/s')}"
 
 
 def _matrix(topology: Topology, title: str, cell: Callable[[LinkFigures], str]) -> Table:

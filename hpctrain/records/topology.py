@@ -149,7 +149,7 @@ class BackendFigures(Part):
 
     alpha_s: float
     """Start-up time of a message."""
-    beta_s_per_byte: float
+    beta_s_per_byte: float = Field(gt=0)
     """Time per byte."""
     break_bytes: int | None = None
     """Size from which messages behave differently, where there is one."""

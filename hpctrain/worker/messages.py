@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from hpctrain.base.wire import Message
 from hpctrain.probe.backend import BackendReport, meetings, network_used
+from hpctrain.probe.line import one_way_s
 
 SIZES = (8, 1024, 16384, 131072, 2**19, 2**21, 2**23)
 """Bytes of the messages. The first one is also the answer."""
@@ -121,8 +122,7 @@ class Exchange:
                 samples.append(time.perf_counter() - began)
             round_trip = statistics.median(samples[warm_up:])
             back_s = back_s or round_trip / 2
-            if round_trip > back_s:
-                rungs.append((size, round_trip - back_s))
+            rungs.append((size, one_way_s(round_trip, back_s)))
             if word == _LAST:
                 break
         return tuple(rungs)

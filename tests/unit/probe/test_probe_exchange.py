@@ -9,7 +9,7 @@ import pytest
 
 from hpctrain.base.clock import SystemClock
 from hpctrain.probe.door import Broken
-from hpctrain.probe.exchange import Stream, answer_ladder, climb, drain, measure_pair, one_way, pour
+from hpctrain.probe.exchange import Stream, answer_ladder, climb, drain, measure_pair, pour
 from hpctrain.probe.figures import PairFigures, bandwidth_of
 from hpctrain.probe.settings import MIB, ProbeSettings
 
@@ -83,10 +83,6 @@ def test_a_slow_link_is_not_climbed_to_the_top(ends) -> None:
         answerer.result()
 
     assert [(size, len(samples)) for size, samples in rungs] == [(1024, 3)]
-
-
-def test_a_message_takes_its_round_trip_less_the_answer() -> None:
-    assert one_way([(10, [3e-5, 4e-5, 9e-5]), (20, [1e-5])], ack_s=1e-5) == [(10, pytest.approx(3e-5))]
 
 
 @pytest.mark.parametrize(("needed", "share"), [(0.0, 0.0), (1.0, 1.0)])

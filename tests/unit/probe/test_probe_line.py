@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.probe.line import fit_alpha_beta, fit_line
+from hpctrain.probe.line import fit_alpha_beta, fit_line, one_way_s
 
 POSITIVE = st.floats(1e-9, 1e3)
 LADDER = [1024 * 4**step for step in range(6)]
@@ -43,6 +43,11 @@ def test_one_line_with_a_little_noise_has_no_break(alpha: float, beta: float, no
     assert line.break_bytes is None
 
 
+def test_a_message_takes_its_round_trip_less_the_answer_but_at_least_half_of_it() -> None:
+    assert one_way_s(4e-5, 1e-5) == pytest.approx(3e-5)
+    assert one_way_s(4e-5, 3.9e-5) == 2e-5
+
+
 def test_a_burst_that_passes_at_once_does_not_make_the_start_up_negative() -> None:
     # 64 kB pass for nothing, then the rate holds: the best line without a negative start-up goes through the origin.
     alpha, beta = fit_alpha_beta([(131072, 67072e-8), (2**20, 984576e-8)])
@@ -60,6 +65,17 @@ def test_eager_and_bulk_messages_are_two_lines_and_the_break_is_told() -> None:
     assert line.break_bytes == 65536
     assert line.alpha_s == pytest.approx(1e-5, rel=0.01)
     assert line.beta_s_per_byte == pytest.approx(1e-8, rel=0.01)
+
+
+def test_disturbed_small_messages_do_not_hide_what_a_byte_takes() -> None:
+    # Messages over Gloo on a busy machine behind a shaped link: two of the small ones were held up.
+    small = [(8, 4e-5), (1024, 9e-4), (16384, 6e-5), (131072, 1.4e-3)]
+    large = [(size, 1e-5 + size / 1.2e8) for size in (2**19, 2**21, 2**23)]
+
+    line = fit_line([*small, *large])
+
+    assert line.beta_s_per_byte == pytest.approx(1 / 1.2e8, rel=0.05)
+    assert line.alpha_s < 1e-3
 
 
 @given(
