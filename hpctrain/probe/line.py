@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,9 @@ BREAK_GAIN = 4.0
 """Two lines must explain the times so many times better than one (squared error) to be reported as a break."""
 BREAK_LEAST = 0.1
 """One line that is off by less than this, root mean square of the relative error, is good enough."""
+SMALL_BYTES = 4096
+LARGE_SHARE = 16
+"""Messages from this share of the largest on count as large."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +34,8 @@ def fit_line(points: Sequence[Point]) -> Line:
     """One line through all points, or two where small and large messages behave differently.
 
     Libraries send small messages at once ("eager") and ask before large ones, cards and shapers let a burst pass: a
-    single line through both is wrong for both. Where one line does not fit, alpha is that of the small messages and beta
-    that of the large ones, which is what each of them is good for; a break is only told when it explains the misfit,
-    because times of a busy machine fit no line at all.
+    single line through both is wrong for both. Times of a busy machine may fit neither one line nor two: then alpha is
+    what small messages take and beta what large ones take, and no break is told.
 
     Raises:
         ValueError: fewer than two different sizes, or a time that is not positive.
@@ -40,9 +43,14 @@ def fit_line(points: Sequence[Point]) -> Line:
     ordered = sorted(points)
     alpha, beta = fit_alpha_beta(ordered)
     whole = _error(ordered, alpha, beta)
-    best, found = whole, Line(alpha, beta, None)
     if (whole / len(ordered)) ** 0.5 < BREAK_LEAST:
-        return found
+        return Line(alpha, beta, None)
+    return _two_lines(ordered, whole / BREAK_GAIN) or _ends(ordered) or Line(alpha, beta, None)
+
+
+def _two_lines(ordered: Sequence[Point], least_error: float) -> Line | None:
+    """The best two lines; None when their error is not below `least_error`."""
+    best, found = least_error, None
     for cut in range(2, len(ordered) - 1):
         small, large = ordered[:cut], ordered[cut:]
         if small[0][0] == small[-1][0] or large[0][0] == large[-1][0] or small[-1][0] == large[0][0]:
@@ -51,9 +59,18 @@ def fit_line(points: Sequence[Point]) -> Line:
         error = _error(small, low_alpha, low_beta) + _error(large, high_alpha, high_beta)
         # Large messages that take no time per byte are noise, not a second line.
         if high_beta > 0 and error < best:
-            told = int(large[0][0]) if error * BREAK_GAIN < whole else None
-            best, found = error, Line(low_alpha, high_beta, told)
+            best, found = error, Line(low_alpha, high_beta, int(large[0][0]))
     return found
+
+
+def _ends(ordered: Sequence[Point]) -> Line | None:
+    """Alpha from messages that are small whatever the link, beta from the largest; None without enough of those."""
+    small = [seconds for size, seconds in ordered if size <= SMALL_BYTES] or [ordered[0][1]]
+    large = [(size, seconds) for size, seconds in ordered if size * LARGE_SHARE >= ordered[-1][0]]
+    if large[0][0] == large[-1][0]:
+        return None
+    _, beta = fit_alpha_beta(large)
+    return Line(statistics.median(small), beta, None) if beta > 0 else None
 
 
 def one_way_s(round_trip_s: float, answer_s: float) -> float:
