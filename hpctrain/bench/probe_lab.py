@@ -7,6 +7,7 @@ their medians.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import statistics
 import sys
@@ -136,9 +137,9 @@ def _iperf3(machine: Machine, layout: Layout, pair: tuple[str, str], seconds: in
     """Bytes each second at iperf3's receiver."""
     source, target = pair
     addr = layout.address(target)
-    server = machine.runner.start(
-        _inside(layout, target, ["iperf3", "-s", "-1", "-B", addr, "-p", str(PORT)]), log=None
-    )
+    listen = _inside(layout, target, ["iperf3", "-s", "-1", "-B", addr, "-p", str(PORT)])
+    # What the server says is told to the client as well; stdout belongs to the record.
+    server = machine.runner.start(listen, log=Path(os.devnull))
     words = ["iperf3", "-c", addr, "-p", str(PORT), "-t", str(seconds), "-O", "1", "-J"]
     client = _inside(layout, source, words)
     try:

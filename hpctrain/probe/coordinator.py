@@ -22,6 +22,9 @@ from hpctrain.records.evidence import HostFacts
 GRACE_S = 1.0
 """A node tells of its own failed slot before the coordinator gives it up."""
 
+BACKEND_GRACE_S = 10.0
+"""A node ends its measuring process, which may hang in a collective, before it tells of it."""
+
 Progress = Callable[[str, int, int], None]
 """Told of (phase, done, planned); the phases are join, links, devices and backend."""
 
@@ -153,7 +156,7 @@ class Coordinator:
         if len(names) < 2 or any(set(pair) <= set(names) for pair in self.outcome.broken):
             return
         self._progress("backend", 0, len(names))
-        limit_s = self._settings.backend_deadline_s
+        limit_s = self._settings.backend_deadline_s + BACKEND_GRACE_S
         first = names[0]
         self._channels[first].send({"kind": "meet"})
         answer = self._collect({first}, lambda m: m["kind"] == "meeting", limit_s, "while opening the meeting")
@@ -173,8 +176,7 @@ class Coordinator:
         }
         for rank, name in enumerate(names):
             self._channels[name].send(order | {"rank": rank})
-        # Each node gives its process up after the limit, and says so.
-        answers = self._collect(set(names), lambda m: m["kind"] == "exchanged", limit_s + GRACE_S, "in its messages")
+        answers = self._collect(set(names), lambda m: m["kind"] == "exchanged", limit_s, "in its messages")
         self._take_backend(names, answers)
 
     def _take_backend(self, names: Sequence[str], answers: dict[str, Message]) -> None:
