@@ -52,7 +52,7 @@ class GpuReader:
 
     def __init__(self, index: int, nvml: Nvml | None) -> None:
         self.name = f"cuda{index}"
-        self.torch = torch.device("cuda", index)
+        self.place = torch.device("cuda", index)
         properties = torch.cuda.get_device_properties(index)
         uuid = getattr(properties, "uuid", None)
         self.gpu: Gpu | None = nvml.gpu(f"GPU-{uuid}") if nvml is not None and uuid is not None else None
@@ -61,12 +61,12 @@ class GpuReader:
 
     def load(self, now: Now) -> Load:
         """Multiply matrices of each dtype, the 16-bit one long enough for heat and power limits to show."""
-        load = Load(float(torch.cuda.mem_get_info(self.torch)[0]))
+        load = Load(float(torch.cuda.mem_get_info(self.place)[0]))
         with contextlib.ExitStack() as stack:
             xids = stack.enter_context(self.gpu.watched_for_xid()) if self.gpu else []
             began_s, used_j = now(), self.gpu.energy_j() if self.gpu else None
             for name, dtype, limit_s in self._dtypes():
-                load.flops[name] = matmul_flops(self.torch, dtype, now, limit_s, lambda: self._look(load))
+                load.flops[name] = matmul_flops(self.place, dtype, now, limit_s, lambda: self._look(load))
             after_j = self.gpu.energy_j() if self.gpu else None
             if used_j is not None and after_j is not None:
                 load.power_w = (after_j - used_j) / (now() - began_s)
@@ -86,8 +86,8 @@ class GpuReader:
             type=type_key,
             flops=load.flops,
             memory_bytes=load.memory_bytes,
-            memory_bytes_per_s=copy_bytes_per_s(self.torch, now),
-            launch_s=launch_seconds(self.torch, now),
+            memory_bytes_per_s=copy_bytes_per_s(self.place, now),
+            launch_s=launch_seconds(self.place, now),
             pcie=seen_links[-1] if seen_links else self._pcie(under_load=False),
             throttle_reasons=sorted(load.throttle_reasons),
             p2p={other.name: self._reaches(other, copies[other.name] is not None) for other in others},
@@ -104,7 +104,7 @@ class GpuReader:
         )
 
     def _dtypes(self) -> list[tuple[str, torch.dtype, float]]:
-        with torch.cuda.device(self.torch):
+        with torch.cuda.device(self.place):
             native = torch.cuda.is_bf16_supported(including_emulation=False)
         sustained = ("bf16", torch.bfloat16, SUSTAINED_S) if native else ("fp16", torch.float16, SUSTAINED_S)
         short = [("fp32", torch.float32, MATMUL_S)]
@@ -130,24 +130,29 @@ class GpuReader:
 
     def _host_copy(self, now: Now, to_device: bool, while_busy: Look | None) -> float:
         """Bytes each second between page-locked memory of the host and this device."""
-        here = torch.ones(HOST_COPY_BYTES, dtype=torch.uint8, device=self.torch)
+        here = torch.ones(HOST_COPY_BYTES, dtype=torch.uint8, device=self.place)
         host = torch.ones(HOST_COPY_BYTES, dtype=torch.uint8, pin_memory=True)
         source, target = (host, here) if to_device else (here, host)
-        work = lambda: target.copy_(source, non_blocking=True)  # noqa: E731
-        with torch.cuda.device(self.torch):
-            return rate(work, float(HOST_COPY_BYTES), self.torch, now, COPY_S, 4, while_busy)
+
+        def work() -> None:
+            target.copy_(source, non_blocking=True)
+
+        with torch.cuda.device(self.place):
+            return rate(work, float(HOST_COPY_BYTES), self.place, now, COPY_S, 4, while_busy)
 
     def _copy_to(self, other: GpuReader, now: Now) -> float | None:
         """Bytes each second from this device to the other, however the machine carries them; None when other bytes
         arrive than were sent, which broken peer access does without an error."""
-        source = torch.arange(P2P_COPY_BYTES // 4, dtype=torch.int32, device=self.torch)
-        target = torch.zeros_like(source, device=other.torch)
-        speed = rate(lambda: target.copy_(source), float(P2P_COPY_BYTES), other.torch, now, P2P_COPY_S, 2)
-        return speed if torch.equal(source.cpu(), target.cpu()) else None
+        source = torch.arange(P2P_COPY_BYTES // 4, dtype=torch.int32, device=self.place)
+        target = torch.zeros_like(source, device=other.place)
+        speed = rate(lambda: target.copy_(source), float(P2P_COPY_BYTES), other.place, now, P2P_COPY_S, 2)
+        # Compared where they arrived: a copy back would go over the same way.
+        expected = torch.arange(P2P_COPY_BYTES // 4, dtype=torch.int32, device=other.place)
+        return speed if torch.equal(target, expected) else None
 
     def _reaches(self, other: GpuReader, copied: bool) -> P2p:
         told: P2p = self.gpu.reads_memory_of(other.gpu) if self.gpu and other.gpu else "unknown"
-        return confirm_p2p(told, torch.cuda.can_device_access_peer(self.torch, other.torch), copied)
+        return confirm_p2p(told, torch.cuda.can_device_access_peer(self.place, other.place), copied)
 
 
 def load_gpus(readers: Sequence[GpuReader], now: Now) -> list[Load]:
