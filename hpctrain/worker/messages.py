@@ -95,6 +95,7 @@ class Exchange:
                 elif rank == b:
                     self._answer(a)
                     found[a] = self._climb(a)
+        dist.barrier()  # the store ends with rank 0, and connections that are made late need it
         return found
 
     def _climb(self, peer: int) -> tuple[tuple[int, float], ...]:
