@@ -14,12 +14,15 @@ import psutil
 
 from hpctrain import __version__
 from hpctrain.base.clock import utc_text
-from hpctrain.bench.comparison import Row
 from hpctrain.probe.host import cpu_name
 
 
-def make_record(bench: str, rows: Sequence[Row], settings: dict[str, Any]) -> dict[str, Any]:
-    """The machine form of a bench's result."""
+def make_record(bench: str, rows: Sequence[Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """The machine form of a bench's result.
+
+    Args:
+        rows: dataclasses, one a case.
+    """
     return {
         "bench": bench,
         "time": utc_text(time.time()),

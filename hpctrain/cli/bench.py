@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hpctrain.base.errors import EXIT_FAILED
-from hpctrain.base.units import format_seconds
+from hpctrain.base.units import format_seconds, format_si
 
 RUNTIME_CASES = ("one_process", "dp2", "pp2")
 
@@ -104,6 +105,43 @@ def _kill(count: int, as_json: bool) -> None:
         click.echo(json.dumps(record, indent=1))
     if found["lost"] or found["corrupt"] or found["older"]:
         sys.exit(EXIT_FAILED)
+
+
+@command.command("probe")
+@click.option(
+    "--rate", "rates", multiple=True, default=("50mbit", "200mbit", "1gbit"), show_default=True,
+    help="Rate of the lab's links; may be given again.",
+)  # fmt: skip
+@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Measurements of each rate.")
+@click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
+def probe(rates: tuple[str, ...], repeats: int, as_json: bool) -> None:
+    """The probe's bandwidth beside iperf3's, on links of the lab that is up, shaped to known rates. Needs root."""
+    from hpctrain.bench.probe_lab import Settings, measure
+    from hpctrain.lab.layout import load_layout, state_folder
+    from hpctrain.lab.machine import one_at_a_time, this_machine
+    from hpctrain.lab.requirements import require_root
+    from hpctrain.records.lab_spec import rate_bits_per_s
+
+    for rate in rates:
+        try:
+            rate_bits_per_s(rate)
+        except ValueError as error:
+            raise click.BadParameter(f"found {rate!r}; {error}", param_hint="--rate") from None
+    machine = this_machine()
+    require_root(machine, "shape")
+    layout = load_layout(state_folder(os.environ))
+    with one_at_a_time():
+        record = measure(machine, layout, Settings(rates=rates, repeats=repeats), _say)
+    table = Table("rate", "ours", "iperf3", "error", "spread, ours and iperf3", "repeats bound by a processor")
+    for row in record["rows"]:
+        table.add_row(
+            row["case"], format_si(row["ours_bytes_per_s"], "B/s"), format_si(row["iperf3_bytes_per_s"], "B/s"),
+            f"{row['error_pct']:+.1f} %", f"{row['ours_spread_pct']:.1f} %, {row['iperf3_spread_pct']:.1f} %",
+            f"{row['cpu_contended']} of {repeats}",
+        )  # fmt: skip
+    Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else 120).print(table)
+    if as_json:
+        click.echo(json.dumps(record, indent=1))
 
 
 def _say(what: str) -> None:

@@ -25,6 +25,7 @@ _PHASES = {
     "join": "{done} of {planned} nodes are there",
     "links": "links: {done} of {planned} rounds",
     "devices": "devices: {done} of {planned} nodes at work",
+    "backend": "messages over the training backend",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import selectors
 from collections.abc import Callable, Sequence
 
@@ -9,18 +10,23 @@ from pydantic import ValidationError
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.wire import LineChannel, Message
+from hpctrain.probe.backend import BackendReport, backend_lines, choose_backend
 from hpctrain.probe.devices import DeviceReport
 from hpctrain.probe.door import Door
 from hpctrain.probe.figures import PairFigures
 from hpctrain.probe.outcome import Joined, Outcome, PairResult
 from hpctrain.probe.rounds import Round, plan_rounds
 from hpctrain.probe.settings import ProbeSettings
+from hpctrain.records.evidence import HostFacts
 
 GRACE_S = 1.0
 """A node tells of its own failed slot before the coordinator gives it up."""
 
+BACKEND_GRACE_S = 10.0
+"""A node ends its measuring process, which may hang in a collective, before it tells of it."""
+
 Progress = Callable[[str, int, int], None]
-"""Told of (phase, done, planned); the phases are join, links and devices."""
+"""Told of (phase, done, planned); the phases are join, links, devices and backend."""
 
 
 class Coordinator:
@@ -38,12 +44,13 @@ class Coordinator:
         self.outcome = Outcome(list(nodes))
 
     def run(self) -> Outcome:
-        """The whole probe: join, links, devices, over."""
+        """The whole probe: join, links, devices, messages over the training backend, over."""
         start = self._clock.now()
         self._gather()
         self._links()
         if self._settings.device != "none":
             self._devices()
+            self._backend()
         self.outcome.wall_s = self._clock.now() - start
         return self.outcome
 
@@ -74,7 +81,10 @@ class Coordinator:
             name = str(hello["node"])
             self._channels[name] = channel
             self._selector.register(channel, selectors.EVENT_READ, name)
-            self.outcome.joined[name] = Joined(hello["addr"], hello["port"], hello.get("iface"), hello.get("host"))
+            facts = HostFacts.model_validate(hello["facts"]) if "facts" in hello else None
+            self.outcome.joined[name] = Joined(
+                hello["addr"], hello["port"], hello.get("iface"), hello.get("host"), facts
+            )
         for name in sorted(expected - set(self._channels)):
             self._lose(name, f"did not join within {self._settings.join_deadline_s:g} s")
 
@@ -138,6 +148,47 @@ class Coordinator:
         for name, message in {**ready, **reports}.items():
             if message["kind"] == "devices":
                 self._take_report(name, message)
+
+    def _backend(self) -> None:
+        """The processes that measured the devices send each other messages as a training run does."""
+        # A group forms only when all of its members reach each other, so that a broken pair would cost a time-out.
+        names = [name for name in self._alive() if name in self.outcome.devices]
+        if len(names) < 2 or any(set(pair) <= set(names) for pair in self.outcome.broken):
+            return
+        self._progress("backend", 0, len(names))
+        limit_s = self._settings.backend_deadline_s + BACKEND_GRACE_S
+        first = names[0]
+        self._channels[first].send({"kind": "meet"})
+        answer = self._collect({first}, lambda m: m["kind"] == "meeting", limit_s, "while opening the meeting")
+        port = answer.get(first, {}).get("port")
+        if port is None:
+            self.outcome.backend_failed[first] = str(answer.get(first, {}).get("error", "no meeting"))
+            return
+        kinds = [{str(kind.kind) for kind in self.outcome.devices[name].device_types.values()} for name in names]
+        order = {
+            "kind": "exchange",
+            "backend": choose_backend(kinds, self._settings.loopback),
+            "world": len(names),
+            "seed": self._settings.seed,
+            "addr": self.outcome.joined[first].addr,
+            "port": port,
+            "token": secrets.token_hex(16),
+        }
+        for rank, name in enumerate(names):
+            self._channels[name].send(order | {"rank": rank})
+        answers = self._collect(set(names), lambda m: m["kind"] == "exchanged", limit_s, "in its messages")
+        self._take_backend(names, answers)
+
+    def _take_backend(self, names: Sequence[str], answers: dict[str, Message]) -> None:
+        reports: dict[str, BackendReport] = {}
+        for name, message in answers.items():
+            try:
+                reports[name] = BackendReport.model_validate(message["report"])
+            except KeyError:
+                self.outcome.backend_failed[name] = str(message.get("error", "no figures"))
+            except ValidationError as error:
+                self.outcome.backend_failed[name] = f"its figures are not valid: {error.errors()[0]['msg']}"
+        self.outcome.backend = backend_lines(names, reports)
 
     def _take_report(self, name: str, message: Message) -> None:
         try:

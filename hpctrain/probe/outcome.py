@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from hpctrain.probe.devices import DeviceReport
 from hpctrain.probe.figures import PairFigures
+from hpctrain.records.evidence import HostFacts
+from hpctrain.records.topology import BackendFigures
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,7 @@ class Joined:
     port: int
     iface: str | None
     host: str | None
+    facts: HostFacts | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,10 @@ class Outcome:
     """Pairs of living nodes that could not measure, with the reason."""
     devices: dict[str, DeviceReport] = field(default_factory=dict)
     devices_failed: dict[str, str] = field(default_factory=dict)
+    backend: dict[tuple[str, str], tuple[str, BackendFigures]] = field(default_factory=dict)
+    """(sender, receiver) -> the training backend and what messages over it take."""
+    backend_failed: dict[str, str] = field(default_factory=dict)
+    """Nodes whose part in those messages failed, with the reason."""
     rounds_done: int = 0
     rounds_planned: int = 0
     wall_s: float = 0.0

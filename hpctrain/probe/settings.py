@@ -28,6 +28,13 @@ class ProbeSettings:
     ping_limit_s: float = 0.5
     """A slow link gets fewer round trips, but never under `ping_warm_up + 8`."""
 
+    ladder_bytes: tuple[int, ...] = (1024, 4096, 16384, 65536, 262144, MIB)
+    """Sizes of single messages, each timed on its own: where the line t = alpha + beta·bytes comes from."""
+    ladder_times: int = 8
+    """Messages of each size."""
+    ladder_limit_s: float = 0.2
+    """A slow link stops at the size that passes this time, with at least 3 messages of it."""
+
     bulk_bytes: int = 16 * MIB
     """Least volume in each direction; a link that carries it in under `bulk_s` gets more."""
     bulk_bytes_max: int = 64 * MIB
@@ -43,11 +50,14 @@ class ProbeSettings:
     slot_deadline_s: float = 15.0
     """What one pair may take; a dead or hung node costs at most one slot."""
     devices_deadline_s: float = 120.0
+    backend_deadline_s: float = 90.0
+    """What the messages over the training backend may take, all rounds together."""
 
     @property
     def silence_s(self) -> float:
         """How long a node waits for the coordinator's next word before it gives up."""
-        return max(self.join_deadline_s, self.slot_deadline_s, self.devices_deadline_s) + 15.0
+        deadlines = (self.join_deadline_s, self.slot_deadline_s, self.devices_deadline_s, self.backend_deadline_s)
+        return max(deadlines) + 15.0
 
 
 def local_settings(count: int, device: str = "auto", seed: int = 0) -> ProbeSettings:
@@ -62,4 +72,5 @@ def local_settings(count: int, device: str = "auto", seed: int = 0) -> ProbeSett
         join_deadline_s=30.0,
         slot_deadline_s=5.0,
         devices_deadline_s=60.0,
+        backend_deadline_s=60.0,
     )

@@ -15,7 +15,7 @@ from rich.text import Text
 from hpctrain.base.units import format_seconds, format_si
 from hpctrain.probe.device_view import ABSENT, COLOURS, devices_table
 from hpctrain.probe.matrix_view import QUANTITIES, matrices
-from hpctrain.records.topology import Reason, Topology
+from hpctrain.records.topology import BackendFigures, Reason, Topology
 
 SICK_UP_TO = 20
 """Nodes with a fault that are listed; the rest is counted."""
@@ -91,9 +91,14 @@ def _classes(topology: Topology) -> Text:
     lines = [
         f"links '{entry.id}' ({entry.pairs} pairs): start-up {format_seconds(entry.alpha_s)}, "
         f"then {format_si(1 / entry.beta_s_per_byte, 'B/s') if entry.beta_s_per_byte else ABSENT}"
+        + "".join(_backend(name, figures) for name, figures in entry.backend.items())
         for entry in topology.fabric.classes
     ]
     return Text("\n".join(lines or ["no link was measured"]))
+
+
+def _backend(name: str, figures: BackendFigures) -> str:
+    return f"; over {name} {format_seconds(figures.alpha_s)}, then {format_si(1 / figures.beta_s_per_byte, 'B/s')}"
 
 
 def _clusters(topology: Topology) -> Table:

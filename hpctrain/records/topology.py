@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from hpctrain.records.document import Document, Part
+from hpctrain.records.evidence import HostFacts, NvlinkPeer, PcieLink
 from hpctrain.records.nic import Nic
 
 INTRA_NODE_LATENCY_S = 5e-6
@@ -52,30 +53,6 @@ class DeviceType(Part):
     """The vendor's name of it."""
 
 
-class PcieLink(Part):
-    """The PCI Express link of a device."""
-
-    generation: int
-    """Generation in use."""
-    width: int
-    """Lanes in use."""
-    generation_max: int
-    """Generation that device and slot are capable of."""
-    width_max: int
-    """Lanes that they are capable of."""
-    under_load: bool = False
-    """True when read while data flowed: an idle device lowers its link, which is no fault."""
-
-
-class NvlinkPeer(Part):
-    """NVLink between two devices of a node."""
-
-    links: int
-    """Links that there are."""
-    active: int
-    """Links that are up."""
-
-
 class Device(Part):
     """One device of a node, as measured."""
 
@@ -95,6 +72,16 @@ class Device(Part):
     """Its link to the host."""
     nvlink: dict[str, NvlinkPeer] = {}
     """NVLink to another device of the node, by that device; through a switch, by 'switch' or the switch's address."""
+    throttle_reasons: list[str] = []
+    """Why its clocks were held down under load, in NVML's words: hw_slowdown, sw_power_cap."""
+    p2p: dict[str, Literal["ok", "no", "unknown"]] = {}
+    """Whether it reads the memory of another device of the node, by that device."""
+    ecc_errors: int | None = None
+    """Uncorrectable memory errors since the driver was loaded."""
+    xid: int | None = None
+    """Last error code of the driver about it."""
+    power_w: float | None = None
+    """Power drawn under load, in watts."""
     driver: str | None = None
     """Version of its driver."""
     numa: int | None = None
@@ -103,6 +90,12 @@ class Device(Part):
     """Network card with the shortest way over PCI: mlx5_0, eth0."""
     pci_path: list[str] | None = Field(default=None, min_length=1)
     """PCI addresses on the way to it, switches first, its own last."""
+    host_to_device_bytes_per_s: float | None = None
+    """Copies from page-locked memory of the host."""
+    device_to_host_bytes_per_s: float | None = None
+    """Copies to page-locked memory of the host."""
+    copy_bytes_per_s: dict[str, float] = {}
+    """Copies to another device of the node, by that device, one at a time."""
 
 
 class Reason(Part):
@@ -140,6 +133,8 @@ class Node(Part):
     """Bandwidth from one device of the node to another."""
     nics: list[Nic] | None = None
     """Its network cards."""
+    host_facts: HostFacts | None = None
+    """What its operating system says."""
     health: Health = Health()
     """Whether it should be used."""
 
@@ -153,6 +148,24 @@ class Latency(Part):
     """The median, in seconds."""
     p95: float
     """95 of 100 are faster, in seconds."""
+
+
+class BackendFigures(Part):
+    """The model t = alpha + beta·bytes of messages that torch's communication backend carries."""
+
+    alpha_s: float
+    """Start-up time of a message."""
+    beta_s_per_byte: float = Field(gt=0)
+    """Time per byte."""
+    break_bytes: int | None = None
+    """Size from which messages behave differently, where there is one."""
+    network: str | None = None
+    """What NCCL says that it carries messages between nodes with: IB, Socket."""
+
+
+def _training_backend(measured: dict[str, BackendFigures]) -> BackendFigures | None:
+    """The figures of the backend that carries a run between nodes: NCCL where it was measured, else Gloo."""
+    return measured.get("nccl") or measured.get("gloo")
 
 
 class LinkFigures(Part):
@@ -170,10 +183,31 @@ class LinkFigures(Part):
     """Start-up time of a message in the model t = alpha + beta·bytes."""
     beta_s_per_byte: float | None = None
     """Time per byte in that model."""
+    break_bytes: int | None = None
+    """Smallest measured size that follows beta where small messages behave differently (alpha is theirs)."""
+    jitter: float | None = None
+    """p95 over p50 of the latency."""
+    cpu_contended: bool | None = None
+    """True when a processor and not the wire set the pace of the bandwidth."""
+    transport: str | None = None
+    """What carried it: tcp."""
+    iface: str | None = None
+    """Network interface that the sender's socket really used."""
+    backend: dict[str, BackendFigures] = {}
+    """The same model over the training backend, by its name: gloo, nccl. What a plan should use."""
     n: int | None = None
     """Samples behind the bandwidth."""
     inferred: bool = False
     """True when taken from the class, not measured."""
+
+    def cost(self) -> tuple[float, float] | None:
+        """(alpha, beta) of what a training run sends: over its backend where that was measured; None for neither."""
+        over = _training_backend(self.backend)
+        if over:
+            return over.alpha_s, over.beta_s_per_byte
+        if self.alpha_s is None or self.beta_s_per_byte is None:
+            return None
+        return self.alpha_s, self.beta_s_per_byte
 
 
 class Link(Part):
@@ -202,6 +236,13 @@ class LinkClass(Part):
     """Time per byte in that model."""
     pairs: int
     """How many measured pairs are behind it."""
+    backend: dict[str, BackendFigures] = {}
+    """The same model over the training backend, by its name."""
+
+    def cost(self) -> tuple[float, float]:
+        """(alpha, beta) of what a training run sends: over its backend where that was measured."""
+        over = _training_backend(self.backend)
+        return (over.alpha_s, over.beta_s_per_byte) if over else (self.alpha_s, self.beta_s_per_byte)
 
 
 class NodeCluster(Part):
@@ -315,11 +356,12 @@ class LinkCost:
 
     def __init__(self, topology: Topology) -> None:
         self._costs: dict[tuple[str, str], tuple[float, float]] = {}
-        classes = {entry.id: (entry.alpha_s, entry.beta_s_per_byte) for entry in topology.fabric.classes}
+        classes = {entry.id: entry.cost() for entry in topology.fabric.classes}
         for link in topology.fabric.links:
             for ends, figures in (((link.a, link.b), link.ab), ((link.b, link.a), link.ba)):
-                if figures.alpha_s is not None and figures.beta_s_per_byte is not None:
-                    self._costs[ends] = (figures.alpha_s, figures.beta_s_per_byte)
+                cost = figures.cost()
+                if cost is not None:
+                    self._costs[ends] = cost
                 elif link.class_ in classes:
                     self._costs[ends] = classes[link.class_]
         known = list(classes.values()) or list(self._costs.values())

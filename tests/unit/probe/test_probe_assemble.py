@@ -9,6 +9,7 @@ from hpctrain.probe.devices import DeviceReport
 from hpctrain.probe.figures import PairFigures
 from hpctrain.probe.outcome import Joined, Outcome, PairResult
 from hpctrain.probe.settings import ProbeSettings
+from hpctrain.records.evidence import HostFacts
 from hpctrain.records.topology import Device, DeviceType, Latency, Topology
 
 RATE = 1e9
@@ -183,3 +184,49 @@ def test_one_node_has_no_links() -> None:
 
     assert found.fabric.classes == []
     assert found.verdict.status == "go"
+
+
+def test_what_the_ends_say_of_a_transfer_is_in_its_figures() -> None:
+    made = outcome(2)
+    busy = side().model_copy(update={"sending_cpu": 0.97, "receiving_cpu": 0.1, "iface": "ib0"})
+    idle = side().model_copy(update={"sending_cpu": 0.2, "receiving_cpu": 0.3, "iface": "eth1"})
+    made.pairs = [PairResult("n0", "n1", False, 1, at_a=busy, at_b=idle)]
+
+    found = topology(made)
+
+    link = found.fabric.links[0]
+    assert (link.ab.cpu_contended, link.ba.cpu_contended) == (True, False)
+    assert (link.ab.iface, link.ab.transport) == ("ib0", "tcp")
+    assert [node.iface for node in found.nodes] == ["ib0", "eth1"]
+    assert link.ab.jitter == pytest.approx(2.0)
+
+
+def test_without_counts_of_processor_time_nothing_is_said_of_it() -> None:
+    assert topology(outcome(2)).fabric.links[0].ab.cpu_contended is None
+
+
+def test_single_messages_shape_the_line_and_load_slows_its_slope() -> None:
+    ladder = tuple((size, 1e-5 + size * (1e-10 if size < 65536 else 1e-8)) for size in (1024, 16384, 65536, 2**20))
+    quiet = side(1e8, 1e-5).model_copy(update={"ladder": ladder})
+    made = outcome(2)
+    made.pairs = [PairResult("n0", "n1", True, 1, quiet, quiet), PairResult("n0", "n1", False, 2, side(5e7), side(5e7))]
+
+    figures = topology(made).fabric.links[0].ab
+
+    assert figures.break_bytes == 65536
+    assert figures.alpha_s == pytest.approx(1e-5, rel=0.05)
+    assert figures.beta_s_per_byte == pytest.approx(2e-8, rel=0.05)
+
+
+def test_a_nodes_facts_carry_its_clock_against_the_first_node() -> None:
+    made = outcome(2)
+    for name in made.nodes:
+        made.joined[name] = Joined("10.0.0.1", 1, "ib0", name, HostFacts(kernel="6.1", mtu={"ib0": 2044}))
+    seen = side().model_copy(update={"clock_offset_s": 0.25, "clock_error_s": 1e-5})
+    made.pairs = [PairResult("n0", "n1", False, 1, seen, side())]
+
+    first, second = topology(made).nodes
+
+    assert first.host_facts.clock_offset_s is None
+    assert (second.host_facts.clock_offset_s, second.host_facts.clock_error_s) == (0.25, 1e-5)
+    assert second.host_facts.mtu == {"ib0": 2044}
