@@ -2,41 +2,47 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
 from hpctrain import __version__
 from hpctrain.base.clock import utc_text
+from hpctrain.probe.campaign import tree_of
+from hpctrain.probe.classes import fabric_of
+from hpctrain.probe.clusters import SwitchTree
+from hpctrain.probe.contention import oversubscription
 from hpctrain.probe.figures import fit_alpha_beta
-from hpctrain.probe.outcome import Joined, Outcome, PairResult
+from hpctrain.probe.outcome import EVERY_LINK_UP_TO, Joined, Outcome, PairResult
 from hpctrain.probe.settings import ProbeSettings
-from hpctrain.probe.verdict import node_healths, overall
-from hpctrain.records.topology import DeviceType, Fabric, Link, LinkClass, LinkFigures, Node, Provenance, Topology
-
-ALL_LINKS_UP_TO = 64
-"""Above this many nodes a pair is listed only when it is off its class; a pair that is absent has its values."""
-OFF_CLASS = 0.10
+from hpctrain.probe.verdict import find_faults, node_healths, overall
+from hpctrain.records.topology import DeviceType, Link, LinkFigures, Node, Provenance, Topology
 
 
-def assemble(outcome: Outcome, settings: ProbeSettings, wall: float, job_id: str | None = None) -> Topology:
+def assemble(
+    outcome: Outcome, settings: ProbeSettings, wall: float, job_id: str | None = None, partial: bool = False
+) -> Topology:
     """The topology that was measured, with the verdict.
 
     Args:
         wall: seconds since 1970, for the provenance.
         job_id: Slurm job that measured.
+        partial: the probe goes on: switches are not looked for yet.
     """
-    class_id = "loopback" if settings.loopback else "network"
-    links = _links(outcome.pairs, class_id)
+    matrix = outcome.matrix()
+    tree = SwitchTree() if partial else tree_of(outcome, settings)
+    ratios = oversubscription(tree, matrix.index, outcome.contention)
     bare = [_node(name, outcome) for name in outcome.nodes]
-    healths = node_healths(outcome, bare, links, settings.slow_ratio)
-    classes = _classes(links, class_id)
-    return Topology(
+    types = _device_types(outcome)
+    faults = find_faults(outcome, bare, types, tree, ratios, settings)
+    healths = node_healths(outcome, faults)
+    links = _links(outcome.pairs)
+    made = Topology(
         provenance=_provenance(outcome, settings, wall, job_id),
-        device_types=_device_types(outcome),
+        device_types=types,
         nodes=[node.model_copy(update={"health": healths[node.id]}) for node in bare],
-        fabric=Fabric(classes=classes, links=_listed(links, classes, len(outcome.nodes))),
-        verdict=overall(outcome, healths),
+        fabric=fabric_of(matrix, tree, ratios, links, settings),
+        verdict=overall(outcome, healths, faults, bare, settings.loopback),
     )
+    return made if len(outcome.nodes) <= EVERY_LINK_UP_TO else made.with_pairs(matrix.snapshot())
 
 
 def _provenance(outcome: Outcome, settings: ProbeSettings, wall: float, job_id: str | None) -> Provenance:
@@ -45,7 +51,7 @@ def _provenance(outcome: Outcome, settings: ProbeSettings, wall: float, job_id: 
         created=utc_text(wall),
         transport="tcp",
         loopback=settings.loopback,
-        mode="full",
+        mode=settings.mode,
         seed=settings.seed,
         rounds_done=outcome.rounds_done,
         rounds_planned=outcome.rounds_planned,
@@ -74,13 +80,13 @@ def _device_types(outcome: Outcome) -> dict[str, DeviceType]:
     return dict(sorted(merged.items()))
 
 
-def _links(pairs: Sequence[PairResult], class_id: str) -> list[Link]:
+def _links(pairs: Sequence[PairResult]) -> list[Link]:
     alone = {(pair.a, pair.b): pair for pair in pairs if pair.alone}
     loaded = {(pair.a, pair.b): pair for pair in pairs if not pair.alone}
     links = []
     for a, b in sorted(alone.keys() | loaded.keys()):
         quiet, busy = alone.get((a, b)) or loaded[a, b], loaded.get((a, b))
-        links.append(Link(a=a, b=b, class_=class_id, ab=_figures(quiet, busy, True), ba=_figures(quiet, busy, False)))
+        links.append(Link(a=a, b=b, ab=_figures(quiet, busy, True), ba=_figures(quiet, busy, False)))
     return links
 
 
@@ -103,28 +109,4 @@ def _figures(quiet: PairResult, busy: PairResult | None, forward: bool) -> LinkF
         alpha_s=alpha,
         beta_s_per_byte=beta,
         n=receiver.n,
-    )
-
-
-def _classes(links: Sequence[Link], class_id: str) -> list[LinkClass]:
-    figures = [side for link in links for side in (link.ab, link.ba)]
-    alphas = [side.alpha_s for side in figures if side.alpha_s is not None]
-    betas = [side.beta_s_per_byte for side in figures if side.beta_s_per_byte is not None]
-    if not alphas or not betas:
-        return []
-    alpha, beta = statistics.median(alphas), statistics.median(betas)
-    return [LinkClass(id=class_id, alpha_s=alpha, beta_s_per_byte=beta, pairs=len(links))]
-
-
-def _listed(links: list[Link], classes: Sequence[LinkClass], nodes: int) -> list[Link]:
-    if nodes <= ALL_LINKS_UP_TO or not classes:
-        return links
-    return [link for link in links if _is_off(link, classes[0])]
-
-
-def _is_off(link: Link, usual: LinkClass) -> bool:
-    return any(
-        value is not None and abs(value - expected) > OFF_CLASS * expected
-        for side in (link.ab, link.ba)
-        for value, expected in ((side.alpha_s, usual.alpha_s), (side.beta_s_per_byte, usual.beta_s_per_byte))
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -143,6 +144,7 @@ def _join(place: Message, me: str, addr: str, clock: Clock) -> tuple[str, LineCh
     door = open_door(addr, token, clock)
     hello = {"kind": "join", "token": token, "node": me, "addr": addr, "port": door.port}
     hello |= {"iface": interface_of(addr), "host": socket.gethostname()}
+    hello |= {"switches": os.environ.get("SLURM_TOPOLOGY_ADDR")}
     try:
         return token, knock(place["addr"], place["port"], hello, HELLO_S), door
     except (Broken, KeyError):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hpctrain.probe.devices import DeviceReport
 from hpctrain.probe.figures import PairFigures
+from hpctrain.records.pair_matrix import PairMatrix
+
+EVERY_LINK_UP_TO = 64
+"""Up to this many nodes every figure of every pair is kept; above, the matrix of the main ones."""
 
 
 @dataclass(frozen=True)
@@ -16,6 +21,8 @@ class Joined:
     port: int
     iface: str | None
     host: str | None
+    switches: str | None = None
+    """SLURM_TOPOLOGY_ADDR: the switches above it and its name, joined by dots."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +32,19 @@ class PairResult:
     a: str
     b: str
     alone: bool
-    """True when no other pair was at work."""
+    """True when it had the network to itself."""
     concurrency: int
     """Pairs at work in that round."""
     at_a: PairFigures
     at_b: PairFigures
+
+
+@dataclass(frozen=True)
+class ContentionRound:
+    """A round of pairs between clusters of one level: one pair for each two clusters, or all members at once."""
+
+    alone: bool
+    results: tuple[PairResult, ...]
 
 
 @dataclass
@@ -41,6 +56,10 @@ class Outcome:
     lost: dict[str, str] = field(default_factory=dict)
     """Nodes that did not answer, with when."""
     pairs: list[PairResult] = field(default_factory=list)
+    """Every pair that was measured, up to EVERY_LINK_UP_TO nodes; above, `matrix` has their figures."""
+    contention: list[ContentionRound] = field(default_factory=list)
+    retests: list[PairResult] = field(default_factory=list)
+    """Suspects with good partners, and good pairs to compare with, in quiet rounds."""
     broken: dict[tuple[str, str], str] = field(default_factory=dict)
     """Pairs of living nodes that could not measure, with the reason."""
     devices: dict[str, DeviceReport] = field(default_factory=dict)
@@ -48,3 +67,39 @@ class Outcome:
     rounds_done: int = 0
     rounds_planned: int = 0
     wall_s: float = 0.0
+    _matrix: PairMatrix | None = None
+
+    @property
+    def alive(self) -> list[str]:
+        """Nodes that were not lost, in order."""
+        return [name for name in self.nodes if name not in self.lost]
+
+    def add(self, results: Iterable[PairResult]) -> None:
+        """Keep the figures of pairs."""
+        if len(self.nodes) <= EVERY_LINK_UP_TO:
+            self.pairs += results
+            return
+        if self._matrix is None:
+            self._matrix = PairMatrix(self.nodes)
+        for result in results:
+            _enter(self._matrix, result)
+
+    def matrix(self) -> PairMatrix:
+        """The main figures of all pairs so far."""
+        if self._matrix is not None:
+            return self._matrix
+        made = PairMatrix(self.nodes)
+        for result in self.pairs:
+            _enter(made, result)
+        return made
+
+
+def _enter(matrix: PairMatrix, result: PairResult) -> None:
+    """Latency belongs to who started the round trips, bandwidth to who received."""
+    a, b = matrix.index[result.a], matrix.index[result.b]
+    rate = matrix["isolated_bytes_per_s" if result.alone else "bytes_per_s"]
+    rate[a, b], rate[b, a] = result.at_b.bytes_per_s, result.at_a.bytes_per_s
+    for source, target, latency in ((a, b, result.at_a.latency), (b, a, result.at_b.latency)):
+        matrix["latency_min_s"][source, target] = latency.min
+        matrix["latency_p50_s"][source, target] = latency.p50
+        matrix["latency_p95_s"][source, target] = latency.p95

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from hpctrain.records.document import Document, Part
+
+if TYPE_CHECKING:
+    from hpctrain.records.pair_matrix import PairMatrix
 
 INTRA_NODE_LATENCY_S = 5e-6
 """Start-up cost assumed between two devices of one node when it was not measured: a kernel launch on each side."""
@@ -26,7 +30,8 @@ class Provenance(Part):
     loopback: bool = False
     """True when the nodes are processes of one machine: the links are memory, not a network."""
     mode: str = "full"
-    """full: every pair was measured. published: figures of data sheets and papers, nothing was measured."""
+    """full: every pair was measured. sampled: enough pairs to know which nodes share a switch. health: each node with a
+    few others, enough to judge it. published: figures of data sheets and papers, nothing was measured."""
     seed: int | None = None
     """Orders the rounds of the probe."""
     notes: list[str] = []
@@ -50,6 +55,45 @@ class DeviceType(Part):
     """The vendor's name of it."""
 
 
+class PcieLink(Part):
+    """The PCI Express link of a device."""
+
+    generation: int
+    """Generation in use."""
+    width: int
+    """Lanes in use."""
+    generation_max: int
+    """Generation that device and slot are capable of."""
+    width_max: int
+    """Lanes that they are capable of."""
+    under_load: bool = False
+    """True when read while data flowed: an idle device lowers its link, which is no fault."""
+
+
+class NvlinkPeer(Part):
+    """NVLink between two devices of a node."""
+
+    links: int
+    """Links that there are."""
+    active: int
+    """Links that are up."""
+
+
+class HostFacts(Part):
+    """What a node's operating system says of itself; a fact that could not be read is absent."""
+
+    kernel: str | None = None
+    """Release of the kernel."""
+    mtu: dict[str, int] = {}
+    """Largest packet in bytes, by interface."""
+    clock_offset_s: float | None = None
+    """This node's clock less that of the node that measured."""
+    hostname_resolves_to: str | None = None
+    """Address that the node's own name leads to."""
+    interfaces: dict[str, list[str]] = {}
+    """Addresses of each interface."""
+
+
 class Device(Part):
     """One device of a node, as measured."""
 
@@ -65,15 +109,35 @@ class Device(Part):
     """Bandwidth of copies within the device's memory, read plus write."""
     launch_s: float | None = None
     """Median time of one tiny operation: what each operation costs however small it is."""
+    pcie: PcieLink | None = None
+    """Its link to the host."""
+    throttle_reasons: list[str] = []
+    """Why its clocks were held down under load, in NVML's words: hw_slowdown, sw_power_cap."""
+    p2p: dict[str, Literal["ok", "no", "unknown"]] = {}
+    """Whether it reads the memory of another device of the node, by that device."""
+    nvlink: dict[str, NvlinkPeer] = {}
+    """NVLink to another device of the node, by that device."""
+    ecc_errors: int | None = None
+    """Uncorrectable memory errors since the driver was loaded."""
+    xid: int | None = None
+    """Last error code of the driver about it."""
+    power_w: float | None = None
+    """Power drawn under load, in watts."""
+    driver: str | None = None
+    """Version of its driver."""
 
 
 class Reason(Part):
     """Why a node got its verdict."""
 
     code: str
-    """Short name: UNREACHABLE, SLOW_LINK, SLOW_DEVICE, PROBE_FAILED."""
+    """Short name of the fault: UNREACHABLE, SLOW_NODE, PCIE_DOWNSHIFT."""
     text: str
     """One sentence with the numbers."""
+    evidence: str | None = None
+    """What it was compared with, and how often it was measured."""
+    fix: str | None = None
+    """The next thing to do."""
 
 
 class Health(Part):
@@ -100,6 +164,8 @@ class Node(Part):
     """What computes on it."""
     intra_bytes_per_s: float | None = None
     """Bandwidth from one device of the node to another."""
+    host_facts: HostFacts | None = None
+    """What its operating system says."""
     health: Health = Health()
     """Whether it should be used."""
 
@@ -162,6 +228,8 @@ class LinkClass(Part):
     """Time per byte in that model."""
     pairs: int
     """How many measured pairs are behind it."""
+    level: int | None = None
+    """Height of the lowest cluster that holds both ends; 0: none does. Absent: the class is of all pairs."""
 
 
 class NodeCluster(Part):
@@ -176,7 +244,18 @@ class NodeCluster(Part):
     members: list[str]
     """Its nodes."""
     source: str = "measured"
-    """measured, or who told."""
+    """measured, or who told: slurm."""
+    oversubscription: float | None = None
+    """What a pair that leaves such a cluster has alone, over what it has when all members talk to another cluster."""
+
+
+class MatrixFile(Part):
+    """A file beside the topology with the figures of every pair; named by its content, so both are of one probe."""
+
+    file: str = Field(pattern=r"^pairs-[0-9a-f]{12}\.npz$")
+    """Name of the file, in the folder of the topology."""
+    sha256: str
+    """Hash of that file."""
 
 
 class Fabric(Part):
@@ -187,7 +266,11 @@ class Fabric(Part):
     clusters: list[NodeCluster] = []
     """Groups of nodes that are near each other."""
     links: list[Link] = []
-    """Measured pairs; a pair that is absent has the figures of its class."""
+    """Measured pairs; a pair that is absent has the figures of the matrix, else of its class."""
+    matrix: MatrixFile | None = None
+    """Figures of all pairs, above 64 nodes."""
+    held_out_error: float | None = None
+    """Median relative error of the classes on pairs that were measured and not used for them (0.05 is 5 %)."""
 
 
 class Verdict(Part):
@@ -199,6 +282,10 @@ class Verdict(Part):
     """Nodes to leave out."""
     faults: list[Reason] = []
     """What was found wrong."""
+    sbatch_hint: str | None = None
+    """Option of sbatch that leaves these nodes out."""
+    env: dict[str, str] = {}
+    """Variables that name an interface which every node has: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME."""
 
 
 class Topology(Document):
@@ -217,6 +304,8 @@ class Topology(Document):
     verdict: Verdict = Verdict()
     """What the probe advises for the whole allocation."""
 
+    _pairs: PairMatrix | None = PrivateAttr(default=None)
+
     @model_validator(mode="after")
     def _check(self) -> Topology:
         names = [node.id for node in self.nodes]
@@ -231,6 +320,43 @@ class Topology(Document):
                 if end not in names:
                     raise ValueError(f"fabric.links: {end!r} is not a node of this file")
         return self
+
+    @property
+    def pairs(self) -> PairMatrix | None:
+        """Figures of every pair, for a topology that was measured here or read with the file beside it."""
+        return self._pairs
+
+    def with_pairs(self, pairs: PairMatrix) -> Topology:
+        """This topology with the figures of every pair, which `write` puts beside it."""
+        fabric = self.fabric.model_copy(update={"matrix": MatrixFile(file=pairs.file_name, sha256=pairs.sha256)})
+        made = self.model_copy(update={"fabric": fabric})
+        made._pairs = pairs
+        return made
+
+    def write(self, path: Path) -> None:
+        """Write the file atomically; the figures of every pair first, so that the file never names what is not there.
+
+        Raises:
+            StorageError: one of them cannot be written.
+        """
+        if self._pairs is not None:
+            self._pairs.write(path.parent)
+        super().write(path)
+
+    @classmethod
+    def read(cls, path: Path) -> Topology:
+        """Read and check the file, and the figures of every pair where it names them.
+
+        Raises:
+            FileError: missing, not JSON, with mistakes, or the file beside it is missing or another one.
+        """
+        made = super().read(path)
+        if made.fabric.matrix is not None:
+            from hpctrain.records.pair_matrix import read_pairs  # numpy is only for large clusters
+
+            nodes = [node.id for node in made.nodes]
+            made._pairs = read_pairs(path.with_name(made.fabric.matrix.file), made.fabric.matrix.sha256, nodes, path)
+        return made
 
     def node(self, name: str) -> Node:
         """The node of that name; KeyError when there is none."""
@@ -259,11 +385,14 @@ class Topology(Document):
             cluster.model_copy(update={"members": [name for name in cluster.members if name in keep]})
             for cluster in self.fabric.clusters
         ]
-        fabric = self.fabric.model_copy(update={"links": links, "clusters": [c for c in clusters if c.members]})
+        kept = {"links": links, "clusters": [c for c in clusters if c.members], "matrix": None}
+        fabric = self.fabric.model_copy(update=kept)
         nodes = [node for node in self.nodes if node.id in keep]
         exclude = [name for name in self.verdict.exclude if name in keep]
         verdict = self.verdict.model_copy(update={"exclude": exclude})
-        return self.model_copy(update={"nodes": nodes, "fabric": fabric, "verdict": verdict})
+        made = self.model_copy(update={"nodes": nodes, "fabric": fabric, "verdict": verdict})
+        made._pairs = None
+        return made if self._pairs is None else made.with_pairs(self._pairs.only(keep))
 
     def link_cost(self) -> LinkCost:
         """A table that answers how long a message takes between two devices."""
@@ -271,9 +400,11 @@ class Topology(Document):
 
 
 class LinkCost:
-    """Time of a message between two devices, t = alpha + beta·bytes, from the link, else its class, else the mean."""
+    """Time of a message between two devices, t = alpha + beta·bytes: from the link, else the matrix, else the slowest
+    class."""
 
     def __init__(self, topology: Topology) -> None:
+        self._pairs = topology.pairs
         self._costs: dict[tuple[str, str], tuple[float, float]] = {}
         classes = {entry.id: (entry.alpha_s, entry.beta_s_per_byte) for entry in topology.fabric.classes}
         for link in topology.fabric.links:
@@ -283,6 +414,11 @@ class LinkCost:
                 elif link.class_ in classes:
                     self._costs[ends] = classes[link.class_]
         known = list(classes.values()) or list(self._costs.values())
+        self._levels = {entry.level: (entry.alpha_s, entry.beta_s_per_byte) for entry in topology.fabric.classes}
+        self._clusters: dict[str, list[tuple[int, str]]] = {}
+        for cluster in sorted(topology.fabric.clusters, key=lambda cluster: cluster.level):
+            for member in cluster.members:
+                self._clusters.setdefault(member, []).append((cluster.level, cluster.id))
         # The slowest class stands in for a pair nobody measured: a plan should not lean on an unknown link.
         self._default = max(known, key=lambda cost: cost[1]) if known else None
         speeds = [d.memory_bytes_per_s for n in topology.nodes for d in n.devices if d.memory_bytes_per_s]
@@ -302,10 +438,18 @@ class LinkCost:
         a, b = source.partition(":")[0], target.partition(":")[0]
         if a == b:
             return self._within.get(a, self._intra)
-        cost = self._costs.get((a, b), self._default)
+        cost = self._costs.get((a, b))
+        if cost is None and self._pairs is not None:
+            cost = self._pairs.cost(a, b)
+        cost = cost or self._of_class(a, b) or self._default
         if cost is None:
             raise KeyError(f"{a}-{b}")
         return cost
+
+    def _of_class(self, a: str, b: str) -> tuple[float, float] | None:
+        """What pairs have whose lowest common cluster is as high as that of this one."""
+        shared = set(self._clusters.get(a, ())) & set(self._clusters.get(b, ()))
+        return self._levels.get(min((level for level, _ in shared), default=0))
 
     def seconds(self, source: str, target: str, size_bytes: float) -> float:
         """Time of one message of `size_bytes`."""

@@ -132,7 +132,7 @@ def topology(count: int = 4, name: Callable[[int], str] = "local{}".format) -> T
         )
         for index in range(count)
     ]
-    slow = Reason(code="SLOW_DEVICE", text="fp32 18 GFLOP/s, others 31 GFLOP/s")
+    slow = Reason(code="SLOW_NODE", text="fp32 18 GFLOP/s, others 31 GFLOP/s")
     nodes[-1] = nodes[-1].model_copy(update={"health": Health(verdict="degraded", reasons=[slow])})
     pairs = [(a, b) for a in range(count) for b in range(a + 1, count)][:-1]
     links = [Link(a=name(a), b=name(b), ab=_figures(1.0 + 0.1 * a), ba=_figures(1.2 + 0.05 * b)) for a, b in pairs]
