@@ -34,7 +34,7 @@ def assemble(
     types = _device_types(outcome)
     faults = find_faults(outcome, bare, types, tree, ratios, settings)
     healths = node_healths(outcome, faults)
-    links = _links(outcome.pairs)
+    links = _links(outcome.pairs, outcome.nodes)
     made = Topology(
         provenance=_provenance(outcome, settings, wall, job_id),
         device_types=types,
@@ -80,9 +80,11 @@ def _device_types(outcome: Outcome) -> dict[str, DeviceType]:
     return dict(sorted(merged.items()))
 
 
-def _links(pairs: Sequence[PairResult]) -> list[Link]:
-    alone = {(pair.a, pair.b): pair for pair in pairs if pair.alone}
-    loaded = {(pair.a, pair.b): pair for pair in pairs if not pair.alone}
+def _links(pairs: Sequence[PairResult], nodes: Sequence[str]) -> list[Link]:
+    order = {name: place for place, name in enumerate(nodes)}
+    turned = [pair if order[pair.a] < order[pair.b] else pair.turned() for pair in pairs]
+    alone = {(pair.a, pair.b): pair for pair in turned if pair.alone}
+    loaded = {(pair.a, pair.b): pair for pair in turned if not pair.alone}
     links = []
     for a, b in sorted(alone.keys() | loaded.keys()):
         quiet, busy = alone.get((a, b)) or loaded[a, b], loaded.get((a, b))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from hpctrain.probe.clusters import LEAST_NODES, SwitchTree, infer_tree, told_tree
+from hpctrain.probe.clusters import LEAST_NODES, SwitchTree, distances_of, infer_tree, told_tree
 from hpctrain.probe.contention import contention_rounds
 from hpctrain.probe.outcome import Outcome
 from hpctrain.probe.peers import standing, suspect_links, suspects
@@ -49,7 +49,7 @@ def tree_of(outcome: Outcome, settings: ProbeSettings) -> SwitchTree:
         return told
     if settings.mode == "sampled":
         return sampled_tree(_groups(outcome))
-    return infer_tree(outcome.matrix()["latency_min_s"])
+    return infer_tree(distances_of(outcome.matrix()))
 
 
 def doubts(outcome: Outcome, settings: ProbeSettings, tree: SwitchTree) -> tuple[list[int], list[tuple[int, int]]]:
@@ -57,6 +57,8 @@ def doubts(outcome: Outcome, settings: ProbeSettings, tree: SwitchTree) -> tuple
     matrix = outcome.matrix()
     now = standing(matrix, tree)
     nodes = suspects(now, settings.slow_ratio)
+    if settings.mode == "health":
+        return nodes, []  # too few pairs to tell what a link promises
     known = set(nodes)
     links = [pair for pair in suspect_links(matrix, tree, now, MOST_LINKS + len(nodes)) if not known & set(pair)]
     return nodes, links[:MOST_LINKS]
@@ -70,7 +72,7 @@ def _retests(outcome: Outcome, settings: ProbeSettings, tree: SwitchTree) -> lis
     good = [node for node in alive if node not in set(nodes)]
     if len(good) < max(LEAST_TO_RETEST - 1, len(nodes)):
         return []  # half of them are suspect: then nobody is
-    return retest_nodes(nodes[:MOST_SUSPECTS], good, tree) + retest_links(links, good)
+    return retest_nodes(nodes[:MOST_SUSPECTS], good, tree) + retest_links(links, good, tree)
 
 
 def _sample(outcome: Outcome, settings: ProbeSettings) -> Iterator[list[Round]]:
@@ -107,7 +109,7 @@ def _inside_leaves(tree: SwitchTree, alive: Sequence[int], seed: int) -> list[Ro
 
 def _groups(outcome: Outcome) -> Groups:
     alive = np.array([name not in outcome.lost for name in outcome.nodes])
-    return Groups(outcome.matrix()["latency_min_s"], alive)
+    return Groups(distances_of(outcome.matrix()), alive)
 
 
 def _told(outcome: Outcome) -> SwitchTree:

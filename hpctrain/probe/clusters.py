@@ -10,6 +10,8 @@ import numpy.typing as npt
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 
+from hpctrain.records.pair_matrix import PairMatrix
+
 Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.int_]
 
@@ -39,13 +41,23 @@ class SwitchTree:
         return found
 
 
-def infer_tree(latency: Floats) -> SwitchTree:
-    """The switches, from the latency in seconds of (nearly) every pair, NaN elsewhere; no levels where all are alike.
+def distances_of(matrix: PairMatrix) -> Floats:
+    """[a, b]: latency of each pair in seconds, the same in both directions, NaN where not measured.
 
-    Of each pair the smaller direction counts, and what a node adds to all its pairs is taken off first: a node with a
-    slow processor is behind the same switch as before. Nodes without any figure get -1.
+    The mean of both directions, and of the fastest and the median round trip: the fastest hangs on one sample, the
+    median on what else the network does.
     """
-    sided = np.fmin(latency, latency.T)
+    one_way = (matrix["latency_min_s"].astype(np.float64) + matrix["latency_p50_s"]) / 2
+    mean: Floats = (one_way + one_way.T) / 2
+    return np.where(np.isnan(mean), np.fmin(one_way, one_way.T), mean)
+
+
+def infer_tree(sided: Floats) -> SwitchTree:
+    """The switches, from the distances of (nearly) every pair, NaN elsewhere; no levels where all are alike.
+
+    What a node adds to all its pairs is taken off first: a node with a slow processor is behind the same switch as
+    before. Nodes without any figure get -1.
+    """
     known = np.flatnonzero(np.isfinite(sided).sum(axis=1) > 0)
     if len(known) < LEAST_NODES:
         return SwitchTree()
@@ -53,7 +65,7 @@ def infer_tree(latency: Floats) -> SwitchTree:
     distances = _without_node_effects(distances)
     levels = []
     for labels in _cuts(distances):
-        whole = np.full(len(latency), -1, dtype=np.int_)
+        whole = np.full(len(sided), -1, dtype=np.int_)
         whole[known] = labels
         levels.append(whole)
     return SwitchTree(tuple(levels))

@@ -38,6 +38,10 @@ class PairResult:
     at_a: PairFigures
     at_b: PairFigures
 
+    def turned(self) -> PairResult:
+        """The same, seen from the other end."""
+        return PairResult(self.b, self.a, self.alone, self.concurrency, self.at_b, self.at_a)
+
 
 @dataclass(frozen=True)
 class ContentionRound:

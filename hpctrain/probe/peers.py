@@ -1,4 +1,8 @@
-"""Each node against its peers, pure: medians over its partners, each pair taken relative to the pairs of its kind."""
+"""Each node against its peers, pure: what it does with its partners, each pair relative to the pairs of its kind.
+
+Bandwidth is what a node reaches with its better partners: what others take from a shared uplink, or a slow partner,
+must not count against it. A slow port is slow with all of them.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,14 @@ from hpctrain.records.pair_matrix import PairMatrix
 Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.int_]
 
+REACHED = 0.9
 SPREADS = 4.0
 """A node is suspect beyond so many deviations (1.4826 MAD) of all nodes: in a crowded fabric they differ by chance."""
 LATENCY_WARN, LATENCY_EXCLUDE = 1.15, 1.5
 """Median latency over that of the peers: above the first a node is suspect, above the second it is left out."""
 LATENCY_FLOOR_S = 5e-6
 """Smaller differences are those of two processors, not of two networks."""
+LEAST_BELOW_SWITCH = 4
 LINK_SUSPECT = 0.6
 """A link below this share of what its ends and its kind promise is measured again by itself."""
 
@@ -28,7 +34,7 @@ class Standing:
     """Where the nodes stand, by index; NaN for a node that measured nothing."""
 
     sent: Floats
-    """Median over the partners of bandwidth from this node, relative to the median of all nodes."""
+    """Ninth decile over the partners of bandwidth from this node, relative to the median of all nodes."""
     received: Floats
     latency: Floats
     """Median over the partners, relative to the median of all nodes."""
@@ -45,13 +51,13 @@ class Standing:
 def standing(matrix: PairMatrix, tree: SwitchTree) -> Standing:
     """Where each node stands among its peers."""
     rate = np.where(np.isnan(matrix["bytes_per_s"]), matrix["isolated_bytes_per_s"], matrix["bytes_per_s"])
-    relative = _by_kind(rate, tree)
+    relative = _unshared(_by_kind(rate, tree), tree)
     seconds = matrix["latency_p50_s"]
-    slow = _median_rows(_by_kind(seconds, tree))
+    slow = _quantile_rows(_by_kind(seconds, tree), 0.5)
     slow_ratio = slow / _median(slow)
     return Standing(
-        sent=_relative(_median_rows(relative)),
-        received=_relative(_median_rows(relative.T)),
+        sent=_relative(_quantile_rows(relative, REACHED)),
+        received=_relative(_quantile_rows(relative.T, REACHED)),
         latency=slow_ratio,
         latency_excess_s=(slow_ratio - 1) * _median(seconds.ravel()),
         partners=np.isfinite(rate).sum(axis=1),
@@ -87,6 +93,15 @@ def suspect_links(matrix: PairMatrix, tree: SwitchTree, now: Standing, most: int
     return [(int(rows[place]), int(columns[place])) for place in order]
 
 
+def _unshared(relative: Floats, tree: SwitchTree) -> Floats:
+    """Only the pairs below one switch, for nodes with enough of them: those share no uplink with anyone."""
+    if not tree.levels:
+        return relative
+    below = (tree.pair_levels == 1) & np.isfinite(relative)
+    enough = below.sum(axis=1) >= LEAST_BELOW_SWITCH
+    return np.where(below | ~(enough[:, None] & enough[None, :]), relative, np.nan)
+
+
 def _by_kind(values: Floats, tree: SwitchTree) -> Floats:
     """Each pair over the median of the pairs that leave switches of the same height."""
     if not tree.levels:
@@ -114,11 +129,9 @@ def _median(values: Floats) -> float:
     return float(np.median(kept)) if len(kept) else float("nan")
 
 
-def _median_rows(values: Floats) -> Floats:
-    """Median of each row without its NaN; by one sort, because numpy's own takes a Python loop."""
+def _quantile_rows(values: Floats, share: float) -> Floats:
+    """Quantile of each row without its NaN (nearest rank); by one sort, because numpy's own takes a Python loop."""
     ordered = np.sort(values, axis=1)  # NaN last
     counts = np.isfinite(values).sum(axis=1)
-    rows = np.arange(len(values))
-    low, high = np.maximum((counts - 1) // 2, 0), np.maximum(counts // 2, 0)
-    middle: Floats = (ordered[rows, low] + ordered[rows, np.minimum(high, values.shape[1] - 1)]) / 2
-    return np.where(counts > 0, middle, np.nan)
+    place = np.floor(share * np.maximum(counts - 1, 0) + 0.5).astype(np.int_)
+    return np.where(counts > 0, ordered[np.arange(len(values)), place], np.nan)

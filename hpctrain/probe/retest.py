@@ -49,21 +49,26 @@ def retest_nodes(suspects: Sequence[int], good: Sequence[int], tree: SwitchTree)
     return planned
 
 
-def retest_links(links: Sequence[Pair], good: Sequence[int]) -> list[Round]:
-    """Rounds in which suspected links are measured by themselves, beside good pairs."""
+def retest_links(links: Sequence[Pair], good: Sequence[int], tree: SwitchTree) -> list[Round]:
+    """Rounds in which suspected links are measured by themselves, beside good pairs; no two leave the same switch."""
     planned: list[Round] = []
     left = list(links)
     while left:
-        busy: set[int] = set()
+        busy: set[tuple[int, int]] = set()
         some: list[Pair] = []
         for pair in left:
-            if not busy & set(pair) and len(some) < PAIRS_AT_ONCE // 2:
+            used = {part for node in pair for part in ((-1, node), *_switches(node, tree))}
+            if not busy & used and len(some) < PAIRS_AT_ONCE // 2:
                 some.append(pair)
-                busy |= set(pair)
+                busy |= used
         left = [pair for pair in left if pair not in some]
-        pairs = some + _controls(some, good)
+        pairs = some + _controls(some, good, tree)
         planned += [Round(tuple(pairs), alone=True, purpose="retest")] * REPEATS
     return planned
+
+
+def _switches(node: int, tree: SwitchTree) -> list[tuple[int, int]]:
+    return [(height, int(labels[node])) for height, labels in enumerate(tree.levels)]
 
 
 def confirmed_nodes(
@@ -97,7 +102,10 @@ def confirmed_nodes(
 def confirmed_links(
     results: Sequence[PairResult], suspects: Sequence[str], links: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], tuple[float, float]]:
-    """(first to second, back) of each suspected link, relative to good pairs in the same rounds."""
+    """(first to second, back) of each suspected link, relative to good pairs in the same rounds.
+
+    The best of its measurements counts: a bad cable is always bad, a stranger's burst is not.
+    """
     usual = _usual(results, set(suspects), set(links))
     found = {}
     for pair in links:
@@ -109,7 +117,7 @@ def confirmed_links(
             if {result.a, result.b} == set(pair)
         ]
         if both and usual is not None:
-            there, back = (statistics.median(column) / usual[0] for column in zip(*both, strict=True))
+            there, back = (max(column) / usual[0] for column in zip(*both, strict=True))
             found[pair] = (there, back)
     return found
 
@@ -131,15 +139,22 @@ def _with_partners(some: Sequence[int], good: Sequence[int], tree: SwitchTree, t
         partner = choice[(place + turn * (1 + len(choice) // 2)) % len(choice)]
         free.remove(partner)
         met.append((suspect, partner))
-    return met + _controls(met, free)
+    return met + _controls(met, free, tree)
 
 
-def _controls(taken: Sequence[Pair], good: Sequence[int]) -> list[Pair]:
-    """As many good pairs as there are pairs to judge, at least one, from nodes that are free."""
+def _controls(taken: Sequence[Pair], good: Sequence[int], tree: SwitchTree) -> list[Pair]:
+    """About as many good pairs as there are pairs to judge, from nodes that are free: neighbours on a switch, where
+    switches are known, for they share no uplink with anyone."""
     busy = {node for pair in taken for node in pair}
     free = [node for node in good if node not in busy]
     wanted = max(1, min(len(taken), PAIRS_AT_ONCE - len(taken)))
-    return list(zip(free[: 2 * wanted : 2], free[1 : 2 * wanted : 2], strict=False))
+    if not tree.levels:
+        return list(zip(free[: 2 * wanted : 2], free[1 : 2 * wanted : 2], strict=False))
+    by_leaf: dict[int, list[int]] = {}
+    for node in free:
+        by_leaf.setdefault(int(tree.levels[0][node]), []).append(node)
+    near = [(nodes[0], nodes[1]) for nodes in by_leaf.values() if len(nodes) > 1]
+    return near[:wanted]
 
 
 def _usual(results: Sequence[PairResult], doubted: set[str], links: set[tuple[str, str]]) -> tuple[float, float] | None:

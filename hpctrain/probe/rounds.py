@@ -63,4 +63,7 @@ def plan_rounds(n: int, settings: ProbeSettings) -> list[Round]:
     met = rounds(n, settings.seed, begin[settings.mode])
     isolated = settings.mode == "full" and 3 < n <= settings.isolated_up_to
     alone = [Round((pair,), alone=True) for pairs in met for pair in pairs] if isolated else []
-    return alone + [Round(tuple(pairs), alone=False) for pairs in met]
+    # Who sends first is drawn: if it were the one with the smaller number, the first switch would only send at first.
+    rng = random.Random(settings.seed)
+    drawn = [tuple(pair if rng.random() < 0.5 else pair[::-1] for pair in pairs) for pairs in met]
+    return alone + [Round(pairs, alone=False) for pairs in drawn]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from hpctrain.probe.clusters import LEAST_GAP, Floats, Ints, SwitchTree, infer_tree
+from hpctrain.probe.clusters import Floats, Ints, SwitchTree, infer_tree
 from hpctrain.probe.rounds import Pair
 
 ROUNDS_SHARE_MAX = 0.5
@@ -17,18 +17,22 @@ ROUNDS_SHARE_MAX = 0.5
 COMPARISONS = 2
 """Far pairs between two groups before they count as different switches: one may have been held up."""
 
+BIN = 0.01
+"""Width of the bins of the histogram of latencies: 1 %."""
+_SMOOTH = np.array([1.0, 2.0, 3.0, 2.0, 1.0])
+
 Bools = npt.NDArray[np.bool_]
 
 
 class Groups:
     """Nodes that are known to share a switch, because a chain of near pairs joins them."""
 
-    def __init__(self, latency: Floats, alive: Bools) -> None:
+    def __init__(self, distances: Floats, alive: Bools) -> None:
         """
         Args:
-            latency: [source, target] in seconds, NaN where not measured.
+            distances: [a, b] in seconds, NaN where not measured.
         """
-        sided = np.fmin(latency, latency.T).astype(np.float64)
+        sided = distances.copy()
         sided[~alive] = np.nan
         sided[:, ~alive] = np.nan
         self.alive = alive
@@ -54,16 +58,31 @@ class Groups:
 
 
 def near_limit(latency: Floats) -> float | None:
-    """Seconds below which a pair shares a lowest switch: the middle of the lowest clear gap in the sorted latencies.
+    """Seconds below which a pair shares a lowest switch: the valley after the lowest peak of the latencies' histogram.
 
-    A gap with fewer than a thousandth of the pairs below it, or fewer than eight, is chance. None: there is no gap.
+    A peak with fewer than a thousandth of the pairs below the valley, or fewer than eight, is chance; a valley is at
+    most half as high as the peaks on both sides. None: there is no valley.
     """
-    values = np.sort(latency[np.isfinite(latency)])
+    values = latency[np.isfinite(latency)]
+    values = values[values > 0]
     least = max(8, len(values) // 1000)
-    for place in np.flatnonzero(values[1:] - values[:-1] >= LEAST_GAP / 3 * values[:-1]):
-        if least <= place + 1 <= len(values) - least:
-            return float((values[place] + values[place + 1]) / 2)
-    return None
+    if len(values) < 2 * least:
+        return None
+    logs = np.log(values)
+    edges = np.arange(logs.min() - 3 * BIN, logs.max() + 3 * BIN, BIN)
+    counts, _ = np.histogram(logs, edges)
+    height = np.convolve(counts, _SMOOTH / _SMOOTH.sum(), "same")
+    below = np.cumsum(counts)
+    # From each place: the highest peak before it, and the highest after it.
+    before, after = np.maximum.accumulate(height), np.maximum.accumulate(height[::-1])[::-1]
+    lowest = height <= np.minimum(before, after) / 2
+    valley = lowest & (below >= least) & (len(values) - below >= least)
+    places = np.flatnonzero(valley)
+    if not len(places):
+        return None
+    run = places[: int(np.argmax(np.append(np.diff(places) > 1, True))) + 1]
+    floor = run[height[run] <= height[run].min() * 1.001]
+    return float(np.exp(edges[floor].mean() + BIN / 2))
 
 
 def next_round(groups: Groups, rng: random.Random) -> list[Pair]:
