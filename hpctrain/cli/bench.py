@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hpctrain.base.errors import EXIT_FAILED
+from hpctrain.base.errors import EXIT_FAILED, InputError
 from hpctrain.base.units import format_seconds
 
 RUNTIME_CASES = ("one_process", "dp2", "pp2")
@@ -57,6 +57,29 @@ def checkpoint(rounds: int, kills: int | None, as_json: bool) -> None:
     from hpctrain.bench.checkpoint import Settings, measure
 
     _show(measure(Settings(rounds=rounds), _say), as_json)
+
+
+@command.command("probe")
+@click.option("--simulated", is_flag=True, help="On a simulated fabric and clock, up to 1,000 nodes.")
+@click.option("--runs", type=click.IntRange(1), default=1000, show_default=True, help="Seeded runs of each health row.")
+@click.option("--nodes", "sizes", type=click.IntRange(8), multiple=True, help="Size to time; may be given again.")
+@click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
+def probe(simulated: bool, runs: int, sizes: tuple[int, ...], as_json: bool) -> None:
+    """The probe's own quality: how often it calls a good node slow, what it finds, how long it takes."""
+    if not simulated:
+        raise InputError("bench probe: give --simulated")
+    from hpctrain.bench.probe_simulated import Plan, simulate
+
+    record = simulate(Plan(runs=runs, sizes=sizes or Plan.sizes), _say)
+    people = Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else 120)
+    for name in ("health", "switches", "runtime"):
+        rows = record[name]
+        table = Table(*rows[0], title=name, title_justify="left")
+        for row in rows:
+            table.add_row(*(f"{value:.5g}" if isinstance(value, float) else str(value) for value in row.values()))
+        people.print(table)
+    if as_json:
+        click.echo(json.dumps(record, indent=1))
 
 
 def _kill(count: int, as_json: bool) -> None:

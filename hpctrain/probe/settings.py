@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 MIB = 2**20
 
 Mode = Literal["health", "full", "sampled"]
+
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+PARTIAL_FILE = "partial.json"
+"""In the folder of a probe of its own: the topology as far as it is measured."""
 
 FULL_UP_TO = 256
 """Up to this many nodes `hpctrain probe` measures every pair unless it is told otherwise."""

@@ -104,8 +104,13 @@ def _verdict(topology: Topology) -> Text:
     text.append(verdict.status, style=_COLOURS.get(verdict.status, "red"))
     for fault in verdict.faults:
         text.append(f"\n  {fault.code}: {fault.text}")
+        for label, words in (("seen", fault.evidence), ("do", fault.fix)):
+            if words:
+                text.append(f"\n    {label}: {words}", style="dim")
     if verdict.exclude:
-        text.append(f"\n  leave out: {','.join(verdict.exclude)}")
+        text.append(f"\n  leave out: {verdict.sbatch_hint or ','.join(verdict.exclude)}")
+    for name, value in verdict.env.items():
+        text.append(f"\n  export {name}={value}")
     return text
 
 
