@@ -10,6 +10,7 @@ from hpctrain.probe.devices import DeviceReport
 from hpctrain.probe.figures import PairFigures
 from hpctrain.probe.outcome import Joined, Outcome, PairResult
 from hpctrain.probe.settings import ProbeSettings
+from hpctrain.records.link_cost import LinkCost
 from hpctrain.records.topology import Device, DeviceType, Latency, Topology
 
 RATE = 1e9
@@ -180,8 +181,8 @@ def test_above_64_nodes_the_pairs_are_a_file_beside_it(tmp_path: Path) -> None:
     assert found.fabric.links == []
     assert found.fabric.classes[0].pairs == 66 * 65 // 2
     assert found.fabric.classes[0].beta_s_per_byte == pytest.approx(1 / RATE, rel=1e-3)
-    assert found.link_cost().between("n0:cuda0", "n65:cuda0")[1] == pytest.approx(2 / RATE)
-    assert found.link_cost().between("n0:cuda0", "n1:cuda0") == pytest.approx((LATENCY, 1 / RATE))
+    assert LinkCost(found).between("n0:cuda0", "n65:cuda0")[1] == pytest.approx(2 / RATE)
+    assert LinkCost(found).between("n0:cuda0", "n1:cuda0") == pytest.approx((LATENCY, 1 / RATE))
 
 
 def test_one_node_has_no_links() -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from hpctrain.base.packaged import packaged
 from hpctrain.probe.compare import differences
+from hpctrain.records.link_cost import LinkCost
 from hpctrain.records.topology import Topology
 
 
@@ -39,6 +40,6 @@ def test_the_reference_files_are_valid_and_say_where_they_come_from() -> None:
     assert len(paper.places()) == 32
     assert paper.provenance.mode == "published"
     assert paper.provenance.notes
-    assert paper.link_cost().between("n01:cuda0", "n09:cuda2") == (5e-6, 8e-11)
-    assert paper.link_cost().between("n09:cuda0", "n09:cuda2")[1] == 1 / 31.5e9
+    assert LinkCost(paper).between("n01:cuda0", "n09:cuda2") == (5e-6, 8e-11)
+    assert LinkCost(paper).between("n09:cuda0", "n09:cuda2")[1] == 1 / 31.5e9
     assert laptop().provenance.loopback is True
