@@ -15,6 +15,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.node.place import add_place_arguments, place_of
 from hpctrain.probe.resident import probe_nodes
 from hpctrain.probe.settings import MODES, PARTIAL_FILE, ProbeSettings, local_settings, usual_mode
+from hpctrain.records.topology import Topology
 
 
 def main(argv: list[str]) -> int:
@@ -39,11 +40,20 @@ def main(argv: list[str]) -> int:
         settings,
         tell,
         options.job_id or os.environ.get("SLURM_JOB_ID"),
-        lambda measured: measured.write(options.folder / PARTIAL_FILE),
+        lambda measured: _keep(measured, options.folder),
     )
     if topology is not None:
         topology.write(options.folder / "topology.json")
     return 0
+
+
+def _keep(measured: Topology, folder: Path) -> None:
+    """Write what there is so far; the pairs of the copy before it are no longer named by anything."""
+    measured.write(folder / PARTIAL_FILE)
+    named = measured.fabric.matrix
+    for old in folder.glob("pairs-*.npz"):
+        if named is None or old.name != named.file:
+            old.unlink(missing_ok=True)
 
 
 def _end_with(parent: int) -> None:
