@@ -23,7 +23,8 @@ from hpctrain.bench.record import make_record
 from hpctrain.lab.faults import shape
 from hpctrain.lab.layout import Layout
 from hpctrain.lab.machine import Machine
-from hpctrain.records.topology import LinkFigures, Topology
+from hpctrain.records.link import LinkFigures
+from hpctrain.records.topology import Topology
 
 PORT = 5201
 """iperf3's own; the lab's nodes have network namespaces of their own."""

@@ -23,6 +23,12 @@ def make_record(bench: str, rows: Sequence[Any], settings: dict[str, Any]) -> di
     Args:
         rows: dataclasses, one a case.
     """
+    told = machine_and_versions(bench, settings)
+    return told | {"rows": [{key: value for key, value in asdict(row).items() if value is not None} for row in rows]}
+
+
+def machine_and_versions(bench: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Everything but the rows."""
     return {
         "bench": bench,
         "time": utc_text(time.time()),
@@ -35,5 +41,4 @@ def make_record(bench: str, rows: Sequence[Any], settings: dict[str, Any]) -> di
         },
         "versions": {"hpctrain": __version__, "torch": version("torch"), "python": platform.python_version()},
         "settings": settings,
-        "rows": [{key: value for key, value in asdict(row).items() if value is not None} for row in rows],
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,19 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hpctrain.base.errors import EXIT_FAILED
-from hpctrain.base.units import format_seconds, format_si
+from hpctrain.base.errors import EXIT_FAILED, InputError
+from hpctrain.base.units import format_seconds
 
 RUNTIME_CASES = ("one_process", "dp2", "pp2")
+
+_PROBE_OPTIONS = {
+    "rates": ("--rate", False),
+    "repeats": ("--repeats", False),
+    "runs": ("--runs", True),
+    "sizes": ("--nodes", True),
+}
+"""Options of `bench probe` that belong to one of its two kinds: name, and whether that is --simulated."""
+_GIVEN = click.core.ParameterSource.COMMANDLINE
 
 
 @click.group("bench")
@@ -113,33 +121,33 @@ def _kill(count: int, as_json: bool) -> None:
     help="Rate of the lab's links; may be given again.",
 )  # fmt: skip
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Measurements of each rate.")
+@click.option("--simulated", is_flag=True, help="Rather on a simulated fabric and clock, up to 1,000 nodes.")
+@click.option(
+    "--runs", type=click.IntRange(1), default=1000, show_default=True,
+    help="With --simulated: seeded runs of each health row.",
+)  # fmt: skip
+@click.option(
+    "--nodes", "sizes", type=click.IntRange(8), multiple=True,
+    help="With --simulated: size to time; may be given again.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
-def probe(rates: tuple[str, ...], repeats: int, as_json: bool) -> None:
-    """The probe's bandwidth beside iperf3's, on links of the lab that is up, shaped to known rates. Needs root."""
-    from hpctrain.bench.probe_lab import Settings, measure
-    from hpctrain.lab.layout import load_layout, state_folder
-    from hpctrain.lab.machine import one_at_a_time, this_machine
-    from hpctrain.lab.requirements import require_root
-    from hpctrain.records.lab_spec import rate_bits_per_s
+def probe(
+    rates: tuple[str, ...], repeats: int, simulated: bool, runs: int, sizes: tuple[int, ...], as_json: bool
+) -> None:
+    """The probe's own quality: its bandwidth beside iperf3's, or how well it judges a simulated cluster.
 
-    for rate in rates:
-        try:
-            rate_bits_per_s(rate)
-        except ValueError as error:
-            raise click.BadParameter(f"found {rate!r}; {error}", param_hint="--rate") from None
-    machine = this_machine()
-    require_root(machine, "shape")
-    layout = load_layout(state_folder(os.environ))
-    with one_at_a_time():
-        record = measure(machine, layout, Settings(rates=rates, repeats=repeats), _say)
-    table = Table("rate", "ours", "iperf3", "error", "spread, ours and iperf3", "repeats bound by a processor")
-    for row in record["rows"]:
-        table.add_row(
-            row["case"], format_si(row["ours_bytes_per_s"], "B/s"), format_si(row["iperf3_bytes_per_s"], "B/s"),
-            f"{row['error_pct']:+.1f} %", f"{row['ours_spread_pct']:.1f} %, {row['iperf3_spread_pct']:.1f} %",
-            f"{row['cpu_contended']} of {repeats}",
-        )  # fmt: skip
-    Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else 120).print(table)
+    On the lab that is up, links are shaped to known rates and both measure them; this needs root. With --simulated: how
+    often a good node is called slow, which switches are found, and how long a probe takes.
+    """
+    from hpctrain.cli.bench_probe import beside_iperf3, simulated_tables
+
+    given = {name for name in _PROBE_OPTIONS if click.get_current_context().get_parameter_source(name) is _GIVEN}
+    wrong = sorted(name for name in given if _PROBE_OPTIONS[name][1] != simulated)
+    if wrong:
+        option = _PROBE_OPTIONS[wrong[0]][0]
+        raise InputError(f"{option}: {'not with' if simulated else 'only with'} --simulated")
+    people = Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else 120)
+    record = simulated_tables(runs, sizes, people, _say) if simulated else beside_iperf3(rates, repeats, people, _say)
     if as_json:
         click.echo(json.dumps(record, indent=1))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from hpctrain.probe.line import fit_line
+from hpctrain.probe.line import fit_lines
 from hpctrain.probe.rounds import Pair, rounds
 from hpctrain.records.document import Part
-from hpctrain.records.topology import BackendFigures
+from hpctrain.records.link import BackendFigures
 
 ROUNDS_MOST = 15
 """Rounds of a large group: every node meets so many others, and the classes get their medians."""
@@ -50,22 +50,24 @@ def backend_lines(
     Args:
         names: the node of each rank.
     """
+    # A line needs two sizes; what a slow link did not get to is not guessed.
+    measured = [
+        (sender, names[peer], times)
+        for sender, report in reports.items()
+        for peer, times in report.times.items()
+        if len(times) >= 2 and 0 <= peer < len(names)
+    ]
     found = {}
-    for sender, report in reports.items():
-        for peer, times in report.times.items():
-            # A line needs two sizes; what a slow link did not get to is not guessed.
-            if len(times) < 2 or not 0 <= peer < len(names):
-                continue
-            line = fit_line(list(times))
-            if line.beta_s_per_byte == 0:
-                continue  # times that do not grow with the size tell no bandwidth
-            figures = BackendFigures(
-                alpha_s=line.alpha_s,
-                beta_s_per_byte=line.beta_s_per_byte,
-                break_bytes=line.break_bytes,
-                network=report.network,
-            )
-            found[sender, names[peer]] = (report.backend, figures)
+    for (sender, target, _), line in zip(measured, fit_lines([times for *_, times in measured]), strict=True):
+        if line.beta_s_per_byte == 0:
+            continue  # times that do not grow with the size tell no bandwidth
+        figures = BackendFigures(
+            alpha_s=line.alpha_s,
+            beta_s_per_byte=line.beta_s_per_byte,
+            break_bytes=line.break_bytes,
+            network=reports[sender].network,
+        )
+        found[sender, target] = (reports[sender].backend, figures)
     return found
 
 

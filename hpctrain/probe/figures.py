@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from hpctrain.records.document import Part
-from hpctrain.records.topology import Latency
+from hpctrain.records.link import Latency
 
 SLICES = 8
 """Slices that the timed part of a transfer is cut into; the median of their rates is the bandwidth."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
 Point = tuple[float, float]
 """(bytes, seconds)"""
 
@@ -40,37 +43,69 @@ def fit_line(points: Sequence[Point]) -> Line:
     Raises:
         ValueError: fewer than two different sizes, or a time that is not positive.
     """
-    ordered = sorted(points)
-    alpha, beta = fit_alpha_beta(ordered)
-    whole = _error(ordered, alpha, beta)
-    if (whole / len(ordered)) ** 0.5 < BREAK_LEAST:
-        return Line(alpha, beta, None)
-    return _two_lines(ordered, whole / BREAK_GAIN) or _ends(ordered) or Line(alpha, beta, None)
+    return fit_lines([points])[0]
 
 
-def _two_lines(ordered: Sequence[Point], least_error: float) -> Line | None:
-    """The best two lines; None when their error is not below `least_error`."""
-    best, found = least_error, None
-    for cut in range(2, len(ordered) - 1):
-        small, large = ordered[:cut], ordered[cut:]
-        if small[0][0] == small[-1][0] or large[0][0] == large[-1][0] or small[-1][0] == large[0][0]:
+def fit_lines(many: Sequence[Sequence[Point]]) -> list[Line]:
+    """See `fit_line`, for the points of many links at once: a probe of 1,000 nodes has a million of them."""
+    groups: dict[tuple[float, ...], list[int]] = {}
+    ordered = [sorted(points) for points in many]
+    for place, points in enumerate(ordered):
+        groups.setdefault(tuple(size for size, _ in points), []).append(place)
+    found: dict[int, Line] = {}
+    for sizes, places in groups.items():
+        seconds = np.array([[seconds for _, seconds in ordered[place]] for place in places])
+        found |= zip(places, _of_same_sizes(sizes, seconds), strict=True)
+    return [found[place] for place in range(len(many))]
+
+
+def _of_same_sizes(sizes: Sequence[float], seconds: Floats) -> list[Line]:
+    """Lines of links with messages of the same sizes.
+
+    Args:
+        sizes: bytes of each message, ascending.
+        seconds: times of shape (links, sizes).
+    """
+    size = np.asarray(sizes, dtype=np.float64)
+    alpha, beta = _fit(size, seconds)
+    whole = _error(size, seconds, alpha, beta)
+    breaks = np.zeros(len(seconds), dtype=np.int64)
+    poor = np.flatnonzero((whole / max(1, len(size))) ** 0.5 >= BREAK_LEAST)
+    if len(poor):
+        alpha[poor], beta[poor], breaks[poor] = _two_lines(size, seconds[poor], whole[poor], alpha[poor], beta[poor])
+    return [
+        Line(start_up, per_byte, at or None)
+        for start_up, per_byte, at in zip(alpha.tolist(), beta.tolist(), breaks.tolist(), strict=True)
+    ]
+
+
+def _two_lines(
+    size: Floats, seconds: Floats, whole: Floats, alpha: Floats, beta: Floats
+) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
+    """(alpha, beta, size of the break or 0) of links that one line is poor for.
+
+    Args:
+        whole: error of the one line.
+        alpha, beta: the one line, which stays where nothing else is better.
+    """
+    breaks = np.zeros(len(seconds), dtype=np.int64)
+    small, large = size <= SMALL_BYTES, size * LARGE_SHARE >= size[-1]
+    if size[large][0] < size[-1]:
+        # Where no message is small, the smallest stands for them.
+        few = seconds[:, small] if small.any() else seconds[:, :1]
+        steep = _fit(size[large], seconds[:, large])[1]
+        alpha, beta = np.where(steep > 0, np.median(few, axis=1), alpha), np.where(steep > 0, steep, beta)
+    best = whole / BREAK_GAIN
+    for cut in range(2, len(size) - 1):
+        if size[0] == size[cut - 1] or size[cut] == size[-1] or size[cut - 1] == size[cut]:
             continue  # each line needs two sizes, and a size belongs to one of them
-        (low_alpha, low_beta), (high_alpha, high_beta) = fit_alpha_beta(small), fit_alpha_beta(large)
-        error = _error(small, low_alpha, low_beta) + _error(large, high_alpha, high_beta)
+        low, high = _fit(size[:cut], seconds[:, :cut]), _fit(size[cut:], seconds[:, cut:])
+        error = _error(size[:cut], seconds[:, :cut], *low) + _error(size[cut:], seconds[:, cut:], *high)
         # Large messages that take no time per byte are noise, not a second line.
-        if high_beta > 0 and error < best:
-            best, found = error, Line(low_alpha, high_beta, int(large[0][0]))
-    return found
-
-
-def _ends(ordered: Sequence[Point]) -> Line | None:
-    """Alpha from messages that are small whatever the link, beta from the largest; None without enough of those."""
-    small = [seconds for size, seconds in ordered if size <= SMALL_BYTES] or [ordered[0][1]]
-    large = [(size, seconds) for size, seconds in ordered if size * LARGE_SHARE >= ordered[-1][0]]
-    if large[0][0] == large[-1][0]:
-        return None
-    _, beta = fit_alpha_beta(large)
-    return Line(statistics.median(small), beta, None) if beta > 0 else None
+        better = (high[1] > 0) & (error < best)
+        best, breaks = np.where(better, error, best), np.where(better, int(size[cut]), breaks)
+        alpha, beta = np.where(better, low[0], alpha), np.where(better, high[1], beta)
+    return alpha, beta, breaks
 
 
 def one_way_s(round_trip_s: float, answer_s: float) -> float:
@@ -79,7 +114,7 @@ def one_way_s(round_trip_s: float, answer_s: float) -> float:
     return max(round_trip_s - answer_s, round_trip_s / 2)
 
 
-def fit_alpha_beta(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def fit_alpha_beta(points: Sequence[Point]) -> tuple[float, float]:
     """Alpha in seconds and beta in seconds per byte of t = alpha + beta·bytes, from (bytes, seconds).
 
     Least squares of the relative error (each residual divided by its time), so that the small messages, which alone
@@ -88,23 +123,29 @@ def fit_alpha_beta(points: Sequence[tuple[float, float]]) -> tuple[float, float]
     Raises:
         ValueError: fewer than two different sizes, or a time that is not positive.
     """
-    if len({size for size, _ in points}) < 2 or any(seconds <= 0 for _, seconds in points):
+    alpha, beta = _fit(np.array([size for size, _ in points]), np.array([[seconds for _, seconds in points]]))
+    return float(alpha[0]), float(beta[0])
+
+
+def _fit(size: Floats, seconds: Floats) -> tuple[Floats, Floats]:
+    """See `fit_alpha_beta`, for each row of `seconds`."""
+    if len(size) < 2 or (size == size[0]).all() or (seconds <= 0).any():
         raise ValueError("a line needs two sizes and positive times")
-    weights = [1.0 / seconds**2 for _, seconds in points]
-    total = sum(weights)
-    mean_size = sum(w * size for w, (size, _) in zip(weights, points, strict=True)) / total
-    mean_time = sum(w * seconds for w, (_, seconds) in zip(weights, points, strict=True)) / total
-    spread = sum(w * (size - mean_size) ** 2 for w, (size, _) in zip(weights, points, strict=True))
-    rise = sum(w * (size - mean_size) * (t - mean_time) for w, (size, t) in zip(weights, points, strict=True))
-    beta = max(0.0, rise / spread)
+    # Weights matter only beside each other; those of the quickest message are 1, lest tiny times overflow.
+    weights = (seconds.min(axis=1, keepdims=True) / seconds) ** 2
+    total = weights.sum(axis=1)
+    mean_size, mean_time = (weights * size).sum(axis=1) / total, (weights * seconds).sum(axis=1) / total
+    away = size - mean_size[:, None]
+    spread, rise = (weights * away**2).sum(axis=1), (weights * away * (seconds - mean_time[:, None])).sum(axis=1)
+    beta = np.maximum(0.0, rise / spread)
     alpha = mean_time - beta * mean_size
-    if alpha >= 0:
-        return alpha, beta
-    # The best line through the origin. Times are positive, so that its slope is.
-    through_origin = sum(w * size * t for w, (size, t) in zip(weights, points, strict=True))
-    return 0.0, through_origin / sum(w * size**2 for w, (size, _) in zip(weights, points, strict=True))
+    # Else the best line through the origin. Times are positive, so that its slope is.
+    through_origin = (weights * size * seconds).sum(axis=1) / (weights * size**2).sum(axis=1)
+    return np.where(alpha >= 0, alpha, 0.0), np.where(alpha >= 0, beta, through_origin)
 
 
-def _error(points: Sequence[Point], alpha: float, beta: float) -> float:
-    """Sum of the squared relative errors."""
-    return sum(((alpha + beta * size - seconds) / seconds) ** 2 for size, seconds in points)
+def _error(size: Floats, seconds: Floats, alpha: Floats, beta: Floats) -> Floats:
+    """Sum of the squared relative errors of each row."""
+    told = alpha[:, None] + beta[:, None] * size
+    error: Floats = (((told - seconds) / seconds) ** 2).sum(axis=1)
+    return error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -173,6 +174,7 @@ def _join(place: Message, me: str, addr: str, about: Message, clock: Clock) -> t
     token = str(place["token"])
     door = open_door(addr, token, clock)
     hello = {"kind": "join", "token": token, "node": me, "addr": addr, "port": door.port}
+    hello |= {"switches": os.environ.get("SLURM_TOPOLOGY_ADDR")}
     try:
         return token, knock(place["addr"], place["port"], hello | about, HELLO_S), door
     except (Broken, KeyError):

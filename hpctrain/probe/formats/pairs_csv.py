@@ -6,7 +6,9 @@ import csv
 import io
 import itertools
 
-from hpctrain.records.topology import Link, LinkFigures, Topology
+from hpctrain.records.link import Link, LinkFigures
+from hpctrain.records.link_cost import LinkCost
+from hpctrain.records.topology import Topology
 
 COLUMNS = (
     "source", "target", "class", "latency_min_s", "latency_p50_s", "latency_p95_s", "isolated_bytes_per_s",
@@ -23,7 +25,7 @@ def pairs_csv(topology: Topology) -> str:
     for link in topology.fabric.links:
         sides[link.a, link.b] = (link, link.ab)
         sides[link.b, link.a] = (link, link.ba)
-    costs, out = topology.link_cost(), io.StringIO()
+    costs, out = LinkCost(topology), io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
     for source, target in itertools.permutations([node.id for node in topology.nodes], 2):

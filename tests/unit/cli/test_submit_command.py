@@ -14,8 +14,9 @@ from hpctrain.cli.provisional import check_provisional, last_known
 from hpctrain.launch import submission
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.training import Prepared
+from hpctrain.records.link import Link, LinkFigures
 from hpctrain.records.run import Run, read_run
-from hpctrain.records.topology import Device, DeviceType, Fabric, Link, LinkFigures, Node, Provenance, Topology
+from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 import pytest
 
 from hpctrain.planner.network import Links, message_s, ring_sum_s
-from hpctrain.records.topology import BackendFigures
+from hpctrain.records.link import BackendFigures
+from hpctrain.records.link_cost import LinkCost
 
 
 def test_links_over_the_backend_take_the_place_of_those_over_tcp(topology) -> None:
@@ -15,8 +16,8 @@ def test_links_over_the_backend_take_the_place_of_those_over_tcp(topology) -> No
     measured = bare.model_copy(update={"fabric": fabric})
 
     places = ["local0:cpu0", "local1:cpu0"]
-    times = [message_s(Links(each.link_cost()), places[:1], places[1:], 1e6) for each in (bare, measured)]
-    sums = [ring_sum_s(Links(each.link_cost()), places, 1e6) for each in (bare, measured)]
+    times = [message_s(Links(LinkCost(each)), places[:1], places[1:], 1e6) for each in (bare, measured)]
+    sums = [ring_sum_s(Links(LinkCost(each)), places, 1e6) for each in (bare, measured)]
 
     assert times == pytest.approx([1e-5 + 1e-3, 1e-4 + 3e-3])
     assert sums == pytest.approx([2 * (1e-5 + 5e-4), 2 * (1e-4 + 1.5e-3)])

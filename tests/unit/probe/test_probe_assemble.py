@@ -1,6 +1,7 @@
 """From an outcome to a topology with its verdict: pure, so built by hand."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,9 @@ from hpctrain.probe.figures import PairFigures
 from hpctrain.probe.outcome import Joined, Outcome, PairResult
 from hpctrain.probe.settings import ProbeSettings
 from hpctrain.records.evidence import HostFacts
-from hpctrain.records.topology import Device, DeviceType, Latency, Topology
+from hpctrain.records.link import Latency
+from hpctrain.records.link_cost import LinkCost
+from hpctrain.records.topology import Device, DeviceType, Topology
 
 RATE = 1e9
 LATENCY = 1e-5
@@ -33,7 +36,7 @@ def outcome(n: int = 4, slow_node: str = "", slow_flops: str = "", rate: float =
         made.devices[name] = report(5e11 if name == slow_flops else 1e12)
     for a, b in itertools.combinations(names, 2):
         speed = rate if slow_node in (a, b) else RATE
-        made.pairs.append(PairResult(a, b, False, n // 2, side(speed), side(speed)))
+        made.add([PairResult(a, b, False, n // 2, side(speed), side(speed))], ProbeSettings().bulk_bytes)
     return made
 
 
@@ -120,12 +123,13 @@ def test_a_slow_node_is_degraded_with_the_numbers() -> None:
     assert found.verdict.status == "warn"
     assert found.verdict.exclude == []
     assert {node.id for node in found.nodes if node.health.verdict == "degraded"} == {"n3"}
-    assert "50% of the median 1 GB/s" in found.node("n3").health.reasons[0].text
+    assert "bandwidth is 50% of the median" in found.node("n3").health.reasons[0].text
+    assert "not measured again" in found.node("n3").health.reasons[0].evidence
 
 
 def test_a_slow_device_is_compared_with_its_own_type_only() -> None:
     made = outcome(slow_flops="n1")
-    assert topology(made).node("n1").health.reasons[0].code == "SLOW_DEVICE"
+    assert topology(made).node("n1").health.reasons[0].code == "SLOW_NODE"
 
     made.devices["n1"] = report(5e11, kind="older")
     assert topology(made).node("n1").health.verdict == "ok"
@@ -170,13 +174,17 @@ def test_a_broken_link_between_living_nodes_is_a_fault_of_the_link() -> None:
     assert found.node("n0").health.verdict == "ok"
 
 
-def test_above_64_nodes_only_links_off_their_class_are_listed() -> None:
-    found = topology(outcome(66, slow_node="n65"))
+def test_above_64_nodes_the_pairs_are_a_file_beside_it(tmp_path: Path) -> None:
+    made = topology(outcome(66, slow_node="n65"))
+    made.write(tmp_path / "t.json")
 
-    assert len(found.fabric.links) == 65
-    assert all("n65" in (link.a, link.b) for link in found.fabric.links)
+    found = Topology.read(tmp_path / "t.json")
+
+    assert found.fabric.links == []
     assert found.fabric.classes[0].pairs == 66 * 65 // 2
     assert found.fabric.classes[0].beta_s_per_byte == pytest.approx(1 / RATE, rel=1e-3)
+    assert LinkCost(found).between("n0:cuda0", "n65:cuda0")[1] == pytest.approx(2 / RATE)
+    assert LinkCost(found).between("n0:cuda0", "n1:cuda0") == pytest.approx((LATENCY, 1 / RATE))
 
 
 def test_one_node_has_no_links() -> None:
@@ -221,7 +229,7 @@ def test_single_messages_shape_the_line_and_load_slows_its_slope() -> None:
 def test_a_nodes_facts_carry_its_clock_against_the_first_node() -> None:
     made = outcome(2)
     for name in made.nodes:
-        made.joined[name] = Joined("10.0.0.1", 1, "ib0", name, HostFacts(kernel="6.1", mtu={"ib0": 2044}))
+        made.joined[name] = Joined("10.0.0.1", 1, "ib0", name, facts=HostFacts(kernel="6.1", mtu={"ib0": 2044}))
     seen = side().model_copy(update={"clock_offset_s": 0.25, "clock_error_s": 1e-5})
     made.pairs = [PairResult("n0", "n1", False, 1, seen, side())]
 

@@ -9,7 +9,7 @@ from hpctrain.probe.cpu_time import wanted_cpu_s
 from hpctrain.probe.figures import PairFigures
 from hpctrain.probe.host_facts import active_ports, host_facts, resolve
 from hpctrain.probe.outcome import PairResult
-from hpctrain.records.topology import Latency
+from hpctrain.records.link import Latency
 
 
 def test_loopback_is_up_with_its_address_and_packet_size() -> None:
