@@ -87,7 +87,7 @@ def command(
     if (local is None) == (nodes is None):
         raise InputError("give one of --local N (virtual nodes of this machine) and -N N (a Slurm job)")
     _check_output(output)
-    people, runner, clock = Console(stderr=as_json), SystemRunner(), SystemClock()
+    people, runner, clock = Console(stderr=as_json, highlight=False, markup=False), SystemRunner(), SystemClock()
     mode = mode or usual_mode(local or nodes or 1)
     with (
         _scratch(output, shared=nodes is not None) as folder,

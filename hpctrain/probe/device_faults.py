@@ -112,9 +112,18 @@ def broken_memory(places: Places) -> list[Finding]:
 
 
 def slow_devices(places: Places, types: dict[str, DeviceType], most: float = 1.0) -> list[Finding]:
-    """SLOW_NODE: a figure of a device well below the median of the devices of its type."""
+    """SLOW_NODE: a figure of a device well below the median of the devices of its type.
+
+    Nodes of one machine take turns on its cores and its memory: which of them got less says nothing of a processor.
+    """
+    machines = Counter(
+        node.host_facts.boot_id for node in {node.id: node for node, _ in places}.values() if node.host_facts
+    )
     groups: dict[tuple[str, str, str], dict[tuple[str, str], float]] = {}
     for node, device in places:
+        boot_id = node.host_facts.boot_id if node.host_facts else None
+        if boot_id is not None and machines[boot_id] > 1 and types[device.type].kind == "cpu":
+            continue
         for what, unit, value in _figures(device):
             groups.setdefault((device.type, what, unit), {})[node.id, device.id] = value
     faults = []

@@ -11,6 +11,8 @@ import psutil
 
 from hpctrain.records.evidence import HostFacts
 
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
 
 def host_facts(hostname: str, infiniband: Path = Path("/sys/class/infiniband")) -> HostFacts:
     """The facts of this machine; its clock's offset is for the others to tell.
@@ -23,6 +25,7 @@ def host_facts(hostname: str, infiniband: Path = Path("/sys/class/infiniband")) 
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     return HostFacts(
         kernel=platform.release() or None,
+        boot_id=_boot_id(),
         interfaces={name: found for name, found in sorted(_addresses().items()) if name in up},
         mtu={name: state.mtu for name, state in sorted(psutil.net_if_stats().items()) if name in up and state.mtu > 0},
         infiniband=active_ports(infiniband),
@@ -49,6 +52,13 @@ def active_ports(infiniband: Path) -> list[str]:
         if active:
             found.append(f"{file.parts[-4]}/{file.parts[-2]}")
     return found
+
+
+def _boot_id() -> str | None:
+    try:
+        return _BOOT_ID.read_text().strip() or None
+    except OSError:
+        return None
 
 
 def _addresses() -> dict[str, list[str]]:

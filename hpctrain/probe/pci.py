@@ -3,11 +3,13 @@ card. Nothing needs root; what is not there is None."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from hpctrain.records.evidence import PcieLink
 
 SYSFS = Path("/sys")
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
 """GT/s of a lane, as the kernel writes it, to the generation of PCI Express."""
 
@@ -26,6 +28,19 @@ def numa_node(address: str, sysfs: Path = SYSFS) -> int | None:
     """NUMA node that the device is attached to; None where the machine does not tell (it writes -1)."""
     found = _number(_folder(address, sysfs) / "numa_node")
     return found if found is not None and found >= 0 else None
+
+
+def pci_path(address: str, sysfs: Path = SYSFS) -> list[str] | None:
+    """Addresses on the way to the device as NCCL names them: each switch by its upstream port, the device last. None
+    for a device that the kernel does not know.
+
+    A switch has two bridges on the way, its upstream and a downstream port, so that every second parent is taken.
+    """
+    folder = _folder(address, sysfs)
+    if not folder.exists():
+        return None
+    ports = [part for part in folder.resolve().parts if _ADDRESS.fullmatch(part)]
+    return ports[::-1][::2][::-1] or None
 
 
 def nearest_nic(address: str, sysfs: Path = SYSFS) -> str | None:

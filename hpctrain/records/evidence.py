@@ -34,6 +34,8 @@ class HostFacts(Part):
 
     kernel: str | None = None
     """Release of the kernel."""
+    boot_id: str | None = None
+    """Of the kernel since its start: nodes that have it in common are parts of one machine."""
     mtu: dict[str, int] = {}
     """Largest packet in bytes, by interface."""
     clock_offset_s: float | None = None

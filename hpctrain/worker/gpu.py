@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from hpctrain.probe.nvml import Gpu, Nvml
-from hpctrain.probe.pci import nearest_nic, numa_node, pcie_link
+from hpctrain.probe.pci import nearest_nic, numa_node, pci_path, pcie_link
 from hpctrain.records.evidence import NvlinkPeer, PcieLink
 from hpctrain.records.topology import Device
 from hpctrain.worker.rates import (
@@ -98,6 +98,7 @@ class GpuReader:
             driver=self._driver,
             numa=numa_node(self.address) if self.address else None,
             nic=nearest_nic(self.address) if self.address else None,
+            pci_path=pci_path(self.address) if self.address else None,
             host_to_device_bytes_per_s=to_device,
             device_to_host_bytes_per_s=to_host,
             copy_bytes_per_s={name: speed for name, speed in copies.items() if speed is not None},

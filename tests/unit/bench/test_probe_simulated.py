@@ -71,7 +71,7 @@ def test_two_levels_of_switches_are_found_with_their_ratios() -> None:
     assert alphas == sorted(alphas)
 
 
-@pytest.mark.parametrize(("nodes", "mode", "ratio"), [(96, "full", 2.0), (192, "sampled", 4.0)])
+@pytest.mark.parametrize(("nodes", "mode", "ratio"), [(64, "full", 2.0), (192, "sampled", 4.0)])
 def test_leaves_and_ratios_are_recovered(nodes: int, mode: str, ratio: float) -> None:
     row = switch_row(nodes, mode, ratio, runs=1)
 
@@ -81,7 +81,7 @@ def test_leaves_and_ratios_are_recovered(nodes: int, mode: str, ratio: float) ->
 
 
 def test_what_slurm_tells_replaces_the_search_for_switches() -> None:
-    told = probed(FabricSpec(256, per_leaf=16), "sampled", switches=True)
+    told = probed(FabricSpec(96, per_leaf=16), "sampled", switches=True)
 
     assert {cluster.source for cluster in told.fabric.clusters} == {"slurm"}
     assert told.fabric.held_out_error is not None

@@ -1,6 +1,7 @@
 """From an outcome to a topology with its verdict: pure, so built by hand."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ from hpctrain.probe.devices import DeviceReport
 from hpctrain.probe.figures import PairFigures
 from hpctrain.probe.outcome import Joined, Outcome, PairResult
 from hpctrain.probe.settings import ProbeSettings
-from hpctrain.records.evidence import HostFacts
-from hpctrain.records.link import Latency
+from hpctrain.records.evidence import HostFacts, PcieLink
+from hpctrain.records.link import BackendFigures, Latency
 from hpctrain.records.link_cost import LinkCost
 from hpctrain.records.topology import Device, DeviceType, Topology
 
@@ -238,3 +239,59 @@ def test_a_nodes_facts_carry_its_clock_against_the_first_node() -> None:
     assert first.host_facts.clock_offset_s is None
     assert (second.host_facts.clock_offset_s, second.host_facts.clock_error_s) == (0.25, 1e-5)
     assert second.host_facts.mtu == {"ib0": 2044}
+
+
+def test_what_hosts_and_devices_say_becomes_faults_of_the_verdict() -> None:
+    made = outcome(4)
+    for place, name in enumerate(made.nodes):
+        facts = HostFacts(
+            mtu={"ib0": 4092 if place else 2044}, hostname_resolves_to="127.0.1.1" if place == 1 else None
+        )
+        made.joined[name] = Joined("10.0.0.1", 1, "ib0", name, facts=facts)
+    gpu = made.devices["n3"].devices[0]
+    link = PcieLink(generation=3, width=8, generation_max=5, width_max=16, under_load=True)
+    sick = gpu.model_copy(update={"pcie": link, "ecc_errors": 2})
+    made.devices["n3"] = made.devices["n3"].model_copy(update={"devices": [sick]})
+    for place, pair in enumerate(made.pairs):
+        offset = 3.0 * ((pair.b == "n2") - (pair.a == "n2"))
+        seen = side().model_copy(update={"clock_offset_s": offset, "clock_error_s": 1e-5})
+        made.pairs[place] = replace(pair, at_a=seen)
+
+    found = topology(made)
+
+    codes = {fault.code for fault in found.verdict.faults}
+    assert codes == {"MTU_MISMATCH", "LOOPBACK_HOSTNAME", "CLOCK_SKEW", "PCIE_DOWNSHIFT", "ECC_ERRORS"}
+    assert found.verdict.exclude == ["n3"]
+    assert all(fault.fix and fault.evidence for fault in found.verdict.faults)
+
+
+def test_processors_of_one_machine_are_not_compared() -> None:
+    made = outcome(4, slow_flops="n1")
+    for report_ in made.devices.values():
+        report_.device_types["gpu"] = DeviceType(kind="cpu", name="CPU")
+    assert topology(made).node("n1").health.verdict == "degraded"
+
+    for name in made.nodes:
+        made.joined[name] = Joined("10.0.0.1", 1, "ib0", name, facts=HostFacts(boot_id="one"))
+    assert topology(made).verdict.status == "go"
+
+
+def test_a_pair_without_figures_of_the_backend_costs_what_it_does_to_its_class() -> None:
+    made = outcome(4)
+    over = BackendFigures(alpha_s=3 * LATENCY, beta_s_per_byte=2 / RATE)
+    made.backend = {("n0", "n1"): ("gloo", over), ("n1", "n0"): ("gloo", over)}
+
+    found = topology(made)
+
+    assert found.fabric.classes[0].cost() == (3 * LATENCY, 2 / RATE)
+    assert LinkCost(found).between("n0:cuda0", "n1:cuda0") == (3 * LATENCY, 2 / RATE)
+    assert LinkCost(found).between("n2:cuda0", "n3:cuda0") == pytest.approx((3 * LATENCY, 2 / RATE))
+
+
+def test_single_messages_shape_the_line_of_a_large_cluster_too() -> None:
+    made = outcome(66)
+    ladder = tuple((size, 2e-5 + size / (RATE / 2)) for size in (1024, 16384, 65536, 2**20))
+    end = side(RATE / 2, 2e-5).model_copy(update={"ladder": ladder})
+    made.add([PairResult("n0", "n1", False, 33, end, end)], ProbeSettings().bulk_bytes)
+
+    assert LinkCost(topology(made)).between("n0:x", "n1:x") == pytest.approx((2e-5, 2 / RATE), rel=1e-3)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.probe.host_health import energy_j, memory_errors, own_numa_node
-from hpctrain.probe.pci import nearest_nic, numa_node, pcie_link
+from hpctrain.probe.pci import nearest_nic, numa_node, pci_path, pcie_link
 from hpctrain.records.evidence import PcieLink
 
 GPU, FAR_GPU = "0000:4e:00.0", "0000:c1:00.0"
@@ -71,6 +71,19 @@ def test_a_card_on_the_same_numa_node_is_near_enough_and_one_on_another_is_not(s
     assert nearest_nic(FAR_GPU, sysfs) == "mlx5_1"
     (sysfs / "bus/pci/devices/0000:b1:00.0/numa_node").write_text("0\n")
     assert nearest_nic(FAR_GPU, sysfs) is None
+
+
+def test_the_way_to_a_device_has_one_address_for_each_switch(tmp_path: Path) -> None:
+    way = ("0000:4c:01.0", "0000:4d:00.0", "0000:4e:04.0", "0000:4f:00.0")
+    real = tmp_path.joinpath("devices", "pci0000:4c", *way)
+    real.mkdir(parents=True)
+    (tmp_path / "bus/pci/devices").mkdir(parents=True)
+    (tmp_path / "bus/pci/devices" / way[-1]).symlink_to(real)
+    (tmp_path / "bus/pci/devices" / way[0]).symlink_to(real.parents[2])
+
+    assert pci_path("0000:4F:00.0", tmp_path) == [way[1], way[3]]
+    assert pci_path(way[0], tmp_path) == [way[0]]
+    assert pci_path("0000:ff:00.0", tmp_path) is None
 
 
 def test_memory_errors_are_summed_and_absent_without_a_counter(tmp_path: Path) -> None:
