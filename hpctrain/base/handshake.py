@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from hpctrain.base.wire import Message
 
 NONCE_BYTES = 16
-LONGEST_BYTES = 4096
+LONGEST_BYTES = 2**16
 """Bytes of the longest line of a handshake: all that is taken from somebody who has not proved anything."""
 
 

@@ -82,9 +82,9 @@ def command(
     warn_if_stale(topology, max_age_days=max_age_days)
     plan = make_plan(run, spec, topology, solver="paper" if solver == "paper" else "exhaustive")
     plan.write(output)
-    people = Console(stderr=as_json, highlight=False)
+    people = Console(stderr=as_json, highlight=False, markup=False)
     if not people.is_terminal:
-        people = Console(stderr=as_json, highlight=False, width=WIDTH)
+        people = Console(stderr=as_json, highlight=False, markup=False, width=WIDTH)
     people.print(_summary(plan, spec), soft_wrap=True)
     if explain:
         people.print(explanation(plan, topology))

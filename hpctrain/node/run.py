@@ -28,7 +28,7 @@ from hpctrain.node.planning import GenerationMaker
 from hpctrain.node.staging import stage_data, staging_limit_s
 from hpctrain.probe.address import interface_of
 from hpctrain.probe.resident import probe_nodes
-from hpctrain.probe.settings import ProbeSettings, local_settings
+from hpctrain.probe.settings import ProbeSettings, local_settings, preflight_mode
 from hpctrain.records.generation import Generation
 from hpctrain.records.run import Run, read_run
 from hpctrain.records.topology import Topology
@@ -108,7 +108,7 @@ def _ensure_topology(place: Place, run: Run, journal: Journal, local: bool) -> N
     path = place.folder / "topology.json"
     if not path.exists():
         device = run.cluster.device
-        settings = local_settings(len(place.nodes), device) if local else ProbeSettings(device=device)
+        settings = local_settings(len(place.nodes), device) if local else _preflight(len(place.nodes), device)
         topology = probe_nodes(
             place.folder, place.node, place.nodes, place.addr, SystemRunner(), SystemClock(), settings
         )
@@ -128,6 +128,10 @@ def _ensure_topology(place: Place, run: Run, journal: Journal, local: bool) -> N
             raise HpctrainError(f"{path}: the first node did not write it within {PROBE_WAIT_S:g} s")
         time.sleep(0.05)
     Topology.read(path)
+
+
+def _preflight(nodes: int, device: str) -> ProbeSettings:
+    return ProbeSettings(device=device, mode=preflight_mode(nodes))
 
 
 def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool], staged: Mapping[str, str]) -> Agent:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hpctrain.planner.cost import ACTIVATION_PASSES, EFFICIENCY, LOGITS_PASSES, OPTIMIZER_BYTES, CostModel, Parts
+from hpctrain.planner.constants import CONSTANTS
+from hpctrain.planner.cost import CostModel
 from hpctrain.planner.fleet import Fleet, Worker
+from hpctrain.planner.parts import Parts
 from hpctrain.planner.unit import Unit
 from hpctrain.planner.workload import Order, Workload
 from hpctrain.schedule.generate import SPLIT_BACKWARD
@@ -23,9 +25,11 @@ def step_bound(fleet: Fleet, work: Workload) -> float:
     together = sum(speeds)
     # Device u, busy for compute and update, is not done before T. Weighted by speed over all devices:
     # T >= sum(w_u · busy_u) + sum(w_u · update_u), and every parameter is updated somewhere.
-    update = work.spec.parameters() * OPTIMIZER_BYTES
-    lightest = min(speed / together / worker.bytes_per_s for speed, worker in zip(speeds, fleet.workers, strict=True))
-    return work.rows * sum(parts[0]) / together + update * lightest
+    lightest = min(
+        speed / together * CONSTANTS[worker.kind].optimizer_bytes / worker.bytes_per_s
+        for speed, worker in zip(speeds, fleet.workers, strict=True)
+    )
+    return work.rows * sum(parts[0]) / together + work.spec.parameters() * lightest
 
 
 def relative_speeds(parts: Sequence[Sequence[float]]) -> list[float]:
@@ -81,7 +85,8 @@ def _unavoidable(work: Workload, worker: Worker) -> tuple[float, float]:
     spec, seq_len = work.spec, work.seq_len
     head = spec.forward_flops(1, seq_len, spec.layers)
     blocks = spec.forward_flops(1, seq_len) - head
-    kept = spec.layers * work.block_bytes(1, 1) * sum(ACTIVATION_PASSES)
-    logits = spec.logits_bytes(1, seq_len) * sum(LOGITS_PASSES)
-    speed = worker.flops * EFFICIENCY
+    constants = CONSTANTS[worker.kind]
+    kept = spec.layers * work.block_bytes(1, 1) * sum(constants.activation_passes)
+    logits = spec.logits_bytes(1, seq_len) * sum(constants.logits_passes)
+    speed = worker.flops * constants.efficiency
     return 3 * blocks / speed + kept / worker.bytes_per_s, 3 * head / speed + logits / worker.bytes_per_s

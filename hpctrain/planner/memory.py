@@ -11,12 +11,6 @@ from hpctrain.schedule.placement import stages_by_rank
 
 USABLE = 0.9
 """Share of a device's memory that a plan may fill (the paper, section 3.4); the rest is the allocator's."""
-WEIGHT_BYTES = GRADIENT_BYTES = 4
-"""Per parameter, in fp32."""
-MOMENTS_BYTES = 8
-"""Per parameter: the two moments of AdamW."""
-CHECKPOINT_BYTES = 12
-"""Per parameter while a checkpoint is written beside the training: a copy of weight and moments."""
 BUCKET_BYTES = 32 * 2**20
 """With several replicas: the flat buffer that gradients are summed in, piece by piece."""
 CAST_BYTES = 2
@@ -116,7 +110,9 @@ class MemoryModel:
             Share(count, stage == 0, stage == role.stages - 1) for stage, count in zip(stages, blocks, strict=True)
         ]
         state = self._sharded_state(role, shares) if role.shards > 1 else self._whole_state(role, shares)
-        return PROCESS_BYTES[role.kind] + state + self._activations(role, shares)
+        process = self.work.framework.process_bytes
+        beside = PROCESS_BYTES[role.kind] if process is None else process
+        return beside + state + self._activations(role, shares)
 
     def _count(self, share: Share, tp: int) -> int:
         """Parameters of a stage on one of `tp` devices."""
@@ -155,11 +151,12 @@ class MemoryModel:
     def _whole_state(self, role: RankRole, shares: list[Share]) -> float:
         work = self.work
         parameters = sum(self._count(share, role.tp) for share in shares)
-        total = float((WEIGHT_BYTES + GRADIENT_BYTES + MOMENTS_BYTES + CHECKPOINT_BYTES) * parameters)
+        total = float(work.framework.bytes_per_parameter * parameters)
         if role.dp > 1:
             # The bucket that gradients are summed in; a large embedding is one of its own.
-            table = 4.0 * work.spec.embedding_parameters() / work.head_shards(role.tp)
-            total += min(GRADIENT_BYTES * parameters, max(BUCKET_BYTES, table))
+            each = work.framework.gradient_bytes
+            table = float(each * work.spec.embedding_parameters() / work.head_shards(role.tp))
+            total += min(each * parameters, max(BUCKET_BYTES, table))
         return total
 
     def _sharded_state(self, role: RankRole, shares: list[Share]) -> float:
@@ -176,10 +173,11 @@ class MemoryModel:
         outside = max(self._count(share._replace(blocks=0), role.tp) for share in shares)
         piece = max(self._count(Share(1, False, False), role.tp), outside)
         at_work = max(stages) if role.schedule in SPLIT_BACKWARD else min(parameters, 2 * piece)
-        parts = (WEIGHT_BYTES + GRADIENT_BYTES + MOMENTS_BYTES + CHECKPOINT_BYTES) * parameters / role.shards
+        gradient_bytes = work.framework.gradient_bytes
+        parts = work.framework.bytes_per_parameter * parameters / role.shards
         weights = work.gathered_bytes * (parameters if zero < 3 else at_work)
-        gradients = GRADIENT_BYTES * (parameters if zero == 1 else at_work)
-        return parts + weights + gradients + GRADIENT_BYTES * piece
+        gradients = gradient_bytes * (parameters if zero == 1 else at_work)
+        return parts + weights + gradients + gradient_bytes * piece
 
 
 def in_chunks(count: int, chunks: int) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hpctrain.base.errors import InputError
-from hpctrain.records.topology import LinkCost
+from hpctrain.records.link_cost import LinkCost
 
 
 class Links:
@@ -45,12 +45,17 @@ def message_s(links: Links, sources: Sequence[str], targets: Sequence[str], size
 
 
 def ring_sum_s(
-    links: Links, places: Sequence[str], size_bytes: float, sharing: Mapping[str, int] | None = None
+    links: Links,
+    places: Sequence[str],
+    size_bytes: float,
+    sharing: Mapping[str, int] | None = None,
+    hop_s: float = 0.0,
 ) -> float:
     """Ring all-reduce, 2(n−1)(alpha + size/n·beta) by the slowest link of the ring.
 
     Args:
         sharing: how many rings leave a node at the same time and divide its bandwidth.
+        hop_s: added to each hop's alpha by whoever starts it.
     """
     n = len(places)
     if n == 1:
@@ -61,7 +66,7 @@ def ring_sum_s(
         if sharing and node_of(source) != node_of(target):
             b *= sharing.get(node_of(source), 1)
         alpha, beta = max(alpha, a), max(beta, b)
-    return 2 * (n - 1) * (alpha + beta * size_bytes / n)
+    return 2 * (n - 1) * (alpha + hop_s + beta * size_bytes / n)
 
 
 def number_sum_s(links: Links, places: Sequence[str]) -> float:

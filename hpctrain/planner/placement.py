@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from math import factorial
+from math import factorial, inf
 
 from hpctrain.planner.unit import Cells, Unit
 
 MAX_ORDERS = 360
 """Orders that are tried one by one; beyond, only the likely ones."""
+MOST_COUNTED = 150
+"""Longest sequences whose number is worked out: there are too many of longer ones, and theirs exceeds a float."""
 WASTE = 100
 """Sequences walked through at most for an order that is kept; the others are the same with replicas exchanged."""
 
@@ -41,6 +43,10 @@ def file_order(units: Sequence[Unit], pp: int, dp: int) -> Cells:
 
 def _sequences(classes: Sequence[int], size: int) -> float:
     """How many sequences of classes there are; without regard to replicas, which may be exchanged."""
+    if len(set(classes)) == 1:
+        return 1.0
+    if size > MOST_COUNTED:
+        return inf
     ways = [1.0] + [0.0] * size  # exponential generating function: ways[k] · k! sequences of length k
     for members in Counter(classes).values():
         ways = [

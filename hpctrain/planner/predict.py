@@ -90,9 +90,10 @@ def _paces(cost: CostModel, layout: Layout, sharded: list[ShardTime]) -> list[Pa
     paces = [_pace(cost, layout, replica, sharded) for replica in range(layout.dp)]
     if layout.saving.equal_counts and len(set(paces)) > 1:
         # Collectives in every micro-batch keep the replicas in step with the slowest.
-        slowest = Pace(
-            *(tuple(map(max, zip(*values, strict=True))) for values in zip(*map(_as_tuple, paces), strict=True))
+        forward, backward, send, send_back, inputs, weights = (
+            tuple(map(max, zip(*values, strict=True))) for values in zip(*map(_as_tuple, paces), strict=True)
         )
+        slowest = Pace(forward, backward, send, send_back, inputs, weights, paces[0].blocking)
         paces = [slowest] * layout.dp
     return paces
 
@@ -113,6 +114,7 @@ def _pace(cost: CostModel, layout: Layout, replica: int, sharded: list[ShardTime
         send_back=tuple(cost.send(b, a, layout.micro_batch) for a, b in hops),
         inputs=tuple(stage.inputs + wait[2] for stage, wait in zip(times, waits, strict=True)),
         weights=tuple(stage.weights + wait[3] for stage, wait in zip(times, waits, strict=True)),
+        blocking=cost.work.framework.blocking_sends,
     )
 
 
@@ -158,5 +160,6 @@ def _update(cost: CostModel, layout: Layout) -> float:
     slowest = 0.0
     for replica in layout.cells:
         for unit, own in zip(replica, layout.stages_by_rank, strict=True):
-            slowest = max(slowest, sum(cost.optimizer(unit, layout.shares[stage], layout.shards) for stage in own))
+            update = sum(cost.optimizer(unit, layout.shares[stage], layout.micro_batch, layout.shards) for stage in own)
+            slowest = max(slowest, cost.once(unit) + update)
     return cost.norm_sum(layout.units()) + slowest

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpctrain.planner.memory import GRADIENT_BYTES
 from hpctrain.planner.network import Links, ring_sum_s, rings_leaving
 from hpctrain.planner.unit import Unit
 from hpctrain.planner.workload import Share, Workload
@@ -69,11 +68,11 @@ def shard_times(
             sent = max(ring_sum_s(links, places, size / pieces, leaving_groups) for places in own) / 2
             return pieces * sent + COPY_PASSES * size / speed
 
-        part = GRADIENT_BYTES * parameters / shards
+        part = work.framework.gradient_bytes * parameters / shards
         found.append(
             ShardTime(
                 gather=seconds(work.gathered_bytes * parameters),
-                scatter=seconds(GRADIENT_BYTES * parameters),
+                scatter=seconds(work.framework.gradient_bytes * parameters),
                 copies=pieces * max(ring_sum_s(links, places, part / pieces, leaving_copies) for places in copies),
             )
         )

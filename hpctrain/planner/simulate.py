@@ -21,6 +21,8 @@ class Pace:
     """The backward for inputs (I) alone; left out: half of the whole."""
     weights: tuple[float, ...] = ()
     """The backward for weights (W) alone; left out: half of the whole."""
+    blocking: bool = False
+    """Whether a rank stands still while it sends; else it computes meanwhile."""
 
     def without_sends(self) -> Pace:
         """The same, if messages took no time."""
@@ -53,7 +55,9 @@ class Timeline:
 
 
 def simulate(schedule: Schedule, pace: Pace) -> Timeline:
-    """Run the table: an action starts when its rank is free and what it needs has arrived; sends overlap compute.
+    """Run the table: an action starts when its rank is free and what it needs has arrived.
+
+    Sends overlap the sender's compute, unless the pace says that they block it.
 
     Raises:
         ValueError: the table cannot be executed (see `hpctrain.schedule.check_schedule`).
@@ -74,7 +78,7 @@ def simulate(schedule: Schedule, pace: Pace) -> Timeline:
                 start = max(free[rank], ready)
                 end = start + _duration(action, pace)
                 spans[rank].append((action, start, end))
-                free[rank] = end
+                free[rank] = end + (_send(action, pace) if pace.blocking else 0.0)
                 done[action.stage, "B" if action.kind == "I" else action.kind, action.micro_batch] = end
                 left -= 1
         if left == before:
@@ -95,6 +99,13 @@ def _ready(action: Action, pace: Pace, stages: int, done: dict[tuple[int, str, i
         return own
     ended = done.get((stage + 1, "B", micro_batch))
     return None if ended is None else max(own, ended + pace.send_back[stage])
+
+
+def _send(action: Action, pace: Pace) -> float:
+    """Seconds that the result of an action takes to whoever waits for it."""
+    if action.kind == "F":
+        return pace.send[action.stage] if action.stage < len(pace.send) else 0.0
+    return pace.send_back[action.stage - 1] if action.kind in ("B", "I") and action.stage > 0 else 0.0
 
 
 def _duration(action: Action, pace: Pace) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hpctrain.base.errors import InputError
+from hpctrain.planner.framework import OURS, Framework
 from hpctrain.planner.saving import NO_SAVING, Saving, saving_of
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.run import FixedParallel, Run
@@ -58,6 +59,8 @@ class Workload:
     """What is done to save memory."""
     compiled: bool = False
     """Whether blocks are compiled; they cannot be split over devices, nor their backward into inputs and weights."""
+    framework: Framework = OURS
+    """Who trains."""
 
     @property
     def value_bytes(self) -> int:
@@ -67,11 +70,11 @@ class Workload:
     @property
     def gathered_bytes(self) -> int:
         """Bytes of a weight as sharding gathers it: 2 in bf16 and fp16 where it is cast before, else 4."""
-        return self.value_bytes if self.spec.gathers_cast else 4
+        return self.value_bytes if self.spec.gathers_cast else self.framework.weight_bytes
 
     def casts_weights(self, sharded: bool) -> bool:
         """Whether autocast makes a cast copy of each weight: in bf16 and fp16, unless it was gathered as one."""
-        whole_bytes = self.gathered_bytes if sharded else 4
+        whole_bytes = self.gathered_bytes if sharded else self.framework.weight_bytes
         return self.value_bytes < whole_bytes
 
     def block_bytes(self, micro_batch: int, tp: int) -> float:
@@ -80,11 +83,20 @@ class Workload:
         In bf16 and fp16 the matrix products keep 2 bytes a value, while norms, rotary positions and the residual stream
         stay in fp32: 3 is the mean.
         """
-        mean = 4 if self.precision == "fp32" else 3
+        mean = self._mean_bytes
         whole = float(self.spec.activation_bytes(micro_batch, self.seq_len, tp, mean))
         if self.saving.sequence_parallel:
             whole -= self.spec.stream_bytes(micro_batch, self.seq_len, mean) * (1 - 1 / tp)
         return whole
+
+    def selective_bytes(self, micro_batch: int, tp: int) -> float:
+        """What selective recomputation makes again of a block."""
+        return float(self.spec.selective_bytes(micro_batch, self.seq_len, tp, self._mean_bytes))
+
+    @property
+    def _mean_bytes(self) -> int:
+        """Of an activation's value, between those of matrix products and those of the stream."""
+        return (self.value_bytes + self.framework.stream_bytes) // 2
 
     def kept_bytes(self, micro_batch: int, tp: int) -> float:
         """What a block keeps from its forward to its backward pass: with recomputation, less than `block_bytes`."""
@@ -96,8 +108,8 @@ class Workload:
         return kept
 
     def boundary_bytes(self, micro_batch: int) -> int:
-        """The residual stream [rows, seq, dim] between two stages, in fp32 at any precision."""
-        return self.spec.boundary_bytes(micro_batch, self.seq_len)
+        """The residual stream [rows, seq, dim] between two stages; ours is in fp32 at any precision."""
+        return self.spec.boundary_bytes(micro_batch, self.seq_len, self.framework.stream_bytes)
 
     def hidden_bytes(self, micro_batch: int, tp: int) -> float:
         """The part of the residual stream on one of `tp` devices: all of it, or its part of the sequence."""

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from hpctrain.records.topology import Link, Node, Topology
+from hpctrain.records.link import Link
+from hpctrain.records.link_cost import LinkCost
+from hpctrain.records.topology import Node, Topology
 
 Group = Literal["nodes", "health", "drivers", "devices", "links"]
 GROUPS: tuple[Group, ...] = ("nodes", "health", "drivers", "devices", "links")
@@ -118,7 +120,7 @@ def _values(topology: Topology, names: set[str], once: set[tuple[str, str]]) -> 
 
 
 def _of_pairs(topology: Topology, pairs: list[tuple[str, str]]) -> Iterator[tuple[_Key, Value]]:
-    costs = topology.link_cost()
+    costs = LinkCost(topology)
     for source, target in pairs:
         try:
             alpha, beta = costs.between(source, target)

@@ -12,7 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hpctrain.probe.device_view import ABSENT
-from hpctrain.records.topology import Link, LinkFigures, Topology
+from hpctrain.records.link import Link, LinkFigures
+from hpctrain.records.link_cost import LinkCost
+from hpctrain.records.topology import Topology
 
 NODES_UP_TO = 16
 """Above this many nodes the matrix is of clusters."""
@@ -97,7 +99,7 @@ def _nodes(
 
 def _between_groups(topology: Topology, quantities: Collection[str]) -> list[RenderableType]:
     """Every pair as the planner takes it: a large file lists only pairs that are off their class."""
-    home, costs = _homes(topology), topology.link_cost()
+    home, costs = _homes(topology), LinkCost(topology)
     found: dict[str, dict[_Cell, list[float]]] = {name: {} for name in QUANTITIES}
     for a, b in itertools.permutations([node.id for node in topology.nodes], 2):
         try:

@@ -15,6 +15,7 @@ from rich.text import Text
 from hpctrain.base.units import format_seconds, format_si
 from hpctrain.probe.device_view import ABSENT, COLOURS, devices_table
 from hpctrain.probe.matrix_view import QUANTITIES, matrices
+from hpctrain.records.link import BackendFigures
 from hpctrain.records.topology import Reason, Topology
 
 SICK_UP_TO = 20
@@ -49,8 +50,11 @@ def _verdict(topology: Topology) -> Text:
     text.append(verdict.status, style=COLOURS.get(verdict.status, "red"))
     for fault in verdict.faults:
         text.append(f"\n  {_told(fault)}")
+        text.append(_seen_and_fix(fault), style="dim")
     if verdict.exclude:
-        text.append(f"\n  leave out: {','.join(verdict.exclude)}")
+        text.append(f"\n  leave out: {verdict.sbatch_hint or ','.join(verdict.exclude)}")
+    for name, value in verdict.env.items():
+        text.append(f"\n  export {name}={value}")
     return text
 
 
@@ -68,6 +72,12 @@ def _sick_nodes(topology: Topology) -> list[Text]:
             lines.append(line.append(f": {'; '.join(reasons)}"))
     more = len(lines) - SICK_UP_TO
     return [*lines[:SICK_UP_TO], *([Text(f"  and {more} more nodes; --json has all", style="dim")] if more > 0 else [])]
+
+
+def _seen_and_fix(reason: Reason) -> str:
+    """What it was compared with, and the next thing to do, a line each."""
+    told = (("seen", reason.evidence), ("do", reason.fix))
+    return "".join(f"\n    {label}: {words}" for label, words in told if words)
 
 
 def _told(reason: Reason) -> str:
@@ -91,9 +101,14 @@ def _classes(topology: Topology) -> Text:
     lines = [
         f"links '{entry.id}' ({entry.pairs} pairs): start-up {format_seconds(entry.alpha_s)}, "
         f"then {format_si(1 / entry.beta_s_per_byte, 'B/s') if entry.beta_s_per_byte else ABSENT}"
+        + "".join(_backend(name, figures) for name, figures in entry.backend.items())
         for entry in topology.fabric.classes
     ]
     return Text("\n".join(lines or ["no link was measured"]))
+
+
+def _backend(name: str, figures: BackendFigures) -> str:
+    return f"; over {name} {format_seconds(figures.alpha_s)}, then {format_si(1 / figures.beta_s_per_byte, 'B/s')}"
 
 
 def _clusters(topology: Topology) -> Table:

@@ -128,6 +128,14 @@ class ImportedSpec(Part):
         """What selective recomputation keeps of a block: not measured apart, so everything that the block keeps."""
         return self.activation_bytes(rows, seq_len, tp, bytes_per_value)
 
+    def selective_flops(self, rows: int, seq_len: int) -> float:
+        """Matrix products of a block that selective recomputation repeats: none, their results are kept."""
+        return 0.0
+
+    def selective_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        """What the operations that selective recomputation repeats go through: all of a block's activations."""
+        return self.activation_bytes(rows, seq_len, tp, bytes_per_value)
+
     def logits_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """What the back modules and the loss keep: logits, their log-softmax, the gradient of one of them, and what
         the back modules were seen to keep."""

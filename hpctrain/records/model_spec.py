@@ -157,6 +157,14 @@ class ModelSpec(Part):
         split = 2 * self.dim + 2 * key_value + 2 * self.hidden
         return int(rows * seq_len * bytes_per_value * (2 * self.dim + split / tp))
 
+    def selective_flops(self, rows: int, seq_len: int) -> float:
+        """Matrix products of a block that selective recomputation repeats: none, their results are kept."""
+        return 0.0
+
+    def selective_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        """What the operations that selective recomputation repeats go through: all of a block's activations."""
+        return self.activation_bytes(rows, seq_len, tp, bytes_per_value)
+
     def logits_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """What the head and the loss keep: logits, their log-softmax and the gradient of one of them."""
         return int(3 * rows * seq_len * self.vocabulary * bytes_per_value / tp)

@@ -140,6 +140,11 @@ def test_a_probe_is_a_job_that_sees_the_slow_node(cluster, prepared: Path) -> No
     topology = Topology.read(prepared / "slow.json")
     assert [node.id for node in topology.nodes] == list(cluster.nodes)
     assert not topology.provenance.loopback
+    assert topology.provenance.notes == []
+    assert all(node.iface == "eth0" and node.host_facts.mtu["eth0"] >= 1280 for node in topology.nodes)
+    # Virtual nodes have one clock.
+    assert all(abs(node.host_facts.clock_offset_s) < 0.01 for node in topology.nodes[1:])
+    assert topology.fabric.classes[0].backend["gloo"].alpha_s > topology.fabric.classes[0].alpha_s
     rates = {
         (link.a, link.b): min(link.ab.isolated_bytes_per_s or 0, link.ba.isolated_bytes_per_s or 0)
         for link in topology.fabric.links

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from hpctrain.base.errors import InputError
 from hpctrain.probe.formats.rates import between_nodes, within_node
-from hpctrain.records.topology import INTRA_NODE_LATENCY_S, Topology
+from hpctrain.records.link_cost import INTRA_NODE_LATENCY_S
+from hpctrain.records.topology import Topology
 
 _GB = 2**30
 

@@ -13,7 +13,8 @@ from xml.sax.saxutils import quoteattr
 from ClusterShell.NodeSet import NodeSet
 
 from hpctrain.base.errors import InputError
-from hpctrain.records.topology import Device, Node, PcieLink, Topology
+from hpctrain.records.evidence import PcieLink
+from hpctrain.records.topology import Device, Node, Topology
 
 GIGATRANSFERS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
 """GT/s of a lane by generation of PCIe, as Linux and NCCL write them."""

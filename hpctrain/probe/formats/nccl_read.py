@@ -13,8 +13,9 @@ from xml.parsers import expat
 
 from hpctrain.base.errors import FileError, Mistake
 from hpctrain.probe.formats.nccl import GIGATRANSFERS
+from hpctrain.records.evidence import NvlinkPeer, PcieLink
 from hpctrain.records.nic import Nic
-from hpctrain.records.topology import Device, DeviceType, Node, NvlinkPeer, PcieLink
+from hpctrain.records.topology import Device, DeviceType, Node
 
 _DEEPEST = 64
 _NVLINK_BYTES_PER_S = {60: 20e9, 70: 25e9, 80: 25e9, 90: 25e9, 100: 50e9}

@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import math
 
-from hpctrain.records.topology import Link, LinkFigures, Topology
+from hpctrain.records.link import Link, LinkFigures
+from hpctrain.records.link_cost import LinkCost
+from hpctrain.records.topology import Topology
 
 COLUMNS = (
     "source", "target", "class", "latency_min_s", "latency_p50_s", "latency_p95_s", "isolated_bytes_per_s",
@@ -17,13 +20,14 @@ COLUMNS = (
 def pairs_csv(topology: Topology) -> str:
     """A table with a heading; what was not measured is empty.
 
-    A pair that the file does not list has the alpha and beta that the planner takes for it, and `inferred` is true.
+    A pair that is not a link of the file has the alpha and beta that the planner takes for it; `inferred` is true
+    unless it was measured, as the file of pairs beside a large topology tells.
     """
     sides: dict[tuple[str, str], tuple[Link, LinkFigures]] = {}
     for link in topology.fabric.links:
         sides[link.a, link.b] = (link, link.ab)
         sides[link.b, link.a] = (link, link.ba)
-    costs, out = topology.link_cost(), io.StringIO()
+    costs, out = LinkCost(topology), io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
     for source, target in itertools.permutations([node.id for node in topology.nodes], 2):
@@ -35,8 +39,21 @@ def pairs_csv(topology: Topology) -> str:
         except KeyError:
             writer.writerow([source, target, *[""] * 11])
             continue
-        writer.writerow([source, target, *[""] * 7, repr(alpha), repr(beta), "", "true"])
+        latencies, measured = _of_matrix(topology, source, target)
+        inferred = "false" if measured else "true"
+        writer.writerow([source, target, "", *latencies, "", repr(alpha), repr(beta), "", inferred])
     return out.getvalue()
+
+
+def _of_matrix(topology: Topology, source: str, target: str) -> tuple[list[str], bool]:
+    """Latencies and bandwidths of a pair of a large cluster, and whether anything of it was measured."""
+    pairs = topology.pairs
+    names = ("latency_min_s", "latency_p50_s", "latency_p95_s", "isolated_bytes_per_s", "bytes_per_s")
+    if pairs is None:
+        return [""] * len(names), False
+    values = [float(pairs[name][pairs.index[source], pairs.index[target]]) for name in names]
+    cells = ["" if math.isnan(value) else repr(value) for value in values]
+    return cells, any(cells)
 
 
 def _measured(link: Link, figures: LinkFigures) -> list[str]:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable
 
 from hpctrain.base.errors import InputError
+from hpctrain.records.link_cost import LinkCost
 from hpctrain.records.topology import Node, Topology
 
 
@@ -15,7 +16,7 @@ def between_nodes(topology: Topology, sources: Iterable[str]) -> tuple[float, fl
     Raises:
         InputError: the file says nothing of a link.
     """
-    costs, names = topology.link_cost(), [node.id for node in topology.nodes]
+    costs, names = LinkCost(topology), [node.id for node in topology.nodes]
     try:
         found = [costs.between(a, b) for a in sources for b in names if a != b]
     except KeyError as error:

@@ -16,10 +16,11 @@ from hpctrain.cli.provisional import check_provisional, last_known
 from hpctrain.launch import submission
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.training import Prepared
+from hpctrain.records.link import Link, LinkFigures
 from hpctrain.records.locate import record_job
 from hpctrain.records.past_runs import read_past_runs
 from hpctrain.records.run import Run, read_run
-from hpctrain.records.topology import Device, DeviceType, Fabric, Link, LinkFigures, Node, Provenance, Topology
+from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
 
 
 @pytest.fixture

@@ -7,19 +7,9 @@ from typing import Any
 
 import pytest
 
+from hpctrain.records.link import Link, LinkClass, LinkFigures
 from hpctrain.records.run import Run
-from hpctrain.records.topology import (
-    Device,
-    DeviceType,
-    Fabric,
-    Link,
-    LinkClass,
-    LinkFigures,
-    Node,
-    Provenance,
-    Topology,
-    Verdict,
-)  # fmt: skip
+from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology, Verdict  # fmt: skip
 
 
 def topology_of(

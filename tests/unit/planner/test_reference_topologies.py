@@ -6,6 +6,7 @@ import pytest
 
 from hpctrain.base.packaged import packaged
 from hpctrain.planner import make_plan
+from hpctrain.records.link_cost import LinkCost
 from hpctrain.records.run import Run
 from hpctrain.records.topology import Topology
 
@@ -48,10 +49,10 @@ def test_the_published_files_have_the_figures_of_their_notes() -> None:
     dgx = Topology.read(packaged("topology", "dgx-h100-32-gpu.json"))
 
     assert len(paper.places()) == len(dgx.places()) == 32
-    assert paper.link_cost().between("n01:cuda0", "n09:cuda2") == (5e-6, 8e-11)
-    assert paper.link_cost().between("n09:cuda0", "n09:cuda2")[1] == 1 / 31.5e9
-    assert dgx.link_cost().between("dgx1:cuda0", "dgx4:cuda7") == (5e-6, 1 / 400e9)
-    assert dgx.link_cost().between("dgx1:cuda0", "dgx1:cuda7")[1] == 1 / 450e9
+    assert LinkCost(paper).between("n01:cuda0", "n09:cuda2") == (5e-6, 8e-11)
+    assert LinkCost(paper).between("n09:cuda0", "n09:cuda2")[1] == 1 / 31.5e9
+    assert LinkCost(dgx).between("dgx1:cuda0", "dgx4:cuda7") == (5e-6, 1 / 400e9)
+    assert LinkCost(dgx).between("dgx1:cuda0", "dgx1:cuda7")[1] == 1 / 450e9
 
 
 def test_the_measured_files_say_whether_their_links_are_a_network() -> None:

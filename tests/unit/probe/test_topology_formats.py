@@ -15,19 +15,8 @@ from hpctrain.probe.formats.metis import metis_files
 from hpctrain.probe.formats.pairs_csv import COLUMNS, pairs_csv
 from hpctrain.probe.formats.slurm import block_yaml, tree_conf
 from hpctrain.probe.formats.slurm_read import clusters_of_conf, clusters_of_yaml
-from hpctrain.records.topology import (
-    Device,
-    DeviceType,
-    Fabric,
-    Latency,
-    Link,
-    LinkClass,
-    LinkFigures,
-    Node,
-    NodeCluster,
-    Provenance,
-    Topology,
-)  # fmt: skip
+from hpctrain.records.link import Latency, Link, LinkClass, LinkFigures
+from hpctrain.records.topology import Device, DeviceType, Fabric, Node, NodeCluster, Provenance, Topology  # fmt: skip
 
 CLASS = LinkClass(id="network", alpha_s=5e-6, beta_s_per_byte=1e-9, pairs=1)
 

@@ -5,8 +5,9 @@ import pytest
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.probe.formats.nccl import nccl_files
 from hpctrain.probe.imports import from_nccl, from_slurm
+from hpctrain.records.evidence import NvlinkPeer, PcieLink
 from hpctrain.records.nic import Nic
-from hpctrain.records.topology import NvlinkPeer, PcieLink, Topology
+from hpctrain.records.topology import Topology
 
 DUMP = """\
 <system version="1">

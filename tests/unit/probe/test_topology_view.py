@@ -8,22 +8,19 @@ from rich.console import Console
 
 from hpctrain.base.packaged import packaged
 from hpctrain.probe.view import render
-from hpctrain.records.topology import (
+from hpctrain.records.link import Latency, Link, LinkClass, LinkFigures
+from hpctrain.records.topology import (  # fmt: skip
     Device,
     DeviceType,
     Fabric,
     Health,
-    Latency,
-    Link,
-    LinkClass,
-    LinkFigures,
     Node,
     NodeCluster,
     Provenance,
     Reason,
     Topology,
     Verdict,
-)  # fmt: skip
+)
 
 
 def side(rate: float, latency: float) -> LinkFigures:

@@ -1,0 +1,78 @@
+"""Figures of GPUs and their links from vendors' data sheets, for runs that somebody else measured."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One kind of GPU as its data sheet describes it."""
+
+    half_flops: float
+    """Peak FLOP/s of fp16 matrix products, dense, on tensor cores."""
+    single_flops: float
+    """The same of fp32 inputs: TF32 on Ampere and later, where frameworks of the time allowed it, else fp32."""
+    memory_bytes: float
+    bytes_per_s: float
+    """Of its memory."""
+    link_bytes_per_s: float
+    """To a neighbour in the node, one direction: NVLink, else PCIe."""
+
+
+SHEETS = {
+    # NVIDIA A100 datasheet: 312 / 156 TFLOP/s, 1.555 and 2.039 TB/s, NVLink 600 GB/s both ways.
+    "A100-40": Sheet(312e12, 156e12, 40e9, 1.555e12, 300e9),
+    "A100": Sheet(312e12, 156e12, 80e9, 2.039e12, 300e9),
+    # NVIDIA H100 SXM datasheet: 989 / 495 TFLOP/s, 3.35 TB/s, NVLink 900 GB/s both ways.
+    "H100": Sheet(989e12, 495e12, 80e9, 3.35e12, 450e9),
+    # NVIDIA GH200 datasheet, 96 GB HBM3: 990 / 494 TFLOP/s, 4 TB/s; of four in a node each pair has 150 GB/s.
+    "GH-96": Sheet(990e12, 494e12, 96e9, 4.0e12, 450e9),
+    # NVIDIA V100 datasheet, SXM2 16 GB: 125 / 15.7 TFLOP/s, 900 GB/s, NVLink 300 GB/s both ways.
+    "V100": Sheet(125e12, 15.7e12, 16e9, 900e9, 150e9),
+    # NVIDIA T4 datasheet: 65 / 8.1 TFLOP/s, 320 GB/s, PCIe 3.0 x16 32 GB/s both ways.
+    "T4": Sheet(65e12, 8.1e12, 16e9, 320e9, 16e9),
+    # NVIDIA Ampere GA102 and Turing TU102 whitepapers, tensor rates with fp32 sums; PCIe 4.0 and 3.0 x16.
+    "RTX-3090": Sheet(71e12, 35.6e12, 24e9, 936e9, 32e9),
+    "RTX-2080": Sheet(53.8e12, 13.4e12, 11e9, 616e9, 16e9),
+    "Titan-RTX": Sheet(130e12, 16.3e12, 24e9, 672e9, 16e9),
+}
+TCP_FLOW_BYTES_PER_S = 1.25e9
+"""Most of a single TCP flow between instances in one placement group (10 Gb/s; Amazon EC2 user guide, network
+bandwidth): what a ring without RDMA gets there, whatever the instance's own figure."""
+NODE_BYTES_PER_S = 4 * 25e9
+"""Of a node whose row states no network: four HDR InfiniBand ports."""
+LINK_SHARE = 0.77
+"""Of a stated bandwidth, what collectives reach: 230 of NVLink's 300 GB/s among eight A100s (NVIDIA nccl-tests)."""
+ALPHA_S = 1e-5
+"""Start-up time assumed for a message between nodes: nobody published it."""
+
+
+def gpu_of(text: str) -> str | None:
+    """The sheet that a run's GPU column names, '16xT4-16 (4x g4dn.12xlarge)' -> 'T4'; None where there is none."""
+    for name in sorted(SHEETS, key=len, reverse=True):
+        if re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![0-9])", re.sub(r"^\d+x", "", text)):
+            return name
+    return None
+
+
+def gpus_of(text: str) -> list[str] | None:
+    """One name a GPU for a mixed column, '12xV100+4xT4' -> 12 times V100, 4 times T4; None where one is unknown."""
+    found: list[str] = []
+    for part in text.split("(")[0].split("+"):
+        match = re.match(r"\s*(\d+)x(.+)", part)
+        name = gpu_of(match[2]) if match else None
+        if match is None or name is None:
+            return None
+        found += [name] * int(match[1])
+    return found
+
+
+def stated_bytes_per_s(text: str) -> float | None:
+    """The last 'N Gb/s' in a column as bytes per second; 'NxName MGb/s' counts N links. None where there is none."""
+    found = re.findall(r"(?:(\d+)x[^0-9]*)?([\d.]+)\s*Gb/s", text)
+    if not found:
+        return None
+    count, rate = found[-1]
+    return float(count or 1) * float(rate) * 1e9 / 8

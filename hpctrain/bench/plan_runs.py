@@ -1,0 +1,173 @@
+"""Measured runs of other frameworks, as a table with one run a row."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.base.errors import FileError, InputError, Mistake
+
+COLUMNS = (
+    "id", "source", "framework", "model", "gpu", "num_gpus", "gpus_per_node", "intra_node", "inter_node", "layers",
+    "hidden", "heads", "ffn", "seq", "vocab", "global_batch", "micro_batch", "tp", "pp", "dp", "vpp", "recompute",
+    "seq_parallel", "dtype", "iter_time_s", "peak_mem_GiB", "heterogeneous", "plan_detail", "notes",
+)  # fmt: skip
+FAMILIES = (
+    ("korthikanti", "Korthikanti"),
+    ("ground_truth_multi", "vTrain multi-node"),
+    ("ground_truth_single", "vTrain single node"),
+    ("sailor", "Sailor"),
+    ("amp", "AMP"),
+)
+"""A word of the source column -> what the runs are called here."""
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """One row."""
+
+    id: str
+    family: str
+    framework: str
+    model: str
+    gpu: str
+    num_gpus: int
+    gpus_per_node: int
+    intra_node: str
+    inter_node: str
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int
+    seq_len: int
+    vocab: int
+    rows: int
+    """Sequences in a step."""
+    micro_batch: int
+    tp: int
+    pp: int
+    dp: int
+    chunks: int
+    """Stages on each pipeline rank."""
+    recompute: str
+    """none, selective or full."""
+    sequence_parallel: bool
+    half: bool
+    """Whether products are in half precision."""
+    step_s: float | None
+    """None: the run failed."""
+    peak_bytes: float | None
+    mixed: bool
+    """Whether its GPUs are of several kinds."""
+    stages: tuple[tuple[tuple[str, int], ...], ...] | None
+    """stages[stage][replica]: (GPU, tp), where the row says it."""
+    units: tuple[int, ...] | None
+    """Layers by stage, embedding and head counted as one each, where the row says it."""
+    cuts: tuple[int, ...] | None
+    """Edges of the stages in AMP's 30 pipeline units, where the row says them."""
+    suspect: bool
+
+    @property
+    def problem(self) -> str:
+        """What errors are averaged over, and what is kept aside as a whole when constants are fitted."""
+        if self.family == "vTrain single node":
+            return f"{self.family}, width {self.hidden}"
+        if self.family == "vTrain multi-node":
+            return f"{self.family}, {self.layers} × {self.hidden} on {self.num_gpus}"
+        if self.family == "Sailor":
+            return f"Sailor {self.model}, {'mixed GPUs' if self.mixed else gpu_name(self.gpu)}"
+        if self.family == "AMP":
+            return f"AMP {self.gpu.split('(')[0].strip()}"
+        return self.family
+
+    @property
+    def search(self) -> tuple[object, ...]:
+        """Runs of one search are plans for the same work on the same machines."""
+        return (
+            self.family, self.model, self.gpu, self.num_gpus, self.layers, self.hidden, self.seq_len, self.rows,
+            self.recompute,
+        )  # fmt: skip
+
+
+def gpu_name(text: str) -> str:
+    """'16xGH-96' -> 'GH-96'."""
+    return re.sub(r"^\d+x", "", text)
+
+
+def read_runs(path: Path) -> list[MeasuredRun]:
+    """The table.
+
+    Raises:
+        FileError: the file is missing, lacks a column, or a field cannot be read.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            reader = csv.DictReader(stream)
+            missing = [name for name in COLUMNS if name not in (reader.fieldnames or [])]
+            if missing:
+                text = f"columns are missing: {', '.join(missing)}; allowed: a table like data/measured_runs.csv"
+                raise FileError(path, [Mistake("", text)])
+            rows = list(enumerate(reader, 2))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: cannot be read as CSV: {error}; give a table of measured runs with --data") from None
+    runs, mistakes = [], []
+    for line, row in rows:
+        try:
+            runs.append(_run(row))
+        except (ValueError, SyntaxError, KeyError, TypeError) as error:
+            mistakes.append(Mistake(row.get("id") or "", f"cannot be read: {error}", line))
+    if mistakes:
+        raise FileError(path, mistakes)
+    if not runs:
+        raise FileError(path, [Mistake("", "there is no run in it; give a table of measured runs with --data")])
+    return runs
+
+
+def _run(row: Mapping[str, str]) -> MeasuredRun:
+    family = next((name for word, name in FAMILIES if word in row["source"].lower()), row["source"].split("(")[0])
+    detail = row["plan_detail"]
+    stated = ast.literal_eval(detail) if detail.startswith("{") else None
+    cuts = re.search(r"\[([\d, ]+)\]", detail) if detail.startswith("layer cuts") else None
+    stages = None
+    if stated is not None:
+        stages = tuple(tuple((str(gpu), int(tp)) for gpu, tp in stage) for stage in stated["stages"])
+    seq_len = int(row["seq"])
+    hidden = int(row["hidden"])
+    return MeasuredRun(
+        id=row["id"],
+        family=family,
+        framework=row["framework"],
+        model=row["model"],
+        gpu=row["gpu"],
+        num_gpus=int(row["num_gpus"]),
+        gpus_per_node=int(row["gpus_per_node"]),
+        intra_node=row["intra_node"],
+        inter_node=row["inter_node"],
+        layers=int(row["layers"]),
+        hidden=hidden,
+        heads=int(row["heads"] or hidden // 64),
+        ffn=int(row["ffn"] or 4 * hidden),
+        seq_len=seq_len,
+        vocab=int(row["vocab"].split()[0]),
+        rows=int(row["global_batch"]),
+        micro_batch=int(row["micro_batch"]),
+        tp=int(row["tp"]),
+        pp=int(row["pp"]),
+        dp=int(row["dp"].split("/")[0]),
+        chunks=int(row["vpp"] or 1),
+        recompute="full" if row["recompute"].startswith("full") else
+        "selective" if row["recompute"].startswith("selective") else "none",
+        sequence_parallel=row["seq_parallel"] == "1",
+        half="16" in row["dtype"].split()[0],
+        step_s=float(row["iter_time_s"]) if row["iter_time_s"] else None,
+        peak_bytes=float(row["peak_mem_GiB"]) * 2**30 if row["peak_mem_GiB"] else None,
+        mixed=row["heterogeneous"] == "1",
+        stages=stages,
+        units=tuple(stated["layers_per_stage(incl embed+head)"]) if stated is not None else None,
+        cuts=tuple(int(edge) for edge in cuts[1].split(",")) if cuts else None,
+        suspect="SUSPECT" in row["notes"],
+    )  # fmt: skip
