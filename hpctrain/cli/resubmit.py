@@ -12,6 +12,7 @@ import click
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
+from hpctrain.base.trust import owner_only
 from hpctrain.cli.clusters import check_cluster
 from hpctrain.cli.own_job import become_job, begin_own_job
 from hpctrain.cli.own_job import option as own_job_option
@@ -48,6 +49,7 @@ def command(run: str, overrides: tuple[str, ...], own_job: bool, as_json: bool) 
     RUN is a run folder, a run's name or a job's id. With --set it goes on with other settings, as far as its checkpoint
     allows; the old ones stay in the run folder as run-<n>.yaml. A run that is done goes on with more steps.
     """
+    click.get_current_context().with_resource(owner_only())
     folder = find_run(run, os.environ, Path.cwd()).resolve()
     if own_job:
         if overrides:
