@@ -15,6 +15,7 @@ from hpctrain.cli.watched import WatchedRun
 from hpctrain.records.locate import find_run
 from hpctrain.report.log_files import find_logs
 from hpctrain.report.log_lines import LogLine, follow_lines, last_lines
+from hpctrain.report.words import in_words
 
 LINES = 50
 
@@ -60,4 +61,4 @@ def command(run: str, follow: bool, rank: int | None, node: str | None, attempt:
 
 def _text(line: LogLine) -> str:
     moment = datetime.fromtimestamp(line.time_s, timezone.utc)
-    return f"{moment:%m-%d %H:%M:%S}.{moment.microsecond // 1000:03d} {line.source} | {line.text}"
+    return f"{moment:%m-%d %H:%M:%S}.{moment.microsecond // 1000:03d} {line.source} | {in_words(line.text)}"
