@@ -30,6 +30,7 @@ from hpctrain.launch.secrets import check_secrets
 from hpctrain.launch.submission import preview, submit_job, submit_local
 from hpctrain.launch.succession import queue_successors
 from hpctrain.launch.training import fewest_nodes
+from hpctrain.launch.trust import check_trusted
 from hpctrain.records.locate import find_run, job_id
 from hpctrain.records.run import Run, read_run
 from hpctrain.slurm.commands import Slurm
@@ -55,6 +56,7 @@ def command(run: str, overrides: tuple[str, ...], own_job: bool, as_json: bool) 
         if overrides:
             raise InputError("--own-job: a job that comes back from the queue keeps its settings; leave out --set")
         _go_on_as_own_job(folder)
+    check_trusted(folder)
     spec = changed_run(folder, overrides)
     _check_ended(folder, spec.steps)
     check_secrets(spec, os.environ)
