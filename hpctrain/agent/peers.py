@@ -163,18 +163,25 @@ class Peers:
                 waiting.append(stranger)
                 continue
             taken = None if hello is None else stranger.proof.take_hello(hello)
-            node = None if taken is None else taken[1].claims.get("node")
-            if taken is not None and isinstance(node, str) and node in self._views and channel.send(taken[0]):
+            node = None if taken is None else self._caller(taken[1].claims)
+            if taken is not None and node is not None and channel.send(taken[0]):
                 self._join(node, channel, taken[1])
             else:
                 self._drop(channel)
         self._strangers = waiting
 
+    def _caller(self, claims: Message) -> str | None:
+        """The node that says it calls; None when it is none of this run, or meant somebody else: whoever took the port
+        of a dead agent could lead a call for that one here, to have it put in the place of a living connection."""
+        node = claims.get("node")
+        return node if isinstance(node, str) and node in self._views and claims.get("to") == self._me else None
+
     def _dial(self, now: float) -> None:
         before = self._nodes[: self._nodes.index(self._me)]
         missing = [node for node in before if node not in self._channels and node not in self._called]
         for node, connection in self._dialler.dial(now, missing):
-            self._called[node] = _Called(now, _channel(connection, HELLO_BYTES), Caller(self._key, {"node": self._me}))
+            proof = Caller(self._key, {"node": self._me, "to": node})
+            self._called[node] = _Called(now, _channel(connection, HELLO_BYTES), proof)
             self._watch.add(self._called[node].channel)
 
     def _prove(self, now: float) -> None:

@@ -7,7 +7,7 @@ import io
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import BinaryIO
 
@@ -43,9 +43,9 @@ class StampedText(io.TextIOWrapper):
             super().flush()
 
 
-def stamp_output(wall: Callable[[], float] = time.time) -> None:
-    """From here on, what this process prints to stdout and stderr is stamped."""
-    for name in ("stdout", "stderr"):
+def stamp_output(names: Sequence[str] = ("stdout", "stderr"), wall: Callable[[], float] = time.time) -> None:
+    """From here on, what this process prints to these streams is stamped."""
+    for name in names:
         stream = getattr(sys, name)
         stream.flush()
         setattr(sys, name, StampedText(stream.buffer, wall))

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
+
+
+@contextlib.contextmanager
+def owner_only() -> Iterator[None]:
+    """What this process and those that it starts write meanwhile is for its owner alone, wherever it lies."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def distrust(path: Path, private: bool = False) -> str | None:

@@ -15,6 +15,7 @@ from hpctrain.cli.watched import WatchedRun
 from hpctrain.records.locate import find_run
 from hpctrain.report.log_files import find_logs
 from hpctrain.report.log_lines import LogLine, follow_lines, last_lines
+from hpctrain.report.words import in_words
 
 LINES = 50
 
@@ -34,7 +35,8 @@ def command(run: str, follow: bool, rank: int | None, node: str | None, attempt:
 
     RUN is a run folder, a run's name or a job's id. Each line begins with its time (UTC) and the log in RUN/logs that
     it is from: 0/node1.0 is the first worker of node1 in attempt 0, 7.node1.agent the agent of node1 in job 7. A line
-    that has no time of its own, as libraries print them, stands behind the one that it follows in its log.
+    that has no time of its own, as libraries print them, stands behind the one that it follows in its log; what srun
+    and Slurm say in a job script's log stands before the next one there, or at its end. Events are told in words.
     """
     folder = find_run(run, os.environ, Path.cwd())
     find = partial(find_logs, folder, node, rank, attempt)
@@ -60,4 +62,4 @@ def command(run: str, follow: bool, rank: int | None, node: str | None, attempt:
 
 def _text(line: LogLine) -> str:
     moment = datetime.fromtimestamp(line.time_s, timezone.utc)
-    return f"{moment:%m-%d %H:%M:%S}.{moment.microsecond // 1000:03d} {line.source} | {line.text}"
+    return f"{moment:%m-%d %H:%M:%S}.{moment.microsecond // 1000:03d} {line.source} | {in_words(line.text)}"

@@ -12,6 +12,7 @@ import click
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
+from hpctrain.base.trust import owner_only
 from hpctrain.cli.clusters import check_cluster
 from hpctrain.cli.own_job import become_job, begin_own_job
 from hpctrain.cli.own_job import option as own_job_option
@@ -29,6 +30,7 @@ from hpctrain.launch.secrets import check_secrets
 from hpctrain.launch.submission import preview, submit_job, submit_local
 from hpctrain.launch.succession import queue_successors
 from hpctrain.launch.training import fewest_nodes
+from hpctrain.launch.trust import check_trusted
 from hpctrain.records.locate import find_run, job_id
 from hpctrain.records.run import Run, read_run
 from hpctrain.slurm.commands import Slurm
@@ -48,11 +50,13 @@ def command(run: str, overrides: tuple[str, ...], own_job: bool, as_json: bool) 
     RUN is a run folder, a run's name or a job's id. With --set it goes on with other settings, as far as its checkpoint
     allows; the old ones stay in the run folder as run-<n>.yaml. A run that is done goes on with more steps.
     """
+    click.get_current_context().with_resource(owner_only())
     folder = find_run(run, os.environ, Path.cwd()).resolve()
     if own_job:
         if overrides:
             raise InputError("--own-job: a job that comes back from the queue keeps its settings; leave out --set")
         _go_on_as_own_job(folder)
+    check_trusted(folder)
     spec = changed_run(folder, overrides)
     _check_ended(folder, spec.steps)
     check_secrets(spec, os.environ)

@@ -14,6 +14,7 @@ import click
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
+from hpctrain.base.trust import owner_only
 from hpctrain.cli.own_job import become_job, begin_own_job, earlier_run
 from hpctrain.cli.own_job import option as own_job_option
 from hpctrain.cli.profile import option as profile_option
@@ -76,6 +77,7 @@ def command(
 
     With --seeds, each seed is a run of its own, NAME-seedN; --json then prints a list.
     """
+    click.get_current_context().with_resource(owner_only())
     overrides = with_profile(overrides, profile)
     chosen = parse_seeds(seeds) if seeds is not None else []
     asked = Asked(dry_run, wait, as_json)

@@ -12,6 +12,7 @@ import click
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_DONE, InputError
 from hpctrain.base.process import SystemRunner
+from hpctrain.base.trust import owner_only
 from hpctrain.cli.live import watch
 from hpctrain.cli.profile import option as profile_option
 from hpctrain.cli.profile import traces_line, with_profile
@@ -43,6 +44,7 @@ def command(
 
     Ctrl-C saves a checkpoint and stops; a second one ends everything at once.
     """
+    click.get_current_context().with_resource(owner_only())
     overrides = with_profile(overrides, profile)
     if (run_file is None) == (run is None):
         raise InputError("give a run file to start, or --resume RUN to go on with one")

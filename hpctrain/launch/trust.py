@@ -20,9 +20,14 @@ def check_trusted(folder: Path) -> None:
     _check(folder)
     if _reason(folder, private=True) is None:
         return
-    submitit = folder / "submitit"
-    for path in (folder / "run.yaml", folder / "code", folder / "job.sh", submitit, *sorted(submitit.glob("*.pkl"))):
+    for path in (folder / "run.yaml", folder / "job.sh"):
         _check(path)
+    for name in ("code", "submitit"):
+        _check(folder / name)
+        for path in sorted((folder / name).rglob("*")):
+            # Links are submitit's own, and those of the person's code; the folder that they lie in is guarded.
+            if path.suffix == ".pkl" or not path.is_symlink():
+                _check(path)
     _check(folder / "key", private=True)
 
 

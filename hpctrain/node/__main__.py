@@ -28,6 +28,9 @@ def main(argv: list[str]) -> int:
         # A stop that is asked for while the modules are still loading waits until the agent listens.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR2))
         stamp_output()
+    elif argv[0] in ("begin", "end") and not sys.stderr.isatty():
+        # What they print is the job script's to read; what they say goes to the job's log, beside those of the agents.
+        stamp_output(["stderr"])
     # Whatever this process and its workers write is for its owner alone, wherever it lies.
     os.umask(0o077)
     try:

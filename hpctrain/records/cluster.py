@@ -49,8 +49,8 @@ class Cluster(Part):
     """Features that every node has, in Slurm's form: a100, a100&nvlink (both), a100|h100 (either)."""
     groups: list[NodeGroup] = []
     """Nodes of several kinds in one job, a constraint and a number each; `nodes` is their sum."""
-    time: str | None = None
-    """Wall-time limit, as text: 1:30:00 is one and a half hours."""
+    time: str | None = Field(default=None, json_schema_extra={"type": ["string", "integer", "null"]})
+    """Wall-time limit as Slurm has it: 90 is 90 minutes, 1:30:00 one and a half hours, 2-00:00:00 two days."""
     save_notice_s: int = Field(default=120, ge=1, le=65535)
     """How long before the time limit the agents are told to save a checkpoint and leave, seconds."""
     nodes: str = Field(default="1", json_schema_extra={"type": ["string", "integer"]})
@@ -74,9 +74,9 @@ class Cluster(Part):
     setup: list[str] = []
     """Shell lines run on each node before anything else: module load, activating an environment."""
 
-    @field_validator("nodes", mode="before")
+    @field_validator("nodes", "time", mode="before")
     @classmethod
-    def _nodes(cls, value: Any) -> Any:
+    def _number_as_text(cls, value: Any) -> Any:
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
     @field_validator("nodes")

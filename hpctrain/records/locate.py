@@ -4,6 +4,7 @@ among the runs that the person started anywhere."""
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -37,6 +38,8 @@ def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
     path = cwd / Path(name).expanduser()
     if _is_run(path):
         return path
+    if path.is_dir() and not os.access(path, os.X_OK):
+        raise InputError(f"{name}: may not be looked into; a run folder is its owner's alone unless they open it")
     if path.is_dir():
         raise InputError(f"{name}: not a run folder, it has no run.yaml; give a folder that `hpctrain train` made")
     if path.exists():

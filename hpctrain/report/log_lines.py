@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from hpctrain.base.clock import Clock
@@ -25,7 +26,7 @@ class LogLine:
     """A line of a log."""
 
     time_s: float
-    """When it was written, seconds since 1970. A line without a stamp has the time of the stamped one before it."""
+    """When it was written, seconds since 1970. A line without a stamp has that of the one before it, as a rule."""
     source: str
     """Where it comes from, for a person: `0/node1.0` is the first worker of node1 in attempt 0."""
     text: str
@@ -39,6 +40,9 @@ class LogFile:
     source: str
     spans: tuple[tuple[float, float], ...] | None = None
     """Only lines of these times, from and to, seconds since 1970. None: all of them."""
+    is_script: bool = False
+    """Of a job's script: the attempt's beginning and its end have stamps, hours apart, and what srun and Slurm say in
+    between is about the end. A line without a stamp has that of the next one here, the last lines that of the file."""
 
     def holds(self, time_s: float) -> bool:
         """Whether a line of that time was asked for."""
@@ -65,15 +69,23 @@ class LogReader:
             if not used and len(block) < BLOCK_BYTES and not rest:
                 return
             whole = block[:used] if used else block
-            time_s = self._time_of_first()
+            lines = whole.removesuffix(b"\n").split(b"\n")
+            stamped = [read_stamp(line) for line in lines]
+            times = self._times([found[0] if found is not None else None for found in stamped])
             self._offset += len(whole)
-            for line in whole.removesuffix(b"\n").split(b"\n"):
-                stamped = read_stamp(line)
-                if stamped is not None:
-                    time_s = self._time_s = stamped[0]
-                text = stamped[1] if stamped is not None else line
+            for line, found, time_s in zip(lines, stamped, times, strict=True):
+                text = found[1] if found is not None else line
                 if self.file.holds(time_s):
                     yield LogLine(time_s, self.file.source, text.decode(errors="replace").rstrip("\r"))
+
+    def _times(self, stamps: Sequence[float | None]) -> list[float]:
+        """The time of each line of a block, from the stamps of those that have one."""
+        if self.file.is_script:
+            return _filled(stamps[::-1], _modified(self.file.path))[::-1]
+        times = _filled(stamps, self._time_of_first())
+        if any(stamp is not None for stamp in stamps):
+            self._time_s = times[-1]
+        return times
 
     def _time_of_first(self) -> float:
         """The time of the next line, should it have no stamp."""
@@ -122,6 +134,11 @@ def follow_lines(
         delay_s = POLL_S if new else min(2 * delay_s, POLL_MAX_S)
         if not ended:
             clock.sleep(delay_s)
+
+
+def _filled(stamps: Sequence[float | None], first: float) -> list[float]:
+    """Each stamp, and in place of one that is not there the stamp before it; `first` where there is none."""
+    return list(accumulate(stamps, lambda before, stamp: before if stamp is None else stamp, initial=first))[1:]
 
 
 def _start(file: LogFile, count: int | None) -> int:

@@ -25,7 +25,7 @@ class Followed:
         shown = self._watched.read_text()
         assert [word for word in ("preempted: ", "attempt 1 on ", "done: ") if word not in shown] == []
         lines = self._logged.read_text().splitlines()
-        assert sum('"attempt_started"' in line for line in lines) == 2
+        assert sum(" | attempt " in line for line in lines) == 2
         assert any(" | srun: " in line for line in lines)
 
     def close(self) -> None:

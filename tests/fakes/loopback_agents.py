@@ -80,7 +80,7 @@ class RawPeer:
 
     def __init__(self, sock: socket.socket, node: str) -> None:
         self.sock = sock
-        self._proof = Caller(KEY.encode(), {"node": node})
+        self._proof = Caller(KEY.encode(), {"node": node, "to": "n0"})
         self._seal: Seal | None = None
 
     def meet(self, cluster: Cluster) -> None:

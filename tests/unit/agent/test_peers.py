@@ -140,13 +140,36 @@ def test_a_stranger_is_shown_the_door_and_changes_nothing(cluster: Cluster, raw:
 def test_who_knows_the_key_but_is_no_other_node_of_the_run_is_shown_the_door(cluster: Cluster, node: object) -> None:
     cluster.start("n0")
     with call(cluster) as stranger:
-        proof, channel = Caller(KEY.encode(), {"node": node}), LineChannel(stranger)
+        proof, channel = Caller(KEY.encode(), {"node": node, "to": "n0"}), LineChannel(stranger)
         cluster.turn()
         hello = proof.take_challenge(channel.wait_message(1.0) or {})
         assert hello is not None
         channel.send(hello)
         cluster.until(lambda: is_shut(stranger), moves_s=0.001)
     assert not any(view.connected for view in cluster.agents["n0"].peers.views())
+
+
+@pytest.mark.parametrize("to", ["n2", "n1", None])
+def test_a_call_that_was_meant_for_another_node_puts_no_living_connection_away(cluster: Cluster, to: object) -> None:
+    """Whoever took the port of n2, which died, passes on what n1 says there to n0."""
+    cluster.start("n0")
+    cluster.start("n1")
+    views = [cluster.agents["n0"].view, cluster.agents["n1"].view]
+    cluster.until(lambda: views[0]("n1").connected and views[1]("n0").connected)
+    with call(cluster) as relay:
+        proof, channel = Caller(KEY.encode(), {"node": "n1", "to": to}), LineChannel(relay)
+        cluster.turn()
+        hello = proof.take_challenge(channel.wait_message(1.0) or {})
+        assert hello is not None
+        channel.send(hello)
+        lost: list[str] = []
+
+        def shut() -> bool:
+            lost.extend(node for view, node in zip(views, ("n1", "n0"), strict=True) if view(node).lost)
+            return is_shut(relay)
+
+        cluster.until(shut, moves_s=0.001)
+    assert lost == []
 
 
 def test_the_key_is_not_sent_and_a_stranger_sees_a_nonce_alone(cluster: Cluster) -> None:

@@ -35,6 +35,16 @@ def test_a_line_has_the_time_of_its_beginning():
     assert written("loss ", "3.2\n", "next\n") == expected
 
 
+def test_what_the_job_script_says_of_an_attempt_has_a_time_in_its_log(tmp_path):
+    program = [sys.executable, "-m", "hpctrain.node", "end", "--folder", str(tmp_path), "--attempt", "0", "--code", "1"]
+    done = subprocess.run(program, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")
+    (line,) = done.stderr.splitlines()
+    stamped = read_stamp(line)
+    assert stamped is not None
+    assert stamped[1].startswith(b"hpctrain node: ")
+
+
 def test_a_progress_bar_is_one_line():
     assert written("10%\r", "20%\r", "done\n") == b"1970-01-01T00:00:00.000Z 10%\r20%\rdone\n"
 

@@ -119,6 +119,15 @@ def test_logs_of_an_attempt_and_a_node(logs, hpctrain, words, expected):
     assert {line.split()[2] for line in result.stdout.splitlines()} == set(expected.split())
 
 
+def test_an_event_in_a_log_is_told_in_words_and_json_of_others_as_it_is(runs, hpctrain):
+    folder = submitted_run(runs, "7")
+    said = [event("checkpoint_saved", step=20, seconds=0.13, size_bytes=2048).to_json(), {"schema": "other/v1"}]
+    texts = [*map(json.dumps, said), json.dumps(said[0])[:80]]
+    (folder / "logs" / "7.n1.agent.log").write_text("".join(f"{stamp(8.0)}{text}\n" for text in texts))
+    shown = [line.partition(" | ")[2] for line in hpctrain("logs", "7").stdout.splitlines()]
+    assert shown == ["checkpoint of step 20 saved in 130 ms (2.0 KiB)", *texts[1:]]
+
+
 def test_a_process_of_another_machine_is_never_signalled(runs, hpctrain, monkeypatch):
     folder = submitted_run(runs, None)
     (folder / "run.yaml").write_text(json.dumps({**RUN, "cluster": {"nodes": "2"}}))

@@ -35,6 +35,15 @@ def test_a_run_that_ended_is_submitted_again(fake, runs, hpctrain, submitted):
     assert submitted == [folder]
 
 
+def test_a_folder_that_others_can_write_to_is_not_submitted(fake, runs, hpctrain, submitted):
+    """The job would find out, and end at once."""
+    job = fake.submit("--nodes=2")
+    fake.finish(job, code=1)
+    submitted_run(runs, job, FAILED).chmod(0o775)
+    assert "can be written by others (mode 775)" in str(hpctrain("resubmit", "gpt").exception)
+    assert not submitted
+
+
 def test_it_goes_on_with_other_settings(fake, runs, hpctrain, submitted):
     job = fake.submit("--nodes=2")
     fake.finish(job, code=1)

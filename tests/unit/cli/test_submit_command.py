@@ -49,6 +49,30 @@ def test_a_refused_submission_leaves_no_run(fake, runs, hpctrain, run_file, monk
     assert list(runs.iterdir()) == []
 
 
+def test_what_submit_writes_is_for_its_owner_alone_whatever_the_umask_is(fake, runs, hpctrain, run_file, monkeypatch):
+    """A person may open the run folder to readers later."""
+
+    def submit(folder, run):
+        job = fake.submit("--nodes=2")
+        record_job(folder.path, job)
+        (folder.path / "submitit").mkdir()
+        (folder.path / "submitit" / f"{job}_submitted.pkl").write_text("")
+        return job
+
+    monkeypatch.setattr("hpctrain.cli.submit.submit_job", submit)
+    before = os.umask(0o002)
+    try:
+        result = hpctrain("submit", str(run_file), "--set", "recovery.successors=1")
+        assert os.umask(0o002) == 0o002
+    finally:
+        os.umask(before)
+    assert result.exit_code == 0, result.exception
+    (folder,) = runs.iterdir()
+    names = {path.relative_to(folder).as_posix(): path.stat().st_mode & 0o077 for path in folder.rglob("*")}
+    assert {"run.yaml", "successors.jsonl", "logs", "submitit/2_submitted.pkl"} <= set(names)
+    assert {name: mode for name, mode in names.items() if mode} == {}
+
+
 def test_a_run_that_was_submitted_is_in_the_history(fake, runs, hpctrain, run_file, monkeypatch):
     monkeypatch.setattr("hpctrain.cli.submit.submit_job", lambda folder, run: fake.submit("--nodes=2"))
     monkeypatch.setattr("hpctrain.cli.submit.submit_local", lambda folder, count: "4711")

@@ -20,6 +20,9 @@ def folder(tmp_path: Path) -> Path:
     path = create_run_folder(tmp_path, Run.model_validate(RUN), None, None, 0.0).path
     (path / "submitit").mkdir()
     (path / "submitit" / "7_submitted.pkl").write_bytes(b"x")
+    (path / "code" / "models").mkdir(parents=True)
+    (path / "code" / "models" / "own.py").write_text("")
+    (path / "code" / "link.py").symlink_to("models/own.py")
     return path
 
 
@@ -57,7 +60,9 @@ def test_a_folder_that_others_can_write_to_is_not_used(folder: Path, bits: int) 
         check_trusted(folder)
 
 
-@pytest.mark.parametrize("name", ["run.yaml", "submitit", "submitit/7_submitted.pkl"])
+@pytest.mark.parametrize(
+    "name", ["run.yaml", "submitit", "submitit/7_submitted.pkl", "code", "code/models", "code/models/own.py"]
+)
 def test_in_a_folder_that_others_can_enter_nothing_that_is_run_may_be_theirs_to_write(folder: Path, name: str) -> None:
     folder.chmod(0o755)
     (folder / name).chmod(0o777)

@@ -126,6 +126,7 @@ def test_a_file_without_keys_is_told(tmp_path: Path, text: str) -> None:
         ("cluster.time=1:30:00", ("cluster", "time"), "1:30:00"),
         ("cluster.nodes=3-4", ("cluster", "nodes"), "3-4"),
         ("cluster.nodes=4", ("cluster", "nodes"), "4"),
+        ("cluster.time=90", ("cluster", "time"), "90"),
         ("parallel={mode: fixed, pp: 2}", ("parallel", "pp"), 2),
         ("batch.global = 32", ("batch", "global_"), 32),
         ("model.dims.layers=2", ("model", "dims", "layers"), 2),

@@ -42,6 +42,15 @@ def test_a_log_without_any_time_has_that_of_its_file(tmp_path):
     assert line.time_s == pytest.approx(file.path.stat().st_mtime)
 
 
+def test_what_slurm_says_between_an_attempts_beginning_and_its_end_is_about_the_end(tmp_path):
+    agent = log(tmp_path / "agent.log", (5.0, "training"), (8.0, "leaving"))
+    script = log(tmp_path / "7.job.log", (1.0, "begins"), "srun: error", (9.0, "ends"), "slurmstepd: error")
+    lines = list(last_lines([agent, LogFile(script.path, "script", is_script=True)], None)[1])
+    expected = ["begins", "training", "leaving", "srun: error", "ends", "slurmstepd: error"]
+    assert [line.text for line in lines] == expected
+    assert lines[-1].time_s == pytest.approx(script.path.stat().st_mtime)
+
+
 def test_the_end_of_a_large_log_is_not_looked_for_from_its_beginning(tmp_path, monkeypatch):
     file = log(tmp_path / "a.log", *((float(n), f"line {n}") for n in range(20_000)))
     read = []
