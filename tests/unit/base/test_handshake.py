@@ -42,7 +42,7 @@ def test_who_knows_the_key_meets_and_neither_the_key_nor_the_seals_are_told(up: 
 def test_the_handshake_of_a_node_with_many_interfaces_is_below_the_longest_line() -> None:
     """The probe's nodes say what they are with the first line: a host of containers has an interface for each."""
     names = [f"veth{number:08x}" for number in range(400)]
-    facts = {"mtu": dict.fromkeys(names, 1500), "interfaces": dict.fromkeys(names, ["198.18.255.255", "f" * 39])}
+    facts = {"mtu": dict.fromkeys(names, 1500), "interfaces": {name: ["198.18.255.255", "f" * 39] for name in names}}
     claims = {"kind": "join", "node": "n" * 64, "addr": "a" * 45, "port": 65535, "host": "h" * 253, "facts": facts}
     lines = meet(Answerer(KEY, claims), Caller(KEY, claims))[2]
     assert max(len(json.dumps(line)) for line in lines) < LONGEST_BYTES
