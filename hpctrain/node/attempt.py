@@ -80,10 +80,13 @@ def begin(argv: list[str]) -> int:
 
 def _top_up(folder: RunFolder, run: Run, slurm: Slurm, now: float) -> None:
     """Successors are for later: the attempt begins without them too."""
+    before = len(read_successors(folder.path))
     try:
         top_up(folder.path, run, slurm, now)
     except HpctrainError as error:
         _say(f"recovery.successors: not all are queued ({error})")
+    if len(read_successors(folder.path)) > before:
+        _move_followers(folder, slurm)
 
 
 def end(argv: list[str]) -> int:
