@@ -126,7 +126,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def project(cluster, prepared: Path) -> Project:
     project = Project(cluster, prepared)
     if not (prepared / "topology.json").exists():
-        project.hpctrain("probe", "-N", "4", "-p", "low", "-o", "topology.json")
+        done = project.hpctrain("probe", "-N", "4", "-p", "low", "-o", "topology.json", check=False)
+        # On a busy machine "go with warnings" will do.
+        assert done.returncode in (0, 3), done.stderr
     return project
 
 
