@@ -13,7 +13,7 @@ from pathlib import Path
 from hpctrain.base.atomic import append_line, storage_errors
 from hpctrain.base.errors import CommandError, HpctrainError, StorageError
 from hpctrain.launch.bad_nodes import choose_excluded
-from hpctrain.launch.job_nodes import excluded_by_hand, nodes_of_job
+from hpctrain.launch.job_nodes import excluded_by_hand, names_of_options, nodes_of_job
 from hpctrain.records.bad_node import read_bad_nodes
 from hpctrain.records.locate import job_id, open_jobs, record_job
 from hpctrain.records.run import Run
@@ -128,6 +128,8 @@ def queue_behind(folder: Path, run: Run, job: str, exclude: list[str], slurm: Sl
         following, exclude = unknown[0], []
     else:
         following, exclude = _submit(folder, run, job, exclude, slurm)
+    if "hold" in names_of_options(run):
+        slurm.release(following)  # it was for the first job
     try:
         _copy_task(folder, job, following)
         _record(folder, Successor(job_id=following, after=job, exclude=exclude, time_s=now))
@@ -151,6 +153,8 @@ def _submit(folder: Path, run: Run, job: str, exclude: list[str], slurm: Slurm) 
 
 def _options(run: Run, job: str, exclude: list[str]) -> list[str]:
     options = [f"--dependency=afterany:{job}"]
+    if "begin" in names_of_options(run):
+        options.append("--begin=now")  # the time was that of the first job
     return [*options, f"--exclude={_with_own(run, exclude)}"] if exclude else options
 
 

@@ -116,6 +116,15 @@ def test_where_none_waits_a_new_job_is_queued(fake: FakeSlurm, folder: Path) -> 
     assert sbatches(fake, folder)[1] == ("--dependency=afterany:2",), "gpu2 is forgiven by then"
 
 
+def test_what_only_the_first_job_was_to_wait_for(fake: FakeSlurm, folder: Path) -> None:
+    (folder / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --hold\n#SBATCH --begin=tomorrow\n")
+    waits = Run.from_json({**RUN, "cluster": {**RUN["cluster"], "sbatch": ["--hold", "--begin=tomorrow"]}})
+    go_on(folder, waits, Slurm(fake), 0.0)
+    assert sbatches(fake, folder) == [("--dependency=afterany:1", "--begin=now")]
+    fake.finish("1", code=75)
+    assert fake.jobs[2].state == "RUNNING"
+
+
 def test_a_job_that_nobody_wrote_down_is_taken(fake: FakeSlurm, folder: Path) -> None:
     class Deaf(FakeSlurm):
         """Takes a job, and is away before it answers."""
