@@ -23,7 +23,7 @@ from hpctrain.launch.after import move_followers
 from hpctrain.launch.bad_nodes import write_blamed
 from hpctrain.launch.cancel import is_cancelled
 from hpctrain.launch.driver import own_driver
-from hpctrain.launch.exit_class import Ending, read_ending
+from hpctrain.launch.exit_class import RESUMABLE, Ending, read_ending
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.in_use import check_own_folder
 from hpctrain.launch.notify import tell
@@ -219,10 +219,13 @@ def _note_bad_nodes(folder: RunFolder, run: Run, attempt: int, events: list[Even
 
 
 def _stop(folder: RunFolder, slurm: Slurm, over: Verdict) -> int:
-    """A job that begins on a run that is over ends at once; so do those behind it."""
+    """A job that begins on a run that is over ends at once; so do those behind it.
+
+    It ends well only where the run did: jobs may wait for its good end.
+    """
     _cancel_successors(folder, slurm)
     if not over.failed:
-        return 0
+        return 0 if over.exit_class == "done" else RESUMABLE
     attempt = max(0, len(folder.attempts()) - 1)
     journal = Journal(folder.path / "events.jsonl", os.environ.get("SLURMD_NODENAME", "batch"), attempt, SystemClock())
     journal.write("failed", -1, over.reason)

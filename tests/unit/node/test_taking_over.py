@@ -144,7 +144,8 @@ def test_a_job_that_is_not_needed_any_more_ends_at_once(
         fake.run(["scancel", "1"])
     else:
         fake.finish("1")
-    assert begin(folder, "2", monkeypatch) == 0
+    # Whoever waits for its good end does not start after a run that was cancelled.
+    assert begin(folder, "2", monkeypatch) == (75 if how in ("cancelled", "scancel") else 0)
     said = capsys.readouterr()
     assert said.out == ""
     assert {"scancel": "its job 1 was cancelled", "cancelled": "was cancelled"}.get(how, "is finished") in said.err
