@@ -80,7 +80,7 @@ def _run_before(folder: Path, must_be_ok: bool, slurm: Slurm) -> tuple[list[str]
     live = [own for own, job in known.items() if job is not None and not job.state.is_ended]
     if live:
         waited = live[:1] if must_be_ok else live
-        return waited, f"it starts after {folder.name} (job{'s' * (len(waited) > 1)} {', '.join(waited)})"
+        return waited, f"it starts after {folder.name} ({_named(waited)})"
     attempts = RunFolder(folder).attempts()
     if must_be_ok and not (attempts and attempts[-1].get("code") == 0):
         raise Refused(
@@ -138,11 +138,15 @@ def wait_anew(follower: Path, slurm: Slurm, environ: Mapping[str, str], told: li
         if jobs == told:
             return []
         slurm.update(job, Dependency=dependency(jobs, run.cluster.after_end) or "")
-        return [f"{follower.name} (job {job}) waits for the new job"]
+        return [f"{follower.name} (job {job}) waits for {_named(jobs) if jobs else 'no job any more'}"]
     except CommandError as error:
         return [f"{follower.name} (job {job}) may not start: it waits for an earlier job ({error})"]
     except HpctrainError as error:
         return [f"{follower.name} (job {job}) may not start: {error}"]
+
+
+def _named(jobs: list[str]) -> str:
+    return f"job{'s' * (len(jobs) > 1)} {', '.join(jobs)}"
 
 
 def _followers(folder: Path) -> list[Path]:

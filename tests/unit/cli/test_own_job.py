@@ -114,7 +114,7 @@ def test_who_waits_for_the_run_waits_for_this_job(fake, runs, job, hpctrain, mon
     result = hpctrain("resubmit", "gpt", "--own-job")
     assert result.exit_code == 7
     assert fake.jobs[2].dependency == f"afterok:{new}"
-    assert f"{follower.name} (job 2) waits for the new job" in result.stderr
+    assert f"{follower.name} (job 2) waits for job {new}" in result.stderr
 
 
 def test_own_job_waits_for_nobody(fake, runs, job, hpctrain, run_file):

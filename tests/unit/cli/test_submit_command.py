@@ -254,7 +254,7 @@ def test_a_run_waits_for_a_run_and_follows_it_to_its_next_job(queued, runs, hpct
     monkeypatch.setattr("hpctrain.cli.resubmit._check_ended", lambda *_: None)
     again = hpctrain("resubmit", "gpt", "--json")
     assert json.loads(again.stdout)["job_id"] == "3"
-    assert "(job 2) waits for the new job" in again.stderr
+    assert "(job 2) waits for job 3" in again.stderr
     assert queued.jobs[2].dependency == "afterok:3"
 
 

@@ -78,7 +78,7 @@ def test_who_waits_for_a_run_waits_for_its_next_job(tmp_path: Path, reason: str)
         fake.finish("1", code=1)
     assert fake.jobs[2].reason == reason
     record_job(first, fake.submit("--nodes=1"))
-    assert move_followers(first, Slurm(fake), {}) == [f"{second.name} (job 2) waits for the new job"]
+    assert move_followers(first, Slurm(fake), {}) == [f"{second.name} (job 2) waits for job 3"]
     assert (fake.jobs[2].reason, fake.jobs[2].dependency) == ("Dependency", "afterok:3")
     fake.finish("3")
     assert fake.jobs[2].state == "RUNNING"
