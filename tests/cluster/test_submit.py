@@ -154,7 +154,7 @@ def test_a_probe_is_a_job_that_sees_the_slow_node(cluster, prepared: Path) -> No
 
 def test_a_node_is_lost_and_the_job_comes_back_without_it(project: Project) -> None:
     # Long enough for the commands before the fault, on a busy machine too.
-    job = project.submit("--set", "steps=200")
+    job = project.submit("--set", "steps=150")
     assert project.hpctrain("status", job.job_id, "--json").stdout
     job.wait_for_step(15)
     assert job.status()["state"] == "running"
@@ -165,7 +165,7 @@ def test_a_node_is_lost_and_the_job_comes_back_without_it(project: Project) -> N
     assert project.hpctrain("exec", job.name, "--", "sh", "-c", "exit 7", check=False).returncode == 7
     project.cluster.lab("kill", "node2")
     job.wait_until_done()
-    job.assert_whole(200)
+    job.assert_whole(150)
     lost = [event for event in read_events(job.folder / "events.jsonl") if event.kind == "node_lost"]
     assert "node2" in {event.data["node"] for event in lost}
 
