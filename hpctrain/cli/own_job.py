@@ -11,6 +11,7 @@ import click
 
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.remembered import remember_run
+from hpctrain.launch.after import move_followers
 from hpctrain.launch.own_job import is_restarted, own_job_id, take_job
 from hpctrain.records.locate import job_id, run_of_job
 from hpctrain.records.run import Run, read_run
@@ -45,6 +46,9 @@ def become_job(folder: Path, job: str, run: Run | None = None) -> NoReturn:
     is_new = job_id(folder) != job
     argv = take_job(folder, run or read_run(folder / "run.yaml"), job)
     if is_new:
-        remember_run("submit", folder, job, Slurm(SystemRunner()))
+        slurm = Slurm(SystemRunner())
+        remember_run("submit", folder, job, slurm)
+        for line in move_followers(folder, slurm, os.environ):
+            click.echo(f"hpctrain: {line}", err=True)
     click.echo(f"hpctrain: job {job}, run folder {folder}", err=True)
     SystemRunner().become(argv, os.environ)

@@ -7,7 +7,9 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -17,9 +19,11 @@ from hpctrain.base.errors import EXIT_DONE, EXIT_REFUSED, EXIT_WARNINGS, Hpctrai
 from hpctrain.base.process import SystemRunner
 from hpctrain.launch.probe_job import ProbeJob, probe_job
 from hpctrain.launch.probe_local import probe_local
+from hpctrain.launch.site import VARIABLES, site_defaults
 from hpctrain.probe.settings import FULL_UP_TO, MODES, PARTIAL_FILE, Mode, usual_mode
 from hpctrain.probe.view import render
 from hpctrain.records.topology import Topology
+from hpctrain.slurm.commands import Slurm
 
 EXIT_CODES = {"go": EXIT_DONE, "warn": EXIT_WARNINGS, "refuse": EXIT_REFUSED}
 LOCAL_MOST = 64
@@ -99,13 +103,28 @@ def command(
         else:
             assert nodes is not None, "checked above"
             job = ProbeJob(nodes, partition, account, qos, time, nodelist, gpus_per_node)
-            topology = probe_job(job, folder, runner, clock, device, seed, told, mode)
+            topology = probe_job(_with_site(job, runner), folder, runner, clock, device, seed, told, mode)
     topology.write(output)
     people.print(render(topology))
     people.print(f"wrote {output}", highlight=False)
     if as_json:
         click.echo(json.dumps(topology.to_json(), indent=1))
     ctx.exit(EXIT_CODES[topology.verdict.status])
+
+
+def _with_site(job: ProbeJob, runner: SystemRunner) -> ProbeJob:
+    """The job with what the profile of this place in site.yaml, else SBATCH_ACCOUNT and the like, says of options that
+    were left out; inside an allocation there is no job to ask for."""
+    if "SLURM_JOB_ID" in os.environ:
+        return job
+    defaults = site_defaults(None, Slurm(runner), os.environ)
+    cluster = defaults.values.get("cluster", {}) if defaults else {}
+    values = {key: cluster.get(key) or os.environ.get(name) for key, name in VARIABLES.items()}
+    taken: dict[str, Any] = {key: value for key, value in values.items() if value and getattr(job, key) is None}
+    for key, value in taken.items():
+        source = f"profile '{defaults.profile}' of {defaults.path}" if defaults and key in cluster else VARIABLES[key]
+        click.echo(f"{key}: {value}, from {source}", err=True)
+    return replace(job, **taken)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from hpctrain.cli.own_job import become_job, begin_own_job
 from hpctrain.cli.own_job import option as own_job_option
 from hpctrain.cli.remembered import remember_run
 from hpctrain.cli.watched import status_of
-from hpctrain.launch.after import move_followers, without_wait
+from hpctrain.launch.after import move_followers, remember_follower, wait_anew, without_wait
 from hpctrain.launch.cancel import MARK
 from hpctrain.launch.changes import changed_run, settings_written
 from hpctrain.launch.estimate import estimate_start
@@ -87,10 +87,14 @@ def _submit_again(folder: RunFolder, spec: Run, slurm: Slurm, as_json: bool) -> 
     check_no_live_job(folder.path, slurm)
     say(checked.lines)
     say(estimate_start(checked.asked, preview(checked.asked, folder.path), slurm, SystemClock().wall()))
+    after = checked.before.names or spec.cluster.after
+    spec = checked.run.model_copy(update={"cluster": checked.run.cluster.model_copy(update={"after": after})})
     with settings_written(folder, spec):
+        remember_follower(checked.before, folder.path)
         (folder.path / MARK).unlink(missing_ok=True)
         job = submit_job(folder, checked.asked)
     say(queue_successors(folder.path, checked.asked, slurm, SystemClock().wall()))
+    say(wait_anew(folder.path, slurm, os.environ, checked.before.jobs) if checked.before.folders else [])
     say(move_followers(folder.path, slurm, os.environ))
     return job
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 import click
 
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import InputError
+from hpctrain.base.errors import InputError, Refused
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.trust import owner_only
 from hpctrain.cli.own_job import become_job, begin_own_job, earlier_run
@@ -24,7 +24,7 @@ from hpctrain.cli.remembered import remember_run
 from hpctrain.cli.seeds import option as seeds_option
 from hpctrain.cli.seeds import parse_seeds, with_seed
 from hpctrain.cli.stale import warn_if_stale
-from hpctrain.launch.after import remember_follower, without_wait
+from hpctrain.launch.after import remember_follower, wait_anew, without_wait
 from hpctrain.launch.allocation import run_in_allocation
 from hpctrain.launch.code import left_out_words
 from hpctrain.launch.estimate import estimate_start
@@ -37,7 +37,7 @@ from hpctrain.launch.space import space_words
 from hpctrain.launch.submission import preview, submit_job, submit_local
 from hpctrain.launch.succession import queue_successors
 from hpctrain.launch.training import Prepared, fewest_nodes, make_folder, prepare, runs_folder
-from hpctrain.records.run import read_run
+from hpctrain.records.run import Run, read_run
 from hpctrain.slurm.commands import Slurm
 
 
@@ -113,19 +113,19 @@ def _submit_to_slurm(prepared: Prepared, slurm: Slurm, seeds: list[int], asked: 
     run, lines = with_exported(prepared.run, os.environ)
     if seeds:
         lines.append(f"{len(seeds)} runs, one for each seed; what follows is for each of them")
-    checked = check_queue(run, slurm, runs_folder(), os.environ, Path.cwd())
+    checked, start = _taken_by_slurm(run, slurm)
     _say([*lines, *checked.lines], asked.as_json)
     prepared = replace(prepared, run=checked.run)
     _say(check_provisional(prepared, runs_folder(), checked.nodes, checked.limit), asked.as_json)
+    _say(start, asked.as_json)
     if asked.dry_run:
-        script = preview(checked.asked, runs_folder().resolve() / f"{run.name}-<time>")
-        _say(estimate_start(checked.asked, script, slurm, SystemClock().wall()), asked.as_json)
+        script = _script_to_be(checked.asked)
         _would(prepared, asked.as_json, script, script=script)
         return
     told: list[dict[str, str]] = []
     try:
         for seed in seeds or (None,):
-            told.append(_queue_one(prepared, checked, slurm, seed, asked, is_first=not told))
+            told.append(_queue_one(prepared, checked, slurm, seed, asked))
     finally:
         # What was submitted is told in any case: nobody else knows its ids.
         if asked.as_json and told:
@@ -135,31 +135,60 @@ def _submit_to_slurm(prepared: Prepared, slurm: Slurm, seeds: list[int], asked: 
         sys.exit(wait_for_job(folder, job_id, slurm, SystemClock(), lambda text: _say([text], asked.as_json)))
 
 
-def _queue_one(
-    prepared: Prepared, checked: Checked, slurm: Slurm, seed: int | None, asked: Asked, is_first: bool
-) -> dict[str, str]:
-    """Submit one run; of several, which differ in their seed alone, Slurm is asked about the first."""
+def _taken_by_slurm(run: Run, slurm: Slurm) -> tuple[Checked, list[str]]:
+    """The run as Slurm would take it, and what Slurm says of its start: in the partition that fits best, or in the next
+    best where sbatch refuses that one. Of runs that differ in their seed alone it is asked once.
+
+    Raises:
+        Refused: sbatch takes it in neither; its words on the one that fits best are told.
+    """
+    checked = check_queue(run, slurm, runs_folder(), os.environ, Path.cwd())
+    try:
+        return checked, _start_words(checked.asked, slurm)
+    except Refused as error:
+        if not checked.others:
+            raise
+        refused, name = error, checked.others[0]
+    other = run.model_copy(update={"cluster": run.cluster.model_copy(update={"partition": name})})
+    following = check_queue(other, slurm, runs_folder(), os.environ, Path.cwd())
+    try:
+        start = _start_words(following.asked, slurm)
+    except Refused:
+        raise refused from None
+    words = f"partition {name} chosen: of {checked.run.cluster.partition}, {refused}"
+    return replace(following, lines=[words, *following.lines]), start
+
+
+def _start_words(job: Run, slurm: Slurm) -> list[str]:
+    return estimate_start(job, _script_to_be(job), slurm, SystemClock().wall())
+
+
+def _script_to_be(job: Run) -> str:
+    return preview(job, runs_folder().resolve() / f"{job.name}-<time>")
+
+
+def _queue_one(prepared: Prepared, checked: Checked, slurm: Slurm, seed: int | None, asked: Asked) -> dict[str, str]:
+    """Submit one run."""
     run, job = prepared.run, checked.asked
     if seed is not None:
         run, job = with_seed(run, seed), with_seed(job, seed)
     folder = make_folder(replace(prepared, run=run), runs_folder(), SystemRunner(), SystemClock())
     _say(left_out_words(folder.path), asked.as_json)
     with removed_on_error(folder):
-        if is_first:
-            _say(estimate_start(job, preview(job, folder.path), slurm, SystemClock().wall()), asked.as_json)
         remember_follower(checked.before, folder.path)
         job_id = submit_job(folder, job)
     remember_run("submit", folder.path, job_id, slurm)
     _say(queue_successors(folder.path, job, slurm, SystemClock().wall()), asked.as_json)
+    if checked.before.folders:
+        # A run before it may have gone on as another job meanwhile, and this one was not known to it.
+        _say(wait_anew(folder.path, slurm, os.environ, checked.before.jobs), asked.as_json)
     if not asked.as_json:
         _tell(folder.path, job_id, as_json=False)
     return _machine_form(folder.path, job_id)
 
 
 def _submit_in_allocation(prepared: Prepared, asked: Asked) -> None:
-    if prepared.run.cluster.after:
-        _say(["cluster.after: not waited for, as the allocation is there already"], asked.as_json)
-        prepared = replace(prepared, run=without_wait(prepared.run))
+    prepared = _not_waiting(prepared, "the allocation is there already", asked.as_json)
     _say(check_provisional(prepared, runs_folder(), nodes_of_allocation(os.environ)), asked.as_json)
     if asked.dry_run:
         script = preview(prepared.run, runs_folder().resolve() / f"{prepared.run.name}-<time>")
@@ -170,6 +199,13 @@ def _submit_in_allocation(prepared: Prepared, asked: Asked) -> None:
     remember_run("submit", folder.path, job_id, Slurm(SystemRunner()))
     _tell(folder.path, job_id, asked.as_json)
     _run_here(folder, prepared, job_id)
+
+
+def _not_waiting(prepared: Prepared, why: str, as_json: bool) -> Prepared:
+    if not prepared.run.cluster.after:
+        return prepared
+    _say([f"cluster.after: not waited for, as {why}"], as_json)
+    return replace(prepared, run=without_wait(prepared.run))
 
 
 def _submit_as_own_job(
@@ -185,6 +221,7 @@ def _submit_as_own_job(
     prepared = prepare(run_file, overrides, None, topology, plan, SystemRunner(), True, values)
     warn_if_stale(prepared.topology)
     check_kind(prepared.run)
+    prepared = _not_waiting(prepared, "this job runs already", as_json=True)
     _say(check_provisional(prepared, runs_folder(), nodes_of_allocation(os.environ)), as_json=True)
     folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
     become_job(folder.path, job, prepared.run)

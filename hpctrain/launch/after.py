@@ -51,8 +51,7 @@ def jobs_before(run: Run, slurm: Slurm, environ: Mapping[str, str], cwd: Path) -
             before.folders.append(folder)
         before.names.append(name if folder is None else str(folder))
         before.lines.append(line)
-        if live is not None and live not in before.jobs:
-            before.jobs.append(live)
+        before.jobs.extend(job for job in live if job not in before.jobs)
     return before
 
 
@@ -71,30 +70,35 @@ def _folder_of(name: str, environ: Mapping[str, str], cwd: Path) -> Path | None:
         raise InputError(f"cluster.after: {error}") from None
 
 
-def _run_before(folder: Path, must_be_ok: bool, slurm: Slurm) -> tuple[str | None, str]:
-    """The job that it is, or goes on as; the run's further ones do not exist yet, `move_followers` sees to them."""
-    for own in open_jobs(folder):
-        job = slurm.job(own)
-        if job is not None and not job.state.is_ended:
-            return own, f"it starts after {folder.name} (job {own})"
+def _run_before(folder: Path, must_be_ok: bool, slurm: Slurm) -> tuple[list[str], str]:
+    """The job that it is, or goes on as; the run's further ones do not exist yet, `move_followers` sees to them.
+
+    Where any end counts, its successors too: should Slurm end the job, nobody moves a follower before it could start.
+    A successor that is not needed is cancelled, which would never be a good end.
+    """
+    known = {own: slurm.job(own) for own in open_jobs(folder)}
+    live = [own for own, job in known.items() if job is not None and not job.state.is_ended]
+    if live:
+        waited = live[:1] if must_be_ok else live
+        return waited, f"it starts after {folder.name} ({_named(waited)})"
     attempts = RunFolder(folder).attempts()
     if must_be_ok and not (attempts and attempts[-1].get("code") == 0):
         raise Refused(
             f"cluster.after: {folder.name} has no job any more and did not finish; `hpctrain resubmit {folder.name}` "
             "first, or set cluster.after_end to any"
         )
-    return None, f"{folder.name} has ended already: nothing to wait for"
+    return [], f"{folder.name} has ended already: nothing to wait for"
 
 
-def _job_before(name: str, must_be_ok: bool, slurm: Slurm) -> tuple[str | None, str]:
+def _job_before(name: str, must_be_ok: bool, slurm: Slurm) -> tuple[list[str], str]:
     job = slurm.job(name)
     if job is None:
         raise InputError(f"cluster.after: Slurm knows no job {name} (any more), and no run has had it")
     if not job.state.is_ended:
-        return name, f"it starts after job {name}"
+        return [name], f"it starts after job {name}"
     if must_be_ok and job.exit_code != 0:
         raise Refused(f"cluster.after: job {name} has ended as {job.state.value}; set cluster.after_end to any")
-    return None, f"job {name} has ended already: nothing to wait for"
+    return [], f"job {name} has ended already: nothing to wait for"
 
 
 def remember_follower(before: Before, folder: Path) -> None:
@@ -112,25 +116,37 @@ def move_followers(folder: Path, slurm: Slurm, environ: Mapping[str, str]) -> li
 
     A job's id is all that Slurm knows of a run: without this they would start, or never start, by how that job ended.
     """
-    lines = []
-    for follower in _followers(folder):
-        job = job_id(follower) if (follower / "run.yaml").is_file() else None
-        if job is None:
-            continue
-        try:
-            info = slurm.job(job)
-            if info is None or not info.state.is_waiting or not info.reason.startswith("Dependency"):
-                continue
-            run = read_run(follower / "run.yaml")
-            before = jobs_before(run, slurm, environ, follower.parent)
-            text = dependency(before.jobs, run.cluster.after_end)
-            slurm.update(job, Dependency=text or "")
-            lines.append(f"{follower.name} (job {job}) waits for the new job")
-        except CommandError as error:
-            lines.append(f"{follower.name} (job {job}) may not start: it waits for an earlier job ({error})")
-        except HpctrainError as error:
-            lines.append(f"{follower.name} (job {job}) may not start: {error}")
-    return lines
+    return [line for follower in _followers(folder) for line in wait_anew(follower, slurm, environ)]
+
+
+def wait_anew(follower: Path, slurm: Slurm, environ: Mapping[str, str], told: list[str] | None = None) -> list[str]:
+    """Let a run that has not begun wait for what the runs before it are by now; what was done, as lines.
+
+    Args:
+        told: ids of the jobs that it waits for, where they are known: nothing is done if they are right still.
+    """
+    job = job_id(follower) if (follower / "run.yaml").is_file() else None
+    if job is None or RunFolder(follower).attempts():
+        return []
+    try:
+        # Not by the reason why it waits: a held job's is another, and for a moment after a change there is none.
+        info = slurm.job(job)
+        if info is None or not info.state.is_waiting:
+            return []
+        run = read_run(follower / "run.yaml")
+        jobs = jobs_before(run, slurm, environ, follower.parent).jobs
+        if jobs == told:
+            return []
+        slurm.update(job, Dependency=dependency(jobs, run.cluster.after_end) or "")
+        return [f"{follower.name} (job {job}) waits for {_named(jobs) if jobs else 'no job any more'}"]
+    except CommandError as error:
+        return [f"{follower.name} (job {job}) may not start: it waits for an earlier job ({error})"]
+    except HpctrainError as error:
+        return [f"{follower.name} (job {job}) may not start: {error}"]
+
+
+def _named(jobs: list[str]) -> str:
+    return f"job{'s' * (len(jobs) > 1)} {', '.join(jobs)}"
 
 
 def _followers(folder: Path) -> list[Path]:

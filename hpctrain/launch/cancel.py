@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from hpctrain.base.atomic import write_text
@@ -14,6 +15,7 @@ MARK = "cancelled"
 """File in a run folder: whoever ends the job must not put it back into the queue."""
 SAVE_WAIT_S = 60.0
 """How long the agents get to save before the job is cancelled for good."""
+ASK_AGAIN_S = 10.0
 POLL_S = 1.0
 
 
@@ -43,9 +45,12 @@ def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, at_once: b
         slurm.cancel(job_id)
         was = "waiting" if job.state.is_waiting else job.state.value.lower()
         return f"job {job_id} cancelled; it was {was}; {kept_words(folder)}"
-    slurm.signal(job_id, "TERM")
-    deadline = clock.now() + SAVE_WAIT_S
+    deadline, asked_s = clock.now() + SAVE_WAIT_S, -math.inf
     while clock.now() < deadline:
+        if clock.now() - asked_s >= ASK_AGAIN_S:
+            # Again, as a task that is just starting does not hear it: submitit ignores the signal.
+            slurm.signal(job_id, "TERM")
+            asked_s = clock.now()
         job = slurm.job(job_id)
         if job is None or job.state.is_ended:
             return f"job {job_id} ended; {kept_words(folder)}"

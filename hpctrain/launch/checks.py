@@ -30,8 +30,9 @@ def check_topology(topology: Topology, nodes: Sequence[str], source: str) -> Non
 
 
 def is_usable(topology: Topology, nodes: Sequence[str], now: float) -> bool:
-    """Whether a topology that a run already has still serves: it has figures, of all the nodes, and is young enough."""
-    if topology.provenance.mode == "prior":
+    """Whether a topology that a run already has still serves: it has figures, of all the nodes, is young enough, and no
+    refusal: nodes that did not answer then may do so now."""
+    if topology.provenance.mode == "prior" or topology.verdict.status == "refuse":
         return False
     if any(node not in {known.id for known in topology.nodes} for node in nodes):
         return False

@@ -63,8 +63,9 @@ def read_ending(code: int | None, events: Sequence[Event], finished: bool) -> En
 
 
 def _for_lost_nodes(event: Event, events: Sequence[Event]) -> bool:
-    """Whether an agent gave up because nodes were gone: too few are left, or no plan fits those that are."""
-    if event.data["exit_code"] == RESUMABLE:
+    """Whether an agent gave up because nodes were gone: too few are left, no plan fits those that are, or the probe
+    refused the nodes."""
+    if event.data["exit_code"] == RESUMABLE or event.data.get("by_probe"):
         return True
     left = set(event.data.get("left", []))
     return event.data["exit_code"] in HOPELESS and bool(left) and left < set(nodes_of(events))

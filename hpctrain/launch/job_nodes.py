@@ -40,6 +40,11 @@ def excluded_by_hand(run: Run) -> frozenset[str]:
     return _names(_options(run.cluster.sbatch).get("exclude", ""))
 
 
+def names_of_options(run: Run) -> frozenset[str]:
+    """The options in the run file's cluster.sbatch."""
+    return frozenset(_options(run.cluster.sbatch))
+
+
 def _options(options: list[str]) -> dict[str, str]:
     pairs = [option.removeprefix("--").replace(" ", "=", 1).partition("=") for option in options]
     return {name: value.strip() for name, _, value in pairs}

@@ -93,7 +93,9 @@ def directives(run: Run, folder: Path) -> list[str]:
     for option, value in (
         ("partition", cluster.partition), ("account", cluster.account), ("qos", cluster.qos), ("time", cluster.time),
         ("gpus-per-node", _typed_gpus(run)), ("constraint", _constraint(run)), ("reservation", cluster.reservation),
-        ("dependency", dependency(cluster.after, cluster.after_end)), *_mail(cluster.mail),
+        ("dependency", dependency(cluster.after, cluster.after_end)),
+        # Some sites cancel a job whose dependency failed; the run before it may go on as another job.
+        ("kill-on-invalid-dep", "no" if cluster.after else None), *_mail(cluster.mail),
     ):  # fmt: skip
         if value is not None:
             own.append(f"--{option}={shlex.quote(_checked([str(value)], f'--{option}')[0])}")

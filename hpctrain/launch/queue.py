@@ -52,6 +52,8 @@ class Checked:
     """The job's time limit, its own or the partition's; None: not known."""
     before: Before
     """The runs and jobs that it waits for."""
+    others: tuple[str, ...] = ()
+    """Partitions that would take it too, the next best first, where the run file names none."""
 
 
 def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], cwd: Path) -> Checked:
@@ -81,8 +83,9 @@ def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], 
         limit = Limit(_request(run).time_s, True) if run.cluster.time is not None else None
         return _checked(run, run, jobs_before(run, slurm, environ, cwd), [*check_shared(runs, ()), away], None, limit)
     notes = check_shared(runs, [node.name for node in state.nodes])
+    others: tuple[str, ...] = ()
     if run.cluster.partition is None:
-        run, lines = with_partition(run, state)
+        run, others, lines = with_partition(run, state)
         notes += lines
     problems = check_request(_request(run), state.partitions, state.nodes)
     if problems:
@@ -91,7 +94,8 @@ def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], 
     asked, gpus = with_gpus(run, state)
     limit = Limit(time_limit(run, state.partitions), run.cluster.time is not None)
     lines = [*notes, *preemption_words(run, state), *gpus]
-    return _checked(run, asked, jobs_before(run, slurm, environ, cwd), lines, nodes_of_job(run, state), limit)
+    checked = _checked(run, asked, jobs_before(run, slurm, environ, cwd), lines, nodes_of_job(run, state), limit)
+    return replace(checked, others=others)
 
 
 def _checked(
@@ -102,8 +106,8 @@ def _checked(
     return Checked(run, asked, [*lines, *before.lines], nodes, limit, before)
 
 
-def with_partition(run: Run, state: ClusterState) -> tuple[Run, list[str]]:
-    """The run with the partition that fits it best, and why, as lines for the person.
+def with_partition(run: Run, state: ClusterState) -> tuple[Run, tuple[str, ...], list[str]]:
+    """The run with the partition that fits it best, the others that take it, and why, as lines for the person.
 
     Raises:
         Refused: none takes it; every partition's reasons are told.
@@ -116,7 +120,8 @@ def with_partition(run: Run, state: ClusterState) -> tuple[Run, list[str]]:
     if not choice.ranked:
         raise Refused("\n".join(["cluster.partition: not given, and no partition takes the job:", *choice.refused]))
     chosen = run.cluster.model_copy(update={"partition": choice.ranked[0].partition.name})
-    return run.model_copy(update={"cluster": chosen}), _choice_lines(choice)
+    others = tuple(fit.partition.name for fit in choice.ranked[1:])
+    return run.model_copy(update={"cluster": chosen}), others, _choice_lines(choice)
 
 
 def _choice_lines(choice: Choice) -> list[str]:

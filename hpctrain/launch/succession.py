@@ -13,11 +13,11 @@ from pathlib import Path
 from hpctrain.base.atomic import append_line, storage_errors
 from hpctrain.base.errors import CommandError, HpctrainError, StorageError
 from hpctrain.launch.bad_nodes import choose_excluded
-from hpctrain.launch.job_nodes import excluded_by_hand, nodes_of_job
+from hpctrain.launch.job_nodes import excluded_by_hand, names_of_options, nodes_of_job
 from hpctrain.records.bad_node import read_bad_nodes
 from hpctrain.records.locate import job_id, open_jobs, record_job
 from hpctrain.records.run import Run
-from hpctrain.records.successor import SUCCESSORS_FILE, Successor
+from hpctrain.records.successor import SUCCESSORS_FILE, Successor, read_successors
 from hpctrain.slurm.commands import ControllerAwayError, Slurm
 
 
@@ -115,20 +115,21 @@ def nodes_to_exclude(folder: Path, run: Run, slurm: Slurm, now: float) -> list[s
 def queue_behind(folder: Path, run: Run, job: str, exclude: list[str], slurm: Slurm, now: float) -> str:
     """Queue job.sh once more, to start when `job` has ended; its id comes back.
 
+    A job that sbatch queued and nobody wrote down is taken: its answer came too late, or who asked was killed.
+
     Raises:
         ControllerAwayError: the controller does not answer.
         CommandError: sbatch refused the job, also without the excluded nodes.
         StorageError: the run folder cannot be written; the job was cancelled again.
     """
-    try:
-        following = slurm.submit(folder / "job.sh", _options(run, job, exclude))
-    except ControllerAwayError:
-        raise
-    except CommandError:
-        if not exclude:
-            raise
-        exclude = []
-        following = slurm.submit(folder / "job.sh", _options(run, job, exclude))
+    known = {item.job_id for item in read_successors(folder)}
+    unknown = [found for found in slurm.queued_behind(folder / "job.sh", job) if found not in known]
+    if unknown:
+        following, exclude = unknown[0], []
+    else:
+        following, exclude = _submit(folder, run, job, exclude, slurm)
+    if "hold" in names_of_options(run):
+        slurm.release(following)  # it was for the first job
     try:
         _copy_task(folder, job, following)
         _record(folder, Successor(job_id=following, after=job, exclude=exclude, time_s=now))
@@ -138,8 +139,22 @@ def queue_behind(folder: Path, run: Run, job: str, exclude: list[str], slurm: Sl
     return following
 
 
+def _submit(folder: Path, run: Run, job: str, exclude: list[str], slurm: Slurm) -> tuple[str, list[str]]:
+    """The new job's id, and the nodes that it does without."""
+    try:
+        return slurm.submit(folder / "job.sh", _options(run, job, exclude)), exclude
+    except ControllerAwayError:
+        raise
+    except CommandError:
+        if not exclude:
+            raise
+        return slurm.submit(folder / "job.sh", _options(run, job, [])), []
+
+
 def _options(run: Run, job: str, exclude: list[str]) -> list[str]:
     options = [f"--dependency=afterany:{job}"]
+    if "begin" in names_of_options(run):
+        options.append("--begin=now")  # the time was that of the first job
     return [*options, f"--exclude={_with_own(run, exclude)}"] if exclude else options
 
 

@@ -23,7 +23,7 @@ from hpctrain.launch.after import move_followers
 from hpctrain.launch.bad_nodes import write_blamed
 from hpctrain.launch.cancel import is_cancelled
 from hpctrain.launch.driver import own_driver
-from hpctrain.launch.exit_class import Ending, read_ending
+from hpctrain.launch.exit_class import RESUMABLE, Ending, read_ending
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.in_use import check_own_folder
 from hpctrain.launch.notify import tell
@@ -80,10 +80,13 @@ def begin(argv: list[str]) -> int:
 
 def _top_up(folder: RunFolder, run: Run, slurm: Slurm, now: float) -> None:
     """Successors are for later: the attempt begins without them too."""
+    before = len(read_successors(folder.path))
     try:
         top_up(folder.path, run, slurm, now)
     except HpctrainError as error:
         _say(f"recovery.successors: not all are queued ({error})")
+    if len(read_successors(folder.path)) > before:
+        _move_followers(folder, slurm)
 
 
 def end(argv: list[str]) -> int:
@@ -216,10 +219,13 @@ def _note_bad_nodes(folder: RunFolder, run: Run, attempt: int, events: list[Even
 
 
 def _stop(folder: RunFolder, slurm: Slurm, over: Verdict) -> int:
-    """A job that begins on a run that is over ends at once; so do those behind it."""
+    """A job that begins on a run that is over ends at once; so do those behind it.
+
+    It ends well only where the run did: jobs may wait for its good end.
+    """
     _cancel_successors(folder, slurm)
     if not over.failed:
-        return 0
+        return 0 if over.exit_class == "done" else RESUMABLE
     attempt = max(0, len(folder.attempts()) - 1)
     journal = Journal(folder.path / "events.jsonl", os.environ.get("SLURMD_NODENAME", "batch"), attempt, SystemClock())
     journal.write("failed", -1, over.reason)

@@ -17,7 +17,7 @@ from hpctrain.agent.journal import Journal
 from hpctrain.agent.peers import Peers
 from hpctrain.agent.store import GenerationStore
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import HpctrainError
+from hpctrain.base.errors import EXIT_REFUSED, HpctrainError
 from hpctrain.base.handshake import derived
 from hpctrain.base.process import SystemRunner
 from hpctrain.launch.secrets import secret_values
@@ -57,7 +57,11 @@ def main(argv: list[str]) -> int:
     if here.node == here.nodes[0]:
         text = f"attempt {options.attempt} on {len(here.nodes)} nodes"
         journal.write("attempt_started", -1, text, nodes=list(here.nodes))
-    _ensure_topology(place, run, journal, here.local)
+    if _ensure_topology(place, run, journal, here.local).verdict.status == "refuse":
+        if not here.local:
+            # Nobody waits for the task of a node that does not answer.
+            leave(folder, options.attempt, here.node, here.nodes, len(here.nodes), EXIT_REFUSED)
+        return EXIT_REFUSED
     staged = stage_data(run.data, journal, os.environ, SystemClock(), stop)
     code = _agent(place, run, journal, stop, staged).run()
     if code == 0:
@@ -103,8 +107,8 @@ class _StopRequest:
         self._asked = True
 
 
-def _ensure_topology(place: Place, run: Run, journal: Journal, local: bool) -> None:
-    """Probe unless the run folder already holds a topology of these nodes."""
+def _ensure_topology(place: Place, run: Run, journal: Journal, local: bool) -> Topology:
+    """Probe unless the run folder already holds a topology of these nodes; a refusal is told by the first node."""
     path = place.folder / "topology.json"
     if not path.exists():
         device = run.cluster.device
@@ -127,7 +131,12 @@ def _ensure_topology(place: Place, run: Run, journal: Journal, local: bool) -> N
         if time.monotonic() > deadline:
             raise HpctrainError(f"{path}: the first node did not write it within {PROBE_WAIT_S:g} s")
         time.sleep(0.05)
-    Topology.read(path)
+    topology = Topology.read(path)
+    if topology.verdict.status == "refuse" and place.node == place.nodes[0]:
+        faults = "; ".join(fault.text for fault in topology.verdict.faults)
+        # The next attempt may get other nodes: that is no failure of the run.
+        journal.write("failed", -1, f"the probe refuses these nodes: {faults}", exit_code=EXIT_REFUSED, by_probe=True)
+    return topology
 
 
 def _preflight(nodes: int, device: str) -> ProbeSettings:

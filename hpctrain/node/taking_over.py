@@ -72,10 +72,12 @@ def reason_to_stop(folder: RunFolder, run: Run, own: str | None, slurm: Slurm) -
 
 
 def _word_on(job: str | None, slurm: Slurm) -> JobInfo | None:
-    """What Slurm says of a job that had the run before; of this very job it tells only that it runs."""
+    """What Slurm, or else its accounting, says of a job that had the run before; of this very job Slurm tells only that
+    it runs."""
     if job is None or job == os.environ.get("SLURM_JOB_ID"):
         return None
     try:
-        return slurm.job(job)
+        found = slurm.job(job)
     except CommandError:
         return None
+    return found or slurm.ended_jobs([job]).get(job)

@@ -22,7 +22,7 @@ from hpctrain.slurm.cluster import (
     parse_partitions,
 )
 from hpctrain.slurm.fields import node_names
-from hpctrain.slurm.job import SQUEUE_FORMAT, JobInfo, parse_scontrol_job, parse_squeue
+from hpctrain.slurm.job import SEPARATOR, SQUEUE_FORMAT, JobInfo, parse_scontrol_job, parse_squeue
 from hpctrain.slurm.time import read_moment
 
 TIMEOUT_S = 60.0
@@ -187,6 +187,19 @@ class Slurm:
         """Queue a script; its job's id comes back. Options stand above the script's own lines."""
         done = self._run(["sbatch", "--parsable", *options, str(script)], {"SLURM_TIME_FORMAT"})
         return _checked(_answer(done).strip().partition(";")[0])
+
+    def queued_behind(self, script: Path, job_id: str) -> list[str]:
+        """This person's jobs in the queue that were made of that very script and wait for the end of that job."""
+        columns = ("JobID", "Dependency", "Command")
+        shape = ",".join(f"{column}:{SEPARATOR}" for column in columns)
+        lines = _answer(self._run(["squeue", "-h", "--me", "-t", "PENDING", "-O", shape])).splitlines()
+        found = [line.split(SEPARATOR) for line in lines]
+        waits = re.compile(rf"(^|,)afterany:{re.escape(_checked(job_id))}(\(|,|$)")
+        return [
+            values[0].strip()
+            for values in found
+            if len(values) > len(columns) and waits.search(values[1]) and values[2].strip() == str(script)
+        ]
 
     def test_only(self, script: Path, options: Sequence[str] = ()) -> StartEstimate:
         """Ask sbatch what would become of a script; nothing is queued."""

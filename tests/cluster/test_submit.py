@@ -126,7 +126,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def project(cluster, prepared: Path) -> Project:
     project = Project(cluster, prepared)
     if not (prepared / "topology.json").exists():
-        project.hpctrain("probe", "-N", "4", "-p", "low", "-o", "topology.json")
+        done = project.hpctrain("probe", "-N", "4", "-p", "low", "-o", "topology.json", check=False)
+        # On a busy machine "go with warnings" will do.
+        assert done.returncode in (0, 3), done.stderr
     return project
 
 
@@ -156,7 +158,8 @@ def test_a_probe_is_a_job_that_sees_the_slow_node(cluster, prepared: Path) -> No
 
 
 def test_a_node_is_lost_and_the_job_comes_back_without_it(project: Project) -> None:
-    job = project.submit()
+    # Long enough for the commands before the fault, on a busy machine too.
+    job = project.submit("--set", "steps=150")
     assert project.hpctrain("status", job.job_id, "--json").stdout
     job.wait_for_step(15)
     assert job.status()["state"] == "running"
@@ -167,7 +170,7 @@ def test_a_node_is_lost_and_the_job_comes_back_without_it(project: Project) -> N
     assert project.hpctrain("exec", job.name, "--", "sh", "-c", "exit 7", check=False).returncode == 7
     project.cluster.lab("kill", "node2")
     job.wait_until_done()
-    job.assert_whole()
+    job.assert_whole(150)
     lost = [event for event in read_events(job.folder / "events.jsonl") if event.kind == "node_lost"]
     assert "node2" in {event.data["node"] for event in lost}
 

@@ -147,6 +147,7 @@ class FakeSlurm:
         parser.add_argument("script", nargs="?", default="job.sh")
         script = next((word for word in argv[1:] if Path(word).is_file()), None)
         given, _ = parser.parse_known_args([*_directives(script), *argv[1:]])
+        given.script = script or given.script
         if given.partition not in ("low", "high"):
             text = f"sbatch: error: invalid partition specified: {given.partition}\n"
             return self._reply(argv, error=text + "allocation failure: Invalid partition name specified\n")
@@ -176,6 +177,8 @@ class FakeSlurm:
                 return self._reply(argv, error=UNKNOWN)
         if "-t" not in argv:
             jobs = [job for job in jobs if job.state not in ENDED]
+        elif argv[argv.index("-t") + 1] != "all":
+            jobs = [job for job in jobs if job.state == argv[argv.index("-t") + 1]]
         columns = [column.partition(":") for column in argv[argv.index("-O") + 1].split(",")]
         lines = ["".join(_column(job, name) + suffix for name, _, suffix in columns) for job in jobs]
         return self._reply(argv, "".join(f"{line}\n" for line in lines))
@@ -355,7 +358,14 @@ def _column(job: FakeJob, name: str) -> str:
         "exit_code": str((job.exit_code << 8) + job.exit_signal),
         "Partition": job.partition,
         "SubmitTime": str(job.submit_s),
+        "Dependency": ",".join(_dependencies(job)) or "(null)",
+        "Command": job.script,
     }[name]
+
+
+def _dependencies(job: FakeJob) -> list[str]:
+    kind, *ids = job.dependency.split(":")
+    return [f"{kind}:{number}(unfulfilled)" for number in ids]
 
 
 def _job_line(job: FakeJob) -> str:

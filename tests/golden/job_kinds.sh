@@ -5,6 +5,7 @@
 #SBATCH --exclusive
 #SBATCH --gpus-per-node=tesla:4
 #SBATCH --job-name=gpt
+#SBATCH --kill-on-invalid-dep=no
 #SBATCH --mail-type=END,FAIL,REQUEUE
 #SBATCH --mail-user=anna@example.org
 #SBATCH --mem=0

@@ -54,6 +54,17 @@ def test_it_goes_on_with_other_settings(fake, runs, hpctrain, submitted):
     assert [past.job_id for past in read_past_runs(os.environ)] == ["99"]
 
 
+def test_a_run_that_waits_for_another_one_from_now_on_is_known_to_it(fake, runs, hpctrain, submitted):
+    other = submitted_run(runs, fake.submit("--nodes=1"), name="other-20260101T000001Z-00ff")
+    job = fake.submit("--nodes=2")
+    folder = submitted_run(runs, job, FAILED)
+    fake.finish(job, code=1)
+    result = hpctrain("resubmit", "gpt", "--set", "cluster.after=other")
+    assert result.exit_code == 0, result.exception
+    assert read_run(folder / "run.yaml").cluster.after == [str(other)]
+    assert (other / "followers").read_text() == f"{folder}\n"
+
+
 def test_a_run_that_is_done_goes_on_with_more_steps(fake, runs, hpctrain, submitted):
     job = fake.submit("--nodes=2")
     fake.finish(job)

@@ -204,6 +204,25 @@ def test_what_sbatch_refuses_leaves_no_run(queued, runs, hpctrain, run_file, wor
     assert not runs.exists() or list(runs.iterdir()) == []
 
 
+@pytest.mark.parametrize("words", [(), ("--dry-run",)])
+def test_where_sbatch_refuses_the_best_partition_the_next_best_is_taken(
+    queued, runs, hpctrain, run_file, words, monkeypatch
+):
+    taken = type(queued)._sbatch
+
+    def sbatch(self, argv):
+        is_high = "--partition=high" in Path(argv[-1]).read_text()
+        return self._reply(argv, error="sbatch: error: No money\n") if is_high else taken(self, argv)
+
+    monkeypatch.setattr(type(queued), "_sbatch", sbatch)
+    result = hpctrain("submit", str(run_file), *words)
+    assert result.exit_code == 0, result.exception
+    assert "partition low chosen: of high, sbatch --test-only refuses the job: No money" in result.output
+    assert [job.partition for job in queued.jobs.values()] == ([] if words else ["low"])
+    error = hpctrain("submit", str(run_file), "--set", "cluster.partition=high").exception
+    assert str(error) == "sbatch --test-only refuses the job: No money", "a partition that was asked for stays"
+
+
 def test_no_partition_that_fits_is_refused_with_every_reason(queued, runs, hpctrain, run_file):
     error = hpctrain("submit", str(run_file), "--set", "cluster.nodes=9").exception
     assert isinstance(error, Refused)
@@ -260,7 +279,7 @@ def test_a_run_waits_for_a_run_and_follows_it_to_its_next_job(queued, runs, hpct
     monkeypatch.setattr("hpctrain.cli.resubmit._check_ended", lambda *_: None)
     again = hpctrain("resubmit", "gpt", "--json")
     assert json.loads(again.stdout)["job_id"] == "3"
-    assert "(job 2) waits for the new job" in again.stderr
+    assert "(job 2) waits for job 3" in again.stderr
     assert queued.jobs[2].dependency == "afterok:3"
 
 

@@ -10,7 +10,7 @@ from fake_slurm import FakeSlurm
 from run_folders import RUN, submitted_run
 
 from hpctrain.base.errors import FileError, InputError, Refused
-from hpctrain.launch.after import Before, jobs_before, move_followers, remember_follower
+from hpctrain.launch.after import Before, jobs_before, move_followers, remember_follower, wait_anew
 from hpctrain.records.locate import record_job
 from hpctrain.records.run import Run
 from hpctrain.slurm.commands import Slurm
@@ -78,11 +78,41 @@ def test_who_waits_for_a_run_waits_for_its_next_job(tmp_path: Path, reason: str)
         fake.finish("1", code=1)
     assert fake.jobs[2].reason == reason
     record_job(first, fake.submit("--nodes=1"))
-    assert move_followers(first, Slurm(fake), {}) == [f"{second.name} (job 2) waits for the new job"]
+    assert move_followers(first, Slurm(fake), {}) == [f"{second.name} (job 2) waits for job 3"]
     assert (fake.jobs[2].reason, fake.jobs[2].dependency) == ("Dependency", "afterok:3")
     fake.finish("3")
     assert fake.jobs[2].state == "RUNNING"
     assert move_followers(first, Slurm(fake), {}) == []  # it runs: it waits for nothing
+
+
+def test_a_follower_that_is_held_is_moved_and_one_that_has_begun_is_not(tmp_path: Path) -> None:
+    fake = FakeSlurm()
+    first = submitted_run(tmp_path / "runs", fake.submit("--nodes=1"), name="first-20260101T000000Z-00ff")
+    second = submitted_run(tmp_path / "runs", None, name="second-20260101T000001Z-00ff")
+    (second / "run.yaml").write_text(json.dumps({**RUN, "cluster": {**RUN["cluster"], "after": [str(first)]}}))
+    found = before(fake, tmp_path, "first")
+    remember_follower(found, second)
+    record_job(second, fake.submit("--nodes=1", "--hold", "--dependency=afterok:1"))
+    assert wait_anew(second, Slurm(fake), {}, found.jobs) == [], "nothing has changed"
+    record_job(first, fake.submit("--nodes=1"))
+    fake.finish("1", code=75)
+    assert len(move_followers(first, Slurm(fake), {})) == 1
+    assert (fake.jobs[2].reason, fake.jobs[2].dependency) == ("JobHeldUser", "afterok:3")
+    record_job(first, fake.submit("--nodes=1"))
+    fake.finish("3", code=75)
+    assert len(wait_anew(second, Slurm(fake), {}, ["3"])) == 1, "it went on while this one was submitted"
+    assert fake.jobs[2].dependency == "afterok:4"
+    ended(second, 75)  # back in the queue
+    assert move_followers(first, Slurm(fake), {}) == []
+
+
+def test_where_any_end_counts_the_successors_are_waited_for_too(tmp_path: Path) -> None:
+    fake = FakeSlurm()
+    folder = submitted_run(tmp_path / "runs", fake.submit("--nodes=1"))
+    behind = {"job_id": fake.submit("--nodes=1", "--dependency=afterany:1"), "after": "1", "time_s": 0.0}
+    (folder / "successors.jsonl").write_text(json.dumps(behind) + "\n")
+    assert before(fake, tmp_path, "gpt", end="any").jobs == ["1", "2"]
+    assert before(fake, tmp_path, "gpt").jobs == ["1"], "one that is not needed is cancelled: no good end"
 
 
 def test_a_follower_that_cannot_be_moved_is_told_and_one_that_is_gone_is_not(tmp_path: Path) -> None:

@@ -118,3 +118,9 @@ def test_the_ledger_counts_since_the_last_new_checkpoint() -> None:
     assert (spent(lines), idle_attempts(lines)) == (2, 2)
     assert spent([*lines, line("resumable", "a", "b")]) == 0
     assert (spent([]), idle_attempts([])) == (0, 0)
+
+
+def test_nodes_that_the_probe_refuses_are_no_failure_of_the_run() -> None:
+    events = [STARTED, event("probed", exclude=["gpu2"]), event("failed", exit_code=4, by_probe=True)]
+    ending = read_ending(4, events, False)
+    assert (ending.code, ending.exit_class, ending.hopeless) == (4, "infrastructure", False)

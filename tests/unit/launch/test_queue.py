@@ -212,6 +212,18 @@ def test_cancelling_a_running_job_gives_it_time_to_save(tmp_path: Path) -> None:
     assert any("TERM" in word for argv in fake.argvs for word in argv)
 
 
+def test_a_task_that_did_not_hear_is_asked_to_save_again(tmp_path: Path) -> None:
+    fake = FakeSlurm()
+    job = fake.submit("--nodes=2", "--job-name=gpt")
+
+    def passed(_: float) -> None:
+        if len(fake.signals) == 3:
+            fake.finish(job, code=75)
+
+    assert cancel_job(tmp_path, job, Slurm(fake), FakeClock(on_sleep=passed)) == f"job {job} ended; {NOTHING}"
+    assert fake.signals == [(int(job), "TERM")] * 3
+
+
 def test_a_run_that_failed_is_not_marked_as_cancelled(tmp_path: Path) -> None:
     fake = FakeSlurm()
     job = fake.submit("--nodes=2")

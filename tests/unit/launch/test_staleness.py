@@ -13,7 +13,7 @@ from hpctrain.launch.driver import driver_of, own_driver
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.staleness import staleness
 from hpctrain.launch.training import drop_stale_topology
-from hpctrain.records.topology import Device, DeviceType, Node, Provenance, Topology
+from hpctrain.records.topology import Device, DeviceType, Node, Provenance, Topology, Verdict
 
 NOW = 1767225600.0  # 2026-01-01
 DAY = 24 * 3600.0
@@ -120,6 +120,13 @@ def test_an_attempt_keeps_a_topology_with_words_and_puts_an_old_one_aside(tmp_pa
     assert dropped[-1] == "the nodes are measured again; the topology found is now topology-before.json"
     assert [file.name for file in tmp_path.iterdir()] == ["topology-before.json"]
     assert drop_stale_topology(folder, ["n1"], NOW) == []
+
+
+def test_nodes_that_were_refused_are_measured_again(tmp_path: Path) -> None:
+    refused = topology("n1").model_copy(update={"verdict": Verdict(status="refuse", exclude=["n1"])})
+    refused.write(tmp_path / "topology.json")
+
+    assert "are measured again" in drop_stale_topology(RunFolder(tmp_path), ["n1"], NOW)[-1]
 
 
 def test_an_unreadable_topology_is_put_aside_too(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hpctrain.records.bad_node import BAD_NODES_FILE
 from hpctrain.records.locate import find_run, job_id, open_jobs, record_job
 from hpctrain.records.run import Run
 from hpctrain.records.successor import Successor, chain_of, queued_behind, read_successors
-from hpctrain.slurm.commands import Slurm
+from hpctrain.slurm.commands import ControllerAwayError, Slurm
 
 RUN = {
     "name": "gpt",
@@ -114,6 +114,34 @@ def test_where_none_waits_a_new_job_is_queued(fake: FakeSlurm, folder: Path) -> 
     assert read_successors(folder)[0].exclude == ["gpu2"]
     assert go_on(folder, wanted, Slurm(fake), 15.0) == "3", "what is newest waits, so the next comes behind it"
     assert sbatches(fake, folder)[1] == ("--dependency=afterany:2",), "gpu2 is forgiven by then"
+
+
+def test_what_only_the_first_job_was_to_wait_for(fake: FakeSlurm, folder: Path) -> None:
+    (folder / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --hold\n#SBATCH --begin=tomorrow\n")
+    waits = Run.from_json({**RUN, "cluster": {**RUN["cluster"], "sbatch": ["--hold", "--begin=tomorrow"]}})
+    go_on(folder, waits, Slurm(fake), 0.0)
+    assert sbatches(fake, folder) == [("--dependency=afterany:1", "--begin=now")]
+    fake.finish("1", code=75)
+    assert fake.jobs[2].state == "RUNNING"
+
+
+def test_a_job_that_nobody_wrote_down_is_taken(fake: FakeSlurm, folder: Path) -> None:
+    class Deaf(FakeSlurm):
+        """Takes a job, and is away before it answers."""
+
+        def _sbatch(self, argv):  # type: ignore[no-untyped-def]
+            super()._sbatch(argv)
+            return self._reply(argv, error="sbatch: error: Socket timed out on send/recv operation\n")
+
+    deaf = Deaf()
+    deaf.jobs, deaf.node_states = fake.jobs, fake.node_states
+    with pytest.raises(ControllerAwayError):
+        go_on(folder, run(), Slurm(deaf), 0.0)
+    fake.submit("--nodes=2", "--dependency=afterany:1")  # another run's
+    assert go_on(folder, run(), Slurm(fake), 1.0) == "2"
+    assert [job.script for job in fake.jobs.values()].count(str(folder / "job.sh")) == 1
+    assert (folder / "submitit" / "2_submitted.pkl").exists()
+    assert go_on(folder, run(), Slurm(fake), 2.0) == "4", "the next one is a new one"
 
 
 def test_a_job_that_could_not_start_without_a_node_gets_it(fake: FakeSlurm, folder: Path) -> None:

@@ -6,15 +6,18 @@ import json
 from pathlib import Path
 
 import pytest
-from fake_slurm import FakeSlurm
+from fake_slurm import MIN_JOB_AGE_S, FakeSlurm
+from run_folders import submitted_run
 
 from hpctrain.base.errors import Refused
+from hpctrain.launch.after import FOLLOWERS
 from hpctrain.launch.cancel import MARK
 from hpctrain.launch.folder import RunFolder
 from hpctrain.node import attempt
 from hpctrain.records.event import Event, EventKind
-from hpctrain.records.locate import job_id
+from hpctrain.records.locate import job_id, open_jobs
 from hpctrain.records.successor import read_successors
+from hpctrain.slurm.job import SEPARATOR
 
 RUN = {
     "name": "gpt",
@@ -78,6 +81,34 @@ def test_a_successor_takes_over_from_a_job_that_vanished(
     assert [item.after for item in read_successors(folder.path)] == ["1", "2"], "it queued the next one"
 
 
+def test_of_a_job_that_slurm_has_forgotten_accounting_tells(
+    folder: RunFolder, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.finish("1", code=1)
+    fake.advance(MIN_JOB_AGE_S + 1)
+    assert 1 not in fake.jobs
+    told = ("1", "OUT_OF_MEMORY", "0:125", "gpu1", "100", "200", "300", "01:00:00", "low", "None")
+    fake.accounting = SEPARATOR.join(told) + "\n"
+    assert begin(folder, "2", monkeypatch) == 0
+    assert (folder.attempts()[0]["class"], folder.attempts()[0]["reason"]) == (
+        "fatal",
+        "Slurm ended the job: OUT_OF_MEMORY",
+    )
+
+
+def test_who_waits_for_the_run_hears_of_every_job_that_it_gets(
+    folder: RunFolder, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = submitted_run(folder.path.parent / "runs", fake.submit("--nodes=1", "--dependency=afterany:1:2"))
+    waits = {**RUN, "cluster": {**RUN["cluster"], "after": [str(folder.path)], "after_end": "any"}}
+    (follower / "run.yaml").write_text(json.dumps(waits))
+    (folder.path / FOLLOWERS).write_text(f"{follower}\n")
+    fake.finish("1", code=1)
+    assert begin(folder, "2", monkeypatch) == 0
+    assert open_jobs(folder.path) == ["2", "4"]
+    assert fake.jobs[3].dependency == "afterany:2:4"
+
+
 def test_one_run_never_goes_on_twice(folder: RunFolder, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Refused, match="the run went on as job 1, which is RUNNING"):
         begin(folder, "2", monkeypatch)
@@ -113,7 +144,8 @@ def test_a_job_that_is_not_needed_any_more_ends_at_once(
         fake.run(["scancel", "1"])
     else:
         fake.finish("1")
-    assert begin(folder, "2", monkeypatch) == 0
+    # Whoever waits for its good end does not start after a run that was cancelled.
+    assert begin(folder, "2", monkeypatch) == (75 if how in ("cancelled", "scancel") else 0)
     said = capsys.readouterr()
     assert said.out == ""
     assert {"scancel": "its job 1 was cancelled", "cancelled": "was cancelled"}.get(how, "is finished") in said.err
