@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import platform
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from hpctrain.agent.agent import Agent, Place
-from hpctrain.agent.decide import Settings
+from hpctrain.agent.decide import RESUMABLE, Settings
 from hpctrain.agent.group import WorkerGroup, incarnation_of
 from hpctrain.agent.journal import Journal
 from hpctrain.agent.peers import Peers
@@ -57,7 +58,13 @@ def main(argv: list[str]) -> int:
     if here.node == here.nodes[0]:
         text = f"attempt {options.attempt} on {len(here.nodes)} nodes"
         journal.write("attempt_started", -1, text, nodes=list(here.nodes))
-    if _ensure_topology(place, run, journal, here.local).verdict.status == "refuse":
+    try:
+        with stop.at_once():
+            topology = _ensure_topology(place, run, journal, here.local)
+    except _Stopped:
+        journal.write("preempted", -1, "asked to stop before the training began; there was nothing new to save")
+        return RESUMABLE
+    if topology.verdict.status == "refuse":
         if not here.local:
             # Nobody waits for the task of a node that does not answer.
             leave(folder, options.attempt, here.node, here.nodes, len(here.nodes), EXIT_REFUSED)
@@ -83,6 +90,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+class _Stopped(BaseException):
+    """Somebody wants this node to leave, and nothing is in the way; no handler of errors takes it for one."""
+
+
 class _StopRequest:
     """Whether somebody wants this node to save and leave.
 
@@ -93,6 +104,7 @@ class _StopRequest:
     def __init__(self, parent: int | None) -> None:
         self._parent = parent
         self._asked = False
+        self._at_once = False
 
     def listen(self) -> None:
         """Take the signals; those that came while the program was still being loaded arrive now."""
@@ -100,11 +112,29 @@ class _StopRequest:
             signal.signal(number, self._ask)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Within it a stop interrupts whatever goes on, a wait for other nodes too.
+
+        Raises:
+            _Stopped: somebody asked, before or within it.
+        """
+        self._at_once = True
+        try:
+            if self._asked:
+                raise _Stopped
+            yield
+        finally:
+            self._at_once = False
+
     def __call__(self) -> bool:
         return self._asked or (self._parent is not None and os.getppid() != self._parent)
 
     def _ask(self, *_: object) -> None:
         self._asked = True
+        if self._at_once:
+            self._at_once = False  # once: a second notice must not disturb the clearing up
+            raise _Stopped
 
 
 def _ensure_topology(place: Place, run: Run, journal: Journal, local: bool) -> Topology:

@@ -19,8 +19,8 @@ from hpctrain.probe.settings import ProbeSettings
 from hpctrain.probe.transport import Transport
 from hpctrain.records.evidence import HostFacts
 
-GRACE_S = 1.0
-"""A node tells of its own failed slot before the coordinator gives it up."""
+GRACE_S = 3.0
+"""A node tells of its own failed slot before the coordinator gives it up, on a busy machine too."""
 
 BACKEND_GRACE_S = 10.0
 """A node ends its measuring process, which may hang in a collective, before it tells of it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -133,13 +134,19 @@ class Member:
         return message is not None and message["kind"] == "go"
 
 
-def take_part(folder: Path, me: str, addr: str, runner: Runner, clock: Clock, settings: ProbeSettings) -> None:
+def take_part(
+    folder: Path, me: str, addr: str, runner: Runner, clock: Clock, settings: ProbeSettings,
+    given_up: Callable[[], bool] = lambda: False,
+) -> None:  # fmt: skip
     """Join the probe whose coordinator published itself in `folder`, and serve to its end. Leaves nothing open.
+
+    Args:
+        given_up: whether there will be no coordinator any more; asked while it is looked for.
 
     Raises:
         HpctrainError: no coordinator before the deadline, or it died.
     """
-    token, channel, door = _find(folder, me, addr, clock, settings)
+    token, channel, door = _find(folder, me, addr, clock, settings, given_up)
     member = Member(me, addr, token, channel, door, runner, clock, settings, folder / f"{me}.log")
     try:
         member.serve()
@@ -149,14 +156,16 @@ def take_part(folder: Path, me: str, addr: str, runner: Runner, clock: Clock, se
         door.close()
 
 
-def _find(folder: Path, me: str, addr: str, clock: Clock, settings: ProbeSettings) -> tuple[str, LineChannel, Door]:
+def _find(
+    folder: Path, me: str, addr: str, clock: Clock, settings: ProbeSettings, given_up: Callable[[], bool]
+) -> tuple[str, LineChannel, Door]:
     """Look until the coordinator welcomes this node: its token, the connection, and this node's own door."""
     deadline = clock.now() + settings.join_deadline_s
     hostname = socket.gethostname()
     about: Message = {"iface": interface_of(addr), "host": hostname, "facts": host_facts(hostname).to_json()}
     pause = 0.05
     reason = f"no {COORDINATOR_FILE}"
-    while clock.now() < deadline:
+    while clock.now() < deadline and not given_up():
         try:
             place = json.loads((folder / COORDINATOR_FILE).read_text())
             return _join(place, me, addr, about, clock)

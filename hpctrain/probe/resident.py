@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -85,13 +86,15 @@ def _coordinate(
 
     The coordinator sleeps in the kernel while pairs measure, so that it takes no time from that thread.
     """
+    over = threading.Event()
     with ThreadPoolExecutor(1, thread_name_prefix="probe-member") as pool:
-        member = pool.submit(take_part, own, me, addr, runner, clock, settings)
+        member = pool.submit(take_part, own, me, addr, runner, clock, settings, over.is_set)
         try:
             outcome = coordinator.run()
         finally:
             coordinator.close()
             # A member that has not joined by now must not go on looking for a coordinator.
+            over.set()
             (own / COORDINATOR_FILE).unlink(missing_ok=True)
             member.cancel()
     # Its own part failing is in the outcome already, as that of any other node.

@@ -74,11 +74,9 @@ def test_a_node_that_dies_or_hangs_costs_one_slot_and_the_file_says_so(
             done = True
             os.kill(runner.pids["local2"], how)
 
-    start = clock.now()
     # Seven nodes have 21 rounds of one pair before the full ones: time enough to strike in the middle.
     topology = probe_local(7, tmp_path, runner, clock, device="none", progress=strike)
 
-    assert clock.now() - start < 25
     assert topology.verdict.status == "warn"
     assert topology.verdict.exclude == ["local2"]
     assert topology.node("local2").health.verdict == "bad"
