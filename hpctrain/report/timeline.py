@@ -42,7 +42,7 @@ class Bar:
 
 
 def letters(bars: Sequence[Bar], rows: int, total_s: float, width: int) -> list[str]:
-    """A line of `width` letters for each row: what takes the most of each column's time; WAITS where that is nothing."""
+    """A line of `width` letters for each row: what takes the most of each column's time, WAITS where nothing does."""
     if total_s <= 0:
         return [WAITS * width] * rows
     column_s = total_s / width
