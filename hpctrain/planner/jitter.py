@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.layout import Layout
-from hpctrain.planner.network import node_of
+from hpctrain.planner.network import around, node_of
 from hpctrain.planner.predict import SimulatedStep, simulate_step
 from hpctrain.planner.simulate import Pace
 from hpctrain.records.schedule import Action, Schedule
@@ -43,13 +44,23 @@ class LinkJitter:
         return max((self._mean.get((node_of(a), node_of(b)), 0.0) for a, b in pairs), default=0.0)
 
 
+class Late(NamedTuple):
+    """What of a replica's step comes late."""
+
+    messages: Mapping[tuple[int, int], float]
+    """(from stage, to stage) -> mean extra seconds of a message."""
+    turns: Sequence[tuple[int, float]]
+    """By stage: turns of the rings that its devices sum in, in a forward or backward, and mean extra seconds of one."""
+
+
 def sampled_steps(
     cost: CostModel, layout: Layout, jitter: LinkJitter, draws: int, rng: np.random.Generator, variation: float = 0.0
 ) -> Values:
     """Seconds of a step in each draw.
 
-    Messages between stages and the hops of the sums over replicas are late by `jitter`; every action takes longer or
-    shorter by `variation`. The sums' other time and the update stay as predicted.
+    Messages between stages, the hops of tensor parallelism's sums and those of the sums over replicas are late by
+    `jitter`; every action takes longer or shorter by `variation`. The rest, ZeRO's collectives within a micro-batch
+    among it, stays as predicted.
 
     Args:
         variation: coefficient of variation of an action's time (log-normal, mean 1).
@@ -58,7 +69,7 @@ def sampled_steps(
     ends: list[Values] = [np.zeros(draws) for _ in range(layout.pp)]
     for replica, (pace, count) in enumerate(zip(step.paces, layout.micro_batches, strict=True)):
         table = make_schedule(layout.schedule, layout.pp, len(layout.blocks), count)
-        late = _late(layout, replica, jitter)
+        late = Late(_late_messages(layout, replica, jitter), _late_turns(layout, replica, jitter))
         for rank, values in enumerate(_rank_ends(table, pace, late, draws, rng, variation)):
             ends[rank] = np.maximum(ends[rank], values)
     return _after_sums(step, layout, ends, jitter, draws, rng)
@@ -82,8 +93,7 @@ def _after_sums(
     return done + step.update
 
 
-def _late(layout: Layout, replica: int, jitter: LinkJitter) -> Mapping[tuple[int, int], float]:
-    """(from stage, to stage) -> mean extra seconds of a message."""
+def _late_messages(layout: Layout, replica: int, jitter: LinkJitter) -> dict[tuple[int, int], float]:
     found = {}
     for stage in range(len(layout.blocks) - 1):
         a, b = layout.unit(replica, stage), layout.unit(replica, stage + 1)
@@ -93,9 +103,21 @@ def _late(layout: Layout, replica: int, jitter: LinkJitter) -> Mapping[tuple[int
     return found
 
 
+def _late_turns(layout: Layout, replica: int, jitter: LinkJitter) -> list[tuple[int, float]]:
+    """Two sums a block each way (Shoeybi et al. 2019), each of 2(tp − 1) turns that wait for the latest hop."""
+    found = []
+    for stage, blocks in enumerate(layout.blocks):
+        places = layout.unit(replica, stage).places
+        means = [jitter.mean_s([a], [b]) for a, b in around(places)] if len(places) > 1 else []
+        late = [mean for mean in means if mean > 0]
+        # The latest of k exponentials with one mean is late by that times 1 + 1/2 + … + 1/k.
+        each = max(late, default=0.0) * sum(1 / number for number in range(1, len(late) + 1))
+        found.append((2 * blocks * 2 * (len(places) - 1), each))
+    return found
+
+
 def _rank_ends(
-    table: Schedule, pace: Pace, late: Mapping[tuple[int, int], float], draws: int, rng: np.random.Generator,
-    variation: float,
+    table: Schedule, pace: Pace, late: Late, draws: int, rng: np.random.Generator, variation: float,
 ) -> list[Values]:  # fmt: skip
     """When each pipeline rank has done its last action, in every draw; the order of actions is that of the table."""
     sigma = math.sqrt(math.log1p(variation * variation))
@@ -108,12 +130,15 @@ def _rank_ends(
         for rank, row in enumerate(table.ranks):
             while position[rank] < len(row):
                 action = row[position[rank]]
-                ready = _arrival(action, pace, late, done, draws, rng)
+                ready = _arrival(action, pace, late.messages, done, draws, rng)
                 if ready is None:
                     break
                 seconds: Values | float = _seconds(action, pace)
                 if sigma:
                     seconds = seconds * rng.lognormal(-sigma * sigma / 2, sigma, draws)
+                turns, mean = late.turns[action.stage]
+                if turns and mean and action.kind != "W":
+                    seconds = seconds + rng.gamma(turns, mean, draws)
                 free[rank] = np.maximum(free[rank], ready) + seconds
                 done[action.stage, "B" if action.kind == "I" else action.kind, action.micro_batch] = free[rank]
                 position[rank] += 1
