@@ -1,13 +1,25 @@
-"""Options of the form NAME=NUMBER, given again and again."""
+"""Options that are numbers: of the form NAME=NUMBER, given again and again; or alone, and finite."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
+import click
 from ClusterShell.NodeSet import NodeSet, NodeSetException
 
 from hpctrain.base.errors import InputError
+
+
+class Finite(click.FloatRange):
+    """A number in a range that is neither infinite nor 'nan', which no comparison keeps out."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a number to compute with", param, ctx)
+        return number
 
 
 def numbers_by_name(option: str, texts: Iterable[str]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from hpctrain.base.errors import InputError, Refused
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_count, format_seconds
 from hpctrain.cli.explained import explanation
-from hpctrain.cli.factors import node_names, numbers_by_name
+from hpctrain.cli.factors import Finite, node_names, numbers_by_name
 from hpctrain.launch.own_model import with_sizes
 from hpctrain.planner import make_plan
 from hpctrain.planner.explain import neighbours_on_request
@@ -75,26 +75,26 @@ WIDTH = 120
 )
 @click.option(
     "--max-memory",
-    type=click.FloatRange(0, 100, min_open=True),
+    type=Finite(0, 100, min_open=True),
     metavar="PERCENT",
     help="Largest part of a device's memory that is planned for.  [default: 90]",
 )
 @click.option("--forbid", metavar="NODES", help="Plan without these nodes: n[3,7].")
 @click.option(
     "--min-goodput",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    type=Finite(0, 1, min_open=True, max_open=True),
     metavar="SHARE",
     help="Least share of the time that is training that lasts (0.95), when nodes fail by --node-mtbf.",
 )
 @click.option(
     "--node-mtbf",
-    type=click.FloatRange(0, min_open=True),
+    type=Finite(0, min_open=True),
     metavar="HOURS",
     help="Mean time between failures of one node, for --min-goodput.",
 )
 @click.option(
     "--recover",
-    type=click.FloatRange(0),
+    type=Finite(0),
     default=19.0,
     show_default=True,
     metavar="SECONDS",

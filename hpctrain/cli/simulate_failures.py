@@ -12,11 +12,13 @@ from rich.table import Table
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_seconds
+from hpctrain.cli.factors import Finite
 from hpctrain.planner.goodput import MODES, Cluster, Goodput, Mode, daly_goodput, daly_interval, simulate_goodput
 
 WIDTH = 100
 """Columns of the table where it does not go to a terminal."""
 INTERVALS_MIN = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0)
+MOST_FAILURES = 100_000
 HOUR, DAY = 3600.0, 86400.0
 
 
@@ -25,27 +27,25 @@ HOUR, DAY = 3600.0, 86400.0
 @click.option("--gpus-per-node", type=click.IntRange(1), default=8, show_default=True, help="A node fails as a whole.")
 @click.option(
     "--node-mtbf",
-    type=click.FloatRange(0, min_open=True),
+    type=Finite(0, min_open=True),
     default=6300.0,
     show_default=True,
     metavar="HOURS",
     help="Mean time between failures of one node. Default: 419 unexpected interruptions in "
     "54 days on 2,048 nodes of 8 GPUs (Llama 3, 2024).",
 )
-@click.option(
-    "--days", type=click.FloatRange(0, 3650, min_open=True), default=30.0, show_default=True, help="Length of the job."
-)
+@click.option("--days", type=Finite(0, 3650, min_open=True), default=30.0, show_default=True, help="Length of the job.")
 @click.option(
     "--interval",
     "intervals",
     multiple=True,
-    type=click.FloatRange(0, min_open=True),
+    type=Finite(0, min_open=True),
     metavar="MINUTES",
     help="Training between two checkpoints; give it again for more. Default: 1, 5, 15, 30, 60, 120.",
 )
 @click.option(
     "--stall",
-    type=click.FloatRange(0),
+    type=Finite(0),
     default=0.046,
     show_default=True,
     metavar="SECONDS",
@@ -53,7 +53,7 @@ HOUR, DAY = 3600.0, 86400.0
 )
 @click.option(
     "--save",
-    type=click.FloatRange(0),
+    type=Finite(0),
     default=0.774,
     show_default=True,
     metavar="SECONDS",
@@ -61,7 +61,7 @@ HOUR, DAY = 3600.0, 86400.0
 )
 @click.option(
     "--recover",
-    type=click.FloatRange(0),
+    type=Finite(0),
     default=19.0,
     show_default=True,
     metavar="SECONDS",
@@ -69,13 +69,11 @@ HOUR, DAY = 3600.0, 86400.0
 )
 @click.option(
     "--queue-wait",
-    type=click.FloatRange(0),
+    type=Finite(0),
     metavar="SECONDS",
     help="What requeueing adds to that. Without it, requeueing is left out: no default would be true.",
 )
-@click.option(
-    "--repair", type=click.FloatRange(0), metavar="HOURS", help="Until a failed node is back. Default: never."
-)
+@click.option("--repair", type=Finite(0), metavar="HOURS", help="Until a failed node is back. Default: never.")
 @click.option("--spares", type=click.IntRange(0), default=0, show_default=True, help="Idle nodes beside the GPUs.")
 @click.option("--trials", type=click.IntRange(1, 100_000), default=100, show_default=True, help="Jobs simulated.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Decides which nodes fail when.")
@@ -97,7 +95,7 @@ def failures(
         stall_s=stall,
         save_s=save,
         recover_s=recover,
-        queue_s=queue_wait or 0.0,
+        queue_s=math.inf if queue_wait is None else queue_wait,
         repair_s=math.inf if repair is None else repair * HOUR,
         spares=spares,
     )
@@ -106,19 +104,24 @@ def failures(
         raise InputError(
             f"--interval: found {intervals_s[0] / 60:g} minutes, shorter than a checkpoint takes ({save:g} s by --save)"
         )
+    failures_expected = days * DAY * cluster.nodes / cluster.node_mtbf_s
+    if failures_expected > MOST_FAILURES:
+        raise InputError(
+            f"--node-mtbf: found {node_mtbf:g} hours, {failures_expected:.3g} failures in the job; allowed: up to "
+            f"{MOST_FAILURES:g}, with more nothing would be trained"
+        )
     modes = [mode for mode in MODES if (mode != "requeue" or queue_wait is not None) and (mode != "spares" or spares)]
     found = [each for mode in modes for each in simulate_goodput(cluster, mode, intervals_s, days * DAY, trials, seed)]
     people = Console(stderr=as_json, highlight=False)
     if not people.is_terminal:
         people = Console(stderr=as_json, highlight=False, width=WIDTH)
     people.print(_table(cluster, modes, found))
-    people.print(
-        f"{cluster.nodes} nodes, a failure every {format_seconds(cluster.node_mtbf_s / cluster.nodes)}; Young and Daly "
-        f"would save every {format_seconds(daly_interval(cluster))}.",
-        soft_wrap=True,
-    )
+    text = f"{cluster.nodes} nodes, a failure every {format_seconds(cluster.node_mtbf_s / cluster.nodes)}"
+    if stall:
+        text += f"; Young and Daly would save every {format_seconds(daly_interval(cluster))}"
+    people.print(f"{text}.", soft_wrap=True)
     if queue_wait is None:
-        people.print("Requeueing is left out: give --queue-wait SECONDS.", soft_wrap=True)
+        people.print("Requeueing is left out: give --queue-wait SECONDS. A job without nodes ends.", soft_wrap=True)
     if as_json:
         rows = [asdict(each) for each in found]
         click.echo(json.dumps({"rows": rows, "daly_interval_s": daly_interval(cluster), "seed": seed}, indent=1))

@@ -14,7 +14,7 @@ from rich.table import Table
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_delta, format_seconds
-from hpctrain.cli.factors import node_names, numbers_by_name, numbers_by_node
+from hpctrain.cli.factors import Finite, node_names, numbers_by_name, numbers_by_node
 from hpctrain.launch.own_model import with_sizes
 from hpctrain.planner.jitter import LinkJitter, sampled_steps
 from hpctrain.planner.predict import TERMS, Prediction, SimulatedStep, blame, predict, simulate_step
@@ -50,7 +50,7 @@ class _Simulated(NamedTuple):
 @click.option("--lose", metavar="NODES", help="Without these nodes: the plan that the agents would go on with.")
 @click.option(
     "--jitter",
-    type=click.FloatRange(0),
+    type=Finite(0),
     metavar="PART",
     help="Draw steps whose actions vary by that much "
     "(standard deviation over mean: 0.1), and whose messages are as late as measured.",

@@ -47,17 +47,15 @@ def other_searches(objective: Objective, run: Run, topology: Topology, whole: Se
     robust: with messages as late as 5 of 100 are. energy, cost, and a least goodput: on fewer nodes, those that give
     the most for what they take first.
     """
-    if objective.goal == "robust":
-        late = _with_late_messages(topology)
-        return [] if late is None else [_search(run, late, whole)]
+    late = _with_late_messages(topology) if objective.goal == "robust" else None
+    searches = [] if late is None else [_search(run, late, whole)]
     if not objective.fewer_nodes:
-        return []
+        return searches
     nodes = _by_yield(objective, whole)
     least = run.recovery.min_nodes
     counts = {2**power for power in range(len(nodes).bit_length())} | set(_edges(nodes, whole))
-    return [
-        _search(run, topology.only(nodes[:count]), whole) for count in sorted(counts) if least <= count < len(nodes)
-    ]
+    fewer = [nodes[:count] for count in sorted(counts) if least <= count < len(nodes)]
+    return searches + [_search(run, topology.only(names), whole) for names in fewer]
 
 
 def choose(

@@ -42,7 +42,7 @@ class Cluster:
     spares: int = 0
     """Idle nodes."""
     min_nodes: int = 1
-    """With fewer nodes a job that recovers in place is requeued."""
+    """With fewer nodes a job that recovers in place is requeued; with an infinite queue_s it ends for good."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class _Month:
     def run(self, wall_s: float) -> float:
         """Seconds of training of the whole cluster that were kept."""
         now = kept = down_until = 0.0
-        while now < wall_s:
+        while now < wall_s and down_until < math.inf:
             # A failure may come while the job recovers; then it starts to recover again.
             failure = now + self._exponential()
             end = min(failure, wall_s)
@@ -124,7 +124,8 @@ class _Month:
             kept += self._kept(end - start, whole=end == wall_s) * self._speed()
             now = end
             if now < wall_s:
-                down_until = now + self._fail(now)
+                # A job that waits in the queue does not start sooner because a node fails meanwhile.
+                down_until = max(down_until, now + self._fail(now))
         return kept
 
     def _exponential(self) -> float:

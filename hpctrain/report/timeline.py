@@ -109,7 +109,7 @@ def gantt_chart(name: str, title: str, bars: Sequence[Bar], rows: int) -> Chart:
             "categoryarray": [f"rank {row}" for row in range(rows)],
         },
     }
-    note = "The replica that is done last. White: the pipeline rank waits."
+    note = "The replica that is done last. In the gaps the pipeline rank waits."
     if len(bars) > len(shown):
         note += f" Only the first {MOST_BARS} of {len(bars)} actions are shown."
     return Chart(name, title, note, traces, layout, 140 + 30 * rows)

@@ -52,6 +52,11 @@ def test_nodes_that_come_back_help_and_too_few_nodes_go_through_the_queue():
     assert whole == simulate_goodput(strict, "requeue", [600.0], MONTH, 20, 0)[0].mean
 
 
+def test_a_small_job_without_a_queue_ends_when_its_nodes_are_gone():
+    few = replace(LARGE, nodes=2, node_mtbf_s=86400.0, queue_s=math.inf)
+    assert simulate_goodput(few, "in_place", [600.0], MONTH, 10, 0)[0].mean < 0.2
+
+
 def test_without_failures_only_the_stalls_are_lost():
     calm = replace(LARGE, node_mtbf_s=1e15)
     assert simulate_goodput(calm, "in_place", [570.0], MONTH, 2, 0)[0].mean == pytest.approx(0.95, abs=1e-3)

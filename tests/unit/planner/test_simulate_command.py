@@ -111,4 +111,18 @@ def test_a_month_of_failures_on_ten_thousand_gpus():
     code, out, err = call("failures", "--trials", "2", "--interval", "30", "--json")
     assert [row["mode"] for row in json.loads(out)["rows"]] == ["in_place"]
     assert "Requeueing is left out" in err
-    assert call("failures", "--interval", "1", "--save", "300")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--interval", "1", "--save", "300"], "shorter than a checkpoint takes"),
+        (["--node-mtbf", "0.001"], "with more nothing would be trained"),
+        (["--interval", "nan"], "is not a number to compute with"),
+        (["--gpus", "0"], "0 is not in the range"),
+    ],
+)
+def test_failures_that_cannot_be_simulated(arguments, message):
+    code, _, text = call("failures", *arguments)
+    assert code == 2
+    assert message in text
