@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import resource
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +30,10 @@ hypothesis.settings.load_profile("suite")
 # Every process that a test starts inherits this, however far it detaches itself.
 MARK, MARK_VALUE = "HPCTRAIN_TEST_SESSION", f"{os.getpid()}-{time.time_ns()}"
 GRACE_S = 3.0
+
+STATE = Path(tempfile.gettempdir()) / f"hpctrain-tests-{MARK_VALUE}"
+"""Instead of the folder in which the person's history of runs lies; removed at the end."""
+_STATES = itertools.count()
 
 
 def data_folder() -> Path:
@@ -144,11 +150,21 @@ def repository() -> Path:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[MARK] = MARK_VALUE
+    os.environ["XDG_STATE_HOME"] = str(STATE)
+
+
+@pytest.fixture(autouse=True)
+def state_home(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this test's history of runs goes: never into the home folder, and no other test sees it."""
+    path = STATE / str(next(_STATES))
+    monkeypatch.setenv("XDG_STATE_HOME", str(path))
+    return path
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """After the last fixture is gone no process of the suite may be left: it is named, ended, and the suite fails."""
+    shutil.rmtree(STATE, ignore_errors=True)
     if getattr(session.config.option, "numprocesses", None) or hasattr(session.config, "workerinput"):
         return  # pytest-xdist's own workers would be taken for survivors
     left = list(_survivors())

@@ -74,6 +74,7 @@ class Agent:
         clock: Clock,
         make_generation: Callable[[Proposal], Proposed],
         newest_checkpoint: Callable[[], str | None],
+        store_secret: Callable[[Generation], str],
         stop_wanted: Callable[[], bool],
     ) -> None:
         self._place = place
@@ -85,6 +86,7 @@ class Agent:
         self._clock = clock
         self._make_generation = make_generation
         self._newest_checkpoint = newest_checkpoint
+        self._store_secret = store_secret
         self._stop_wanted = stop_wanted
         self._phase: Phase = "joining"
         self._phase_since = clock.now()
@@ -154,7 +156,7 @@ class Agent:
             self._enter("stopped", decision.reason)
             return decision.exit_code
         elif decision.act == "fail":
-            return self._fail(decision.reason, decision.exit_code)
+            return self._fail(decision.reason, decision.exit_code, decision.members)
         return None
 
     def _propose(self, decision: Decision) -> int | None:
@@ -174,7 +176,7 @@ class Agent:
                 proposed.announce()
         except HpctrainError as error:
             # No plan for what is left, or no room to write it down: nobody else would fare better.
-            return self._fail(str(error), error.exit_code)
+            return self._fail(str(error), error.exit_code, decision.members)
         if record == proposed.record:
             plan = proposed.plan
             self._journal.write(
@@ -240,7 +242,7 @@ class Agent:
             "plan": record.plan,
             "rank": rank,
             "generation": record.number,
-            "store": {"addr": record.store.addr, "port": record.store.port},
+            "store": {"addr": record.store.addr, "port": record.store.port, "secret": self._store_secret(record)},
             "restore": record.restore,
         }
 
@@ -300,12 +302,13 @@ class Agent:
         for node in sorted(now - before):
             self._journal.write("node_returned", self._record.number, f"node {node} is back", node=node)
 
-    def _fail(self, reason: str, code: int) -> int:
+    def _fail(self, reason: str, code: int, left: tuple[str, ...]) -> int:
         self._end_workers()
         told = any(view.phase == "failed" for view in self._peers.views())
         self._enter("failed", reason)
         if not told:
-            self._journal.write("failed", self._number(), reason, exit_code=code)
+            known = {"left": list(left)} if left else {}
+            self._journal.write("failed", self._number(), reason, exit_code=code, **known)
         return code
 
     def _pass_on_stop(self) -> None:

@@ -105,7 +105,7 @@ class Decision:
     act: Act
     reason: str
     members: tuple[str, ...] = ()
-    """For `propose`: the nodes of the next generation."""
+    """For `propose`: the nodes of the next generation. For `fail`: those that are left, where too few are."""
     exit_code: int = 0
     """For `stop` and `fail`."""
     hung: tuple[WorkerDoing, ...] | None = None
@@ -244,6 +244,7 @@ def _too_few(view: View, members: tuple[str, ...], settings: Settings) -> Decisi
         return Decision(
             "fail",
             f"{len(members)} of the nodes are left ({', '.join(members)}), recovery.min_nodes is {settings.min_nodes}",
+            members=members,
             exit_code=RESUMABLE,
         )
     if not _enough_of_the_last(view, members):

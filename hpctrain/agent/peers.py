@@ -1,13 +1,13 @@
 """The agents' mesh: one TCP connection a pair, JSON lines, a heartbeat each quarter of a second.
 
 An agent publishes its address in the run folder; of each pair, the later in node order dials. A closed connection is
-noticed at once, silence by its length. Every connection starts with the run's key, which only the run's owner can read.
+noticed at once, silence by its length. Every connection starts with a mutual proof that both sides know the run's key,
+which only the run's owner can read, and every line after it is sealed (`base.handshake`).
 Nothing here waits: neither for a node that hangs, nor for one that cannot be reached, nor for whoever finds the port.
 """
 
 from __future__ import annotations
 
-import hmac
 import socket
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -17,13 +17,16 @@ from hpctrain.agent.decide import PeerView, Phase
 from hpctrain.agent.dialler import Dialler, listen, publish_address
 from hpctrain.agent.stall import WorkerDoing, from_message, to_message
 from hpctrain.agent.watch import Watch, Watchable
+from hpctrain.base.handshake import LONGEST_BYTES, Answerer, Caller, Session
 from hpctrain.base.wire import LINE_LIMIT, LineChannel, Message
 
 HEARTBEAT_S = 0.25
 HELLO_S = 2.0
-"""Who has not said hello by then is shown the door."""
+"""Who has not proved itself by then is shown the door."""
 HELLO_BYTES = 16384
-"""The longest line taken from a stranger; a peer's first heartbeat, which may come right behind, is shorter too."""
+"""The longest line taken from a node that was called: its first heartbeat may come right behind its proof."""
+CALL_S = 5.0
+"""A node that was called and does not prove itself by then is called again: it may hang, and its kernel answers."""
 REASON_CHARS = 1000
 SPARE_SEATS = 64
 """Strangers that may wait at a time, besides one for each node."""
@@ -46,6 +49,24 @@ class Announcement:
     doing: tuple[WorkerDoing, ...] = ()
 
 
+@dataclass(frozen=True)
+class _Stranger:
+    """Somebody who connected and has proved nothing yet."""
+
+    since: float
+    channel: LineChannel
+    proof: Answerer
+
+
+@dataclass(frozen=True)
+class _Called:
+    """A node that this one connected to and that has proved nothing yet."""
+
+    since: float
+    channel: LineChannel
+    proof: Caller
+
+
 class Peers:
     """The other agents of the run."""
 
@@ -53,12 +74,13 @@ class Peers:
         self._folder = folder
         self._me = me
         self._nodes = nodes
-        self._key = key
+        self._key = key.encode()
         self._addr = addr
         self._listener: socket.socket | None = None
         self._watch = Watch()
         self._dialler = Dialler(folder, self._watch)
-        self._strangers: list[tuple[float, LineChannel]] = []
+        self._strangers: list[_Stranger] = []
+        self._called: dict[str, _Called] = {}
         self._channels: dict[str, LineChannel] = {}
         self._views = {node: PeerView(node) for node in nodes if node != me}
         self._announced: dict[str, Announcement] = {}
@@ -74,7 +96,9 @@ class Peers:
 
     def close(self) -> None:
         """Close every connection; the others notice at once."""
-        for channel in [*self._channels.values(), *(channel for _, channel in self._strangers)]:
+        strangers = [stranger.channel for stranger in self._strangers]
+        called = [called.channel for called in self._called.values()]
+        for channel in [*self._channels.values(), *strangers, *called]:
             channel.close()
         self._dialler.close()
         if self._listener is not None:
@@ -106,6 +130,7 @@ class Peers:
         self._greet(now)
         self._accept(now)
         self._greet(now)
+        self._prove(now)
         for node, channel in list(self._channels.items()):
             self._hear(now, node, channel)
         self._dial(now)
@@ -121,43 +146,64 @@ class Peers:
                 return  # nobody is there, or not any more
             if len(self._strangers) >= seats:
                 # A node says hello as soon as it is connected: who has waited longest is none.
-                self._drop(self._strangers.pop(0)[1])
-            channel = _channel(connection, HELLO_BYTES)
-            self._strangers.append((now, channel))
-            self._watch.add(channel)
+                self._drop(self._strangers.pop(0).channel)
+            stranger = _Stranger(now, _channel(connection, LONGEST_BYTES), Answerer(self._key, {"node": self._me}))
+            # A send that fails closes the channel, which is seen when it is listened to.
+            stranger.channel.send(stranger.proof.challenge())
+            self._strangers.append(stranger)
+            self._watch.add(stranger.channel)
 
     def _greet(self, now: float) -> None:
-        """Strangers become peers by the run's key; anybody else is shown the door."""
+        """Strangers become peers by proving that they know the run's key; anybody else is shown the door."""
         waiting = []
-        for since, channel in self._strangers:
+        for stranger in self._strangers:
+            channel = stranger.channel
             hello = channel.wait_message(0)
-            if hello is None and not channel.closed and now - since < HELLO_S:
-                waiting.append((since, channel))
-            elif hello is not None and self._is_peer(hello):
-                channel.line_limit = LINE_LIMIT
-                self._join(hello["node"], channel)
+            if hello is None and not channel.closed and now - stranger.since < HELLO_S:
+                waiting.append(stranger)
+                continue
+            taken = None if hello is None else stranger.proof.take_hello(hello)
+            node = None if taken is None else self._caller(taken[1].claims)
+            if taken is not None and node is not None and channel.send(taken[0]):
+                self._join(node, channel, taken[1])
             else:
                 self._drop(channel)
         self._strangers = waiting
 
-    def _is_peer(self, hello: Message) -> bool:
-        node, key = hello.get("node"), hello.get("key")
-        if hello.get("type") != "hello" or not isinstance(node, str) or not isinstance(key, str):
-            return False
-        # As bytes, and any text that JSON can hold: compare_digest takes no other strings than ASCII.
-        return hmac.compare_digest(key.encode(errors="surrogatepass"), self._key.encode()) and node in self._views
+    def _caller(self, claims: Message) -> str | None:
+        """The node that says it calls; None when it is none of this run, or meant somebody else: whoever took the port
+        of a dead agent could lead a call for that one here, to have it put in the place of a living connection."""
+        node = claims.get("node")
+        return node if isinstance(node, str) and node in self._views and claims.get("to") == self._me else None
 
     def _dial(self, now: float) -> None:
-        missing = [node for node in self._nodes[: self._nodes.index(self._me)] if node not in self._channels]
+        before = self._nodes[: self._nodes.index(self._me)]
+        missing = [node for node in before if node not in self._channels and node not in self._called]
         for node, connection in self._dialler.dial(now, missing):
-            channel = _channel(connection, LINE_LIMIT)
-            self._watch.add(channel)
-            # A send that fails closes the channel: noticed when it is listened to.
-            channel.send({"type": "hello", "node": self._me, "key": self._key})
-            self._join(node, channel)
+            proof = Caller(self._key, {"node": self._me, "to": node})
+            self._called[node] = _Called(now, _channel(connection, HELLO_BYTES), proof)
+            self._watch.add(self._called[node].channel)
 
-    def _join(self, node: str, channel: LineChannel) -> None:
-        # The view stays as it is: the kernel of a node that hangs accepts connections too. A heartbeat says more.
+    def _prove(self, now: float) -> None:
+        """Go on with the nodes that were called: they prove themselves too, and that they are the ones meant."""
+        for node, called in list(self._called.items()):
+            message = called.channel.wait_message(0)
+            if message is None and not called.channel.closed and now - called.since < CALL_S:
+                continue
+            hello = None if message is None else called.proof.take_challenge(message)
+            if hello is not None and called.channel.send(hello):
+                continue
+            del self._called[node]
+            session = None if message is None else called.proof.take_welcome(message)
+            if session is not None and session.claims.get("node") == node:
+                self._join(node, called.channel, session)
+            else:
+                self._drop(called.channel)
+
+    def _join(self, node: str, channel: LineChannel, session: Session) -> None:
+        # The view stays as it is: a heartbeat says more.
+        channel.seal(session.send_key, session.receive_key)
+        channel.line_limit = LINE_LIMIT
         if node in self._channels:
             self._drop(self._channels[node])
         self._channels[node] = channel
@@ -169,7 +215,7 @@ class Peers:
             if said is None:
                 continue
             if said.node != node:
-                # Another agent got the port of the one that was dialled, or this connection leads back to itself.
+                # It proved to be another node than it now says.
                 channel.close()
                 break
             self._dialler.heard(node)

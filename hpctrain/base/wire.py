@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import select
 import socket
@@ -14,6 +16,8 @@ Message = dict[str, Any]
 LINE_LIMIT = 1 << 20
 """Bytes of the longest line that is taken; whoever sends a longer one is no part of the program."""
 SEND_TIMEOUT_S = 10.0
+MAC_CHARS = 64
+"""Of a sealed line: its HMAC-SHA256 as hex, then a space, then the message."""
 READ_BYTES = 1 << 16
 READS_AT_ONCE = 16
 
@@ -44,13 +48,25 @@ class LineChannel:
         self.closed = False
         self._rest = b""
         self._lines: deque[bytes] = deque()
+        self._send_seal: Seal | None = None
+        self._receive_seal: Seal | None = None
+
+    def seal(self, send_key: bytes, receive_key: bytes) -> None:
+        """From here on every line carries a MAC, and one without the right MAC closes the channel.
+
+        A line counts once and in its place: what was recorded cannot be sent again, nor a line be left out.
+        """
+        self._send_seal, self._receive_seal = Seal(send_key), Seal(receive_key)
 
     def fileno(self) -> int:
         return self.sock.fileno()
 
     def send(self, message: Message) -> bool:
         """Send one message; False when the other side is gone or took too long (the channel is closed then)."""
-        left = memoryview(json.dumps(message, allow_nan=False).encode() + b"\n")
+        line = json.dumps(message, allow_nan=False).encode()
+        if self._send_seal is not None:
+            line = self._send_seal.mac(line) + b" " + line
+        left = memoryview(line + b"\n")
         deadline = _deadline(self.send_timeout_s)
         try:
             while left := left[self._write(left) :]:
@@ -135,8 +151,16 @@ class LineChannel:
 
     def _take_one(self) -> Message | None:
         while self._lines:
+            line = self._lines.popleft()
+            if self._receive_seal is not None:
+                mac, line = line[:MAC_CHARS], line[MAC_CHARS + 1 :]
+                # Nothing is parsed before it is known who wrote it.
+                if not hmac.compare_digest(mac, self._receive_seal.mac(line)):
+                    self._lines.clear()
+                    self.close()
+                    return None
             try:
-                message = json.loads(self._lines.popleft())
+                message = json.loads(line)
             except (ValueError, RecursionError):
                 message = None
             if isinstance(message, dict):
@@ -146,6 +170,19 @@ class LineChannel:
                 self.close()
             # Else passed over: a stray writer on the port cannot stop an agent.
         return None
+
+
+class Seal:
+    """The MACs of one direction of a channel, each over a line and its number."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._count = 0
+
+    def mac(self, line: bytes) -> bytes:
+        """The MAC of the next line, as hex."""
+        number, self._count = self._count, self._count + 1
+        return hmac.digest(self._key, number.to_bytes(8, "big") + line, hashlib.sha256).hex().encode()
 
 
 def _deadline(timeout_s: float | None) -> float | None:

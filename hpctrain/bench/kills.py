@@ -149,7 +149,7 @@ def _work(folder: Path, life: int, rank: int, restore: str | None, server: socke
         os.dup2(os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), 2)
         port, descriptor = server.getsockname()[1], server.detach()
         order = StartOrder(
-            folder, "plan.json", rank, life, "127.0.0.1", port, descriptor if rank == 0 else None, restore
+            folder, "plan.json", rank, life, "127.0.0.1", port, descriptor if rank == 0 else None, restore, "bench"
         )
         trainer = build(order)
         notes = Notes(folder / f"hashes-{rank}", trainer)

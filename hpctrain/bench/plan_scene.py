@@ -33,16 +33,9 @@ from hpctrain.planner.predict import predict
 from hpctrain.planner.saving import Saving
 from hpctrain.planner.unit import Cells, Unit
 from hpctrain.planner.workload import Workload
-from hpctrain.records.topology import (
-    DeviceType,
-    Fabric,
-    Link,
-    LinkClass,
-    LinkFigures,
-    Node,
-    Provenance,
-    Topology,
-)
+from hpctrain.records.link import Link, LinkClass, LinkFigures
+from hpctrain.records.link_cost import LinkCost
+from hpctrain.records.topology import DeviceType, Fabric, Node, Provenance, Topology
 
 HALF = Framework(
     weight_bytes=2, gradient_bytes=2, state_bytes=12, checkpoint_bytes=0, stream_bytes=2, casts=False,
@@ -99,7 +92,7 @@ def scene_of(run: MeasuredRun, sailor: SailorFigures) -> Scene | str:
     count = run.rows // (run.dp * run.micro_batch)
     layout = Layout(cells, schedule, run.micro_batch, (count,) * run.dp, blocks, saving)
     figures = sailor if run.family == "Sailor" else None
-    links = Links(_topology(run, cells, figures).link_cost())
+    links = Links(LinkCost(_topology(run, cells, figures)))
     return Scene(run, work, layout, links, figures.profiles.get(run.model) if figures else None)
 
 

@@ -20,8 +20,9 @@ from hpctrain.planner.layout import Layout
 from hpctrain.planner.predict import predict
 from hpctrain.planner.unit import make_units
 from hpctrain.planner.workload import Workload, workload_of
+from hpctrain.records.link import LinkClass
 from hpctrain.records.run import Run
-from hpctrain.records.topology import Device, DeviceType, Fabric, LinkClass, Node, Provenance, Topology
+from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
 from hpctrain.schedule.generate import why_no_table
 
 SIZES = (8, 32, 256, 1024)

@@ -59,7 +59,7 @@ def open_trainer(folder: Path, plan: Plan, rank: int, meeting: dist.Store) -> Tr
         meeting.set("port", str(server.getsockname()[1]))
         descriptor = server.detach()
     port = int(meeting.get("port"))
-    return build(StartOrder(folder, "plan.json", rank, 0, "127.0.0.1", port, descriptor, None))
+    return build(StartOrder(folder, "plan.json", rank, 0, "127.0.0.1", port, descriptor, None, "bench"))
 
 
 class NoOrders:

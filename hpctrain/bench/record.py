@@ -14,12 +14,21 @@ import psutil
 
 from hpctrain import __version__
 from hpctrain.base.clock import utc_text
-from hpctrain.bench.comparison import Row
 from hpctrain.probe.host import cpu_name
 
 
-def make_record(bench: str, rows: Sequence[Row], settings: dict[str, Any]) -> dict[str, Any]:
-    """The machine form of a bench's result."""
+def make_record(bench: str, rows: Sequence[Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """The machine form of a bench's result.
+
+    Args:
+        rows: dataclasses, one a case.
+    """
+    told = machine_and_versions(bench, settings)
+    return told | {"rows": [{key: value for key, value in asdict(row).items() if value is not None} for row in rows]}
+
+
+def machine_and_versions(bench: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Everything but the rows."""
     return {
         "bench": bench,
         "time": utc_text(time.time()),
@@ -32,5 +41,4 @@ def make_record(bench: str, rows: Sequence[Row], settings: dict[str, Any]) -> di
         },
         "versions": {"hpctrain": __version__, "torch": version("torch"), "python": platform.python_version()},
         "settings": settings,
-        "rows": [{key: value for key, value in asdict(row).items() if value is not None} for row in rows],
     }

@@ -11,10 +11,19 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hpctrain.base.errors import EXIT_FAILED
+from hpctrain.base.errors import EXIT_FAILED, InputError
 from hpctrain.base.units import format_seconds
 
 RUNTIME_CASES = ("one_process", "dp2", "pp2")
+
+_PROBE_OPTIONS = {
+    "rates": ("--rate", False),
+    "repeats": ("--repeats", False),
+    "runs": ("--runs", True),
+    "sizes": ("--nodes", True),
+}
+"""Options of `bench probe` that belong to one of its two kinds: name, and whether that is --simulated."""
+_GIVEN = click.core.ParameterSource.COMMANDLINE
 
 
 @click.group("bench")
@@ -104,6 +113,43 @@ def _kill(count: int, as_json: bool) -> None:
         click.echo(json.dumps(record, indent=1))
     if found["lost"] or found["corrupt"] or found["older"]:
         sys.exit(EXIT_FAILED)
+
+
+@command.command("probe")
+@click.option(
+    "--rate", "rates", multiple=True, default=("50mbit", "200mbit", "1gbit"), show_default=True,
+    help="Rate of the lab's links; may be given again.",
+)  # fmt: skip
+@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Measurements of each rate.")
+@click.option("--simulated", is_flag=True, help="Rather on a simulated fabric and clock, up to 1,000 nodes.")
+@click.option(
+    "--runs", type=click.IntRange(1), default=1000, show_default=True,
+    help="With --simulated: seeded runs of each health row.",
+)  # fmt: skip
+@click.option(
+    "--nodes", "sizes", type=click.IntRange(8), multiple=True,
+    help="With --simulated: size to time; may be given again.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
+def probe(
+    rates: tuple[str, ...], repeats: int, simulated: bool, runs: int, sizes: tuple[int, ...], as_json: bool
+) -> None:
+    """The probe's own quality: its bandwidth beside iperf3's, or how well it judges a simulated cluster.
+
+    On the lab that is up, links are shaped to known rates and both measure them; this needs root. With --simulated: how
+    often a good node is called slow, which switches are found, and how long a probe takes.
+    """
+    from hpctrain.cli.bench_probe import beside_iperf3, simulated_tables
+
+    given = {name for name in _PROBE_OPTIONS if click.get_current_context().get_parameter_source(name) is _GIVEN}
+    wrong = sorted(name for name in given if _PROBE_OPTIONS[name][1] != simulated)
+    if wrong:
+        option = _PROBE_OPTIONS[wrong[0]][0]
+        raise InputError(f"{option}: {'not with' if simulated else 'only with'} --simulated")
+    people = Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else 120)
+    record = simulated_tables(runs, sizes, people, _say) if simulated else beside_iperf3(rates, repeats, people, _say)
+    if as_json:
+        click.echo(json.dumps(record, indent=1))
 
 
 def _say(what: str) -> None:

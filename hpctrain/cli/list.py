@@ -1,4 +1,4 @@
-"""`hpctrain list`: the runs here."""
+"""`hpctrain list`: the runs here, and those that were started elsewhere."""
 
 from __future__ import annotations
 
@@ -10,32 +10,47 @@ import click
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.cli.watched import statuses_of
-from hpctrain.records.locate import all_runs
+from hpctrain.records.locate import all_runs, in_order_of_age, past_folders
 from hpctrain.report.status import Status
+
+GONE = "its folder is gone: removed or moved"
 
 
 @click.command("list")
+@click.option("--here", is_flag=True, help="Only the runs in ./runs and in $HPCTRAIN_RUNS.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list on stdout and nothing else.")
-def command(as_json: bool) -> None:
-    """List the runs in ./runs and in $HPCTRAIN_RUNS with their state, oldest first."""
-    folders = all_runs(os.environ, Path.cwd())
-    rows = [_row(folder, status) for folder, status in zip(folders, statuses_of(folders), strict=True)]
+def command(here: bool, as_json: bool) -> None:
+    """List the runs here, and those you started elsewhere, with their state, the newest last.
+
+    Here is ./runs and $HPCTRAIN_RUNS; what you started elsewhere is known from $XDG_STATE_HOME/hpctrain/history.jsonl
+    (by default in ~/.local/state). A run whose folder is not there any more is `gone`.
+    """
+    found = set(all_runs(os.environ, Path.cwd()))
+    folders = in_order_of_age(found if here else {*found, *past_folders(os.environ)})
+    there = [folder for folder in folders if folder in found or _is_there(folder)]
+    statuses = dict(zip(there, statuses_of(there), strict=True))
+    rows = [_row(folder, statuses.get(folder)) for folder in folders]
     if as_json:
         click.echo(json.dumps(rows))
         return
     if not rows:
         click.echo("no runs here; `hpctrain init` writes a run file to start with")
     for row in rows:
-        click.echo(f"{row['state']:<10} {row['step']:>7}/{row['steps']:<7} {row['folder']}")
+        progress = f"{row['step']:>7}/{row['steps']:<7}" if row["state"] != "gone" else " " * 15
+        click.echo(f"{row['state']:<10} {progress} {row['folder']}")
 
 
-def _row(folder: Path, status: Status | HpctrainError) -> dict[str, object]:
+def _is_there(folder: Path) -> bool:
+    try:
+        return (folder / "run.yaml").exists()
+    except OSError:
+        return True  # it may not be looked into, which is said with its state
+
+
+def _row(folder: Path, status: Status | HpctrainError | None) -> dict[str, object]:
+    row: dict[str, object] = {"folder": str(folder), "state": "unknown", "reason": str(status), "step": 0, "steps": 0}
+    if status is None:
+        return {**row, "state": "gone", "reason": GONE}
     if isinstance(status, HpctrainError):
-        return {"folder": str(folder), "state": "unknown", "reason": str(status), "step": 0, "steps": 0}
-    return {
-        "folder": str(folder),
-        "state": status.state,
-        "reason": status.reason,
-        "step": status.step,
-        "steps": status.steps,
-    }
+        return row
+    return {**row, "state": status.state, "reason": status.reason, "step": status.step, "steps": status.steps}

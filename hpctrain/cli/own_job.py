@@ -10,9 +10,12 @@ from typing import NoReturn
 import click
 
 from hpctrain.base.process import SystemRunner
+from hpctrain.cli.remembered import remember_run
+from hpctrain.launch.after import move_followers
 from hpctrain.launch.own_job import is_restarted, own_job_id, take_job
-from hpctrain.records.locate import run_of_job
+from hpctrain.records.locate import job_id, run_of_job
 from hpctrain.records.run import Run, read_run
+from hpctrain.slurm.commands import Slurm
 
 option = click.option(
     "--own-job", is_flag=True, help="In a batch script: this job is the run's own, and goes back to the queue with it."
@@ -40,6 +43,12 @@ def earlier_run(job: str) -> Path | None:
 def become_job(folder: Path, job: str, run: Run | None = None) -> NoReturn:
     """This process turns into the run's job script; the folder, locks and attempts are that script's from here on."""
     folder = folder.resolve()
+    is_new = job_id(folder) != job
     argv = take_job(folder, run or read_run(folder / "run.yaml"), job)
+    if is_new:
+        slurm = Slurm(SystemRunner())
+        remember_run("submit", folder, job, slurm)
+        for line in move_followers(folder, slurm, os.environ):
+            click.echo(f"hpctrain: {line}", err=True)
     click.echo(f"hpctrain: job {job}, run folder {folder}", err=True)
     SystemRunner().become(argv, os.environ)

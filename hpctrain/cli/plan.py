@@ -15,7 +15,10 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_count, format_seconds
 from hpctrain.cli.explained import explanation
 from hpctrain.cli.factors import Finite, node_names, numbers_by_name
+from hpctrain.cli.only_nodes import only_nodes
+from hpctrain.cli.stale import warn_if_stale
 from hpctrain.launch.own_model import with_sizes
+from hpctrain.launch.staleness import MAX_AGE_DAYS
 from hpctrain.planner import make_plan
 from hpctrain.planner.explain import neighbours_on_request
 from hpctrain.planner.objective import Goal, Goodness, Objective
@@ -102,13 +105,22 @@ WIDTH = 120
 )
 @click.option("--nodes", metavar="NODES", help="Plan for these nodes of the topology only: local[0-2].")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
+@click.option(
+    "--max-age",
+    "max_age_days",
+    type=click.FloatRange(0),
+    metavar="DAYS",
+    default=MAX_AGE_DAYS,
+    show_default=True,
+    help="Warn of a topology that is older.",
+)
 @click.option("--explain", is_flag=True, help="Say what goes where and why, with the plans that lost.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan on stdout.")
 def command(
     run_file: Path, topology_file: Path, output: Path, solver: str, goal: str, power: tuple[str, ...],
     prices: tuple[str, ...], max_memory: float | None, forbid: str | None, min_goodput: float | None,
     node_mtbf: float | None, recover: float, nodes: str | None, overrides: tuple[str, ...], explain: bool,
-    as_json: bool,
+    as_json: bool, max_age_days: float,
 ) -> None:  # fmt: skip
     """From RUN.YAML and a topology to a plan: which device computes which blocks of which sequences when.
 
@@ -121,7 +133,8 @@ def command(
     run, spec = with_sizes(read_run(run_file, overrides), SystemRunner())
     topology = Topology.read(topology_file)
     if nodes is not None:
-        topology = _only(topology, nodes, topology_file)
+        topology = only_nodes(topology, nodes, topology_file)
+    warn_if_stale(topology, max_age_days=max_age_days)
     if forbid is not None:
         topology = _without(topology, forbid)
     objective = _objective(goal, max_memory, prices, power, min_goodput, node_mtbf, recover, run.checkpoint.every)
@@ -129,9 +142,9 @@ def command(
         raise InputError("--solver paper: it plans for time only; remove --objective and --min-goodput")
     plan = make_plan(run, spec, topology, solver="paper" if solver == "paper" else "exhaustive", objective=objective)
     plan.write(output)
-    people = Console(stderr=as_json, highlight=False)
+    people = Console(stderr=as_json, highlight=False, markup=False)
     if not people.is_terminal:
-        people = Console(stderr=as_json, highlight=False, width=WIDTH)
+        people = Console(stderr=as_json, highlight=False, markup=False, width=WIDTH)
     people.print(_summary(plan, spec), soft_wrap=True)
     if explain:
         more = neighbours_on_request(run, spec, topology, plan, objective.usable)
@@ -140,18 +153,6 @@ def command(
     people.print(f"wrote {output}", soft_wrap=True)
     if as_json:
         click.echo(json.dumps(plan.to_json(), indent=1))
-
-
-def _only(topology: Topology, nodes: str, source: Path) -> Topology:
-    wanted = node_names("--nodes", nodes)
-    known = [node.id for node in topology.nodes]
-    missing = [node for node in wanted if node not in known]
-    if missing or not wanted:
-        raise Refused(
-            f"{source}: nodes: found {NodeSet.fromlist(known)}, it has no figures of {NodeSet.fromlist(missing)}; "
-            "probe these nodes, or name others with --nodes"
-        )
-    return topology.only(wanted)
 
 
 def _without(topology: Topology, nodes: str) -> Topology:

@@ -7,17 +7,23 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import EXIT_DONE, EXIT_REFUSED, EXIT_WARNINGS, InputError
+from hpctrain.base.errors import EXIT_DONE, EXIT_REFUSED, EXIT_WARNINGS, HpctrainError, InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.launch.probe_job import ProbeJob, probe_job
 from hpctrain.launch.probe_local import probe_local
+from hpctrain.launch.site import VARIABLES, site_defaults
+from hpctrain.probe.settings import FULL_UP_TO, MODES, PARTIAL_FILE, Mode, usual_mode
 from hpctrain.probe.view import render
+from hpctrain.records.topology import Topology
+from hpctrain.slurm.commands import Slurm
 
 EXIT_CODES = {"go": EXIT_DONE, "warn": EXIT_WARNINGS, "refuse": EXIT_REFUSED}
 LOCAL_MOST = 64
@@ -25,6 +31,7 @@ _PHASES = {
     "join": "{done} of {planned} nodes are there",
     "links": "links: {done} of {planned} rounds",
     "devices": "devices: {done} of {planned} nodes at work",
+    "backend": "messages over the training backend",
 }
 
 
@@ -58,11 +65,16 @@ _PHASES = {
     help="Devices to measure.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Orders the rounds.")
+@click.option(
+    "--mode",
+    type=click.Choice(MODES),
+    help=f"What to measure of the network. Default: full up to {FULL_UP_TO} nodes, else sampled.",
+)
 @click.pass_context
 def command(
     ctx: click.Context, local: int | None, nodes: int | None, partition: str | None, account: str | None,
     qos: str | None, time: str, gpus_per_node: int | None, nodelist: str | None, output: Path, as_json: bool,
-    device: str, seed: int,
+    device: str, seed: int, mode: Mode | None,
 ) -> None:  # fmt: skip
     """Measure nodes, devices and links into a topology file.
 
@@ -70,20 +82,28 @@ def command(
     twice; every device measures matrix products, memory and the cost of a tiny operation. With -N the nodes are those
     that Slurm gives a job of this size; inside an allocation, those of the allocation.
 
+    The mode health judges each node in 15 rounds, however many nodes there are; full measures every pair; sampled finds
+    out which nodes share a switch and measures as many pairs as that takes. See docs/probe.md.
+
     \b
     Exit codes: 0 go, 3 go with warnings, 4 refused. The file is written in each case.
     """
     if (local is None) == (nodes is None):
         raise InputError("give one of --local N (virtual nodes of this machine) and -N N (a Slurm job)")
     _check_output(output)
-    people, runner, clock = Console(stderr=as_json), SystemRunner(), SystemClock()
-    with _scratch(output, shared=nodes is not None) as folder, _progress(Console(stderr=True)) as told:
+    people, runner, clock = Console(stderr=as_json, highlight=False, markup=False), SystemRunner(), SystemClock()
+    mode = mode or usual_mode(local or nodes or 1)
+    with (
+        _scratch(output, shared=nodes is not None) as folder,
+        _rescued(folder, output, people),
+        _progress(Console(stderr=True)) as told,
+    ):
         if local is not None:
-            topology = probe_local(local, folder, runner, clock, device, seed, told)
+            topology = probe_local(local, folder, runner, clock, device, seed, told, mode)
         else:
             assert nodes is not None, "checked above"
             job = ProbeJob(nodes, partition, account, qos, time, nodelist, gpus_per_node)
-            topology = probe_job(job, folder, runner, clock, device, seed, told)
+            topology = probe_job(_with_site(job, runner), folder, runner, clock, device, seed, told, mode)
     topology.write(output)
     people.print(render(topology))
     people.print(f"wrote {output}", highlight=False)
@@ -92,12 +112,42 @@ def command(
     ctx.exit(EXIT_CODES[topology.verdict.status])
 
 
+def _with_site(job: ProbeJob, runner: SystemRunner) -> ProbeJob:
+    """The job with what the profile of this place in site.yaml, else SBATCH_ACCOUNT and the like, says of options that
+    were left out; inside an allocation there is no job to ask for."""
+    if "SLURM_JOB_ID" in os.environ:
+        return job
+    defaults = site_defaults(None, Slurm(runner), os.environ)
+    cluster = defaults.values.get("cluster", {}) if defaults else {}
+    values = {key: cluster.get(key) or os.environ.get(name) for key, name in VARIABLES.items()}
+    taken: dict[str, Any] = {key: value for key, value in values.items() if value and getattr(job, key) is None}
+    for key, value in taken.items():
+        source = f"profile '{defaults.profile}' of {defaults.path}" if defaults and key in cluster else VARIABLES[key]
+        click.echo(f"{key}: {value}, from {source}", err=True)
+    return replace(job, **taken)
+
+
 @contextmanager
 def _scratch(output: Path, shared: bool) -> Iterator[Path]:
     """A folder for the probe's own files; beside the output where other nodes must see it."""
     place = output.resolve().parent if shared else None
     with tempfile.TemporaryDirectory(prefix=".hpctrain-probe-", dir=place) as folder:
         yield Path(folder)
+
+
+@contextmanager
+def _rescued(folder: Path, output: Path, people: Console) -> Iterator[None]:
+    """When the probe does not come to its end, keep what it measured until then: the file says how many rounds."""
+    try:
+        yield
+    except (KeyboardInterrupt, HpctrainError):
+        partial = folder / PARTIAL_FILE
+        if partial.exists():
+            topology = Topology.read(partial)
+            topology.write(output)
+            told = topology.provenance
+            people.print(f"wrote {output}: {told.rounds_done} of {told.rounds_planned} rounds", highlight=False)
+        raise
 
 
 def _check_output(output: Path) -> None:

@@ -9,50 +9,94 @@ from typing import NoReturn
 
 import click
 
+from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
+from hpctrain.base.trust import owner_only
+from hpctrain.cli.clusters import check_cluster
 from hpctrain.cli.own_job import become_job, begin_own_job
 from hpctrain.cli.own_job import option as own_job_option
+from hpctrain.cli.remembered import remember_run
 from hpctrain.cli.watched import status_of
+from hpctrain.launch.after import move_followers, remember_follower, wait_anew, without_wait
 from hpctrain.launch.cancel import MARK
+from hpctrain.launch.changes import changed_run, settings_written
+from hpctrain.launch.estimate import estimate_start
 from hpctrain.launch.folder import RunFolder
-from hpctrain.launch.foresight import with_gpus
 from hpctrain.launch.in_use import check_no_live_job
 from hpctrain.launch.own_job import check_kind
 from hpctrain.launch.queue import check_queue
-from hpctrain.launch.submission import submit_job, submit_local
+from hpctrain.launch.secrets import check_secrets
+from hpctrain.launch.submission import preview, submit_job, submit_local
+from hpctrain.launch.succession import queue_successors
 from hpctrain.launch.training import fewest_nodes
+from hpctrain.launch.trust import check_trusted
 from hpctrain.records.locate import find_run, job_id
-from hpctrain.records.run import read_run
+from hpctrain.records.run import Run, read_run
 from hpctrain.slurm.commands import Slurm
 
 
 @click.command()
 @click.argument("run")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE",
+    help="Go on with another value: of steps, cluster, parallel, optimizer, checkpoint, validation, recovery, profile.",
+)  # fmt: skip
 @own_job_option
 @click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout.")
-def command(run: str, own_job: bool, as_json: bool) -> None:
-    """Submit a run again that was cancelled or failed: it goes on in its own folder, from its last checkpoint."""
-    folder = find_run(run, os.environ, Path.cwd())
+def command(run: str, overrides: tuple[str, ...], own_job: bool, as_json: bool) -> None:
+    """Submit a run again that was cancelled or failed: it goes on in its own folder, from its last checkpoint.
+
+    RUN is a run folder, a run's name or a job's id. With --set it goes on with other settings, as far as its checkpoint
+    allows; the old ones stay in the run folder as run-<n>.yaml. A run that is done goes on with more steps.
+    """
+    click.get_current_context().with_resource(owner_only())
+    folder = find_run(run, os.environ, Path.cwd()).resolve()
     if own_job:
+        if overrides:
+            raise InputError("--own-job: a job that comes back from the queue keeps its settings; leave out --set")
         _go_on_as_own_job(folder)
-    _check_ended(folder)
-    spec = read_run(folder / "run.yaml")
+    check_trusted(folder)
+    spec = changed_run(folder, overrides)
+    _check_ended(folder, spec.steps)
+    check_secrets(spec, os.environ)
+    slurm = Slurm(SystemRunner())
     if spec.cluster.kind == "slurm":
-        slurm = Slurm(SystemRunner())
-        notes = check_queue(spec, slurm, folder.parent)
-        check_no_live_job(folder, slurm)
-        asked, more = with_gpus(spec, slurm)
-        for line in [*notes, *more]:
-            click.echo(line, err=as_json)
-        (folder / MARK).unlink(missing_ok=True)
-        job = submit_job(RunFolder(folder.resolve()), asked)
+        check_cluster(folder, slurm, "resubmit")
+        job = _submit_again(RunFolder(folder), spec, slurm, as_json)
     else:
-        job = submit_local(RunFolder(folder.resolve()), fewest_nodes(spec))
+        with settings_written(RunFolder(folder), spec):
+            job = submit_local(RunFolder(folder), fewest_nodes(spec))
+    remember_run("resubmit", folder, job, slurm if spec.cluster.kind == "slurm" else None)
     if as_json:
-        click.echo(json.dumps({"name": folder.name, "folder": str(folder.resolve()), "job_id": job}))
+        click.echo(json.dumps({"name": folder.name, "folder": str(folder), "job_id": job}))
     else:
         click.echo(f"job {job}, run folder {folder}")
+
+
+def _submit_again(folder: RunFolder, spec: Run, slurm: Slurm, as_json: bool) -> str:
+    """A new job for the run; its id."""
+
+    def say(lines: list[str]) -> None:
+        for line in lines:
+            click.echo(line, err=as_json)
+
+    # Once it began, what it waited for is behind it, and may be gone.
+    waits = without_wait(spec) if folder.attempts() else spec
+    checked = check_queue(waits, slurm, folder.path.parent, os.environ, Path.cwd())
+    check_no_live_job(folder.path, slurm)
+    say(checked.lines)
+    say(estimate_start(checked.asked, preview(checked.asked, folder.path), slurm, SystemClock().wall()))
+    after = checked.before.names or spec.cluster.after
+    spec = checked.run.model_copy(update={"cluster": checked.run.cluster.model_copy(update={"after": after})})
+    with settings_written(folder, spec):
+        remember_follower(checked.before, folder.path)
+        (folder.path / MARK).unlink(missing_ok=True)
+        job = submit_job(folder, checked.asked)
+    say(queue_successors(folder.path, checked.asked, slurm, SystemClock().wall()))
+    say(wait_anew(folder.path, slurm, os.environ, checked.before.jobs) if checked.before.folders else [])
+    say(move_followers(folder.path, slurm, os.environ))
+    return job
 
 
 def _go_on_as_own_job(folder: Path) -> NoReturn:
@@ -65,7 +109,13 @@ def _go_on_as_own_job(folder: Path) -> NoReturn:
     become_job(folder, job)
 
 
-def _check_ended(folder: Path) -> None:
+def _check_ended(folder: Path, steps: int | None = None) -> None:
+    """A run is only resubmitted when it is over, and one that is done only with more steps than it has."""
     status = status_of(folder)
-    if status.state not in ("failed", "cancelled", "unknown"):
+    if status.state == "done" and steps is not None:
+        if steps <= status.steps:
+            raise InputError(
+                f"{folder.name}: it is done; `--set steps=N` with more than {status.steps} goes on with it"
+            )
+    elif status.state not in ("failed", "cancelled", "unknown"):
         raise InputError(f"{folder.name}: it is {status.state} ({status.reason}); only a run that ended is resubmitted")

@@ -112,9 +112,9 @@ def failures(
         )
     modes = [mode for mode in MODES if (mode != "requeue" or queue_wait is not None) and (mode != "spares" or spares)]
     found = [each for mode in modes for each in simulate_goodput(cluster, mode, intervals_s, days * DAY, trials, seed)]
-    people = Console(stderr=as_json, highlight=False)
+    people = Console(stderr=as_json, highlight=False, markup=False)
     if not people.is_terminal:
-        people = Console(stderr=as_json, highlight=False, width=WIDTH)
+        people = Console(stderr=as_json, highlight=False, markup=False, width=WIDTH)
     people.print(_table(cluster, modes, found))
     text = f"{cluster.nodes} nodes, a failure every {format_seconds(cluster.node_mtbf_s / cluster.nodes)}"
     if stall:

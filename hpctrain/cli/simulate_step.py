@@ -92,9 +92,9 @@ def step(
         late = LinkJitter(now)
         drawn = sampled_steps(shown.scene.cost, shown.scene.layout, late, draws, rng, jitter)
         remarks += [] if late else ["The topology has no spread of latencies: messages take what they always take."]
-    people = Console(stderr=as_json, highlight=False)
+    people = Console(stderr=as_json, highlight=False, markup=False)
     if not people.is_terminal:
-        people = Console(stderr=as_json, highlight=False, width=WIDTH)
+        people = Console(stderr=as_json, highlight=False, markup=False, width=WIDTH)
     _tell(people, before, after, drawn, remarks)
     if html_file is not None:
         _write_html(html_file, plan_file, before, after, remarks)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from hpctrain.base.clock import SystemClock
 from hpctrain.cli.watched import status_of
 from hpctrain.records.locate import find_run, job_id
 from hpctrain.report.terminal import status_lines
@@ -19,8 +20,10 @@ from hpctrain.report.terminal import status_lines
 def command(run: str, as_json: bool) -> None:
     """Say how a run is doing.
 
-    RUN is a run folder, a run's name or a job's id: names and ids are looked up in ./runs, then in $HPCTRAIN_RUNS; the
-    newest folder of that name counts.
+    RUN is a run folder, a run's name or a job's id: names and ids are looked up in ./runs, then in $HPCTRAIN_RUNS, then
+    among the runs that you started anywhere; the newest folder of that name counts.
+
+    Slurm's queue is asked first, then its accounting where there is any, then the run folder decides.
 
     State is one of queued, starting, running, recovering, requeued, done, failed, cancelled, unknown. The exit code
     says only whether the question could be answered.
@@ -31,5 +34,5 @@ def command(run: str, as_json: bool) -> None:
         more = {"folder": str(folder), "job_id": job_id(folder)}
         click.echo(json.dumps({**status.to_json(), **{k: v for k, v in more.items() if v}}, allow_nan=False))
         return
-    for line in status_lines(status):
+    for line in status_lines(status, SystemClock().wall()):
         click.echo(line)

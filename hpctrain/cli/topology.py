@@ -1,37 +1,67 @@
-"""`hpctrain topology`: read and compare topology files."""
+"""`hpctrain topology`: read, compare and convert topology files."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import click
+from ClusterShell.NodeSet import NodeSet, NodeSetException
 from rich.console import Console
-from rich.table import Table
 
-from hpctrain.base.units import format_bytes, format_seconds, format_si
-from hpctrain.probe.compare import Difference, differences
-from hpctrain.probe.view import ABSENT, render
+from hpctrain.base.atomic import write_text
+from hpctrain.base.clock import SystemClock
+from hpctrain.base.errors import FileError, InputError, Mistake
+from hpctrain.cli.only_nodes import only_nodes
+from hpctrain.probe.compare import differences
+from hpctrain.probe.difference_view import render_differences, summary
+from hpctrain.probe.formats.astra_sim import network_yml
+from hpctrain.probe.formats.metis import metis_files
+from hpctrain.probe.formats.nccl import nccl_files
+from hpctrain.probe.formats.pairs_csv import pairs_csv
+from hpctrain.probe.formats.slurm import block_yaml, tree_conf
+from hpctrain.probe.imports import from_nccl, from_slurm
+from hpctrain.probe.matrix_view import QUANTITIES
+from hpctrain.probe.view import render
 from hpctrain.records.topology import Topology
 
 _FILE = click.Path(path_type=Path)
+_LARGEST_BYTES = 64 * 2**20
+"""Of a file to import; Slurm's and NCCL's are below a megabyte."""
+
+FORMATS: dict[str, Callable[[Topology], dict[str, str]]] = {
+    "slurm": lambda topology: {"topology.conf": tree_conf(topology)},
+    "slurm-block": lambda topology: {"topology.yaml": block_yaml(topology)},
+    "nccl": nccl_files,
+    "metis": metis_files,
+    "astra-sim": lambda topology: {"network.yml": network_yml(topology)},
+    "csv": lambda topology: {"links.csv": pairs_csv(topology)},
+}
+"""Format -> what makes its files, as text by file name."""
 
 
 @click.group()
 def command() -> None:
-    """Read and compare topology files."""
+    """Read, compare and convert topology files."""
 
 
 @command.command()
 @click.argument("file", type=_FILE)
+@click.option("--matrix", type=click.Choice(QUANTITIES), help="Draw only this matrix. Default: both.")
 @click.option("--json", "as_json", is_flag=True, help="Print the checked file as JSON.")
-def show(file: Path, as_json: bool) -> None:
-    """Devices, the matrix of latency and bandwidth, and the verdict in FILE."""
+def show(file: Path, matrix: str | None, as_json: bool) -> None:
+    """What is sick in FILE, then devices, clusters, and the matrices of latency and bandwidth.
+
+    Of more than 16 nodes the matrices are of clusters. Colours tell how far a link is from the median of its kind; they
+    are for a terminal only, and NO_COLOR turns them off.
+    """
     topology = Topology.read(file)
     if as_json:
         click.echo(json.dumps(topology.to_json(), indent=1))
         return
-    Console().print(render(topology))
+    Console(highlight=False, markup=False).print(render(topology, QUANTITIES if matrix is None else (matrix,)))
 
 
 @command.command()
@@ -46,31 +76,115 @@ def show(file: Path, as_json: bool) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the differences as JSON.")
 def diff(before: Path, after: Path, tolerance: float, as_json: bool) -> None:
-    """What changed from BEFORE to AFTER."""
+    """What changed from BEFORE to AFTER: nodes, health, drivers, devices, links."""
     found = differences(Topology.read(before), Topology.read(after), tolerance)
     if as_json:
-        rows = [{"what": d.what, "unit": d.unit, "before": d.before, "after": d.after} for d in found]
-        click.echo(json.dumps({"differences": rows}, indent=1))
+        rows = [
+            {"group": d.group, "what": d.what, "unit": d.unit, "before": d.before, "after": d.after, "better": d.better}
+            for d in found
+        ]
+        click.echo(json.dumps({"differences": rows, "summary": summary(found)}, indent=1))
         return
-    if not found:
-        click.echo(f"no figure differs by more than {tolerance:.0%}")
+    Console(highlight=False, markup=False).print(render_differences(found, tolerance))
+
+
+@command.command()
+@click.argument("file", type=_FILE)
+@click.option("--to", "form", type=click.Choice(list(FORMATS)), required=True, help="Format to write.")
+@click.option("-o", "--output", type=_FILE, help="File or folder to write. Default: stdout, for one file.")
+@click.option("--nodes", metavar="NODES", help="Only these nodes of the topology: n[1-4].")
+def export(file: Path, form: str, output: Path | None, nodes: str | None) -> None:
+    """FILE in another tool's format.
+
+    \b
+    slurm        topology.conf for TopologyPlugin=topology/tree
+    slurm-block  topology.yaml for topology/block
+    nccl         one XML for each kind of node, for NCCL_TOPO_FILE
+    metis        clusterfile.json and hostfile
+    astra-sim    network.yml of the analytical network
+    csv          one row for each directed pair of nodes
+
+    What a format needs and the file has not is refused.
+    """
+    topology = Topology.read(file)
+    if nodes is not None:
+        topology = only_nodes(topology, nodes, file)
+    texts = FORMATS[form](topology)
+    if output is None:
+        if len(texts) > 1:
+            raise InputError(f"--to {form}: {len(texts)} files ({', '.join(texts)}); give a folder with -o")
+        click.echo(next(iter(texts.values())), nl=False)
         return
-    Console().print(_table(found))
+    for path in _write(texts, output):
+        click.echo(f"wrote {path}")
 
 
-def _table(found: list[Difference]) -> Table:
-    table = Table("what")
-    for heading in ("before", "after", "ratio"):
-        table.add_column(heading, justify="right")
-    for entry in found:
-        ratio = ABSENT if entry.ratio is None else f"{entry.ratio:.2f}"
-        table.add_row(entry.what, _value(entry.before, entry.unit), _value(entry.after, entry.unit), ratio)
-    return table
+@command.command("import")
+@click.argument("file", type=_FILE)
+@click.option(
+    "--from", "form", type=click.Choice(["nccl", "slurm"]), help="What FILE is. Default: nccl for .xml, else slurm."
+)
+@click.option("--nodes", metavar="NODES", help="nccl: nodes that are as the dump says. Default: FILE's name.")
+@click.option("-o", "--output", type=_FILE, default=Path("prior.json"), show_default=True, help="File to write.")
+def import_(file: Path, form: str | None, nodes: str | None, output: Path) -> None:
+    """A topology out of another tool's FILE: a prior, in which nothing is measured.
+
+    FILE is a dump of NCCL (NCCL_TOPO_DUMP_FILE), or Slurm's topology.conf or topology.yaml.
+    """
+    form = form or ("nccl" if file.suffix == ".xml" else "slurm")
+    text, now = _text(file), SystemClock().wall()
+    if form == "nccl":
+        topology = from_nccl(text, str(file), _node_names(nodes, file), now)
+    elif nodes is not None:
+        raise InputError("--nodes: Slurm's files name their nodes themselves; leave it out")
+    else:
+        topology = from_slurm(text, str(file), now)
+    topology.write(output)
+    devices = sum(len(node.devices) for node in topology.nodes)
+    clusters = len(topology.fabric.clusters)
+    click.echo(f"wrote {output}: {len(topology.nodes)} node(s), {devices} device(s), {clusters} cluster(s), as a prior")
 
 
-def _value(value: float | None, unit: str) -> str:
-    if value is None:
-        return ABSENT
-    if unit == "s":
-        return format_seconds(value)
-    return format_bytes(value) if unit == "B" else format_si(value, unit)
+def _write(texts: dict[str, str], output: Path) -> list[Path]:
+    """Several files go into a folder, which is made; one goes there as well if it is one already."""
+    if len(texts) == 1 and not output.is_dir():
+        paths = {output: next(iter(texts.values()))}
+    else:
+        if output.exists() and not output.is_dir():
+            raise InputError(f"--output {output}: it is a file; {len(texts)} files need a folder")
+        try:
+            output.mkdir(exist_ok=True)
+        except OSError as error:
+            raise InputError(f"--output {output}: cannot make the folder: {error.strerror}") from None
+        paths = {output / name: text for name, text in texts.items()}
+    for path, text in paths.items():
+        write_text(path, text)
+    return list(paths)
+
+
+def _text(file: Path) -> str:
+    def wrong(words: str) -> NoReturn:
+        raise FileError(file, [Mistake("", words)])
+
+    try:
+        if file.stat().st_size > _LARGEST_BYTES:
+            wrong(f"more than {_LARGEST_BYTES // 2**20} MiB; no file of Slurm or NCCL is so large")
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        wrong("no such file")
+    except OSError as error:
+        wrong(f"cannot read: {error.strerror}")
+    except UnicodeDecodeError:
+        wrong("not a text file in UTF-8")
+
+
+def _node_names(nodes: str | None, file: Path) -> list[str]:
+    if nodes is None:
+        return [file.stem]
+    try:
+        names = [str(name) for name in NodeSet(nodes)]
+    except NodeSetException as error:
+        raise InputError(f"--nodes {nodes}: {error}; write it like n[1-4] or a,b") from None
+    if not names:
+        raise InputError("--nodes: it names no node; write it like n[1-4] or a,b")
+    return names

@@ -12,9 +12,14 @@ import click
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_DONE, InputError
 from hpctrain.base.process import SystemRunner
+from hpctrain.base.trust import owner_only
 from hpctrain.cli.live import watch
 from hpctrain.cli.profile import option as profile_option
 from hpctrain.cli.profile import traces_line, with_profile
+from hpctrain.cli.remembered import remember_run
+from hpctrain.cli.stale import warn_if_stale
+from hpctrain.launch.code import left_out_words
+from hpctrain.launch.space import space_words
 from hpctrain.launch.supervise import LocalJob
 from hpctrain.launch.training import Prepared, prepare, resume, runs_folder, start
 from hpctrain.records.locate import find_run
@@ -39,6 +44,7 @@ def command(
 
     Ctrl-C saves a checkpoint and stops; a second one ends everything at once.
     """
+    click.get_current_context().with_resource(owner_only())
     overrides = with_profile(overrides, profile)
     if (run_file is None) == (run is None):
         raise InputError("give a run file to start, or --resume RUN to go on with one")
@@ -49,10 +55,13 @@ def command(
     else:
         assert run_file is not None, "checked above"
         prepared = prepare(run_file, overrides, count, topology, plan, SystemRunner())
+        warn_if_stale(prepared.topology, prepared.nodes)
         if dry_run:
             click.echo(_would_do(prepared), err=as_json)
             return
         job = start(prepared, runs_folder(), SystemRunner(), SystemClock())
+        for line in [*space_words(prepared.run, prepared.spec, runs_folder()), *left_out_words(job.folder.path)]:
+            click.echo(f"hpctrain: {line}", err=True)
     _watch(job, as_json)
 
 
@@ -61,6 +70,7 @@ def _watch(job: LocalJob, as_json: bool) -> None:
     run = read_run(folder / "run.yaml")
     out = sys.stderr if as_json else sys.stdout
     print(f"run folder {folder}", file=out, flush=True)
+    remember_run("train", folder, None)
     ended = watch(job, run.steps, out)
     traces = traces_line(run, folder)
     if traces is not None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timezone
 
 from hpctrain.base.errors import FileError, Mistake, Refused
+from hpctrain.launch.staleness import MAX_AGE_DAYS, age_s
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run
 from hpctrain.records.topology import Topology
 from hpctrain.schedule.agree import check_agreement
 from hpctrain.schedule.runnable import check_runnable
-
-TOPOLOGY_LASTS_S = 7 * 24 * 3600.0
-"""A topology older than this is measured again: clusters change."""
 
 
 def check_topology(topology: Topology, nodes: Sequence[str], source: str) -> None:
@@ -33,13 +30,13 @@ def check_topology(topology: Topology, nodes: Sequence[str], source: str) -> Non
 
 
 def is_usable(topology: Topology, nodes: Sequence[str], now: float) -> bool:
-    """Whether a topology that a run already has still serves: it covers the nodes and is young enough."""
+    """Whether a topology that a run already has still serves: it has figures, of all the nodes, is young enough, and no
+    refusal: nodes that did not answer then may do so now."""
+    if topology.provenance.mode == "prior" or topology.verdict.status == "refuse":
+        return False
     if any(node not in {known.id for known in topology.nodes} for node in nodes):
         return False
-    created = datetime.fromisoformat(topology.provenance.created.replace("Z", "+00:00"))
-    if created.tzinfo is None:
-        created = created.replace(tzinfo=timezone.utc)
-    return now - created.timestamp() < TOPOLOGY_LASTS_S
+    return age_s(topology, now) < MAX_AGE_DAYS * 24 * 3600
 
 
 def check_devices(plan: Plan, topology: Topology, source: str) -> None:

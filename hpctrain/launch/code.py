@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -15,12 +16,18 @@ from hpctrain.base.units import format_bytes
 
 FOLDER = "code"
 LEFT_OUT = (".git", ".venv", "venv", "__pycache__", "node_modules", "runs", "*.pyc", ".mypy_cache", ".pytest_cache")
+SECRET_FILES = (
+    ".env", ".env.*", "*.env", ".envrc", ".netrc", "_netrc", ".git-credentials", ".pypirc", ".npmrc", ".ssh", ".aws",
+    ".kaggle", ".huggingface", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.p12", "*.pfx",
+    "credentials.json", "service-account*.json", "service_account*.json", "secrets.*",
+)  # fmt: skip
+"""Files that people keep tokens in: they stay where they are, and code.json names them."""
 LARGEST_BYTES = 256 * 2**20
 """More than this is data that lies beside the code, and does not belong into every run folder."""
 
 
 def snapshot_code(source: Path, run_folder: Path, runner: Runner) -> None:
-    """Copy `source` to run_folder/code, with its git state in code.json.
+    """Copy `source` to run_folder/code, with its git state in code.json and what was left out for the tokens in it.
 
     Raises:
         InputError: there is no such folder, or it is too large to be code.
@@ -37,7 +44,28 @@ def snapshot_code(source: Path, run_folder: Path, runner: Runner) -> None:
     with storage_errors(run_folder / FOLDER):
         shutil.copytree(source, run_folder / FOLDER, ignore=_left_out, symlinks=True)
         _mend_links(source, run_folder / FOLDER)
-    write_json(run_folder / "code.json", {"source": str(source), **git_state(source, runner)})
+    kept_back = secret_files(source)
+    more: dict[str, object] = {"left_out": kept_back} if kept_back else {}
+    write_json(run_folder / "code.json", {"source": str(source), **git_state(source, runner), **more})
+
+
+def left_out_words(run_folder: Path) -> list[str]:
+    """What a person should know about the copy of the code, as lines."""
+    path = run_folder / "code.json"
+    names = json.loads(path.read_text()).get("left_out", []) if path.is_file() else []
+    shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+    return [f"code: not copied, as such files hold tokens: {shown}"] if names else []
+
+
+def secret_files(source: Path) -> list[str]:
+    """Files and folders of the code that are not copied because of the tokens that such files hold, in order."""
+    found: list[str] = []
+    for folder, names, files in os.walk(source):
+        here = _secret([*names, *files])
+        others = _no_code(folder, [*names, *files])
+        names[:] = [name for name in names if name not in here | others]
+        found += [str(Path(folder, name).relative_to(source)) for name in here - others]
+    return sorted(found)
 
 
 def code_first(code: Path) -> None:
@@ -70,6 +98,15 @@ def _files(source: Path) -> Iterator[Path]:
 
 
 def _left_out(folder: str, names: list[str]) -> set[str]:
+    return _no_code(folder, names) | _secret(names)
+
+
+def _secret(names: list[str]) -> set[str]:
+    # A module may be called secrets.py.
+    return {name for name in shutil.ignore_patterns(*SECRET_FILES)("", names) if not name.endswith(".py")}
+
+
+def _no_code(folder: str, names: list[str]) -> set[str]:
     """What is no code. Run folders are known by what is in them: they may lie anywhere, this copy's own among them."""
     runs = {name for name in names if all(Path(folder, name, file).is_file() for file in ("run.yaml", "key"))}
     return runs | set(shutil.ignore_patterns(*LEFT_OUT)(folder, names))

@@ -20,6 +20,7 @@ import yaml
 
 from hpctrain.base.atomic import storage_errors, write_text
 from hpctrain.base.errors import InputError
+from hpctrain.records.attempt import ExitClass
 from hpctrain.records.lines import read_lines
 from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run
@@ -37,26 +38,32 @@ class RunFolder:
         """The lines of attempts.jsonl."""
         return [dict(line) for line in read_lines(self.path / "attempts.jsonl")]
 
-    def begin_attempt(
-        self, nodes: list[str], now: float, job_id: str | None = None, restarts: int = 0, **more: str | None
-    ) -> int:
+    def begin_attempt(self, nodes: list[str], now: float, job_id: str | None = None, restarts: int = 0) -> int:
         """Add a line for a new attempt; its number comes back."""
         attempts = self.attempts()
         number = len(attempts)
-        line = {"attempt": number, "job_id": job_id, "restarts": restarts, "nodes": nodes, "start": now, **more}
+        line = {
+            "attempt": number, "job_id": job_id, "restarts": restarts, "nodes": nodes, "start": now,
+            "checkpoint_before": self.newest_checkpoint(),
+        }  # fmt: skip
         self._write_attempts([*attempts, line])
         return number
 
-    def close_open_attempts(self, now: float, reason: str) -> None:
-        """Complete the lines of attempts that were killed before they could: the next attempt knows that they ended."""
-        attempts = [line if "end" in line else {**line, "end": now, "reason": reason} for line in self.attempts()]
+    def open_attempts(self) -> list[dict[str, Any]]:
+        """The lines of attempts that were killed before they could be completed, or that still run."""
+        return [line for line in self.attempts() if "end" not in line]
+
+    def end_attempt(self, number: int, now: float, reason: str, code: int | None, exit_class: ExitClass) -> None:
+        """Complete the line of an attempt: when it ended, why, its exit code (None: nobody saw it) and its class."""
+        attempts = self.attempts()
+        ended = {"end": now, "class": exit_class, "reason": reason, "checkpoint_after": self.newest_checkpoint()}
+        attempts[number] = {**attempts[number], **ended, **({} if code is None else {"code": code})}
         self._write_attempts(attempts)
 
-    def end_attempt(self, number: int, now: float, reason: str, code: int) -> None:
-        """Complete the line of an attempt: when it ended, why, and its exit code."""
-        attempts = self.attempts()
-        attempts[number] = {**attempts[number], "end": now, "reason": reason, "code": code}
-        self._write_attempts(attempts)
+    def newest_checkpoint(self) -> str | None:
+        """Name of the run's newest published checkpoint."""
+        found = listed(self.path / "checkpoints")
+        return found[-1].name if found else None
 
     def _write_attempts(self, attempts: list[dict[str, Any]]) -> None:
         write_text(self.path / "attempts.jsonl", "".join(json.dumps(line) + "\n" for line in attempts))
@@ -71,7 +78,8 @@ def create_run_folder(base: Path, run: Run, topology: Topology | None, plan: Pla
     stamp = datetime.fromtimestamp(now, timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     path = base.resolve() / f"{run.name}-{stamp}-{secrets.token_hex(2)}"
     with storage_errors(path):
-        path.mkdir(parents=True)
+        # Owner only, from its first moment: the key, logs and pickles in it are guarded by this mode.
+        path.mkdir(parents=True, mode=0o700)
         for name in ("checkpoints", "generations", "logs"):
             (path / name).mkdir()
         write_text(path / "run.yaml", render_run(run))

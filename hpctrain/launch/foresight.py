@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpctrain.base.errors import CommandError, InputError
+from hpctrain.base.errors import InputError
 from hpctrain.records.run import Run
-from hpctrain.slurm.cluster import NodeInfo, Partition
-from hpctrain.slurm.commands import Slurm
+from hpctrain.slurm.cluster import ClusterState, NodeInfo, Partition
 from hpctrain.slurm.gres import gpu_count
-from hpctrain.slurm.limits import default_partition
+from hpctrain.slurm.limits import default_partition, members
 from hpctrain.slurm.time import format_time_limit, parse_time_limit
 
 EARLY_S = 60
@@ -45,13 +44,21 @@ def check_time(run: Run, partitions: Sequence[Partition] = ()) -> None:
             )
 
 
-def preemption_words(run: Run, slurm: Slurm, partitions: Sequence[Partition]) -> list[str]:
-    """What a preemption would cost, where it costs more than the usual pause.
+def time_limit(run: Run, partitions: Sequence[Partition]) -> int | None:
+    """Seconds that the run's job will have, by its own limit or else the tightest of its partitions'; None: no limit.
 
     Raises:
-        CommandError: the controller does not answer.
+        ValueError: cluster.time is no time.
     """
-    kind = slurm.config()["preempt_type"]
+    if run.cluster.time is not None:
+        return parse_time_limit(run.cluster.time)
+    limits = [item.default_time_s or item.time_limit_s for item in wanted(run.cluster.partition, partitions)]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def preemption_words(run: Run, state: ClusterState) -> list[str]:
+    """What a preemption would cost, where it costs more than the usual pause."""
+    kind, partitions = state.config["preempt_type"], state.partitions
     lines = []
     for partition in wanted(run.cluster.partition, partitions):
         if not can_be_preempted(kind, partition, partitions):
@@ -84,29 +91,54 @@ def can_be_preempted(kind: str, partition: Partition, partitions: Sequence[Parti
     return not (kind.endswith("/none") or (kind.endswith("partition_prio") and not above))
 
 
-def with_gpus(run: Run, slurm: Slurm) -> tuple[Run, list[str]]:
+def with_gpus(run: Run, state: ClusterState) -> tuple[Run, list[str]]:
     """The run with the GPUs that its job asks for, and lines for the person. A job that names no number gets none, and
     would train on CPUs without a word."""
     cluster = run.cluster
-    if cluster.device == "cpu" or cluster.devices_per_node is not None:
+    if cluster.device == "cpu" or cluster.devices_per_node is not None or names_gpus(cluster.sbatch):
         return run, []
-    try:
-        count = gpus_of(wanted(cluster.partition, slurm.partitions()), slurm.nodes(), cluster.node_range[0])
-    except CommandError as error:
-        return run, [f"not known before submitting: GPUs of a node ({error}); the job takes those that it is given"]
+    partitions = wanted(cluster.partition, state.partitions)
+    count = min(
+        gpus_of(partitions, state.nodes, nodes, cluster.gpu_type, constraint) for constraint, nodes in kinds_of(run)
+    )
     if count == 0:
         told = "no GPUs are asked for: Slurm lists none on so many nodes of the partition"
         return run, [f"cluster.device is cuda, and {told}"] if cluster.device == "cuda" else []
     asked = cluster.model_copy(update={"devices_per_node": count})
-    return run.model_copy(update={"cluster": asked}), [f"{count} GPUs a node are asked for (all of them)"]
+    which = f"of type {cluster.gpu_type}" if cluster.gpu_type else "all of them"
+    return run.model_copy(update={"cluster": asked}), [f"{count} GPUs a node are asked for ({which})"]
 
 
-def gpus_of(partitions: Sequence[Partition], nodes: Sequence[NodeInfo], count: int) -> int:
-    """The most GPUs that each of `count` nodes has in all of these partitions; 0 where fewer nodes have any."""
+def names_gpus(options: Sequence[str]) -> bool:
+    """Whether sbatch options ask for GPUs in their own way, as sites want it that know only --gres."""
+    return any(option.startswith(("--gres=gpu", "--gres gpu", "--gpus")) for option in options)
+
+
+def kinds_of(run: Run) -> tuple[tuple[str | None, int], ...]:
+    """Constraint and number of nodes of each kind that the job has: one kind, but for groups."""
+    cluster = run.cluster
+    if cluster.groups:
+        return tuple((group.constraint, group.nodes) for group in cluster.groups)
+    return ((cluster.constraint, cluster.node_range[0]),)
+
+
+def gpus_of(
+    partitions: Sequence[Partition],
+    nodes: Sequence[NodeInfo],
+    count: int,
+    gpu_type: str | None = None,
+    constraint: str | None = None,
+) -> int:
+    """The most GPUs that each of `count` nodes has in all of these partitions; 0 where fewer nodes have any.
+
+    Args:
+        gpu_type: GPUs of this type alone.
+        constraint: nodes that satisfy it alone.
+    """
     most = []
     for partition in partitions:
-        members = set(partition.nodes)
-        counts = sorted((gpu_count(node.gres) for node in nodes if node.name in members), reverse=True)
+        found = members(partition, nodes, constraint)
+        counts = sorted((gpu_count(node.gres, gpu_type) for node in found), reverse=True)
         most.append(counts[count - 1] if len(counts) >= count else 0)
     return min(most, default=0)
 

@@ -5,27 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpctrain.base.errors import InputError, Refused
-from hpctrain.records.locate import job_id
+from hpctrain.records.locate import job_id, open_jobs
+from hpctrain.records.successor import chain_of, read_successors
 from hpctrain.slurm.commands import ControllerAwayError, Slurm
 
 
 def check_no_live_job(folder: Path, slurm: Slurm) -> None:
-    """The run's newest job must be over; only Slurm knows, the run's files may tell of an agent that was cut off.
+    """The run's newest job must be over, and none may wait behind it; only Slurm knows, the run's files may tell of an
+    agent that was cut off.
 
     Raises:
-        InputError: it waits or runs.
+        InputError: one of them waits or runs.
         Refused: the controller does not answer, so nobody can tell.
     """
-    newest = job_id(folder)
-    live = _live_state(folder, newest, slurm) if newest is not None else None
-    if live is not None:
-        raise InputError(
-            f"{folder.name}: its job {newest} is {live}; wait for its end, or use `hpctrain cancel {folder.name}`"
-        )
+    for job in open_jobs(folder):
+        live = _live_state(folder, job, slurm)
+        if live is not None:
+            raise InputError(
+                f"{folder.name}: its job {job} is {live}; wait for its end, or use `hpctrain cancel {folder.name}`"
+            )
 
 
 def check_own_folder(folder: Path, own_id: str | None, slurm: Slurm) -> None:
-    """The job that begins here must be the run's newest one, or that one must be over.
+    """The job that begins here must be the run's newest one, or that one must be over and not be another submission.
 
     Raises:
         Refused: another job has the folder, or the controller does not answer.
@@ -33,6 +35,9 @@ def check_own_folder(folder: Path, own_id: str | None, slurm: Slurm) -> None:
     newest = job_id(folder)
     if newest is None or newest == own_id:
         return
+    successors = read_successors(folder)
+    if own_id in {item.job_id for item in successors} and newest not in chain_of(own_id or "", successors):
+        raise Refused(f"{folder}: the run went on as job {newest}; this job ({own_id}) was queued for an earlier one")
     live = _live_state(folder, newest, slurm)
     if live is not None:
         raise Refused(

@@ -6,32 +6,43 @@ from collections.abc import Mapping
 
 from ClusterShell.NodeSet import NodeSet, NodeSetException
 
-from hpctrain.base.errors import CommandError
+from hpctrain.launch.foresight import wanted
 from hpctrain.records.run import Run
-from hpctrain.slurm.commands import Slurm
-from hpctrain.slurm.limits import default_partition
+from hpctrain.slurm.cluster import ClusterState
+from hpctrain.slurm.features import has_features
+from hpctrain.slurm.limits import members
 
-CHOOSING = ("constraint", "nodefile", "prefer")
+CHOOSING = ("nodefile", "prefer")
 """sbatch options that choose among a partition's nodes by what is not known here."""
 
 
-def nodes_of_job(run: Run, slurm: Slurm, environ: Mapping[str, str]) -> frozenset[str] | None:
-    """Names of the nodes that the run's job may get, or has inside an allocation; None where that is not known."""
-    if environ.get("SLURM_JOB_NODELIST"):
-        return _names(environ["SLURM_JOB_NODELIST"])
-    options = _options(run.cluster.sbatch)
-    if any(name in options for name in CHOOSING):
+def nodes_of_allocation(environ: Mapping[str, str]) -> frozenset[str] | None:
+    """Names of the nodes of the allocation that this process is in; None outside of one."""
+    return _names(environ["SLURM_JOB_NODELIST"]) if environ.get("SLURM_JOB_NODELIST") else None
+
+
+def nodes_of_job(run: Run, state: ClusterState) -> frozenset[str] | None:
+    """Names of the nodes that the run's job may get; None where that is not known."""
+    cluster, options = run.cluster, _options(run.cluster.sbatch)
+    if cluster.reservation or cluster.groups or any(name in options for name in CHOOSING):
         return None
-    try:
-        partitions = slurm.partitions(nodes=[])
-    except CommandError:
+    if cluster.constraint and has_features(cluster.constraint, ()) is None:
         return None
-    default = default_partition(partitions)
-    wanted = run.cluster.partition.split(",") if run.cluster.partition else [default.name] if default else []
-    found = frozenset(node for partition in partitions if partition.name in wanted for node in partition.nodes)
+    partitions = wanted(cluster.partition, state.partitions)
+    found = frozenset(node.name for item in partitions for node in members(item, state.nodes, cluster.constraint))
     if "nodelist" in options:
         found &= _names(options["nodelist"])
     return found - _names(options.get("exclude", ""))
+
+
+def excluded_by_hand(run: Run) -> frozenset[str]:
+    """Nodes that the run file's own --exclude names."""
+    return _names(_options(run.cluster.sbatch).get("exclude", ""))
+
+
+def names_of_options(run: Run) -> frozenset[str]:
+    """The options in the run file's cluster.sbatch."""
+    return frozenset(_options(run.cluster.sbatch))
 
 
 def _options(options: list[str]) -> dict[str, str]:

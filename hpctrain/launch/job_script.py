@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import jinja2
 
 from hpctrain import __version__
 from hpctrain.base.errors import InputError
 from hpctrain.base.packaged import packaged
+from hpctrain.records.cluster import Mail
 from hpctrain.records.run import Run
+from hpctrain.slurm.features import of_groups
 
 OWNED = (
     "nodes", "ntasks", "ntasks-per-node", "requeue", "no-requeue", "no-kill", "open-mode", "output", "error", "signal",
-    "array", "job-name",
+    "array", "job-name", "clusters", "wrap", "test-only", "parsable", "wait",
 )  # fmt: skip
 """Options that hpctrain sets itself; a run file that sets them too would break the recovery."""
 
@@ -24,7 +28,12 @@ OF_THE_RUN_FILE = {
     "account": "write cluster.account",
     "qos": "write cluster.qos",
     "time": "write cluster.time",
-    "gpus-per-node": "write cluster.devices_per_node, or --gres=gpu:TYPE:N for GPUs of one type",
+    "gpus-per-node": "write cluster.devices_per_node, and cluster.gpu_type for GPUs of one type",
+    "constraint": "write cluster.constraint",
+    "reservation": "write cluster.reservation",
+    "dependency": "write cluster.after",
+    "mail-type": "write cluster.mail",
+    "mail-user": "write cluster.mail",
     "export": "it would keep the job's own variables from its tasks; set yours in cluster.setup: export NAME=value",
 }
 """Options that have a key in the run file, where they are checked: as an option nobody would see them."""
@@ -34,6 +43,7 @@ def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_
     """The text of job.sh.
 
     Args:
+        run: with `cluster.after` as the ids of jobs.
         folder: the run folder, absolute and shared by all nodes.
         command: what each node's task executes (a shell command, quoted already).
         submitted: the job is this run's own; otherwise the script runs in an allocation that a person has.
@@ -56,8 +66,11 @@ def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_
         log_folder=_path(folder),
         python=shlex.quote(sys.executable),
         srun_options=_srun_options(run),
+        offline=not run.cluster.internet,
         command=command,
         submitted=submitted,
+        # Of a job submitted by hand only Slurm has the script.
+        again=None if not submitted else "same_job" if by_hand else run.recovery.requeue,
     )
     return text
 
@@ -71,17 +84,21 @@ def directives(run: Run, folder: Path) -> list[str]:
         # Without a number of tasks: with one, Slurm gives the fewest of a range of nodes although more are idle.
         "--exclusive",
         "--mem=0",
-        "--requeue",
+        # Behind a job wait its successors: were it requeued, they would wait for its second life.
+        "--no-requeue" if run.recovery.successors else "--requeue",
         "--open-mode=append",
         f"--output={_path(folder)}/logs/%j.job.log",
         f"--signal=USR2@{cluster.save_notice_s}",
     ]
     for option, value in (
         ("partition", cluster.partition), ("account", cluster.account), ("qos", cluster.qos), ("time", cluster.time),
-        ("gpus-per-node", gpus_per_node(run)),
+        ("gpus-per-node", _typed_gpus(run)), ("constraint", _constraint(run)), ("reservation", cluster.reservation),
+        ("dependency", dependency(cluster.after, cluster.after_end)),
+        # Some sites cancel a job whose dependency failed; the run before it may go on as another job.
+        ("kill-on-invalid-dep", "no" if cluster.after else None), *_mail(cluster.mail),
     ):  # fmt: skip
         if value is not None:
-            own.append(f"--{option}={shlex.quote(str(value))}")
+            own.append(f"--{option}={shlex.quote(_checked([str(value)], f'--{option}')[0])}")
     check_options(cluster.sbatch)
     return sorted(own) + cluster.sbatch
 
@@ -114,6 +131,28 @@ def _path(folder: Path) -> str:
     return shlex.quote(str(folder).replace("%", "%%"))
 
 
+def _typed_gpus(run: Run) -> str | None:
+    count = gpus_per_node(run)
+    if count is None:
+        return None
+    return f"{run.cluster.gpu_type}:{count}" if run.cluster.gpu_type else str(count)
+
+
+def _mail(mail: Mail | None) -> list[tuple[str, str | None]]:
+    return [("mail-type", ",".join(mail.on)), ("mail-user", mail.user)] if mail is not None else []
+
+
+def _constraint(run: Run) -> str | None:
+    if run.cluster.groups:
+        return of_groups([(group.constraint, group.nodes) for group in run.cluster.groups])
+    return run.cluster.constraint
+
+
+def dependency(jobs: Sequence[str], end: Literal["ok", "any"]) -> str | None:
+    """What sbatch calls the wait for all of these jobs; None for none."""
+    return f"after{end}:{':'.join(jobs)}" if jobs else None
+
+
 def gpus_per_node(run: Run) -> int | None:
     """GPUs that the job asks for on each node; None where it asks for none."""
     return run.cluster.devices_per_node if run.cluster.device != "cpu" else None
@@ -123,8 +162,10 @@ def _srun_options(run: Run) -> str:
     """GPUs are given to the step as a whole: tasks that see only some of them cannot use the links between them.
 
     Without a number in the run file, a step has to name those that came with the nodes, or it gets none of them."""
+    # srun takes over no --cpus-per-task of the job's since 22.05, and tasks would run on one CPU.
+    cpus = "${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} "
     if run.cluster.device == "cpu":
-        return ""
+        return cpus
     if gpus_per_node(run):
-        return "--gpu-bind=none "
-    return "${SLURM_GPUS_ON_NODE:+--gpus-per-node=$SLURM_GPUS_ON_NODE --gpu-bind=none} "
+        return f"{cpus}--gpu-bind=none "
+    return cpus + "${SLURM_GPUS_ON_NODE:+--gpus-per-node=$SLURM_GPUS_ON_NODE --gpu-bind=none} "

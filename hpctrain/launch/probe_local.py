@@ -20,12 +20,14 @@ def probe_local(
     device: str = "auto",
     seed: int = 0,
     progress: Progress | None = None,
+    mode: str = "full",
 ) -> Topology:
     """Probe `count` virtual nodes of this machine.
 
     Args:
         folder: an empty folder for the probe's files and logs; the caller removes it.
         device: auto, cpu, cuda, or none for the links alone.
+        mode: health, full or sampled.
 
     Raises:
         HpctrainError: the first node ended without a topology, or hangs; the message has its last line.
@@ -34,7 +36,7 @@ def probe_local(
     processes: dict[str, Process] = {}
     try:
         for node in nodes:
-            extra = ["--device", device, "--seed", str(seed)]
+            extra = ["--device", device, "--seed", str(seed), "--mode", mode]
             log = folder / f"{node}.log"
             processes[node] = start_local_node("probe", folder, node, nodes, runner, log, extra)
         watch_probe(processes[nodes[0]], folder, clock, progress or quiet)

@@ -12,7 +12,7 @@ from typing import Literal
 from hpctrain.base.errors import CheckpointError, CommandError, HpctrainError, StorageError
 from hpctrain.base.units import format_seconds
 from hpctrain.launch.folder import is_held, lock_run_folder
-from hpctrain.records.locate import job_id
+from hpctrain.records.locate import open_jobs
 from hpctrain.records.run import read_run
 from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.job import JobInfo
@@ -43,9 +43,9 @@ class Removal:
 
 
 def jobs_of(folders: Sequence[Path], slurm: Slurm) -> Jobs:
-    """The newest jobs of the runs that were submitted: one question for all of them."""
+    """The newest jobs of the runs that were submitted, and those behind them: one question for all of them."""
     try:
-        return slurm.jobs([job for folder in folders if (job := _slurm_job(folder)) is not None])
+        return slurm.jobs([job for folder in folders for job in _slurm_jobs(folder)])
     except CommandError as error:
         return error
 
@@ -54,11 +54,11 @@ def life_words(folder: Path, jobs: Jobs, now: float) -> str | None:
     """Why the run lives or may do so; None when it surely does not."""
     if is_held(folder):
         return "a process holds it"
-    job = _slurm_job(folder)
-    if job is not None and isinstance(jobs, CommandError):
-        return f"cannot tell whether its job {job} has ended: {jobs}"
-    if job is not None and not isinstance(jobs, CommandError) and job in jobs and not jobs[job].state.is_ended:
-        return f"its job {job} is {jobs[job].state.value}"
+    for job in _slurm_jobs(folder):
+        if isinstance(jobs, CommandError):
+            return f"cannot tell whether its job {job} has ended: {jobs}"
+        if job in jobs and not jobs[job].state.is_ended:
+            return f"its job {job} is {jobs[job].state.value}"
     age = now - last_sign(folder)
     return f"its files changed {format_seconds(max(0.0, age))} ago" if age < FRESH_S else None
 
@@ -143,13 +143,11 @@ def _files(folder: Path) -> list[Path]:
     return [path for path in found if path.is_symlink() or path.exists()]
 
 
-def _slurm_job(folder: Path) -> str | None:
-    job = job_id(folder)
-    if job is None:
-        return None
+def _slurm_jobs(folder: Path) -> list[str]:
+    jobs = open_jobs(folder)
     with contextlib.suppress(HpctrainError):
-        return job if read_run(folder / "run.yaml").cluster.kind == "slurm" else None
-    return job  # an unreadable run file: Slurm is asked rather than not
+        return jobs if jobs and read_run(folder / "run.yaml").cluster.kind == "slurm" else []
+    return jobs  # an unreadable run file: Slurm is asked rather than not
 
 
 def _remove(item: Removal) -> None:

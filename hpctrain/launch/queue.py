@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError, InputError, Refused
+from hpctrain.launch.after import Before, jobs_before
 from hpctrain.launch.file_system import check_shared
 from hpctrain.launch.folder import RunFolder
-from hpctrain.launch.foresight import check_time, preemption_words
+from hpctrain.launch.foresight import (
+    can_be_preempted,
+    check_time,
+    kinds_of,
+    preemption_words,
+    time_limit,
+    with_gpus,
+)
+from hpctrain.launch.job_nodes import nodes_of_job
 from hpctrain.launch.job_script import check_options, gpus_per_node
+from hpctrain.launch.wall_time import Limit
+from hpctrain.records.locate import open_jobs
 from hpctrain.records.run import Run
+from hpctrain.slurm.choose import Choice, choose_partition
+from hpctrain.slurm.cluster import ClusterState
 from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.job import JobInfo, pending_words
 from hpctrain.slurm.limits import Request, check_request
@@ -22,13 +36,39 @@ AWAY_LIMIT_S = 600.0
 """How long `--wait` puts up with a controller that does not answer."""
 
 
-def check_queue(run: Run, slurm: Slurm, runs: Path) -> list[str]:
-    """Check the request against the cluster as it is now; what a person should know, as lines.
+@dataclass(frozen=True)
+class Checked:
+    """A run that may be queued, as far as could be told."""
+
+    run: Run
+    """With the partition that was chosen, where the run file names none, and the folders of the runs it waits for."""
+    asked: Run
+    """The same with what its job asks for: all GPUs of its nodes, the ids of jobs to wait for."""
+    lines: list[str]
+    """What a person should know."""
+    nodes: frozenset[str] | None
+    """Names of the nodes that the job may get; None: not known."""
+    limit: Limit | None
+    """The job's time limit, its own or the partition's; None: not known."""
+    before: Before
+    """The runs and jobs that it waits for."""
+    others: tuple[str, ...] = ()
+    """Partitions that would take it too, the next best first, where the run file names none."""
+
+
+def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], cwd: Path) -> Checked:
+    """Check the request against the cluster as it is now, and choose what the run file leaves open.
+
+    Args:
+        runs: where run folders go.
+        environ, cwd: where the names of runs in cluster.after are looked up.
 
     Raises:
         InputError: there is no Slurm here, a value cannot be read, an option is not to be passed on, the time limit
             leaves no time to train, or run folders would lie in this machine's memory.
-        Refused: the request is more than the partition gives; every reason is told.
+        Refused: the request is more than any partition gives, or than the one it names; every reason is told. Or a
+            run that must have ended well before it did not.
+        CommandError: the controller does not answer, and the run is to wait for another one.
     """
     if not slurm.available():
         raise InputError(
@@ -36,38 +76,85 @@ def check_queue(run: Run, slurm: Slurm, runs: Path) -> list[str]:
         )
     check_options(run.cluster.sbatch)
     check_time(run)
-    request = _request(run)
     try:
-        nodes = slurm.nodes()
-        partitions = slurm.partitions(nodes)
-        problems = check_request(request, partitions, nodes)
-        words = preemption_words(run, slurm, partitions)
+        state = slurm.state()
     except CommandError as error:
-        return [*check_shared(runs, ()), f"not checked before submitting: the partition's limits ({error})"]
-    notes = check_shared(runs, [node.name for node in nodes])
+        away = f"not checked before submitting: partitions, their limits and GPUs ({error})"
+        limit = Limit(_request(run).time_s, True) if run.cluster.time is not None else None
+        return _checked(run, run, jobs_before(run, slurm, environ, cwd), [*check_shared(runs, ()), away], None, limit)
+    notes = check_shared(runs, [node.name for node in state.nodes])
+    others: tuple[str, ...] = ()
+    if run.cluster.partition is None:
+        run, others, lines = with_partition(run, state)
+        notes += lines
+    problems = check_request(_request(run), state.partitions, state.nodes)
     if problems:
         raise Refused("\n".join(problems))
-    check_time(run, partitions)
-    return [*notes, *words]
+    check_time(run, state.partitions)
+    asked, gpus = with_gpus(run, state)
+    limit = Limit(time_limit(run, state.partitions), run.cluster.time is not None)
+    lines = [*notes, *preemption_words(run, state), *gpus]
+    checked = _checked(run, asked, jobs_before(run, slurm, environ, cwd), lines, nodes_of_job(run, state), limit)
+    return replace(checked, others=others)
+
+
+def _checked(
+    run: Run, asked: Run, before: Before, lines: list[str], nodes: frozenset[str] | None, limit: Limit | None
+) -> Checked:
+    run = run.model_copy(update={"cluster": run.cluster.model_copy(update={"after": before.names})})
+    asked = asked.model_copy(update={"cluster": asked.cluster.model_copy(update={"after": before.jobs})})
+    return Checked(run, asked, [*lines, *before.lines], nodes, limit, before)
+
+
+def with_partition(run: Run, state: ClusterState) -> tuple[Run, tuple[str, ...], list[str]]:
+    """The run with the partition that fits it best, the others that take it, and why, as lines for the person.
+
+    Raises:
+        Refused: none takes it; every partition's reasons are told.
+    """
+    kind, request = state.config["preempt_type"], _request(run)
+    if run.cluster.device == "cuda" and request.gpus_per_node is None:
+        request = replace(request, gpus_per_node=1)
+    preemptible = [item.name for item in state.partitions if can_be_preempted(kind, item, state.partitions)]
+    choice = choose_partition(request, state.partitions, state.nodes, preemptible, run.cluster.device != "cpu")
+    if not choice.ranked:
+        raise Refused("\n".join(["cluster.partition: not given, and no partition takes the job:", *choice.refused]))
+    chosen = run.cluster.model_copy(update={"partition": choice.ranked[0].partition.name})
+    others = tuple(fit.partition.name for fit in choice.ranked[1:])
+    return run.model_copy(update={"cluster": chosen}), others, _choice_lines(choice)
+
+
+def _choice_lines(choice: Choice) -> list[str]:
+    best, *others = choice.ranked
+    lines = [f"partition {best.partition.name} chosen: {best.words}"]
+    if others:
+        lines.append(f"next best: {others[0].partition.name}: {others[0].words}; cluster.partition overrides this")
+    return lines
 
 
 def wait_for_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, say: Callable[[str], None]) -> int:
-    """Wait until the job has ended for good; 0 when the run is done, else 1. Changes are told as they are seen.
+    """Wait until the run's last job has ended; 0 when the run is done, else 1. Changes are told as they are seen.
 
     Raises:
         CommandError: the controller did not answer for ten minutes.
     """
-    watcher, said = Watcher(slurm, [job_id]), ""
+    watcher, said, seen = Watcher(slurm, [job_id]), "", [job_id]
     while True:
         watcher.poll(clock.now())
         if watcher.all_ended:
-            return _exit_code(folder)
+            following = [job for job in open_jobs(folder) if job not in seen]
+            if not following or _is_done(folder):
+                return 0 if _is_done(folder) else 1
+            job_id = following[0]
+            seen.append(job_id)
+            watcher.add(job_id)
+            continue
         if watcher.away is not None and watcher.away_since_s is not None:
             if clock.now() - watcher.away_since_s > AWAY_LIMIT_S:
                 raise CommandError(f"{watcher.away}; the job itself may well go on: `hpctrain status {folder.name}`")
             text = f"the Slurm controller does not answer ({watcher.away}); waiting"
         else:
-            text = _words(watcher.known[job_id])
+            text = _words(watcher.known[job_id]) if job_id in watcher.known else f"job {job_id} goes on with the run"
         if text != said:
             say(text)
             said = text
@@ -80,9 +167,9 @@ def _words(job: JobInfo) -> str:
     return f"job {job.job_id} is {job.state.value.lower()}"
 
 
-def _exit_code(folder: Path) -> int:
+def _is_done(folder: Path) -> bool:
     attempts = RunFolder(folder).attempts()
-    return 0 if attempts and attempts[-1].get("code") == 0 else 1
+    return bool(attempts) and attempts[-1].get("code") == 0
 
 
 def _request(run: Run) -> Request:
@@ -93,7 +180,11 @@ def _request(run: Run) -> Request:
         nodes_min=fewest,
         nodes_max=most,
         time_s=parse_time_limit(cluster.time) if cluster.time else None,
-        gpus_per_node=gpus_per_node(run),
+        # GPUs of a type are wanted in any case, however many there turn out to be.
+        gpus_per_node=gpus_per_node(run) or (1 if cluster.gpu_type and cluster.device != "cpu" else None),
         account=cluster.account,
         qos=cluster.qos,
+        gpu_type=cluster.gpu_type,
+        reservation=cluster.reservation,
+        kinds=kinds_of(run) if cluster.groups or cluster.constraint else (),
     )

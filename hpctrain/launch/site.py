@@ -1,13 +1,66 @@
-"""What sites tell people to export once for all their jobs: SBATCH_ACCOUNT and the like."""
+"""What holds for all runs of a person on a cluster: a profile of site.yaml, then SBATCH_ACCOUNT and the like."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from hpctrain.records.run import Run
+from hpctrain.base.errors import CommandError, InputError
+from hpctrain.records.run import Run, missing_keys
+from hpctrain.records.site import Site, read_site, site_file
+from hpctrain.slurm.commands import Slurm
 
 VARIABLES = {"partition": "SBATCH_PARTITION", "account": "SBATCH_ACCOUNT", "qos": "SBATCH_QOS"}
 """Key of `cluster` -> the variable that sbatch would read for it. The client's environment is cleaned of them."""
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a profile of site.yaml gives to run files that leave it out."""
+
+    profile: str
+    path: Path
+    values: dict[str, Any]
+    """As a run file would have them."""
+
+    def words(self, run_file: Path, overrides: tuple[str, ...]) -> list[str]:
+        """What the run file takes from the profile, as a line for the person; [] where it takes nothing."""
+        taken = missing_keys(run_file, overrides, self.values)
+        return [f"from profile '{self.profile}' of {self.path}: {', '.join(taken)}"] if taken else []
+
+
+def site_defaults(asked: str | None, slurm: Slurm, environ: Mapping[str, str]) -> Defaults | None:
+    """The profile that the person asked for, or else the first one that matches this place; None where none does.
+
+    Raises:
+        FileError: site.yaml is wrong.
+        InputError: it has no profile of the name asked for.
+    """
+    path = site_file(environ)
+    site = read_site(path)
+    if site is None:
+        if asked is not None:
+            raise InputError(f"--site {asked}: there is no {path}; docs/submitting.md shows one")
+        return None
+    if asked is not None and asked not in site.profiles:
+        raise InputError(f"--site {asked}: no such profile in {path}; there are: {', '.join(site.profiles)}")
+    name = asked or site.matching(_names_of_this_place(site, slurm))
+    return None if name is None else Defaults(name, path, site.profiles[name].defaults)
+
+
+def _names_of_this_place(site: Site, slurm: Slurm) -> list[str]:
+    """This host's name, whole and short, and that of its cluster where a profile may ask for it."""
+    host = platform.node()
+    names = [host, host.partition(".")[0]]
+    if all(not profile.match for profile in site.profiles.values()):
+        return names
+    try:
+        return [slurm.config()["cluster"], *names]
+    except CommandError:
+        return names  # no Slurm here, or it does not answer: the host's name is left
 
 
 def with_exported(run: Run, environ: Mapping[str, str]) -> tuple[Run, list[str]]:

@@ -22,22 +22,27 @@ from hpctrain.records.locate import record_job
 from hpctrain.records.run import Run
 from hpctrain.slurm.commands import client_environment
 
+DEVICES = "CUDA_VISIBLE_DEVICES"
 A_YEAR_MIN = 366 * 24 * 60
 """Local runs have no time limit; submitit wants one."""
 
 
-def become(argv: list[str], env: dict[str, str] | None = None, detach: bool = False) -> None:
+def become(argv: list[str], devices: str | None = None, detach: bool = False) -> None:
     """What submitit's task runs: the process turns into `argv`.
 
     exec resets signal handlers, so submitit's own are gone: it ignores SIGTERM and lets rank 0 alone requeue.
 
     Args:
-        env: the environment; default: that of the task.
+        devices: with `detach`, CUDA_VISIBLE_DEVICES as it was before submitit hid all GPUs; None: it was not set.
         detach: leave the session of the terminal, whose end would end the process.
     """
+    env = dict(os.environ)
     if detach:
         os.setsid()
-    os.execve(argv[0], argv, dict(os.environ) if env is None else env)
+        env = {name: value for name, value in env.items() if not name.startswith("SUBMITIT_")}
+        env.pop(DEVICES, None)
+        env |= {DEVICES: devices} if devices is not None else {}
+    os.execve(argv[0], argv, env)
 
 
 def node_command() -> list[str]:
@@ -92,9 +97,10 @@ def submit_local(folder: RunFolder, count: int) -> str:
     executor = submitit.LocalExecutor(folder.path / "submitit")
     executor.update_parameters(timeout_min=A_YEAR_MIN)
     argv = [sys.executable, "-m", "hpctrain", "train", "--resume", str(folder.path), "--local", str(count)]
-    # submitit hides all GPUs from local jobs that ask for none: the environment is that of this process.
+    # submitit hides all GPUs from local jobs that ask for none. That one variable goes into its pickle: a whole
+    # environment there would leave the person's tokens in the run folder.
     with _silent_children(folder.path / "logs" / "supervisor.log"):
-        job: submitit.Job[Any] = executor.submit(become, argv, dict(os.environ), True)
+        job: submitit.Job[Any] = executor.submit(become, argv, os.environ.get(DEVICES), True)
     return _recorded(folder, job)
 
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpctrain.base.atomic import append_line
 from hpctrain.base.clock import Clock
 from hpctrain.base.process import Process, Runner
+from hpctrain.launch.exit_class import RESUMABLE, read_ending
 from hpctrain.launch.folder import RunFolder, RunLock, kept_words
 from hpctrain.launch.local import local_nodes, start_local_node
-from hpctrain.records.event import read_events
+from hpctrain.launch.notify import tell
+from hpctrain.records.attempt import ExitClass
+from hpctrain.records.event import Event, read_events
+from hpctrain.records.run import NotifyState
 
 POLL_S = 0.2
-RESUMABLE = 75
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,7 @@ class LocalJob:
         self.attempt = attempt
         self.processes = processes
         self._clock = clock
+        self._killed = False
 
     def running(self) -> bool:
         """Whether any node process still runs."""
@@ -48,6 +56,7 @@ class LocalJob:
 
     def kill(self) -> None:
         """End every node process at once; its workers end with it."""
+        self._killed = True
         for process in self.processes.values():
             if process.poll() is None:
                 process.kill()
@@ -59,7 +68,13 @@ class LocalJob:
             self._clock.sleep(POLL_S)
         tick()
         ended = self._ended()
-        self.folder.end_attempt(self.attempt, self._clock.wall(), ended.reason, ended.exit_code)
+        said = read_ending(ended.exit_code, self._events(), ended.exit_code == 0).exit_class
+        kind: ExitClass = "resumable" if ended.stopped else said
+        if self._killed and ended.stopped:
+            self._say_killed(ended)
+        self.folder.end_attempt(self.attempt, self._clock.wall(), ended.reason, ended.exit_code, kind)
+        state: NotifyState = "done" if ended.exit_code == 0 else "cancelled" if ended.stopped else "failed"
+        tell(self.folder.path, self.attempt, state, ended.reason, platform.node(), self._clock, os.environ)
         return ended
 
     def _ended(self) -> Ended:
@@ -67,6 +82,8 @@ class LocalJob:
         words = self._last_words()
         if 0 in codes:
             return Ended(0, words.get("finished") or "all steps are done")
+        if self._killed:
+            return Ended(1, f"ended at once on request; {kept_words(self.folder.path)}", stopped=True)
         if "failed" in words:
             # A node that was killed (below 0) is not the reason why the others ended.
             own = [code for code in codes if code is not None and code > 0]
@@ -76,10 +93,22 @@ class LocalJob:
         failed = next((code for code in codes if code in (2, 4)), 1)
         return Ended(failed, f"all node processes were killed or ended early; {kept_words(self.folder.path)}")
 
+    def _say_killed(self, ended: Ended) -> None:
+        """Nobody else says why the run ended: its agents were killed."""
+        event = Event(
+            kind="failed", time_s=self._clock.wall(), attempt=self.attempt, generation=-1, node=platform.node(),
+            reason=ended.reason, data={"cancelled": True},
+        )  # fmt: skip
+        append_line(self.folder.path / "events.jsonl", json.dumps(event.to_json()))
+
     def _last_words(self) -> dict[str, str]:
         """The reasons of this attempt's last events by kind."""
+        return {event.kind: event.reason for event in self._events()}
+
+    def _events(self) -> list[Event]:
+        """This attempt's events."""
         events = read_events(self.folder.path / "events.jsonl")
-        return {event.kind: event.reason for event in events if event.attempt == self.attempt}
+        return [event for event in events if event.attempt == self.attempt]
 
 
 def start_local_job(folder: RunFolder, count: int, lock: RunLock, runner: Runner, clock: Clock) -> LocalJob:
@@ -90,7 +119,8 @@ def start_local_job(folder: RunFolder, count: int, lock: RunLock, runner: Runner
         CommandError: a process cannot be started.
     """
     nodes = local_nodes(count)
-    folder.close_open_attempts(clock.wall(), "ended without a word: killed")
+    for line in folder.open_attempts():
+        folder.end_attempt(line["attempt"], clock.wall(), "ended without a word: killed", None, "infrastructure")
     attempt = folder.begin_attempt(nodes, clock.wall())
     logs = folder.path / "logs" / str(attempt)
     logs.mkdir(parents=True, exist_ok=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import Clock
@@ -24,7 +27,10 @@ from hpctrain.launch.folder import (
 )
 from hpctrain.launch.local import local_nodes
 from hpctrain.launch.own_model import with_sizes
+from hpctrain.launch.secrets import check_secrets
+from hpctrain.launch.staleness import staleness
 from hpctrain.launch.supervise import LocalJob, start_local_job
+from hpctrain.launch.trust import check_trusted
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run, read_run
@@ -52,10 +58,12 @@ def settle(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run, Spe
 
     Raises:
         InputError: the data folder is missing, not prepared or too small; the model's vocabulary is smaller than the
-            data's; data.tokenizer is not that of the data; the person's own model cannot be used.
+            data's; data.tokenizer is not that of the data; the person's own model cannot be used; the run file holds
+            a secret, or names one that is not there.
         FileError: a token shard was cut short.
     """
     run.require_runnable()
+    check_secrets(run, os.environ)
     run, spec = with_sizes(run, runner, code)
     vocabulary = vocabulary_of(run.data.train)
     if spec.vocabulary < vocabulary:
@@ -77,18 +85,20 @@ def prepare(
     plan_file: Path | None,
     runner: Runner,
     queued: bool = False,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> Prepared:
     """Read and check everything a person gave; nothing is written.
 
     Args:
         count: number of virtual nodes; default: the run file's cluster.nodes.
         queued: the nodes are known only when the job starts; what depends on them is checked there.
+        defaults: values for keys that neither the run file nor an override gives.
 
     Raises:
         FileError, InputError: a file is wrong or missing.
         Refused: topology or plan are of other nodes.
     """
-    run, spec = settle(read_run(run_file, overrides), runner)
+    run, spec = settle(read_run(run_file, overrides, defaults), runner)
     topology = Topology.read(topology_file) if topology_file else None
     plan = Plan.read(plan_file) if plan_file else None
     nodes = [] if queued else local_nodes(count or fewest_nodes(run))
@@ -139,12 +149,13 @@ def resume(path: Path, count: int | None, overrides: tuple[str, ...], runner: Ru
     """Go on with a run in its own folder, from its newest checkpoint, on `count` nodes (default: as before).
 
     Raises:
-        InputError: the folder is in use, or holds no run.
+        InputError: the folder is in use, holds no run, or others can write to it.
         FileError: its run file is wrong.
     """
     folder = RunFolder(path.resolve())
     if not (folder.path / "run.yaml").is_file():
         raise InputError(f"{path}: no run.yaml in it; give a run folder, as `hpctrain status` lists them")
+    check_trusted(folder.path)
     before = read_run(folder.path / "run.yaml")
     run, spec = settle(read_run(folder.path / "run.yaml", overrides), runner, _own_code(folder.path))
     if spec.sha256() != before.spec().sha256():
@@ -153,8 +164,7 @@ def resume(path: Path, count: int | None, overrides: tuple[str, ...], runner: Ru
     count = count or (len(attempts[-1]["nodes"]) if attempts else fewest_nodes(run))
     lock = lock_run_folder(folder.path)
     try:
-        if _plan_inputs(run) != _plan_inputs(before):
-            _put_plans_aside(folder.path, len(attempts))
+        put_stale_plans_aside(folder, before, run)
         _check_edited_plan(folder.path, run, spec)
         if overrides:
             write_text(folder.path / "run.yaml", render_run(run))
@@ -178,9 +188,18 @@ def _plan_inputs(run: Run) -> list[object]:
     ]  # fmt: skip
 
 
-def _put_plans_aside(path: Path, attempt: int) -> None:
-    for plan in [*path.glob("plan.json"), *path.glob("plan-*.json")]:
-        plan.rename(path / f"before-{attempt}-{plan.name}")
+def put_stale_plans_aside(folder: RunFolder, before: Run, after: Run) -> list[tuple[Path, Path]]:
+    """Rename the plans in a run folder if they were made for settings that have changed; the old and the new name of
+    each come back."""
+    if _plan_inputs(after) == _plan_inputs(before):
+        return []
+    path, attempt = folder.path, len(folder.attempts())
+    plans = [
+        (plan, path / f"before-{attempt}-{plan.name}") for plan in [*path.glob("plan.json"), *path.glob("plan-*.json")]
+    ]
+    for plan, aside in plans:
+        plan.rename(aside)
+    return plans
 
 
 def _check_edited_plan(path: Path, run: Run, spec: Spec) -> None:
@@ -205,13 +224,27 @@ def _launch(folder: RunFolder, count: int, runner: Runner, clock: Clock) -> Loca
         lock.release()
 
 
-def drop_stale_topology(folder: RunFolder, nodes: list[str], now: float) -> None:
-    """Put a topology aside that is too old or not of these nodes; the attempt then probes."""
+def drop_stale_topology(
+    folder: RunFolder, nodes: list[str], now: float, drivers: Mapping[str, str] | None = None
+) -> list[str]:
+    """Put a topology aside that is too old or not of these nodes; the attempt then probes.
+
+    Args:
+        now: seconds since 1970.
+        drivers: version of the GPU driver by node, where it is known.
+
+    Returns:
+        What speaks against the topology that was found, a line each.
+    """
     path = folder.path / "topology.json"
+    if not path.exists():
+        return []
     try:
-        if path.exists() and is_usable(Topology.read(path), nodes, now):
-            return
-    except FileError:
-        pass  # unreadable: measured again as well
-    if path.exists():
-        path.rename(path.with_name("topology-before.json"))
+        topology = Topology.read(path)
+        words = staleness(topology, nodes, drivers or {}, now)
+        if is_usable(topology, nodes, now):
+            return words
+    except FileError as error:
+        words = str(error).splitlines()  # unreadable: measured again as well
+    path.rename(path.with_name("topology-before.json"))
+    return [*words, "the nodes are measured again; the topology found is now topology-before.json"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 
 from hpctrain.base.errors import EXIT_USAGE, HpctrainError
+from hpctrain.base.stamp import stamp_output
 
 VERBS = {
     "probe": ("hpctrain.node.probe", "main"),
@@ -25,6 +27,12 @@ def main(argv: list[str]) -> int:
     if argv[0] == "run":
         # A stop that is asked for while the modules are still loading waits until the agent listens.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR2))
+        stamp_output()
+    elif argv[0] in ("begin", "end") and not sys.stderr.isatty():
+        # What they print is the job script's to read; what they say goes to the job's log, beside those of the agents.
+        stamp_output(["stderr"])
+    # Whatever this process and its workers write is for its owner alone, wherever it lies.
+    os.umask(0o077)
     try:
         module, function = VERBS[argv[0]]
         code: int = getattr(importlib.import_module(module), function)(argv[1:])

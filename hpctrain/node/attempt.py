@@ -1,12 +1,13 @@
 """`python -m hpctrain.node begin|end`: what the job script does before and after the step, on its first node.
 
-begin prints the attempt's number; end decides whether the job goes back to the queue.
+begin prints the attempt's number, or nothing when there is nothing to do; end decides how the run goes on.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,80 +17,243 @@ from ClusterShell.NodeSet import NodeSet
 
 from hpctrain.agent.journal import Journal
 from hpctrain.base.clock import SystemClock
+from hpctrain.base.errors import CommandError, HpctrainError
 from hpctrain.base.process import SystemRunner
+from hpctrain.launch.after import move_followers
+from hpctrain.launch.bad_nodes import write_blamed
 from hpctrain.launch.cancel import is_cancelled
+from hpctrain.launch.driver import own_driver
+from hpctrain.launch.exit_class import RESUMABLE, Ending, read_ending
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.in_use import check_own_folder
+from hpctrain.launch.notify import tell
+from hpctrain.launch.succession import cancel_successors, go_on, top_up, waiting_successors
 from hpctrain.launch.training import drop_stale_topology
-from hpctrain.node.ending import Ending, Verdict, decide_end, newest_checkpoint, read_ending, settle_job, stuck_words
+from hpctrain.launch.trust import check_trusted
+from hpctrain.node.ending import Account, Verdict, read_account, settle_job, told_state
 from hpctrain.node.run import FINISHED
-from hpctrain.records.event import read_events
-from hpctrain.records.run import read_run
-from hpctrain.slurm.commands import Slurm
+from hpctrain.node.taking_over import close_silent_attempts, reason_to_stop
+from hpctrain.records.event import Event, read_events
+from hpctrain.records.locate import job_id, record_job
+from hpctrain.records.run import Run, read_run
+from hpctrain.records.successor import chain_of, read_successors
+from hpctrain.slurm.commands import ControllerAwayError, Slurm
+
+OF_THE_JOB = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+"""Variables that Slurm sets for a job's own devices; the next job has others."""
 
 
 def begin(argv: list[str]) -> int:
-    """Open a new attempt in the run folder and print its number.
+    """Open a new attempt in the run folder and print its number; nothing is printed where the run is over already.
 
     Raises:
         Refused: the run goes on as another job.
+        InputError: others can write to the run folder.
     """
     options = _parse("begin", argv)
-    folder = RunFolder(options.folder)
-    check_own_folder(folder.path, os.environ.get("SLURM_JOB_ID"), Slurm(SystemRunner()))
+    folder, own = RunFolder(options.folder), os.environ.get("SLURM_JOB_ID")
+    # Before the step starts: each of its tasks unpickles what submitit left in the folder.
+    check_trusted(folder.path)
+    slurm = Slurm(SystemRunner(), environment_of(os.getppid()))
+    check_own_folder(folder.path, own, slurm)
+    run, now = read_run(folder.path / "run.yaml"), time.time()
+    close_silent_attempts(folder, run, slurm, now)
+    over = reason_to_stop(folder, run, own, slurm)
+    if over is not None:
+        _say(over.reason)
+        return _stop(folder, slurm, over)
+    if own is not None and own != job_id(folder.path):
+        record_job(folder.path, own)
+        _move_followers(folder, slurm)
     nodes = [str(name) for name in NodeSet(os.environ.get("SLURM_JOB_NODELIST", ""))]
-    now = time.time()
     (folder.path / FINISHED).unlink(missing_ok=True)
-    folder.close_open_attempts(now, "ended without a word: node lost, killed, or time limit")
-    number = folder.begin_attempt(
-        nodes,
-        now,
-        os.environ.get("SLURM_JOB_ID"),
-        int(os.environ.get("SLURM_RESTART_COUNT", "0")),
-        checkpoint=newest_checkpoint(folder.path),
-    )
-    drop_stale_topology(folder, nodes, now)
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    number = folder.begin_attempt(nodes, now, own, restarts)
+    for words in drop_stale_topology(folder, nodes, now, own_driver(os.environ.get("SLURMD_NODENAME"))):
+        print(f"hpctrain: {words}", file=sys.stderr)
+    if options.again == "new_job":
+        _top_up(folder, run, slurm, now)
+    tell(folder.path, number, "started", f"attempt {number} on {len(nodes)} nodes", _me(), SystemClock(), os.environ)
     print(number)
     return 0
 
 
+def _top_up(folder: RunFolder, run: Run, slurm: Slurm, now: float) -> None:
+    """Successors are for later: the attempt begins without them too."""
+    before = len(read_successors(folder.path))
+    try:
+        top_up(folder.path, run, slurm, now)
+    except HpctrainError as error:
+        _say(f"recovery.successors: not all are queued ({error})")
+    if len(read_successors(folder.path)) > before:
+        _move_followers(folder, slurm)
+
+
 def end(argv: list[str]) -> int:
-    """Close the attempt; put the job back into the queue when it is to go on. The exit code of the job comes back."""
+    """Close the attempt and see to what comes next. The exit code of the job comes back."""
     options = _parse("end", argv)
     folder = RunFolder(options.folder)
+    run, now = read_run(folder.path / "run.yaml"), time.time()
     events = [event for event in read_events(folder.path / "events.jsonl") if event.attempt == options.attempt]
     ending = read_ending(options.code, events, (folder.path / FINISHED).exists())
+    said: list[str] = []
 
     def told(verdict: Verdict) -> None:
-        reason = verdict.reason if verdict.requeue or verdict.failed else ending.reason or verdict.reason
-        folder.end_attempt(options.attempt, time.time(), reason, ending.code)
+        reason = ending.reason if verdict.act == "wait" and ending.reason else verdict.reason
+        folder.end_attempt(options.attempt, time.time(), reason, ending.code, verdict.exit_class)
+        state = told_state(verdict)
+        if state not in said:  # a controller that is away is asked again, nobody else is told again
+            said.append(state)
+            tell(folder.path, options.attempt, state, reason, _me(), SystemClock(), os.environ)
 
-    verdict = _settle(folder, ending, told) if options.requeue else _settle_here(ending)
-    if not verdict.requeue:
+    if options.again is None:
+        verdict = _settle_here(ending)
         told(verdict)
+    else:
+        verdict = _settle(folder, run, options, ending, events, now, told)
     if verdict.failed:
-        name = os.environ.get("SLURMD_NODENAME", "batch")
-        journal = Journal(folder.path / "events.jsonl", name, options.attempt, SystemClock())
+        journal = Journal(folder.path / "events.jsonl", _me(), options.attempt, SystemClock())
         # In somebody's allocation a run that saved and left is no failure: nothing was to bring it back.
-        journal.write("failed", -1, verdict.reason, **({} if options.requeue else {"cancelled": True}))
-    return ending.code
+        journal.write("failed", -1, verdict.reason, **({"cancelled": True} if options.again is None else {}))
+    return options.code if ending.code is None else ending.code
 
 
-def _settle(folder: RunFolder, ending: Ending, told: Callable[[Verdict], None]) -> Verdict:
-    """The verdict on a job that was submitted for this run."""
-    job_id = os.environ["SLURM_JOB_ID"]
-    stuck = stuck_words(folder, job_id, read_run(folder.path / "run.yaml").recovery.retries)
-    slurm, again = Slurm(SystemRunner()), f"; go on with `hpctrain resubmit {folder.path.name}`"
-    verdict = settle_job(ending, job_id, slurm, SystemClock(), lambda: is_cancelled(folder.path), stuck, told)
-    return replace(verdict, reason=verdict.reason + again) if verdict.failed else verdict
+def environment_of(pid: int) -> dict[str, str]:
+    """The environment that a process began with: of the job's script, as it was before cluster.setup changed it.
+
+    A job that is queued from here starts with what a person submitted the first one with, and not with module paths
+    that grow from job to job.
+    """
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return dict(os.environ)
+    pairs = (os.fsdecode(entry).partition("=") for entry in entries if entry)
+    return {name: value for name, _, value in pairs if name not in OF_THE_JOB}
+
+
+def _settle(
+    folder: RunFolder, run: Run, options: argparse.Namespace, ending: Ending, events: list[Event], now: float,
+    told: Callable[[Verdict], None],
+) -> Verdict:  # fmt: skip
+    """The verdict on a job that was submitted for this run, carried out."""
+    job, slurm = os.environ["SLURM_JOB_ID"], Slurm(SystemRunner(), environment_of(os.getppid()))
+    _note_bad_nodes(folder, run, options.attempt, events, now)
+    account = _account(folder, run, options.attempt, job, slurm)
+
+    def again() -> None:
+        if options.again == "same_job":
+            slurm.requeue(job)
+        else:
+            _go_on_as_new_job(folder, run, job, slurm, now)
+
+    verdict = settle_job(ending, job, account, slurm, SystemClock(), lambda: is_cancelled(folder.path), told, again)
+    if verdict.failed:
+        verdict = replace(verdict, reason=f"{verdict.reason}; go on with `hpctrain resubmit {folder.path.name}`")
+    told(verdict)
+    if verdict.act == "stop":
+        _cancel_successors(folder, slurm)
+    elif verdict.act == "wait" and account.successor is not None and job == job_id(folder.path):
+        _pass_on(folder, run, job, slurm, now)
+    return verdict
+
+
+def _go_on_as_new_job(folder: RunFolder, run: Run, job: str, slurm: Slurm, now: float) -> None:
+    """Queue the run's next job; where sbatch refuses it, put this one back into the queue.
+
+    Raises:
+        CommandError: neither was possible.
+    """
+    try:
+        following = go_on(folder.path, run, slurm, now)
+    except ControllerAwayError:
+        raise
+    except HpctrainError as error:
+        if run.recovery.successors:
+            raise CommandError(str(error)) from error  # such a job may not be requeued
+        _say(f"no new job could be queued ({error}); this one goes back to the queue")
+        slurm.requeue(job)
+        return
+    _say(f"the run goes on as job {following}")
+    _move_followers(folder, slurm)
+    if is_cancelled(folder.path):
+        # Who cancelled it did not see that job.
+        slurm.cancel(following)
+
+
+def _pass_on(folder: RunFolder, run: Run, job: str, slurm: Slurm, now: float) -> None:
+    """Slurm ended the job: what waits behind it is the run's job from now on. If this fails it says so itself."""
+    try:
+        info = slurm.job(job)
+        if info is not None and not info.state.is_waiting:
+            go_on(folder.path, run, slurm, now)
+            _move_followers(folder, slurm)
+    except HpctrainError as error:
+        _say(str(error))
+
+
+def _move_followers(folder: RunFolder, slurm: Slurm) -> None:
+    """Runs that wait for this one wait for its job as of now."""
+    for line in move_followers(folder.path, slurm, os.environ):
+        _say(line)
+
+
+def _account(folder: RunFolder, run: Run, attempt: int, job: str, slurm: Slurm) -> Account:
+    attempts = folder.attempts()
+    chain = chain_of(job, read_successors(folder.path))
+    lines = [line for line in attempts[:attempt] if line.get("job_id") in chain]
+    found, newest = attempts[attempt].get("checkpoint_before"), folder.newest_checkpoint()
+    try:
+        waiting = waiting_successors(folder.path, slurm)
+    except CommandError:
+        waiting = [item.job_id for item in read_successors(folder.path) if item.after == job]
+    return read_account(lines, found, newest, run.recovery.retries, waiting[0] if waiting else None)
+
+
+def _note_bad_nodes(folder: RunFolder, run: Run, attempt: int, events: list[Event], now: float) -> None:
+    """The ledger of bad nodes is a help, not a condition: without it the run goes on as well."""
+    try:
+        write_blamed(folder.path, attempt, events, now, run.recovery.exclude_hours)
+    except HpctrainError as error:
+        _say(str(error))
+
+
+def _stop(folder: RunFolder, slurm: Slurm, over: Verdict) -> int:
+    """A job that begins on a run that is over ends at once; so do those behind it.
+
+    It ends well only where the run did: jobs may wait for its good end.
+    """
+    _cancel_successors(folder, slurm)
+    if not over.failed:
+        return 0 if over.exit_class == "done" else RESUMABLE
+    attempt = max(0, len(folder.attempts()) - 1)
+    journal = Journal(folder.path / "events.jsonl", os.environ.get("SLURMD_NODENAME", "batch"), attempt, SystemClock())
+    journal.write("failed", -1, over.reason)
+    return 1
+
+
+def _cancel_successors(folder: RunFolder, slurm: Slurm) -> None:
+    try:
+        cancel_successors(folder.path, slurm, os.environ.get("SLURM_JOB_ID"))
+    except HpctrainError as error:
+        _say(f"not cancelled: the jobs queued behind this one ({error}); each ends at once when it starts")
 
 
 def _settle_here(ending: Ending) -> Verdict:
-    """The verdict on a run inside an allocation that a person has: nothing there is hpctrain's to requeue."""
-    if ending.code == 0 or not ending.resumable:
-        return decide_end(ending, None)
+    """The verdict on a run inside an allocation that a person has: nothing there is hpctrain's to bring back."""
+    if ending.exit_class not in ("resumable", "infrastructure"):
+        return Verdict("stop", ending.reason or f"the step ended with exit code {ending.code}", ending.exit_class)
     reason = "stopped on request, saved" if ending.saved else ending.reason or "stopped on request"
-    return Verdict(False, f"{reason}; `hpctrain resubmit` goes on with it", failed=True)
+    words = f"{reason}; `hpctrain resubmit` goes on with it"
+    return Verdict("stop", words, ending.exit_class, failed=True, cancelled=True)
+
+
+def _say(text: str) -> None:
+    print(f"hpctrain node: {text}", file=sys.stderr, flush=True)
+
+
+def _me() -> str:
+    return os.environ.get("SLURMD_NODENAME", "batch")
 
 
 def _parse(verb: str, argv: list[str]) -> argparse.Namespace:
@@ -98,5 +262,6 @@ def _parse(verb: str, argv: list[str]) -> argparse.Namespace:
     if verb == "end":
         parser.add_argument("--attempt", type=int, required=True)
         parser.add_argument("--code", type=int, required=True)
-        parser.add_argument("--requeue", action="store_true", help="the job is this run's own, and may go back")
+    text = "how the run goes on after the job; left out in an allocation that a person has"
+    parser.add_argument("--again", choices=["new_job", "same_job"], help=text)
     return parser.parse_args(argv)

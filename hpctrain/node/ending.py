@@ -1,117 +1,132 @@
-"""How an attempt ended, and whether its job goes back to the queue: from exit code, events and Slurm's own word."""
+"""What happens after an attempt: the run is over, its job comes back, or Slurm sees to it. Decided, told, then done."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any, Literal
 
-from hpctrain.agent.decide import RESUMABLE
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError
-from hpctrain.launch.folder import RunFolder
-from hpctrain.records.event import Event
+from hpctrain.launch.exit_class import Ending, is_out_of_time, is_preempted, with_progress, with_slurms_word
+from hpctrain.records.attempt import SPENDING, ExitClass, idle_attempts, spent
+from hpctrain.records.run import NotifyState
 from hpctrain.slurm.commands import ControllerAwayError, Slurm
 from hpctrain.slurm.job import JobInfo, JobState
-from hpctrain.snapshot.published import listed
 
 PATIENCE_S = 60.0
 """How long a controller that is away is asked again; the notice before the time limit leaves room for it."""
 RETRY_S = 2.0
-KILLED_AT_START = (128 + signal.SIGTERM, 128 + signal.SIGUSR2)
-"""What srun gives when a task was told to leave before its handlers stood."""
 
 
 @dataclass(frozen=True)
-class Ending:
-    """What an attempt left behind."""
+class Account:
+    """What the ledger says when an attempt ends."""
 
-    code: int
-    """Exit code of the job: 0 when the run is finished, whatever became of single tasks."""
-    resumable: bool
-    """Stopped where it can go on, by itself or because somebody asked."""
-    saved: bool
-    """It was asked to stop, and saved first."""
-    reason: str | None
-    """The last word of its agents; None when they left without one."""
+    retries: int
+    """recovery.retries."""
+    progressed: bool = False
+    """The attempt left a newer checkpoint than it found."""
+    spent: int = 0
+    """Failures since the last new checkpoint, this attempt's left out."""
+    idle: int = 0
+    """Attempts in a row that left no new checkpoint, this one left out."""
+    successor: str | None = None
+    """A job that is queued behind this one."""
+
+
+def read_account(
+    lines: Sequence[dict[str, Any]], found: str | None, newest: str | None, retries: int, successor: str | None = None
+) -> Account:
+    """The account of an attempt.
+
+    Args:
+        lines: those of the attempts before it that belong to the same submission by a person.
+        found: the checkpoint that it began with.
+        newest: the newest one now.
+    """
+    progressed = newest is not None and newest != found
+    before = [] if progressed else lines
+    return Account(retries, progressed, spent(before), idle_attempts(before), successor)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What happens to the job after its step."""
+    """What happens after the step."""
 
-    requeue: bool
+    act: Literal["stop", "again", "wait"]
+    """stop: no further job. again: this process has to see to the next one. wait: Slurm brings the job back, or starts
+    the one that is queued behind it."""
     reason: str
+    exit_class: ExitClass
     failed: bool = False
     """The run stops here although it is not done; nobody else would say so."""
+    cancelled: bool = False
+    """A person wanted it to stop."""
 
 
-def read_ending(code: int, events: Sequence[Event], finished: bool) -> Ending:
-    """How the attempt ended.
-
-    Args:
-        code: what srun gave: the highest exit code of all tasks, that of a lost or isolated node's too. So the events
-            have the first word.
-        events: those of the attempt.
-        finished: whether an agent said that the run is over.
-    """
-    last = next((event for event in reversed(events) if event.kind in ("preempted", "failed")), None)
-    done = next((event for event in reversed(events) if event.kind == "finished"), None)
-    if code == 0 or finished or done is not None:
-        return Ending(0, False, False, done.reason if done else "all steps are done")
-    failures = [event.data.get("exit_code") for event in events if event.kind == "failed"]
-    fatal = any(found not in (None, RESUMABLE) for found in failures)
-    asked = last is not None and last.kind == "preempted"
-    resumable = asked or RESUMABLE in failures or code == RESUMABLE or code in KILLED_AT_START
-    return Ending(code, resumable and not fatal, asked, last.reason if last else None)
-
-
-def decide_end(ending: Ending, job: JobInfo | None, cancelled: bool = False, stuck: str | None = None) -> Verdict:
-    """Whether the job goes back to the queue.
+def decide_end(ending: Ending, job: JobInfo | None, account: Account, cancelled: bool = False) -> Verdict:
+    """What happens after an attempt.
 
     A job that ends within its grace time is over for Slurm (seen with 22.05: FAILED, not requeued, although
-    PreemptMode is REQUEUE), and with PreemptMode=CANCEL Slurm never brings it back: it has to ask for itself.
+    PreemptMode is REQUEUE), and with PreemptMode=CANCEL or at its time limit Slurm never brings it back: somebody has
+    to ask.
 
     Args:
         job: Slurm's description; None when it does not know the job.
         cancelled: whether a person cancelled the run.
-        stuck: why it makes no sense to try once more, if so. A preemption is not the run's fault.
     """
-    if ending.code == 0:
-        return Verdict(False, "all steps are done")
-    preempted = job is not None and job.preempt_s is not None
-    if not ending.resumable and not preempted:
-        return Verdict(False, ending.reason or f"the step ended with exit code {ending.code}")
-    if cancelled or (job is not None and job.state is JobState.CANCELLED):
-        return Verdict(False, "cancelled")
+    preempted = job is not None and is_preempted(job)
+    ending = with_slurms_word(ending, job)
+    stopped_by_hand = cancelled or (job is not None and job.state is JobState.CANCELLED and not preempted)
+    if ending.exit_class != "done" and not stopped_by_hand:
+        ending = with_progress(ending, account.progressed, preempted, account.idle)
+    kind, reason = ending.exit_class, ending.reason or f"the step ended with exit code {ending.code}"
+    if kind == "done":
+        return Verdict("stop", ending.reason or "all steps are done", kind)
+    if stopped_by_hand:
+        return Verdict("stop", "cancelled", kind, cancelled=True)
+    if ending.hopeless:
+        return Verdict("stop", reason, kind, failed=True)
+    if kind in SPENDING and account.spent + 1 > account.retries:
+        return Verdict("stop", _budget_words(reason, account), kind, failed=True)
     if job is None:
-        return Verdict(False, "stopped at a checkpoint on request")
-    if job.state.is_waiting or not (preempted or job.state is JobState.RUNNING):
+        return Verdict("stop", f"{reason}; Slurm does not know its job", kind, failed=True)
+    ours = preempted or is_out_of_time(job) or job.state is JobState.RUNNING
+    if job.state.is_waiting or not ours:
         # After a node failure or a requeue by hand the job is in the queue already while its script still ends.
-        return Verdict(False, f"Slurm took the job ({job.state.value}); it decides whether it comes back")
-    if stuck is not None and not preempted:
-        return Verdict(False, stuck, failed=True)
-    return Verdict(True, _why(ending, preempted))
+        return Verdict("wait", f"Slurm took the job ({job.state.value}); {_who_goes_on(job, account)}", kind)
+    return Verdict("again", _why(ending, preempted), kind)
+
+
+def told_state(verdict: Verdict) -> NotifyState:
+    """What the end of an attempt is called towards the outside."""
+    if verdict.exit_class == "done":
+        return "done"
+    if verdict.cancelled:
+        return "cancelled"
+    return "failed" if verdict.act == "stop" else "requeued"
 
 
 def settle_job(
     ending: Ending,
     job_id: str,
+    account: Account,
     slurm: Slurm,
     clock: Clock,
     cancelled: Callable[[], bool],
-    stuck: str | None,
     told: Callable[[Verdict], None],
+    again: Callable[[], None],
 ) -> Verdict:
-    """Decide, and put the job back into the queue. A controller that is away is asked again for a minute: a job that
-    ends meanwhile without a word is not requeued by anybody.
+    """Decide, and see to it that the run goes on. A controller that is away is asked again for a minute: a job that
+    ends meanwhile without a word is not brought back by anybody.
 
     Args:
-        told: called with the verdict before the job goes back, as that ends this process.
+        told: called with the verdict before the job goes on, as a requeue ends this process.
+        again: queues the next job, or puts this one back into the queue; raises CommandError.
     """
-    if ending.code == 0:
-        return decide_end(ending, None)
+    if ending.exit_class == "done":
+        return decide_end(ending, None, account)
     deadline = clock.now() + PATIENCE_S
     asked: Verdict | None = None
     while True:
@@ -119,42 +134,18 @@ def settle_job(
             job = slurm.job(job_id)
             if asked is not None and job is not None and job.state.is_waiting:
                 return asked  # the controller had taken the last call before it fell silent
-            verdict = decide_end(ending, job, cancelled(), stuck)
-            if verdict.requeue:
+            verdict = decide_end(ending, job, account, cancelled())
+            if verdict.act == "again":
                 told(verdict)
                 asked = verdict
-                slurm.requeue(job_id)
+                again()
             return verdict
         except ControllerAwayError as error:
             if clock.now() >= deadline:
-                return _not_requeued(ending, error)
+                return _without_slurm(ending, account, error)
             clock.sleep(RETRY_S)
         except CommandError as error:
-            return _not_requeued(ending, error)
-
-
-def stuck_words(folder: RunFolder, job_id: str, retries: int) -> str | None:
-    """Why the job would only loop: too many of its attempts in a row made no new checkpoint; None when it would not.
-
-    Each attempt counts its own failures from none, so a job that dies in every attempt needs a bound of its own.
-    """
-    newest, count = newest_checkpoint(folder.path), 0
-    for line in reversed(folder.attempts()):
-        if line.get("job_id") != job_id or "checkpoint" not in line or line["checkpoint"] != newest:
-            break
-        count += 1
-    if count <= retries:
-        return None
-    return (
-        f"{count} attempts in a row ended without a new checkpoint (recovery.retries is {retries}); see "
-        f"`hpctrain logs {folder.path.name}`"
-    )
-
-
-def newest_checkpoint(path: Path) -> str | None:
-    """Name of the run's newest published checkpoint."""
-    found = listed(path / "checkpoints")
-    return found[-1].name if found else None
+            return _without_slurm(ending, account, error)
 
 
 def _why(ending: Ending, preempted: bool) -> str:
@@ -165,7 +156,23 @@ def _why(ending: Ending, preempted: bool) -> str:
     return f"{ending.reason or 'stopped on request'}; back to the queue"
 
 
-def _not_requeued(ending: Ending, error: CommandError) -> Verdict:
-    if not ending.resumable:
-        return Verdict(False, ending.reason or f"the step ended with exit code {ending.code}")
-    return Verdict(False, f"the job could not be requeued ({error})", failed=True)
+def _who_goes_on(job: JobInfo, account: Account) -> str:
+    if account.successor is not None and not job.state.is_waiting:
+        return f"job {account.successor} goes on"
+    return "it decides whether it comes back"
+
+
+def _budget_words(reason: str, account: Account) -> str:
+    count = account.spent + 1
+    failures = "1 failure" if count == 1 else f"{count} failures in a row"
+    return f"{reason}; {failures} without a new checkpoint (recovery.retries is {account.retries})"
+
+
+def _without_slurm(ending: Ending, account: Account, error: CommandError) -> Verdict:
+    """The verdict where Slurm cannot be asked: what is queued already goes on by itself."""
+    decided = with_progress(ending, account.progressed, False, account.idle)
+    kind, reason = decided.exit_class, decided.reason or f"the step ended with exit code {ending.code}"
+    over = ending.hopeless or (kind in SPENDING and account.spent + 1 > account.retries)
+    if account.successor is not None and not over:
+        return Verdict("wait", f"{reason}; job {account.successor} goes on", kind)
+    return Verdict("stop", f"{reason}; the run could not be queued again ({error})", kind, failed=True)

@@ -6,6 +6,7 @@ import argparse
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from hpctrain.base.atomic import write_json
@@ -13,7 +14,8 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.process import SystemRunner
 from hpctrain.node.place import add_place_arguments, place_of
 from hpctrain.probe.resident import probe_nodes
-from hpctrain.probe.settings import ProbeSettings, local_settings
+from hpctrain.probe.settings import MODES, PARTIAL_FILE, ProbeSettings, local_settings, usual_mode
+from hpctrain.records.topology import Topology
 
 
 def main(argv: list[str]) -> int:
@@ -38,10 +40,20 @@ def main(argv: list[str]) -> int:
         settings,
         tell,
         options.job_id or os.environ.get("SLURM_JOB_ID"),
+        lambda measured: _keep(measured, options.folder),
     )
     if topology is not None:
         topology.write(options.folder / "topology.json")
     return 0
+
+
+def _keep(measured: Topology, folder: Path) -> None:
+    """Write what there is so far; the pairs of the copy before it are no longer named by anything."""
+    measured.write(folder / PARTIAL_FILE)
+    named = measured.fabric.matrix
+    for old in folder.glob("pairs-*.npz"):
+        if named is None or old.name != named.file:
+            old.unlink(missing_ok=True)
 
 
 def _end_with(parent: int) -> None:
@@ -56,12 +68,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--folder", type=Path, required=True, help="a folder that all nodes share")
     add_place_arguments(parser)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda", "none"], default="auto")
+    parser.add_argument("--mode", choices=MODES, help="default: by the number of nodes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--job-id", help="Slurm job that measures")
     return parser
 
 
 def _settings(options: argparse.Namespace, count: int) -> ProbeSettings:
+    mode = options.mode or usual_mode(count)
     if options.local:
-        return local_settings(count, options.device, options.seed)
-    return ProbeSettings(seed=options.seed, device=options.device)
+        return replace(local_settings(count, options.device, options.seed), mode=mode)
+    return ProbeSettings(seed=options.seed, device=options.device, mode=mode)

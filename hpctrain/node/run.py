@@ -7,7 +7,7 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hpctrain.agent.agent import Agent, Place
@@ -17,13 +17,19 @@ from hpctrain.agent.journal import Journal
 from hpctrain.agent.peers import Peers
 from hpctrain.agent.store import GenerationStore
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import HpctrainError
+from hpctrain.base.errors import EXIT_REFUSED, HpctrainError
+from hpctrain.base.handshake import derived
 from hpctrain.base.process import SystemRunner
+from hpctrain.launch.secrets import secret_values
+from hpctrain.launch.trust import check_trusted
+from hpctrain.node.leaving import leave
 from hpctrain.node.place import add_place_arguments, place_of
 from hpctrain.node.planning import GenerationMaker
+from hpctrain.node.staging import stage_data, staging_limit_s
 from hpctrain.probe.address import interface_of
 from hpctrain.probe.resident import probe_nodes
-from hpctrain.probe.settings import ProbeSettings, local_settings
+from hpctrain.probe.settings import ProbeSettings, local_settings, preflight_mode
+from hpctrain.records.generation import Generation
 from hpctrain.records.run import Run, read_run
 from hpctrain.records.topology import Topology
 
@@ -43,6 +49,7 @@ def main(argv: list[str]) -> int:
     stop.listen()
     here = place_of(options)
     folder: Path = options.folder
+    check_trusted(folder)
     run = read_run(folder / "run.yaml")
     journal = Journal(folder / "events.jsonl", here.node, options.attempt, SystemClock())
     incarnation = incarnation_of(platform.node(), time.time())
@@ -50,10 +57,20 @@ def main(argv: list[str]) -> int:
     if here.node == here.nodes[0]:
         text = f"attempt {options.attempt} on {len(here.nodes)} nodes"
         journal.write("attempt_started", -1, text, nodes=list(here.nodes))
-    _ensure_topology(place, run, journal, here.local)
-    code = _agent(place, run, journal, stop).run()
+    if _ensure_topology(place, run, journal, here.local).verdict.status == "refuse":
+        if not here.local:
+            # Nobody waits for the task of a node that does not answer.
+            leave(folder, options.attempt, here.node, here.nodes, len(here.nodes), EXIT_REFUSED)
+        return EXIT_REFUSED
+    staged = stage_data(run.data, journal, os.environ, SystemClock(), stop)
+    code = _agent(place, run, journal, stop, staged).run()
     if code == 0:
         (folder / FINISHED).touch()
+    elif not here.local:
+        last = GenerationStore(folder / "generations").newest()
+        mine = last is not None and last.attempt == options.attempt
+        members = [member.node for member in last.members] if last is not None and mine else list(here.nodes)
+        leave(folder, options.attempt, here.node, members, run.recovery.min_nodes, code)
     return code
 
 
@@ -90,12 +107,12 @@ class _StopRequest:
         self._asked = True
 
 
-def _ensure_topology(place: Place, run: Run, journal: Journal, local: bool) -> None:
-    """Probe unless the run folder already holds a topology of these nodes."""
+def _ensure_topology(place: Place, run: Run, journal: Journal, local: bool) -> Topology:
+    """Probe unless the run folder already holds a topology of these nodes; a refusal is told by the first node."""
     path = place.folder / "topology.json"
     if not path.exists():
         device = run.cluster.device
-        settings = local_settings(len(place.nodes), device) if local else ProbeSettings(device=device)
+        settings = local_settings(len(place.nodes), device) if local else _preflight(len(place.nodes), device)
         topology = probe_nodes(
             place.folder, place.node, place.nodes, place.addr, SystemRunner(), SystemClock(), settings
         )
@@ -114,23 +131,39 @@ def _ensure_topology(place: Place, run: Run, journal: Journal, local: bool) -> N
         if time.monotonic() > deadline:
             raise HpctrainError(f"{path}: the first node did not write it within {PROBE_WAIT_S:g} s")
         time.sleep(0.05)
-    Topology.read(path)
+    topology = Topology.read(path)
+    if topology.verdict.status == "refuse" and place.node == place.nodes[0]:
+        faults = "; ".join(fault.text for fault in topology.verdict.faults)
+        # The next attempt may get other nodes: that is no failure of the run.
+        journal.write("failed", -1, f"the probe refuses these nodes: {faults}", exit_code=EXIT_REFUSED, by_probe=True)
+    return topology
 
 
-def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool]) -> Agent:
+def _preflight(nodes: int, device: str) -> ProbeSettings:
+    return ProbeSettings(device=device, mode=preflight_mode(nodes))
+
+
+def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool], staged: Mapping[str, str]) -> Agent:
     key = (place.folder / "key").read_text().strip()
+
+    def store_secret(record: Generation) -> str:
+        # Every node makes the same one out of the run's key: it is written nowhere, and sent only to own workers.
+        return derived(key.encode(), "store", record.number, record.proposer).hex()
+
     maker = GenerationMaker(place.folder, run, place.nodes, journal)
     logs = place.folder / "logs" / str(place.attempt)
+    env = {**_worker_environment(place, run, logs), **staged}
     return Agent(
         place=place,
         settings=_settings(run),
         peers=Peers(place.folder / "agents", place.node, place.nodes, place.addr, key),
         store=GenerationStore(place.folder / "generations"),
-        group=WorkerGroup(place.folder, logs, place.node, SystemRunner(), _worker_environment(place, logs)),
+        group=WorkerGroup(place.folder, logs, place.node, SystemRunner(), env),
         journal=journal,
         clock=SystemClock(),
         make_generation=maker,
         newest_checkpoint=maker.newest_checkpoint,
+        store_secret=store_secret,
         stop_wanted=stop,
     )
 
@@ -143,14 +176,16 @@ def _settings(run: Run) -> Settings:
         heartbeat_timeout_s=run.recovery.heartbeat_timeout_s,
         progress_timeout_s=run.recovery.progress_timeout_s,
         compiling_timeout_s=run.step_timeout_s,
+        # A node shows up when its data is there.
+        join_timeout_s=Settings.join_timeout_s + staging_limit_s(run.data),
     )
 
 
-def _worker_environment(place: Place, logs: Path) -> dict[str, str]:
-    """What workers start with: the snapshot of the person's code on the module path, for whatever they start in turn,
-    collectives go over the interface that this node is reached at, and NCCL keeps its last operations, to write them
-    beside the logs when one of them runs out of time; unless somebody said otherwise."""
-    env = dict(os.environ)
+def _worker_environment(place: Place, run: Run, logs: Path) -> dict[str, str]:
+    """What workers start with: the run's secrets; the snapshot of the person's code on the module path, for whatever
+    they start in turn; collectives go over the interface that this node is reached at; and NCCL keeps its last
+    operations, to write them beside the logs when one of them runs out of time. Unless somebody said otherwise."""
+    env = dict(os.environ) | secret_values(run, os.environ)
     code = place.folder / "code"
     if code.is_dir():
         env["PYTHONPATH"] = os.pathsep.join([str(code), *filter(None, [env.get("PYTHONPATH")])])

@@ -13,9 +13,10 @@ from hpctrain.planner.neighbours import MOST_SHAPES, PATIENCE, describe_shape, n
 from hpctrain.planner.objective import Objective, Score, keeps_goodput, scorer
 from hpctrain.planner.predict import Prediction, predict
 from hpctrain.planner.search import Search, Shape
+from hpctrain.records.link import LinkFigures
 from hpctrain.records.plan import Rejected
 from hpctrain.records.run import Recovery, Run
-from hpctrain.records.topology import LinkFigures, Topology
+from hpctrain.records.topology import Topology
 
 MOST_REJECTED = 12
 """Other candidates that are told."""
@@ -141,9 +142,14 @@ def _with_late_messages(topology: Topology) -> Topology | None:
     """The links with the start-up time that 5 of 100 messages exceed; None where no spread was measured."""
 
     def late(figures: LinkFigures) -> LinkFigures:
-        if figures.latency_s is None or figures.alpha_s is None:
+        if figures.latency_s is None:
             return figures
-        return figures.model_copy(update={"alpha_s": figures.alpha_s + figures.latency_s.p95 - figures.latency_s.p50})
+        extra_s = figures.latency_s.p95 - figures.latency_s.p50
+        backend = {
+            name: each.model_copy(update={"alpha_s": each.alpha_s + extra_s}) for name, each in figures.backend.items()
+        }
+        alpha_s = None if figures.alpha_s is None else figures.alpha_s + extra_s
+        return figures.model_copy(update={"alpha_s": alpha_s, "backend": backend})
 
     links = [link.model_copy(update={"ab": late(link.ab), "ba": late(link.ba)}) for link in topology.fabric.links]
     if links == topology.fabric.links:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hpctrain.base.errors import InputError, Refused
 from hpctrain.planner.network import Links, node_of
+from hpctrain.records.link_cost import LinkCost
 from hpctrain.records.run import Run
 from hpctrain.records.topology import Device, Node, Topology
 
@@ -68,7 +69,7 @@ def find_fleet(run: Run, topology: Topology) -> Fleet:
         for device in _devices(run, topology, node, kind):
             workers.append(_worker(run.precision, topology, node, device, notes))
     workers = _without_spares(workers, run.recovery.spares, notes)
-    return Fleet(tuple(workers), Links(topology.link_cost()), tuple(dict.fromkeys(notes)))
+    return Fleet(tuple(workers), Links(LinkCost(topology)), tuple(dict.fromkeys(notes)))
 
 
 def _device_kind(run: Run, topology: Topology) -> str:

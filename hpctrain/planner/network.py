@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hpctrain.base.errors import InputError
-from hpctrain.records.topology import LinkCost
+from hpctrain.records.link_cost import LinkCost
 
 
 class Links:

@@ -9,9 +9,11 @@ from hpctrain.base.errors import InputError, Refused
 from hpctrain.planner.fleet import DEFAULT_BYTES_PER_S, DEFAULT_LAUNCH_S
 from hpctrain.planner.make import make_plan
 from hpctrain.records.imported_spec import Spec
+from hpctrain.records.link import Link, LinkFigures
+from hpctrain.records.link_cost import LinkCost
 from hpctrain.records.plan import Plan
 from hpctrain.records.run import AutoParallel, Run
-from hpctrain.records.topology import Device, Fabric, Link, LinkFigures, Node, Topology
+from hpctrain.records.topology import Device, Fabric, Node, Topology
 
 
 @dataclass(frozen=True)
@@ -116,11 +118,20 @@ def _slowed(topology: Topology, node: Node, factor: float) -> Node:
 
 
 def _with_link(topology: Topology, fabric: Fabric, a: str, b: str, factor: float) -> Fabric:
-    costs = topology.link_cost()
+    costs = LinkCost(topology)
     try:
         ways = [costs.between(f"{one}:", f"{other}:") for one, other in ((a, b), (b, a))]
     except KeyError:
         raise InputError(f"--link {a}:{b}: the topology has no figures of it; run `hpctrain probe` again") from None
-    ab, ba = (LinkFigures(alpha_s=alpha, beta_s_per_byte=beta / factor, inferred=True) for alpha, beta in ways)
+    known = {(link.a, link.b): link.ab for link in fabric.links} | {(link.b, link.a): link.ba for link in fabric.links}
+    ab, ba = (
+        LinkFigures(
+            latency_s=known[ends].latency_s if ends in known else None,
+            alpha_s=alpha,
+            beta_s_per_byte=beta / factor,
+            inferred=True,
+        )
+        for ends, (alpha, beta) in zip(((a, b), (b, a)), ways, strict=True)
+    )
     others = [link for link in fabric.links if {link.a, link.b} != {a, b}]
     return fabric.model_copy(update={"links": [*others, Link(a=a, b=b, ab=ab, ba=ba)]})

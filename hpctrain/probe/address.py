@@ -39,3 +39,10 @@ def interface_of(addr: str) -> str | None:
             return str(name)
     # 127.0.0.5 is answered by the loopback interface without being listed.
     return "lo" if addr.startswith("127.") and "lo" in psutil.net_if_addrs() else None
+
+
+def own_address(sock: socket.socket) -> str:
+    """The address of this end of a connection, as the kernel chose it; IPv4 also where the socket speaks IPv6."""
+    address = ipaddress.ip_address(str(sock.getsockname()[0]).partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)

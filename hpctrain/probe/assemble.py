@@ -7,36 +7,49 @@ from collections.abc import Sequence
 
 from hpctrain import __version__
 from hpctrain.base.clock import utc_text
-from hpctrain.probe.figures import fit_alpha_beta
-from hpctrain.probe.outcome import Joined, Outcome, PairResult
+from hpctrain.probe.campaign import tree_of
+from hpctrain.probe.classes import fabric_of
+from hpctrain.probe.clocks import Offset, clock_offsets
+from hpctrain.probe.clusters import SwitchTree
+from hpctrain.probe.contention import oversubscription
+from hpctrain.probe.cpu_time import CONTENDED
+from hpctrain.probe.figures import PairFigures
+from hpctrain.probe.line import Line
+from hpctrain.probe.outcome import EVERY_LINK_UP_TO, Joined, Outcome, PairResult
+from hpctrain.probe.pair_line import lines_of
 from hpctrain.probe.settings import ProbeSettings
-from hpctrain.probe.verdict import node_healths, overall
-from hpctrain.records.topology import DeviceType, Fabric, Link, LinkClass, LinkFigures, Node, Provenance, Topology
-
-ALL_LINKS_UP_TO = 64
-"""Above this many nodes a pair is listed only when it is off its class; a pair that is absent has its values."""
-OFF_CLASS = 0.10
+from hpctrain.probe.verdict import find_faults, node_healths, overall
+from hpctrain.records.link import BackendFigures, Link, LinkFigures
+from hpctrain.records.topology import DeviceType, Node, Provenance, Topology
 
 
-def assemble(outcome: Outcome, settings: ProbeSettings, wall: float, job_id: str | None = None) -> Topology:
+def assemble(
+    outcome: Outcome, settings: ProbeSettings, wall: float, job_id: str | None = None, partial: bool = False
+) -> Topology:
     """The topology that was measured, with the verdict.
 
     Args:
         wall: seconds since 1970, for the provenance.
         job_id: Slurm job that measured.
+        partial: the probe goes on: switches are not looked for yet.
     """
-    class_id = "loopback" if settings.loopback else "network"
-    links = _links(outcome.pairs, class_id)
-    bare = [_node(name, outcome) for name in outcome.nodes]
-    healths = node_healths(outcome, bare, links, settings.slow_ratio)
-    classes = _classes(links, class_id)
-    return Topology(
+    matrix = outcome.matrix()
+    tree = SwitchTree() if partial else tree_of(outcome, settings)
+    ratios = oversubscription(tree, matrix.index, outcome.contention)
+    clocks, used = clock_offsets(outcome.nodes, outcome.whole_pairs), _used_interfaces(outcome.whole_pairs)
+    bare = [_node(name, outcome, clocks.get(name), used.get(name)) for name in outcome.nodes]
+    types = _device_types(outcome)
+    faults = find_faults(outcome, bare, types, tree, ratios, settings)
+    healths = node_healths(outcome, faults)
+    links = _links(outcome, settings.bulk_bytes)
+    made = Topology(
         provenance=_provenance(outcome, settings, wall, job_id),
-        device_types=_device_types(outcome),
+        device_types=types,
         nodes=[node.model_copy(update={"health": healths[node.id]}) for node in bare],
-        fabric=Fabric(classes=classes, links=_listed(links, classes, len(outcome.nodes))),
-        verdict=overall(outcome, healths),
+        fabric=fabric_of(matrix, tree, ratios, links, outcome.backend, settings),
+        verdict=overall(outcome, healths, faults, bare, settings.loopback),
     )
+    return made if len(outcome.nodes) <= EVERY_LINK_UP_TO else made.with_pairs(matrix.snapshot())
 
 
 def _provenance(outcome: Outcome, settings: ProbeSettings, wall: float, job_id: str | None) -> Provenance:
@@ -45,26 +58,44 @@ def _provenance(outcome: Outcome, settings: ProbeSettings, wall: float, job_id: 
         created=utc_text(wall),
         transport="tcp",
         loopback=settings.loopback,
-        mode="full",
+        mode=settings.mode,
         seed=settings.seed,
         rounds_done=outcome.rounds_done,
         rounds_planned=outcome.rounds_planned,
         wall_s=round(outcome.wall_s, 3),
         job_id=job_id,
+        notes=[
+            f"messages over the training backend were not measured: {name}: {why}"
+            for name, why in outcome.backend_failed.items()
+        ],
     )
 
 
-def _node(name: str, outcome: Outcome) -> Node:
+def _node(name: str, outcome: Outcome, clock: Offset | None, used: str | None) -> Node:
     place = outcome.joined.get(name, Joined(addr="", port=0, iface=None, host=None))
     report = outcome.devices.get(name)
+    facts = place.facts
+    if facts is not None and clock is not None and name != outcome.nodes[0]:
+        facts = facts.model_copy(update={"clock_offset_s": clock[0], "clock_error_s": clock[1]})
     return Node(
         id=name,
         addr=place.addr,
-        iface=place.iface,
+        iface=used or place.iface,
         host=place.host,
+        host_facts=facts,
         devices=report.devices if report else [],
         intra_bytes_per_s=report.intra_bytes_per_s if report else None,
     )
+
+
+def _used_interfaces(pairs: Sequence[PairResult]) -> dict[str, str]:
+    """Node -> the interface that most of its sockets really used."""
+    used: dict[str, list[str]] = {}
+    for pair in pairs:
+        for name, end in ((pair.a, pair.at_a), (pair.b, pair.at_b)):
+            if end.iface is not None:
+                used.setdefault(name, []).append(end.iface)
+    return {name: statistics.mode(found) for name, found in used.items()}
 
 
 def _device_types(outcome: Outcome) -> dict[str, DeviceType]:
@@ -74,57 +105,51 @@ def _device_types(outcome: Outcome) -> dict[str, DeviceType]:
     return dict(sorted(merged.items()))
 
 
-def _links(pairs: Sequence[PairResult], class_id: str) -> list[Link]:
-    alone = {(pair.a, pair.b): pair for pair in pairs if pair.alone}
-    loaded = {(pair.a, pair.b): pair for pair in pairs if not pair.alone}
+def _links(outcome: Outcome, bulk_bytes: int) -> list[Link]:
+    order = {name: place for place, name in enumerate(outcome.nodes)}
+    turned = [pair if order[pair.a] < order[pair.b] else pair.turned() for pair in outcome.pairs]
+    alone = {(pair.a, pair.b): pair for pair in turned if pair.alone}
+    loaded = {(pair.a, pair.b): pair for pair in turned if not pair.alone}
+    ends = sorted(alone.keys() | loaded.keys())
+    quiet = [alone.get(pair) or loaded[pair] for pair in ends]
+    there = lines_of([(pair.at_a, pair.at_b) for pair in quiet], bulk_bytes)
+    back = lines_of([(pair.at_b, pair.at_a) for pair in quiet], bulk_bytes)
     links = []
-    for a, b in sorted(alone.keys() | loaded.keys()):
-        quiet, busy = alone.get((a, b)) or loaded[a, b], loaded.get((a, b))
-        links.append(Link(a=a, b=b, class_=class_id, ab=_figures(quiet, busy, True), ba=_figures(quiet, busy, False)))
+    for place, (a, b) in enumerate(ends):
+        still, busy = quiet[place], loaded.get((a, b))
+        ab = _figures(still, busy, there[place], outcome.backend.get((a, b)))
+        still, busy = still.turned(), busy and busy.turned()
+        ba = _figures(still, busy, back[place], outcome.backend.get((b, a)))
+        links.append(Link(a=a, b=b, ab=ab, ba=ba))
     return links
 
 
-def _figures(quiet: PairResult, busy: PairResult | None, forward: bool) -> LinkFigures:
-    """One direction: latency as its sender saw it, bandwidth as its receiver timed it.
+def _figures(
+    quiet: PairResult, busy: PairResult | None, line: Line, backend: tuple[str, BackendFigures] | None
+) -> LinkFigures:
+    """The direction from a to b: latency as its sender saw it, bandwidth as its receiver timed it.
 
     Beta comes from the loaded bandwidth where there is one: in a training step all nodes talk at once.
     """
-    sender, receiver = (quiet.at_a, quiet.at_b) if forward else (quiet.at_b, quiet.at_a)
-    under_load = None if busy is None else (busy.at_b if forward else busy.at_a)
-    rate = under_load.bytes_per_s if under_load else receiver.bytes_per_s
-    # The line goes through a ping and through one second's worth of bytes. A ping counts as no bytes: its 8 are lost in
-    # the headers of its packet, and on a slow link their share would make alpha negative.
-    alpha, beta = fit_alpha_beta([(0.0, sender.latency.p50), (rate, sender.latency.p50 + 1.0)])
+    sender, receiver = quiet.at_a, quiet.at_b
+    under_load = busy.at_b.bytes_per_s if busy else None
     return LinkFigures(
         latency_s=sender.latency,
+        jitter=sender.latency.p95 / sender.latency.p50 if sender.latency.p50 > 0 else None,
         isolated_bytes_per_s=receiver.bytes_per_s,
-        loaded_bytes_per_s=under_load.bytes_per_s if under_load else None,
+        loaded_bytes_per_s=under_load,
         concurrency=quiet.concurrency,
-        alpha_s=alpha,
-        beta_s_per_byte=beta,
+        cpu_contended=_contended(sender, receiver),
+        transport="tcp",
+        iface=sender.iface,
+        alpha_s=line.alpha_s,
+        beta_s_per_byte=line.beta_s_per_byte * (receiver.bytes_per_s / under_load if under_load else 1.0),
+        break_bytes=line.break_bytes,
+        backend=dict([backend]) if backend else {},
         n=receiver.n,
     )
 
 
-def _classes(links: Sequence[Link], class_id: str) -> list[LinkClass]:
-    figures = [side for link in links for side in (link.ab, link.ba)]
-    alphas = [side.alpha_s for side in figures if side.alpha_s is not None]
-    betas = [side.beta_s_per_byte for side in figures if side.beta_s_per_byte is not None]
-    if not alphas or not betas:
-        return []
-    alpha, beta = statistics.median(alphas), statistics.median(betas)
-    return [LinkClass(id=class_id, alpha_s=alpha, beta_s_per_byte=beta, pairs=len(links))]
-
-
-def _listed(links: list[Link], classes: Sequence[LinkClass], nodes: int) -> list[Link]:
-    if nodes <= ALL_LINKS_UP_TO or not classes:
-        return links
-    return [link for link in links if _is_off(link, classes[0])]
-
-
-def _is_off(link: Link, usual: LinkClass) -> bool:
-    return any(
-        value is not None and abs(value - expected) > OFF_CLASS * expected
-        for side in (link.ab, link.ba)
-        for value, expected in ((side.alpha_s, usual.alpha_s), (side.beta_s_per_byte, usual.beta_s_per_byte))
-    )
+def _contended(sender: PairFigures, receiver: PairFigures) -> bool | None:
+    shares = [share for share in (sender.sending_cpu, receiver.receiving_cpu) if share is not None]
+    return max(shares) > CONTENDED if shares else None

@@ -2,112 +2,125 @@
 
 from __future__ import annotations
 
-import selectors
+import secrets
 from collections.abc import Callable, Sequence
 
 from pydantic import ValidationError
 
 from hpctrain.base.clock import Clock
-from hpctrain.base.wire import LineChannel, Message
+from hpctrain.base.wire import Message
+from hpctrain.probe.backend import BackendReport, backend_lines, choose_backend
+from hpctrain.probe.campaign import campaign
 from hpctrain.probe.devices import DeviceReport
-from hpctrain.probe.door import Door
 from hpctrain.probe.figures import PairFigures
-from hpctrain.probe.outcome import Joined, Outcome, PairResult
-from hpctrain.probe.rounds import Round, plan_rounds
+from hpctrain.probe.outcome import ContentionRound, Joined, Outcome, PairResult
+from hpctrain.probe.rounds import Round
 from hpctrain.probe.settings import ProbeSettings
+from hpctrain.probe.transport import Transport
+from hpctrain.records.evidence import HostFacts
 
 GRACE_S = 1.0
 """A node tells of its own failed slot before the coordinator gives it up."""
 
+BACKEND_GRACE_S = 10.0
+"""A node ends its measuring process, which may hang in a collective, before it tells of it."""
+
 Progress = Callable[[str, int, int], None]
-"""Told of (phase, done, planned); the phases are join, links and devices."""
+"""Told of (phase, done, planned); the phases are join, links, devices and backend."""
 
 
 class Coordinator:
     """Runs a probe over a star of connections. A node that dies or hangs is lost once, and costs one deadline."""
 
     def __init__(
-        self, door: Door, nodes: Sequence[str], clock: Clock, settings: ProbeSettings, progress: Progress
+        self, transport: Transport, nodes: Sequence[str], clock: Clock, settings: ProbeSettings, progress: Progress
     ) -> None:
-        self._door = door
+        """
+        Args:
+            progress: told after every step; what the outcome holds then is whole.
+        """
+        self._transport = transport
         self._clock = clock
-        self._settings = settings
-        self._progress = progress
-        self._channels: dict[str, LineChannel] = {}
-        self._selector = selectors.DefaultSelector()
+        self.settings = settings
+        self.progress = progress
+        self._start = clock.now()
         self.outcome = Outcome(list(nodes))
 
     def run(self) -> Outcome:
-        """The whole probe: join, links, devices, over."""
-        start = self._clock.now()
+        """The whole probe: join, links, devices, messages over the training backend, over."""
         self._gather()
         self._links()
-        if self._settings.device != "none":
+        if self.settings.device != "none":
             self._devices()
-        self.outcome.wall_s = self._clock.now() - start
+            self._backend()
+        self.outcome.wall_s = self._clock.now() - self._start
         return self.outcome
 
     def close(self) -> None:
         """Tell the nodes that it is over and close every connection."""
-        for channel in self._channels.values():
-            channel.send({"kind": "over"})
-            channel.close()
-        self._channels.clear()
-        self._selector.close()
+        for name in self.outcome.joined:
+            self._transport.send(name, {"kind": "over"})
+        self._transport.close()
 
-    def _alive(self) -> list[str]:
-        return [name for name in self.outcome.nodes if name not in self.outcome.lost]
+    def _tell(self, phase: str, done: int, planned: int) -> None:
+        self.outcome.wall_s = self._clock.now() - self._start
+        self.progress(phase, done, planned)
 
     def _gather(self) -> None:
         expected = set(self.outcome.nodes)
-        deadline = self._clock.now() + self._settings.join_deadline_s
-
-        def is_missing(hello: Message) -> bool:
-            return hello.get("kind") == "join" and hello.get("node") in expected - set(self._channels)
-
-        while len(self._channels) < len(expected):
-            self._progress("join", len(self._channels), len(expected))
-            admitted = self._door.admit(is_missing, deadline)
-            if admitted is None:
+        deadline = self._clock.now() + self.settings.join_deadline_s
+        joined = self.outcome.joined
+        while len(joined) < len(expected):
+            self._tell("join", len(joined), len(expected))
+            hello = self._transport.admit(expected - set(joined), deadline)
+            if hello is None:
                 break
-            channel, hello = admitted
-            name = str(hello["node"])
-            self._channels[name] = channel
-            self._selector.register(channel, selectors.EVENT_READ, name)
-            self.outcome.joined[name] = Joined(hello["addr"], hello["port"], hello.get("iface"), hello.get("host"))
-        for name in sorted(expected - set(self._channels)):
-            self._lose(name, f"did not join within {self._settings.join_deadline_s:g} s")
+            facts = HostFacts.model_validate(hello["facts"]) if "facts" in hello else None
+            place = (hello["addr"], hello["port"], hello.get("iface"), hello.get("host"), hello.get("switches"), facts)
+            joined[str(hello["node"])] = Joined(*place)
+        for name in sorted(expected - set(joined)):
+            self._lose(name, f"did not join within {self.settings.join_deadline_s:g} s")
 
     def _links(self) -> None:
-        names = self.outcome.nodes
-        schedule = plan_rounds(len(names), self._settings.seed, self._settings.isolated_up_to)
-        self.outcome.rounds_planned = len(schedule)
-        for number, planned in enumerate(schedule, start=1):
-            self._progress("links", number - 1, len(schedule))
-            alive = set(self._alive())
-            pairs = [(names[a], names[b]) for a, b in planned.pairs if {names[a], names[b]} <= alive]
-            if pairs and self._round(number, planned, pairs):
-                self.outcome.rounds_done += 1
+        names, number = self.outcome.nodes, 0
+        for step in campaign(self.outcome, self.settings):
+            self.outcome.rounds_planned += len(step)
+            for planned in step:
+                self._tell("links", number, self.outcome.rounds_planned)
+                number += 1
+                alive = set(self.outcome.alive)
+                pairs = [(names[a], names[b]) for a, b in planned.pairs if {names[a], names[b]} <= alive]
+                if pairs and self._round(number, planned, pairs):
+                    self.outcome.rounds_done += 1
+        self._tell("links", number, self.outcome.rounds_planned)
 
     def _round(self, number: int, planned: Round, pairs: list[tuple[str, str]]) -> bool:
         """One round; True when at least one pair was measured."""
         for a, b in pairs:
             self._tell_pair(number, a, b)
         busy = {name for pair in pairs for name in pair}
-        for name in set(self._alive()) - busy:
-            self._channels[name].send({"kind": "idle"})
-        waited_s = self._settings.slot_deadline_s + GRACE_S
+        for name in set(self.outcome.alive) - busy:
+            self._transport.send(name, {"kind": "idle"})
+        waited_s = self.settings.slot_deadline_s + GRACE_S
         answers = self._collect(busy, lambda message: message.get("round") == number, waited_s, f"in round {number}")
         results = [self._result(planned, len(pairs), pair, answers) for pair in pairs]
         measured = [result for result in results if result is not None]
-        self.outcome.pairs += measured
+        self._keep(planned, measured)
         return bool(measured)
+
+    def _keep(self, planned: Round, measured: list[PairResult]) -> None:
+        if planned.purpose == "contention":
+            self.outcome.contention.append(ContentionRound(planned.alone, tuple(measured)))
+        elif planned.purpose == "retest":
+            self.outcome.retests += measured
+        else:
+            self.outcome.add(measured, self.settings.bulk_bytes)
 
     def _tell_pair(self, number: int, a: str, b: str) -> None:
         place = self.outcome.joined[b]
-        self._channels[b].send({"kind": "pair", "round": number, "caller": False, "peer": a})
+        self._transport.send(b, {"kind": "pair", "round": number, "caller": False, "peer": a})
         call = {"kind": "pair", "round": number, "caller": True, "peer": b, "addr": place.addr, "port": place.port}
-        self._channels[a].send(call)
+        self._transport.send(a, call)
 
     def _result(
         self, planned: Round, concurrency: int, pair: tuple[str, str], answers: dict[str, Message]
@@ -124,20 +137,64 @@ class Coordinator:
 
     def _devices(self) -> None:
         """Two steps: every measuring process is loaded and ready, then all of them start at once."""
-        limit_s = self._settings.devices_deadline_s
-        alive = set(self._alive())
-        self._progress("devices", 0, len(alive))
+        limit_s = self.settings.devices_deadline_s
+        alive = set(self.outcome.alive)
+        self._tell("devices", 0, len(alive))
         for name in alive:
-            self._channels[name].send({"kind": "devices"})
+            self._transport.send(name, {"kind": "devices"})
         ready = self._collect(alive, lambda m: m["kind"] in ("ready", "devices"), limit_s, "while starting to measure")
-        self._progress("devices", len(ready), len(ready))
+        self._tell("devices", len(ready), len(ready))
         started = {name for name, message in ready.items() if message["kind"] == "ready"}
         for name in started:
-            self._channels[name].send({"kind": "go"})
+            self._transport.send(name, {"kind": "go"})
         reports = self._collect(set(started), lambda m: m["kind"] == "devices", limit_s, "while measuring its devices")
         for name, message in {**ready, **reports}.items():
             if message["kind"] == "devices":
                 self._take_report(name, message)
+
+    def _backend(self) -> None:
+        """The processes that measured the devices send each other messages as a training run does."""
+        # A group forms only when all of its members reach each other, so that a broken pair would cost a time-out.
+        names = [name for name in self.outcome.alive if name in self.outcome.devices]
+        apart = [pair for pair in self.outcome.broken if set(pair) <= set(names)]
+        for a, b in apart:
+            self.outcome.backend_failed[f"{a} - {b}"] = "they do not reach each other"
+        if len(names) < 2 or apart:
+            return
+        self._tell("backend", 0, len(names))
+        limit_s = self.settings.backend_deadline_s + BACKEND_GRACE_S
+        first = names[0]
+        self._transport.send(first, {"kind": "meet"})
+        answer = self._collect({first}, lambda m: m["kind"] == "meeting", limit_s, "while opening the meeting")
+        port = answer.get(first, {}).get("port")
+        if port is None:
+            self.outcome.backend_failed[first] = str(answer.get(first, {}).get("error", "no meeting"))
+            return
+        kinds = [{str(kind.kind) for kind in self.outcome.devices[name].device_types.values()} for name in names]
+        order = {
+            "kind": "exchange",
+            "backend": choose_backend(kinds, self.settings.loopback),
+            "world": len(names),
+            "seed": self.settings.seed,
+            "addr": self.outcome.joined[first].addr,
+            "port": port,
+            "token": secrets.token_hex(16),
+        }
+        for rank, name in enumerate(names):
+            self._transport.send(name, order | {"rank": rank})
+        answers = self._collect(set(names), lambda m: m["kind"] == "exchanged", limit_s, "in its messages")
+        self._take_backend(names, answers)
+
+    def _take_backend(self, names: Sequence[str], answers: dict[str, Message]) -> None:
+        reports: dict[str, BackendReport] = {}
+        for name, message in answers.items():
+            try:
+                reports[name] = BackendReport.model_validate(message["report"])
+            except KeyError:
+                self.outcome.backend_failed[name] = str(message.get("error", "no figures"))
+            except ValidationError as error:
+                self.outcome.backend_failed[name] = f"its figures are not valid: {error.errors()[0]['msg']}"
+        self.outcome.backend = backend_lines(names, reports)
 
     def _take_report(self, name: str, message: Message) -> None:
         try:
@@ -155,17 +212,13 @@ class Coordinator:
         waiting = waiting - set(self.outcome.lost)
         deadline = self._clock.now() + limit_s
         while waiting and (left := deadline - self._clock.now()) > 0:
-            for key, _ in self._selector.select(left):
-                name = str(key.data)
-                channel = self._channels[name]
-                for message in channel.receive():
-                    # What a node says after it was given up belongs to an old round.
-                    if name in waiting and wanted(message):
-                        answers[name] = message
-                        waiting.discard(name)
-                if channel.closed:
-                    self._selector.unregister(channel)
+            for name, message in self._transport.receive(left):
+                if message is None:
                     self._lose(name, f"its process ended {when}")
+                    waiting.discard(name)
+                # What a node says after it was given up belongs to an old round.
+                elif name in waiting and wanted(message):
+                    answers[name] = message
                     waiting.discard(name)
         for name in sorted(waiting):
             self._lose(name, f"no answer {when} within {limit_s:g} s")

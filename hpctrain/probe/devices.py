@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError
-from hpctrain.base.process import Process, Runner
+from hpctrain.base.process import Runner
 from hpctrain.base.wire import LineChannel, Message
 from hpctrain.probe.settings import ProbeSettings
 from hpctrain.records.document import Part
@@ -25,57 +25,76 @@ class DeviceReport(Part):
     """From the first device to the second, where there are two."""
 
 
-def measure_devices(
-    runner: Runner, clock: Clock, log: Path, settings: ProbeSettings, barrier: Callable[[], bool]
-) -> DeviceReport:
-    """Start the measuring process, wait until it is ready, pass the barrier, and read its figures.
+class MeasuringProcess:
+    """The process of this node that holds torch, for the time of a probe. Close it, whatever happened."""
 
-    All nodes measure at the same time: virtual nodes that share cores each report the share that they really get.
+    def __init__(self, runner: Runner, clock: Clock, log: Path, settings: ProbeSettings) -> None:
+        """Start it.
 
-    Args:
-        barrier: called when the process is ready; returns True when all nodes may start, False to give up.
+        Raises:
+            CommandError: it could not start.
+        """
+        self._clock = clock
+        self._log = log
+        self._settings = settings
+        ours, theirs = socket.socketpair()
+        self._channel = LineChannel(ours)
+        try:
+            self._process = runner.start(_argv(settings, theirs.fileno()), log=log, keep_fds=(theirs.fileno(),))
+        except CommandError:
+            self._channel.close()
+            raise
+        finally:
+            theirs.close()
 
-    Raises:
-        CommandError: the process could not start, died or took too long.
-    """
-    ours, theirs = socket.socketpair()
-    channel = LineChannel(ours)
-    deadline = clock.now() + settings.devices_deadline_s
-    try:
-        process = runner.start(_argv(settings, theirs.fileno()), log=log, keep_fds=(theirs.fileno(),))
-    except CommandError:
-        channel.close()
-        raise
-    finally:
-        theirs.close()
-    try:
-        _expect("ready", channel, process, log, deadline - clock.now())
+    def devices(self, barrier: Callable[[], bool]) -> DeviceReport:
+        """Wait until the process is ready, pass the barrier, and read its figures.
+
+        All nodes measure at the same time: virtual nodes that share cores each report the share that they really get.
+
+        Args:
+            barrier: called when the process is ready; returns True when all nodes may start, False to give up.
+
+        Raises:
+            CommandError: the process died or took too long.
+        """
+        deadline = self._clock.now() + self._settings.devices_deadline_s
+        self._expect("ready", deadline)
         if not barrier():
             raise CommandError("measure: the coordinator gave up before the start")
-        channel.send({"kind": "go"})
-        answer = _expect("devices", channel, process, log, deadline - clock.now())
-        return DeviceReport.model_validate(answer["report"])
-    finally:
-        channel.close()
-        if process.wait(1.0) is None:
-            process.kill()
-            process.wait()
+        self._channel.send({"kind": "go"})
+        return DeviceReport.model_validate(self._expect("devices", deadline)["report"])
+
+    def ask(self, order: Message, answer: str, limit_s: float) -> Message:
+        """Pass on an order of the coordinator and wait for its answer.
+
+        Raises:
+            CommandError: the process died or took too long.
+        """
+        self._channel.send(order)
+        return self._expect(answer, self._clock.now() + limit_s)
+
+    def close(self) -> None:
+        """End the process."""
+        self._channel.close()
+        if self._process.wait(1.0) is None:
+            self._process.kill()
+            self._process.wait()
+
+    def _expect(self, kind: str, deadline: float) -> Message:
+        message = self._channel.wait_message(max(0.001, deadline - self._clock.now()))
+        if message is not None and message.get("kind") == kind:
+            return message
+        if message is not None and message.get("kind") == "error":
+            raise CommandError(f"measure: {message.get('text')}")
+        if self._channel.closed:
+            raise CommandError(f"measure: ended with code {self._process.wait(1.0)}; {_last_line(self._log)}")
+        raise CommandError(f"measure: not '{kind}' in time; {_last_line(self._log)}")
 
 
 def _argv(settings: ProbeSettings, descriptor: int) -> list[str]:
     argv = [sys.executable, "-m", "hpctrain.worker", "measure", "--device", settings.device]
     return [*argv, "--share", str(settings.share), "--fd", str(descriptor)]
-
-
-def _expect(kind: str, channel: LineChannel, process: Process, log: Path, left_s: float) -> Message:
-    message = channel.wait_message(max(0.001, left_s))
-    if message is not None and message.get("kind") == kind:
-        return message
-    if message is not None and message.get("kind") == "error":
-        raise CommandError(f"measure: {message.get('text')}")
-    if channel.closed:
-        raise CommandError(f"measure: ended with code {process.wait(1.0)}; {_last_line(log)}")
-    raise CommandError(f"measure: not '{kind}' in time; {_last_line(log)}")
 
 
 def _last_line(log: Path) -> str:

@@ -1,4 +1,4 @@
-"""From samples to figures, pure: percentiles of latency, bandwidth from arrivals, the line t = alpha + beta·bytes."""
+"""From samples of one link to its figures, pure: percentiles of latency, bandwidth from arrivals, clock offsets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from hpctrain.records.document import Part
-from hpctrain.records.topology import Latency
+from hpctrain.records.link import Latency
 
 SLICES = 8
 """Slices that the timed part of a transfer is cut into; the median of their rates is the bandwidth."""
@@ -22,6 +22,18 @@ class PairFigures(Part):
     """Rate at which this end received."""
     n: int
     """Slices behind the rate."""
+    ladder: tuple[tuple[int, float], ...] = ()
+    """Median one-way seconds of single messages that this end sent, by size in bytes."""
+    sending_cpu: float | None = None
+    """Share of the time of its transfer that this end needed or waited for a processor."""
+    receiving_cpu: float | None = None
+    """The same while it received."""
+    clock_offset_s: float | None = None
+    """The peer's clock minus this end's."""
+    clock_error_s: float | None = None
+    """How wrong that may be: half of the fastest round trip."""
+    iface: str | None = None
+    """Network interface that this end's socket used."""
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
@@ -66,22 +78,14 @@ def bandwidth_of(arrivals: Sequence[tuple[float, int]]) -> tuple[float, int]:
     return statistics.median(rates), len(rates)
 
 
-def fit_alpha_beta(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Alpha in seconds and beta in seconds per byte of t = alpha + beta·bytes, from (bytes, seconds).
+def clock_offset(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The peer's clock minus ours and how wrong that may be, both in seconds, from (round trip, offset if the answer
+    was written half-way).
 
-    Least squares of the relative error (each residual divided by its time), so that the small messages, which alone
-    tell alpha, are not drowned by the large ones. Neither figure is ever negative.
+    The fastest round trip had the least room for the two ways to differ (Mills, RFC 5905, clock filter).
 
     Raises:
-        ValueError: fewer than two different sizes, or a time that is not positive.
+        ValueError: no samples.
     """
-    if len({size for size, _ in points}) < 2 or any(seconds <= 0 for _, seconds in points):
-        raise ValueError("a line needs two sizes and positive times")
-    weights = [1.0 / seconds**2 for _, seconds in points]
-    total = sum(weights)
-    mean_size = sum(w * size for w, (size, _) in zip(weights, points, strict=True)) / total
-    mean_time = sum(w * seconds for w, (_, seconds) in zip(weights, points, strict=True)) / total
-    spread = sum(w * (size - mean_size) ** 2 for w, (size, _) in zip(weights, points, strict=True))
-    rise = sum(w * (size - mean_size) * (t - mean_time) for w, (size, t) in zip(weights, points, strict=True))
-    beta = max(0.0, rise / spread)
-    return max(0.0, mean_time - beta * mean_size), beta
+    round_trip, offset = min(samples)
+    return offset, round_trip / 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -12,10 +13,11 @@ from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError, HpctrainError
 from hpctrain.base.process import Runner
 from hpctrain.base.wire import LineChannel, Message
-from hpctrain.probe.address import interface_of
-from hpctrain.probe.devices import measure_devices
+from hpctrain.probe.address import interface_of, own_address
+from hpctrain.probe.devices import MeasuringProcess
 from hpctrain.probe.door import HELLO_S, Broken, Door, knock, open_door
 from hpctrain.probe.exchange import Stream, measure_pair
+from hpctrain.probe.host_facts import host_facts
 from hpctrain.probe.settings import ProbeSettings
 
 COORDINATOR_FILE = "coordinator.json"
@@ -28,6 +30,7 @@ class Member:
     def __init__(
         self,
         me: str,
+        addr: str,
         token: str,
         channel: LineChannel,
         door: Door,
@@ -37,6 +40,7 @@ class Member:
         log: Path,
     ) -> None:
         self._me = me
+        self._addr = addr
         self._token = token
         self._channel = channel
         self._door = door
@@ -44,6 +48,7 @@ class Member:
         self._clock = clock
         self._settings = settings
         self._log = log
+        self._measuring: MeasuringProcess | None = None
 
     def serve(self) -> None:
         """Do what the coordinator says until it says that the probe is over.
@@ -62,6 +67,16 @@ class Member:
                 self._channel.send(self._pair(message))
             elif message["kind"] == "devices":
                 self._channel.send(self._devices())
+            elif message["kind"] == "meet":
+                self._channel.send(self._ask(message | {"addr": self._addr}, "meeting"))
+            elif message["kind"] == "exchange":
+                self._channel.send(self._ask(message | {"iface": interface_of(self._addr)}, "exchanged"))
+
+    def close(self) -> None:
+        """End the measuring process, if there is one."""
+        if self._measuring is not None:
+            self._measuring.close()
+            self._measuring = None
 
     def _pair(self, message: Message) -> Message:
         """Measure with the peer of this round; the answer carries figures, or the reason why there are none."""
@@ -72,15 +87,17 @@ class Member:
             try:
                 stream = Stream(channel.sock, self._clock, deadline)
                 figures = measure_pair(stream, message["caller"], self._settings)
+                used = interface_of(own_address(channel.sock))
             finally:
                 channel.close()
         except Broken as error:
             return answer | {"error": str(error)}
-        return answer | {"figures": figures.model_dump(mode="json")}
+        return answer | {"figures": figures.model_copy(update={"iface": used}).model_dump(mode="json")}
 
     def _call(self, message: Message, deadline: float) -> LineChannel:
-        hello = {"kind": "pair", "token": self._token, "node": self._me, "round": message["round"]}
-        return knock(message["addr"], message["port"], hello, deadline - self._clock.now())
+        claims = {"kind": "pair", "node": self._me, "round": message["round"]}
+        left_s = deadline - self._clock.now()
+        return knock(message["addr"], message["port"], self._token, claims, left_s, self._clock)
 
     def _answer(self, message: Message, deadline: float) -> LineChannel:
         def is_peer(hello: Message) -> bool:
@@ -93,10 +110,22 @@ class Member:
 
     def _devices(self) -> Message:
         try:
-            report = measure_devices(self._runner, self._clock, self._log, self._settings, self._all_ready)
+            self._measuring = MeasuringProcess(self._runner, self._clock, self._log, self._settings)
+            report = self._measuring.devices(self._all_ready)
         except (CommandError, ValidationError) as error:
+            self.close()
             return {"kind": "devices", "error": str(error)}
         return {"kind": "devices", "report": report.model_dump(mode="json", exclude_none=True)}
+
+    def _ask(self, order: Message, answer: str) -> Message:
+        """The measuring process's answer, or the reason why there is none."""
+        if self._measuring is None:
+            return {"kind": answer, "error": "its devices were not measured"}
+        try:
+            return self._measuring.ask(order, answer, self._settings.backend_deadline_s)
+        except CommandError as error:
+            self.close()  # a process that hangs in a collective does not come back
+            return {"kind": answer, "error": str(error)}
 
     def _all_ready(self) -> bool:
         self._channel.send({"kind": "ready"})
@@ -111,9 +140,11 @@ def take_part(folder: Path, me: str, addr: str, runner: Runner, clock: Clock, se
         HpctrainError: no coordinator before the deadline, or it died.
     """
     token, channel, door = _find(folder, me, addr, clock, settings)
+    member = Member(me, addr, token, channel, door, runner, clock, settings, folder / f"{me}.log")
     try:
-        Member(me, token, channel, door, runner, clock, settings, folder / f"{me}.log").serve()
+        member.serve()
     finally:
+        member.close()
         channel.close()
         door.close()
 
@@ -121,12 +152,14 @@ def take_part(folder: Path, me: str, addr: str, runner: Runner, clock: Clock, se
 def _find(folder: Path, me: str, addr: str, clock: Clock, settings: ProbeSettings) -> tuple[str, LineChannel, Door]:
     """Look until the coordinator welcomes this node: its token, the connection, and this node's own door."""
     deadline = clock.now() + settings.join_deadline_s
+    hostname = socket.gethostname()
+    about: Message = {"iface": interface_of(addr), "host": hostname, "facts": host_facts(hostname).to_json()}
     pause = 0.05
     reason = f"no {COORDINATOR_FILE}"
     while clock.now() < deadline:
         try:
             place = json.loads((folder / COORDINATOR_FILE).read_text())
-            return _join(place, me, addr, clock)
+            return _join(place, me, addr, about, clock)
         except (OSError, ValueError, KeyError, Broken) as error:
             # Not there yet, or left behind by an earlier probe that was killed: look again.
             reason = str(error)
@@ -138,13 +171,13 @@ def _find(folder: Path, me: str, addr: str, clock: Clock, settings: ProbeSetting
     )
 
 
-def _join(place: Message, me: str, addr: str, clock: Clock) -> tuple[str, LineChannel, Door]:
+def _join(place: Message, me: str, addr: str, about: Message, clock: Clock) -> tuple[str, LineChannel, Door]:
     token = str(place["token"])
     door = open_door(addr, token, clock)
-    hello = {"kind": "join", "token": token, "node": me, "addr": addr, "port": door.port}
-    hello |= {"iface": interface_of(addr), "host": socket.gethostname()}
+    claims: Message = {"kind": "join", "node": me, "addr": addr, "port": door.port}
+    claims |= {"switches": os.environ.get("SLURM_TOPOLOGY_ADDR"), **about}
     try:
-        return token, knock(place["addr"], place["port"], hello, HELLO_S), door
+        return token, knock(place["addr"], place["port"], token, claims, HELLO_S, clock), door
     except (Broken, KeyError):
         door.close()
         raise

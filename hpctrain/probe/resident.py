@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,13 +15,18 @@ from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.base.process import Runner
 from hpctrain.probe.assemble import assemble
 from hpctrain.probe.coordinator import Coordinator, Progress
-from hpctrain.probe.door import Door, open_door
+from hpctrain.probe.door import open_door
 from hpctrain.probe.member import COORDINATOR_FILE, take_part
 from hpctrain.probe.outcome import Outcome
 from hpctrain.probe.settings import ProbeSettings
+from hpctrain.probe.transport import Star
 from hpctrain.records.topology import Topology
 
 PROBE_FOLDER = "probe"
+PARTIAL_EVERY_S = 2.0
+"""Between two copies of what was measured so far; and at least twenty times what the last copy took."""
+
+Keep = Callable[[Topology], None]
 
 
 def probe_nodes(
@@ -34,6 +39,7 @@ def probe_nodes(
     settings: ProbeSettings,
     progress: Progress | None = None,
     job_id: str | None = None,
+    keep: Keep | None = None,
 ) -> Topology | None:
     """Measure `nodes` from inside; every one of them calls this with the same `folder`, `nodes` and `settings`.
 
@@ -44,6 +50,8 @@ def probe_nodes(
         folder: a folder that all nodes share.
         addr: the address of this node that the others can reach.
         progress: told of (phase, done, planned) on the coordinating node.
+        keep: given what was measured so far, now and then, on the coordinating node: if the probe is killed, that is
+            what there is.
 
     Raises:
         InputError: this machine does not have that address.
@@ -60,7 +68,10 @@ def probe_nodes(
         raise InputError(f"{me}: cannot listen on {addr}: {error.strerror}; give an address of this machine") from None
     try:
         _publish(own, addr, door.port, token)
-        outcome = _coordinate(own, me, nodes, addr, door, runner, clock, settings, progress or _quiet)
+        coordinator = Coordinator(Star(door), nodes, clock, settings, progress or _quiet)
+        if keep is not None:
+            coordinator.progress = _Keeping(coordinator, clock, job_id, keep)
+        outcome = _coordinate(own, me, addr, coordinator, runner, clock, settings)
     finally:
         door.close()
         shutil.rmtree(own, ignore_errors=True)
@@ -68,21 +79,12 @@ def probe_nodes(
 
 
 def _coordinate(
-    own: Path,
-    me: str,
-    nodes: Sequence[str],
-    addr: str,
-    door: Door,
-    runner: Runner,
-    clock: Clock,
-    settings: ProbeSettings,
-    progress: Progress,
+    own: Path, me: str, addr: str, coordinator: Coordinator, runner: Runner, clock: Clock, settings: ProbeSettings
 ) -> Outcome:
     """The coordinating node is a member as well, over the same protocol, on a thread of its own.
 
     The coordinator sleeps in the kernel while pairs measure, so that it takes no time from that thread.
     """
-    coordinator = Coordinator(door, nodes, clock, settings, progress)
     with ThreadPoolExecutor(1, thread_name_prefix="probe-member") as pool:
         member = pool.submit(take_part, own, me, addr, runner, clock, settings)
         try:
@@ -97,6 +99,28 @@ def _coordinate(
     if error is not None and not isinstance(error, HpctrainError):
         raise error
     return outcome
+
+
+class _Keeping:
+    """Progress that also hands over what was measured so far, from time to time."""
+
+    def __init__(self, coordinator: Coordinator, clock: Clock, job_id: str | None, keep: Keep) -> None:
+        self._coordinator = coordinator
+        self._told = coordinator.progress
+        self._clock = clock
+        self._job_id = job_id
+        self._keep = keep
+        self._next = clock.now() + PARTIAL_EVERY_S
+
+    def __call__(self, phase: str, done: int, planned: int) -> None:
+        self._told(phase, done, planned)
+        start = self._clock.now()
+        if phase == "join" or start < self._next:
+            return
+        outcome, settings = self._coordinator.outcome, self._coordinator.settings
+        self._keep(assemble(outcome, settings, self._clock.wall(), self._job_id, partial=True))
+        now = self._clock.now()
+        self._next = now + max(PARTIAL_EVERY_S, 20 * (now - start))
 
 
 def _publish(own: Path, addr: str, port: int, token: str) -> None:

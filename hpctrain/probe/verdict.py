@@ -2,98 +2,120 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from hpctrain.base.units import format_si
+from ClusterShell.NodeSet import NodeSet
+
+from hpctrain.probe.clusters import SwitchTree
+from hpctrain.probe.device_faults import device_faults
+from hpctrain.probe.finding import Finding, found
+from hpctrain.probe.host_faults import host_faults, interface_env
+from hpctrain.probe.network_faults import network_faults, oversubscribed
 from hpctrain.probe.outcome import Outcome
-from hpctrain.records.topology import Device, Health, Link, Node, Reason, Verdict
+from hpctrain.probe.settings import ProbeSettings
+from hpctrain.records.topology import DeviceType, Health, Node, Reason, Verdict
 
 
-def node_healths(
-    outcome: Outcome, nodes: Sequence[Node], links: Sequence[Link], slow_ratio: float
-) -> dict[str, Health]:
-    """The verdict on each node: bad when it did not answer, unknown when it could not be measured, degraded when it is
-    below `slow_ratio` of its peers' median in bandwidth or on a device, else ok."""
-    slow = _slow_links(links, slow_ratio)
-    slow_devices = _slow_devices(nodes, slow_ratio)
-    return {node.id: _health(node.id, outcome, slow.get(node.id, []) + slow_devices.get(node.id, [])) for node in nodes}
+def find_faults(
+    outcome: Outcome,
+    nodes: Sequence[Node],
+    types: dict[str, DeviceType],
+    tree: SwitchTree,
+    ratios: dict[int, float],
+    settings: ProbeSettings,
+) -> list[Finding]:
+    """Everything that was found wrong.
 
-
-def overall(outcome: Outcome, healths: dict[str, Health]) -> Verdict:
-    """The verdict on the allocation. Nodes that did not answer are to be left out, which is a warning while more than
-    half remain; with half or fewer, or nothing measured, leaving nodes out does not help: refuse."""
-    exclude = sorted((name for name, health in healths.items() if health.verdict == "bad"), key=outcome.nodes.index)
-    faults = [
-        Reason(code=reason.code, text=f"{name}: {reason.text}")
-        for name, health in healths.items()
-        for reason in health.reasons
+    Args:
+        ratios: oversubscription of each level of switches.
+    """
+    hosts = [] if settings.loopback else host_faults([node for node in nodes if node.id not in outcome.lost])
+    devices = device_faults(nodes, types, settings.slow_ratio if settings.loopback else 1.0)
+    return [
+        *_unreachable(outcome),
+        *_unmeasured(outcome),
+        *hosts,
+        *devices,
+        *network_faults(outcome, tree, settings),
+        *oversubscribed(ratios),
     ]
-    faults += [Reason(code="PROBE_FAILED", text=f"link {a} - {b}: {why}") for (a, b), why in outcome.broken.items()]
+
+
+def node_healths(outcome: Outcome, faults: Sequence[Finding]) -> dict[str, Health]:
+    """The verdict on each node: bad when it is to be left out, unknown when it could not be measured, degraded when it
+    is used with a warning, else ok."""
+    return {name: _health(name, outcome, faults) for name in outcome.nodes}
+
+
+def overall(
+    outcome: Outcome, healths: dict[str, Health], faults: Sequence[Finding], nodes: Sequence[Node], loopback: bool
+) -> Verdict:
+    """The verdict on the allocation. Nodes to be left out are a warning while more than half remain; with half or
+    fewer, or nothing measured, or a fault of all, leaving nodes out does not help: refuse."""
+    exclude = [name for name in outcome.nodes if healths[name].verdict == "bad"]
+    told = sorted(faults, key=lambda fault: ("refuse", "exclude", "warn", "note").index(fault.severity))
     left = len(outcome.nodes) - len(exclude)
     unmeasured = bool(outcome.devices_failed) and not outcome.devices
-    if 2 * left <= len(outcome.nodes) or unmeasured:
-        return Verdict(status="refuse", exclude=exclude, faults=faults)
-    return Verdict(status="warn" if faults else "go", exclude=exclude, faults=faults)
+    refused = 2 * left <= len(outcome.nodes) or unmeasured or any(fault.severity == "refuse" for fault in faults)
+    warned = any(fault.severity != "note" for fault in faults)
+    usable = [node for node in nodes if node.id not in exclude]
+    return Verdict(
+        status="refuse" if refused else "warn" if warned else "go",
+        exclude=exclude,
+        faults=[_named(fault) for fault in told],
+        sbatch_hint=f"--exclude={NodeSet.fromlist(exclude)}" if exclude and not loopback else None,
+        env={} if loopback else interface_env(usable),
+    )
 
 
-def _health(name: str, outcome: Outcome, slow: list[Reason]) -> Health:
-    if name in outcome.lost:
-        return Health(verdict="bad", reasons=[Reason(code="UNREACHABLE", text=outcome.lost[name])])
-    if name in outcome.devices_failed:
-        text = f"its devices were not measured: {outcome.devices_failed[name]}"
-        return Health(verdict="unknown", reasons=[Reason(code="PROBE_FAILED", text=text), *slow])
-    partners = [pair for pair in outcome.broken if name in pair]
-    if partners and not any(name in (result.a, result.b) for result in outcome.pairs):
-        return Health(verdict="unknown", reasons=[Reason(code="PROBE_FAILED", text="none of its links works"), *slow])
-    return Health(verdict="degraded" if slow else "ok", reasons=slow)
+def _named(fault: Finding) -> Reason:
+    """The reason with the node that it is about."""
+    if fault.node is None:
+        return fault.reason
+    return fault.reason.model_copy(update={"text": f"{fault.node}: {fault.reason.text}"})
 
 
-def _slow_links(links: Sequence[Link], slow_ratio: float) -> dict[str, list[Reason]]:
-    rates: dict[str, list[float]] = {}
-    for link in links:
-        for figures in (link.ab, link.ba):
-            if figures.isolated_bytes_per_s is not None:
-                for end in (link.a, link.b):
-                    rates.setdefault(end, []).append(figures.isolated_bytes_per_s)
-    medians = {name: statistics.median(values) for name, values in rates.items()}
-    return _below(medians, slow_ratio, "SLOW_LINK", "link bandwidth", "B/s")
+def _health(name: str, outcome: Outcome, faults: Sequence[Finding]) -> Health:
+    own = [fault for fault in faults if fault.node == name]
+    reasons = [fault.reason for fault in own]
+    if any(fault.severity == "exclude" for fault in own):
+        return Health(verdict="bad", reasons=reasons)
+    if name in outcome.devices_failed or name in _without_links(outcome):
+        return Health(verdict="unknown", reasons=reasons)
+    slow = any(fault.severity == "warn" for fault in own)
+    return Health(verdict="degraded" if slow else "ok", reasons=reasons)
 
 
-def _slow_devices(nodes: Sequence[Node], slow_ratio: float) -> dict[str, list[Reason]]:
-    """Each figure of each device against the median of the devices of its type."""
-    groups: dict[tuple[str, str, str], dict[str, float]] = {}
-    for node in nodes:
-        for device in node.devices:
-            for what, unit, value in _figures(device):
-                groups.setdefault((device.type, what, unit), {})[f"{node.id}:{device.id}"] = value
-    found: dict[str, list[Reason]] = {}
-    for (_, what, unit), values in groups.items():
-        for place, reasons in _below(values, slow_ratio, "SLOW_DEVICE", what, unit).items():
-            node_name, _, device_name = place.partition(":")
-            named = [Reason(code=reason.code, text=f"{device_name} {reason.text}") for reason in reasons]
-            found.setdefault(node_name, []).extend(named)
-    return found
+def _unreachable(outcome: Outcome) -> list[Finding]:
+    fix = "look at its log in the job's output and at `scontrol show node`; leave it out meanwhile"
+    return [
+        found(name, "exclude", "UNREACHABLE", why, "the coordinating node's connection to it", fix)
+        for name, why in outcome.lost.items()
+    ]
 
 
-def _figures(device: Device) -> Iterable[tuple[str, str, float]]:
-    for dtype, value in device.flops.items():
-        yield f"{dtype} matrix products", "FLOP/s", value
-    if device.memory_bytes_per_s is not None:
-        yield "memory bandwidth", "B/s", device.memory_bytes_per_s
+def _unmeasured(outcome: Outcome) -> list[Finding]:
+    """PROBE_FAILED: what could not be measured, so that nothing is known of it: never a reason to leave a node out."""
+    again = "run `hpctrain probe` again"
+    parts = [
+        found(name, "warn", "PROBE_FAILED", f"its devices were not measured: {why}", "its measuring process", again)
+        for name, why in outcome.devices_failed.items()
+        if name not in outcome.lost
+    ]
+    parts += [
+        found(name, "warn", "PROBE_FAILED", "none of its links works", "every partner of its rounds", again)
+        for name in sorted(_without_links(outcome))
+    ]
+    return parts + [
+        found(None, "warn", "PROBE_FAILED", f"link {a} - {b}: {why}", "both nodes answer the coordinating node", again)
+        for (a, b), why in outcome.broken.items()
+    ]
 
 
-def _below(values: dict[str, float], ratio: float, code: str, what: str, unit: str) -> dict[str, list[Reason]]:
-    if len(values) < 2:
-        return {}  # nothing to compare with
-    middle = statistics.median(values.values())
-    return {
-        name: [
-            Reason(
-                code=code,
-                text=f"{what} {format_si(value, unit)} is {value / middle:.0%} of the median {format_si(middle, unit)}",
-            )
-        ]
-        for name, value in values.items()
-        if value < ratio * middle
-    }
+def _without_links(outcome: Outcome) -> set[str]:
+    """Living nodes whose every pair broke."""
+    touched = {name for pair in outcome.broken for name in pair} - set(outcome.lost)
+    if not touched:
+        return set()
+    matrix = outcome.matrix()
+    return {name for name in touched if not matrix.measured[matrix.index[name]].any()}

@@ -11,6 +11,8 @@ from hpctrain.records.lines import read_lines
 EventKind = Literal[
     "attempt_started",
     "probed",
+    "data_staged",
+    "data_not_staged",
     "planned",
     "generation_started",
     "worker_died",
@@ -23,6 +25,7 @@ EventKind = Literal[
     "checkpoint_skipped",
     "recovered",
     "replanned",
+    "notify_failed",
     "finished",
     "failed",
 ]

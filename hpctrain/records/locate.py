@@ -1,18 +1,22 @@
-"""From what a person calls a run to its folder: a path, or a name or job id looked up in ./runs and $HPCTRAIN_RUNS."""
+"""From what a person calls a run to its folder: a path, or a name or job id looked up in ./runs, in $HPCTRAIN_RUNS and
+among the runs that the person started anywhere."""
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from hpctrain.base.atomic import write_text
-from hpctrain.base.errors import InputError
+from hpctrain.base.errors import FileError, InputError
+from hpctrain.records.past_runs import read_past_runs
+from hpctrain.records.successor import queued_behind, read_successors
 
 RUNS_VARIABLE = "HPCTRAIN_RUNS"
 JOB_FILE = "job_id"
-"""File in a run folder with the ids of its jobs, one a line, the newest last."""
+"""File in a run folder with the ids of its jobs, one a line, the newest last; queued successors are not in it yet."""
 
 _STAMP = re.compile(r"^(?P<name>.+?)-(?P<date>\d{8})[T-]?(?P<time>\d{6})Z?-[0-9a-f]{4}$")
 _SHOWN = 5
@@ -23,8 +27,9 @@ def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
 
     Args:
         name: path of a run folder, the name of such a folder, the run's name (then its newest folder), or the id of
-            one of its jobs.
-        environ: environment variables; HPCTRAIN_RUNS names a second place to look.
+            one of its jobs, earlier ones included.
+        environ: environment variables; HPCTRAIN_RUNS names a second place to look, the history of started runs the
+            folders after that.
         cwd: folder that relative paths and `runs` start from.
 
     Raises:
@@ -33,6 +38,8 @@ def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
     path = cwd / Path(name).expanduser()
     if _is_run(path):
         return path
+    if path.is_dir() and not os.access(path, os.X_OK):
+        raise InputError(f"{name}: may not be looked into; a run folder is its owner's alone unless they open it")
     if path.is_dir():
         raise InputError(f"{name}: not a run folder, it has no run.yaml; give a folder that `hpctrain train` made")
     if path.exists():
@@ -44,7 +51,22 @@ def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
         newest = _newest(name, _runs_in(place))
         if newest is not None:
             return newest
-    raise InputError(_nothing_found(name, places))
+    past = past_folders(environ)
+    named = [folder for folder, jobs in past.items() if name in (*_names(folder), *_all_ids(folder), *jobs)]
+    there = [folder for folder in named if _is_run(folder)]
+    if there:
+        return max(there, key=_age_key)
+    if named:
+        raise InputError(f"{name}: its run folder {named[-1]} is gone; `hpctrain list` shows the runs that are left")
+    raise InputError(_nothing_found(name, places, [folder for folder in past if _is_run(folder)]))
+
+
+def past_folders(environ: Mapping[str, str]) -> dict[Path, set[str]]:
+    """Folder of each run that this person started anywhere -> ids of its jobs, oldest first; some may be gone."""
+    found: dict[Path, set[str]] = {}
+    for past in read_past_runs(environ):
+        found.setdefault(Path(past.folder), set()).update([past.job_id] if past.job_id else [])
+    return found
 
 
 def job_id(folder: Path) -> str | None:
@@ -52,9 +74,19 @@ def job_id(folder: Path) -> str | None:
     return next(reversed(_job_ids(folder)), None)
 
 
+def open_jobs(folder: Path) -> list[str]:
+    """The newest job and the successors queued behind it, in the order in which they would run; [] without a job.
+
+    Raises:
+        FileError: successors.jsonl is damaged.
+    """
+    newest = job_id(folder)
+    return [] if newest is None else [newest, *queued_behind(newest, read_successors(folder))]
+
+
 def run_of_job(job: str, environ: Mapping[str, str], cwd: Path) -> Path | None:
     """The newest run folder that had the job, whatever runs are called; None where there is none."""
-    return next((path for path in reversed(all_runs(environ, cwd)) if job in _job_ids(path)), None)
+    return next((path for path in reversed(all_runs(environ, cwd)) if job in _all_ids(path)), None)
 
 
 def record_job(folder: Path, job: str) -> None:
@@ -73,9 +105,21 @@ def _job_ids(folder: Path) -> list[str]:
         return []
 
 
+def _all_ids(folder: Path) -> list[str]:
+    """Its jobs, and those that wait to become its jobs; a damaged list of these finds nothing."""
+    try:
+        return [*_job_ids(folder), *(item.job_id for item in read_successors(folder))]
+    except FileError:
+        return _job_ids(folder)
+
+
 def all_runs(environ: Mapping[str, str], cwd: Path) -> list[Path]:
-    """Every run folder in the places where names are looked up, oldest first."""
-    folders = {path.resolve() for place in _places(environ, cwd) for path in _runs_in(place)}
+    """Every run folder in ./runs and in $HPCTRAIN_RUNS, oldest first."""
+    return in_order_of_age({path.resolve() for place in _places(environ, cwd) for path in _runs_in(place)})
+
+
+def in_order_of_age(folders: Iterable[Path]) -> list[Path]:
+    """Run folders, there or gone, oldest first."""
     return sorted(folders, key=_age_key)
 
 
@@ -99,14 +143,17 @@ def _runs_in(place: Path) -> list[Path]:
 
 
 def _is_run(path: Path) -> bool:
-    return (path / "run.yaml").is_file()
+    try:
+        return (path / "run.yaml").is_file()
+    except OSError:  # somebody else's, and not to be looked into
+        return False
 
 
 def _newest(name: str, runs: list[Path]) -> Path | None:
     for path in runs:
         if path.name == name:
             return path
-    matching = [path for path in runs if name in (run_name(path.name), *_job_ids(path))]
+    matching = [path for path in runs if name in (run_name(path.name), *_all_ids(path))]
     return max(matching, key=_age_key, default=None)
 
 
@@ -114,18 +161,22 @@ def _age_key(path: Path) -> tuple[str, float]:
     """Newer is larger: the UTC time in the name, then the run file's own time where two were made in one second."""
     match = _STAMP.match(path.name)
     stamp = match["date"] + match["time"] if match else ""
-    return stamp, (path / "run.yaml").stat().st_mtime
+    try:
+        return stamp, (path / "run.yaml").stat().st_mtime
+    except OSError:  # gone since it was found
+        return stamp, 0.0
 
 
-def _nothing_found(name: str, places: list[Path]) -> str:
+def _nothing_found(name: str, places: list[Path], past: list[Path]) -> str:
     looked = " and ".join(str(place) for place in places)
-    known = dict.fromkeys(known for place in places for path in _runs_in(place) for known in _names(path))
-    if not known:
+    folders = [*(path for place in places for path in _runs_in(place)), *past]
+    if not folders:
         return f"{name}: no such run; there is none in {looked} (set {RUNS_VARIABLE} to look in another folder too)"
+    known = dict.fromkeys(known for path in folders for known in _names(path))
     near = difflib.get_close_matches(name, known, n=_SHOWN, cutoff=0.5)
     if near:
         return f"{name}: no such run in {looked}; nearest: {', '.join(near)}"
-    shown = list(dict.fromkeys(run_name(path.name) for place in places for path in _runs_in(place)))
+    shown = list(dict.fromkeys(run_name(path.name) for path in folders))
     more = ", …" if len(shown) > _SHOWN else ""
     return f"{name}: no such run in {looked}; there are: {', '.join(shown[:_SHOWN])}{more}"
 

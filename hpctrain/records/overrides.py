@@ -1,8 +1,9 @@
-"""`--set key.path=value`: the same typed rules as the file, applied on top of it."""
+"""`--set key.path=value`: the same typed rules as the file, applied on top of it; and defaults, put below it."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hpctrain.base.errors import FileError, InputError
@@ -28,6 +29,30 @@ def apply_overrides(value: dict[str, Any], overrides: tuple[str, ...]) -> dict[s
 def overridden(overrides: tuple[str, ...]) -> list[tuple[str, ...]]:
     """The key paths that the overrides set."""
     return [tuple(text.partition("=")[0].strip().split(".")) for text in overrides]
+
+
+def filled(value: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of `value` with what it leaves out; what it has, null included, stays."""
+    result = copy.deepcopy(dict(value))
+    for path in absent(value, defaults):
+        leaf: Any = defaults
+        for key in path:
+            leaf = leaf[key]
+        inner = result
+        for key in path[:-1]:
+            inner = inner.setdefault(key, {})
+        inner[path[-1]] = copy.deepcopy(leaf)
+    return result
+
+
+def absent(value: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Key paths of `defaults` that `value` leaves out; a list counts whole."""
+    for key, leaf in defaults.items():
+        given = value.get(key, {})
+        if isinstance(leaf, Mapping) and isinstance(given, Mapping):
+            yield from ((key, *rest) for rest in absent(given, leaf))
+        elif key not in value:
+            yield (key,)
 
 
 def _value(raw: str, text: str) -> Any:

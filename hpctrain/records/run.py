@@ -2,71 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from hpctrain.base.errors import FileError, InputError, Mistake
+from hpctrain.records.cluster import Cluster
 from hpctrain.records.document import Document, Part
 from hpctrain.records.imported_spec import ImportedSpec, Spec
-from hpctrain.records.mistakes import mistakes_of
+from hpctrain.records.mistakes import dotted, mistakes_of
 from hpctrain.records.model_choice import Model
 from hpctrain.records.model_spec import PRESETS
-from hpctrain.records.overrides import apply_overrides, overridden
+from hpctrain.records.overrides import absent, apply_overrides, filled, overridden
 from hpctrain.records.plan import Recompute, ZeroLevel
-from hpctrain.records.yaml_file import read_yaml
+from hpctrain.records.yaml_file import YamlFile, read_yaml
 
 COMPILE_S = 1800.0
 """Compiling the blocks of a large model takes this long at most."""
-
-
-class Cluster(Part):
-    """Where the run goes."""
-
-    kind: Literal["local", "slurm"] = "local"
-    """local: processes on this machine, one virtual node each. slurm: one job."""
-    partition: str | None = None
-    """Slurm partition."""
-    account: str | None = None
-    """Slurm account."""
-    qos: str | None = None
-    """Slurm quality of service."""
-    time: str | None = None
-    """Wall-time limit, as text: 1:30:00 is one and a half hours."""
-    save_notice_s: int = Field(default=120, ge=1, le=65535)
-    """How long before the time limit the agents are told to save a checkpoint and leave, seconds."""
-    nodes: str = Field(default="1", json_schema_extra={"type": ["string", "integer"]})
-    """Number of nodes, '4', or a range that the run can use, '3-4'."""
-    devices_per_node: int | None = Field(default=None, ge=1)
-    """Devices used on each node. Default: all of them."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What computes. auto: CUDA devices where there are any, else the CPU."""
-    sbatch: list[str] = []
-    """Further sbatch options, as on its command line."""
-    setup: list[str] = []
-    """Shell lines run on each node before anything else: module load, activating an environment."""
-
-    @field_validator("nodes", mode="before")
-    @classmethod
-    def _nodes(cls, value: Any) -> Any:
-        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-    @field_validator("nodes")
-    @classmethod
-    def _node_range(cls, value: str) -> str:
-        low, _, high = value.partition("-")
-        if not low.isdigit() or (high and not high.isdigit()) or value.endswith("-"):
-            raise ValueError("allowed: a number ('4') or a range ('3-4')")
-        if int(low) < 1 or (high and int(high) < int(low)):
-            raise ValueError("at least one node, and the second number not below the first")
-        return value
-
-    @property
-    def node_range(self) -> tuple[int, int]:
-        """Fewest and most nodes that the run can use: (3, 4) of '3-4', (4, 4) of '4'."""
-        low, _, high = self.nodes.partition("-")
-        return int(low), int(high or low)
 
 
 class Container(Part):
@@ -93,6 +48,12 @@ class Data(Part):
     """tokenizer.json. Default: the one that lies in the first training folder."""
     seq_len: int = Field(default=256, ge=8)
     """Tokens in a sequence."""
+    stage: Literal["none", "node"] = "none"
+    """none: workers read the folders where they are. node: each node copies them to its own disk first, checks them
+    against their index, and keeps them for its next run; without the room it reads them where they are."""
+    stage_folder: str | None = None
+    """Folder on each node's own disk; '$USER' and the like are filled in there. Default: $SLURM_TMPDIR, else $TMPDIR,
+    else /tmp."""
 
 
 class Batch(Part):
@@ -196,11 +157,28 @@ class Recovery(Part):
     spares: int = Field(default=0, ge=0)
     """Nodes kept idle, to step in for a lost one."""
     retries: int = Field(default=3, ge=0)
-    """Failures in a row, without a checkpoint in between, before the run gives up."""
+    """Failures in a row, without a checkpoint in between, before the run gives up: within a job, and of its jobs. What
+    the cluster does to a job (lost nodes, preemption, the time limit) is no failure of the run."""
+    requeue: Literal["new_job", "same_job"] = "new_job"
+    """How a job goes on after an attempt. new_job: as a new job, without the nodes that made trouble. same_job: put
+    back into the queue under its id, on any nodes."""
+    successors: int = Field(default=0, ge=0, le=20)
+    """Jobs kept in the queue behind the running one, with requeue: new_job. They take over whatever happens to it, and
+    suit partitions with short time limits."""
+    exclude_hours: float = Field(default=24.0, ge=0)
+    """How long new jobs do without a node that made trouble, hours; 0: they never do."""
+    exclude_max_fraction: float = Field(default=0.25, ge=0, le=1)
+    """Largest share of the partition's nodes that is left out for that reason."""
     heartbeat_timeout_s: float = Field(default=5.0, gt=0)
     """Silence after which a node counts as lost; a closed connection counts at once."""
     progress_timeout_s: float = Field(default=120.0, gt=0)
     """A worker that makes no step for this long is ended and the generation with it."""
+
+    @model_validator(mode="after")
+    def _successors_are_new_jobs(self) -> Recovery:
+        if self.successors and self.requeue == "same_job":
+            raise ValueError(f"successors is {self.successors}, and requeue is same_job: use requeue: new_job, or none")
+        return self
 
 
 class Profile(Part):
@@ -209,6 +187,28 @@ class Profile(Part):
     step: int | None = Field(default=None, ge=1)
     """The optimizer step that torch's profiler records on every rank, into profile/ in the run folder. Default: none.
     That step takes several times as long as the others."""
+
+
+EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+NotifyState = Literal["started", "done", "failed", "requeued", "cancelled"]
+
+
+class Notify(Part):
+    """A web address that is told, by a POST of JSON, when the run changes its state."""
+
+    url_env: EnvironmentName | None = None
+    """Name of the environment variable with the address. The address lets whoever has it write there, so it is kept as
+    a secret is: it is not in this file."""
+    url_file: str | None = None
+    """Or the file with the address in it, which only you can read (mode 600)."""
+    on: list[NotifyState] = ["done", "failed"]
+    """What is told: started, done, failed, requeued, cancelled."""
+
+    @model_validator(mode="after")
+    def _one_address(self) -> Notify:
+        if (self.url_env is None) == (self.url_file is None):
+            raise ValueError("give url_env or url_file, one of them")
+        return self
 
 
 class Run(Document):
@@ -224,6 +224,13 @@ class Run(Document):
     """Decides the initial weights and the order of samples."""
     code: str | None = None
     """Folder of your own code; a copy of it, as it is when the run is submitted, comes first on the module path."""
+    secrets: list[EnvironmentName] = []
+    """Names of environment variables with tokens that the training needs: HF_TOKEN. Their values come from the
+    environment that you submit from, or from `secrets_file`, and are written nowhere."""
+    secrets_file: str | None = None
+    """File with lines NAME=value that only you can read (mode 600), on a file system that the nodes share."""
+    notify: Notify | None = None
+    """Who is told when the run changes its state. Default: nobody."""
     cluster: Cluster = Cluster()
     """Where the run goes."""
     container: Container | None = None
@@ -302,18 +309,19 @@ class Run(Document):
             self.spec()
 
 
-def read_run(path: Path, overrides: tuple[str, ...] = ()) -> Run:
+def read_run(path: Path, overrides: tuple[str, ...] = (), defaults: Mapping[str, Any] = MappingProxyType({})) -> Run:
     """Read run.yaml, with `--set key.path=value` applied; every mistake is told at once with its line.
 
     Relative data paths become absolute, from the file's folder.
 
+    Args:
+        defaults: values for keys that neither the file nor an override gives, checked before.
+
     Raises:
         FileError: the file or an override is wrong.
     """
-    file = read_yaml(path)
-    if not isinstance(file.value, dict):
-        raise FileError(path, [Mistake("", "found no keys; `hpctrain init` writes a commented run file", 1)])
-    value = apply_overrides(file.value, overrides)
+    file = _read_keys(path)
+    value = filled(apply_overrides(file.value, overrides), defaults)
     lines = _without_overridden(file.lines, overrides)
     try:
         run = Run.model_validate(value)
@@ -321,6 +329,22 @@ def read_run(path: Path, overrides: tuple[str, ...] = ()) -> Run:
         mistakes = [_from_override(m) if m.line == 0 else m for m in mistakes_of(error, Run, lines)]
         raise FileError(path, mistakes) from None
     return _resolve_paths(run, path.resolve().parent)
+
+
+def missing_keys(path: Path, overrides: tuple[str, ...], defaults: Mapping[str, Any]) -> list[str]:
+    """Those keys of `defaults` that neither the run file nor an override gives, dotted.
+
+    Raises:
+        FileError: the file cannot be read.
+    """
+    return [dotted(key) for key in absent(apply_overrides(_read_keys(path).value, overrides), defaults)]
+
+
+def _read_keys(path: Path) -> YamlFile:
+    file = read_yaml(path)
+    if not isinstance(file.value, dict):
+        raise FileError(path, [Mistake("", "found no keys; `hpctrain init` writes a commented run file", 1)])
+    return file
 
 
 def _without_overridden(
@@ -345,4 +369,8 @@ def _resolve_paths(run: Run, base: Path) -> Run:
         }
     )
     code = str(base / Path(run.code).expanduser()) if run.code else None
-    return run.model_copy(update={"data": data, "code": code})
+    secrets = str(base / Path(run.secrets_file).expanduser()) if run.secrets_file else None
+    notify = run.notify
+    if notify is not None and notify.url_file is not None:
+        notify = notify.model_copy(update={"url_file": str(base / Path(notify.url_file).expanduser())})
+    return run.model_copy(update={"data": data, "code": code, "secrets_file": secrets, "notify": notify})

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from hpctrain.records.document import Document, Part
+from hpctrain.records.evidence import HostFacts, NvlinkPeer, PcieLink
+from hpctrain.records.link import Link, LinkClass
+from hpctrain.records.nic import Nic
 
-INTRA_NODE_LATENCY_S = 5e-6
-"""Start-up cost assumed between two devices of one node when it was not measured: a kernel launch on each side."""
+if TYPE_CHECKING:
+    from hpctrain.records.pair_matrix import PairMatrix
 
 
 class Provenance(Part):
@@ -26,7 +29,9 @@ class Provenance(Part):
     loopback: bool = False
     """True when the nodes are processes of one machine: the links are memory, not a network."""
     mode: str = "full"
-    """full: every pair was measured. published: figures of data sheets and papers, nothing was measured."""
+    """full: every pair was measured. sampled: enough pairs to know which nodes share a switch. health: each node with a
+    few others, enough to judge it. published: figures of data sheets and papers, nothing was measured. prior: taken
+    over from another tool's file, nothing was measured."""
     seed: int | None = None
     """Orders the rounds of the probe."""
     notes: list[str] = []
@@ -65,15 +70,47 @@ class Device(Part):
     """Bandwidth of copies within the device's memory, read plus write."""
     launch_s: float | None = None
     """Median time of one tiny operation: what each operation costs however small it is."""
+    pcie: PcieLink | None = None
+    """Its link to the host."""
+    nvlink: dict[str, NvlinkPeer] = {}
+    """NVLink to another device of the node, by that device; through a switch, by 'switch' or the switch's address."""
+    throttle_reasons: list[str] = []
+    """Why its clocks were held down under load, in NVML's words: hw_slowdown, sw_power_cap."""
+    p2p: dict[str, Literal["ok", "no", "unknown"]] = {}
+    """Whether it reads the memory of another device of the node, by that device."""
+    ecc_errors: int | None = None
+    """Uncorrectable memory errors since the driver was loaded."""
+    xid: int | None = None
+    """Last error code of the driver about it."""
+    power_w: float | None = None
+    """Power drawn under load, in watts."""
+    driver: str | None = None
+    """Version of its driver."""
+    numa: int | None = None
+    """NUMA node of the host that it is attached to."""
+    nic: str | None = None
+    """Network card with the shortest way over PCI: mlx5_0, eth0."""
+    pci_path: list[str] | None = Field(default=None, min_length=1)
+    """PCI addresses on the way to it, switches first, its own last."""
+    host_to_device_bytes_per_s: float | None = None
+    """Copies from page-locked memory of the host."""
+    device_to_host_bytes_per_s: float | None = None
+    """Copies to page-locked memory of the host."""
+    copy_bytes_per_s: dict[str, float] = {}
+    """Copies to another device of the node, by that device, one at a time."""
 
 
 class Reason(Part):
     """Why a node got its verdict."""
 
     code: str
-    """Short name: UNREACHABLE, SLOW_LINK, SLOW_DEVICE, PROBE_FAILED."""
+    """Short name of the fault: UNREACHABLE, SLOW_NODE, PCIE_DOWNSHIFT."""
     text: str
     """One sentence with the numbers."""
+    evidence: str | None = None
+    """What it was compared with, and how often it was measured."""
+    fix: str | None = None
+    """The next thing to do."""
 
 
 class Health(Part):
@@ -100,68 +137,12 @@ class Node(Part):
     """What computes on it."""
     intra_bytes_per_s: float | None = None
     """Bandwidth from one device of the node to another."""
+    nics: list[Nic] | None = None
+    """Its network cards."""
+    host_facts: HostFacts | None = None
+    """What its operating system says."""
     health: Health = Health()
     """Whether it should be used."""
-
-
-class Latency(Part):
-    """One-way latency of a small message: half the round trip."""
-
-    min: float
-    """The fastest, in seconds."""
-    p50: float
-    """The median, in seconds."""
-    p95: float
-    """95 of 100 are faster, in seconds."""
-
-
-class LinkFigures(Part):
-    """One direction between two nodes."""
-
-    latency_s: Latency | None = None
-    """Of a small message."""
-    isolated_bytes_per_s: float | None = None
-    """Bandwidth timed at the receiver, with `concurrency` pairs at work."""
-    loaded_bytes_per_s: float | None = None
-    """Bandwidth with every node at work at once."""
-    concurrency: int | None = None
-    """Pairs at work while the isolated figure was taken."""
-    alpha_s: float | None = None
-    """Start-up time of a message in the model t = alpha + beta·bytes."""
-    beta_s_per_byte: float | None = None
-    """Time per byte in that model."""
-    n: int | None = None
-    """Samples behind the bandwidth."""
-    inferred: bool = False
-    """True when taken from the class, not measured."""
-
-
-class Link(Part):
-    """A pair of nodes, both directions."""
-
-    a: str
-    """One node."""
-    b: str
-    """The other node."""
-    class_: str | None = Field(default=None, alias="class")
-    """Class of links it belongs to."""
-    ab: LinkFigures
-    """From a to b."""
-    ba: LinkFigures
-    """From b to a."""
-
-
-class LinkClass(Part):
-    """Links that behave alike; a pair without figures of its own has these."""
-
-    id: str
-    """Name that links refer to."""
-    alpha_s: float
-    """Start-up time of a message in the model t = alpha + beta·bytes."""
-    beta_s_per_byte: float
-    """Time per byte in that model."""
-    pairs: int
-    """How many measured pairs are behind it."""
 
 
 class NodeCluster(Part):
@@ -176,7 +157,18 @@ class NodeCluster(Part):
     members: list[str]
     """Its nodes."""
     source: str = "measured"
-    """measured, or who told."""
+    """measured, or who told: slurm."""
+    oversubscription: float | None = None
+    """What a pair that leaves such a cluster has alone, over what it has when all members talk to another cluster."""
+
+
+class MatrixFile(Part):
+    """A file beside the topology with the figures of every pair; named by its content, so both are of one probe."""
+
+    file: str = Field(pattern=r"^pairs-[0-9a-f]{12}\.npz$")
+    """Name of the file, in the folder of the topology."""
+    sha256: str
+    """Hash of that file."""
 
 
 class Fabric(Part):
@@ -187,7 +179,11 @@ class Fabric(Part):
     clusters: list[NodeCluster] = []
     """Groups of nodes that are near each other."""
     links: list[Link] = []
-    """Measured pairs; a pair that is absent has the figures of its class."""
+    """Measured pairs; a pair that is absent has the figures of the matrix, else of its class."""
+    matrix: MatrixFile | None = None
+    """Figures of all pairs, above 64 nodes."""
+    held_out_error: float | None = None
+    """Median relative error of the classes on pairs that were measured and not used for them (0.05 is 5 %)."""
 
 
 class Verdict(Part):
@@ -199,6 +195,10 @@ class Verdict(Part):
     """Nodes to leave out."""
     faults: list[Reason] = []
     """What was found wrong."""
+    sbatch_hint: str | None = None
+    """Option of sbatch that leaves these nodes out."""
+    env: dict[str, str] = {}
+    """Variables that name an interface which every node has: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME."""
 
 
 class Topology(Document):
@@ -217,6 +217,8 @@ class Topology(Document):
     verdict: Verdict = Verdict()
     """What the probe advises for the whole allocation."""
 
+    _pairs: PairMatrix | None = PrivateAttr(default=None)
+
     @model_validator(mode="after")
     def _check(self) -> Topology:
         names = [node.id for node in self.nodes]
@@ -231,6 +233,43 @@ class Topology(Document):
                 if end not in names:
                     raise ValueError(f"fabric.links: {end!r} is not a node of this file")
         return self
+
+    @property
+    def pairs(self) -> PairMatrix | None:
+        """Figures of every pair, for a topology that was measured here or read with the file beside it."""
+        return self._pairs
+
+    def with_pairs(self, pairs: PairMatrix) -> Topology:
+        """This topology with the figures of every pair, which `write` puts beside it."""
+        fabric = self.fabric.model_copy(update={"matrix": MatrixFile(file=pairs.file_name, sha256=pairs.sha256)})
+        made = self.model_copy(update={"fabric": fabric})
+        made._pairs = pairs
+        return made
+
+    def write(self, path: Path) -> None:
+        """Write the file atomically; the figures of every pair first, so that the file never names what is not there.
+
+        Raises:
+            StorageError: one of them cannot be written.
+        """
+        if self._pairs is not None:
+            self._pairs.write(path.parent)
+        super().write(path)
+
+    @classmethod
+    def read(cls, path: Path) -> Topology:
+        """Read and check the file, and the figures of every pair where it names them.
+
+        Raises:
+            FileError: missing, not JSON, with mistakes, or the file beside it is missing or another one.
+        """
+        made = super().read(path)
+        if made.fabric.matrix is not None:
+            from hpctrain.records.pair_matrix import read_pairs  # numpy is only for large clusters
+
+            nodes = [node.id for node in made.nodes]
+            made._pairs = read_pairs(path.with_name(made.fabric.matrix.file), made.fabric.matrix.sha256, nodes, path)
+        return made
 
     def node(self, name: str) -> Node:
         """The node of that name; KeyError when there is none."""
@@ -259,62 +298,11 @@ class Topology(Document):
             cluster.model_copy(update={"members": [name for name in cluster.members if name in keep]})
             for cluster in self.fabric.clusters
         ]
-        fabric = self.fabric.model_copy(update={"links": links, "clusters": [c for c in clusters if c.members]})
+        kept = {"links": links, "clusters": [c for c in clusters if c.members], "matrix": None}
+        fabric = self.fabric.model_copy(update=kept)
         nodes = [node for node in self.nodes if node.id in keep]
         exclude = [name for name in self.verdict.exclude if name in keep]
         verdict = self.verdict.model_copy(update={"exclude": exclude})
-        return self.model_copy(update={"nodes": nodes, "fabric": fabric, "verdict": verdict})
-
-    def link_cost(self) -> LinkCost:
-        """A table that answers how long a message takes between two devices."""
-        return LinkCost(self)
-
-
-class LinkCost:
-    """Time of a message between two devices, t = alpha + beta·bytes, from the link, else its class, else the mean."""
-
-    def __init__(self, topology: Topology) -> None:
-        self._costs: dict[tuple[str, str], tuple[float, float]] = {}
-        classes = {entry.id: (entry.alpha_s, entry.beta_s_per_byte) for entry in topology.fabric.classes}
-        for link in topology.fabric.links:
-            for ends, figures in (((link.a, link.b), link.ab), ((link.b, link.a), link.ba)):
-                if figures.alpha_s is not None and figures.beta_s_per_byte is not None:
-                    self._costs[ends] = (figures.alpha_s, figures.beta_s_per_byte)
-                elif link.class_ in classes:
-                    self._costs[ends] = classes[link.class_]
-        known = list(classes.values()) or list(self._costs.values())
-        # The slowest class stands in for a pair nobody measured: a plan should not lean on an unknown link.
-        self._default = max(known, key=lambda cost: cost[1]) if known else None
-        speeds = [d.memory_bytes_per_s for n in topology.nodes for d in n.devices if d.memory_bytes_per_s]
-        self._intra = (INTRA_NODE_LATENCY_S, 1.0 / min(speeds)) if speeds else (INTRA_NODE_LATENCY_S, 0.0)
-        self._within = {
-            node.id: (INTRA_NODE_LATENCY_S, 1.0 / node.intra_bytes_per_s)
-            for node in topology.nodes
-            if node.intra_bytes_per_s
-        }
-
-    def between(self, source: str, target: str) -> tuple[float, float]:
-        """(alpha in seconds, beta in seconds per byte) from device `source` to device `target`, as 'node:device'.
-
-        Raises:
-            KeyError: the file has neither that link nor a class.
-        """
-        a, b = source.partition(":")[0], target.partition(":")[0]
-        if a == b:
-            return self._within.get(a, self._intra)
-        cost = self._costs.get((a, b), self._default)
-        if cost is None:
-            raise KeyError(f"{a}-{b}")
-        return cost
-
-    def seconds(self, source: str, target: str, size_bytes: float) -> float:
-        """Time of one message of `size_bytes`."""
-        alpha, beta = self.between(source, target)
-        return alpha + beta * size_bytes
-
-    def worst(self, places: Iterable[str]) -> tuple[float, float]:
-        """The slowest alpha and beta among the devices, as a ring through them would meet."""
-        pairs = [self.between(a, b) for a, b in itertools.permutations(places, 2)]
-        if not pairs:
-            return (0.0, 0.0)
-        return (max(alpha for alpha, _ in pairs), max(beta for _, beta in pairs))
+        made = self.model_copy(update={"nodes": nodes, "fabric": fabric, "verdict": verdict})
+        made._pairs = None
+        return made if self._pairs is None else made.with_pairs(self._pairs.only(keep))

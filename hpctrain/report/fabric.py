@@ -6,7 +6,8 @@ import html
 from collections.abc import Callable
 from typing import Any
 
-from hpctrain.records.topology import LinkFigures, Topology
+from hpctrain.records.link import LinkFigures
+from hpctrain.records.topology import Topology
 from hpctrain.report.charts import Chart
 
 MOST_LABELLED = 12

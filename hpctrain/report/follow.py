@@ -53,7 +53,7 @@ def follow(
     over = False
     while not over:
         over = until()
-        items: list[MetricRow | Event] = [*_rows(Event, events.values()), *_rows(MetricRow, metrics.values())]
+        items: list[MetricRow | Event] = [*rows_of(Event, events.values()), *rows_of(MetricRow, metrics.values())]
         yield from sorted(items, key=lambda item: item.time_s)
         if not over and not items:
             clock.sleep(poll_s)
@@ -66,7 +66,8 @@ def _json(line: bytes) -> list[Any]:
         return []
 
 
-def _rows(kind: type[Row], values: list[Any]) -> Iterator[Row]:
+def rows_of(kind: type[Row], values: list[Any]) -> Iterator[Row]:
+    """The records among the values; what this version cannot read is left out."""
     for value in values:
         try:
             yield kind.from_json(value)

@@ -53,6 +53,12 @@ class Status:
     """Hash of the final weights, of a run with deterministic: true that is done."""
     last_sign_s: float | None = None
     """Age of the newest line in the run's files, seconds."""
+    job_state: str | None = None
+    """State of the run's newest job in Slurm's word, where Slurm was asked and knows it."""
+    expected_start_s: float | None = None
+    """When Slurm expects a waiting job to start, seconds since 1970. It looks again all the time."""
+    needs_action: bool | None = None
+    """True: the job waits until a person does what the reason says."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; what is not known is absent."""
@@ -155,7 +161,9 @@ def _decide(
 ) -> tuple[State, str]:
     ended = _end(events)
     if ended is not None and ended.kind == "finished":
-        return "done", describe(ended)
+        if ended.data.get("step", run.steps) >= run.steps:
+            return "done", describe(ended)
+        return _decide_extended(run, held)
     if ended is not None:
         return ("cancelled" if ended.data.get("cancelled") else "failed"), ended.reason
     paused = _newest(events, *_PAUSED)
@@ -193,6 +201,14 @@ def _written_at_the_end(events: list[Event], index: int) -> bool:
     """Whether a `failed` of no generation, as the job script writes it, stands behind every start."""
     rest = events[index + 1 :]
     return events[index].generation < 0 and not any(event.kind == "generation_started" for event in rest)
+
+
+def _decide_extended(run: Run, held: bool) -> tuple[State, str]:
+    """The state of a run that was done when it was given more steps, before it goes on with them."""
+    reason = f"it finished, and was then given more steps: {run.steps}"
+    if held:
+        return "starting", reason
+    return ("requeued", reason) if run.cluster.kind == "slurm" else ("cancelled", reason)
 
 
 def _decide_untouched(run: Run) -> tuple[State, str]:

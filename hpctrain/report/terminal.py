@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TextIO
 
+from hpctrain.base.clock import utc_text
 from hpctrain.base.units import format_count, format_seconds
 from hpctrain.records.event import Event
 from hpctrain.records.metric import MetricRow
@@ -83,9 +84,13 @@ def show(lines: Iterable[Line], out: TextIO, in_place: bool) -> None:
         out.flush()
 
 
-def status_lines(status: Status) -> list[str]:
-    """A status for a person."""
-    lines = [f"{status.name}: {status.state} - {status.reason}"]
+def status_lines(status: Status, now: float) -> list[str]:
+    """A status for a person.
+
+    Args:
+        now: wall clock, seconds since 1970.
+    """
+    lines = [f"{status.name}: {status.state} - {status.reason}", *queue_lines(status, now)]
     progress = [f"step {status.step}/{status.steps}"]
     if status.loss is not None:
         progress.append(f"loss {status.loss:.4f}")
@@ -105,3 +110,13 @@ def status_lines(status: Status) -> list[str]:
     if status.recoveries or status.lost_steps:
         lines.append(f"  recoveries {status.recoveries}  steps done twice {status.lost_steps}")
     return lines
+
+
+def queue_lines(status: Status, now: float) -> list[str]:
+    """What a run in the queue may expect; nothing of one that is not there."""
+    if status.needs_action:
+        return ["  it stays in the queue until somebody does that"]
+    if status.expected_start_s is None or "BeginTime" in status.reason:
+        return []  # a pause: the reason tells how long it is
+    left = format_seconds(max(0.0, status.expected_start_s - now))
+    return [f"  Slurm expects to start it in {left} ({utc_text(status.expected_start_s)})"]

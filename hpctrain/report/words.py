@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable
 from typing import Any
 
+from hpctrain.base.errors import FileError
 from hpctrain.base.units import format_bytes, format_seconds
 from hpctrain.records.event import Event
 from hpctrain.report.history import restored_step
@@ -13,12 +15,24 @@ from hpctrain.report.history import restored_step
 _EXIT_WORDS = {75: "can go on", 76: "fault of the machine", 77: "no progress"}
 """Meaning of a worker's exit codes, besides 0 (done); any other one is an error of the program."""
 
+_EVENT = f'{{"schema": "hpctrain.{Event.schema_kind}/'
+
 
 def describe(event: Event) -> str:
     """What happened, without time and punctuation at the end."""
     phrase = _PHRASES.get(event.kind)
     text = phrase(event) if phrase else ""
     return text or event.reason.rstrip(".") or event.kind.replace("_", " ")
+
+
+def in_words(line: str) -> str:
+    """A line of a log for a person: an event, which agents print as JSON, in words; any other line as it is."""
+    if not line.startswith(_EVENT):
+        return line
+    try:
+        return describe(Event.from_json(json.loads(line)))
+    except (ValueError, FileError):
+        return line
 
 
 def signal_name(value: Any) -> str:
@@ -96,6 +110,8 @@ def _prefixed(prefix: str) -> Callable[[Event], str]:
 
 _PHRASES: dict[str, Callable[[Event], str]] = {
     "probed": _prefixed("probed"),
+    "data_staged": _prefixed("data on the node"),
+    "data_not_staged": _prefixed("no copy of the data"),
     "planned": _prefixed("planned"),
     "replanned": _prefixed("planned again"),
     "worker_died": _worker_died,
@@ -107,6 +123,7 @@ _PHRASES: dict[str, Callable[[Event], str]] = {
     "checkpoint_saved": _checkpoint_saved,
     "checkpoint_skipped": _prefixed("a checkpoint was skipped"),
     "finished": _finished,
+    "notify_failed": _prefixed("nobody was told"),
     "failed": _prefixed("failed"),
     "preempted": _prefixed("preempted"),
     "time_limit": _prefixed("stopped at the time limit"),

@@ -24,6 +24,8 @@ _SUFFIX_FLAGS = {
     "-": "PLANNED",
 }
 """Marks behind a state, as older versions and sinfo print them, and the flags they stand for."""
+_TAKEN = frozenset({"PLANNED", "RESERVED", "COMPLETING", "BLOCKED"})
+"""Flags of a node that is idle and yet promised to others."""
 _OUT = frozenset({"DOWN", "ERROR", "FAIL", "FUTURE", "DRAIN", "NOT_RESPONDING", "INVALID_REG", "MAINTENANCE"})
 
 
@@ -42,11 +44,18 @@ class NodeInfo:
     partitions: tuple[str, ...]
     reason: str | None
     """Why it is down or drained, in the site's words."""
+    features: tuple[str, ...] = ()
+    """What a constraint may ask for."""
 
     @property
     def takes_jobs(self) -> bool:
         """Whether it runs jobs, or will when it is free; powered-down nodes do."""
         return not self.states & _OUT
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a job may have it now."""
+        return "IDLE" in self.states and not self.states & (_OUT | _TAKEN)
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,8 @@ class Partition:
     deny_qos: tuple[str, ...]
     qos: str | None
     """The partition's own QOS, whose limits hold for its jobs too."""
+    needs_reservation: bool = False
+    """Whether it takes only jobs with a reservation."""
     gres: tuple[Gres, ...] = ()
     """Every kind of resource on its nodes, with the largest count on one node; () without node descriptions."""
     cpus_per_node_min: int | None = None
@@ -116,6 +127,15 @@ class ClusterConfig(TypedDict):
     """How Slurm knows which nodes lie close: default or flat (it does not), tree, block, 3d_torus."""
 
 
+@dataclass(frozen=True)
+class ClusterState:
+    """What the controller said of the whole cluster at one moment."""
+
+    config: ClusterConfig
+    nodes: list[NodeInfo]
+    partitions: list[Partition]
+
+
 def parse_nodes(text: str) -> list[NodeInfo]:
     """The nodes in the output of `scontrol show node -o`.
 
@@ -137,6 +157,8 @@ def _node(record: dict[str, str]) -> NodeInfo:
         gres=parse_gres(record.get("Gres", "")),
         partitions=_names(record.get("Partitions", "")),
         reason=text_or_none(record.get("Reason", "")),
+        # Available ones are those that a job may ask for; some of them only after a reboot.
+        features=_names(record.get("AvailableFeatures", "")),
     )
 
 
@@ -184,6 +206,7 @@ def _partition(record: dict[str, str], by_name: dict[str, NodeInfo]) -> Partitio
         allow_qos=_allowed(record.get("AllowQos", "ALL")),
         deny_qos=_names(record.get("DenyQos", "")),
         qos=text_or_none(record.get("QoS", "")),
+        needs_reservation=record.get("ReqResv") == "YES",
         gres=_largest(node.gres for node in known),
         cpus_per_node_min=min((node.cpus for node in known), default=None),
         memory_bytes_min=min((node.memory_bytes for node in known), default=None),

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from hpctrain.base.errors import CommandError, CommandTimeout, InputError
 from hpctrain.base.process import Finished, Runner
-from hpctrain.slurm.cluster import ClusterConfig, NodeInfo, Partition, parse_config, parse_nodes, parse_partitions
+from hpctrain.slurm.accounting import parse_sacct, sacct_argv
+from hpctrain.slurm.cluster import (
+    ClusterConfig,
+    ClusterState,
+    NodeInfo,
+    Partition,
+    parse_config,
+    parse_nodes,
+    parse_partitions,
+)
 from hpctrain.slurm.fields import node_names
-from hpctrain.slurm.job import SQUEUE_FORMAT, JobInfo, parse_scontrol_job, parse_squeue
+from hpctrain.slurm.job import SEPARATOR, SQUEUE_FORMAT, JobInfo, parse_scontrol_job, parse_squeue
 from hpctrain.slurm.time import read_moment
 
 TIMEOUT_S = 60.0
 """A client gives up on a controller that is away after 18 s as configured by default; a busy one may take longer."""
+
+ACCOUNTING_TIMEOUT_S = 15.0
+"""Accounting is a second opinion; nobody should wait for it as long as for the controller."""
 
 _INHERITED = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SCONTROL_")
 _KEPT = ("SLURM_CONF", "SLURM_JWT")
@@ -72,6 +84,7 @@ class Slurm:
     def __init__(self, runner: Runner, environ: Mapping[str, str] | None = None) -> None:
         self._runner = runner
         self._environ = os.environ if environ is None else environ
+        self._config: ClusterConfig | None = None
 
     def available(self) -> bool:
         """Whether sbatch is on the path; whether the controller answers is another matter."""
@@ -99,9 +112,19 @@ class Slurm:
             return {}
         return {job.job_id: job for job in parse_squeue(_answer(done))}
 
-    def my_jobs(self) -> list[JobInfo]:
-        """All jobs of this user that the controller remembers, ended ones too."""
-        return parse_squeue(_answer(self._run(["squeue", "-h", "-t", "all", "--me", "-O", SQUEUE_FORMAT])))
+    def ended_jobs(self, ids: Sequence[str]) -> dict[str, JobInfo]:
+        """Jobs that the controller has forgotten, by id, as accounting remembers them.
+
+        Many clusters have no accounting, or none that this machine reaches: then there is nothing to tell, which is no
+        error.
+        """
+        if not ids:
+            return {}
+        try:
+            done = self._run(sacct_argv([_checked(job_id) for job_id in ids]), timeout_s=ACCOUNTING_TIMEOUT_S)
+            return parse_sacct(done.stdout) if done.code == 0 else {}
+        except CommandError:
+            return {}
 
     def partitions(self, nodes: Sequence[NodeInfo] | None = None) -> list[Partition]:
         """The partitions that this user sees, with the resources of their nodes.
@@ -121,8 +144,15 @@ class Slurm:
         return option in _answer(self._run(["srun", "--help"]))
 
     def config(self) -> ClusterConfig:
-        """The settings that decide how a run lives."""
-        return parse_config(_answer(self._run(["scontrol", "show", "config"])))
+        """The settings that decide how a run lives; asked for once, as they do not change while a command runs."""
+        if self._config is None:
+            self._config = parse_config(_answer(self._run(["scontrol", "show", "config"])))
+        return self._config
+
+    def state(self) -> ClusterState:
+        """Settings, nodes and partitions, each asked for once."""
+        nodes = self.nodes()
+        return ClusterState(self.config(), nodes, self.partitions(nodes))
 
     def cancel(self, job_id: str) -> None:
         """End the job; nothing happens to one that has ended or is unknown."""
@@ -153,6 +183,24 @@ class Slurm:
         changes = [f"{field}={value}" for field, value in fields.items()]
         _answer(self._run(["scontrol", "update", f"JobId={_checked(job_id)}", *changes]))
 
+    def submit(self, script: Path, options: Sequence[str] = ()) -> str:
+        """Queue a script; its job's id comes back. Options stand above the script's own lines."""
+        done = self._run(["sbatch", "--parsable", *options, str(script)], {"SLURM_TIME_FORMAT"})
+        return _checked(_answer(done).strip().partition(";")[0])
+
+    def queued_behind(self, script: Path, job_id: str) -> list[str]:
+        """This person's jobs in the queue that were made of that very script and wait for the end of that job."""
+        columns = ("JobID", "Dependency", "Command")
+        shape = ",".join(f"{column}:{SEPARATOR}" for column in columns)
+        lines = _answer(self._run(["squeue", "-h", "--me", "-t", "PENDING", "-O", shape])).splitlines()
+        found = [line.split(SEPARATOR) for line in lines]
+        waits = re.compile(rf"(^|,)afterany:{re.escape(_checked(job_id))}(\(|,|$)")
+        return [
+            values[0].strip()
+            for values in found
+            if len(values) > len(columns) and waits.search(values[1]) and values[2].strip() == str(script)
+        ]
+
     def test_only(self, script: Path, options: Sequence[str] = ()) -> StartEstimate:
         """Ask sbatch what would become of a script; nothing is queued."""
         done = self._run(["sbatch", "--test-only", *options, str(script)])
@@ -163,15 +211,19 @@ class Slurm:
             return StartEstimate(None, (), None)
         return StartEstimate(read_moment(found[1]), node_names(found[2]), None)
 
-    def _run(self, argv: Sequence[str]) -> Finished:
+    def _run(self, argv: Sequence[str], without: Collection[str] = (), timeout_s: float = TIMEOUT_S) -> Finished:
         """Run a client.
+
+        Args:
+            without: variables that it must not pass on.
 
         Raises:
             ControllerAwayError: the controller does not answer.
             CommandError: the command is not there.
         """
+        env = {name: value for name, value in client_environment(self._environ).items() if name not in without}
         try:
-            done = self._runner.run(argv, timeout_s=TIMEOUT_S, env=client_environment(self._environ))
+            done = self._runner.run(argv, timeout_s=timeout_s, env=env)
         except CommandTimeout as error:
             raise ControllerAwayError(f"the Slurm controller is away ({error}); ask again later") from error
         if done.code != 0 and any(text in done.stderr for text in _AWAY):

@@ -28,9 +28,9 @@ def parse_gres(text: str) -> tuple[Gres, ...]:
     return tuple(_parse_one(_BRACKETS.sub("", item)) for item in _OUTSIDE_BRACKETS.split(text) if item)
 
 
-def gpu_count(gres: Iterable[Gres]) -> int:
-    """GPUs of a node, of all types; a MIG slice is one."""
-    return sum(item.count for item in gres if item.name == "gpu")
+def gpu_count(gres: Iterable[Gres], gpu_type: str | None = None) -> int:
+    """GPUs of a node, of one type or of all; a MIG slice is one."""
+    return sum(item.count for item in gres if item.name == "gpu" and gpu_type in (None, item.type))
 
 
 def _parse_one(text: str) -> Gres:

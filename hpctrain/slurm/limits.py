@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpctrain.slurm.cluster import NodeInfo, Partition
+from hpctrain.slurm.features import has_features
 from hpctrain.slurm.gres import gpu_count
 from hpctrain.slurm.time import format_time_limit
 
@@ -25,6 +26,15 @@ class Request:
     gpus_per_node: int | None
     account: str | None
     qos: str | None
+    gpu_type: str | None = None
+    reservation: str | None = None
+    kinds: tuple[tuple[str | None, int], ...] = ()
+    """Constraint and number of nodes of each kind; (): any nodes_min nodes do."""
+
+    @property
+    def parts(self) -> tuple[tuple[str | None, int], ...]:
+        """Constraint and number of nodes of each kind, also where there is one kind only."""
+        return self.kinds or ((None, self.nodes_min),)
 
 
 def check_request(request: Request, partitions: Sequence[Partition], nodes: Sequence[NodeInfo]) -> list[str]:
@@ -32,7 +42,7 @@ def check_request(request: Request, partitions: Sequence[Partition], nodes: Sequ
     wanted, unknown = _wanted(request, partitions)
     if unknown:
         return unknown
-    problems = [_check_partition(request, partition, nodes) for partition in wanted]
+    problems = [check_partition(request, partition, nodes) for partition in wanted]
     if not all(problems):
         return []  # it can start in one of them at least
     return [line for lines in problems for line in lines]
@@ -62,10 +72,12 @@ def _unknown_partition(name: str, known: list[str]) -> str:
     return f"cluster.partition: found '{name}'; allowed: {', '.join(known)}{hint}"
 
 
-def _check_partition(request: Request, partition: Partition, nodes: Sequence[NodeInfo]) -> list[str]:
+def check_partition(request: Request, partition: Partition, nodes: Sequence[NodeInfo]) -> list[str]:
+    """All that keeps the job from ever starting in this partition."""
     return [
-        *_check_state(partition),
+        *_check_state(request, partition),
         *_check_nodes(request, partition),
+        *_check_features(request, partition, nodes),
         *_check_gpus(request, partition, nodes),
         *_check_time(request, partition),
         *_check_name("account", request.account, partition, partition.allow_accounts, partition.deny_accounts),
@@ -73,8 +85,19 @@ def _check_partition(request: Request, partition: Partition, nodes: Sequence[Nod
     ]
 
 
-def _check_state(partition: Partition) -> list[str]:
+def members(partition: Partition, nodes: Sequence[NodeInfo], constraint: str | None = None) -> list[NodeInfo]:
+    """The partition's nodes that satisfy the constraint; one that cannot be told without Slurm keeps nobody out."""
+    names = set(partition.nodes)
+    found = [node for node in nodes if node.name in names]
+    if constraint is None:
+        return found
+    return [node for node in found if has_features(constraint, node.features) is not False]
+
+
+def _check_state(request: Request, partition: Partition) -> list[str]:
     if partition.state == "UP":
+        if partition.needs_reservation and request.reservation is None:
+            return [f"cluster.reservation: not given, and partition '{partition.name}' takes only jobs that have one"]
         return []
     what = _CLOSED.get(partition.state, "is down")
     return [f"cluster.partition: '{partition.name}' {what}; choose another, or wait until the site opens it"]
@@ -89,12 +112,30 @@ def _check_nodes(request: Request, partition: Partition) -> list[str]:
     return []
 
 
+def _check_features(request: Request, partition: Partition, nodes: Sequence[NodeInfo]) -> list[str]:
+    known = members(partition, nodes)
+    lines = []
+    for constraint, wanted in request.parts:
+        if constraint is None or not known:
+            continue
+        count = len(members(partition, nodes, constraint))
+        if count < min(wanted, partition.nodes_total):
+            there = sorted({feature for node in known for feature in node.features})
+            lines.append(
+                f"cluster.{'groups' if len(request.parts) > 1 else 'constraint'}: found '{constraint}' for {wanted} "
+                f"nodes; {count} of the {len(known)} nodes of partition '{partition.name}' have it; features there: "
+                f"{', '.join(there) or 'none'}"
+            )
+    return lines
+
+
 def _check_gpus(request: Request, partition: Partition, nodes: Sequence[NodeInfo]) -> list[str]:
     wanted = request.gpus_per_node or 0
-    members = set(partition.nodes)
-    counts = [gpu_count(node.gres) for node in nodes if node.name in members]
+    counts = [gpu_count(node.gres, request.gpu_type) for node in members(partition, nodes)]
     if not wanted or not counts:
         return []
+    if not max(counts) and request.gpu_type is not None:
+        return [_no_such_gpus(request.gpu_type, partition)]
     found = f"cluster.devices_per_node: found {wanted}"
     if wanted > max(counts):
         allowed = f"0 to {max(counts)}" if max(counts) else "0"
@@ -106,6 +147,16 @@ def _check_gpus(request: Request, partition: Partition, nodes: Sequence[NodeInfo
             f"'{partition.name}' have as many GPUs: ask for fewer nodes or fewer GPUs"
         ]
     return []
+
+
+def _no_such_gpus(gpu_type: str, partition: Partition) -> str:
+    types = [gres.type for gres in partition.gres if gres.name == "gpu" and gres.type is not None]
+    allowed = (
+        f"allowed in partition '{partition.name}': {', '.join(types)}"
+        if types
+        else (f"Slurm tells no types of GPU in partition '{partition.name}': leave it out")
+    )
+    return f"cluster.gpu_type: found '{gpu_type}'; {allowed}"
 
 
 def _check_time(request: Request, partition: Partition) -> list[str]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 
 _WORDS = {
-    "Priority": "other jobs come first",
-    "Resources": "it is next; enough free nodes are missing",
-    "Dependency": "it waits for another job",
+    "Priority": "other jobs come first; it gets its turn, sooner with a shorter cluster.time or fewer cluster.nodes",
+    "Resources": "it is next; enough free nodes are missing; fewer nodes or a shorter cluster.time may fit a gap",
+    "Dependency": "it waits for another job, and starts when that one has ended",
     "PartitionDown": "the partition is down; its jobs start when the site opens it again",
-    "PartitionInactive": "the partition starts no jobs at present",
+    "PartitionInactive": "the partition starts no jobs at present; wait, or take another cluster.partition",
     "BeginTime": "it may not start yet",
-    "Licenses": "a licence it asked for is in use",
-    "Reservation": "it waits for its reservation to begin",
+    "Licenses": "a licence it asked for is in use; it starts when that is given back",
+    "Reservation": "it waits for its reservation to begin; `scontrol show reservation` tells when",
     "JobArrayTaskLimit": "as many tasks of its array run as it allows at once",
     "Cleaning": "it was put back into the queue; its last attempt is still being cleared away",
     "Prolog": "the nodes are being prepared",
-    "NodeDown": "a node that it needs is down",
+    "NodeDown": "a node that it needs is down; wait for it, or name no nodes in cluster.sbatch",
     "SchedDefer": "the site starts jobs in rounds; it was not its turn yet",
     "WaitingForScheduling": "the scheduler has not looked at it yet",
     "FrontEndDown": "no front-end node is available",
@@ -51,7 +51,7 @@ _STUCK = {
     "QOSTimeLimit": "its QOS allows no job this long; lower cluster.time",
     "ReservationDeleted": "its reservation was deleted; submit it without",
     "MaxMemPerLimit": "it asks for more memory than the partition gives; ask for less",
-    "DeadLine": "it cannot end before its deadline",
+    "DeadLine": "it cannot end before its deadline; lower cluster.time, or leave out --deadline in cluster.sbatch",
 }
 """Reasons that stay until a person does something."""
 

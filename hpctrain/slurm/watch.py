@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpctrain.base.errors import CommandError
 from hpctrain.slurm.commands import ControllerAwayError, Slurm
 from hpctrain.slurm.job import JobInfo
 
@@ -30,22 +31,37 @@ class Watcher:
     words that it is, and `away_since_s` since when.
     """
 
-    def __init__(self, slurm: Slurm, job_ids: Sequence[str] = ()) -> None:
+    def __init__(self, slurm: Slurm, job_ids: Sequence[str] = (), delay_min_s: float = DELAY_MIN_S) -> None:
+        """
+        Args:
+            delay_min_s: fewest seconds between two calls.
+        """
         self._slurm = slurm
         self._job_ids = list(job_ids)
+        self._delay_min_s = delay_min_s
         self._forgotten: set[str] = set()
         self.known: dict[str, JobInfo] = {}
         self.away: str | None = None
         self.away_since_s: float | None = None
-        self.delay_s = DELAY_MIN_S
+        self.delay_s = delay_min_s
         self.next_s = 0.0
+        self._asked_s: float | None = None
 
     def add(self, job_id: str) -> None:
         """Watch one more job, from the next poll on, which is due at once."""
         if job_id not in self._job_ids:
             self._job_ids.append(job_id)
         self._forgotten.discard(job_id)
-        self.delay_s, self.next_s = DELAY_MIN_S, 0.0
+        self.delay_s, self.next_s = self._delay_min_s, 0.0
+
+    def hurry(self) -> None:
+        """Ask as soon as the shortest delay allows: something else says that the jobs have changed."""
+        if self._asked_s is not None:
+            self.delay_s, self.next_s = self._delay_min_s, min(self.next_s, self._asked_s + self._delay_min_s)
+
+    def is_forgotten(self, job_id: str) -> bool:
+        """Whether Slurm was asked for the job and does not know it (any more)."""
+        return job_id in self._forgotten
 
     @property
     def all_ended(self) -> bool:
@@ -66,15 +82,19 @@ class Watcher:
         """
         if now < self.next_s:
             return []
+        self._asked_s = now
         try:
             answer = self._slurm.jobs(self._asked())
         except ControllerAwayError as error:
             self.away, self.away_since_s = str(error), now if self.away_since_s is None else self.away_since_s
-            self._wait(now, next_delay(self.delay_s, changed=False))
+            self._wait(now, self._next_delay(changed=False))
             return []
+        except CommandError:
+            self._wait(now, self._next_delay(changed=False))
+            raise
         was_away, self.away, self.away_since_s = self.away is not None, None, None
         changes = self._compare(answer)
-        self._wait(now, next_delay(self.delay_s, changed=bool(changes) or was_away))
+        self._wait(now, self._next_delay(changed=bool(changes) or was_away))
         return changes
 
     def _asked(self) -> list[str]:
@@ -92,6 +112,9 @@ class Watcher:
             if before is None or _matters(before) != _matters(after):
                 changes.append(Change(job_id, before, after))
         return changes
+
+    def _next_delay(self, changed: bool) -> float:
+        return max(self._delay_min_s, next_delay(self.delay_s, changed))
 
     def _wait(self, now: float, delay_s: float) -> None:
         self.delay_s, self.next_s = delay_s, now + delay_s

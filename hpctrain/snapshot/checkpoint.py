@@ -20,9 +20,13 @@ from torch import Tensor
 
 from hpctrain.base.atomic import storage_errors
 from hpctrain.base.errors import CheckpointError, StorageError
+from hpctrain.base.room import check_room
 from hpctrain.records.manifest import FileEntry, Manifest
 from hpctrain.snapshot import published
 from hpctrain.snapshot.staging import StagingBuffers
+
+SURPLUS_BYTES = 1 << 14
+"""What the format adds for each rank's file and, a sixteenth of it, for each tensor: headers, padding, metadata."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class CheckpointSaver:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._warming: Future[None] | None = None
         self._pending: Future[Saved] | None = None
+        self._size_bytes: int | None = None
 
     def prepare(self, tensors: dict[str, Tensor]) -> None:
         """Take the memory for copies of these tensors beside the first steps, so that the first save need not."""
@@ -86,14 +91,36 @@ class CheckpointSaver:
     def _write(self, tensors: dict[str, Tensor], manifest: Manifest, start: float) -> Saved:
         temporary = self._checkpoints / f".{published.folder_name(manifest.step)}.gen-{manifest.generation}.tmp"
         try:
+            self._check_room(tensors, manifest.step)
             files = self._write_shards(tensors, temporary)
             self._on_rank0(lambda: self._publish(temporary, manifest, files))
         except StorageError as error:
             if dist.get_rank(self._group) == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
             return Saved(manifest.step, time.perf_counter() - start, error=str(error))
-        size = sum(entry.size_bytes for entry in files)
+        size = self._size_bytes = sum(entry.size_bytes for entry in files)
         return Saved(manifest.step, time.perf_counter() - start, size)
+
+    def _check_room(self, tensors: dict[str, Tensor], step: int) -> None:
+        """A checkpoint that cannot fit is not begun, so that it costs the training nothing and leaves no room less."""
+        if self._size_bytes is None:
+            self._size_bytes = self._expected_bytes(tensors)
+        size_bytes, ranks = self._size_bytes, dist.get_world_size(self._group)
+
+        def look() -> None:
+            with storage_errors(self._checkpoints):
+                self._checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_room(self._checkpoints, size_bytes, f"a checkpoint of step {step}", files=ranks)
+
+        self._on_rank0(look)
+
+    def _expected_bytes(self, tensors: dict[str, Tensor]) -> int:
+        """Bytes of the whole state, each tensor counted once, however many ranks hold it or a part of it."""
+        mine = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
+        everyone: list[dict[str, int]] = [{} for _ in range(dist.get_world_size(self._group))]
+        dist.all_gather_object(everyone, mine, group=self._group)
+        whole = {name: size for sizes in everyone for name, size in sizes.items()}
+        return sum(whole.values()) + SURPLUS_BYTES * len(everyone) + SURPLUS_BYTES * len(whole) // 16
 
     def _write_shards(self, tensors: dict[str, Tensor], temporary: Path) -> list[FileEntry]:
         self._on_rank0(lambda: _make_folder(temporary))
@@ -154,7 +181,7 @@ def load(tensors: dict[str, Tensor], path: Path, group: dist.ProcessGroup) -> No
 def _make_folder(path: Path) -> None:
     try:
         shutil.rmtree(path, ignore_errors=True)
-        path.mkdir(mode=0o755, parents=True)
+        path.mkdir(mode=0o700, parents=True)
     except OSError as error:
         raise StorageError(f"{path}: cannot make the folder: {error.strerror}") from error
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import shutil
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.base.atomic import storage_errors, sync_folder, write_text
 from hpctrain.base.errors import CheckpointError, FileError
+from hpctrain.base.trust import distrust
 from hpctrain.records.manifest import FileEntry, Manifest
 
 MANIFEST = "manifest.json"
@@ -170,15 +169,11 @@ def discard_unfinished(checkpoints: Path) -> None:
 
 def _verify_trust(path: Path) -> None:
     try:
-        status = path.lstat()
+        reason = distrust(path)
     except FileNotFoundError:
         raise CheckpointError(f"{path.name} is missing") from None
-    if stat.S_ISLNK(status.st_mode):
-        raise CheckpointError(f"{path.name} is a symbolic link")
-    if status.st_uid != os.getuid():
-        raise CheckpointError(f"{path.name} belongs to another user (uid {status.st_uid})")
-    if status.st_mode & 0o022:
-        raise CheckpointError(f"{path.name} can be written by others (mode {status.st_mode & 0o777:03o})")
+    if reason is not None:
+        raise CheckpointError(f"{path.name} {reason}")
 
 
 def _verify_file(path: Path, entry: FileEntry, hashes: bool) -> None:

@@ -7,6 +7,7 @@ import signal
 import sys
 
 from hpctrain.base.errors import EXIT_USAGE, HpctrainError
+from hpctrain.base.stamp import stamp_output
 
 VERBS = {
     "describe": "hpctrain.worker.describe",
@@ -21,6 +22,9 @@ def main(argv: list[str]) -> int:
     if not argv or argv[0] not in VERBS:
         print(f"usage: python -m hpctrain.worker {{{'|'.join(VERBS)}}} …", file=sys.stderr)
         return EXIT_USAGE
+    if argv[0] == "train":
+        # Before torch is loaded, whose loggers keep the stderr that they find. The other verbs print what is parsed.
+        stamp_output()
     try:
         code: int = importlib.import_module(VERBS[argv[0]]).main(argv[1:])
     except HpctrainError as error:

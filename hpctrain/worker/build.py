@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.wire import Message
 from hpctrain.compress.reducer import DenseReducer, Reducer
+from hpctrain.corpus.staged import on_this_node
 from hpctrain.corpus.tokens import Corpus, open_validation
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
@@ -55,6 +56,8 @@ class StartOrder:
     store_port: int
     store_fd: int | None
     restore: str | None
+    store_secret: str = field(repr=False)
+    """Begins the name of all that the generation's workers write to the store."""
 
     @classmethod
     def of(cls, folder: Path, message: Message) -> StartOrder:
@@ -62,7 +65,7 @@ class StartOrder:
         store = message["store"]
         return cls(
             folder, message["plan"], message["rank"], message["generation"],
-            store["addr"], store["port"], store.get("fd"), message.get("restore"),
+            store["addr"], store["port"], store.get("fd"), message.get("restore"), store["secret"],
         )  # fmt: skip
 
 
@@ -139,7 +142,7 @@ def build(orders: StartOrder) -> Trainer:
         parameters=[parameter for _, parameter in named],
         optimizer=optimizer,
         reducer=_reducer(mesh, plan, pipeline),
-        train=Corpus.open(run.data.train, "train", run.data.seq_len),
+        train=Corpus.open(on_this_node(run.data.train, os.environ), "train", run.data.seq_len),
         valid=_validation(run),
         saver=saver,
         step=manifest.step if manifest is not None else 0,
@@ -169,7 +172,9 @@ def _join(orders: StartOrder, plan: Plan, device: torch.device, timeout: timedel
         master_listen_fd=orders.store_fd,
     )
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    prefixed = dist.PrefixStore(f"generation-{orders.generation}", store)
+    # Torch lets anybody who reaches the port in. A late worker of another generation, or another job's, does not meet
+    # this one by mistake; that it keeps no attacker out is in docs/security.md.
+    prefixed = dist.PrefixStore(f"generation-{orders.generation}-{orders.store_secret}", store)
     dist.init_process_group(
         backend, store=prefixed, rank=orders.rank, world_size=plan.world_size, timeout=timeout,
         device_id=device if device.type == "cuda" else None,
@@ -230,4 +235,5 @@ def _restore(
 def _validation(run: Run) -> Corpus | None:
     if run.validation.batches == 0:
         return None
-    return open_validation(run.data.train, run.data.valid, run.data.seq_len)
+    train, valid = (on_this_node(folders, os.environ) for folders in (run.data.train, run.data.valid))
+    return open_validation(train, valid, run.data.seq_len)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
+from followed import Followed
 
 from hpctrain.records.event import read_events
 from hpctrain.records.metric import effective, read_metrics
@@ -93,6 +97,21 @@ class Job:
         assert generations == sorted(generations)
 
 
+def listening(folder: Path) -> set[str]:
+    """Addresses that agents and workers listen at, each seen from within its own node's network."""
+    found = set()
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if str(folder) not in words or not {"hpctrain.node", "hpctrain.worker"} & set(words):
+            continue
+        links = [str(path.readlink()) for path in Path(f"/proc/{process.pid}/fd").iterdir() if path.is_symlink()]
+        for table in ("tcp", "tcp6"):
+            rows = [row.split() for row in Path(f"/proc/{process.pid}/net/{table}").read_text().splitlines()[1:]]
+            found |= {row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links}
+    # As the kernel writes IPv4 addresses: the bytes the wrong way round, in hex.
+    return {socket.inet_ntoa(bytes.fromhex(place.partition(":")[0])[::-1]) for place in found}
+
+
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("project")
@@ -107,7 +126,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def project(cluster, prepared: Path) -> Project:
     project = Project(cluster, prepared)
     if not (prepared / "topology.json").exists():
-        project.hpctrain("probe", "-N", "4", "-p", "low", "-o", "topology.json")
+        done = project.hpctrain("probe", "-N", "4", "-p", "low", "-o", "topology.json", check=False)
+        # On a busy machine "go with warnings" will do.
+        assert done.returncode in (0, 3), done.stderr
     return project
 
 
@@ -121,6 +142,11 @@ def test_a_probe_is_a_job_that_sees_the_slow_node(cluster, prepared: Path) -> No
     topology = Topology.read(prepared / "slow.json")
     assert [node.id for node in topology.nodes] == list(cluster.nodes)
     assert not topology.provenance.loopback
+    assert topology.provenance.notes == []
+    assert all(node.iface == "eth0" and node.host_facts.mtu["eth0"] >= 1280 for node in topology.nodes)
+    # Virtual nodes have one clock.
+    assert all(abs(node.host_facts.clock_offset_s) < 0.01 for node in topology.nodes[1:])
+    assert topology.fabric.classes[0].backend["gloo"].alpha_s > topology.fabric.classes[0].alpha_s
     rates = {
         (link.a, link.b): min(link.ab.isolated_bytes_per_s or 0, link.ba.isolated_bytes_per_s or 0)
         for link in topology.fabric.links
@@ -132,15 +158,19 @@ def test_a_probe_is_a_job_that_sees_the_slow_node(cluster, prepared: Path) -> No
 
 
 def test_a_node_is_lost_and_the_job_comes_back_without_it(project: Project) -> None:
-    job = project.submit()
+    # Long enough for the commands before the fault, on a busy machine too.
+    job = project.submit("--set", "steps=150")
     assert project.hpctrain("status", job.job_id, "--json").stdout
     job.wait_for_step(15)
     assert job.status()["state"] == "running"
+    own = {json.loads(path.read_text())["addr"] for path in (job.folder / "agents").glob("node*.json")}
+    assert len(own) >= 3
+    assert listening(job.folder) == own
     assert project.hpctrain("exec", job.name, "node1", "--", "hostname").stdout == "node1\n"
     assert project.hpctrain("exec", job.name, "--", "sh", "-c", "exit 7", check=False).returncode == 7
     project.cluster.lab("kill", "node2")
     job.wait_until_done()
-    job.assert_whole()
+    job.assert_whole(150)
     lost = [event for event in read_events(job.folder / "events.jsonl") if event.kind == "node_lost"]
     assert "node2" in {event.data["node"] for event in lost}
 
@@ -158,8 +188,10 @@ def test_the_batch_host_is_lost_too(project: Project) -> None:
 
 def test_a_preempted_job_saves_and_comes_back(project: Project) -> None:
     job = project.submit()
-    job.wait_for_step(15)
-    assert_survives_preemption(job)
+    with contextlib.closing(Followed(project.cluster, job.folder, job.folder / "followed")) as followed:
+        job.wait_for_step(15)
+        assert_survives_preemption(job)
+        followed.assert_seen_to_its_end()
 
 
 TERM_ONLY = """
@@ -200,8 +232,9 @@ def test_two_runs_share_the_cluster(project: Project) -> None:
     )  # fmt: skip
     assert_survives_its_user(project.submit("--set", "cluster.nodes=2"))
     # Two minutes, of which one is kept for saving: the notice comes after the other.
-    project.cluster.wait(lambda: len(short.attempts()) == 2, 120, "the attempt after the time limit")
+    project.cluster.wait(lambda: len(short.attempts()) >= 2, 120, "the attempt after the time limit")
     assert short.attempts()[0]["reason"] == "stopped before the time limit, saved, and back to the queue"
+    assert short.attempts()[1]["job_id"] != short.job_id
     short.wait_for_step(short.steps() + 20)
     project.hpctrain("cancel", short.name)
     # Every step was done once: the notice was enough to save.

@@ -106,7 +106,7 @@ def open_trainer(
         meeting.set(key, str(server.getsockname()[1]))
         descriptor = server.detach()
     port = int(meeting.get(key))
-    return build(StartOrder(folder, name, rank, generation, "127.0.0.1", port, descriptor, restore))
+    return build(StartOrder(folder, name, rank, generation, "127.0.0.1", port, descriptor, restore, "test"))
 
 
 def leave() -> None:

@@ -17,6 +17,7 @@ from hpctrain.base.errors import CommandError
 from hpctrain.base.process import Finished
 from hpctrain.slurm.time import format_time_limit, parse_time_limit
 
+NO_ACCOUNTING = "Slurm accounting storage is disabled\n"
 AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
 UNKNOWN = "slurm_load_jobs error: Invalid job id specified\n"
 MIN_JOB_AGE_S = 300
@@ -45,15 +46,18 @@ class FakeJob:
     preempt_s: int | None = None
     exit_code: int = 0
     exit_signal: int = 0
+    dependency: str = ""
 
 
 class FakeSlurm:
-    """Runs jobs first come, first served on whole nodes. `away` and `installed` are for tests to change."""
+    """Runs jobs first come, first served on whole nodes. `away`, `installed` and `accounting` (what sacct answers, None
+    where there is no accounting) are for tests to change."""
 
     def __init__(self, nodes: Iterable[str] = ("gpu1", "gpu2", "gpu3"), now: int = 1_795_000_000) -> None:
         self.now = now
         self.away = False
         self.installed = True
+        self.accounting: str | None = None
         self.jobs: dict[int, FakeJob] = {}
         self.node_states = dict.fromkeys(nodes, "IDLE")
         self.argvs: list[tuple[str, ...]] = []
@@ -105,6 +109,8 @@ class FakeSlurm:
             raise CommandError(f"{argv[0]}: not found on the path")
         if argv[1:] == ["--version"]:
             return self._reply(argv, "slurm-wlm 22.05.8\n")
+        if argv[0] == "sacct":  # it asks a database, not the controller
+            return self._reply(argv, self.accounting or "", error="" if self.accounting else NO_ACCOUNTING)
         if self.away:
             return self._reply(argv, error=AWAY)
         clients = {
@@ -136,10 +142,12 @@ class FakeSlurm:
         parser.add_argument("-p", "--partition", default="low")
         parser.add_argument("-t", "--time", default="1:00:00")
         parser.add_argument("-H", "--hold", action="store_true")
+        parser.add_argument("-d", "--dependency", default="")
         parser.add_argument("--no-requeue", action="store_true")
         parser.add_argument("script", nargs="?", default="job.sh")
         script = next((word for word in argv[1:] if Path(word).is_file()), None)
         given, _ = parser.parse_known_args([*_directives(script), *argv[1:]])
+        given.script = script or given.script
         if given.partition not in ("low", "high"):
             text = f"sbatch: error: invalid partition specified: {given.partition}\n"
             return self._reply(argv, error=text + "allocation failure: Invalid partition name specified\n")
@@ -155,6 +163,7 @@ class FakeSlurm:
         job = FakeJob(
             number, wanted, given.partition, limit, not given.no_requeue, self.now, self.now, str(given.script)
         )
+        job = replace(job, dependency=given.dependency)
         self.jobs[number] = replace(job, reason="JobHeldUser") if given.hold else job
         self._schedule()
         return self._reply(argv, f"{number}\n" if given.parsable else f"Submitted batch job {number}\n")
@@ -168,6 +177,8 @@ class FakeSlurm:
                 return self._reply(argv, error=UNKNOWN)
         if "-t" not in argv:
             jobs = [job for job in jobs if job.state not in ENDED]
+        elif argv[argv.index("-t") + 1] != "all":
+            jobs = [job for job in jobs if job.state == argv[argv.index("-t") + 1]]
         columns = [column.partition(":") for column in argv[argv.index("-O") + 1].split(",")]
         lines = ["".join(_column(job, name) + suffix for name, _, suffix in columns) for job in jobs]
         return self._reply(argv, "".join(f"{line}\n" for line in lines))
@@ -193,10 +204,15 @@ class FakeSlurm:
 
     def _update(self, argv: list[str], job: FakeJob, changes: dict[str, str]) -> Finished:
         for field, value in changes.items():
-            if field != "TimeLimit":
+            if field == "Dependency":
+                job = replace(job, dependency=value)
+            elif field == "TimeLimit":
+                job = replace(job, time_limit_s=parse_time_limit(value))
+            else:
                 text = f"Update of this parameter is not supported: {field}={value}\nRequest aborted\n"
                 return self._reply(argv, error=text)
-            self.jobs[job.job_id] = replace(job, time_limit_s=parse_time_limit(value))
+            self.jobs[job.job_id] = job
+        self._schedule()
         return self._reply(argv)
 
     def _show(self, argv: list[str], what: str, name: str) -> Finished:
@@ -237,6 +253,10 @@ class FakeSlurm:
             if job.begin_s > self.now:
                 self.jobs[job.job_id] = replace(job, reason="BeginTime")
                 continue
+            waits = self._waits(job)
+            if waits:
+                self.jobs[job.job_id] = replace(job, reason=waits)
+                continue
             free = [node for node, state in self.node_states.items() if state == "IDLE"]
             if ahead or len(free) < job.nodes_wanted:
                 self.jobs[job.job_id] = replace(job, reason="Priority" if ahead else "Resources")
@@ -248,6 +268,14 @@ class FakeSlurm:
             self.jobs[job.job_id] = replace(
                 job, state="RUNNING", reason="None", nodes=nodes, start_s=self.now, end_s=end
             )
+
+    def _waits(self, job: FakeJob) -> str:
+        """Why a job's dependency (afterok or afterany, on all of the jobs named) keeps it, "" once it does not."""
+        kind, *ids = job.dependency.split(":")
+        states = [self.jobs[int(name)].state for name in ids if int(name) in self.jobs]
+        if kind == "afterok" and any(state in ENDED and state != "COMPLETED" for state in states):
+            return "DependencyNeverSatisfied"
+        return "Dependency" if any(state not in ENDED for state in states) else ""
 
     def _interrupt(self, job: FakeJob, state: str) -> None:
         if job.requeue:
@@ -330,15 +358,23 @@ def _column(job: FakeJob, name: str) -> str:
         "exit_code": str((job.exit_code << 8) + job.exit_signal),
         "Partition": job.partition,
         "SubmitTime": str(job.submit_s),
+        "Dependency": ",".join(_dependencies(job)) or "(null)",
+        "Command": job.script,
     }[name]
+
+
+def _dependencies(job: FakeJob) -> list[str]:
+    kind, *ids = job.dependency.split(":")
+    return [f"{kind}:{number}(unfulfilled)" for number in ids]
 
 
 def _job_line(job: FakeJob) -> str:
     host = f"BatchHost={job.nodes[0]} " if job.nodes else ""
     return (
         f"JobId={job.job_id} JobName={Path(job.script).name} UserId=anna(1000) GroupId=anna(1000) MCS_label=N/A "
-        f"Priority=1 Nice=0 Account=(null) QOS=(null) JobState={job.state} Reason={job.reason} Dependency=(null) "
-        f"Requeue={int(job.requeue)} Restarts={job.restarts} BatchFlag=1 ExitCode={job.exit_code}:{job.exit_signal} "
+        f"Priority=1 Nice=0 Account=(null) QOS=(null) JobState={job.state} Reason={job.reason} "
+        f"Dependency={job.dependency or '(null)'} Requeue={int(job.requeue)} "
+        f"Restarts={job.restarts} BatchFlag=1 ExitCode={job.exit_code}:{job.exit_signal} "
         f"TimeLimit={format_time_limit(job.time_limit_s)} SubmitTime={job.submit_s} EligibleTime={job.begin_s} "
         f"StartTime={_moment(job.start_s, 'Unknown')} EndTime={_moment(job.end_s, 'Unknown')} "
         f"PreemptTime={_moment(job.preempt_s, 'None')} Partition={job.partition} NodeList={_node_list(job)} {host}"

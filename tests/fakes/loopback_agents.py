@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from pathlib import Path
 
 from hpctrain.agent.decide import PeerView
 from hpctrain.agent.peers import Announcement, Peers
+from hpctrain.base.handshake import Answerer, Caller
+from hpctrain.base.wire import LineChannel, Message, Seal
 
 KEY = "the run's key"
 NODES = ("n0", "n1", "n2")
@@ -72,6 +75,56 @@ class Cluster:
             self.stop(node)
 
 
+class RawPeer:
+    """The test's own end of a connection to an agent: proved like a peer, it then sends whatever bytes it likes."""
+
+    def __init__(self, sock: socket.socket, node: str) -> None:
+        self.sock = sock
+        self._proof = Caller(KEY.encode(), {"node": node, "to": "n0"})
+        self._seal: Seal | None = None
+
+    def meet(self, cluster: Cluster) -> None:
+        """Prove to know the key to an agent that was called; the cluster takes its turns meanwhile."""
+        channel = LineChannel(self.sock)
+        hello = self._proof.take_challenge(self._next(cluster, channel))
+        assert hello is not None
+        channel.send(hello)
+        session = self._proof.take_welcome(self._next(cluster, channel))
+        assert session is not None
+        self._seal = Seal(session.send_key)
+
+    def answer(self, cluster: Cluster, node: str) -> None:
+        """Prove to know the key to an agent that called."""
+        channel, proof = LineChannel(self.sock), Answerer(KEY.encode(), {"node": node})
+        channel.send(proof.challenge())
+        taken = proof.take_hello(self._next(cluster, channel))
+        assert taken is not None
+        channel.send(taken[0])
+        self._seal = Seal(taken[1].send_key)
+
+    def send(self, *lines: bytes) -> None:
+        """Send lines, each with its MAC."""
+        for line in lines:
+            self.sock.sendall(self.sealed(line))
+
+    def sealed(self, line: bytes) -> bytes:
+        """A line with its MAC and its end."""
+        assert self._seal is not None, "meet or answer comes first"
+        return self._seal.mac(line) + b" " + line + b"\n"
+
+    def _next(self, cluster: Cluster, channel: LineChannel) -> Message:
+        got: list[Message] = []
+
+        def came() -> bool:
+            message = channel.wait_message(0)
+            got.extend([message] if message is not None else [])
+            return bool(got) or channel.closed
+
+        cluster.until(came, moves_s=0.001)
+        assert got, "the agent hung up"
+        return got[0]
+
+
 def heartbeat(sender: str, **changed: object) -> bytes:
     said = Announcement(sender, f"{sender}-raw", "127.0.0.1", 1, 0, "running", "")
-    return json.dumps({"type": "heartbeat", **said.__dict__, **changed}).encode() + b"\n"
+    return json.dumps({"type": "heartbeat", **said.__dict__, **changed}).encode()

@@ -5,7 +5,9 @@
 trap : TERM USR2 CONT
 module load cuda
 
-HPCTRAIN_ATTEMPT=$(/usr/bin/python3 -m hpctrain.node begin --folder '/shared/runs/gpt 1') || exit $?
+HPCTRAIN_ATTEMPT=$(/usr/bin/python3 -m hpctrain.node begin --folder '/shared/runs/gpt 1' --again same_job) || exit $?
+# No number: the run is over, this job was queued in case it would not be.
+[ -n "$HPCTRAIN_ATTEMPT" ] || exit 0
 export HPCTRAIN_ATTEMPT
 export SUBMITIT_EXECUTOR=slurm
 
@@ -14,24 +16,26 @@ export SUBMITIT_EXECUTOR=slurm
 # The numbers are said, as salloc's own (-n 16) would start several tasks on a node.
 srun --export=ALL --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   --kill-on-bad-exit=0 --wait=0 --unbuffered --open-mode=append --cpu-bind=none \
-  --output='/shared/runs/gpt 1'/logs/%j.%N.agent.log --gpu-bind=none /usr/bin/python3 -m hpctrain.node run --folder '/shared/runs/gpt 1' &
+  --output='/shared/runs/gpt 1'/logs/%j.%N.agent.log ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --gpu-bind=none /usr/bin/python3 -m hpctrain.node run --folder '/shared/runs/gpt 1' &
 step=$!
 
-# srun would wait for the task of a node that died, which never answers: when the run is finished, nobody waits for it.
+# srun would wait for the task of a node that died, which never answers: when the run is finished, or too few are left
+# to go on with it, nobody waits for that task.
 finished='/shared/runs/gpt 1'/finished
-while kill -0 "$step" 2>/dev/null && [ ! -e "$finished" ]; do sleep 1; done
+left='/shared/runs/gpt 1'/left/$HPCTRAIN_ATTEMPT.code
+while kill -0 "$step" 2>/dev/null && [ ! -e "$finished" ] && [ ! -e "$left" ]; do sleep 1; done
 for _ in 1 2 3 4 5 6 7 8 9 10; do
   kill -0 "$step" 2>/dev/null || break
   sleep 1
 done
 if kill "$step" 2>/dev/null; then
-  code=0
+  code=$([ -e "$finished" ] && echo 0 || cat "$left")
 else
   wait "$step"
   code=$?
 fi
 
-# What ends the job does not end this: it may have to ask for the job to come back.
+# What ends the job does not end this: it may have to queue the next one.
 trap '' INT TERM USR2
-/usr/bin/python3 -m hpctrain.node end --folder '/shared/runs/gpt 1' --attempt "$HPCTRAIN_ATTEMPT" --code "$code" --requeue >&2
+/usr/bin/python3 -m hpctrain.node end --folder '/shared/runs/gpt 1' --attempt "$HPCTRAIN_ATTEMPT" --code "$code" --again same_job >&2
 exit $?

@@ -15,9 +15,10 @@ from pathlib import Path
 import psutil
 
 from hpctrain.records.event import Event, read_events
+from hpctrain.records.link import LinkClass
 from hpctrain.records.metric import MetricRow, effective, read_metrics
 from hpctrain.records.plan import Plan, Replica, Stage
-from hpctrain.records.topology import Device, DeviceType, Fabric, LinkClass, Node, Provenance, Topology
+from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
 
 RUN = {
     "name": "test",

@@ -189,6 +189,7 @@ def test_a_minority_stops() -> None:
     assert decision.act == "fail"
     assert decision.exit_code == 75
     assert decision.reason.startswith("only 1 of 4 nodes can be reached from n0")
+    assert decision.members == ()
 
 
 def test_half_may_go_on() -> None:
@@ -201,6 +202,8 @@ def test_fewer_nodes_than_wanted_stop_the_run() -> None:
     decision = decide(100.0, broken(peers=half), replace(SETTINGS, min_nodes=3))
     assert (decision.act, decision.exit_code) == ("fail", 75)
     assert "recovery.min_nodes is 3" in decision.reason
+    # Those that are missing then are known to the job's end; a minority cannot say who is.
+    assert decision.members == ("n0", "n1")
 
 
 def test_failures_in_a_row_end_the_run_unless_a_checkpoint_came_in_between() -> None:

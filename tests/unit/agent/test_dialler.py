@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from loopback_agents import NODES, Cluster, heartbeat
+from loopback_agents import NODES, Cluster, RawPeer, heartbeat
 
 from hpctrain.agent.dialler import CONNECT_TIMEOUT_S, publish_address, published_address
 
@@ -100,7 +100,9 @@ def test_a_node_that_had_answered_is_dialled_again_at_once(cluster: Cluster) -> 
             hung_up(server)
         came: list[socket.socket] = []
         assert cluster.until(lambda: came.extend(accepted(server)) or came) > 1.0
-        came[0].sendall(heartbeat("n0"))
+        peer = RawPeer(came[0], "n0")
+        peer.answer(cluster, "n0")
+        peer.send(heartbeat("n0"))
         cluster.until(lambda: agent.view("n0").connected)
         came.pop().close()
         cluster.until(lambda: agent.view("n0").lost, moves_s=0.01)

@@ -11,10 +11,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loopback_agents import KEY, NODES, Cluster, heartbeat
+from loopback_agents import KEY, NODES, Cluster, RawPeer, heartbeat
 
-from hpctrain.agent.dialler import published_address
+from hpctrain.agent.dialler import publish_address, published_address
 from hpctrain.agent.peers import HELLO_S, REASON_CHARS, SPARE_SEATS, announced
+from hpctrain.base.handshake import Caller
+from hpctrain.base.wire import LineChannel
 
 
 def call(cluster: Cluster, node: str = "n0") -> socket.socket:
@@ -24,8 +26,16 @@ def call(cluster: Cluster, node: str = "n0") -> socket.socket:
     return socket.create_connection(address, timeout=1.0)
 
 
-def hello(node: object = "n1", key: object = KEY) -> bytes:
-    return json.dumps({"type": "hello", "node": node, "key": key}).encode() + b"\n"
+def hello(proof: object = "0" * 64, node: object = "n1", nonce: object = "0" * 32) -> bytes:
+    """The hello of somebody who does not know the key."""
+    return json.dumps({"type": "hello", "nonce": nonce, "claims": {"node": node}, "proof": proof}).encode() + b"\n"
+
+
+def met(cluster: Cluster, sock: socket.socket, node: str = "n1") -> RawPeer:
+    """A connection over which the agent n0 takes the test for a node that knows the key."""
+    peer = RawPeer(sock, node)
+    peer.meet(cluster)
+    return peer
 
 
 def is_shut(sock: socket.socket) -> bool:
@@ -93,15 +103,15 @@ def test_who_has_another_key_never_becomes_a_peer(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     "raw",
     [
-        hello(key="é"),
-        hello(key="\ud800"),
-        hello(key=None),
-        hello(key=["x"]),
-        hello(node=["n1"]),
-        hello(node={"n1": 1}),
-        hello(node="nobody"),
-        hello(node="n0"),
-        b'{"node":"n1","key":"\xc3\xa9"}\n',
+        hello(proof="é"),
+        hello(proof="\ud800"),
+        hello(proof=None),
+        hello(proof=["x"]),
+        hello(proof=KEY),
+        hello(nonce=None),
+        hello(nonce=["0"]),
+        hello(nonce=""),
+        b'{"type":"hello","nonce":"\xc3\xa9"}\n',
         b"{}\n",
         b"GET / HTTP/1.1\r\n\r\n",
         b"\x16\x03\x01\xff\xfe\n",
@@ -109,7 +119,7 @@ def test_who_has_another_key_never_becomes_a_peer(cluster: Cluster) -> None:
         b"[" * 50_000 + b"\n",
         b'{"a":' * 3_000 + b"\n",
         b"x" * 200_000,
-        heartbeat("n1"),
+        heartbeat("n1") + b"\n",
     ],
 )
 def test_a_stranger_is_shown_the_door_and_changes_nothing(cluster: Cluster, raw: bytes) -> None:
@@ -124,6 +134,106 @@ def test_a_stranger_is_shown_the_door_and_changes_nothing(cluster: Cluster, raw:
         cluster.until(lambda: is_shut(stranger), moves_s=0.001)
     cluster.turn()
     assert replace(agent.view("n1"), last_seen=0.0) == before
+
+
+@pytest.mark.parametrize("node", [["n1"], {"n1": 1}, "nobody", "n0", None])
+def test_who_knows_the_key_but_is_no_other_node_of_the_run_is_shown_the_door(cluster: Cluster, node: object) -> None:
+    cluster.start("n0")
+    with call(cluster) as stranger:
+        proof, channel = Caller(KEY.encode(), {"node": node, "to": "n0"}), LineChannel(stranger)
+        cluster.turn()
+        hello = proof.take_challenge(channel.wait_message(1.0) or {})
+        assert hello is not None
+        channel.send(hello)
+        cluster.until(lambda: is_shut(stranger), moves_s=0.001)
+    assert not any(view.connected for view in cluster.agents["n0"].peers.views())
+
+
+@pytest.mark.parametrize("to", ["n2", "n1", None])
+def test_a_call_that_was_meant_for_another_node_puts_no_living_connection_away(cluster: Cluster, to: object) -> None:
+    """Whoever took the port of n2, which died, passes on what n1 says there to n0."""
+    cluster.start("n0")
+    cluster.start("n1")
+    views = [cluster.agents["n0"].view, cluster.agents["n1"].view]
+    cluster.until(lambda: views[0]("n1").connected and views[1]("n0").connected)
+    with call(cluster) as relay:
+        proof, channel = Caller(KEY.encode(), {"node": "n1", "to": to}), LineChannel(relay)
+        cluster.turn()
+        hello = proof.take_challenge(channel.wait_message(1.0) or {})
+        assert hello is not None
+        channel.send(hello)
+        lost: list[str] = []
+
+        def shut() -> bool:
+            lost.extend(node for view, node in zip(views, ("n1", "n0"), strict=True) if view(node).lost)
+            return is_shut(relay)
+
+        cluster.until(shut, moves_s=0.001)
+    assert lost == []
+
+
+def test_the_key_is_not_sent_and_a_stranger_sees_a_nonce_alone(cluster: Cluster) -> None:
+    agent = cluster.start("n0")
+    with call(cluster) as stranger:
+        stranger.settimeout(1.0)
+        cluster.turn()
+        seen = json.loads(stranger.recv(65536))
+    assert set(seen) == {"type", "nonce"}
+    with call(cluster) as sock:
+        wire = met(cluster, sock)
+        wire.send(heartbeat("n1"))
+        cluster.until(lambda: agent.view("n1").connected)
+        agent.exchange(cluster.now, at_once=True)
+        sock.settimeout(1.0)
+        assert KEY.encode() not in sock.recv(65536)
+
+
+def test_a_port_taken_over_by_somebody_without_the_key_is_no_peer(cluster: Cluster) -> None:
+    """The agent proves itself only with a proof that is of no use elsewhere, and believes nothing it is told."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        cluster.folder.mkdir(exist_ok=True)
+        publish_address(cluster.folder, "n0", taken)
+        agent = cluster.start("n1", NODES[:2])
+        cluster.turn()
+        cluster.turn()
+        taken.settimeout(1.0)
+        connection = taken.accept()[0]
+        connection.sendall(json.dumps({"type": "challenge", "nonce": "0" * 32}).encode() + b"\n")
+        for _ in range(3):
+            cluster.turn(0.001)
+            time.sleep(0.001)
+        connection.settimeout(1.0)
+        assert KEY.encode() not in connection.recv(65536)
+        welcome = {"type": "welcome", "claims": {"node": "n0"}, "proof": "0" * 64}
+        connection.sendall(json.dumps(welcome).encode() + b"\n" + heartbeat("n0") + b"\n")
+        cluster.until(lambda: is_shut(connection), moves_s=0.001)
+        connection.close()
+    assert (agent.view("n0").connected, agent.view("n0").lost) == (False, False)
+
+
+def test_a_long_first_heartbeat_right_behind_the_proof_is_taken(cluster: Cluster) -> None:
+    for node in NODES[:2]:
+        agent = cluster.start(node, NODES[:2])
+        agent.says = replace(agent.says, reason="ü" * REASON_CHARS)
+    cluster.all_meet()
+    assert not any(agent.peers.views()[0].lost for agent in cluster.agents.values())
+
+
+def test_a_line_changed_repeated_or_put_in_ends_the_connection(cluster: Cluster) -> None:
+    agent = cluster.start("n0")
+    for attack in (
+        lambda peer: peer.sealed(heartbeat("n1")).replace(b"running", b"stopped"),
+        lambda peer: 2 * peer.sealed(heartbeat("n1")),
+        lambda peer: heartbeat("n1") + b"\n",
+        lambda peer: b"\n",
+    ):
+        with call(cluster) as sock:
+            peer = met(cluster, sock)
+            peer.send(heartbeat("n1"))
+            cluster.until(lambda: agent.view("n1").connected)
+            sock.sendall(attack(peer))
+            cluster.until(lambda: agent.view("n1").lost, moves_s=0.001)
+            assert agent.view("n1").phase == "running"
 
 
 def test_a_stranger_that_says_nothing_has_two_seconds(cluster: Cluster) -> None:
@@ -172,16 +282,17 @@ def test_a_crowd_of_strangers_neither_grows_nor_keeps_a_peer_out(cluster: Cluste
 def test_a_heartbeat_with_a_wrong_field_is_not_taken(cluster: Cluster, changed: dict[str, object]) -> None:
     agent = cluster.start("n0")
     with call(cluster) as peer:
-        peer.sendall(hello() + heartbeat("n1"))
+        wire = met(cluster, peer)
+        wire.send(heartbeat("n1"))
         cluster.until(lambda: agent.view("n1").connected)
         before = agent.view("n1")
-        peer.sendall(heartbeat("n1", **{"generation": 5, "reason": "wrong", **changed}))
-        peer.sendall(b'{"type": "heartbeat"}\n{"type": []}\n{}\n')
+        wire.send(heartbeat("n1", **{"generation": 5, "reason": "wrong", **changed}))
+        wire.send(b'{"type": "heartbeat"}', b'{"type": []}', b"{}")
         for _ in range(5):
             cluster.turn()
             time.sleep(0.001)
             assert agent.view("n1") == before
-        peer.sendall(heartbeat("n1", generation=6))
+        wire.send(heartbeat("n1", generation=6))
         cluster.until(lambda: agent.view("n1").generation == 6)
         assert agent.view("n1") == replace(before, generation=6, last_seen=cluster.now)
 
@@ -204,14 +315,15 @@ def test_any_message_is_an_announcement_or_none(message: dict[str, object]) -> N
     assert said is None or said.__dict__ == {name: message[name] for name in said.__dict__}
 
 
-@pytest.mark.parametrize("raw", [b"[" * 50_000 + b"\n", b"garbage\n", b"x" * 2_000_000, heartbeat("n2")])
-def test_a_peer_that_sends_anything_else_is_lost(cluster: Cluster, raw: bytes) -> None:
+@pytest.mark.parametrize("line", [b"[" * 50_000, b"garbage", b"x" * 2_000_000, heartbeat("n2")])
+def test_a_peer_that_sends_anything_else_is_lost(cluster: Cluster, line: bytes) -> None:
     agent = cluster.start("n0")
     with call(cluster) as peer:
-        peer.sendall(hello() + heartbeat("n1"))
+        wire = met(cluster, peer)
+        wire.send(heartbeat("n1"))
         cluster.until(lambda: agent.view("n1").connected)
         peer.setblocking(False)
-        rest = memoryview(raw)
+        rest = memoryview(wire.sealed(line))
 
         def lost() -> bool:
             nonlocal rest
@@ -229,7 +341,7 @@ def test_a_peer_that_stops_reading_holds_nobody_up(cluster: Cluster) -> None:
     agent = cluster.start("n0", nodes)
     agent.says = replace(agent.says, reason="x" * REASON_CHARS)
     with call(cluster) as hung:
-        hung.sendall(hello() + heartbeat("n1"))
+        met(cluster, hung).send(heartbeat("n1"))
         cluster.until(lambda: agent.view("n1").connected)
         took = []
         while not agent.view("n1").lost:
@@ -265,9 +377,9 @@ def test_a_closed_peer_is_lost_at_once_and_comes_back_at_another_address(cluster
 def test_a_second_connection_of_a_peer_takes_the_place_of_the_first(cluster: Cluster) -> None:
     agent = cluster.start("n0")
     with call(cluster) as first, call(cluster) as second:
-        first.sendall(hello() + heartbeat("n1"))
+        met(cluster, first).send(heartbeat("n1"))
         cluster.until(lambda: agent.view("n1").connected)
-        second.sendall(hello() + heartbeat("n1", incarnation="n1-again"))
+        met(cluster, second).send(heartbeat("n1", incarnation="n1-again"))
         cluster.until(lambda: agent.view("n1").incarnation == "n1-again")
         assert is_shut(first)
         assert not is_shut(second)

@@ -31,6 +31,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where run folders go, seen from the current folder."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for variable in ("HPCTRAIN_RUNS", "SLURM_JOB_ID"):
         monkeypatch.delenv(variable, raising=False)
     return tmp_path / "runs"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from run_folders import RUN, event, submitted_run
 
 from hpctrain.base.errors import InputError
+from hpctrain.base.stamp import stamp
 from hpctrain.launch.folder import lock_run_folder
 from hpctrain.records.locate import record_job
 
@@ -45,10 +48,46 @@ def test_a_controller_that_is_away_is_waited_for_once(fake, runs, hpctrain):
     assert len(fake.argvs) == 2
 
 
-def test_a_failed_run_whose_job_hangs_is_said(fake, runs, hpctrain):
+def test_a_run_whose_agents_gave_up_is_not_over_before_its_job_is(fake, runs, hpctrain):
     submitted_run(runs, fake.submit("--nodes=2"), event("failed", reason="no node left"))
     told = json.loads(hpctrain("status", "gpt", "--json").stdout)
-    assert (told["state"], told["reason"]) == ("failed", "no node left; its job 1 is running still")
+    assert (told["state"], told["reason"]) == ("recovering", "no node left; its job 1 is running still")
+    fake.finish("1", code=1)
+    assert json.loads(hpctrain("status", "gpt", "--json").stdout)["state"] == "failed"
+
+
+def test_a_waiting_run_tells_why_and_what_to_do(fake, runs, hpctrain):
+    job = fake.submit("--nodes=2", "--hold")
+    submitted_run(runs, job)
+    told = json.loads(hpctrain("status", job, "--json").stdout)
+    assert (told["state"], told["job_state"], told["needs_action"]) == ("queued", "PENDING", True)
+    assert f"scontrol release {job}" in told["reason"]
+    assert "it stays in the queue until somebody does that" in hpctrain("status", job).stdout
+    fake.jobs[int(job)] = replace(fake.jobs[int(job)], reason="Priority", start_s=int(time.time()) + 7200)
+    told = json.loads(hpctrain("status", job, "--json").stdout)
+    assert "needs_action" not in told
+    assert told["expected_start_s"] == fake.jobs[int(job)].start_s
+    assert "Slurm expects to start it in" in hpctrain("status", job).stdout
+
+
+COMPLETED = "1|COMPLETED|0:0|gpu1|1|2|3|10|low|None"
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "TIMEOUT", "UNHEARD_OF", None])
+def test_what_nobody_remembers_as_done_is_never_done(fake, runs, hpctrain, state):
+    submitted_run(runs, "1", event("generation_started", members=["gpu1"]))
+    if state is not None:
+        fake.accounting = COMPLETED.replace("COMPLETED", state).replace("|", "\x1f") + "\n"
+    told = json.loads(hpctrain("status", "1", "--json").stdout)
+    assert told["state"] == "failed"
+    known = state in ("COMPLETED", "TIMEOUT")
+    assert (f"ended: {state}" if known else "Slurm knows the job no more") in told["reason"]
+
+
+def test_accounting_is_not_asked_where_the_files_tell_the_end(fake, runs, hpctrain):
+    submitted_run(runs, "1", event("failed", reason="no node left"))
+    assert "no node left" in hpctrain("status", "1").stdout
+    assert "sacct" not in [argv[0] for argv in fake.argvs]
 
 
 @pytest.fixture
@@ -77,8 +116,16 @@ def logs(runs):
 )
 def test_logs_of_an_attempt_and_a_node(logs, hpctrain, words, expected):
     result = hpctrain("logs", "7", *words)
-    found = {line.split()[1] for line in result.stdout.splitlines() if line.startswith("==>")}
-    assert found == {f"logs/{name}.log" for name in expected.split()}
+    assert {line.split()[2] for line in result.stdout.splitlines()} == set(expected.split())
+
+
+def test_an_event_in_a_log_is_told_in_words_and_json_of_others_as_it_is(runs, hpctrain):
+    folder = submitted_run(runs, "7")
+    said = [event("checkpoint_saved", step=20, seconds=0.13, size_bytes=2048).to_json(), {"schema": "other/v1"}]
+    texts = [*map(json.dumps, said), json.dumps(said[0])[:80]]
+    (folder / "logs" / "7.n1.agent.log").write_text("".join(f"{stamp(8.0)}{text}\n" for text in texts))
+    shown = [line.partition(" | ")[2] for line in hpctrain("logs", "7").stdout.splitlines()]
+    assert shown == ["checkpoint of step 20 saved in 130 ms (2.0 KiB)", *texts[1:]]
 
 
 def test_a_process_of_another_machine_is_never_signalled(runs, hpctrain, monkeypatch):
@@ -93,3 +140,41 @@ def test_a_process_of_another_machine_is_never_signalled(runs, hpctrain, monkeyp
     assert "process 1 on login2 holds it; run `hpctrain cancel" in str(error)
     assert signals == []
     lock.release()
+
+
+def test_the_log_of_a_rank_is_that_of_the_worker_which_it_was(runs, hpctrain):
+    """Rank 0 is on n1 at first, on n2 when n1 is lost; the logs of both hold what other ranks printed too."""
+    folder = submitted_run(runs, "7")
+    times = {"plan-0.json": 100.0, "plan-1.json": 200.0}
+    with (folder / "events.jsonl").open("w") as file:
+        for number, (plan, time_s) in enumerate(times.items()):
+            start = event("generation_started", number, plan=plan).model_copy(update={"time_s": time_s})
+            file.write(json.dumps(start.to_json()) + "\n")
+    for plan, ranks in (("plan-0.json", ["n1:cpu0", "n2:cpu0"]), ("plan-1.json", ["n2:cpu0", "n2:cpu1"])):
+        replicas = [{"rows": 8, "micro_batch": 1, "micro_batches": 8, "devices": [[ranks[0]], [ranks[1]]]}]
+        stages = [{"layers": [0, 1]}, {"layers": [1, 2]}]
+        (folder / plan).write_text(
+            json.dumps({"pp": 2, "dp": 1, "tp": 1, "stages": stages, "replicas": replicas, "ranks": ranks})
+        )
+    (folder / "logs" / "0").mkdir()
+    for name, lines in {"n1.0": [(101, "a")], "n2.0": [(102, "b"), (201, "c")], "n2.1": [(202, "d")]}.items():
+        text = "".join(f"{stamp(time_s)}{word}\n" for time_s, word in lines)
+        (folder / "logs" / "0" / f"{name}.log").write_text(text)
+
+    def printed(rank: str) -> list[str]:
+        return [line[-1] for line in hpctrain("logs", "gpt", "--rank", rank).stdout.splitlines()]
+
+    assert (printed("0"), printed("1")) == (["a", "c"], ["b", "d"])
+    assert "the run's plans have ranks 0 to 1" in str(hpctrain("logs", "gpt", "--rank", "2").exception)
+
+
+@pytest.mark.parametrize("state", ["running", "waiting"])
+def test_cancelling_at_once_says_what_is_kept(fake, runs, hpctrain, state):
+    if state == "waiting":
+        fake.submit("--nodes=3")
+    job = fake.submit("--nodes=2")
+    folder = submitted_run(runs, job)
+    result = hpctrain("cancel", "gpt", "--now")
+    assert result.stdout == f"job {job} cancelled; it was {state}; there is no checkpoint yet, nothing was saved\n"
+    assert (folder / "cancelled").exists()
+    assert json.loads(hpctrain("status", "gpt", "--json").stdout)["state"] == "cancelled"

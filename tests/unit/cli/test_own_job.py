@@ -17,7 +17,7 @@ from hpctrain.cli import own_job
 from hpctrain.launch.allocation import is_in_allocation
 from hpctrain.launch.cancel import MARK
 from hpctrain.launch.training import Prepared
-from hpctrain.records.locate import job_id
+from hpctrain.records.locate import job_id, record_job
 from hpctrain.records.run import read_run
 
 
@@ -56,7 +56,7 @@ def test_the_job_becomes_the_run(fake, runs, job, hpctrain, run_file):
     assert job_id(folder) == job
     assert not is_in_allocation(folder)
     script = (folder / "job.sh").read_text()
-    assert "--requeue >&2" in script
+    assert "--again same_job >&2" in script
     assert "#SBATCH" not in script
     assert "sbatch" not in [argv[0] for argv in fake.argvs if argv[1:] != ("--version",)][1:]
 
@@ -101,12 +101,36 @@ def test_a_new_job_goes_on_with_a_run_that_ended(fake, runs, job, hpctrain, monk
     assert len(fake.argvs) == asked + 1
 
 
+def test_who_waits_for_the_run_waits_for_this_job(fake, runs, job, hpctrain, monkeypatch):
+    folder = submitted_run(runs, job, event("failed", reason="no node left"))
+    follower = submitted_run(runs, None, name="follower-20260101T000001Z-00ff")
+    waits = {**RUN, "cluster": {**RUN["cluster"], "after": [str(folder)]}}
+    (follower / "run.yaml").write_text(json.dumps(waits))
+    (folder / "followers").write_text(f"{follower}\n")
+    record_job(follower, fake.submit("--nodes=1", f"--dependency=afterok:{job}"))
+    fake.finish(job, code=1)
+    new = fake.submit("--nodes=1")
+    monkeypatch.setenv("SLURM_JOB_ID", new)
+    result = hpctrain("resubmit", "gpt", "--own-job")
+    assert result.exit_code == 7
+    assert fake.jobs[2].dependency == f"afterok:{new}"
+    assert f"{follower.name} (job 2) waits for job {new}" in result.stderr
+
+
+def test_own_job_waits_for_nobody(fake, runs, job, hpctrain, run_file):
+    result = hpctrain("submit", run_file, "--own-job", "--set", "cluster.after=other")
+    assert result.exit_code == 7, result.exception
+    assert "cluster.after: not waited for, as this job runs already" in result.stderr
+    (folder,) = runs.iterdir()
+    assert read_run(folder / "run.yaml").cluster.after == []
+
+
 def test_a_run_whose_job_lives_is_not_taken_from_it(fake, runs, job, hpctrain, monkeypatch):
     submitted_run(runs, job, event("failed", reason="cut off"))
     monkeypatch.setenv("SLURM_JOB_ID", fake.submit("--nodes=1"))
     error = hpctrain("resubmit", "gpt", "--own-job").exception
     assert isinstance(error, InputError)
-    assert f"its job {job} is RUNNING" in str(error)
+    assert f"its job {job} is running still" in str(error)
     fake.away = True
     assert isinstance(hpctrain("resubmit", "gpt", "--own-job").exception, Refused)
 

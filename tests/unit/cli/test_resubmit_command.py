@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+
 import pytest
 from run_folders import event, submitted_run
 
 from hpctrain.base.errors import InputError, Refused
 from hpctrain.node import attempt
+from hpctrain.records.locate import record_job
+from hpctrain.records.past_runs import read_past_runs
+from hpctrain.records.run import read_run
 
 
 @pytest.fixture
@@ -27,6 +33,61 @@ def test_a_run_that_ended_is_submitted_again(fake, runs, hpctrain, submitted):
     result = hpctrain("resubmit", "gpt")
     assert result.exit_code == 0, result.exception
     assert submitted == [folder]
+
+
+def test_a_folder_that_others_can_write_to_is_not_submitted(fake, runs, hpctrain, submitted):
+    """The job would find out, and end at once."""
+    job = fake.submit("--nodes=2")
+    fake.finish(job, code=1)
+    submitted_run(runs, job, FAILED).chmod(0o775)
+    assert "can be written by others (mode 775)" in str(hpctrain("resubmit", "gpt").exception)
+    assert not submitted
+
+
+def test_it_goes_on_with_other_settings(fake, runs, hpctrain, submitted):
+    job = fake.submit("--nodes=2")
+    fake.finish(job, code=1)
+    folder = submitted_run(runs, job, FAILED)
+    result = hpctrain("resubmit", job, "--set", "steps=20", "--set", "cluster.nodes=3")
+    assert result.exit_code == 0, result.exception
+    assert (read_run(folder / "run.yaml").steps, read_run(folder / "run-1.yaml").steps) == (20, 10)
+    assert [past.job_id for past in read_past_runs(os.environ)] == ["99"]
+
+
+def test_a_run_that_waits_for_another_one_from_now_on_is_known_to_it(fake, runs, hpctrain, submitted):
+    other = submitted_run(runs, fake.submit("--nodes=1"), name="other-20260101T000001Z-00ff")
+    job = fake.submit("--nodes=2")
+    folder = submitted_run(runs, job, FAILED)
+    fake.finish(job, code=1)
+    result = hpctrain("resubmit", "gpt", "--set", "cluster.after=other")
+    assert result.exit_code == 0, result.exception
+    assert read_run(folder / "run.yaml").cluster.after == [str(other)]
+    assert (other / "followers").read_text() == f"{folder}\n"
+
+
+def test_a_run_that_is_done_goes_on_with_more_steps(fake, runs, hpctrain, submitted):
+    job = fake.submit("--nodes=2")
+    fake.finish(job)
+    submitted_run(runs, job, event("finished", step=10))
+    for words in ([], ["--set", "cluster.nodes=1"]):
+        assert "it is done; `--set steps=N` with more than 10" in str(hpctrain("resubmit", "gpt", *words).exception)
+    assert not submitted
+    assert hpctrain("resubmit", "gpt", "--set", "steps=20").exit_code == 0
+    record_job(submitted[0], fake.submit("--nodes=3"))
+    told = json.loads(hpctrain("status", "gpt", "--json").stdout)
+    assert (told["state"], told["reason"], told["steps"]) == ("starting", "job 2 is running", 20)
+
+
+@pytest.mark.parametrize("override", ["seed=4", "cluster.nodes=9"])
+def test_settings_that_are_refused_change_nothing(fake, runs, hpctrain, submitted, override):
+    job = fake.submit("--nodes=2")
+    fake.finish(job, code=1)
+    folder = submitted_run(runs, job, FAILED)
+    before = (folder / "run.yaml").read_text()
+    assert isinstance(hpctrain("resubmit", "gpt", "--set", override).exception, (InputError, Refused))
+    assert (folder / "run.yaml").read_text() == before
+    assert not list(folder.glob("run-*.yaml"))
+    assert not submitted
 
 
 @pytest.mark.parametrize("state", ["running", "pending"])

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from run_folders import RUN, submitted_run
 
 from hpctrain.base.errors import CommandError, Refused, StorageError
+from hpctrain.cli import submit as hpctrain_submit
 from hpctrain.cli.provisional import check_provisional, last_known
 from hpctrain.launch import submission
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.training import Prepared
+from hpctrain.records.link import Link, LinkFigures
+from hpctrain.records.locate import record_job
+from hpctrain.records.past_runs import read_past_runs
 from hpctrain.records.run import Run, read_run
-from hpctrain.records.topology import Device, DeviceType, Fabric, Link, LinkFigures, Node, Provenance, Topology
+from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
 
 
 @pytest.fixture
@@ -27,9 +32,9 @@ def run_file(monkeypatch, tmp_path):
     return path
 
 
-def _prepared(path, overrides, count, topology, plan, runner, queued=False):
-    run = read_run(path, overrides)
-    return Prepared(run, run.spec(), [], None, None)
+def _prepared(path, overrides, count, topology, plan, runner, queued=False, defaults=MappingProxyType({})):
+    run = read_run(path, overrides, defaults)
+    return Prepared(run, run.spec().model_copy(update={"vocab": 256}), [], None, None)
 
 
 @pytest.mark.parametrize("kind", ["slurm", "local"])
@@ -42,6 +47,44 @@ def test_a_refused_submission_leaves_no_run(fake, runs, hpctrain, run_file, monk
     result = hpctrain("submit", str(run_file), "--set", f"cluster.kind={kind}")
     assert "Invalid account" in str(result.exception)
     assert list(runs.iterdir()) == []
+
+
+def test_what_submit_writes_is_for_its_owner_alone_whatever_the_umask_is(fake, runs, hpctrain, run_file, monkeypatch):
+    """A person may open the run folder to readers later."""
+
+    def submit(folder, run):
+        job = fake.submit("--nodes=2")
+        record_job(folder.path, job)
+        (folder.path / "submitit").mkdir()
+        (folder.path / "submitit" / f"{job}_submitted.pkl").write_text("")
+        return job
+
+    monkeypatch.setattr("hpctrain.cli.submit.submit_job", submit)
+    before = os.umask(0o002)
+    try:
+        result = hpctrain("submit", str(run_file), "--set", "recovery.successors=1")
+        assert os.umask(0o002) == 0o002
+    finally:
+        os.umask(before)
+    assert result.exit_code == 0, result.exception
+    (folder,) = runs.iterdir()
+    names = {path.relative_to(folder).as_posix(): path.stat().st_mode & 0o077 for path in folder.rglob("*")}
+    assert {"run.yaml", "successors.jsonl", "logs", "submitit/2_submitted.pkl"} <= set(names)
+    assert {name: mode for name, mode in names.items() if mode} == {}
+
+
+def test_a_run_that_was_submitted_is_in_the_history(fake, runs, hpctrain, run_file, monkeypatch):
+    monkeypatch.setattr("hpctrain.cli.submit.submit_job", lambda folder, run: fake.submit("--nodes=2"))
+    monkeypatch.setattr("hpctrain.cli.submit.submit_local", lambda folder, count: "4711")
+    for kind in ("slurm", "local"):
+        result = hpctrain("submit", str(run_file), "--set", f"cluster.kind={kind}")
+        assert result.exit_code == 0, result.exception
+    found = read_past_runs(os.environ)
+    assert {past.folder for past in found} == {str(path) for path in runs.iterdir()}
+    assert [(past.verb, past.name, past.job_id, past.cluster) for past in found] == [
+        ("submit", "gpt", "1", "fake"),
+        ("submit", "gpt", "4711", None),
+    ]
 
 
 def test_a_job_whose_id_cannot_be_written_is_ended(tmp_path: Path, monkeypatch) -> None:
@@ -101,7 +144,7 @@ def test_the_newest_topology_of_enough_of_the_nodes_counts(tmp_path: Path) -> No
         os.utime(folder / "topology.json", (number, number))
     nodes = frozenset({"gpu1", "gpu2", "gpu3"})
     found = {count: last_known(tmp_path, nodes, count) for count in (1, 2, 3)}
-    assert [[node.id for node in item.nodes] if item else None for item in found.values()] == [
+    assert [[node.id for node in item.topology.nodes] if item else None for item in found.values()] == [
         ["gpu3"], ["gpu1", "gpu2"], None,
     ]  # fmt: skip
 
@@ -116,3 +159,154 @@ def test_a_dry_run_in_machine_form_is_one_object(fake, runs, hpctrain, run_file,
     local = hpctrain("submit", str(run_file), "--dry-run", "--json", "--set", "cluster.kind=local")
     assert json.loads(local.stdout)["nodes"] == 2
     assert not runs.exists()
+
+
+@pytest.fixture
+def queued(fake, monkeypatch):
+    """Jobs are queued in the fake Slurm, by the script that would be submitted."""
+
+    def submit(folder, run):
+        script = folder.path / "job.sh"
+        script.write_text(submission.preview(run, folder.path))
+        job = fake.submit(str(script))
+        record_job(folder.path, job)
+        return job
+
+    monkeypatch.setattr("hpctrain.cli.submit.submit_job", submit)
+    return fake
+
+
+def asked(fake, words):
+    return [argv for argv in fake.argvs if words in argv]
+
+
+def test_the_partition_is_chosen_and_slurm_is_asked_about_the_very_script(queued, runs, hpctrain, run_file):
+    result = hpctrain("submit", str(run_file), "--json")
+    told = json.loads(result.stdout)
+    assert read_run(Path(told["folder"]) / "run.yaml").cluster.partition == "high"
+    assert queued.jobs[int(told["job_id"])].partition == "high"
+    assert "partition high chosen: with GPUs, enough nodes are free now, jobs are not preempted" in result.stderr
+    assert "next best: low: with GPUs, enough nodes are free now, jobs may be preempted" in result.stderr
+    assert "Slurm expects to start it" in result.stderr
+    assert len(asked(queued, "--test-only")) == 1
+    for what in ("node", "partition", "config"):
+        assert len(asked(queued, what)) == 1
+
+
+@pytest.mark.parametrize("words", [(), ("--dry-run",)])
+def test_what_sbatch_refuses_leaves_no_run(queued, runs, hpctrain, run_file, words, monkeypatch):
+    monkeypatch.setattr(
+        type(queued), "_sbatch", lambda self, argv: self._reply(argv, error="sbatch: error: No money\n")
+    )
+    result = hpctrain("submit", str(run_file), *words)
+    assert isinstance(result.exception, Refused)
+    assert str(result.exception) == "sbatch --test-only refuses the job: No money"
+    assert not runs.exists() or list(runs.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [(), ("--dry-run",)])
+def test_where_sbatch_refuses_the_best_partition_the_next_best_is_taken(
+    queued, runs, hpctrain, run_file, words, monkeypatch
+):
+    taken = type(queued)._sbatch
+
+    def sbatch(self, argv):
+        is_high = "--partition=high" in Path(argv[-1]).read_text()
+        return self._reply(argv, error="sbatch: error: No money\n") if is_high else taken(self, argv)
+
+    monkeypatch.setattr(type(queued), "_sbatch", sbatch)
+    result = hpctrain("submit", str(run_file), *words)
+    assert result.exit_code == 0, result.exception
+    assert "partition low chosen: of high, sbatch --test-only refuses the job: No money" in result.output
+    assert [job.partition for job in queued.jobs.values()] == ([] if words else ["low"])
+    error = hpctrain("submit", str(run_file), "--set", "cluster.partition=high").exception
+    assert str(error) == "sbatch --test-only refuses the job: No money", "a partition that was asked for stays"
+
+
+def test_no_partition_that_fits_is_refused_with_every_reason(queued, runs, hpctrain, run_file):
+    error = hpctrain("submit", str(run_file), "--set", "cluster.nodes=9").exception
+    assert isinstance(error, Refused)
+    assert [line.partition(":")[0] for line in str(error).splitlines()] == ["cluster.partition"] + ["cluster.nodes"] * 2
+
+
+def test_each_seed_is_a_run_of_its_own_asked_about_once(queued, runs, hpctrain, run_file):
+    result = hpctrain("submit", str(run_file), "--seeds", "0-1,7", "--json")
+    told = json.loads(result.stdout)
+    found = [read_run(Path(run["folder"]) / "run.yaml") for run in told]
+    assert [(run.name, run.seed) for run in found] == [("gpt-seed0", 0), ("gpt-seed1", 1), ("gpt-seed7", 7)]
+    assert [int(run["job_id"]) for run in told] == [1, 2, 3] == list(queued.jobs)
+    assert len(asked(queued, "--test-only")) == 1
+
+
+@pytest.mark.parametrize("seeds", ["x", "", "3-1", "0-999", "0-99999999999999999", "0-4/0", "-1", "1,,2"])
+def test_seeds_that_are_none(queued, runs, hpctrain, run_file, seeds):
+    assert str(hpctrain("submit", str(run_file), "--seeds", seeds).exception).startswith("--seeds: found")
+
+
+def test_seeds_need_a_queue(fake, runs, hpctrain, run_file, monkeypatch):
+    local = hpctrain("submit", str(run_file), "--seeds", "0-1", "--set", "cluster.kind=local")
+    assert "only for jobs that are queued" in str(local.exception)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert "only for jobs that are queued" in str(hpctrain("submit", str(run_file), "--seeds", "0-1").exception)
+    assert not runs.exists()
+
+
+def test_what_was_submitted_before_a_refusal_is_told(queued, runs, hpctrain, run_file, monkeypatch):
+    submit, count = hpctrain_submit.submit_job, []
+
+    def second_refused(folder, run):
+        count.append(run)
+        if len(count) == 2:
+            raise CommandError("sbatch refused the job: limit")
+        return submit(folder, run)
+
+    monkeypatch.setattr("hpctrain.cli.submit.submit_job", second_refused)
+    result = hpctrain("submit", str(run_file), "--seeds", "0-4", "--json")
+    assert isinstance(result.exception, CommandError)
+    assert [run["job_id"] for run in json.loads(result.stdout)] == ["1"]
+    assert len(list(runs.iterdir())) == 1
+
+
+def test_a_run_waits_for_a_run_and_follows_it_to_its_next_job(queued, runs, hpctrain, run_file, monkeypatch):
+    first = json.loads(hpctrain("submit", str(run_file), "--json").stdout)
+    second = json.loads(
+        hpctrain("submit", str(run_file), "--json", "--set", "name=later", "--set", "cluster.after=gpt").stdout
+    )
+    assert read_run(Path(second["folder"]) / "run.yaml").cluster.after == [first["folder"]]
+    assert queued.jobs[2].dependency == "afterok:1"
+    queued.finish("1", code=1)
+    monkeypatch.setattr("hpctrain.cli.resubmit.submit_job", hpctrain_submit.submit_job)
+    monkeypatch.setattr("hpctrain.cli.resubmit._check_ended", lambda *_: None)
+    again = hpctrain("resubmit", "gpt", "--json")
+    assert json.loads(again.stdout)["job_id"] == "3"
+    assert "(job 2) waits for job 3" in again.stderr
+    assert queued.jobs[2].dependency == "afterok:3"
+
+
+def test_what_the_sites_profile_gives_is_in_the_runs_own_file(queued, runs, hpctrain, run_file):
+    site = runs.parent / "config" / "hpctrain" / "site.yaml"
+    site.parent.mkdir(parents=True)
+    site.write_text("profiles: {fake: {match: fake, cluster: {account: physics, partition: low}}}")
+    result = hpctrain("submit", str(run_file), "--json", "--set", "cluster.qos=long")
+    cluster = read_run(Path(json.loads(result.stdout)["folder"]) / "run.yaml").cluster
+    assert (cluster.account, cluster.partition, cluster.qos) == ("physics", "low", "long")
+    assert f"from profile 'fake' of {site}: cluster.partition, cluster.account" in result.stderr
+    assert "no such profile" in str(hpctrain("submit", str(run_file), "--site", "nosuch").exception)
+
+
+def test_gpus_of_a_type_are_asked_for_or_refused(queued, runs, hpctrain, run_file):
+    told = hpctrain("submit", str(run_file), "--dry-run", "--json", "--set", "cluster.gpu_type=a100")
+    assert "#SBATCH --gpus-per-node=a100:4\n" in json.loads(told.stdout)["script"]
+    assert "4 GPUs a node are asked for (of type a100)" in told.stderr
+    refused = hpctrain("submit", str(run_file), "--set", "cluster.gpu_type=h100").exception
+    assert isinstance(refused, Refused)
+    assert "cluster.gpu_type: found 'h100'; allowed in partition 'low': a100" in str(refused)
+    own_way = hpctrain("submit", str(run_file), "--dry-run", "--set", "cluster.sbatch=['--gres=gpu:a100:2']")
+    assert "--gpus-per-node=" not in own_way.stdout.partition("\n\n")[0]
+
+
+def test_an_allocation_that_is_there_waits_for_nobody(fake, runs, hpctrain, run_file, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    result = hpctrain("submit", str(run_file), "--dry-run", "--json", "--set", "cluster.after=nosuch")
+    assert "cluster.after: not waited for" in result.stderr
+    assert "--dependency" not in json.loads(result.stdout)["script"]

@@ -99,7 +99,7 @@ def test_the_schema_of_a_run_file_explains_its_keys(call: Call) -> None:
 def test_an_unknown_schema_is_told(call: Call) -> None:
     done = call("schema", "image")
     assert done.code == 2
-    assert "'image' is not one of 'run', 'topology', 'plan'" in done.err
+    assert "'image' is not one of 'run', 'site', 'topology', 'plan'" in done.err
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from hpctrain.launch.job_script import directives, render_job
 from hpctrain.launch.submission import direct_command, preview
 from hpctrain.node import run as node_run
 from hpctrain.records.run import Run
+from hpctrain.slurm.commands import client_environment
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "job.sh"
 
@@ -42,14 +44,33 @@ def neutral(text: str) -> str:
 def test_the_script_is_the_golden_one() -> None:
     asked = run(
         partition="gpu", account="my project", qos="normal", time="1:30:00", device="cuda", devices_per_node=4,
-        setup=["module load cuda", "source ~/venv/bin/activate"], sbatch=["--constraint=a100|h100", "--mem=0"],
+        constraint="a100|h100", setup=["module load cuda", "source ~/venv/bin/activate"], sbatch=["--mem=0"],
     )  # fmt: skip
     text = neutral(preview(asked, Path("/shared/runs/gpt 1")))
     assert text == GOLDEN.read_text()
 
 
+EVERY_KEY = {
+    "nodes": "3", "groups": [{"constraint": "a100", "nodes": 2}, {"constraint": "v100&big", "nodes": 1}],
+    "reservation": "course", "device": "cuda", "devices_per_node": 4, "gpu_type": "tesla", "after": ["7", "9"],
+    "after_end": "any", "mail": {"user": "anna@example.org"}, "internet": False, "sbatch": ["--cpus-per-task=8"],
+}  # fmt: skip
+
+
+def test_the_script_of_a_job_with_nodes_of_several_kinds_is_the_golden_one() -> None:
+    text = neutral(preview(run(**EVERY_KEY), Path("/shared/it's/run")))
+    assert text == GOLDEN.with_name("job_kinds.sh").read_text()
+
+
+def test_nothing_of_the_submitters_environment_is_in_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy may carry a password: it reaches the job as sbatch hands on its environment, not in a file."""
+    monkeypatch.setenv("https_proxy", "http://anna:secret@proxy:3128")
+    assert "secret" not in preview(run(internet=False), Path("/shared/run"))
+    assert client_environment(os.environ)["https_proxy"] == "http://anna:secret@proxy:3128"
+
+
 def test_the_script_of_a_job_submitted_by_hand_is_the_golden_one() -> None:
-    asked = run(device="cuda", devices_per_node=4, setup=["module load cuda"], sbatch=["--constraint=a100"])
+    asked = run(device="cuda", devices_per_node=4, setup=["module load cuda"], constraint="a100")
     folder = Path("/shared/runs/gpt 1")
     text = neutral(render_job(asked, folder, direct_command(folder), by_hand=True))
     assert text == GOLDEN.with_name("own_job.sh").read_text()
@@ -74,6 +95,10 @@ def test_the_script_is_valid_bash(tmp_path: Path) -> None:
         (["--partition=nosuch"], "found --partition; write cluster.partition"),
         (["--time 10"], "found --time; write cluster.time"),
         (["--gpus-per-node=4"], "write cluster.devices_per_node"),
+        (["--constraint=a100"], "found --constraint; write cluster.constraint"),
+        (["--dependency=afterok:7"], "write cluster.after"),
+        (["--mail-user=anna"], "write cluster.mail"),
+        (["--clusters=all"], "--clusters is set by hpctrain"),
         (["--export=NONE"], r"set yours in cluster\.setup"),
         (["-N 2"], "write it as a long option"),
         (["--comment=a\n#SBATCH --nodes=9"], "line break"),
@@ -82,6 +107,11 @@ def test_the_script_is_valid_bash(tmp_path: Path) -> None:
 def test_options_that_would_break_the_recovery_are_refused(options: list[str], text: str) -> None:
     with pytest.raises(InputError, match=text):
         directives(run(sbatch=options), Path("/shared/run"))
+
+
+def test_a_line_break_in_a_key_is_refused() -> None:
+    with pytest.raises(InputError, match=r"--account: .* line break"):
+        directives(run(account="a\n#SBATCH --nodes=9"), Path("/shared/run"))
 
 
 def test_a_line_break_in_setup_is_refused() -> None:
@@ -113,10 +143,26 @@ def test_a_step_names_the_gpus_that_came_with_the_nodes() -> None:
     assert "gpu" not in render_job(run(device="cpu"), Path("/shared/run"), "true")
 
 
-def test_only_a_job_of_its_own_asks_to_come_back() -> None:
-    assert "--requeue >&2" in render_job(run(), Path("/shared/run"), "true").partition("hpctrain.node end")[2]
-    inside = render_job(run(), Path("/shared/run"), "true", submitted=False)
-    assert "--requeue" not in inside.partition("hpctrain.node end")[2]
+def test_only_a_job_of_its_own_goes_on_as_another() -> None:
+    def last_line(run: Run, **how: bool) -> str:
+        return render_job(run, Path("/shared/run"), "true", **how).partition("hpctrain.node end")[2]
+
+    assert "--again new_job >&2" in last_line(run())
+    assert "--again same_job >&2" in last_line(run_with(recovery={"requeue": "same_job"}))
+    # Slurm has the person's script, not job.sh: only its own id leads back to it.
+    assert "--again same_job >&2" in last_line(run(), by_hand=True)
+    assert "--again" not in last_line(run(), submitted=False)
+
+
+def test_a_job_with_successors_does_not_come_back_itself() -> None:
+    assert "--requeue" in directives(run(), Path("/shared/run"))
+    chained = directives(run_with(recovery={"successors": 2}), Path("/shared/run"))
+    assert "--no-requeue" in chained
+    assert "--requeue" not in chained
+
+
+def run_with(**keys: object) -> Run:
+    return Run.from_json({**run().to_json(), **keys})
 
 
 FAKE_SRUN = """#!/bin/bash

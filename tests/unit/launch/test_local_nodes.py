@@ -106,18 +106,23 @@ def test_a_run_folder_is_for_one_run_at_a_time(tmp_path: Path) -> None:
 
 def test_attempts_are_one_line_each(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
+    checkpoints = tmp_path / "checkpoints"
+    checkpoints.mkdir()
     assert folder.begin_attempt(["local0"], 1.0) == 0
-    folder.end_attempt(0, 2.0, "done", 0)
-    assert folder.begin_attempt(["local0", "local1"], 3.0) == 1
+    (checkpoints / "step-00000010").mkdir()
+    folder.end_attempt(0, 2.0, "lost", 75, "infrastructure")
+    assert folder.begin_attempt(["n0", "n1"], 3.0, "77", 2) == 1
     assert folder.attempts() == [
         {
-            "attempt": 0, "job_id": None, "restarts": 0, "nodes": ["local0"],
-            "start": 1.0, "end": 2.0, "reason": "done", "code": 0,
+            "attempt": 0, "job_id": None, "restarts": 0, "nodes": ["local0"], "start": 1.0, "checkpoint_before": None,
+            "end": 2.0, "class": "infrastructure", "reason": "lost", "checkpoint_after": "step-00000010", "code": 75,
         },
-        {"attempt": 1, "job_id": None, "restarts": 0, "nodes": ["local0", "local1"], "start": 3.0},
+        {
+            "attempt": 1, "job_id": "77", "restarts": 2, "nodes": ["n0", "n1"], "start": 3.0,
+            "checkpoint_before": "step-00000010",
+        },
     ]  # fmt: skip
-    assert folder.begin_attempt(["n1"], 4.0, "77", 2) == 2
-    folder.close_open_attempts(5.0, "ended without a word")
-    assert [(a["end"], a["reason"]) for a in folder.attempts()] == [
-        (2.0, "done"), (5.0, "ended without a word"), (5.0, "ended without a word"),
-    ]  # fmt: skip
+    assert [line["attempt"] for line in folder.open_attempts()] == [1]
+    folder.end_attempt(1, 5.0, "ended without a word", None, "infrastructure")
+    assert "code" not in folder.attempts()[1]
+    assert folder.open_attempts() == []

@@ -15,7 +15,7 @@ from hpctrain.base.errors import InputError, Refused
 from hpctrain.launch.cancel import cancel_job, is_cancelled
 from hpctrain.launch.file_system import check_shared, file_system_of
 from hpctrain.launch.foresight import with_gpus
-from hpctrain.launch.job_nodes import nodes_of_job
+from hpctrain.launch.job_nodes import nodes_of_allocation, nodes_of_job
 from hpctrain.launch.job_script import directives
 from hpctrain.launch.queue import check_queue, wait_for_job
 from hpctrain.launch.site import with_exported
@@ -31,9 +31,14 @@ def run(**cluster: object) -> Run:
             "model": {"preset": "tiny-1m"},
             "data": {"train": ["/data"]},
             "batch": {"global": 8},
-            "cluster": {"kind": "slurm", "nodes": "2", **cluster},
+            "cluster": {"kind": "slurm", "nodes": "2", "partition": "low", "device": "cpu", **cluster},
         }
     )
+
+
+def lines_of(asked: Run, fake: FakeSlurm, runs: Path) -> list[str]:
+    """What a person is told."""
+    return check_queue(asked, Slurm(fake), runs, {}, runs).lines
 
 
 @pytest.fixture
@@ -45,34 +50,35 @@ def kind(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 def test_what_fits_is_silent_and_asks_for_the_nodes_once(tmp_path: Path, kind: Callable[[str], None]) -> None:
     kind("nfs4")
     fake = FakeSlurm()
-    assert check_queue(run(), Slurm(fake), tmp_path) == []
-    assert sum(argv[1:3] == ("show", "node") for argv in fake.argvs) == 1
+    assert lines_of(run(), fake, tmp_path) == []
+    for what in ("node", "partition", "config"):
+        assert sum(argv[1:3] == ("show", what) for argv in fake.argvs) == 1
 
 
 def test_an_option_with_a_key_of_its_own_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cluster\.sbatch: found --partition; write cluster\.partition"):
-        check_queue(run(sbatch=["--partition=nosuch"]), Slurm(FakeSlurm()), tmp_path)
+        lines_of(run(sbatch=["--partition=nosuch"]), FakeSlurm(), tmp_path)
 
 
 def test_every_reason_for_a_refusal_is_told(tmp_path: Path) -> None:
     with pytest.raises(Refused) as caught:
-        check_queue(run(nodes="40", partition="nowhere"), Slurm(FakeSlurm()), tmp_path)
+        lines_of(run(nodes="40", partition="nowhere"), FakeSlurm(), tmp_path)
     assert "nowhere" in str(caught.value)
     with pytest.raises(Refused, match="40"):
-        check_queue(run(nodes="40"), Slurm(FakeSlurm()), tmp_path)
+        lines_of(run(nodes="40"), FakeSlurm(), tmp_path)
 
 
 def test_no_slurm_is_one_line(tmp_path: Path) -> None:
     fake = FakeSlurm()
     fake.installed = False
     with pytest.raises(InputError, match="no Slurm on the path"):
-        check_queue(run(), Slurm(fake), tmp_path)
+        lines_of(run(), fake, tmp_path)
 
 
 def test_a_controller_that_is_away_does_not_stop_the_submission_but_is_said(tmp_path: Path) -> None:
     fake = FakeSlurm()
     fake.away = True
-    lines = check_queue(run(), Slurm(fake), tmp_path)
+    lines = lines_of(run(), fake, tmp_path)
     assert len(lines) == 1
     assert lines[0].startswith("not checked before submitting")
 
@@ -82,7 +88,7 @@ def test_a_run_folder_in_memory_is_refused() -> None:
     if file_system_of(shared_memory) != "tmpfs":
         pytest.fail("/dev/shm is no tmpfs on this machine; the check needs another example")
     with pytest.raises(InputError, match="must lie on a file system that all nodes share"):
-        check_queue(run(), Slurm(FakeSlurm()), shared_memory)
+        lines_of(run(), FakeSlurm(), shared_memory)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +107,7 @@ def test_a_file_system_that_is_one_machines_as_a_rule_is_said(
     tmp_path: Path, kind: Callable[[str], None], name: str, warned: bool
 ) -> None:
     kind(name)
-    lines = check_queue(run(), Slurm(FakeSlurm()), tmp_path)
+    lines = lines_of(run(), FakeSlurm(), tmp_path)
     assert len(lines) == warned
     assert all("set HPCTRAIN_RUNS" in line for line in lines)
     assert check_shared(tmp_path, [platform.node()]) == []  # a cluster of this one machine
@@ -121,18 +127,20 @@ def test_a_variable_that_the_site_has_people_export_stands_in_for_an_open_key() 
         ({"partition": "high"}, {"gpu1", "gpu2", "gpu3"}),
         ({"partition": "nosuch"}, set()),
         ({"sbatch": ["--nodelist=gpu[2-9]", "--exclude gpu3"]}, {"gpu2"}),
-        ({"sbatch": ["--constraint=a100"]}, None),
+        ({"sbatch": ["--prefer=a100"]}, None),
+        ({"constraint": "a100"}, set()),
+        ({"constraint": "[a100*1&v100*1]"}, None),
+        ({"reservation": "course"}, None),
+        ({"groups": [{"constraint": "a100", "nodes": 2}]}, None),
     ],
 )
 def test_the_nodes_that_a_job_may_get(cluster: dict[str, object], nodes: set[str] | None) -> None:
-    assert nodes_of_job(run(**cluster), Slurm(FakeSlurm()), {}) == nodes
+    assert nodes_of_job(run(**cluster), Slurm(FakeSlurm()).state()) == nodes
 
 
 def test_inside_an_allocation_the_nodes_are_known() -> None:
-    fake = FakeSlurm()
-    assert nodes_of_job(run(), Slurm(fake), {"SLURM_JOB_NODELIST": "gpu[1-2]"}) == {"gpu1", "gpu2"}
-    fake.away = True
-    assert nodes_of_job(run(), Slurm(fake), {}) is None
+    assert nodes_of_allocation({"SLURM_JOB_NODELIST": "gpu[1-2]"}) == {"gpu1", "gpu2"}
+    assert nodes_of_allocation({}) is None
 
 
 def test_waiting_tells_changes_once_and_ends_with_the_run(tmp_path: Path) -> None:
@@ -172,6 +180,21 @@ def test_waiting_outlives_a_controller_that_is_away_for_a_while(tmp_path: Path) 
     assert sum("does not answer" in text for text in said) == 1
 
 
+NOTHING = "there is no checkpoint yet, nothing was saved"
+
+
+def test_cancelling_at_once_asks_nobody_to_save(tmp_path: Path) -> None:
+    fake = FakeSlurm()
+    job = fake.submit("--nodes=2")
+    (tmp_path / "checkpoints" / "step-00000040").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step-00000040" / "manifest.json").touch()
+    told = cancel_job(tmp_path, job, Slurm(fake), FakeClock(), at_once=True)
+    assert told == f"job {job} cancelled; it was running; the newest checkpoint is that of step 40"
+    assert is_cancelled(tmp_path)
+    assert fake.signals == []
+    assert fake.jobs[int(job)].state == "CANCELLED"
+
+
 def test_cancelling_a_running_job_gives_it_time_to_save(tmp_path: Path) -> None:
     fake = FakeSlurm()
     job = fake.submit("--nodes=2", "--job-name=gpt")
@@ -184,16 +207,28 @@ def test_cancelling_a_running_job_gives_it_time_to_save(tmp_path: Path) -> None:
             fake.finish(job, code=75)
 
     told = cancel_job(tmp_path, job, Slurm(fake), FakeClock(on_sleep=passed))
-    assert told == f"job {job} ended; there is no checkpoint yet, nothing was saved"
+    assert told == f"job {job} ended; {NOTHING}"
     assert is_cancelled(tmp_path)
     assert any("TERM" in word for argv in fake.argvs for word in argv)
+
+
+def test_a_task_that_did_not_hear_is_asked_to_save_again(tmp_path: Path) -> None:
+    fake = FakeSlurm()
+    job = fake.submit("--nodes=2", "--job-name=gpt")
+
+    def passed(_: float) -> None:
+        if len(fake.signals) == 3:
+            fake.finish(job, code=75)
+
+    assert cancel_job(tmp_path, job, Slurm(fake), FakeClock(on_sleep=passed)) == f"job {job} ended; {NOTHING}"
+    assert fake.signals == [(int(job), "TERM")] * 3
 
 
 def test_a_run_that_failed_is_not_marked_as_cancelled(tmp_path: Path) -> None:
     fake = FakeSlurm()
     job = fake.submit("--nodes=2")
     fake.finish(job, code=1)
-    assert cancel_job(tmp_path, job, Slurm(fake), FakeClock()) == f"job {job} has ended already"
+    assert cancel_job(tmp_path, job, Slurm(fake), FakeClock()) == f"job {job} has ended already; {NOTHING}"
     assert not is_cancelled(tmp_path)
 
 
@@ -209,7 +244,7 @@ def test_cancelling_a_waiting_job_is_immediate(tmp_path: Path) -> None:
     fake.submit("--nodes=3", "--job-name=first")
     job = fake.submit("--nodes=3", "--job-name=gpt")
     clock = FakeClock()
-    assert cancel_job(tmp_path, job, Slurm(fake), clock) == f"job {job} cancelled; it was waiting"
+    assert cancel_job(tmp_path, job, Slurm(fake), clock) == f"job {job} cancelled; it was waiting; {NOTHING}"
     assert clock.now() == 0
 
 
@@ -223,17 +258,17 @@ def test_a_time_limit_must_leave_time_before_the_notice(
     kind("nfs4")
     asked = run(time=limit, save_notice_s=notice)
     if fits:
-        assert check_queue(asked, Slurm(FakeSlurm()), tmp_path) == []
+        assert lines_of(asked, FakeSlurm(), tmp_path) == []
         return
     fake = FakeSlurm()
     fake.away = True  # the run file alone says it
     with pytest.raises(InputError, match=r"cluster\.time: found 00:0\d:00; allowed: more than 00:03:00"):
-        check_queue(asked, Slurm(fake), tmp_path)
+        lines_of(asked, fake, tmp_path)
 
 
 def test_the_partitions_own_time_limit_counts_where_none_is_given(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"not given, and partition 'low' gives 01:00:00"):
-        check_queue(run(save_notice_s=3600), Slurm(FakeSlurm()), tmp_path)
+        lines_of(run(save_notice_s=3600), FakeSlurm(), tmp_path)
 
 
 class Preempting(FakeSlurm):
@@ -251,25 +286,25 @@ class Preempting(FakeSlurm):
 def test_what_a_preemption_costs_is_said_before_submitting(tmp_path: Path, kind: Callable[[str], None]) -> None:
     kind("nfs4")
     fake = Preempting()
-    at_once, gone = check_queue(run(), Slurm(fake), tmp_path)
+    at_once, gone = lines_of(run(), fake, tmp_path)
     assert "cancelled at once (GraceTime 0)" in at_once
     assert "Slurm does not bring a preempted job back (PreemptMode CANCEL)" in gone
     fake.mode = "REQUEUE"
-    assert len(check_queue(run(), Slurm(fake), tmp_path)) == 1
+    assert len(lines_of(run(), fake, tmp_path)) == 1
     fake.grace = "20"
-    assert check_queue(run(), Slurm(fake), tmp_path) == []
+    assert lines_of(run(), fake, tmp_path) == []
     # Nobody is above this partition.
     fake.mode = "CANCEL"
-    assert check_queue(run(partition="high"), Slurm(fake), tmp_path) == []
+    assert lines_of(run(partition="high"), fake, tmp_path) == []
 
 
 def test_a_job_asks_for_all_gpus_of_its_nodes() -> None:
     for device in ("auto", "cuda"):
-        asked, words = with_gpus(run(device=device), Slurm(FakeSlurm()))
+        asked, words = with_gpus(run(device=device), Slurm(FakeSlurm()).state())
         assert "--gpus-per-node=4" in directives(asked, Path("/shared/run"))
         assert words == ["4 GPUs a node are asked for (all of them)"]
-    assert with_gpus(run(device="cpu"), Slurm(FakeSlurm())) == (run(device="cpu"), [])
-    assert with_gpus(run(devices_per_node=2), Slurm(FakeSlurm())) == (run(devices_per_node=2), [])
+    assert with_gpus(run(device="cpu"), Slurm(FakeSlurm()).state()) == (run(device="cpu"), [])
+    assert with_gpus(run(devices_per_node=2), Slurm(FakeSlurm()).state()) == (run(devices_per_node=2), [])
 
 
 class Mixed(FakeSlurm):
@@ -282,16 +317,8 @@ class Mixed(FakeSlurm):
 
 @pytest.mark.parametrize(("nodes", "count"), [("1", 8), ("2", 4), ("1-3", 8), ("3", None)])
 def test_as_many_gpus_are_asked_for_as_so_many_nodes_have(nodes: str, count: int | None) -> None:
-    asked, words = with_gpus(run(nodes=nodes), Slurm(Mixed()))
+    asked, words = with_gpus(run(nodes=nodes, device="auto"), Slurm(Mixed()).state())
     assert asked.cluster.devices_per_node == count
     assert bool(words) == (count is not None)
-    _, words = with_gpus(run(nodes="3", device="cuda"), Slurm(Mixed()))
+    _, words = with_gpus(run(nodes="3", device="cuda"), Slurm(Mixed()).state())
     assert words[0].startswith("cluster.device is cuda, and no GPUs are asked for")
-
-
-def test_gpus_with_the_controller_away_are_those_that_the_job_is_given() -> None:
-    fake = FakeSlurm()
-    fake.away = True
-    asked, words = with_gpus(run(), Slurm(fake))
-    assert asked.cluster.devices_per_node is None
-    assert "the job takes those that it is given" in words[0]

@@ -1,4 +1,4 @@
-"""The end of an attempt: what the exit code of srun means, and how the job gets back into the queue."""
+"""The end of an attempt: how the run goes on, and what stands in its ledger then."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +17,14 @@ from fake_slurm import FakeSlurm
 
 from hpctrain.base.errors import CommandError
 from hpctrain.base.process import Finished
+from hpctrain.launch.cancel import MARK
+from hpctrain.launch.exit_class import Ending
 from hpctrain.launch.folder import RunFolder
 from hpctrain.node import attempt, run
-from hpctrain.node.ending import Ending, Verdict, decide_end, read_ending, settle_job, stuck_words
+from hpctrain.node.ending import Account, Verdict, decide_end, read_account, settle_job, told_state
 from hpctrain.records.event import Event, EventKind
+from hpctrain.records.locate import job_id
+from hpctrain.records.successor import read_successors
 from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.job import JobInfo, JobState
 
@@ -31,43 +35,15 @@ cluster: {kind: slurm, nodes: 2}
 model: {preset: tiny-1m}
 data: {train: [/data]}
 batch: {global: 8}
-recovery: {retries: 2}
+recovery: {retries: 1}
 """
-STOPPED = Ending(75, True, True, "asked to stop; a checkpoint is saved first")
+STOPPED = Ending(75, "resumable", saved=True, reason="asked to stop; a checkpoint is saved first")
+FATAL = Ending(1, "fatal", reason="the loss is nan")
+SAVED = Account(retries=1, progressed=True)
 
 
-def event(kind: EventKind, reason: str = "", **data: object) -> Event:
-    return Event(time_s=0, attempt=0, generation=0, node="gpu1", kind=kind, reason=reason, data=data)
-
-
-@pytest.mark.parametrize(
-    ("code", "events", "finished", "expected", "resumable"),
-    [
-        (0, [], False, 0, False),
-        # The majority finished: neither the isolated node's 75 nor an agent out of memory makes it another end.
-        (75, [event("failed", exit_code=75), event("finished")], True, 0, False),
-        (75, [event("finished"), event("failed", exit_code=75)], False, 0, False),
-        (137, [], True, 0, False),
-        (75, [], False, 75, True),
-        # An agent was killed earlier, the others saved before the time limit.
-        (137, [event("preempted")], False, 137, True),
-        # Too few nodes are left, and the one that was lost counts as killed.
-        (137, [event("failed", exit_code=75)], False, 137, True),
-        # Told to leave before the handlers stood.
-        (143, [], False, 143, True),
-        (140, [], False, 140, True),
-        (137, [], False, 137, False),
-        (1, [event("failed", exit_code=1)], False, 1, False),
-        (75, [event("failed", exit_code=1), event("failed", exit_code=75)], False, 75, False),
-        (1, [event("preempted"), event("failed", exit_code=1)], False, 1, False),
-        (4, [], False, 4, False),
-    ],
-)
-def test_the_events_say_more_than_the_highest_exit_code(
-    code: int, events: list[Event], finished: bool, expected: int, resumable: bool
-) -> None:
-    ending = read_ending(code, events, finished)
-    assert (ending.code, ending.resumable) == (expected, resumable)
+def event(kind: EventKind, reason: str = "", attempt: int = 0, **data: object) -> Event:
+    return Event(time_s=0, attempt=attempt, generation=0, node="gpu1", kind=kind, reason=reason, data=data)
 
 
 def info(state: str, preempted: bool = False) -> JobInfo:
@@ -78,35 +54,74 @@ def info(state: str, preempted: bool = False) -> JobInfo:
 
 
 @pytest.mark.parametrize(
-    ("ending", "job", "requeue"),
+    ("ending", "job", "act"),
     [
-        (Ending(0, False, False, None), info("RUNNING"), False),
-        (STOPPED, info("RUNNING"), True),
-        (STOPPED, info("RUNNING", True), True),
-        (STOPPED, info("CANCELLED"), False),
-        (STOPPED, None, False),
-        (STOPPED, info("PENDING"), False),
-        (STOPPED, info("PENDING", True), False),
-        (STOPPED, info("COMPLETING"), False),
+        (Ending(0, "done"), info("RUNNING"), "stop"),
+        (STOPPED, info("RUNNING"), "again"),
+        (STOPPED, info("RUNNING", True), "again"),
+        (STOPPED, info("CANCELLED"), "stop"),
+        (STOPPED, None, "stop"),
+        (STOPPED, info("PENDING"), "wait"),
+        (STOPPED, info("PENDING", True), "wait"),
+        (STOPPED, info("COMPLETING"), "wait"),
         # PreemptMode=CANCEL: Slurm ends the job and does not bring it back.
-        (STOPPED, info("COMPLETING", True), True),
-        (STOPPED, info("PREEMPTED", True), True),
-        (Ending(1, False, False, None), info("RUNNING"), False),
-        (Ending(137, False, False, None), info("RUNNING", True), True),
+        (STOPPED, info("COMPLETING", True), "again"),
+        (STOPPED, info("PREEMPTED", True), "again"),
+        # The notice before the time limit was not enough.
+        (Ending(143, "resumable"), replace(info("COMPLETING"), reason="TimeLimit"), "again"),
+        (FATAL, info("RUNNING"), "again"),
+        (Ending(2, "fatal", hopeless=True), info("RUNNING"), "stop"),
+        (Ending(137, "fatal"), info("RUNNING", True), "again"),
+        (Ending(75, "infrastructure", reason="1 of 2 nodes is left"), info("RUNNING"), "again"),
     ],
 )
-def test_what_can_go_on_goes_back_to_the_queue(ending: Ending, job: JobInfo | None, requeue: bool) -> None:
-    assert decide_end(ending, job).requeue is requeue
-    assert not decide_end(ending, job, cancelled=True).requeue
+def test_what_can_go_on_goes_on(ending: Ending, job: JobInfo | None, act: str) -> None:
+    verdict = decide_end(ending, job, SAVED)
+    assert verdict.act == act
+    assert decide_end(ending, job, SAVED, cancelled=True).act == "stop"
 
 
-def test_a_job_that_only_loops_is_stopped_but_not_for_a_preemption() -> None:
-    assert decide_end(STOPPED, info("RUNNING"), stuck="it loops") == Verdict(False, "it loops", failed=True)
-    assert decide_end(STOPPED, info("RUNNING", True), stuck="it loops").requeue
+def test_only_failures_of_the_run_spend_its_retries() -> None:
+    used_up = Account(retries=1, spent=1)
+    over = decide_end(FATAL, info("RUNNING"), used_up)
+    assert (over.act, over.failed, over.exit_class) == ("stop", True, "fatal")
+    assert over.reason == "the loss is nan; 2 failures in a row without a new checkpoint (recovery.retries is 1)"
+    lost = Ending(75, "infrastructure", reason="1 of 2 nodes is left")
+    assert decide_end(lost, info("RUNNING"), used_up).act == "again"
+    # A time limit too short for one checkpoint: nothing would ever change.
+    verdict = decide_end(STOPPED, info("RUNNING"), used_up)
+    assert (verdict.act, verdict.exit_class) == ("stop", "no_progress")
+    assert decide_end(STOPPED, info("RUNNING", True), used_up).exit_class == "resumable"
 
 
-def settle(fake: FakeSlurm, job: str, clock: FakeClock, told: list[Verdict]) -> Verdict:
-    return settle_job(STOPPED, job, Slurm(fake), clock, lambda: False, None, told.append)
+def test_a_cluster_that_fails_for_ever_is_no_progress_in_the_end() -> None:
+    lost = Ending(75, "infrastructure", reason="1 of 2 nodes is left")
+    kinds = [decide_end(lost, info("RUNNING"), Account(retries=1, idle=idle)).exit_class for idle in range(4)]
+    assert kinds == ["infrastructure", "infrastructure", "no_progress", "no_progress"]
+
+
+def test_what_waits_behind_a_job_that_slurm_ended_goes_on() -> None:
+    queued = Account(retries=1, successor="9")
+    assert "job 9 goes on" in decide_end(STOPPED, info("NODE_FAIL"), queued).reason
+    assert "it decides" in decide_end(STOPPED, info("PENDING"), queued).reason
+
+
+def test_the_account_starts_anew_at_a_checkpoint() -> None:
+    failed = {"class": "fatal", "checkpoint_before": "a", "checkpoint_after": "a"}
+    assert read_account([failed, failed], "a", "a", 3) == Account(3, False, spent=2, idle=2)
+    assert read_account([failed, failed], "a", "b", 3) == Account(3, True)
+    # The first attempt made a checkpoint before it failed: that is the first failure after it.
+    first = {**failed, "checkpoint_before": None}
+    assert read_account([failed, first, failed], "a", "a", 3).spent == 2
+
+
+def settle(
+    fake: FakeSlurm, job: str, clock: FakeClock, told: list[Verdict], account: Account = SAVED,
+    again: Callable[[], None] | None = None,
+) -> Verdict:  # fmt: skip
+    slurm = Slurm(fake)
+    requeue = again or (lambda: slurm.requeue(job))
+    return settle_job(STOPPED, job, account, slurm, clock, lambda: False, told.append, requeue)
 
 
 def test_a_controller_that_is_away_at_the_end_is_asked_again() -> None:
@@ -115,7 +130,7 @@ def test_a_controller_that_is_away_at_the_end_is_asked_again() -> None:
     fake.away = True
     clock = FakeClock(on_sleep=lambda _: setattr(fake, "away", clock.now() < 20))
     told: list[Verdict] = []
-    assert settle(fake, job, clock, told).requeue
+    assert settle(fake, job, clock, told).act == "again"
     assert fake.jobs[int(job)].restarts == 1
     assert [verdict.reason for verdict in told] == ["stopped before the time limit, saved, and back to the queue"]
 
@@ -127,8 +142,17 @@ def test_a_controller_that_stays_away_is_no_silent_end() -> None:
     clock = FakeClock()
     verdict = settle(fake, job, clock, [])
     assert verdict.failed
-    assert "could not be requeued (the Slurm controller is away" in verdict.reason
+    assert "could not be queued again (the Slurm controller is away" in verdict.reason
     assert 60 <= clock.now() < 70
+
+
+def test_a_successor_needs_no_controller_that_answers_now() -> None:
+    fake = FakeSlurm()
+    job = fake.submit("--nodes=2")
+    fake.away = True
+    verdict = settle(fake, job, FakeClock(), [], replace(SAVED, successor="2"))
+    assert (verdict.act, verdict.failed) == ("wait", False)
+    assert "job 2 goes on" in verdict.reason
 
 
 class Deaf(FakeSlurm):
@@ -145,90 +169,185 @@ def test_a_requeue_whose_answer_is_lost_is_not_asked_twice() -> None:
     fake = Deaf()
     fake.submit("--nodes=3", "--hold")
     job = fake.submit("--nodes=2")
-    assert settle(fake, job, FakeClock(), []).requeue
+    assert settle(fake, job, FakeClock(), []).act == "again"
     assert sum(argv[1] == "requeue" for argv in fake.argvs) == 1
 
 
 def test_a_requeue_that_slurm_refuses_is_told() -> None:
-    class Refusing(FakeSlurm):
-        def _requeue(self, job: object) -> None:
-            raise CommandError("scontrol requeue 1: Access/permission denied")
+    def refused() -> None:
+        raise CommandError("scontrol requeue 1: Access/permission denied")
 
-    fake = Refusing()
-    verdict = settle(fake, fake.submit("--nodes=2"), FakeClock(), [])
+    fake = FakeSlurm()
+    verdict = settle(fake, fake.submit("--nodes=2"), FakeClock(), [], again=refused)
     assert verdict.failed
     assert "permission denied" in verdict.reason
 
 
 @pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    fake = FakeSlurm()
+    monkeypatch.setattr(attempt, "SystemRunner", lambda: fake)
+    return fake
+
+
+@pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     (tmp_path / "run.yaml").write_text(RUN)
-    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=2\n")
+    (tmp_path / "checkpoints" / "step-00000005").mkdir(parents=True)
+    (tmp_path / "submitit").mkdir()
     return RunFolder(tmp_path)
-
-
-def test_attempts_without_a_new_checkpoint_are_counted(folder: RunFolder) -> None:
-    for _ in range(3):
-        folder.begin_attempt(["gpu1"], 0.0, "7", checkpoint=None)
-    assert stuck_words(folder, "7", retries=3) is None
-    words = stuck_words(folder, "7", retries=2)
-    assert words is not None
-    assert words.startswith("3 attempts in a row ended without a new checkpoint (recovery.retries is 2)")
-    # A resubmitted run starts its count anew, and a checkpoint ends it.
-    assert stuck_words(folder, "8", retries=2) is None
-    (folder.path / "checkpoints" / "step-00000010").mkdir()
-    assert stuck_words(folder, "7", retries=2) is None
 
 
 def last_event(folder: RunFolder) -> dict[str, object]:
     return json.loads((folder.path / "events.jsonl").read_text().splitlines()[-1])
 
 
-def close(folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm, *more: str) -> int:
-    monkeypatch.setenv("SLURM_JOB_ID", fake.submit("--nodes=2"))
-    monkeypatch.setattr(attempt, "SystemRunner", lambda: fake)
-    number = folder.begin_attempt(["gpu1"], 0.0, os.environ["SLURM_JOB_ID"], checkpoint=None)
-    stopped = replace_attempt(event("preempted", "asked to stop"), number)
-    (folder.path / "events.jsonl").write_text(json.dumps(stopped.to_json()) + "\n")
-    words = ["--folder", str(folder.path), "--attempt", str(number), "--code", "75"]
+def begin(folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm) -> str:
+    """A job of the run that runs; its id."""
+    job = fake.submit("--nodes=2")
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    (folder.path / "job_id").write_text(f"{job}\n")
+    (folder.path / "submitit" / f"{job}_submitted.pkl").write_bytes(b"the task")
+    return job
+
+
+def close(folder: RunFolder, kind: EventKind, *more: str, code: int = 75, **data: object) -> int:
+    """The end of an attempt that wrote one event."""
+    number = folder.begin_attempt(["gpu1", "gpu2"], 0.0, os.environ["SLURM_JOB_ID"])
+    said = event(kind, "asked to stop" if kind == "preempted" else "it broke", number, **data)
+    with (folder.path / "events.jsonl").open("a") as file:
+        file.write(json.dumps(said.to_json()) + "\n")
+    if kind == "preempted":
+        (folder.path / "checkpoints" / f"step-000000{10 + number}").mkdir()
+    words = ["--folder", str(folder.path), "--attempt", str(number), "--code", str(code)]
     return attempt.end([*words, *more])
 
 
-def replace_attempt(said: Event, number: int) -> Event:
-    return said.model_copy(update={"attempt": number})
+def test_a_run_goes_on_as_a_new_job(folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm) -> None:
+    job = begin(folder, monkeypatch, fake)
+    assert close(folder, "preempted", "--again", "new_job") == 75
+    assert fake.jobs[int(job)].restarts == 0
+    (submitted,) = [argv for argv in fake.argvs if argv[0] == "sbatch" and str(folder.path / "job.sh") in argv]
+    assert submitted == ("sbatch", "--parsable", f"--dependency=afterany:{job}", str(folder.path / "job.sh"))
+    assert job_id(folder.path) == "2"
+    assert [(item.job_id, item.after) for item in read_successors(folder.path)] == [("2", job)]
+    assert (folder.path / "submitit" / "2_submitted.pkl").read_bytes() == b"the task"
+    line = folder.attempts()[-1]
+    assert (line["class"], line["reason"]) == (
+        "resumable", "stopped before the time limit, saved, and back to the queue",
+    )  # fmt: skip
+    assert (line["checkpoint_before"], line["checkpoint_after"]) == ("step-00000005", "step-00000010")
 
 
-def test_the_end_of_a_submitted_job_requeues_it(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeSlurm()
-    assert close(folder, monkeypatch, fake, "--requeue") == 75
+def test_a_run_that_wants_it_keeps_its_job(folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm) -> None:
+    begin(folder, monkeypatch, fake)
+    assert close(folder, "preempted", "--again", "same_job") == 75
     assert fake.jobs[1].restarts == 1
-    assert folder.attempts()[-1]["reason"] == "stopped before the time limit, saved, and back to the queue"
+    assert len(fake.jobs) == 1
 
 
-def test_in_an_allocation_nothing_is_requeued(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeSlurm()
-    assert close(folder, monkeypatch, fake) == 75
-    assert fake.jobs[1].restarts == 0
+def test_where_sbatch_refuses_the_job_itself_comes_back(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
+) -> None:
+    begin(folder, monkeypatch, fake)
+    (folder.path / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=9\n")
+    assert close(folder, "preempted", "--again", "new_job") == 75
+    assert fake.jobs[1].restarts == 1
+    assert job_id(folder.path) == "1"
+
+
+def test_a_damaged_ledger_of_nodes_does_not_stop_the_run(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(folder, monkeypatch, fake)
+    (folder.path / "bad_nodes.jsonl").write_text('{"node": "None assigned"}\n')
+    assert close(folder, "preempted", "--again", "new_job") == 75
+    assert fake.jobs[1].restarts == 1
+    assert "bad_nodes.jsonl: node:" in capsys.readouterr().err
+
+
+def test_a_run_that_was_cancelled_gets_no_other_job(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
+) -> None:
+    begin(folder, monkeypatch, fake)
+    (folder.path / MARK).touch()
+    assert close(folder, "preempted", "--again", "new_job") == 75
+    assert len(fake.jobs) == 1
+
+
+def test_the_lost_node_is_not_asked_for_again(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
+) -> None:
+    (folder.path / "run.yaml").write_text(RUN.replace("nodes: 2", "nodes: 2, sbatch: [--exclude=gpu9]"))
+    (folder.path / "run.yaml").write_text(
+        (folder.path / "run.yaml").read_text().replace("retries: 1", "retries: 1, exclude_max_fraction: 0.4")
+    )
+    begin(folder, monkeypatch, fake)
+    (folder.path / "events.jsonl").write_text(
+        json.dumps(event("attempt_started", nodes=["gpu1", "gpu2"]).to_json()) + "\n"
+    )
+    assert close(folder, "failed", "--again", "new_job", exit_code=75, left=["gpu1"]) == 75
+    assert folder.attempts()[-1]["class"] == "infrastructure"
+    assert "--exclude=gpu2,gpu9" in fake.argvs[-1]
+
+
+def test_a_run_that_fails_again_and_again_ends(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
+) -> None:
+    (folder.path / "run.yaml").write_text(RUN.replace("retries: 1", "retries: 1, successors: 1"))
+    job = begin(folder, monkeypatch, fake)
+    waiting = fake.submit("--nodes=3")
+    line = {"job_id": waiting, "after": job, "time_s": 0}
+    (folder.path / "successors.jsonl").write_text(json.dumps(line) + "\n")
+    assert close(folder, "failed", "--again", "new_job", code=1, exit_code=1) == 1
+    assert (job_id(folder.path), len(fake.jobs)) == (waiting, 2), "what waited is the run's job now"
+    fake.finish(job, code=1)
+    last = fake.submit("--nodes=3")
+    with (folder.path / "successors.jsonl").open("a") as file:
+        file.write(json.dumps({"job_id": last, "after": waiting, "time_s": 0}) + "\n")
+    monkeypatch.setenv("SLURM_JOB_ID", waiting)
+    assert close(folder, "failed", "--again", "new_job", code=1, exit_code=1) == 1
+    assert [line["class"] for line in folder.attempts()] == ["fatal", "fatal"]
+    assert fake.jobs[int(last)].state == "CANCELLED"
+    assert last_event(folder)["kind"] == "failed"
+    assert f"go on with `hpctrain resubmit {folder.path.name}`" in str(last_event(folder)["reason"])
+    assert "retries is 1" in str(last_event(folder)["reason"])
+
+
+def test_in_an_allocation_nothing_is_queued(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
+) -> None:
+    begin(folder, monkeypatch, fake)
+    assert close(folder, "preempted") == 75
+    assert (len(fake.jobs), fake.jobs[1].restarts) == (1, 0)
     assert last_event(folder)["data"] == {"cancelled": True}
     assert "hpctrain resubmit" in folder.attempts()[-1]["reason"]
 
 
-def test_a_finished_run_is_a_success_whatever_srun_gave(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeSlurm()
+def test_a_finished_run_is_a_success_whatever_srun_gave(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
+) -> None:
+    begin(folder, monkeypatch, fake)
     (folder.path / run.FINISHED).touch()
-    assert close(folder, monkeypatch, fake, "--requeue") == 0
-    assert folder.attempts()[-1]["code"] == 0
-    assert fake.jobs[1].restarts == 0
+    assert close(folder, "preempted", "--again", "new_job") == 0
+    assert (folder.attempts()[-1]["code"], folder.attempts()[-1]["class"]) == (0, "done")
+    assert len(fake.jobs) == 1
 
 
-def test_a_job_that_loops_ends_with_an_event(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    for _ in range(2):
-        folder.begin_attempt(["gpu1"], 0.0, "1", checkpoint=None)
-    fake = FakeSlurm()
-    assert close(folder, monkeypatch, fake, "--requeue") == 75
-    assert fake.jobs[1].restarts == 0
-    assert last_event(folder)["kind"] == "failed"
-    assert f"go on with `hpctrain resubmit {folder.path.name}`" in str(last_event(folder)["reason"])
+def test_a_new_job_starts_from_the_environment_of_the_first(tmp_path: Path) -> None:
+    """Not from what cluster.setup made of it: paths would grow from job to job."""
+    code = "import os, sys; os.environ['PATH'] = 'longer'; print('up', flush=True); sys.stdin.read()"
+    env = {"PATH": os.environ["PATH"], "MINE": "a=b", "CUDA_VISIBLE_DEVICES": "0"}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as script:
+        assert script.stdout is not None
+        script.stdout.readline()
+        found = attempt.environment_of(script.pid)
+    assert found["PATH"] == env["PATH"]
+    assert found["MINE"] == "a=b"
+    assert "CUDA_VISIBLE_DEVICES" not in found
 
 
 LOADED_LATE = """
@@ -251,3 +370,18 @@ def test_a_stop_while_the_program_loads_is_heard_later(number: signal.Signals) -
     """In a process of its own: a signal goes to any thread that does not block it."""
     done = subprocess.run([sys.executable, "-c", LOADED_LATE, str(int(number))], timeout=60, check=False)
     assert done.returncode == 75
+
+
+@pytest.mark.parametrize(
+    ("verdict", "state"),
+    [
+        (Verdict("stop", "all steps are done", "done"), "done"),
+        (Verdict("again", "preempted, saved, and back to the queue", "resumable"), "requeued"),
+        (Verdict("wait", "Slurm took the job (REQUEUED)", "resumable"), "requeued"),
+        (Verdict("stop", "cancelled", "resumable", cancelled=True), "cancelled"),
+        (Verdict("stop", "the job could not be requeued", "resumable", failed=True), "failed"),
+        (Verdict("stop", "a worker ended", "fatal", failed=True), "failed"),
+    ],
+)
+def test_the_end_of_an_attempt_has_one_name_towards_the_outside(verdict: Verdict, state: str) -> None:
+    assert told_state(verdict) == state

@@ -14,9 +14,10 @@ from hpctrain.base.errors import FileError, Refused
 from hpctrain.node import planning
 from hpctrain.node.planning import GenerationMaker
 from hpctrain.records.generation import Generation, Member, StoreAddress
+from hpctrain.records.link import LinkClass
 from hpctrain.records.plan import Plan, Stage
 from hpctrain.records.run import Run
-from hpctrain.records.topology import Device, DeviceType, Fabric, LinkClass, Node, Provenance, Topology
+from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
 
 FIXED = {"mode": "fixed", "dp": 2, "zero": 1, "recompute": "full", "micro_batch": 2}
 

@@ -8,20 +8,9 @@ from typing import Any
 
 import pytest
 
+from hpctrain.records.link import Latency, Link, LinkClass, LinkFigures
 from hpctrain.records.run import Run
-from hpctrain.records.topology import (
-    Device,
-    DeviceType,
-    Fabric,
-    Latency,
-    Link,
-    LinkClass,
-    LinkFigures,
-    Node,
-    Provenance,
-    Topology,
-    Verdict,
-)  # fmt: skip
+from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology, Verdict  # fmt: skip
 
 
 def topology_of(

@@ -9,8 +9,9 @@ from hpctrain.planner import make_plan
 from hpctrain.planner.memory import MemoryModel, RankRole
 from hpctrain.planner.workload import workload_of
 from hpctrain.records.imported_spec import ImportedSpec, PartSizes
+from hpctrain.records.link import LinkClass
 from hpctrain.records.run import Run
-from hpctrain.records.topology import Device, DeviceType, Fabric, LinkClass, Node, Provenance, Topology
+from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
 
 SPEC = ImportedSpec(
     factory="net:make", front=["embed"], blocks="layers", back=["head"], seq_len=64, tokens=300, vocab=300, layers=6,

@@ -13,6 +13,7 @@ from hpctrain.planner.placement import MAX_ORDERS, placements
 from hpctrain.planner.share_out import share_out
 from hpctrain.planner.simulate import Pace, simulate
 from hpctrain.planner.unit import Unit
+from hpctrain.records.link_cost import LinkCost
 from hpctrain.records.schedule import Schedule
 from hpctrain.schedule import make_schedule
 
@@ -84,7 +85,7 @@ def test_a_table_that_waits_for_ever_is_an_error():
 
 
 def test_sums_and_messages_follow_alpha_and_beta(topology):
-    links = Links(topology((1, 1, 1), devices=2, links={(0, 1): (1e-3, 1e-6)}, default=(1e-4, 1e-8)).link_cost())
+    links = Links(LinkCost(topology((1, 1, 1), devices=2, links={(0, 1): (1e-3, 1e-6)}, default=(1e-4, 1e-8))))
     assert message_s(links, ["local0:cpu0"], ["local1:cpu0"], 1000) == pytest.approx(1e-3 + 1e-3)
     both = message_s(links, ["local0:cpu0", "local0:cpu1"], ["local1:cpu0", "local1:cpu1"], 1000)
     assert both == pytest.approx(1e-3 + 2 * 1e-3), "two messages share the node's network card"

@@ -13,6 +13,7 @@ from hpctrain.planner.jitter import LinkJitter, sampled_steps
 from hpctrain.planner.predict import predict, simulate_step
 from hpctrain.planner.replay import scene_of
 from hpctrain.planner.whatif import Changes, changed, plan_without
+from hpctrain.records.link_cost import LinkCost
 
 PLANS = [
     {"pp": 2, "dp": 2, "tp": 1, "schedule": "1f1b", "micro_batch": 2},
@@ -43,12 +44,9 @@ def test_slow_nodes_slow_links_and_nothing_else(plan, run, topology):
     before = total(run(), found, made)
     slower = changed(made, Changes(slow={"local1": 0.5}))
     assert 1.3 * before < total(run(), found, slower) < 2.2 * before
-    assert changed(made, Changes(slow={"local1": 1.0})).link_cost().between("local0:cpu0", "local2:cpu0") == (
-        5e-5,
-        1e-9,
-    )
+    assert LinkCost(slower).between("local0:cpu0", "local2:cpu0") == (5e-5, 1e-9)
     narrow = changed(made, Changes(links={("local1", "local0"): 0.1}))
-    costs = narrow.link_cost()
+    costs = LinkCost(narrow)
     assert costs.between("local0:cpu0", "local1:cpu0") == pytest.approx((5e-5, 1e-8))
     assert costs.between("local1:cpu0", "local2:cpu0") == (5e-5, 1e-9)
     assert total(run(), found, narrow) > before
@@ -56,8 +54,8 @@ def test_slow_nodes_slow_links_and_nothing_else(plan, run, topology):
 
 def test_a_slow_node_does_not_slow_the_links_inside_others(topology):
     made = topology((1.0, 1.0), devices=2)
-    before = made.link_cost().between("local1:cpu0", "local1:cpu1")
-    assert changed(made, Changes(slow={"local0": 0.1})).link_cost().between("local1:cpu0", "local1:cpu1") == before
+    before = LinkCost(made).between("local1:cpu0", "local1:cpu1")
+    assert LinkCost(changed(made, Changes(slow={"local0": 0.1}))).between("local1:cpu0", "local1:cpu1") == before
 
 
 def test_lost_nodes_are_planned_for_as_the_agents_do(run, topology):

@@ -1,6 +1,8 @@
 """From an outcome to a topology with its verdict: pure, so built by hand."""
 
 import itertools
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +11,10 @@ from hpctrain.probe.devices import DeviceReport
 from hpctrain.probe.figures import PairFigures
 from hpctrain.probe.outcome import Joined, Outcome, PairResult
 from hpctrain.probe.settings import ProbeSettings
-from hpctrain.records.topology import Device, DeviceType, Latency, Topology
+from hpctrain.records.evidence import HostFacts, PcieLink
+from hpctrain.records.link import BackendFigures, Latency
+from hpctrain.records.link_cost import LinkCost
+from hpctrain.records.topology import Device, DeviceType, Topology
 
 RATE = 1e9
 LATENCY = 1e-5
@@ -32,7 +37,7 @@ def outcome(n: int = 4, slow_node: str = "", slow_flops: str = "", rate: float =
         made.devices[name] = report(5e11 if name == slow_flops else 1e12)
     for a, b in itertools.combinations(names, 2):
         speed = rate if slow_node in (a, b) else RATE
-        made.pairs.append(PairResult(a, b, False, n // 2, side(speed), side(speed)))
+        made.add([PairResult(a, b, False, n // 2, side(speed), side(speed))], ProbeSettings().bulk_bytes)
     return made
 
 
@@ -119,12 +124,13 @@ def test_a_slow_node_is_degraded_with_the_numbers() -> None:
     assert found.verdict.status == "warn"
     assert found.verdict.exclude == []
     assert {node.id for node in found.nodes if node.health.verdict == "degraded"} == {"n3"}
-    assert "50% of the median 1 GB/s" in found.node("n3").health.reasons[0].text
+    assert "bandwidth is 50% of the median" in found.node("n3").health.reasons[0].text
+    assert "not measured again" in found.node("n3").health.reasons[0].evidence
 
 
 def test_a_slow_device_is_compared_with_its_own_type_only() -> None:
     made = outcome(slow_flops="n1")
-    assert topology(made).node("n1").health.reasons[0].code == "SLOW_DEVICE"
+    assert topology(made).node("n1").health.reasons[0].code == "SLOW_NODE"
 
     made.devices["n1"] = report(5e11, kind="older")
     assert topology(made).node("n1").health.verdict == "ok"
@@ -169,13 +175,17 @@ def test_a_broken_link_between_living_nodes_is_a_fault_of_the_link() -> None:
     assert found.node("n0").health.verdict == "ok"
 
 
-def test_above_64_nodes_only_links_off_their_class_are_listed() -> None:
-    found = topology(outcome(66, slow_node="n65"))
+def test_above_64_nodes_the_pairs_are_a_file_beside_it(tmp_path: Path) -> None:
+    made = topology(outcome(66, slow_node="n65"))
+    made.write(tmp_path / "t.json")
 
-    assert len(found.fabric.links) == 65
-    assert all("n65" in (link.a, link.b) for link in found.fabric.links)
+    found = Topology.read(tmp_path / "t.json")
+
+    assert found.fabric.links == []
     assert found.fabric.classes[0].pairs == 66 * 65 // 2
     assert found.fabric.classes[0].beta_s_per_byte == pytest.approx(1 / RATE, rel=1e-3)
+    assert LinkCost(found).between("n0:cuda0", "n65:cuda0")[1] == pytest.approx(2 / RATE)
+    assert LinkCost(found).between("n0:cuda0", "n1:cuda0") == pytest.approx((LATENCY, 1 / RATE))
 
 
 def test_one_node_has_no_links() -> None:
@@ -183,3 +193,105 @@ def test_one_node_has_no_links() -> None:
 
     assert found.fabric.classes == []
     assert found.verdict.status == "go"
+
+
+def test_what_the_ends_say_of_a_transfer_is_in_its_figures() -> None:
+    made = outcome(2)
+    busy = side().model_copy(update={"sending_cpu": 0.97, "receiving_cpu": 0.1, "iface": "ib0"})
+    idle = side().model_copy(update={"sending_cpu": 0.2, "receiving_cpu": 0.3, "iface": "eth1"})
+    made.pairs = [PairResult("n0", "n1", False, 1, at_a=busy, at_b=idle)]
+
+    found = topology(made)
+
+    link = found.fabric.links[0]
+    assert (link.ab.cpu_contended, link.ba.cpu_contended) == (True, False)
+    assert (link.ab.iface, link.ab.transport) == ("ib0", "tcp")
+    assert [node.iface for node in found.nodes] == ["ib0", "eth1"]
+    assert link.ab.jitter == pytest.approx(2.0)
+
+
+def test_without_counts_of_processor_time_nothing_is_said_of_it() -> None:
+    assert topology(outcome(2)).fabric.links[0].ab.cpu_contended is None
+
+
+def test_single_messages_shape_the_line_and_load_slows_its_slope() -> None:
+    ladder = tuple((size, 1e-5 + size * (1e-10 if size < 65536 else 1e-8)) for size in (1024, 16384, 65536, 2**20))
+    quiet = side(1e8, 1e-5).model_copy(update={"ladder": ladder})
+    made = outcome(2)
+    made.pairs = [PairResult("n0", "n1", True, 1, quiet, quiet), PairResult("n0", "n1", False, 2, side(5e7), side(5e7))]
+
+    figures = topology(made).fabric.links[0].ab
+
+    assert figures.break_bytes == 65536
+    assert figures.alpha_s == pytest.approx(1e-5, rel=0.05)
+    assert figures.beta_s_per_byte == pytest.approx(2e-8, rel=0.05)
+
+
+def test_a_nodes_facts_carry_its_clock_against_the_first_node() -> None:
+    made = outcome(2)
+    for name in made.nodes:
+        made.joined[name] = Joined("10.0.0.1", 1, "ib0", name, facts=HostFacts(kernel="6.1", mtu={"ib0": 2044}))
+    seen = side().model_copy(update={"clock_offset_s": 0.25, "clock_error_s": 1e-5})
+    made.pairs = [PairResult("n0", "n1", False, 1, seen, side())]
+
+    first, second = topology(made).nodes
+
+    assert first.host_facts.clock_offset_s is None
+    assert (second.host_facts.clock_offset_s, second.host_facts.clock_error_s) == (0.25, 1e-5)
+    assert second.host_facts.mtu == {"ib0": 2044}
+
+
+def test_what_hosts_and_devices_say_becomes_faults_of_the_verdict() -> None:
+    made = outcome(4)
+    for place, name in enumerate(made.nodes):
+        facts = HostFacts(
+            mtu={"ib0": 4092 if place else 2044}, hostname_resolves_to="127.0.1.1" if place == 1 else None
+        )
+        made.joined[name] = Joined("10.0.0.1", 1, "ib0", name, facts=facts)
+    gpu = made.devices["n3"].devices[0]
+    link = PcieLink(generation=3, width=8, generation_max=5, width_max=16, under_load=True)
+    sick = gpu.model_copy(update={"pcie": link, "ecc_errors": 2})
+    made.devices["n3"] = made.devices["n3"].model_copy(update={"devices": [sick]})
+    for place, pair in enumerate(made.pairs):
+        offset = 3.0 * ((pair.b == "n2") - (pair.a == "n2"))
+        seen = side().model_copy(update={"clock_offset_s": offset, "clock_error_s": 1e-5})
+        made.pairs[place] = replace(pair, at_a=seen)
+
+    found = topology(made)
+
+    codes = {fault.code for fault in found.verdict.faults}
+    assert codes == {"MTU_MISMATCH", "LOOPBACK_HOSTNAME", "CLOCK_SKEW", "PCIE_DOWNSHIFT", "ECC_ERRORS"}
+    assert found.verdict.exclude == ["n3"]
+    assert all(fault.fix and fault.evidence for fault in found.verdict.faults)
+
+
+def test_processors_of_one_machine_are_not_compared() -> None:
+    made = outcome(4, slow_flops="n1")
+    for report_ in made.devices.values():
+        report_.device_types["gpu"] = DeviceType(kind="cpu", name="CPU")
+    assert topology(made).node("n1").health.verdict == "degraded"
+
+    for name in made.nodes:
+        made.joined[name] = Joined("10.0.0.1", 1, "ib0", name, facts=HostFacts(boot_id="one"))
+    assert topology(made).verdict.status == "go"
+
+
+def test_a_pair_without_figures_of_the_backend_costs_what_it_does_to_its_class() -> None:
+    made = outcome(4)
+    over = BackendFigures(alpha_s=3 * LATENCY, beta_s_per_byte=2 / RATE)
+    made.backend = {("n0", "n1"): ("gloo", over), ("n1", "n0"): ("gloo", over)}
+
+    found = topology(made)
+
+    assert found.fabric.classes[0].cost() == (3 * LATENCY, 2 / RATE)
+    assert LinkCost(found).between("n0:cuda0", "n1:cuda0") == (3 * LATENCY, 2 / RATE)
+    assert LinkCost(found).between("n2:cuda0", "n3:cuda0") == pytest.approx((3 * LATENCY, 2 / RATE))
+
+
+def test_single_messages_shape_the_line_of_a_large_cluster_too() -> None:
+    made = outcome(66)
+    ladder = tuple((size, 2e-5 + size / (RATE / 2)) for size in (1024, 16384, 65536, 2**20))
+    end = side(RATE / 2, 2e-5).model_copy(update={"ladder": ladder})
+    made.add([PairResult("n0", "n1", False, 33, end, end)], ProbeSettings().bulk_bytes)
+
+    assert LinkCost(topology(made)).between("n0:x", "n1:x") == pytest.approx((2e-5, 2 / RATE), rel=1e-3)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
 from hpctrain.base.packaged import packaged
 from hpctrain.cli import probe as probe_command
@@ -58,8 +59,6 @@ def test_ctrl_c_leaves_no_process_and_no_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("status", "code"), [("go", 0), ("warn", 3), ("refuse", 4)])
 def test_the_exit_code_is_the_verdict(tmp_path: Path, monkeypatch, status: str, code: int) -> None:
-    from click.testing import CliRunner
-
     topology = Topology.read(packaged("topology", "laptop-4-nodes.json"))
     judged = topology.model_copy(update={"verdict": Verdict(status=status)})
     monkeypatch.setattr(probe_command, "probe_local", lambda *_args: judged)
@@ -69,6 +68,28 @@ def test_the_exit_code_is_the_verdict(tmp_path: Path, monkeypatch, status: str, 
     assert result.exit_code == code
     assert Topology.read(tmp_path / "t.json") == judged
     assert f"verdict: {status}" in result.output
+
+
+def test_what_the_job_asks_for_comes_from_the_site_where_nothing_was_said(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "hpctrain").mkdir()
+    values = "{account: physics, partition: big}"
+    (tmp_path / "hpctrain" / "site.yaml").write_text(f"profiles:\n  here:\n    cluster: {values}\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("SBATCH_ACCOUNT", "chemistry")
+    monkeypatch.setenv("SBATCH_QOS", "short")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    asked = []
+
+    def probe_job(job, *_args):
+        asked.append(job)
+        return Topology.read(packaged("topology", "laptop-4-nodes.json"))
+
+    monkeypatch.setattr(probe_command, "probe_job", probe_job)
+    words = ["-N", "4", "-p", "small", "-o", str(tmp_path / "t.json")]
+    result = CliRunner().invoke(probe_command.command, words)
+    assert [(job.partition, job.account, job.qos) for job in asked] == [("small", "physics", "short")]
+    assert "account: physics, from profile 'here' of " in result.stderr
+    assert "qos: short, from SBATCH_QOS" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -103,7 +124,7 @@ def test_diff_prints_what_changed(tmp_path: Path) -> None:
 
     done = hpctrain("topology", "diff", str(laptop), "one.json", "--json", cwd=tmp_path)
 
-    found = json.loads(done.stdout)["differences"]
+    printed = json.loads(done.stdout)
     assert done.returncode == 0
-    assert {"local1:cpu0 fp32", "local0 -> local1 bandwidth"} <= {row["what"] for row in found}
-    assert not any(row["what"].startswith("local0:") for row in found)
+    assert [row["what"] for row in printed["differences"]] == ["local1", "local2", "local3"]
+    assert printed["summary"] == "3 node(s) went"

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hpctrain.base.clock import SystemClock
+from hpctrain.base.wire import LineChannel
 from hpctrain.probe.door import Broken, Door, knock, open_door
 
 CLOCK = SystemClock()
@@ -19,7 +20,7 @@ def door():
 
 
 def call(door: Door, token: str, node: str = "b"):
-    return knock("127.0.0.1", door.port, {"kind": "join", "node": node, "token": token}, 2.0)
+    return knock("127.0.0.1", door.port, token, {"kind": "join", "node": node}, 2.0, CLOCK)
 
 
 def admit(door: Door, seconds: float = 2.0):
@@ -65,6 +66,7 @@ def test_nonsense_instead_of_a_hello_is_closed(door: Door) -> None:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
         stranger.shutdown(socket.SHUT_WR)
         assert admit(door, 0.5) is None
+        assert b"nonce" in stranger.recv(1000)
         assert stranger.recv(100) == b""
 
 
@@ -74,4 +76,19 @@ def test_nobody_behind_the_address_is_told() -> None:
     opened.close()
 
     with pytest.raises(Broken, match="cannot connect"):
-        knock("127.0.0.1", port, {"token": "secret"}, 1.0)
+        knock("127.0.0.1", port, "secret", {}, 1.0, CLOCK)
+
+
+def test_who_took_the_port_and_does_not_know_the_token_is_found_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, ThreadPoolExecutor(1) as pool:
+        caller = pool.submit(knock, "127.0.0.1", taken.getsockname()[1], "secret", {"kind": "join"}, 2.0, CLOCK)
+        connection = taken.accept()[0]
+        channel = LineChannel(connection)
+        channel.send({"type": "challenge", "nonce": "0" * 32})
+        hello = channel.wait_message(2.0)
+        assert hello is not None
+        assert "secret" not in str(hello)
+        channel.send({"type": "welcome", "claims": {}, "proof": hello["proof"]})
+        with pytest.raises(Broken, match="does not know the token"):
+            caller.result()
+        channel.close()

@@ -9,7 +9,7 @@ import pytest
 
 from hpctrain.base.clock import SystemClock
 from hpctrain.probe.door import Broken
-from hpctrain.probe.exchange import Stream, drain, measure_pair, pour
+from hpctrain.probe.exchange import Stream, answer_ladder, climb, drain, measure_pair, pour
 from hpctrain.probe.figures import PairFigures, bandwidth_of
 from hpctrain.probe.settings import MIB, ProbeSettings
 
@@ -41,6 +41,62 @@ def test_both_ends_measure(ends) -> None:
         assert 0 < figures.latency.min <= figures.latency.p50 <= figures.latency.p95 < 0.5
         assert figures.bytes_per_s > 1e6
         assert figures.n >= 1
+
+
+class Ahead(SystemClock):
+    """A machine whose wall clock is ahead of the others."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def wall(self) -> float:
+        return super().wall() + self._seconds
+
+
+def test_each_end_sees_how_far_the_others_clock_is_ahead(ends) -> None:
+    ahead = Stream(ends[1], Ahead(5.0), CLOCK.now() + 5.0)
+    with ThreadPoolExecutor(1) as pool:
+        answerer = pool.submit(measure_pair, ahead, False, QUICK)
+        caller = measure_pair(stream(ends[0]), True, QUICK)
+
+    assert caller.clock_offset_s == pytest.approx(5.0, abs=max(1e-3, caller.clock_error_s))
+    assert answerer.result().clock_offset_s == pytest.approx(-5.0, abs=max(1e-3, answerer.result().clock_error_s))
+    assert 0 < caller.clock_error_s < 0.5
+
+
+def test_single_messages_of_each_size_are_timed(ends) -> None:
+    settings = replace(QUICK, ladder_bytes=(100, 1000, 10000), ladder_times=4, ladder_limit_s=5.0)
+    with ThreadPoolExecutor(1) as pool:
+        answerer = pool.submit(answer_ladder, stream(ends[1]), settings)
+        rungs = climb(stream(ends[0]), settings)
+        answerer.result()
+
+    assert [(size, len(samples)) for size, samples in rungs] == [(100, 4), (1000, 4), (10000, 4)]
+    assert all(seconds > 0 for _, samples in rungs for seconds in samples)
+
+
+def test_a_slow_link_is_not_climbed_to_the_top(ends) -> None:
+    settings = replace(QUICK, ladder_limit_s=0.0)
+    with ThreadPoolExecutor(1) as pool:
+        answerer = pool.submit(answer_ladder, stream(ends[1]), settings)
+        rungs = climb(stream(ends[0]), settings)
+        answerer.result()
+
+    assert [(size, len(samples)) for size, samples in rungs] == [(1024, 3)]
+
+
+@pytest.mark.parametrize(("needed", "share"), [(0.0, 0.0), (1.0, 1.0)])
+def test_the_share_of_a_transfer_that_needed_a_processor(ends, needed: float, share: float) -> None:
+    def cpu_s() -> float:
+        return needed * CLOCK.now()
+
+    with ThreadPoolExecutor(1) as pool:
+        answerer = pool.submit(measure_pair, stream(ends[1]), False, QUICK)
+        figures = measure_pair(stream(ends[0]), True, QUICK, cpu_s)
+        answerer.result()
+
+    assert figures.sending_cpu == pytest.approx(share, abs=0.05)
+    assert figures.receiving_cpu == pytest.approx(share, abs=0.05)
 
 
 def test_at_least_the_asked_volume_is_sent(ends) -> None:

@@ -1,10 +1,10 @@
-"""Percentiles, bandwidth from arrivals, and the line through message times."""
+"""Percentiles, bandwidth from arrivals, and offsets of clocks."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.probe.figures import bandwidth_of, fit_alpha_beta, latency_of, percentile
+from hpctrain.probe.figures import bandwidth_of, clock_offset, latency_of, percentile
 
 POSITIVE = st.floats(1e-9, 1e3)
 
@@ -57,27 +57,5 @@ def test_too_few_arrivals_have_no_bandwidth(stream: list[tuple[float, int]]) -> 
         bandwidth_of(stream)
 
 
-@given(
-    alpha=st.floats(1e-6, 1e-2),
-    beta=st.floats(1e-11, 1e-6),
-    sizes=st.lists(st.integers(1, 2**28), min_size=2, max_size=6, unique=True),
-)
-def test_the_fit_gives_back_an_exact_line(alpha: float, beta: float, sizes: list[int]) -> None:
-    fitted_alpha, fitted_beta = fit_alpha_beta([(size, alpha + beta * size) for size in sizes])
-
-    for size in sizes:
-        assert fitted_alpha + fitted_beta * size == pytest.approx(alpha + beta * size, rel=1e-4)
-
-
-@given(st.lists(st.tuples(st.integers(1, 10**9), POSITIVE), min_size=2, max_size=8, unique_by=lambda p: p[0]))
-def test_the_fit_is_never_negative(points: list[tuple[int, float]]) -> None:
-    alpha, beta = fit_alpha_beta(points)
-
-    assert alpha >= 0
-    assert beta >= 0
-
-
-@pytest.mark.parametrize("points", [[(8, 1e-5)], [(8, 1e-5), (8, 2e-5)], [(8, 0.0), (16, 1.0)]])
-def test_a_line_needs_two_sizes_and_positive_times(points: list[tuple[float, float]]) -> None:
-    with pytest.raises(ValueError, match="two sizes"):
-        fit_alpha_beta(points)
+def test_the_fastest_round_trip_tells_the_offset() -> None:
+    assert clock_offset([(3e-3, 1.5), (1e-4, 1.0001), (2e-2, -4.0)]) == (1.0001, 5e-5)

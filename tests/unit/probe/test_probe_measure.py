@@ -10,7 +10,7 @@ import torch
 
 from hpctrain.base.wire import LineChannel
 from hpctrain.probe.devices import DeviceReport
-from hpctrain.worker.measure import copy_bytes_per_s, launch_seconds, matmul_flops
+from hpctrain.worker.rates import copy_bytes_per_s, launch_seconds, matmul_flops
 
 CPU = torch.device("cpu")
 

@@ -78,6 +78,18 @@ class MeasuringRunner:
         channel.close()
 
 
+class HangingRunner(MeasuringRunner):
+    """Its processes measure devices, open a meeting, and say no more."""
+
+    def _serve(self, channel: LineChannel) -> None:
+        channel.send({"kind": "ready"})
+        while (message := channel.wait_message(5.0)) is not None:
+            if message["kind"] == "go":
+                channel.send(self._answer)
+            elif message["kind"] == "meet":
+                channel.send({"kind": "meeting", "port": 1})
+
+
 class NoRunner(MeasuringRunner):
     def start(self, argv, env=None, log=None, keep_fds=()):
         raise CommandError("python: cannot start: no memory")
@@ -116,6 +128,9 @@ def test_the_first_node_gets_the_topology_and_nothing_is_left(tmp_path: Path) ->
     assert topology.places() == ["n0:cpu0", "n1:cpu0", "n2:cpu0"]
     assert (topology.provenance.rounds_done, topology.provenance.rounds_planned) == (3, 3)
     assert topology.verdict.status == "go"
+    assert [node.iface for node in topology.nodes] == ["lo"] * 3
+    assert all(node.host_facts.mtu["lo"] > 1000 for node in topology.nodes)
+    assert abs(topology.node("n1").host_facts.clock_offset_s) < 0.1
     assert all(argv[argv.index("--share") + 1] == "3" for argv in runner.argvs)
     assert ("links", 2, 3) in seen
     assert list(tmp_path.iterdir()) == []
@@ -145,6 +160,16 @@ def test_the_error_of_the_measuring_process_is_passed_on(tmp_path: Path) -> None
     topology = probe(tmp_path, runner=runner)[0]
 
     assert "no CUDA device" in topology.node("n0").health.reasons[0].text
+
+
+def test_processes_that_hang_in_their_messages_cost_the_deadline_and_nothing_else(tmp_path: Path) -> None:
+    topology = probe(tmp_path, settings=replace(SETTINGS, backend_deadline_s=0.5), runner=HangingRunner())[0]
+
+    assert topology.verdict.status == "go"
+    assert topology.places() == ["n0:cpu0", "n1:cpu0", "n2:cpu0"]
+    assert len(topology.provenance.notes) == 3
+    assert "not 'exchanged' in time" in topology.provenance.notes[0]
+    assert all(side.backend == {} for link in topology.fabric.links for side in (link.ab, link.ba))
 
 
 def test_links_alone_start_no_measuring_process(tmp_path: Path) -> None:

@@ -97,3 +97,10 @@ def test_without_any_run_the_places_are_named(here):
 )
 def test_the_name_within_a_folders_name(folder, name):
     assert run_name(folder) == name
+
+
+def test_a_folder_of_somebody_else_is_not_said_to_be_without_a_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "theirs").mkdir()
+    monkeypatch.setattr("hpctrain.records.locate.os.access", lambda path, mode: False)  # root may look anywhere
+    with pytest.raises(InputError, match=r"^theirs: may not be looked into"):
+        find_run("theirs", {}, here)

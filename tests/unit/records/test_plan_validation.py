@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from hpctrain.base.errors import FileError
+from hpctrain.records.link_cost import INTRA_NODE_LATENCY_S, LinkCost
 from hpctrain.records.plan import CodecSpec, Plan
-from hpctrain.records.topology import INTRA_NODE_LATENCY_S, Topology
+from hpctrain.records.topology import Topology
 
 PLAN: dict[str, Any] = {
     "pp": 2,
@@ -138,7 +139,7 @@ TOPOLOGY: dict[str, Any] = {
 
 
 def test_a_link_costs_its_own_figures_then_its_class_then_the_slowest() -> None:
-    cost = Topology.from_json(TOPOLOGY).link_cost()
+    cost = LinkCost(Topology.from_json(TOPOLOGY))
     assert cost.between("a:cpu0", "b:cpu0") == (1e-4, 2e-9)
     assert cost.between("b:cpu0", "a:cpu1") == (1e-5, 1e-9)
     assert cost.between("a:cpu0", "c:cpu0") == (1e-5, 1e-9)
@@ -146,6 +147,23 @@ def test_a_link_costs_its_own_figures_then_its_class_then_the_slowest() -> None:
     assert cost.seconds("a:cpu0", "b:cpu0", 1e6) == pytest.approx(2.1e-3)
     assert cost.worst(["a:cpu0"]) == (0.0, 0.0)
     assert cost.worst(["a:cpu0", "b:cpu0"]) == (1e-4, 2e-9)
+
+
+def test_messages_over_the_training_backend_are_what_a_plan_pays_for() -> None:
+    text = copy.deepcopy(TOPOLOGY)
+    link, usual = text["fabric"]["links"][0], text["fabric"]["classes"][0]
+    link["ab"]["backend"] = {"gloo": {"alpha_s": 3e-4, "beta_s_per_byte": 5e-9}}
+    link["ba"]["backend"] = {
+        "gloo": {"alpha_s": 3e-4, "beta_s_per_byte": 5e-9},
+        "nccl": {"alpha_s": 6e-5, "beta_s_per_byte": 1e-10},
+    }
+    usual["backend"] = {"gloo": {"alpha_s": 2e-4, "beta_s_per_byte": 4e-9}}
+
+    cost = LinkCost(Topology.from_json(text))
+
+    assert cost.between("a:cpu0", "b:cpu0") == (3e-4, 5e-9)
+    assert cost.between("b:cpu0", "a:cpu0") == (6e-5, 1e-10)
+    assert cost.between("a:cpu0", "c:cpu0") == (2e-4, 4e-9)
 
 
 def test_some_of_the_nodes_keep_their_measurements() -> None:

@@ -126,6 +126,7 @@ def test_a_file_without_keys_is_told(tmp_path: Path, text: str) -> None:
         ("cluster.time=1:30:00", ("cluster", "time"), "1:30:00"),
         ("cluster.nodes=3-4", ("cluster", "nodes"), "3-4"),
         ("cluster.nodes=4", ("cluster", "nodes"), "4"),
+        ("cluster.time=90", ("cluster", "time"), "90"),
         ("parallel={mode: fixed, pp: 2}", ("parallel", "pp"), 2),
         ("batch.global = 32", ("batch", "global_"), 32),
         ("model.dims.layers=2", ("model", "dims", "layers"), 2),
@@ -221,6 +222,13 @@ def test_mistakes_in_a_model_of_one_s_own_are_told(tmp_path: Path, model: str, s
     found = mistakes(written(tmp_path, GOOD.replace("preset: tiny-1m", model)))
     assert len(found) == 1
     assert said in found[0]
+
+
+def test_a_job_that_keeps_its_id_has_no_successors(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(GOOD + "recovery: {requeue: same_job, successors: 2}\n")
+    with pytest.raises(FileError, match="successors is 2, and requeue is same_job: use requeue: new_job"):
+        read_run(path)
 
 
 def test_reading_is_a_pure_function_of_the_file(tmp_path: Path) -> None:

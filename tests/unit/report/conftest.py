@@ -12,21 +12,10 @@ import pytest
 
 from hpctrain.base.atomic import append_line, write_json
 from hpctrain.records.event import Event
+from hpctrain.records.link import Latency, Link, LinkFigures
 from hpctrain.records.metric import BytesSent, MetricRow, RankPlacement
 from hpctrain.records.plan import Plan, Predicted, Rejected, Replica, Stage
-from hpctrain.records.topology import (
-    Device,
-    DeviceType,
-    Fabric,
-    Health,
-    Latency,
-    Link,
-    LinkFigures,
-    Node,
-    Provenance,
-    Reason,
-    Topology,
-)
+from hpctrain.records.topology import Device, DeviceType, Fabric, Health, Node, Provenance, Reason, Topology
 
 START_S = 1_760_000_000.0
 
@@ -132,7 +121,7 @@ def topology(count: int = 4, name: Callable[[int], str] = "local{}".format) -> T
         )
         for index in range(count)
     ]
-    slow = Reason(code="SLOW_DEVICE", text="fp32 18 GFLOP/s, others 31 GFLOP/s")
+    slow = Reason(code="SLOW_NODE", text="fp32 18 GFLOP/s, others 31 GFLOP/s")
     nodes[-1] = nodes[-1].model_copy(update={"health": Health(verdict="degraded", reasons=[slow])})
     pairs = [(a, b) for a in range(count) for b in range(a + 1, count)][:-1]
     links = [Link(a=name(a), b=name(b), ab=_figures(1.0 + 0.1 * a), ba=_figures(1.2 + 0.05 * b)) for a, b in pairs]

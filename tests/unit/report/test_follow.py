@@ -125,7 +125,7 @@ def test_passing_lines_are_overwritten_on_a_terminal_only():
 
 
 def test_status_lines_tell_recoveries(make, finished_run):
-    lines = status_lines(read_status(finished_run.path, make.start_s + 50))
+    lines = status_lines(read_status(finished_run.path, make.start_s + 50), make.start_s + 50)
     assert lines[-1] == "  recoveries 1  steps done twice 5"
     assert "nodes local0, local1, local2, local3" in lines[2]
 

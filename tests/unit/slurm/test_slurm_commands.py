@@ -75,7 +75,6 @@ def test_several_jobs_in_one_call(fake, slurm):
     assert {job_id: job.state.value for job_id, job in found.items()} == {one: "RUNNING", two: "PENDING"}
     assert slurm.jobs(["99"]) == {}
     assert slurm.jobs([]) == {}
-    assert [job.job_id for job in slurm.my_jobs()] == [one, two]
 
 
 def test_the_cluster(slurm):
@@ -133,7 +132,6 @@ def test_a_controller_that_is_away(replying, name):
     acts = (
         lambda: slurm.job("4"),
         lambda: slurm.jobs(["4", "5"]),
-        slurm.my_jobs,
         slurm.partitions,
         slurm.config,
         lambda: slurm.cancel("4"),
@@ -154,7 +152,7 @@ def test_a_controller_that_hangs():
 
     slurm = Slurm(Hanging(0, ""), {})
     with pytest.raises(ControllerAwayError, match=r"squeue: no answer after 60 s"):
-        slurm.my_jobs()
+        slurm.jobs(["1"])
     assert not slurm.available()
 
 

@@ -133,8 +133,8 @@ def test_an_array_has_several_jobs(captured):
 @pytest.mark.parametrize(
     ("name", "words", "stuck"),
     [
-        ("pending_resources", "enough free nodes are missing (Resources)", False),
-        ("pending_priority", "other jobs come first (Priority)", False),
+        ("pending_resources", "enough free nodes are missing; fewer nodes", False),
+        ("pending_priority", "other jobs come first; it gets its turn", False),
         ("pending_dependency", "waits for another job", False),
         ("pending_never", "never starts; cancel it", True),
         ("pending_time_limit", "lower cluster.time", True),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpctrain.base.errors import CommandError
 from hpctrain.slurm.job import JobState
 from hpctrain.slurm.watch import DELAY_MAX_S, DELAY_MIN_S, Watcher, next_delay
 
@@ -48,6 +50,33 @@ def test_a_change_is_told_once_and_brings_the_delay_back(fake, slurm):
     fake.advance(11)
     (change,) = watcher.poll(64.0)
     assert change.after.nodes == ("gpu1", "gpu2")
+
+
+def test_a_command_that_watches_asks_at_most_every_ten_seconds(fake, slurm):
+    job_id = fake.submit("job.sh")
+    watcher = Watcher(slurm, [job_id], delay_min_s=10)
+    _, asked = run_for(watcher, fake, 65)
+    assert asked == [0, 10, 30, 60]
+    watcher.hurry()
+    assert watcher.next_s == 70
+    fake.advance(400)
+    fake.finish(job_id)
+    assert [change.after.state for change in watcher.poll(70)] == [JobState.COMPLETED]
+    assert watcher.next_s == 80
+    assert not watcher.is_forgotten(job_id)
+    fake.advance(301)
+    watcher.poll(80)
+    assert watcher.is_forgotten(job_id)
+
+
+def test_an_answer_that_cannot_be_read_is_not_asked_for_again_at_once(fake, slurm, monkeypatch):
+    watcher = Watcher(slurm, [fake.submit("job.sh")])
+    monkeypatch.setattr(fake, "_squeue", lambda argv: fake._reply(argv, "no fields\n"))
+    with pytest.raises(CommandError):
+        watcher.poll(0.0)
+    before = len(fake.argvs)
+    assert watcher.poll(1.0) == []
+    assert len(fake.argvs) == before
 
 
 def test_moving_estimates_are_no_change(fake, slurm):

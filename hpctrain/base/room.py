@@ -1,0 +1,79 @@
+"""Whether something of a known size fits on a file system, asked before any of it is written."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import secrets
+from pathlib import Path
+
+from hpctrain.base.errors import StorageError
+from hpctrain.base.units import format_bytes
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_MOST_FILES = 16
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that this user may still write to the file system of `path`, or of its nearest parent that exists.
+
+    Raises:
+        OSError: it does not answer.
+    """
+    while not path.exists():
+        path = path.parent
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
+
+
+def check_room(folder: Path, size_bytes: int, what: str, files: int = 1) -> None:
+    """Refuse what cannot fit. Quotas are not in what a file system says is free, so the room is also taken for an
+    instant, where the file system can do that without writing (fallocate), in as many files as there will be.
+
+    Args:
+        folder: a folder that exists and that this user writes to.
+        what: 'a checkpoint of step 8', for the error.
+        files: among how many files the size is shared out: on a striped file system each may lie on a disk of its own.
+
+    Raises:
+        StorageError: there is no room, or nobody may write there.
+    """
+    try:
+        free = free_bytes(folder)
+        if free < size_bytes:
+            raise StorageError(f"{folder}: no room for {what}: {format_bytes(free)} are free, {_needed(size_bytes)}")
+        _take_for_an_instant(folder, size_bytes, min(files, _MOST_FILES))
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            limit = "the quota leaves less" if error.errno == errno.EDQUOT else "less is free"
+            raise StorageError(f"{folder}: no room for {what}: {limit}, {_needed(size_bytes)}") from error
+        raise StorageError(f"{folder}: cannot write {what}: {error.strerror or error}") from error
+
+
+def _needed(size_bytes: int) -> str:
+    return f"{format_bytes(size_bytes)} are needed; free some space"
+
+
+def _take_for_an_instant(folder: Path, size_bytes: int, files: int) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(files):
+            path = folder / f".room-{secrets.token_hex(6)}"
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            stack.callback(os.close, descriptor)
+            # Without a name the room comes back with the last of the process, however that ends.
+            path.unlink()
+            code = _fallocate(descriptor, size_bytes // files)
+            if code in _NO_ROOM:
+                raise OSError(code, os.strerror(code))
+
+
+def _fallocate(descriptor: int, size_bytes: int) -> int:
+    """The error of fallocate(2), 0 when the room is there.
+
+    Not os.posix_fallocate: where the file system cannot do it, glibc writes a byte into every block instead.
+    """
+    call = ctypes.CDLL(None, use_errno=True).fallocate
+    call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    return ctypes.get_errno() if call(descriptor, 0, 0, max(1, size_bytes)) else 0

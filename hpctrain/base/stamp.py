@@ -1,0 +1,75 @@
+"""Output with the time at which each line was begun, so that the logs of many processes can be read as one."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from typing import BinaryIO
+
+_STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3})Z ")
+
+
+class StampedText(io.TextIOWrapper):
+    """A text stream that puts the UTC time before each line, and passes on each line as soon as it is whole.
+
+    Only what goes through Python is stamped. What libraries write to the descriptor stands between as it is. Lines that
+    a full disk does not take are lost: a log must not end what it tells of.
+    """
+
+    def __init__(self, buffer: BinaryIO, wall: Callable[[], float]) -> None:
+        super().__init__(buffer, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        self._wall = wall
+        self._at_start = True
+
+    def write(self, text: str) -> int:
+        """Write text of any number of lines; a line that is continued later keeps the time of its beginning."""
+        if text:
+            lead = stamp(self._wall())
+            lines = _lines(text)
+            first = lead + lines[0] if self._at_start else lines[0]
+            with contextlib.suppress(OSError):
+                super().write("".join([first, *(lead + line for line in lines[1:])]))
+            self._at_start = text.endswith("\n")
+        return len(text)
+
+    def flush(self) -> None:
+        """Pass on what is held back."""
+        with contextlib.suppress(OSError):
+            super().flush()
+
+
+def stamp_output(names: Sequence[str] = ("stdout", "stderr"), wall: Callable[[], float] = time.time) -> None:
+    """From here on, what this process prints to these streams is stamped."""
+    for name in names:
+        stream = getattr(sys, name)
+        stream.flush()
+        setattr(sys, name, StampedText(stream.buffer, wall))
+
+
+def stamp(wall: float) -> str:
+    """A moment (seconds since 1970) as it stands before a line: 0 -> '1970-01-01T00:00:00.000Z '."""
+    text = datetime.fromtimestamp(wall, timezone.utc).isoformat(timespec="milliseconds")
+    return f"{text.removesuffix('+00:00')}Z "
+
+
+def read_stamp(line: bytes) -> tuple[float, bytes] | None:
+    """The moment before a line, in seconds since 1970, and the line without it; None for a line that has none."""
+    found = _STAMP.match(line)
+    if found is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(found[1].decode() + "+00:00")
+    except ValueError:
+        return None
+    return moment.timestamp(), line[found.end() :]
+
+
+def _lines(text: str) -> list[str]:
+    """The lines of a text, ended by line feeds alone: a progress bar's carriage returns begin no line."""
+    *whole, rest = text.split("\n")
+    return [f"{line}\n" for line in whole] + ([rest] if rest else [])

@@ -1,0 +1,58 @@
+"""`hpctrain bench probe`: what is measured and its tables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from hpctrain.base.units import format_si
+
+Say = Callable[[str], None]
+
+
+def beside_iperf3(rates: tuple[str, ...], repeats: int, people: Console, say: Say) -> dict[str, Any]:
+    """Measure on the lab that is up, print the table, return the record."""
+    from hpctrain.bench.probe_lab import Settings, measure
+    from hpctrain.lab.layout import load_layout, state_folder
+    from hpctrain.lab.machine import one_at_a_time, this_machine
+    from hpctrain.lab.requirements import require_root
+    from hpctrain.records.lab_spec import rate_bits_per_s
+
+    for rate in rates:
+        try:
+            rate_bits_per_s(rate)
+        except ValueError as error:
+            raise click.BadParameter(f"found {rate!r}; {error}", param_hint="--rate") from None
+    machine = this_machine()
+    require_root(machine, "shape")
+    layout = load_layout(state_folder(os.environ))
+    with one_at_a_time():
+        record = measure(machine, layout, Settings(rates=rates, repeats=repeats), say)
+    table = Table("rate", "ours", "iperf3", "error", "spread, ours and iperf3", "repeats bound by a processor")
+    for row in record["rows"]:
+        table.add_row(
+            row["case"], format_si(row["ours_bytes_per_s"], "B/s"), format_si(row["iperf3_bytes_per_s"], "B/s"),
+            f"{row['error_pct']:+.1f} %", f"{row['ours_spread_pct']:.1f} %, {row['iperf3_spread_pct']:.1f} %",
+            f"{row['cpu_contended']} of {repeats}",
+        )  # fmt: skip
+    people.print(table)
+    return record
+
+
+def simulated_tables(runs: int, sizes: Sequence[int], people: Console, say: Say) -> dict[str, Any]:
+    """Simulate, print the three tables, return the record."""
+    from hpctrain.bench.probe_simulated import Plan, simulate
+
+    record = simulate(Plan(runs=runs, sizes=sizes or Plan.sizes), say)
+    for name in ("health", "switches", "runtime"):
+        rows = record[name]
+        table = Table(*rows[0], title=name, title_justify="left")
+        for row in rows:
+            table.add_row(*(f"{value:.5g}" if isinstance(value, float) else str(value) for value in row.values()))
+        people.print(table)
+    return record

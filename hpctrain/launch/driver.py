@@ -1,0 +1,27 @@
+"""The GPU driver of this machine, without asking the driver: what a loaded kernel module says of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+VERSION_FILE = Path("/proc/driver/nvidia/version")
+
+
+def own_driver(node: str | None, file: Path = VERSION_FILE) -> dict[str, str]:
+    """{node: version} of this machine; empty without a name, or where no such driver is loaded."""
+    if node is None:
+        return {}
+    try:
+        version = driver_of(file.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return {}
+    return {} if version is None else {node: version}
+
+
+def driver_of(text: str) -> str | None:
+    """The version in the file's first line: 'NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat …'."""
+    for word in text.partition("\n")[0].split():
+        parts = word.split(".")
+        if len(parts) >= 2 and all(part.isdecimal() for part in parts):
+            return word
+    return None

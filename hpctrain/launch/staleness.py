@@ -1,0 +1,105 @@
+"""What has changed, by all that is known, since a topology was measured. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import datetime, timezone
+
+from ClusterShell.NodeSet import NodeSet
+
+from hpctrain import __version__
+from hpctrain.base.errors import FileError, Mistake
+from hpctrain.base.units import format_seconds
+from hpctrain.records.topology import Topology
+
+MAX_AGE_DAYS = 7.0
+"""A topology older than this is measured again: clusters change."""
+_DAY_S = 24 * 3600.0
+MEASURE_AGAIN = "measure again with `hpctrain probe`"
+"""What to do next."""
+
+
+def staleness(
+    topology: Topology,
+    nodes: Collection[str] | None,
+    drivers: Mapping[str, str],
+    now: float,
+    max_age_days: float = MAX_AGE_DAYS,
+) -> list[str]:
+    """Why a plan made from this file may be wrong now, a line each; empty when nothing speaks against it.
+
+    Figures of data sheets do not age: of those, only the nodes are compared.
+
+    Args:
+        nodes: names that the run gets; None while they are not known.
+        drivers: version of the GPU driver by node, of those nodes that it is known of.
+        now: seconds since 1970.
+        max_age_days: older than this is old.
+    """
+    words = _other_nodes(topology, nodes) if nodes is not None else []
+    if topology.provenance.mode == "published":
+        return words
+    if topology.provenance.mode == "prior":
+        return [
+            *words,
+            "nothing in the topology was measured, it is a prior of another tool's file; measure with `hpctrain probe`",
+        ]
+    return [*words, *_other_drivers(topology, drivers), *_old(topology, now, max_age_days), *_other_version(topology)]
+
+
+def age_s(topology: Topology, now: float) -> float:
+    """Seconds from the measurement to `now`; negative where a clock is wrong.
+
+    Raises:
+        FileError: provenance.created is no time.
+    """
+    text = topology.provenance.created
+    try:
+        created = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        mistake = Mistake("provenance.created", f"found {text!r}; a time like 2026-11-20T22:00:00Z is expected")
+        raise FileError("topology", [mistake]) from None
+    return now - (created if created.tzinfo else created.replace(tzinfo=timezone.utc)).timestamp()
+
+
+def _other_nodes(topology: Topology, nodes: Collection[str]) -> list[str]:
+    known = {node.id for node in topology.nodes}
+    missing, extra = [name for name in nodes if name not in known], sorted(known - set(nodes))
+    words = []
+    if missing:
+        words.append(f"the topology has no figures of {_folded(missing)}, which the run gets; {MEASURE_AGAIN}")
+    if extra:
+        words.append(f"the topology also has {_folded(extra)}, which the run does not get: a plan on them is refused")
+    return words
+
+
+def _other_drivers(topology: Topology, drivers: Mapping[str, str]) -> list[str]:
+    changed: dict[tuple[str, str], list[str]] = {}
+    for node in topology.nodes:
+        then = {device.driver for device in node.devices if device.driver is not None}
+        now = drivers.get(node.id)
+        if now is not None and then and then != {now}:
+            changed.setdefault((", ".join(sorted(then)), now), []).append(node.id)
+    return [
+        f"the driver of {_folded(names)} was {then} when it was measured and is {now}; {MEASURE_AGAIN}"
+        for (then, now), names in changed.items()
+    ]
+
+
+def _old(topology: Topology, now: float, max_age_days: float) -> list[str]:
+    age = age_s(topology, now)
+    if age <= max_age_days * _DAY_S:
+        return []
+    told = f"{age / _DAY_S:.0f} days" if age >= _DAY_S else format_seconds(age)
+    return [f"the topology is {told} old, and {max_age_days:g} days are allowed; {MEASURE_AGAIN}"]
+
+
+def _other_version(topology: Topology) -> list[str]:
+    version = topology.provenance.version
+    if version == __version__:
+        return []
+    return [f"hpctrain {version} wrote the topology, this is {__version__}; {MEASURE_AGAIN} if a plan surprises"]
+
+
+def _folded(names: Collection[str]) -> str:
+    return str(NodeSet.fromlist(list(names)))

@@ -1,0 +1,71 @@
+"""`data.stage: node`: each node copies its data to its own disk before the workers start, or goes on without."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from hpctrain.agent.journal import Journal
+from hpctrain.base.clock import Clock
+from hpctrain.base.errors import HpctrainError
+from hpctrain.base.units import format_bytes, format_seconds
+from hpctrain.corpus.index import read_index
+from hpctrain.corpus.staged import VARIABLE, size_bytes, stage
+from hpctrain.records.run import Data
+
+LEAST_S = 60.0
+SLOWEST_BYTES_PER_S = 50e6
+"""A shared file system that gives a node less than this is no place to wait for: the data is read where it is."""
+
+
+def staging_limit_s(data: Data) -> float:
+    """How long copying may take; the other nodes wait that long for one that copies."""
+    if data.stage == "none":
+        return 0.0
+    return LEAST_S + sum(size_bytes(read_index(folder)) for folder in _folders(data)) / SLOWEST_BYTES_PER_S
+
+
+def stage_data(
+    data: Data, journal: Journal, environ: Mapping[str, str], clock: Clock, stop: Callable[[], bool]
+) -> dict[str, str]:
+    """Environment variables that lead the workers to this node's copies. They stay as long as this process lives.
+
+    A folder that cannot be copied is read where it is; the reason is an event.
+    """
+    copies: dict[str, str] = {}
+    if data.stage == "none":
+        return copies
+    base, deadline = stage_base(data, environ), clock.now() + staging_limit_s(data)
+
+    def give_up() -> str | None:
+        if stop():
+            return "asked to stop"
+        return "it took too long" if clock.now() > deadline else None
+
+    for folder in _folders(data):
+        start = clock.now()
+        try:
+            copy = stage(Path(folder), base, clock, give_up)
+        except HpctrainError as error:
+            text = f"{folder} is read where it is: no copy in {base}: {error}"
+            journal.write("data_not_staged", -1, text, folder=folder)
+            continue
+        copies[folder] = str(copy.path)
+        seconds = clock.now() - start
+        size = format_bytes(copy.copied_bytes)
+        how = f"copied, {size} in {format_seconds(seconds)}" if copy.copied_bytes else "there already"
+        data_of = {"folder": folder, "copy": str(copy.path), "size_bytes": copy.copied_bytes, "seconds": seconds}
+        journal.write("data_staged", -1, f"{folder} is at {copy.path}: {how}", **data_of)
+    return {VARIABLE: json.dumps(copies)}
+
+
+def stage_base(data: Data, environ: Mapping[str, str]) -> Path:
+    """The folder of the node's own disk: as given, else where Slurm or the site puts a job's temporary files."""
+    given = data.stage_folder or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp"
+    return Path(os.path.expandvars(given)).expanduser()
+
+
+def _folders(data: Data) -> list[str]:
+    return list(dict.fromkeys([*data.train, *data.valid]))

@@ -1,0 +1,83 @@
+"""What a job finds when it begins: attempts that nobody closed, and reasons not to start one more."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from hpctrain.base.errors import CommandError, HpctrainError
+from hpctrain.launch.bad_nodes import write_blamed
+from hpctrain.launch.cancel import is_cancelled
+from hpctrain.launch.exit_class import is_preempted, read_ending, with_progress, with_slurms_word
+from hpctrain.launch.folder import RunFolder
+from hpctrain.node.ending import Verdict
+from hpctrain.node.run import FINISHED
+from hpctrain.records.attempt import idle_attempts, spent
+from hpctrain.records.event import read_events
+from hpctrain.records.locate import job_id
+from hpctrain.records.run import Run
+from hpctrain.records.successor import chain_of, read_successors
+from hpctrain.slurm.commands import Slurm
+from hpctrain.slurm.job import JobInfo, JobState
+
+SILENT = "ended without a word: node lost, killed, or time limit"
+
+
+def close_silent_attempts(folder: RunFolder, run: Run, slurm: Slurm, now: float) -> None:
+    """Complete the lines of attempts whose script was killed: by their events, else by Slurm's word on their job.
+
+    Raises:
+        StorageError: the run folder cannot be written.
+    """
+    for line in folder.open_attempts():
+        number, job = line["attempt"], line.get("job_id")
+        events = [event for event in read_events(folder.path / "events.jsonl") if event.attempt == number]
+        info = _word_on(job, slurm)
+        ending = with_slurms_word(read_ending(None, events, (folder.path / FINISHED).exists()), info)
+        chain = chain_of(job, read_successors(folder.path)) if job is not None else []
+        before = [known for known in folder.attempts()[:number] if known.get("job_id") in chain]
+        progressed = folder.newest_checkpoint() != line.get("checkpoint_before")
+        preempted = info is not None and is_preempted(info)
+        ending = with_progress(ending, progressed, preempted, 0 if progressed else idle_attempts(before))
+        folder.end_attempt(number, now, ending.reason or SILENT, ending.code, ending.exit_class)
+        # The ledger of bad nodes is a help, not a condition.
+        with contextlib.suppress(HpctrainError):
+            write_blamed(folder.path, number, events, now, run.recovery.exclude_hours)
+
+
+def reason_to_stop(folder: RunFolder, run: Run, own: str | None, slurm: Slurm) -> Verdict | None:
+    """Why the job that begins here has nothing to do; None when the run is to go on.
+
+    Args:
+        own: id of the job that begins.
+    """
+    attempts, name = folder.attempts(), folder.path.name
+    resubmit = f"`hpctrain resubmit {name}` goes on with it"
+    if (folder.path / FINISHED).exists() or (attempts and attempts[-1].get("class") == "done"):
+        return Verdict("stop", f"{name}: the run is finished", "done")
+    if is_cancelled(folder.path):
+        return Verdict("stop", f"{name}: the run was cancelled; {resubmit}", "resumable")
+    successors = read_successors(folder.path)
+    before = job_id(folder.path)
+    if own in {item.job_id for item in successors} and own != before:
+        info = _word_on(before, slurm)
+        if info is not None and info.state is JobState.CANCELLED and not is_preempted(info):
+            return Verdict("stop", f"{name}: its job {before} was cancelled; {resubmit}", "resumable")
+    chain = chain_of(own, successors) if own is not None else []
+    count = spent([line for line in attempts if line.get("job_id") in chain])
+    if count > run.recovery.retries:
+        text = f"{attempts[-1]['reason']}; {count} failures without a new checkpoint (recovery.retries is "
+        return Verdict("stop", f"{text}{run.recovery.retries}); {resubmit}", "fatal", True)
+    return None
+
+
+def _word_on(job: str | None, slurm: Slurm) -> JobInfo | None:
+    """What Slurm, or else its accounting, says of a job that had the run before; of this very job Slurm tells only that
+    it runs."""
+    if job is None or job == os.environ.get("SLURM_JOB_ID"):
+        return None
+    try:
+        found = slurm.job(job)
+    except CommandError:
+        return None
+    return found or slurm.ended_jobs([job]).get(job)

@@ -1,0 +1,55 @@
+"""What looks like a secret in the text of a file that is kept: a token by its name, or by its own form. Pure."""
+
+from __future__ import annotations
+
+import re
+
+_NAME = re.compile(
+    r"(?:^|_)(?:(?i:TOKEN|API_?KEYS?|(?:ACCESS|PRIVATE|SECRET)_KEY|SECRETS?|CREDENTIALS?|JWT)|KEYS?)$|(?i:PASSWORD|PASSWD)"
+)
+_WORD = re.compile(r"(?:^|_)(?:BOS|CLS|END|EOS|MASK|PAD|SEP|SPECIAL|START|STOP|UNK)_TOKEN$", re.IGNORECASE)
+"""Names of a tokenizer's own words."""
+_SHORTEST = 6
+"""Characters of the shortest value that is taken for a secret: NUM_KEYS=8 is none."""
+_ASSIGNED = re.compile(r"""(?<![\w-])([A-Za-z_]\w*)=("[^"]*"|'[^']*'|[^\s;&|]*)""")
+_OPTION = re.compile(r"""--(?:\w+-)*(?:token|password|api-key|secret)(?:=|\s+)(?!["']?[$`])\S""", re.IGNORECASE)
+_FORMS = (
+    ("an address with a password", re.compile(r"\w://[^\s/:@$]+:(?!\$)[^\s/@]+@")),
+    ("a private key", re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")),
+    ("a webhook's address", re.compile(r"https://hooks\.[\w.-]+/\S+|https://[\w.-]+/api/webhooks/\S+")),
+    (
+        "a token",
+        re.compile(
+            r"\b(?:hf_\w{30,}|gh[pousr]_\w{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}"
+            r"|AKIA[0-9A-Z]{16}|AIza[\w-]{35}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+)"
+        ),
+    ),
+)  # fmt: skip
+"""Forms that services give their tokens, so that they can be found where they should not be."""
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether an environment variable of this name is one that people keep tokens in: HF_TOKEN, WANDB_API_KEY."""
+    return _NAME.search(name) is not None and _WORD.search(name) is None
+
+
+def secret_in(text: str) -> str | None:
+    """What looks like a secret in a line of shell or any other text, without the secret itself; None: nothing does.
+
+    A variable whose value is looked up when the line runs (`$OTHER`, `$(cat file)`) or is a path holds none.
+    """
+    for name, value in _ASSIGNED.findall(text):
+        if is_secret_name(name) and is_literal(value):
+            return str(name)
+    if _OPTION.search(text):
+        return "an option that takes a token or password"
+    for kind, form in _FORMS:
+        if form.search(text):
+            return kind
+    return None
+
+
+def is_literal(value: str) -> bool:
+    """Whether the value of a variable is written out, no path, and long enough."""
+    bare = value.strip("\"'")
+    return len(bare) >= _SHORTEST and not bare.startswith(("$", "`", "/", "~", "./", "../"))

@@ -1,0 +1,58 @@
+"""A run that is being watched: its files are read on from where the last look ended."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+from hpctrain.base.errors import FileError
+from hpctrain.records.event import Event
+from hpctrain.records.metric import MetricRow
+from hpctrain.records.run import Run, read_run
+from hpctrain.report.follow import Tail, rows_of
+from hpctrain.report.status import Status, decide_status, lock_held
+
+ROWS = 2000
+"""Steps that are kept in memory; a view needs the last ones."""
+
+
+class LiveRun:
+    """What is known of a run from its files, kept up to date by `read`."""
+
+    def __init__(self, folder: Path) -> None:
+        """
+        Raises:
+            FileError: run.yaml is missing or wrong.
+        """
+        self.folder = folder
+        self.run: Run = read_run(folder / "run.yaml")
+        self.events: list[Event] = []
+        self.rows: deque[MetricRow] = deque(maxlen=ROWS)
+        self.held = False
+        """Whether a process held the folder at the last look."""
+        self._tails = Tail(folder / "events.jsonl"), Tail(folder / "metrics.jsonl")
+
+    def read(self) -> list[Event | MetricRow]:
+        """What was written since the last look, in the order of time."""
+        # The lock is looked at first: a run that ends in between has then written how it ended.
+        self.held = lock_held(self.folder)
+        events, rows = (tail.values() for tail in self._tails)
+        new: list[Event | MetricRow] = [*rows_of(Event, events), *rows_of(MetricRow, rows)]
+        self.events += [item for item in new if isinstance(item, Event)]
+        self.rows.extend(item for item in new if isinstance(item, MetricRow))
+        return sorted(new, key=lambda item: item.time_s)
+
+    def read_run(self) -> None:
+        """Read run.yaml again: a run that was submitted again may have other settings."""
+        try:
+            self.run = read_run(self.folder / "run.yaml")
+        except FileError:
+            return  # a view goes on with what it has
+
+    def status(self, now: float) -> Status:
+        """The status as the files tell it; steps done twice are counted among the rows in memory alone.
+
+        Args:
+            now: wall clock, seconds since 1970.
+        """
+        return decide_status(self.run, self.events, list(self.rows), now, self.held)

@@ -1,0 +1,123 @@
+"""The views of `hpctrain watch`: one that is drawn anew on a terminal, and plain lines for everything else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from hpctrain.base.units import format_count, format_seconds
+from hpctrain.records.event import Event
+from hpctrain.records.metric import MetricRow
+from hpctrain.report.status import Status
+from hpctrain.report.terminal import event_line, progress_line, queue_lines
+
+EVENTS = 8
+"""Newest events that a view shows."""
+PROGRESS_EVERY_S = 10.0
+"""Fewest seconds of the run between two plain lines of progress."""
+BAR_WIDTH = 40
+
+_AT_WORK = ("starting", "running", "recovering")
+_NUMBER = re.compile(r"\d[\d.]*( (us|ms|s|min|h)\b)?")
+_COLOURS = {"done": "green", "running": "green", "failed": "red", "cancelled": "red", "recovering": "yellow"}
+
+
+def node_states(events: Sequence[Event]) -> dict[str, str]:
+    """What became of each node of the newest attempt. Those that take part include spares."""
+    states: dict[str, str] = {}
+    for event in events:
+        if event.kind == "attempt_started":
+            states = dict.fromkeys(event.data.get("nodes", []), "starts")
+        elif event.kind == "generation_started":
+            members = event.data.get("members", [])
+            lost = {node: state if state == "lost" else "left out" for node, state in states.items()}
+            states = {**lost, **dict.fromkeys(members, "takes part")}
+        elif event.kind in ("node_lost", "node_returned"):
+            states[str(event.data.get("node", event.node))] = "lost" if event.kind == "node_lost" else "back"
+    return states
+
+
+def drawn(status: Status, events: Sequence[Event], job: str | None, now: float) -> RenderableType:
+    """The whole view, for a terminal.
+
+    Args:
+        job: id of the run's newest job; None for a local run.
+        now: wall clock, seconds since 1970.
+    """
+    colour = _COLOURS.get(status.state, "cyan")
+    head = Text.assemble((status.name, "bold"), "  ", (status.state, f"bold {colour}"), f"  {status.reason}")
+    bar = Table.grid(padding=(0, 2))
+    left = f"{format_seconds(status.eta_s)} left" if status.eta_s is not None else ""
+    done = ProgressBar(total=status.steps, completed=min(status.step, status.steps), width=BAR_WIDTH)
+    bar.add_row(done, f"step {status.step}/{status.steps}", left)
+    lines = [*queue_lines(status, now), _figures(status), _place(status, job), _nodes(events)]
+    recent = [f"  {_clock_time(event.time_s)}  {event_line(event)}" for event in events[-EVENTS:]]
+    return Group(head, bar, *(Text(line) for line in lines if line), *(Text(line, style="dim") for line in recent))
+
+
+class PlainView:
+    """Lines of what is new, one after the other."""
+
+    def __init__(self) -> None:
+        self._first = True
+        self._state = ("", "")
+        self._progress_s = float("-inf")
+
+    def lines(self, status: Status, new: Sequence[Event | MetricRow], now: float) -> list[str]:
+        """What to print after a look.
+
+        Args:
+            new: events and steps since the last look; at the first one the whole past, of which the end is shown.
+            now: wall clock, seconds since 1970.
+        """
+        items: Sequence[Event | MetricRow] = new
+        if self._first:
+            items = [item for item in new if isinstance(item, Event)][-EVENTS:]
+            self._first = False
+        lines = [line for item in items for line in self._item(item, status.steps)]
+        # Of a run that is at work the events tell the rest; how long it is to an earliest start changes all the time.
+        state = status.state, "" if status.state in _AT_WORK else " ".join(_NUMBER.sub(" ", status.reason).split())
+        if state != self._state:
+            self._state = state
+            lines += [f"{status.state}: {status.reason}", *queue_lines(status, now)]
+        return lines
+
+    def _item(self, item: Event | MetricRow, steps: int) -> list[str]:
+        moment = _clock_time(item.time_s)
+        if isinstance(item, Event):
+            return [f"{moment}  {event_line(item)}"]
+        if item.step < steps and item.valid_loss is None and item.time_s - self._progress_s < PROGRESS_EVERY_S:
+            return []
+        self._progress_s = item.time_s
+        return [f"{moment}  {progress_line(item, steps)}"]
+
+
+def _figures(status: Status) -> str:
+    parts = []
+    if status.loss is not None:
+        parts.append(f"loss {status.loss:.4f}")
+    if status.valid_loss is not None:
+        parts.append(f"valid {status.valid_loss:.4f}")
+    if status.tokens_per_s is not None:
+        parts.append(f"{format_count(status.tokens_per_s)} tokens/s")
+    return "  " + "  ".join(parts) if parts else ""
+
+
+def _place(status: Status, job: str | None) -> str:
+    place = f"  attempt {status.attempt}  generation {status.generation}"
+    return f"{place}  job {job}" if job is not None else place
+
+
+def _nodes(events: Sequence[Event]) -> str:
+    states = node_states(events)
+    return "  " + ", ".join(f"{node} {state}" for node, state in states.items()) if states else ""
+
+
+def _clock_time(moment: float) -> str:
+    return f"{datetime.fromtimestamp(moment, timezone.utc):%H:%M:%S}"

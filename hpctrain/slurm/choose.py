@@ -1,0 +1,99 @@
+"""Which partition a job goes to when its person names none: every one is weighed, the best fit is told. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpctrain.slurm.cluster import NodeInfo, Partition
+from hpctrain.slurm.gres import gpu_count
+from hpctrain.slurm.limits import Request, check_partition, members
+from hpctrain.slurm.time import format_time_limit
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How well a partition fits a job that it takes."""
+
+    partition: Partition
+    has_gpus: bool
+    """Whether so many of its nodes have GPUs."""
+    starts_now: bool
+    """Whether enough suitable nodes are free."""
+    free: int
+    """Suitable nodes that are free, no more than the job can use."""
+    preemptible: bool
+
+    @property
+    def words(self) -> str:
+        """What speaks for it and against it."""
+        limit = format_time_limit(self.partition.time_limit_s)
+        free = "enough nodes are free now" if self.starts_now else f"{self.free} suitable nodes are free now"
+        gpus = "with GPUs" if self.has_gpus else "without GPUs"
+        fate = "jobs may be preempted" if self.preemptible else "jobs are not preempted"
+        return f"{gpus}, {free}, {fate}, time limit {limit}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What came of weighing a cluster's partitions."""
+
+    ranked: list[Fit]
+    """Those that take the job, the best first."""
+    refused: list[str]
+    """Why each of the others does not, a line a reason."""
+
+
+def choose_partition(
+    request: Request,
+    partitions: Sequence[Partition],
+    nodes: Sequence[NodeInfo],
+    preemptible: Sequence[str],
+    with_gpus: bool,
+) -> Choice:
+    """Weigh the partitions for a job, by what its person would mind most.
+
+    In this order: GPUs where the run computes on them (and none where it does not: others wait for those nodes), a
+    start at once, jobs that are not preempted, more free nodes up to what the job can use, the site's default, and the
+    tightest time limit that still fits, as short queues move faster; without a time asked for, the longest.
+
+    Args:
+        request: with no partition.
+        preemptible: names of the partitions whose jobs may lose their nodes to others.
+        with_gpus: whether the run computes on GPUs where there are any.
+    """
+    fits, refused = [], []
+    for partition in partitions:
+        problems = check_partition(request, partition, nodes)
+        if problems:
+            refused += problems
+        else:
+            fits.append(_fit(request, partition, nodes, partition.name in preemptible, with_gpus))
+    return Choice(sorted(fits, key=lambda fit: _key(fit, request, with_gpus)), refused)
+
+
+def _fit(request: Request, partition: Partition, nodes: Sequence[NodeInfo], preemptible: bool, with_gpus: bool) -> Fit:
+    wanted = request.gpus_per_node or 1
+    free, starts_now, has_gpus = 0, True, True
+    for constraint, count in request.parts:
+        kind = members(partition, nodes, constraint)
+        gpu_nodes = [node for node in kind if gpu_count(node.gres, request.gpu_type) >= wanted]
+        suitable = gpu_nodes if gpu_nodes and (with_gpus or request.gpus_per_node) else kind
+        idle = sum(node.is_free for node in suitable)
+        free, starts_now = free + idle, starts_now and idle >= count
+        has_gpus = has_gpus and len(gpu_nodes) >= count
+    return Fit(partition, has_gpus, starts_now, min(free, request.nodes_max), preemptible)
+
+
+def _key(fit: Fit, request: Request, with_gpus: bool) -> tuple[bool, bool, bool, int, bool, float, str]:
+    """Smaller is better."""
+    limit = fit.partition.time_limit_s or float("inf")
+    return (
+        fit.has_gpus != with_gpus,
+        not fit.starts_now,
+        fit.preemptible,
+        -fit.free,
+        not fit.partition.default,
+        -limit if request.time_s is None else limit,
+        fit.partition.name,
+    )

@@ -1,0 +1,140 @@
+"""What follows an attempt on a real Slurm: a new job without the bad node, a queued successor, or the end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hpctrain.records.bad_node import read_bad_nodes
+from hpctrain.records.locate import job_id
+from hpctrain.records.metric import effective, read_metrics
+from hpctrain.records.successor import read_successors
+
+pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab")]
+
+STEPS = 300
+RUN = {
+    "name": "policy",
+    "steps": STEPS,
+    "seed": 3,
+    "cluster": {"kind": "slurm", "partition": "low", "nodes": "2", "time": "20", "device": "cpu"},
+    "model": {"dims": {"layers": 2, "dim": 32, "heads": 2}},
+    "data": {"train": ["data"], "seq_len": 64},
+    "batch": {"global": 8},
+    "optimizer": {"lr": 1e-3},
+    "checkpoint": {"every": 20, "keep": 2},
+    "validation": {"batches": 0},
+    "recovery": {"min_nodes": 2, "retries": 1},
+}
+ONE_NODE = ("cluster.nodes=1", "recovery.min_nodes=1", "recovery.successors=1")
+DIVERGES = ("optimizer.lr=1e30", "optimizer.clip_norm=null", "optimizer.warmup_steps=0")
+
+
+class Submitted:
+    """A run on the lab."""
+
+    def __init__(self, cluster, project: Path, *overrides: str) -> None:
+        self.cluster, self.project = cluster, project
+        words = [word for override in overrides for word in ("--set", override)]
+        told = json.loads(self.hpctrain("submit", "run.yaml", "--json", "-t", "topology.json", *words))
+        self.name, self.folder, self.job_id = told["name"], Path(told["folder"]), told["job_id"]
+
+    def hpctrain(self, *words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "hpctrain", *words],
+            cwd=self.project, env=self.cluster.env, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def state(self) -> str:
+        return json.loads(self.hpctrain("status", self.name, "--json"))["state"]
+
+    def attempts(self) -> list[dict[str, object]]:
+        path = self.folder / "attempts.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def successors(self) -> list[str]:
+        return list(dict.fromkeys(item.job_id for item in read_successors(self.folder)))
+
+    def first_nodes(self) -> list[str]:
+        """The nodes of its first attempt, once there is one."""
+        self.cluster.wait(self.attempts, 60, f"{self.name} has started")
+        return [str(node) for node in self.attempts()[0]["nodes"]]
+
+    def wait_for_step(self, step: int) -> None:
+        self.cluster.wait(lambda: len(read_metrics(self.folder / "metrics.jsonl")) >= step, 90, f"step {step}")
+
+    def wait_for_end(self, state: str) -> None:
+        self.cluster.wait(lambda: self.state() in ("done", "failed", "cancelled"), 150, f"{self.name} has ended")
+        assert self.state() == state, self.explain()
+        self.cluster.wait(lambda: "end" in self.attempts()[-1], 60, "its script has ended")
+
+    def explain(self) -> str:
+        logs = [path.read_text()[-2000:] for path in sorted((self.folder / "logs").glob("*.log"))]
+        return "\n".join([json.dumps(self.attempts(), indent=1), *logs])
+
+    def assert_whole(self) -> None:
+        rows = read_metrics(self.folder / "metrics.jsonl")
+        assert [row.step for row in effective(rows)] == list(range(1, STEPS + 1))
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("policy")
+    root = Path(__file__).resolve().parents[2]
+    words = ["data", "prepare", str(root / "hpctrain" / "base"), "-o", str(path / "data"), "--tokenizer", "bytes"]
+    subprocess.run([sys.executable, "-m", "hpctrain", *words], check=True, capture_output=True)
+    (path / "run.yaml").write_text(yaml.safe_dump(RUN))
+    return path
+
+
+@pytest.fixture
+def project(cluster, prepared: Path) -> Path:
+    if not (prepared / "topology.json").exists():
+        words = ["probe", "-N", "4", "-p", "low", "-o", "topology.json"]
+        done = subprocess.run([sys.executable, "-m", "hpctrain", *words], cwd=prepared, env=cluster.env, check=False)
+        # On a busy machine "go with warnings" will do.
+        assert done.returncode in (0, 3)
+    return prepared
+
+
+@pytest.mark.timeout(600)
+def test_what_follows_an_attempt(cluster, project: Path) -> None:
+    """Three runs at once: one loses a node it cannot do without, one that of its script, one fails by itself."""
+    alone = Submitted(cluster, project)
+    lost = alone.first_nodes()[-1]
+    assert cluster.job(alone.job_id)["BatchHost"] != lost
+    alone.wait_for_step(5)
+    cluster.lab("kill", lost)
+
+    chained = Submitted(cluster, project, *ONE_NODE)
+    (successor,) = chained.successors()
+    assert f"afterany:{chained.job_id}" in cluster.job(successor)["Dependency"]
+    fatal = Submitted(cluster, project, *ONE_NODE, "steps=50", *DIVERGES)
+    (script,) = chained.first_nodes()
+    chained.wait_for_step(5)
+    cluster.lab("kill", script)
+
+    fatal.wait_for_end("failed")
+    assert [line["class"] for line in fatal.attempts()] == ["fatal", "fatal"], fatal.explain()
+    assert [line["job_id"] for line in fatal.attempts()] == [fatal.job_id, fatal.successors()[0]]
+    assert "2 failures in a row without a new checkpoint" in str(fatal.attempts()[-1]["reason"])
+    assert cluster.job(fatal.successors()[-1])["JobState"] == "CANCELLED"
+
+    for run in (chained, alone):
+        run.wait_for_end("done")
+        run.assert_whole()
+        assert [line["class"] for line in run.attempts()] == ["infrastructure", "done"], run.explain()
+    # A new job that knows of the lost node, queued by the one that lost it.
+    assert job_id(alone.folder) == alone.successors()[-1] == alone.attempts()[-1]["job_id"]
+    assert [line.node for line in read_bad_nodes(alone.folder)] == [lost]
+    assert cluster.job(alone.successors()[-1])["ExcNodeList"] == lost
+    # Nothing was left to queue one: what waited took over, queued the next, and cancelled it when all was done.
+    assert chained.attempts()[-1]["job_id"] == successor
+    assert cluster.job(chained.successors()[-1])["JobState"] == "CANCELLED"

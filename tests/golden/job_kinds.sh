@@ -1,0 +1,58 @@
+#!/bin/bash
+# gpt: exactly what was submitted, by hpctrain 0.0.0.
+#SBATCH --constraint='[a100*2&(v100&big)*1]'
+#SBATCH --dependency=afterany:7:9
+#SBATCH --exclusive
+#SBATCH --gpus-per-node=tesla:4
+#SBATCH --job-name=gpt
+#SBATCH --kill-on-invalid-dep=no
+#SBATCH --mail-type=END,FAIL,REQUEUE
+#SBATCH --mail-user=anna@example.org
+#SBATCH --mem=0
+#SBATCH --nodes=3
+#SBATCH --open-mode=append
+#SBATCH --output='/shared/it'"'"'s/run'/logs/%j.job.log
+#SBATCH --requeue
+#SBATCH --reservation=course
+#SBATCH --signal=USR2@120
+#SBATCH --cpus-per-task=8
+
+# Signals are for the steps: their agents save a checkpoint and leave. This script only waits for them.
+trap : TERM USR2 CONT
+# The nodes have no internet: Hugging Face libraries use what is on disk instead of waiting for a time-out.
+export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TRANSFORMERS_OFFLINE=1
+
+HPCTRAIN_ATTEMPT=$(/usr/bin/python3 -m hpctrain.node begin --folder '/shared/it'"'"'s/run' --again new_job) || exit $?
+# No number: the run is over, this job was queued in case it would not be.
+[ -n "$HPCTRAIN_ATTEMPT" ] || exit 0
+export HPCTRAIN_ATTEMPT
+export SUBMITIT_EXECUTOR=slurm
+
+# One task a node with everything of it. A lost node does not end the step: the agents on the others go on without it
+# for as long as Slurm leaves the job alive.
+# The numbers are said, as salloc's own (-n 16) would start several tasks on a node.
+srun --export=ALL --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
+  --kill-on-bad-exit=0 --wait=0 --unbuffered --open-mode=append --cpu-bind=none \
+  --output='/shared/it'"'"'s/run'/logs/%j.%N.agent.log ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --gpu-bind=none /usr/bin/python3 -u -m submitit.core._submit '/shared/it'"'"'s/run/submitit' &
+step=$!
+
+# srun would wait for the task of a node that died, which never answers: when the run is finished, or too few are left
+# to go on with it, nobody waits for that task.
+finished='/shared/it'"'"'s/run'/finished
+left='/shared/it'"'"'s/run'/left/$HPCTRAIN_ATTEMPT.code
+while kill -0 "$step" 2>/dev/null && [ ! -e "$finished" ] && [ ! -e "$left" ]; do sleep 1; done
+for _ in 1 2 3 4 5 6 7 8 9 10; do
+  kill -0 "$step" 2>/dev/null || break
+  sleep 1
+done
+if kill "$step" 2>/dev/null; then
+  code=$([ -e "$finished" ] && echo 0 || cat "$left")
+else
+  wait "$step"
+  code=$?
+fi
+
+# What ends the job does not end this: it may have to queue the next one.
+trap '' INT TERM USR2
+/usr/bin/python3 -m hpctrain.node end --folder '/shared/it'"'"'s/run' --attempt "$HPCTRAIN_ATTEMPT" --code "$code" --again new_job >&2
+exit $?

@@ -1,0 +1,139 @@
+"""Both sides prove the key, neither sends it, and nothing that was seen once is of use again."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpctrain.base.handshake import LONGEST_BYTES, Answerer, Caller, Session, derived
+from hpctrain.base.wire import LineChannel, Message
+
+KEY = b"the run's key"
+CLAIMS = st.dictionaries(st.text(), st.none() | st.integers() | st.text())
+
+
+def meet(answerer: Answerer, caller: Caller) -> tuple[Session, Session, list[Message]]:
+    """The sessions of both sides, and all lines that went over the wire."""
+    challenge = answerer.challenge()
+    hello = caller.take_challenge(challenge)
+    assert hello is not None
+    taken = answerer.take_hello(hello)
+    assert taken is not None
+    welcome, below = taken
+    above = caller.take_welcome(welcome)
+    assert above is not None
+    return below, above, [challenge, hello, welcome]
+
+
+@given(CLAIMS, CLAIMS)
+def test_who_knows_the_key_meets_and_neither_the_key_nor_the_seals_are_told(up: Message, down: Message) -> None:
+    below, above, lines = meet(Answerer(KEY, down), Caller(KEY, up))
+    assert (below.claims, above.claims) == (up, down)
+    assert (below.send_key, below.receive_key) == (above.receive_key, above.send_key)
+    wire = json.dumps(lines)
+    secrets = [KEY.decode(), below.send_key.hex(), below.receive_key.hex()]
+    assert not any(secret in wire for secret in secrets)
+
+
+def test_the_handshake_of_a_node_with_many_interfaces_is_below_the_longest_line() -> None:
+    """The probe's nodes say what they are with the first line: a host of containers has an interface for each."""
+    names = [f"veth{number:08x}" for number in range(400)]
+    facts = {"mtu": dict.fromkeys(names, 1500), "interfaces": {name: ["198.18.255.255", "f" * 39] for name in names}}
+    claims = {"kind": "join", "node": "n" * 64, "addr": "a" * 45, "port": 65535, "host": "h" * 253, "facts": facts}
+    lines = meet(Answerer(KEY, claims), Caller(KEY, claims))[2]
+    assert max(len(json.dumps(line)) for line in lines) < LONGEST_BYTES
+
+
+def test_every_meeting_has_its_own_seals() -> None:
+    keys = {meet(Answerer(KEY, {}), Caller(KEY, {}))[0].send_key for _ in range(8)}
+    assert len(keys) == 8
+
+
+def test_another_key_is_found_out_by_either_side() -> None:
+    answerer, caller = Answerer(KEY, {}), Caller(b"another", {})
+    hello = caller.take_challenge(answerer.challenge())
+    assert hello is not None
+    assert answerer.take_hello(hello) is None
+    own = Answerer(b"another", {}).take_hello(Caller(b"another", {}).take_challenge(answerer.challenge()) or {})
+    assert own is None
+
+
+@given(st.sampled_from(["nonce", "claims", "proof"]), st.none() | st.text() | st.integers() | CLAIMS)
+def test_a_hello_that_was_changed_is_refused(field: str, value: object) -> None:
+    answerer, caller = Answerer(KEY, {}), Caller(KEY, {"node": "a"})
+    hello = caller.take_challenge(answerer.challenge())
+    assert hello is not None
+    if hello[field] != value:
+        assert answerer.take_hello({**hello, field: value}) is None
+
+
+def test_a_hello_that_was_seen_is_of_no_use_to_another_challenge() -> None:
+    caller = Caller(KEY, {})
+    hello = caller.take_challenge(Answerer(KEY, {}).challenge())
+    assert hello is not None
+    assert Answerer(KEY, {}).take_hello(hello) is None
+
+
+def test_a_proof_sent_back_is_no_proof() -> None:
+    """Somebody without the key calls two sides, or mirrors what it is told."""
+    answerer, caller = Answerer(KEY, {}), Caller(KEY, {})
+    hello = caller.take_challenge(answerer.challenge())
+    assert hello is not None
+    assert caller.take_welcome({"type": "welcome", "claims": {}, "proof": hello["proof"]}) is None
+    assert caller.take_challenge(answerer.challenge()) is None
+
+
+@pytest.mark.parametrize(
+    "message", [{}, {"type": "welcome"}, {"type": "challenge"}, {"type": ["challenge"], "nonce": 1}]
+)
+def test_nonsense_is_neither_challenge_nor_hello_nor_welcome(message: Message) -> None:
+    caller = Caller(KEY, {})
+    assert caller.take_welcome(message) is None
+    assert caller.take_challenge(message) is None
+    assert Answerer(KEY, {}).take_hello(message) is None
+
+
+def test_a_derived_secret_tells_nothing_of_another() -> None:
+    made = [derived(KEY, "store", 1), derived(KEY, "store", 2), derived(KEY, "store1"), derived(b"", "store", 1)]
+    assert len(set(made)) == 4
+    assert derived(KEY, "store", 1) == made[0]
+
+
+def sealed_pair() -> tuple[LineChannel, LineChannel]:
+    left, right = map(LineChannel, socket.socketpair())
+    below, above, _ = meet(Answerer(KEY, {}), Caller(KEY, {}))
+    left.seal(below.send_key, below.receive_key)
+    right.seal(above.send_key, above.receive_key)
+    return left, right
+
+
+@given(st.lists(CLAIMS, max_size=6))
+def test_sealed_messages_arrive_in_order_in_both_directions(messages: list[Message]) -> None:
+    left, right = sealed_pair()
+    for message in messages:
+        assert left.send(message)
+        assert right.send(message)
+    assert left.receive() == right.receive() == messages
+    left.close()
+    right.close()
+
+
+@pytest.mark.parametrize("swap", [[0, 0], [1], [1, 0]])
+def test_a_sealed_line_repeated_left_out_or_moved_closes_the_channel(swap: list[int]) -> None:
+    left, right = sealed_pair()
+    spy, sink = socket.socketpair()
+    channel = LineChannel(sink)
+    channel.seal(b"k", b"k")
+    for number in range(2):
+        channel.send({"n": number})
+    lines = spy.recv(65536).splitlines(keepends=True)
+    right.seal(b"k", b"k")
+    left.sock.sendall(b"".join(lines[index] for index in swap))
+    good = [{"n": 0}] if swap[0] == 0 else []
+    assert (right.receive(), right.closed) == (good, True)
+    for end in (left.sock, spy, sink):
+        end.close()

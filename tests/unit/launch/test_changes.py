@@ -1,0 +1,85 @@
+"""Other settings for a run that goes on: what is allowed, and that nothing is half changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from run_folders import submitted_run
+
+from hpctrain.base.errors import FileError, InputError
+from hpctrain.launch.changes import changed_run, settings_written
+from hpctrain.launch.folder import RunFolder
+from hpctrain.records.run import read_run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = submitted_run(tmp_path, "7")
+    checkpoint = folder / "checkpoints" / "step-00000006"
+    checkpoint.mkdir()
+    (checkpoint / "manifest.json").touch()
+    return folder
+
+
+def test_nothing_changed_writes_nothing(folder):
+    before = sorted(folder.iterdir())
+    with settings_written(RunFolder(folder), changed_run(folder, ())):
+        pass
+    assert sorted(folder.iterdir()) == before
+
+
+def test_the_old_settings_stay_beside_the_new_ones(folder):
+    old = (folder / "run.yaml").read_text()
+    with settings_written(RunFolder(folder), changed_run(folder, ("steps=20", "cluster.nodes=4"))):
+        pass
+    assert (read_run(folder / "run.yaml").steps, read_run(folder / "run.yaml").cluster.nodes) == (20, "4")
+    with settings_written(RunFolder(folder), changed_run(folder, ("optimizer.lr=0.1",))):
+        pass
+    assert (folder / "run-1.yaml").read_text() == old
+    assert read_run(folder / "run-2.yaml").steps == 20
+
+
+def test_a_submission_that_fails_leaves_all_as_it_was(folder):
+    (folder / "plan.json").write_text("{}")
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    change = changed_run(folder, ("compile=true",))
+
+    def submit() -> None:
+        with settings_written(RunFolder(folder), change):
+            assert not (folder / "plan.json").exists()
+            raise InputError("sbatch refused")
+
+    with pytest.raises(InputError, match="sbatch refused"):
+        submit()
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("seed=4", "decides the weights and the order of samples"),
+        ("data.seq_len=512", "how far this data was read"),
+        ("model.preset=mini-10m", "this model's weights"),
+        ("batch.global=16", "counts samples in batches"),
+        ("cluster.kind=local", "train --resume"),
+        ("precision=bf16", "loss scale"),
+        ("deterministic=true", "start a new run"),
+    ],
+)
+def test_what_the_checkpoint_depends_on_stays(folder, override, reason):
+    with pytest.raises(InputError, match=reason) as caught:
+        changed_run(folder, (override, "steps=20"))
+    assert f"--set {override.partition('=')[0]}: " in str(caught.value)
+    assert "allowed are the keys steps, cluster" in str(caught.value)
+
+
+def test_steps_that_are_done_cannot_be_taken_back(folder):
+    with pytest.raises(InputError, match=r"--set steps=6: the newest checkpoint is of step 6; ask for more"):
+        changed_run(folder, ("steps=6",))
+    assert changed_run(folder, ("steps=7",)).steps == 7
+
+
+def test_a_value_that_is_wrong_is_told_as_in_the_file(folder):
+    with pytest.raises(FileError, match="given by --set"):
+        changed_run(folder, ("steps=none",))

@@ -1,0 +1,126 @@
+"""The class of an ending: the agents' words first, then Slurm's, then what the ledger says of the attempts before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fake_slurm import FakeSlurm
+
+from hpctrain.launch.exit_class import Ending, read_ending, with_progress, with_slurms_word
+from hpctrain.records.attempt import idle_attempts, spent
+from hpctrain.records.event import Event, EventKind
+from hpctrain.slurm.commands import Slurm
+from hpctrain.slurm.job import JobInfo, JobState
+
+
+def event(kind: EventKind, **data: object) -> Event:
+    return Event(time_s=0, attempt=0, generation=0, node="gpu1", kind=kind, reason=kind, data=data)
+
+
+STARTED = event("attempt_started", nodes=["gpu1", "gpu2"])
+
+
+@pytest.mark.parametrize(
+    ("code", "events", "finished", "expected"),
+    [
+        (0, [], False, "done"),
+        # The majority finished: neither the isolated node's 75 nor an agent out of memory makes it another end.
+        (75, [event("failed", exit_code=75), event("finished")], True, "done"),
+        (75, [event("finished"), event("failed", exit_code=75)], False, "done"),
+        (137, [], True, "done"),
+        (None, [event("finished")], False, "done"),
+        (75, [], False, "resumable"),
+        # An agent was killed earlier, the others saved before the time limit.
+        (137, [event("preempted")], False, "resumable"),
+        (None, [event("preempted")], False, "resumable"),
+        # Told to leave before the handlers stood.
+        (143, [], False, "resumable"),
+        (140, [], False, "resumable"),
+        # Too few nodes are left, and the one that was lost counts as killed.
+        (137, [event("failed", exit_code=75)], False, "infrastructure"),
+        # No plan for those that are left; the next job gets all of them.
+        (4, [STARTED, event("failed", exit_code=4, left=["gpu1"])], False, "infrastructure"),
+        (None, [], False, "infrastructure"),
+        (4, [STARTED, event("failed", exit_code=4, left=["gpu1", "gpu2"])], False, "fatal"),
+        (137, [], False, "fatal"),
+        (4, [], False, "fatal"),
+        (1, [event("failed", exit_code=1)], False, "fatal"),
+        (75, [event("failed", exit_code=1), event("failed", exit_code=75)], False, "fatal"),
+        (1, [event("preempted"), event("failed", exit_code=1)], False, "fatal"),
+        (77, [event("failed", exit_code=77)], False, "no_progress"),
+    ],
+)
+def test_the_events_say_more_than_the_highest_exit_code(
+    code: int | None, events: list[Event], finished: bool, expected: str
+) -> None:
+    ending = read_ending(code, events, finished)
+    assert ending.exit_class == expected
+    assert (ending.code == 0) == (expected == "done")
+
+
+def test_what_the_next_attempt_would_meet_again_is_hopeless() -> None:
+    assert read_ending(2, [event("failed", exit_code=2)], False).hopeless
+    assert read_ending(4, [], False).hopeless
+    assert not read_ending(1, [event("failed", exit_code=1)], False).hopeless
+    assert not read_ending(4, [STARTED, event("failed", exit_code=4, left=["gpu1"])], False).hopeless
+
+
+def info(state: str, preempted: bool = False) -> JobInfo:
+    fake = FakeSlurm()
+    job = Slurm(fake).job(fake.submit("--nodes=2"))
+    assert job is not None
+    return replace(job, state=JobState(state), preempt_s=1.0 if preempted else None)
+
+
+SILENT = Ending(None, "infrastructure")
+
+
+@pytest.mark.parametrize(
+    ("ending", "job", "expected"),
+    [
+        (SILENT, info("TIMEOUT"), "resumable"),
+        (SILENT, info("NODE_FAIL"), "infrastructure"),
+        (SILENT, info("OUT_OF_MEMORY"), "fatal"),
+        (SILENT, info("PREEMPTED"), "resumable"),
+        (SILENT, None, "infrastructure"),
+        (SILENT, info("UNKNOWN"), "infrastructure"),
+        # srun was killed, the agents said nothing: it was the node.
+        (Ending(137, "fatal"), info("NODE_FAIL"), "infrastructure"),
+        (Ending(137, "fatal"), info("RUNNING"), "fatal"),
+        # They were there: a bug stays a bug on a node that fails later.
+        (Ending(1, "fatal", reason="the loss is nan"), info("NODE_FAIL"), "fatal"),
+        (Ending(1, "fatal", reason="cut off"), info("RUNNING", preempted=True), "resumable"),
+        (Ending(0, "done"), info("TIMEOUT"), "done"),
+    ],
+)
+def test_slurm_has_the_second_word(ending: Ending, job: JobInfo | None, expected: str) -> None:
+    assert with_slurms_word(ending, job).exit_class == expected
+
+
+def test_getting_nowhere_is_a_class_of_its_own() -> None:
+    stopped, lost = Ending(75, "resumable"), Ending(75, "infrastructure")
+    assert with_progress(stopped, progressed=False, preempted=False, idle_before=0).exit_class == "no_progress"
+    assert with_progress(stopped, progressed=True, preempted=False, idle_before=9).exit_class == "resumable"
+    assert with_progress(stopped, progressed=False, preempted=True, idle_before=9).exit_class == "resumable"
+    assert with_progress(lost, progressed=False, preempted=False, idle_before=1).exit_class == "infrastructure"
+    assert with_progress(lost, progressed=False, preempted=False, idle_before=2).exit_class == "no_progress"
+    assert with_progress(Ending(1, "fatal"), progressed=False, preempted=False, idle_before=9).exit_class == "fatal"
+
+
+def test_the_ledger_counts_since_the_last_new_checkpoint() -> None:
+    def line(kind: str, before: str | None, after: str | None) -> dict[str, object]:
+        return {"class": kind, "checkpoint_before": before, "checkpoint_after": after}
+
+    lines = [line("fatal", None, None), line("fatal", None, "a"), line("infrastructure", "a", "a")]
+    assert (spent(lines), idle_attempts(lines)) == (1, 1)
+    lines += [line("resumable", "a", "a"), line("no_progress", "a", "a")]
+    assert (spent(lines), idle_attempts(lines)) == (2, 2)
+    assert spent([*lines, line("resumable", "a", "b")]) == 0
+    assert (spent([]), idle_attempts([])) == (0, 0)
+
+
+def test_nodes_that_the_probe_refuses_are_no_failure_of_the_run() -> None:
+    events = [STARTED, event("probed", exclude=["gpu2"]), event("failed", exit_code=4, by_probe=True)]
+    ending = read_ending(4, events, False)
+    assert (ending.code, ending.exit_class, ending.hopeless) == (4, "infrastructure", False)

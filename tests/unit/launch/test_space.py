@@ -1,0 +1,31 @@
+"""Room for the checkpoints that are kept and the one being written is looked for before the run starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from run_folders import RUN
+
+from hpctrain.launch import space
+from hpctrain.launch.space import space_words
+from hpctrain.records.model_spec import PRESETS
+from hpctrain.records.run import Run
+
+SPEC = PRESETS["tiny-1m"].model_copy(update={"vocab": 256})
+
+
+def test_a_run_that_fits_says_nothing(tmp_path: Path) -> None:
+    run = Run.model_validate(RUN)
+    assert space_words(run, SPEC, tmp_path / "runs") == []
+
+
+def test_too_little_room_is_said_with_both_figures_and_what_to_do(tmp_path: Path, monkeypatch) -> None:
+    run = Run.model_validate({**RUN, "checkpoint": {"keep": 4}})
+    one = 12 * SPEC.parameters()
+    monkeypatch.setattr(space, "free_bytes", lambda path: 5 * one)
+    assert space_words(run, SPEC, tmp_path) == []
+    monkeypatch.setattr(space, "free_bytes", lambda path: 5 * one - 1)
+    (said,) = space_words(run, SPEC, tmp_path)
+    assert said.startswith(f"{tmp_path}: ")
+    assert "are free; 5 checkpoints of" in said
+    assert "lower checkpoint.keep" in said

@@ -1,0 +1,138 @@
+"""What speaks against a topology now: age, nodes, drivers, version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpctrain import __version__
+from hpctrain.base.clock import utc_text
+from hpctrain.base.errors import FileError
+from hpctrain.launch.driver import driver_of, own_driver
+from hpctrain.launch.folder import RunFolder
+from hpctrain.launch.staleness import staleness
+from hpctrain.launch.training import drop_stale_topology
+from hpctrain.records.topology import Device, DeviceType, Node, Provenance, Topology, Verdict
+
+NOW = 1767225600.0  # 2026-01-01
+DAY = 24 * 3600.0
+
+
+def topology(
+    *names: str, age_days: float = 0.0, driver: str | None = None, version: str = __version__, mode: str = "full"
+) -> Topology:
+    created = utc_text(NOW - age_days * DAY)
+    device = Device(id="cuda0", type="gpu", driver=driver)
+    return Topology(
+        provenance=Provenance(version=version, created=created, transport="tcp", mode=mode),
+        device_types={"gpu": DeviceType(kind="cuda", name="gpu")},
+        nodes=[Node(id=name, addr=name, devices=[device]) for name in names],
+    )
+
+
+def test_nothing_is_said_of_a_young_file_of_these_nodes() -> None:
+    assert staleness(topology("n1", "n2", age_days=6.9, driver="1.2"), ["n2", "n1"], {"n1": "1.2"}, NOW) == []
+    assert staleness(topology("n1", age_days=6.9), None, {}, NOW) == []
+
+
+def test_age_counts_from_the_days_that_are_allowed() -> None:
+    words = staleness(topology("n1", age_days=9.2), None, {}, NOW)
+
+    assert words == ["the topology is 9 days old, and 7 days are allowed; measure again with `hpctrain probe`"]
+    assert staleness(topology("n1", age_days=9.2), None, {}, NOW, max_age_days=10) == []
+    assert "12 h 0 min old, and 0.25 days" in staleness(topology("n1", age_days=0.5), None, {}, NOW, 0.25)[0]
+
+
+def test_other_nodes_are_named_both_ways() -> None:
+    words = staleness(topology("n1", "n2", "n3", "n7"), ["n1", "n4", "n5", "n6"], {}, NOW)
+
+    assert words == [
+        "the topology has no figures of n[4-6], which the run gets; measure again with `hpctrain probe`",
+        "the topology also has n[2-3,7], which the run does not get: a plan on them is refused",
+    ]
+
+
+def test_a_driver_that_changed_is_told_where_both_are_known() -> None:
+    old = topology("n1", "n2", "n3", driver="535.104.05")
+
+    words = staleness(old, None, {"n1": "550.54", "n2": "550.54", "n3": "535.104.05"}, NOW)
+
+    assert words == [
+        "the driver of n[1-2] was 535.104.05 when it was measured and is 550.54; measure again with `hpctrain probe`"
+    ]
+    assert staleness(topology("n1"), None, {"n1": "550.54"}, NOW) == []
+
+
+def test_another_version_of_hpctrain_is_told() -> None:
+    assert (
+        f"hpctrain 0.0.9 wrote the topology, this is {__version__}"
+        in staleness(topology("n1", version="0.0.9"), None, {}, NOW)[0]
+    )
+
+
+def test_published_figures_do_not_age() -> None:
+    published = topology("n1", age_days=900, version="0", mode="published")
+
+    assert staleness(published, None, {}, NOW) == []
+    assert len(staleness(published, ["n2"], {}, NOW)) == 2
+
+
+def test_a_prior_is_told_and_never_serves_a_run(tmp_path: Path) -> None:
+    prior = topology("n1", mode="prior")
+    prior.write(tmp_path / "topology.json")
+
+    assert ["nothing in the topology was measured" in words for words in staleness(prior, ["n1"], {}, NOW)] == [True]
+    assert "are measured again" in drop_stale_topology(RunFolder(tmp_path), ["n1"], NOW)[-1]
+    assert not (tmp_path / "topology.json").exists()
+
+
+def test_a_time_that_is_none_is_a_mistake_in_the_file() -> None:
+    odd = topology("n1")
+    odd = odd.model_copy(update={"provenance": odd.provenance.model_copy(update={"created": "last week"})})
+
+    with pytest.raises(FileError, match=r"provenance\.created: found 'last week'"):
+        staleness(odd, None, {}, NOW)
+
+
+def test_the_driver_is_read_from_its_own_words(tmp_path: Path) -> None:
+    file = tmp_path / "version"
+    file.write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build  (x@y)\n"
+        "GCC version:  gcc version 11.4.0 (Ubuntu)\n"
+    )
+
+    assert own_driver("n1", file) == {"n1": "550.54.15"}
+    assert own_driver(None, file) == {}
+    assert own_driver("n1", tmp_path / "absent") == {}
+    assert driver_of("nothing of the kind") is None
+
+
+def test_an_attempt_keeps_a_topology_with_words_and_puts_an_old_one_aside(tmp_path: Path) -> None:
+    folder, path = RunFolder(tmp_path), tmp_path / "topology.json"
+    topology("n1", "n2", driver="1.0").write(path)
+
+    kept = drop_stale_topology(folder, ["n1"], NOW, {"n1": "2.0"})
+    assert path.exists()
+    dropped = drop_stale_topology(folder, ["n1"], NOW + 8 * DAY)
+
+    assert [words.split(",")[0].split(" was")[0] for words in kept] == ["the topology also has n2", "the driver of n1"]
+    assert dropped[-1] == "the nodes are measured again; the topology found is now topology-before.json"
+    assert [file.name for file in tmp_path.iterdir()] == ["topology-before.json"]
+    assert drop_stale_topology(folder, ["n1"], NOW) == []
+
+
+def test_nodes_that_were_refused_are_measured_again(tmp_path: Path) -> None:
+    refused = topology("n1").model_copy(update={"verdict": Verdict(status="refuse", exclude=["n1"])})
+    refused.write(tmp_path / "topology.json")
+
+    assert "are measured again" in drop_stale_topology(RunFolder(tmp_path), ["n1"], NOW)[-1]
+
+
+def test_an_unreadable_topology_is_put_aside_too(tmp_path: Path) -> None:
+    (tmp_path / "topology.json").write_text("{")
+
+    words = drop_stale_topology(RunFolder(tmp_path), ["n1"], NOW)
+
+    assert "not valid JSON" in words[0]
+    assert not (tmp_path / "topology.json").exists()

@@ -1,0 +1,86 @@
+"""How long a run will take: hours, jobs and what a time limit means, told before it is queued."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hpctrain.launch.estimate import start_words
+from hpctrain.launch.wall_time import Limit, WallTime, duration_words, limit_words, start_up_of
+from hpctrain.records.topology import Device, DeviceType, Node, Provenance, Topology
+from hpctrain.slurm.commands import StartEstimate
+
+HOUR = 3600
+RUN = WallTime(step_s=1.2, steps=10_000, start_up_s=300.0)
+"""Three hours and twenty minutes of steps."""
+
+
+def topology(kind: str, nodes: int = 2, devices: int = 4) -> Topology:
+    parts = [
+        Device(id=f"d{n}", type="it", flops={"fp32": 1e12}, memory_bytes=1e9, launch_s=0.0) for n in range(devices)
+    ]
+    return Topology(
+        provenance=Provenance(version="0", created="2026-01-01T00:00:00Z", transport="tcp"),
+        device_types={"it": DeviceType(kind=kind, name="it")},  # type: ignore[arg-type]
+        nodes=[Node(id=f"n{n}", addr="127.0.0.1", devices=parts) for n in range(nodes)],
+    )
+
+
+def test_gpu_hours_are_those_of_all_gpus_of_the_job() -> None:
+    words = duration_words(RUN, topology("cuda"))
+    assert words.startswith(
+        "about 3 h 25 min for 10,000 steps: 27.3 GPU-hours (start-up 5 min 0 s as in an earlier run"
+    )
+    assert "6.83 node-hours" in duration_words(RUN, topology("cpu"))
+    assert "start-up not counted" in duration_words(WallTime(1.2, 10_000, None), topology("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        (
+            Limit(HOUR, True),
+            "cluster.time 01:00:00 means about 4 jobs, one after the other; 04:20:00 should do",
+        ),
+        (Limit(480, True), "cluster.time 00:08:00 is over before the run trains; 04:20:00 should do"),
+        (Limit(5 * HOUR, True), "cluster.time 05:00:00 should be enough for one job"),
+        (Limit(48 * HOUR, False), "the partition's limit 2-00:00:00 is more than it needs; 04:20:00 should do"),
+        (Limit(None, False), "the job has no time limit; cluster.time 04:20:00 should do"),
+    ],
+)
+def test_what_a_limit_means(limit: Limit, words: str) -> None:
+    assert limit_words(RUN, limit, notice_s=120).startswith(words)
+
+
+def test_every_job_pays_for_its_start_and_its_notice() -> None:
+    run = WallTime(step_s=1.0, steps=1000, start_up_s=100.0)
+    assert run.jobs(limit_s=100 + 60 + 40 + 500, notice_s=40) == 2
+    assert run.jobs(limit_s=100 + 60 + 40 + 499, notice_s=40) == 3
+    assert run.jobs(limit_s=200, notice_s=40) is None
+
+
+def test_the_start_up_is_that_of_the_first_attempt(tmp_path: Path) -> None:
+    assert start_up_of(tmp_path) is None
+    row = {"step": 1, "generation": 0, "time_s": 1050.0, "step_time_s": 2.0, "loss": 1.0, "lr": 0.1, "tokens": 1}
+    row |= {"samples": 1, "tokens_per_s": 1.0, "bytes_sent": {}, "stage_time_s": [1.0], "micro_batches": [1]}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({**row, "step": 2}) + "\n")
+    assert start_up_of(tmp_path) is None
+    (tmp_path / "attempts.jsonl").write_text(json.dumps({"attempt": 0, "start": 1000.0}) + "\n")
+    assert start_up_of(tmp_path) == 48.0
+    (tmp_path / "metrics.jsonl").write_text("{half a li")
+    assert start_up_of(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("start_s", "words"),
+    [
+        (1000.0, "Slurm expects to start it at once on gpu[1-2]"),
+        (8200.0, "Slurm expects to start it in 2 h 0 min (1970-01-01T02:16:40Z) on gpu[1-2]"),
+        (4e9, "some limit keeps it from ever starting"),
+        (None, "does not say when"),
+    ],
+)
+def test_the_start_that_slurm_expects(start_s: float | None, words: str) -> None:
+    assert words in start_words(StartEstimate(start_s, ("gpu1", "gpu2"), None), now=1000.0)

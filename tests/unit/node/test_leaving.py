@@ -1,0 +1,35 @@
+"""When nobody is left to wait for: srun would wait for a dead node's task until Slurm gives the node up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpctrain.node.leaving import is_over, leave
+
+
+@pytest.mark.parametrize(
+    ("left", "members", "min_nodes", "over"),
+    [
+        (["a"], "abc", 1, False),  # an isolated node: the others train on
+        (["a", "b"], "abc", 1, True),  # one of three may not go on
+        (["a"], "ab", 1, False),  # half may
+        (["a"], "ab", 2, True),
+        (["a", "b"], "abcd", 3, True),
+        (["a", "b"], "abcd", 2, False),
+        (["x"], "abc", 1, False),  # a spare was not in the generation
+    ],
+)
+def test_an_attempt_is_over_when_those_that_have_not_left_cannot_go_on(
+    left: list[str], members: str, min_nodes: int, over: bool
+) -> None:
+    assert is_over(left, list(members), min_nodes) is over
+
+
+def test_the_last_that_matters_tells_the_job_script(tmp_path: Path) -> None:
+    leave(tmp_path, 2, "a", ["a", "b", "c"], 1, 75)
+    assert not (tmp_path / "left" / "2.code").exists()
+    leave(tmp_path, 2, "b", ["a", "b", "c"], 1, 75)
+    assert (tmp_path / "left" / "2.code").read_text() == "75\n"
+    assert not (tmp_path / "left" / "1.code").exists()
