@@ -36,6 +36,11 @@ def format_seconds(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def format_delta(seconds: float) -> str:
+    """A difference with its sign: 0.12 -> '+120 ms', -2.0 -> '-2 s'."""
+    return ("-" if seconds < 0 else "+") + format_seconds(abs(seconds))
+
+
 def format_count(count: float) -> str:
     """A count with an SI prefix: 1_300_000_000 -> '1.3G'."""
     return format_si(count, "").replace(" ", "")

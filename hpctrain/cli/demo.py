@@ -15,7 +15,7 @@ from hpctrain.base.atomic import storage_errors
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.base.process import SystemRunner
-from hpctrain.base.units import format_seconds, format_si
+from hpctrain.base.units import format_delta, format_seconds, format_si
 from hpctrain.cli.live import watch
 from hpctrain.cli.progress import phases
 from hpctrain.corpus.prepare import Progress
@@ -118,7 +118,7 @@ def _plan(folder: Path, run_file: Path, topology: Topology) -> Plan:
     if plan.predicted is not None:
         click.echo(f"    predicted step time {format_seconds(plan.predicted.step_time_s['total'])}")
     for rejected in plan.rejected[:3]:
-        slower = f"+{format_seconds(rejected.delta_s)}" if rejected.delta_s is not None else "cannot run"
+        slower = format_delta(rejected.delta_s) if rejected.delta_s is not None else "cannot run"
         click.echo(f"    not {rejected.change}: {slower}, {rejected.reason}")
     return plan
 

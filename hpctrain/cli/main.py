@@ -20,6 +20,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "probe": ("hpctrain.cli.probe", "Measure nodes, devices and links into a topology file."),
     "topology": ("hpctrain.cli.topology", "Read, compare and convert topology files."),
     "plan": ("hpctrain.cli.plan", "From a run file and a topology to a plan, with its reasons."),
+    "simulate": (
+        "hpctrain.cli.simulate",
+        "A plan's step, and what slower nodes, lost nodes or failures would do.",
+    ),
     "train": ("hpctrain.cli.train", "Train as local processes: the same run without a queue."),
     "submit": ("hpctrain.cli.submit", "Submit a run as one job: probe if needed, plan, train, requeue."),
     "status": ("hpctrain.cli.status", "Say how a run is doing."),

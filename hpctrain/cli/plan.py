@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import cast, get_args
 
 import click
-from rich.console import Console, Group
-from rich.table import Table
+from ClusterShell.NodeSet import NodeSet
+from rich.console import Console
 
+from hpctrain.base.errors import InputError, Refused
 from hpctrain.base.process import SystemRunner
-from hpctrain.base.units import format_bytes, format_count, format_seconds
+from hpctrain.base.units import format_count, format_seconds
+from hpctrain.cli.explained import explanation
+from hpctrain.cli.factors import Finite, node_names, numbers_by_name
 from hpctrain.cli.only_nodes import only_nodes
 from hpctrain.cli.stale import warn_if_stale
 from hpctrain.launch.own_model import with_sizes
 from hpctrain.launch.staleness import MAX_AGE_DAYS
 from hpctrain.planner import make_plan
+from hpctrain.planner.explain import neighbours_on_request
+from hpctrain.planner.objective import Goal, Goodness, Objective
+from hpctrain.planner.replay import scene_of
+from hpctrain.planner.workload import USABLE
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.plan import Plan
 from hpctrain.records.run import read_run
@@ -50,6 +58,51 @@ WIDTH = 120
     show_default=True,
     help="exhaustive: the fastest by the cost model; paper: the paper's equations (1) and (7).",
 )
+@click.option(
+    "--objective",
+    "goal",
+    type=click.Choice(get_args(Goal)),
+    default="time",
+    show_default=True,
+    help="What is smallest: a step's time; robust: its p95 with late messages and a slow node; energy: joules a token; "
+    "cost: price of a token.",
+)
+@click.option(
+    "--power",
+    multiple=True,
+    metavar="TYPE=WATTS",
+    help="Power of such a device at work, for --objective energy.",
+)
+@click.option(
+    "--price", "prices", multiple=True, metavar="TYPE=PRICE", help="Price of such a device for an hour, for cost."
+)
+@click.option(
+    "--max-memory",
+    type=Finite(0, 100, min_open=True),
+    metavar="PERCENT",
+    help="Largest part of a device's memory that is planned for.  [default: 90]",
+)
+@click.option("--forbid", metavar="NODES", help="Plan without these nodes: n[3,7].")
+@click.option(
+    "--min-goodput",
+    type=Finite(0, 1, min_open=True, max_open=True),
+    metavar="SHARE",
+    help="Least share of the time that is training that lasts (0.95), when nodes fail by --node-mtbf.",
+)
+@click.option(
+    "--node-mtbf",
+    type=Finite(0, min_open=True),
+    metavar="HOURS",
+    help="Mean time between failures of one node, for --min-goodput.",
+)
+@click.option(
+    "--recover",
+    type=Finite(0),
+    default=19.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="From a failure until training goes on, for --min-goodput (default: four local nodes, docs/measurements.md).",
+)
 @click.option("--nodes", metavar="NODES", help="Plan for these nodes of the topology only: local[0-2].")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
 @click.option(
@@ -64,8 +117,10 @@ WIDTH = 120
 @click.option("--explain", is_flag=True, help="Say what goes where and why, with the plans that lost.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan on stdout.")
 def command(
-    run_file: Path, topology_file: Path, output: Path, solver: str, nodes: str | None, overrides: tuple[str, ...],
-    max_age_days: float, explain: bool, as_json: bool,
+    run_file: Path, topology_file: Path, output: Path, solver: str, goal: str, power: tuple[str, ...],
+    prices: tuple[str, ...], max_memory: float | None, forbid: str | None, min_goodput: float | None,
+    node_mtbf: float | None, recover: float, nodes: str | None, overrides: tuple[str, ...], explain: bool,
+    as_json: bool, max_age_days: float,
 ) -> None:  # fmt: skip
     """From RUN.YAML and a topology to a plan: which device computes which blocks of which sequences when.
 
@@ -80,25 +135,54 @@ def command(
     if nodes is not None:
         topology = only_nodes(topology, nodes, topology_file)
     warn_if_stale(topology, max_age_days=max_age_days)
-    plan = make_plan(run, spec, topology, solver="paper" if solver == "paper" else "exhaustive")
+    if forbid is not None:
+        topology = _without(topology, forbid)
+    objective = _objective(goal, max_memory, prices, power, min_goodput, node_mtbf, recover, run.checkpoint.every)
+    if solver == "paper" and not objective.only_time:
+        raise InputError("--solver paper: it plans for time only; remove --objective and --min-goodput")
+    plan = make_plan(run, spec, topology, solver="paper" if solver == "paper" else "exhaustive", objective=objective)
     plan.write(output)
     people = Console(stderr=as_json, highlight=False, markup=False)
     if not people.is_terminal:
         people = Console(stderr=as_json, highlight=False, markup=False, width=WIDTH)
     people.print(_summary(plan, spec), soft_wrap=True)
     if explain:
-        people.print(explanation(plan, topology))
+        more = neighbours_on_request(run, spec, topology, plan, objective.usable)
+        scene = scene_of(run, spec, plan, topology)
+        people.print(explanation(plan, topology, scene, objective.usable or USABLE, more))
     people.print(f"wrote {output}", soft_wrap=True)
     if as_json:
         click.echo(json.dumps(plan.to_json(), indent=1))
 
 
-def explanation(plan: Plan, topology: Topology) -> Group:
-    """What goes where, how long it takes, what it keeps in memory, and what lost against it."""
-    parts = [_where(plan), _time(plan), _memory(plan, topology)]
-    if plan.rejected:
-        parts.append(_rejected(plan))
-    return Group(*parts, *(f"note: {note}" for note in plan.notes))
+def _without(topology: Topology, nodes: str) -> Topology:
+    forbidden = set(node_names("--forbid", nodes))
+    known = [node.id for node in topology.nodes]
+    unknown = sorted(forbidden - set(known))
+    if unknown:
+        raise InputError(f"--forbid: found {NodeSet.fromlist(unknown)}, the topology has {NodeSet.fromlist(known)}")
+    left = [node for node in known if node not in forbidden]
+    if not left:
+        raise Refused("--forbid: no node of the topology is left; forbid fewer")
+    return topology.only(left)
+
+
+def _objective(
+    goal: str, max_memory: float | None, prices: tuple[str, ...], power: tuple[str, ...], min_goodput: float | None,
+    node_mtbf: float | None, recover: float, every: int,
+) -> Objective:  # fmt: skip
+    if (min_goodput is None) != (node_mtbf is None):
+        raise InputError("--min-goodput and --node-mtbf go together; give both, or none")
+    goodness = None
+    if min_goodput is not None and node_mtbf is not None:
+        goodness = Goodness(min_goodput, node_mtbf * 3600, recover, every)
+    return Objective(
+        goal=cast(Goal, goal),
+        watts=numbers_by_name("--power", power),
+        prices=numbers_by_name("--price", prices),
+        usable=None if max_memory is None else max_memory / 100,
+        goodness=goodness,
+    )
 
 
 def _summary(plan: Plan, spec: Spec) -> str:
@@ -113,43 +197,3 @@ def _summary(plan: Plan, spec: Spec) -> str:
         if plan.predicted.bound_s is not None:
             text += f"; no plan on these devices beats {format_seconds(plan.predicted.bound_s)}"
     return text
-
-
-def _where(plan: Plan) -> Table:
-    table = Table("replica", "rows", "micro-batches", "stage", "blocks", "devices", title="What goes where")
-    for number, replica in enumerate(plan.replicas):
-        for index, stage in enumerate(plan.stages):
-            head = (str(number), str(replica.rows), f"{replica.micro_batches} of {replica.micro_batch}")
-            start, stop = stage.layers
-            ends = " + embedding" * (index == 0) + " + head" * (index == len(plan.stages) - 1)
-            blocks = (f"{start}–{stop - 1}" if stop > start else "none") + ends
-            table.add_row(*(head if index == 0 else ("", "", "")), str(index), blocks, " ".join(replica.devices[index]))
-    return table
-
-
-def _time(plan: Plan) -> Table:
-    table = Table("term", "seconds", "share", title="Predicted time of a step")
-    terms = plan.predicted.step_time_s if plan.predicted else {}
-    for term, seconds in terms.items():
-        table.add_row(term, format_seconds(seconds), f"{seconds / terms['total']:.0%}")
-    if plan.predicted and plan.predicted.bound_s is not None:
-        bound = plan.predicted.bound_s
-        table.add_row("bound", format_seconds(bound), f"{bound / terms['total']:.0%}")
-    return table
-
-
-def _memory(plan: Plan, topology: Topology) -> Table:
-    table = Table("device", "predicted", "memory", "share (90 % may be used)", title="Memory")
-    for place, need in (plan.predicted.memory_bytes if plan.predicted else {}).items():
-        memory = topology.device(place).memory_bytes
-        known = (format_bytes(memory), f"{need / memory:.0%}") if memory else ("not measured", "")
-        table.add_row(place, format_bytes(need), *known)
-    return table
-
-
-def _rejected(plan: Plan) -> Table:
-    table = Table("instead", "slower by", "because", title="What lost")
-    for entry in plan.rejected:
-        slower = "cannot run" if entry.delta_s is None else format_seconds(entry.delta_s)
-        table.add_row(entry.change, slower, entry.reason)
-    return table

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from hpctrain.planner.memory import USABLE, MemoryModel, RankRole
+from hpctrain.planner.memory import MemoryModel, RankRole
 from hpctrain.planner.saving import NO_SAVING, Saving, shard_size
 from hpctrain.planner.unit import Cells, Unit
 from hpctrain.planner.workload import Share
@@ -94,12 +94,12 @@ class Layout:
 
     def excess(self, model: MemoryModel) -> Excess | None:
         """The device that its share fills the most above what a plan may use; None when everything fits."""
-        memory, worst = self.memory(model), None
+        memory, usable, worst = self.memory(model), model.work.usable, None
         for unit in self.units():
             for worker in unit.workers:
-                if worker.memory_bytes is None or memory[worker.place] <= USABLE * worker.memory_bytes:
+                if worker.memory_bytes is None or memory[worker.place] <= usable * worker.memory_bytes:
                     continue
-                found = Excess(worker.place, memory[worker.place], worker.memory_bytes)
+                found = Excess(worker.place, memory[worker.place], worker.memory_bytes, usable)
                 if worst is None or found.ratio > worst.ratio:
                     worst = found
         return worst
@@ -112,10 +112,12 @@ class Excess:
     place: str
     need_bytes: float
     memory_bytes: float
+    usable: float
+    """Share of it that a plan may fill."""
 
     @property
     def usable_bytes(self) -> float:
-        return USABLE * self.memory_bytes
+        return self.usable * self.memory_bytes
 
     @property
     def ratio(self) -> float:

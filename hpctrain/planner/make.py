@@ -9,10 +9,12 @@ from typing import Literal, get_args
 from hpctrain.base.errors import HpctrainError, InputError, Refused
 from hpctrain.base.units import format_count
 from hpctrain.planner.bound import step_bound
+from hpctrain.planner.choose import Found, choose, other_searches
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.fleet import find_fleet
 from hpctrain.planner.layout import Excess, Layout
 from hpctrain.planner.neighbours import describe_excess, describe_shape, rejected_neighbours
+from hpctrain.planner.objective import FASTEST, Objective
 from hpctrain.planner.paper import solve_as_paper
 from hpctrain.planner.predict import Prediction
 from hpctrain.planner.saving import NO_SAVING, Saving
@@ -30,20 +32,29 @@ Solver = Literal["exhaustive", "paper"]
 
 
 def make_plan(
-    run: Run, spec: Spec, topology: Topology, *, solver: Solver = "exhaustive", provisional: bool = False
+    run: Run,
+    spec: Spec,
+    topology: Topology,
+    *,
+    solver: Solver = "exhaustive",
+    objective: Objective = FASTEST,
+    provisional: bool = False,
 ) -> Plan:
     """Choose degrees, layers by stage, devices, micro-batches and schedule, and predict time and memory.
 
     Args:
         spec: the run's model with its vocabulary settled.
         solver: 'exhaustive' searches for the fastest plan by the cost model; 'paper' follows the paper's rules.
+        objective: what the plan is chosen by, and constraints; the paper's rules know the fastest only.
         provisional: mark the plan as made before the nodes are known.
 
     Raises:
-        Refused: the model cannot fit, or no or too few devices are usable.
-        InputError: the run file asks for what cannot be, or the topology lacks a figure.
+        Refused: the model cannot fit, no or too few devices are usable, or no plan keeps the constraints.
+        InputError: the run file asks for what cannot be, or the topology or the objective lacks a figure.
     """
     work, dropped = workload_of(run, spec)
+    if objective.usable is not None:
+        work = replace(work, usable=objective.usable)
     fleet = find_fleet(run, topology)
     search = Search(work, fleet, CostModel(work, fleet.links))
     shapes = search.shapes()
@@ -51,8 +62,11 @@ def make_plan(
         raise _no_shape(search)
     if solver == "paper":
         best, rejected, notes = _as_paper(search)
-    else:
+    elif objective.only_time:
         best, rejected, notes = _fastest(search, shapes)
+    else:
+        searches = [search, *other_searches(objective, run, topology, search)]
+        best, rejected, notes = choose(objective, topology, searches, _search)
     cost = CostModel(replace(work, saving=best.layout.saving), fleet.links)
     idle = len(fleet.workers) - len(best.layout.units()) * best.layout.tp
     if idle:
@@ -81,6 +95,12 @@ def _as_paper(search: Search) -> tuple[Prediction, list[Rejected], list[str]]:
 
 
 def _fastest(search: Search, shapes: list[Shape]) -> tuple[Prediction, list[Rejected], list[str]]:
+    search, best, rejected, notes = _search(search, shapes)
+    return best, [*rejected, *rejected_neighbours(search, best, shapes)], notes
+
+
+def _search(search: Search, shapes: list[Shape]) -> Found:
+    """The fastest plan, by the search itself or by one that saves memory."""
     best = search.best(shapes, search.work.micro_batch_sizes())
     rejected: list[Rejected] = []
     notes: list[str] = []
@@ -91,8 +111,7 @@ def _fastest(search: Search, shapes: list[Shape]) -> tuple[Prediction, list[Reje
         raise _nothing_fits(search, shapes)
     if not search.complete:
         notes.append("There were too many orders of devices to try all; the likely ones were tried.")
-    best = search.refine(best)
-    return best, [*rejected, *rejected_neighbours(search, best, shapes)], notes
+    return Found(search, search.refine(best), rejected, notes)
 
 
 def _saving_memory(plain: Search, shapes: list[Shape]) -> tuple[Search, Prediction, list[Rejected]]:

@@ -9,8 +9,6 @@ from hpctrain.planner.workload import Share, Workload
 from hpctrain.schedule.generate import SPLIT_BACKWARD, make_schedule
 from hpctrain.schedule.placement import stages_by_rank
 
-USABLE = 0.9
-"""Share of a device's memory that a plan may fill (the paper, section 3.4); the rest is the allocator's."""
 BUCKET_BYTES = 32 * 2**20
 """With several replicas: the flat buffer that gradients are summed in, piece by piece."""
 CAST_BYTES = 2
@@ -99,7 +97,7 @@ class MemoryModel:
             low, high, chunks = -1, self.work.spec.layers, role.stages // role.pp
             while low < high:
                 middle = (low + high + 1) // 2
-                fits = self.need(role, in_chunks(middle, chunks)) <= USABLE * memory_bytes
+                fits = self.need(role, in_chunks(middle, chunks)) <= self.work.usable * memory_bytes
                 low, high = (middle, high) if fits else (low, middle - 1)
             self._most[key] = low
         return self._most[key]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from hpctrain.base.units import format_bytes, format_seconds
+import math
+
+from hpctrain.base.units import format_bytes
 from hpctrain.planner.bound import search_bound
 from hpctrain.planner.fit import fit_layout, why_undefined
 from hpctrain.planner.layout import Excess
 from hpctrain.planner.placement import file_order
-from hpctrain.planner.predict import TERMS, Prediction, predict
+from hpctrain.planner.predict import Prediction, blame, predict
 from hpctrain.planner.search import Search, Shape
 from hpctrain.planner.unit import Cells
 from hpctrain.planner.workload import Order
@@ -49,7 +51,7 @@ def describe_excess(excess: Excess) -> str:
     """One clause with the numbers of a device that is too small."""
     return (
         f"{excess.place} would need {format_bytes(excess.need_bytes)} and has {format_bytes(excess.memory_bytes)}, "
-        f"of which 90 % ({format_bytes(excess.usable_bytes)}) may be used"
+        f"of which {excess.usable * 100:g} % ({format_bytes(excess.usable_bytes)}) may be used"
     )
 
 
@@ -58,16 +60,22 @@ def describe_lack(lack: Excess | str) -> str:
     return lack if isinstance(lack, str) else describe_excess(lack)
 
 
-def _other_shapes(search: Search, best: Prediction, shapes: list[Shape]) -> list[Rejected]:
+def nearest_shapes(search: Search, shapes: list[Shape]) -> list[Shape]:
+    """The shapes, the one with the smallest bound first."""
     sizes = search.work.micro_batch_sizes()
 
     def bound(shape: Shape) -> float:
         pp, dp, tp = shape
         fitting = [size for size in sizes if search.work.rows // size >= dp]
         units = search.units(tp)[0]
-        return min(search_bound(search.cost, units, pp, dp, size) for size in fitting)
+        return min((search_bound(search.cost, units, pp, dp, size) for size in fitting), default=math.inf)
 
-    others = sorted((shape for shape in shapes if shape != best.layout.shape), key=lambda shape: (bound(shape), shape))
+    return sorted(shapes, key=lambda shape: (bound(shape), shape))
+
+
+def _other_shapes(search: Search, best: Prediction, shapes: list[Shape]) -> list[Rejected]:
+    sizes = search.work.micro_batch_sizes()
+    others = nearest_shapes(search, [shape for shape in shapes if shape != best.layout.shape])
     found = []
     for shape in others[:MOST_SHAPES]:
         other = search.best([shape], sizes, PATIENCE)
@@ -103,9 +111,7 @@ def _slower(change: str, best: Prediction, other: Prediction) -> Rejected:
     delta = other.total - best.total
     if delta <= 1e-6 * best.total:
         return Rejected(change=change, delta_s=max(0.0, delta), reason="no faster, and nothing else is won")
-    term = max(TERMS, key=lambda name: other.terms[name] - best.terms[name])
-    reason = f"{term} is {format_seconds(other.terms[term])} instead of {format_seconds(best.terms[term])}"
-    return Rejected(change=change, delta_s=delta, reason=reason)
+    return Rejected(change=change, delta_s=delta, reason=blame(best.terms, other.terms))
 
 
 def _places(cells: Cells) -> list[tuple[str, ...]]:

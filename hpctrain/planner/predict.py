@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from hpctrain.base.units import format_seconds
 from hpctrain.planner.cost import CostModel, StageTime
 from hpctrain.planner.layout import Layout
 from hpctrain.planner.shard_time import ShardTime, shard_times
-from hpctrain.planner.simulate import Pace, simulate
+from hpctrain.planner.simulate import Pace, Timeline, simulate
 from hpctrain.planner.unit import Unit
 from hpctrain.schedule.generate import SPLIT_BACKWARD, make_schedule
 
@@ -29,41 +30,77 @@ class Prediction:
         return self.terms["total"]
 
 
-def predict(cost: CostModel, layout: Layout) -> Prediction:
-    """Simulate every replica's table, then the sums over replicas, then the update.
+@dataclass(frozen=True, eq=False)
+class SimulatedStep:
+    """A step action by action, and what follows it."""
 
-    The terms describe the replica that is done last: what its busiest pipeline rank computes, and what keeps the
-    step from being just that.
-    """
+    paces: list[Pace]
+    """By replica."""
+    lines: list[Timeline]
+    """By replica."""
+    sums: list[float]
+    """Seconds in which each pipeline rank sums its gradients over the replicas, when its last backward is done."""
+    update: float
+    """Seconds of the norm and the optimizer, when all sums are done."""
+    sharded: list[ShardTime]
+    """ZeRO's collectives by stage."""
+
+    @property
+    def last(self) -> int:
+        """The replica whose pipeline is done last."""
+        return max(range(len(self.lines)), key=lambda replica: self.lines[replica].makespan)
+
+    def summed(self, rank: int) -> float:
+        """When the sums of a pipeline rank are done."""
+        return max(line.rank_end(rank) for line in self.lines) + self.sums[rank]
+
+
+def simulate_step(cost: CostModel, layout: Layout) -> SimulatedStep:
+    """Simulate every replica's table, then the sums over replicas, then the update."""
     sharded = _shard_times(cost, layout)
     paces = _paces(cost, layout, sharded)
-    runs = {}
+    runs: dict[tuple[Pace, int], Timeline] = {}
     for pace, count in zip(paces, layout.micro_batches, strict=True):
         if (pace, count) not in runs:
             table = make_schedule(layout.schedule, layout.pp, len(layout.blocks), count)
             runs[pace, count] = simulate(table, pace)
     lines = [runs[key] for key in zip(paces, layout.micro_batches, strict=True)]
-    last = max(range(layout.dp), key=lambda replica: lines[replica].makespan)
-    pipeline, update = lines[last].makespan, _update(cost, layout)
-    sums = _gradient_sums(cost, layout, sharded)
-    ends = [max(line.rank_end(rank) for line in lines) + sums[rank] for rank in range(layout.pp)]
+    return SimulatedStep(paces, lines, _gradient_sums(cost, layout, sharded), _update(cost, layout), sharded)
+
+
+def predict(cost: CostModel, layout: Layout) -> Prediction:
+    """The time of a step by term.
+
+    The terms describe the replica that is done last: what its busiest pipeline rank computes, and what keeps the
+    step from being just that.
+    """
+    step = simulate_step(cost, layout)
+    last, lines = step.last, step.lines
+    pipeline = lines[last].makespan
+    ends = [step.summed(rank) for rank in range(layout.pp)]
 
     table = make_schedule(layout.schedule, layout.pp, len(layout.blocks), layout.micro_batches[last])
-    unhindered = simulate(table, paces[last].without_sends()).makespan if layout.pp > 1 else pipeline
+    unhindered = simulate(table, step.paces[last].without_sends()).makespan if layout.pp > 1 else pipeline
     busiest = max(range(layout.pp), key=lines[last].busy)
     busy = lines[last].busy(busiest)
     times, own = _stage_times(cost, layout, last), layout.stages_by_rank[busiest]
     shared = layout.micro_batches[last] * sum(times[stage].tensor_parallel for stage in own)
-    sharding = layout.micro_batches[last] * sum(_waits(layout, sharded[stage]) for stage in own)
+    sharding = layout.micro_batches[last] * sum(_waits(layout, step.sharded[stage]) for stage in own)
     terms = {
         "compute": busy - shared - sharding,
         "pipeline_bubble": max(0.0, unhindered - busy),
         "pipeline_send": max(0.0, pipeline - unhindered),
         "tensor_parallel": shared,
         "data_parallel": max(ends) - pipeline + sharding,
-        "optimizer": update,
+        "optimizer": step.update,
     }
     return Prediction(layout, terms | {"total": sum(terms.values())})
+
+
+def blame(before: dict[str, float], after: dict[str, float]) -> str:
+    """The term that grew the most, with both its values."""
+    term = max(TERMS, key=lambda name: after[name] - before[name])
+    return f"{term} is {format_seconds(after[term])} instead of {format_seconds(before[term])}"
 
 
 def lower_bound(cost: CostModel, layout: Layout) -> float:

@@ -12,6 +12,9 @@ from hpctrain.records.imported_spec import Spec
 from hpctrain.records.run import FixedParallel, Run
 from hpctrain.schedule.generate import SPLIT_BACKWARD
 
+USABLE = 0.9
+"""Share of a device's memory that a plan may fill (the paper, section 3.4); the rest is the allocator's."""
+
 
 class Order(NamedTuple):
     """A schedule and how many stages it has on each pipeline rank."""
@@ -61,6 +64,8 @@ class Workload:
     """Whether blocks are compiled; they cannot be split over devices, nor their backward into inputs and weights."""
     framework: Framework = OURS
     """Who trains."""
+    usable: float = USABLE
+    """Share of a device's memory that a plan may fill."""
 
     @property
     def value_bytes(self) -> int:

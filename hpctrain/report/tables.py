@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpctrain.base.units import format_bytes, format_count, format_seconds, format_si
+from hpctrain.base.units import format_bytes, format_count, format_delta, format_seconds, format_si
 from hpctrain.records.event import Event
 from hpctrain.records.plan import Plan
 from hpctrain.records.topology import Device, Topology
@@ -141,7 +141,7 @@ def plan_table(use: PlanUse) -> PlanTable:
             for item in use.placement
         ],
         rejected=[
-            (item.change, f"+{format_seconds(item.delta_s)}" if item.delta_s is not None else "cannot run", item.reason)
+            (item.change, format_delta(item.delta_s) if item.delta_s is not None else "cannot run", item.reason)
             for item in plan.rejected
         ],
         notes=plan.notes,

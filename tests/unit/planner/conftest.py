@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from hpctrain.records.link import Link, LinkClass, LinkFigures
+from hpctrain.records.link import Latency, Link, LinkClass, LinkFigures
 from hpctrain.records.run import Run
 from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology, Verdict  # fmt: skip
 
@@ -70,6 +71,20 @@ def topology():
 @pytest.fixture
 def run():
     return run_of
+
+
+@pytest.fixture
+def late_links():
+    """late_links(topology, p95): every link with that p95 of its latency, alpha and beta as they were by default."""
+
+    def make(topology: Topology, p95: float) -> Topology:
+        latency = Latency(min=5e-5, p50=5e-5, p95=p95)
+        figures = LinkFigures(latency_s=latency, alpha_s=5e-5, beta_s_per_byte=1e-9)
+        pairs = itertools.combinations([node.id for node in topology.nodes], 2)
+        links = [Link(a=a, b=b, ab=figures, ba=figures) for a, b in pairs]
+        return topology.model_copy(update={"fabric": topology.fabric.model_copy(update={"links": links})})
+
+    return make
 
 
 @pytest.fixture

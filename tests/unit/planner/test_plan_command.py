@@ -73,9 +73,23 @@ def test_overrides_and_nodes_and_solver(call):
     assert set(made.nodes) == {"local0", "local1"}
 
 
+def test_objective_constraints_and_their_reasons(call):
+    code, out, _ = call("--objective", "robust", "--forbid", "local2", "--max-memory", "50", "--explain")
+    assert code == 0
+    assert "local2" not in Plan.read(call.folder / "plan.json").nodes
+    said = ("Chosen by robust", "Critical path", "Memory (50 % may be used", "without local1")
+    assert [text for text in said if text not in out] == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
+        (["--objective", "energy"], 2, "give --power type"),
+        (["--objective", "cost", "--price", "a"], 2, "write it like name=0.5"),
+        (["--forbid", "local9"], 2, "--forbid: found local9"),
+        (["--forbid", "local[0-2]"], 4, "no node of the topology is left"),
+        (["--min-goodput", "0.9"], 2, "--min-goodput and --node-mtbf go together"),
+        (["--solver", "paper", "--objective", "robust"], 2, "it plans for time only"),
         (["--set", "bathc.global=8"], 2, "bathc: unknown key; did you mean 'batch'?"),
         (["--set", "model.dims.dim=8192", "--set", "model.dims.layers=48"], 4, "cannot fit"),
         (["--nodes", "node[7-8]"], 4, "it has no figures of node[7-8]; probe these nodes"),

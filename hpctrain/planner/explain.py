@@ -1,0 +1,78 @@
+"""What a plan's neighbours would cost that the search does not look at by itself: one stage more, a node less."""
+
+from __future__ import annotations
+
+from hpctrain.base.errors import HpctrainError
+from hpctrain.planner.make import make_plan
+from hpctrain.planner.neighbours import describe_shape
+from hpctrain.planner.objective import Objective
+from hpctrain.planner.predict import blame
+from hpctrain.records.imported_spec import Spec
+from hpctrain.records.plan import Plan, Rejected
+from hpctrain.records.run import AutoParallel, FixedParallel, Run
+from hpctrain.records.topology import Topology
+
+MOST_NODES = 4
+"""Nodes that are left out one by one: each takes a search."""
+
+
+def neighbours_on_request(
+    run: Run, spec: Spec, topology: Topology, plan: Plan, usable: float | None = None
+) -> list[Rejected]:
+    """One stage more or less, twice and half the tensor parallelism, and the plan without single nodes.
+
+    Each is planned on its own as the fastest of its kind. Nodes are left out one by one, of those that are alike the
+    last one.
+
+    Args:
+        usable: largest share of a device's memory that a plan may fill; None: what the planner always leaves free.
+    """
+
+    def compared(change: str, other: Run, rest: Topology) -> Rejected:
+        return _compared(change, plan, other, spec, rest, Objective(usable=usable))
+
+    found = []
+    for words, (pp, dp, tp) in _degrees(plan, topology):
+        change = describe_shape((pp, dp, tp))
+        if all(entry.change != change for entry in plan.rejected):
+            fixed = FixedParallel(mode="fixed", pp=pp, dp=dp, tp=tp)
+            found.append(compared(f"{words} ({change})", run.model_copy(update={"parallel": fixed}), topology))
+    anyhow = run.model_copy(update={"parallel": AutoParallel()})
+    for node in _telling_nodes(plan, topology):
+        rest = topology.only([other.id for other in topology.nodes if other.id != node])
+        found.append(compared(f"without {node}", anyhow, rest))
+    return found
+
+
+def _degrees(plan: Plan, topology: Topology) -> list[tuple[str, tuple[int, int, int]]]:
+    devices = len(topology.places())
+    wanted = [
+        ("1 more stage", plan.pp + 1, plan.tp),
+        ("1 stage fewer", plan.pp - 1, plan.tp),
+        ("tp twice as large", plan.pp, 2 * plan.tp),
+        ("tp half as large", plan.pp, plan.tp // 2),
+    ]
+    return [(words, (pp, max(1, devices // (pp * tp)), tp)) for words, pp, tp in wanted if pp and tp]
+
+
+def _telling_nodes(plan: Plan, topology: Topology) -> list[str]:
+    """Of nodes with the same devices the last one, the slowest first."""
+    last: dict[tuple[tuple[str, float], ...], str] = {}
+    for node in topology.nodes:
+        if node.id in plan.nodes:
+            last[tuple((device.type, max(device.flops.values(), default=0.0)) for device in node.devices)] = node.id
+    by_speed = sorted(last, key=lambda devices: sum(flops for _, flops in devices))
+    return [last[devices] for devices in by_speed][:MOST_NODES] if len(topology.nodes) > 1 else []
+
+
+def _compared(change: str, plan: Plan, run: Run, spec: Spec, topology: Topology, objective: Objective) -> Rejected:
+    try:
+        other = make_plan(run, spec, topology, objective=objective)
+    except HpctrainError as error:
+        return Rejected(change=change, reason=str(error))
+    if plan.predicted is None or other.predicted is None:
+        return Rejected(change=change, reason="nobody predicted the plan")
+    before, after = plan.predicted.step_time_s, other.predicted.step_time_s
+    delta = after["total"] - before["total"]
+    reason = blame(before, after) if delta > 0 else "no slower; the plan was not chosen by time alone, or by hand"
+    return Rejected(change=change, delta_s=delta, reason=reason)

@@ -1,0 +1,164 @@
+"""How much of a long job's time is training that lasts, when nodes fail: by checkpoint interval and way of recovery.
+
+Goodput: training that was not lost again, in seconds of the whole cluster at work, divided by the time that passed.
+Failures of a node come at a constant rate, independently of each other and also while the job recovers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Mode = Literal["requeue", "in_place", "spares"]
+MODES: tuple[Mode, ...] = ("requeue", "in_place", "spares")
+"""requeue: the job ends and starts again from the queue, with all its nodes. in_place: it goes on with the nodes that
+are left. spares: idle nodes of the allocation step in, and it goes on with fewer only when they are used up. A node
+that is back joins at the next failure, when there is a new generation anyway."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The job and what happens to it. Times in seconds."""
+
+    nodes: int
+    """Nodes that train, spares not counted."""
+    node_mtbf_s: float
+    """Mean time between failures of one node."""
+    stall_s: float
+    """How long training stands still for a checkpoint."""
+    save_s: float
+    """How long it takes from the start of a checkpoint until it can be used; training goes on meanwhile."""
+    recover_s: float
+    """From a failure until training goes on from a checkpoint, in place."""
+    queue_s: float = 0.0
+    """Wait in the queue and start of the job, which requeueing adds to that."""
+    repair_s: float = math.inf
+    """From the failure of a node until it, or another one, is there again."""
+    spares: int = 0
+    """Idle nodes."""
+    min_nodes: int = 1
+    """With fewer nodes a job that recovers in place is requeued; with an infinite queue_s it ends for good."""
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """Shares of the time, over many simulated months."""
+
+    interval_s: float
+    mode: Mode
+    mean: float
+    p05: float
+    """95 of 100 months are better."""
+    failures: float
+    """Of nodes that trained, in a month, on average."""
+
+
+def daly_interval(cluster: Cluster) -> float:
+    """Seconds of training between two checkpoints that lose the least, to first order: √(2·stall·MTBF).
+
+    Young 1974 (CACM 17/9); Daly 2006 (FGCS 22/3), equation (8), subtracts the stall.
+    """
+    mtbf_s = cluster.node_mtbf_s / cluster.nodes
+    return max(cluster.stall_s, math.sqrt(2 * cluster.stall_s * mtbf_s) - cluster.stall_s)
+
+
+def daly_goodput(cluster: Cluster, interval_s: float) -> float:
+    """Expected goodput where every failure costs the same and leaves as many nodes as before.
+
+    Daly 2006, section 3: wall time M·e^(R/M)·(e^((τ + δ)/M) − 1) for τ of training, with δ the checkpoint, after which
+    it can be used at once, R the recovery and M the mean time between failures.
+    """
+    mtbf_s = cluster.node_mtbf_s / cluster.nodes
+    down_s = cluster.recover_s + cluster.queue_s
+    exponent = (interval_s + cluster.stall_s) / mtbf_s
+    if down_s / mtbf_s > 500 or exponent > 500:
+        return 0.0
+    return interval_s / (mtbf_s * math.exp(down_s / mtbf_s) * math.expm1(exponent))
+
+
+def simulate_goodput(
+    cluster: Cluster, mode: Mode, intervals_s: Sequence[float], wall_s: float, trials: int, seed: int
+) -> list[Goodput]:
+    """Simulated months for each checkpoint interval; every interval and mode meets the same random numbers.
+
+    Args:
+        intervals_s: seconds of training between two checkpoints.
+        wall_s: length of a trial.
+    """
+    if mode != "spares":
+        cluster = replace(cluster, spares=0)
+    found = []
+    for interval_s in intervals_s:
+        months = [_Month(cluster, mode, interval_s, np.random.default_rng([seed, trial])) for trial in range(trials)]
+        shares: NDArray[np.float64] = np.array([month.run(wall_s) for month in months]) / wall_s
+        failures = sum(month.failures for month in months) / trials
+        found.append(Goodput(interval_s, mode, float(shares.mean()), float(np.quantile(shares, 0.05)), failures))
+    return found
+
+
+class _Month:
+    """One trial: from failure to failure."""
+
+    def __init__(self, cluster: Cluster, mode: Mode, interval_s: float, rng: np.random.Generator) -> None:
+        self.cluster = cluster
+        self.mode = mode
+        self.interval_s = interval_s
+        self.rng = rng
+        self.failures = 0
+        self.away: list[float] = []
+        """When each lost node will be there again."""
+
+    def run(self, wall_s: float) -> float:
+        """Seconds of training of the whole cluster that were kept."""
+        now = kept = down_until = 0.0
+        while now < wall_s and down_until < math.inf:
+            # A failure may come while the job recovers; then it starts to recover again.
+            failure = now + self._exponential()
+            end = min(failure, wall_s)
+            start = min(max(now, down_until), end)
+            kept += self._kept(end - start, whole=end == wall_s) * self._speed()
+            now = end
+            if now < wall_s:
+                # A job that waits in the queue does not start sooner because a node fails meanwhile.
+                down_until = max(down_until, now + self._fail(now))
+        return kept
+
+    def _exponential(self) -> float:
+        working = self.cluster.nodes - self._short()
+        return float(self.rng.exponential(self.cluster.node_mtbf_s / max(1, working)))
+
+    def _short(self) -> int:
+        """Nodes that the training lacks."""
+        return max(0, len(self.away) - self.cluster.spares)
+
+    def _speed(self) -> float:
+        return 1 - self._short() / self.cluster.nodes
+
+    def _kept(self, seconds: float, whole: bool) -> float:
+        """What is left of undisturbed seconds after a failure: the intervals whose checkpoint could be used.
+
+        Args:
+            whole: nothing failed at the end, so what came after the last checkpoint counts as well.
+        """
+        cycle = self.interval_s + self.cluster.stall_s
+        if whole:
+            return seconds - self.cluster.stall_s * math.floor(seconds / cycle)
+        usable = max(0.0, seconds - max(0.0, self.cluster.save_s - self.cluster.stall_s))
+        return self.interval_s * math.floor(usable / cycle)
+
+    def _fail(self, now: float) -> float:
+        """A node fails; seconds until training goes on."""
+        self.failures += 1
+        self.away = [back for back in self.away if back > now]
+        if self.mode == "requeue":
+            return self.cluster.recover_s + self.cluster.queue_s
+        self.away.append(now + self.cluster.repair_s)
+        if self.cluster.nodes - self._short() >= self.cluster.min_nodes:
+            return self.cluster.recover_s
+        self.away = []  # the next job gets as many nodes as this one had
+        return self.cluster.recover_s + self.cluster.queue_s

@@ -1,0 +1,136 @@
+"""A step as bars over time: lines of letters for the terminal, a Gantt chart in one HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from rich.text import Text
+
+from hpctrain import __version__
+from hpctrain.base.atomic import write_text
+from hpctrain.report.charts import Chart, Trace, colour
+from hpctrain.report.render import plotly_script
+
+KINDS = {
+    "F": "forward",
+    "B": "backward",
+    "I": "backward for inputs",
+    "W": "backward for weights",
+    "S": "sum over replicas",
+    "U": "norm and optimizer",
+}
+"""What a letter stands for, in the order of their colours."""
+WAITS = "·"
+STYLES = {"F": "blue", "B": "dark_orange", "I": "green", "W": "yellow", "S": "magenta", "U": "cyan", WAITS: "dim"}
+MOST_BARS = 20_000
+"""More bars than this make a page that no browser moves through."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Something that one row does from a start to an end, in seconds."""
+
+    row: int
+    kind: str
+    """A key of KINDS."""
+    label: str
+    start_s: float
+    end_s: float
+
+
+def letters(bars: Sequence[Bar], rows: int, total_s: float, width: int) -> list[str]:
+    """A line of `width` letters for each row: what takes the most of each column's time, WAITS where nothing does."""
+    if total_s <= 0:
+        return [WAITS * width] * rows
+    column_s = total_s / width
+    shares: list[list[dict[str, float]]] = [[{} for _ in range(width)] for _ in range(rows)]
+    for bar in bars:
+        first = min(width - 1, int(bar.start_s / column_s))
+        last = min(width - 1, int(bar.end_s / column_s))
+        for column in range(first, last + 1):
+            inside = min(bar.end_s, (column + 1) * column_s) - max(bar.start_s, column * column_s)
+            cell = shares[bar.row][column]
+            cell[bar.kind] = cell.get(bar.kind, 0.0) + max(0.0, inside)
+    return ["".join(_letter(cell, column_s) for cell in row) for row in shares]
+
+
+def _letter(cell: dict[str, float], column_s: float) -> str:
+    idle = column_s - sum(cell.values())
+    kind = max(cell, key=lambda each: cell[each], default=WAITS)
+    return WAITS if not cell or idle > cell[kind] else kind
+
+
+def terminal_lines(bars: Sequence[Bar], rows: int, total_s: float, width: int) -> list[Text]:
+    """The letters with colours, the number of the pipeline rank before each line and what they mean below."""
+    head = len(str(rows - 1)) + 1
+    lines = []
+    for number, line in enumerate(letters(bars, rows, total_s, max(10, width - head))):
+        text = Text(f"{number:>{head - 1}} ")
+        for letter in line:
+            text.append(letter, style=STYLES[letter])
+        lines.append(text)
+    kinds = [kind for kind in KINDS if any(bar.kind == kind for bar in bars)]
+    lines.append(Text(", ".join([*(f"{kind} {KINDS[kind]}" for kind in kinds), f"{WAITS} waits"])))
+    return lines
+
+
+def gantt_chart(name: str, title: str, bars: Sequence[Bar], rows: int) -> Chart:
+    """One horizontal bar an action, a row for each pipeline rank."""
+    shown = bars[:MOST_BARS]
+    traces: list[Trace] = []
+    for index, (kind, words) in enumerate(KINDS.items()):
+        own = [bar for bar in shown if bar.kind == kind]
+        if not own:
+            continue
+        traces.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": words,
+                "y": [f"rank {bar.row}" for bar in own],
+                "base": [bar.start_s for bar in own],
+                "x": [bar.end_s - bar.start_s for bar in own],
+                "customdata": [[bar.label, bar.start_s] for bar in own],
+                "marker": {"color": colour(index)},
+                "hovertemplate": "%{customdata[0]}: %{x:.4s}s from %{customdata[1]:.4s}s<extra></extra>",
+            }
+        )
+    layout = {
+        "barmode": "overlay",
+        "bargap": 0.15,
+        "showlegend": True,
+        "xaxis": {"title": {"text": "seconds from the start of the step", "standoff": 8}, "rangemode": "tozero"},
+        "yaxis": {
+            "autorange": "reversed",
+            "categoryorder": "array",
+            "categoryarray": [f"rank {row}" for row in range(rows)],
+        },
+    }
+    note = "The replica that is done last. In the gaps the pipeline rank waits."
+    if len(bars) > len(shown):
+        note += f" Only the first {MOST_BARS} of {len(bars)} actions are shown."
+    return Chart(name, title, note, traces, layout, 140 + 30 * rows)
+
+
+def write_timeline(target: Path, title: str, lines: Sequence[str], charts: Sequence[Chart]) -> None:
+    """One HTML file that needs no network and no other file.
+
+    Raises:
+        InputError: plotly is not installed.
+        StorageError: the target cannot be written.
+    """
+    script = plotly_script()
+    environment = Environment(
+        loader=PackageLoader("hpctrain.report", "pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("timeline.html.j2").render(
+        title=title, lines=lines, charts=charts, version=__version__, plotly=script
+    )
+    write_text(target, page)

@@ -1,0 +1,146 @@
+"""The same plan on other figures: what a change costs, and that nothing else changes."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from hpctrain.base.errors import InputError, Refused
+from hpctrain.planner.critical_path import critical_path
+from hpctrain.planner.jitter import LinkJitter, sampled_steps
+from hpctrain.planner.predict import predict, simulate_step
+from hpctrain.planner.replay import scene_of
+from hpctrain.planner.whatif import Changes, changed, plan_without
+from hpctrain.records.link_cost import LinkCost
+
+PLANS = [
+    {"pp": 2, "dp": 2, "tp": 1, "schedule": "1f1b", "micro_batch": 2},
+    {"pp": 2, "dp": 2, "tp": 1, "schedule": "interleaved_1f1b", "micro_batch": 2},
+    {"pp": 2, "dp": 1, "tp": 1, "schedule": "zbv", "micro_batch": 2},
+    {"pp": 1, "dp": 4, "tp": 1, "zero": 2, "recompute": "full"},
+    {"pp": 1, "dp": 2, "tp": 2, "sequence_parallel": True},
+    {"pp": 3, "dp": 1, "tp": 1, "schedule": "interleaved_zero_bubble"},
+]
+
+
+def total(run, plan, topology):
+    scene = scene_of(run, run.spec(), plan, topology)
+    return predict(scene.cost, scene.layout).total
+
+
+@pytest.mark.parametrize("parallel", PLANS)
+def test_a_plan_read_back_takes_as_long_as_it_says(parallel, plan, run, topology):
+    made = topology((1.0, 1.0, 0.8, 0.8))
+    fields = {"parallel": {"mode": "fixed", **parallel}}
+    found = plan(made, **fields)
+    assert total(run(**fields), found, made) == pytest.approx(found.predicted.step_time_s["total"])
+
+
+def test_slow_nodes_slow_links_and_nothing_else(plan, run, topology):
+    made = topology((1.0, 1.0, 1.0), links={(0, 1): (5e-5, 1e-9)})
+    found = plan(made, parallel={"mode": "fixed", "pp": 3, "dp": 1, "tp": 1})
+    before = total(run(), found, made)
+    slower = changed(made, Changes(slow={"local1": 0.5}))
+    assert 1.3 * before < total(run(), found, slower) < 2.2 * before
+    assert LinkCost(slower).between("local0:cpu0", "local2:cpu0") == (5e-5, 1e-9)
+    narrow = changed(made, Changes(links={("local1", "local0"): 0.1}))
+    costs = LinkCost(narrow)
+    assert costs.between("local0:cpu0", "local1:cpu0") == pytest.approx((5e-5, 1e-8))
+    assert costs.between("local1:cpu0", "local2:cpu0") == (5e-5, 1e-9)
+    assert total(run(), found, narrow) > before
+
+
+def test_a_slow_node_does_not_slow_the_links_inside_others(topology):
+    made = topology((1.0, 1.0), devices=2)
+    before = LinkCost(made).between("local1:cpu0", "local1:cpu1")
+    assert LinkCost(changed(made, Changes(slow={"local0": 0.1}))).between("local1:cpu0", "local1:cpu1") == before
+
+
+def test_lost_nodes_are_planned_for_as_the_agents_do(run, topology):
+    made = topology((1.0, 1.0, 1.0))
+    fixed = run(parallel={"mode": "fixed", "pp": 3, "dp": 1, "tp": 1})
+    plan, remark = plan_without(fixed, fixed.spec(), made, ("local2",))
+    assert set(plan.nodes) <= {"local0", "local1"}
+    assert "without parallel.mode fixed" in remark
+    spared = run(recovery={"spares": 1})
+    assert len(plan_without(spared, spared.spec(), made, ("local0",))[0].nodes) == 2
+    few = run(recovery={"min_nodes": 3})
+    with pytest.raises(Refused, match=r"2 nodes would be left, recovery\.min_nodes is 3"):
+        plan_without(few, few.spec(), made, ("local0",))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (Changes(slow={"local9": 0.5}), "found node local9, not in the topology"),
+        (Changes(links={("local0", "local0"): 0.5}), "the same node twice"),
+        (Changes(slow={"local0": 0.0}), "allowed: above 0"),
+    ],
+)
+def test_changes_that_cannot_be(changes, message, topology):
+    with pytest.raises(InputError, match=message):
+        changed(topology(), changes)
+
+
+def test_what_a_hand_wrote_into_the_plan_is_not_guessed_at(plan, run, topology):
+    found = plan(topology(), parallel={"mode": "fixed", "pp": 2, "dp": 1, "tp": 1, "schedule": "1f1b"})
+    rows = {rank: list(row) for rank, row in found.actions[0].items()}
+    rows[0] = [*(text for text in rows[0] if "F" in text), *(text for text in rows[0] if "B" in text)]
+    cases = [
+        ({"actions": {0: rows}}, "actions"),
+        ({"stages": [found.stages[0].model_copy(update={"recompute": "full"}), *found.stages[1:]]}, "recompute"),
+    ]
+    for update, word in cases:
+        with pytest.raises(InputError, match=word):
+            scene_of(run(), run().spec(), found.model_copy(update=update), topology())
+    with pytest.raises(InputError, match="not in the topology"):
+        scene_of(run(), run().spec(), found, topology((1.0,)))
+    with pytest.raises(InputError, match=r"batch\.global is 32"):
+        scene_of(run(rows=32), run().spec(), found, topology())
+
+
+def test_the_critical_path_has_no_gaps_and_ends_with_the_pipeline(plan, run, topology):
+    for parallel in PLANS:
+        fields = {"parallel": {"mode": "fixed", **parallel}}
+        found = plan(topology((1.0, 1.0, 0.8, 0.8)), **fields)
+        scene = scene_of(run(**fields), run().spec(), found, topology((1.0, 1.0, 0.8, 0.8)))
+        step = simulate_step(scene.cost, scene.layout)
+        line = step.lines[step.last]
+        legs = critical_path(line, step.paces[step.last])
+        assert legs[0].start == 0
+        assert legs[-1].end == pytest.approx(line.makespan)
+        for before, after in itertools.pairwise(legs):
+            assert after.start - before.end == pytest.approx(after.waited)
+
+
+@pytest.mark.parametrize("parallel", PLANS)
+def test_drawn_steps_without_noise_are_the_predicted_one(parallel, plan, run, topology):
+    made = topology((1.0, 1.0, 0.8, 0.8))
+    fields = {"parallel": {"mode": "fixed", **parallel}}
+    scene = scene_of(run(**fields), run().spec(), plan(made, **fields), made)
+    drawn = sampled_steps(scene.cost, scene.layout, LinkJitter(made), 10, np.random.default_rng(0))
+    assert drawn == pytest.approx(np.full(10, predict(scene.cost, scene.layout).total))
+
+
+def test_noise_is_repeatable_and_late_messages_only_delay(plan, run, topology, late_links):
+    made = late_links(topology((1.0, 1.0)), 5e-3)
+    found = plan(made, parallel={"mode": "fixed", "pp": 2, "dp": 1, "tp": 1})
+    scene = scene_of(run(), run().spec(), found, made)
+
+    def draw(seed, variation=0.0):
+        return sampled_steps(scene.cost, scene.layout, LinkJitter(made), 400, np.random.default_rng(seed), variation)
+
+    assert (draw(1) == draw(1)).all()
+    assert (draw(1) != draw(2)).any()
+    assert draw(1).min() >= predict(scene.cost, scene.layout).total
+    assert draw(1, 0.3).std() > draw(1).std()
+
+
+def test_measured_spread_is_met_by_a_single_message(topology, late_links):
+    made = late_links(topology((1.0, 1.0)), 2e-3)
+    mean = LinkJitter(made).mean_s(["local0:cpu0"], ["local1:cpu0"])
+    drawn = np.random.default_rng(0).exponential(mean, 100_000)
+    p50, p95 = np.quantile(drawn, [0.5, 0.95])
+    assert p95 - p50 == pytest.approx(2e-3 - 5e-5, rel=0.05)
