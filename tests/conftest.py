@@ -106,6 +106,10 @@ def _missing_lab() -> str | None:
     return None
 
 
+def _missing_shellcheck() -> str | None:
+    return None if shutil.which("shellcheck") else "shellcheck is not installed (Debian: shellcheck)"
+
+
 PARTS: dict[str, Callable[[], str | None]] = {
     "root": _missing_root,
     "userns": _missing_userns,
@@ -114,6 +118,7 @@ PARTS: dict[str, Callable[[], str | None]] = {
     "measured_runs": _missing_measured_runs,
     "slurm": _missing_slurm,
     "lab": _missing_lab,
+    "shellcheck": _missing_shellcheck,
 }
 """Part of a machine -> why it is missing, or None where it is there."""
 

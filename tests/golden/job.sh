@@ -45,7 +45,7 @@ for _ in 1 2 3 4 5 6 7 8 9 10; do
   sleep 1
 done
 if kill "$step" 2>/dev/null; then
-  code=$([ -e "$finished" ] && echo 0 || cat "$left")
+  if [ -e "$finished" ]; then code=0; else code=$(cat "$left"); fi
 else
   wait "$step"
   code=$?

@@ -10,6 +10,7 @@ from hpctrain.bench.probe_simulated import Plan, health_row, node_names, play, r
 from hpctrain.bench.simulated_fabric import FabricSpec, Faults, SimulatedFabric
 from hpctrain.bench.simulated_transport import Failures
 from hpctrain.probe.assemble import assemble
+from hpctrain.probe.coordinator import GRACE_S
 from hpctrain.probe.outcome import Outcome
 from hpctrain.probe.settings import ProbeSettings
 from hpctrain.records.topology import Topology
@@ -119,7 +120,8 @@ def test_lost_nodes_cost_a_deadline_each_and_the_rest_is_measured(seed: int) -> 
 
     names = node_names(32)
     assert set(outcome.lost) == {names[absent], names[dead], names[hung]}
-    assert outcome.wall_s < clean.wall_s + 10.0 + 6.0 + 1.0
+    # The join deadline, and a slot's with the grace that its partner is given; on the simulated clock.
+    assert outcome.wall_s < clean.wall_s + settings.join_deadline_s + settings.slot_deadline_s + GRACE_S + 1.0
     left = [index for index in range(32) if index not in (absent, dead, hung)]
     measured = {frozenset((pair.a, pair.b)) for pair in outcome.pairs}
     wanted = {frozenset((names[a], names[b])) for a in left for b in left if a < b}

@@ -62,6 +62,16 @@ def test_the_script_of_a_job_with_nodes_of_several_kinds_is_the_golden_one() -> 
     assert text == GOLDEN.with_name("job_kinds.sh").read_text()
 
 
+@pytest.mark.requires("shellcheck")
+def test_the_scripts_are_shellcheck_clean() -> None:
+    """Not told: what a person sources in `setup` is not here (SC1090); apt has placeholders like variables (SC2016)."""
+    root = GOLDEN.parents[2]
+    scripts = [*root.glob("slurm/*.sbatch"), *GOLDEN.parent.glob("*.sh"), *root.glob("tools/*"), root / ".ci" / "run"]
+    argv = ["shellcheck", "--exclude=SC1090,SC2016", *map(str, scripts)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
 def test_nothing_of_the_submitters_environment_is_in_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy may carry a password: it reaches the job as sbatch hands on its environment, not in a file."""
     monkeypatch.setenv("https_proxy", "http://anna:secret@proxy:3128")
