@@ -191,7 +191,7 @@ def _submit_in_allocation(prepared: Prepared, asked: Asked) -> None:
     prepared = _not_waiting(prepared, "the allocation is there already", asked.as_json)
     _say(check_provisional(prepared, runs_folder(), nodes_of_allocation(os.environ)), asked.as_json)
     if asked.dry_run:
-        script = preview(prepared.run, runs_folder().resolve() / f"{prepared.run.name}-<time>")
+        script = _script_to_be(prepared.run)
         _would(prepared, asked.as_json, script, script=script)
         return
     job_id = os.environ["SLURM_JOB_ID"]

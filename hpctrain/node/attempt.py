@@ -70,7 +70,7 @@ def begin(argv: list[str]) -> int:
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     number = folder.begin_attempt(nodes, now, own, restarts)
     for words in drop_stale_topology(folder, nodes, now, own_driver(os.environ.get("SLURMD_NODENAME"))):
-        print(f"hpctrain: {words}", file=sys.stderr)
+        _say(words)
     if options.again == "new_job":
         _top_up(folder, run, slurm, now)
     tell(folder.path, number, "started", f"attempt {number} on {len(nodes)} nodes", _me(), SystemClock(), os.environ)
