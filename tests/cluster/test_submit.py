@@ -166,9 +166,10 @@ def test_a_node_is_lost_and_the_job_comes_back_without_it(project: Project) -> N
     own = {json.loads(path.read_text())["addr"] for path in (job.folder / "agents").glob("node*.json")}
     assert len(own) >= 3
     assert listening(job.folder) == own
+    project.cluster.lab("kill", "node2")
+    # While the others recover, there is time for this on a busy machine too.
     assert project.hpctrain("exec", job.name, "node1", "--", "hostname").stdout == "node1\n"
     assert project.hpctrain("exec", job.name, "--", "sh", "-c", "exit 7", check=False).returncode == 7
-    project.cluster.lab("kill", "node2")
     job.wait_until_done()
     job.assert_whole(150)
     lost = [event for event in read_events(job.folder / "events.jsonl") if event.kind == "node_lost"]
