@@ -84,6 +84,14 @@ def gradient_norm(
     return float(total.sqrt())
 
 
+def finite_everywhere(gradients: list[Tensor]) -> bool:
+    """Whether every number of the gradients of every rank is one. Collective over the world."""
+    strangers = sum(gradient.isfinite().logical_not().any() for gradient in gradients)
+    total = torch.as_tensor(strangers).to(gradients[0].device, torch.float32)
+    dist.all_reduce(total)
+    return float(total) == 0.0
+
+
 def _square(grad: Tensor) -> Tensor:
     """The square of a tensor's norm, in double precision.
 

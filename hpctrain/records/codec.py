@@ -43,6 +43,11 @@ class CodecSpec(Part):
         """Whether sums come out as they would without any compression."""
         return isinstance(self.codec, NoCompression)
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a rank's reducer keeps something from one step to the next."""
+        return not isinstance(self.codec, NoCompression | Bf16 | LocalSteps)
+
     def wire_bytes(self, gradient_bytes: float, world: int, dim: int = 1024) -> float:
         """Bytes on the wire over all replicas for one reduction, once the warm-up steps are done.
 
