@@ -15,12 +15,13 @@ from torch.distributed.tensor import DTensor
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.wire import Message
+from hpctrain.compress.local_steps import LocalSteps
 from hpctrain.compress.reducer import DenseReducer, Reducer
 from hpctrain.corpus.staged import on_this_node
 from hpctrain.corpus.tokens import Corpus, open_validation
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
-from hpctrain.parallel.reduction import reducer_of
+from hpctrain.parallel.reduction import meetings_of, reducer_of
 from hpctrain.parallel.scaling import LossScaler
 from hpctrain.records.manifest import LossScale, Manifest
 from hpctrain.records.plan import Plan
@@ -94,6 +95,8 @@ class Trainer:
     """With precision fp16."""
     past_scale: LossScale | None = None
     """Of an earlier part of the run, in fp16: the steps it skipped do not count for the optimizer."""
+    meetings: LocalSteps | None = None
+    """Of replicas that train on their own."""
     residuals_dropped: str | None = None
     """Why what the reducers kept in the checkpoint was not taken over, where there was any."""
 
@@ -155,6 +158,7 @@ def build(orders: StartOrder) -> Trainer:
         step=manifest.step if manifest is not None else 0,
         scaler=scaler,
         past_scale=manifest.loss_scale if manifest is not None else None,
+        meetings=meetings_of(reducer),
         residuals_dropped=dropped,
     )
 

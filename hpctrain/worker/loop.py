@@ -85,6 +85,9 @@ class Loop:
             norm = gradient_norm(trainer.parameters, trainer.plan, trainer.pipeline.copies())
         with ACTIVITY.doing("optimizer"):
             lr = self._update(norm)
+        if trainer.meetings is not None:
+            with ACTIVITY.doing("meeting of the replicas", waits=True):
+                dp_bytes += trainer.meetings.after_step(trainer.step + 1)
         counters = trainer.pipeline.take_counters()
         trainer.step += 1
         seconds = time.perf_counter() - start
@@ -111,6 +114,9 @@ class Loop:
             return
         with ACTIVITY.doing("wait for the writer of the checkpoint before"):
             self._tell_saved(trainer.saver.finished(wait=True))
+        if trainer.meetings is not None:
+            with ACTIVITY.doing("meeting of the replicas for a checkpoint", waits=True):
+                trainer.meetings.synchronize()
         named = trainer.pipeline.parameters()
         with ACTIVITY.doing("checkpoint copy"):
             tensors = collect(named, trainer.optimizer) | kept_by_reducer(trainer.reducer, trainer.coordinate)
