@@ -29,7 +29,7 @@ class Moments:
         Args:
             layers: how many tensors.
         """
-        self._layers = layers
+        self.layers = layers
         self.seen = 0
         """Gradients of each tensor, in this profile."""
         self._means: dict[int, Tensor] = {}
@@ -84,7 +84,7 @@ class Moments:
         self.restart()
         means = {layer: state.get(f"{_MEAN}{position}") for layer, position in enumerate(positions)}
         squares, seen = state.get(_SQUARES), state.get(_SEEN)
-        if squares is None or seen is None or squares.numel() != self._layers:
+        if squares is None or seen is None or squares.numel() != self.layers:
             return
         if any(mean is None for mean in means.values()):
             return
