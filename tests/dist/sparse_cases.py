@@ -138,9 +138,10 @@ def adaptive(group: dist.ProcessGroup, rank: int) -> dict[str, Any]:
 
     counts = counted()
     whole = reducer(group, counts=counts)
-    densities, states, last = [], {}, []
-    for step, (density, last) in enumerate(run(whole, range(1, 13)), 1):
+    densities, states, last = [], {}, list[Tensor]()
+    for step, (density, tensors) in enumerate(run(whole, range(1, 13)), 1):
         densities.append(density)
+        last = tensors
         if step == 7:
             states = {key: tensor.clone() for key, tensor in whole.state().items()}
     # In step 7 the second profile is under way.
