@@ -64,6 +64,12 @@ def test_bytes_are_those_of_two_exchanges_of_one_message(found: Found) -> None:
 
 
 @pytest.mark.slow
+def test_streamed_variances_are_those_of_equation_2(found: Found) -> None:
+    assert found["variances"]["error"] < 1e-3
+    assert found["variances"]["same"]
+
+
+@pytest.mark.slow
 def test_layers_that_vary_more_are_sent_more_and_a_second_profile_changes_it(found: Found) -> None:
     adaptive = found["adaptive"]
     assert adaptive["same"]
