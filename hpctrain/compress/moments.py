@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.base.activity import ACTIVITY
+from hpctrain.base.errors import CheckpointError
 
 _MEAN = "mean."
 _SQUARES = "squares"
@@ -41,12 +42,23 @@ class Moments:
 
         Args:
             gradients: [layers] of [n_l], fp32, contiguous; unchanged.
+
+        Raises:
+            CheckpointError: the profile, which was loaded, is of tensors of another size.
         """
         self.seen += 1
         for layer, gradient in enumerate(gradients):
             mean = self._means.get(layer)
-            if mean is None or mean.numel() != gradient.numel():
+            if mean is None:
                 mean = self._means[layer] = torch.zeros_like(gradient)
+            elif mean.numel() != gradient.numel():
+                raise CheckpointError(
+                    f"profile of compressed tensor {layer}: found {mean.numel()} numbers for a gradient of "
+                    f"{gradient.numel()}; allowed: a state saved with the same parallel degrees; drop it to start "
+                    "afresh"
+                )
+            elif mean.device != gradient.device:
+                mean = self._means[layer] = mean.to(gradient.device)
             # With d = g − old mean, and the new mean that plus d/t: (g − old)·(g − new) = (1 − 1/t)·d².
             distance = gradient - mean
             mean.add_(distance, alpha=1 / self.seen)

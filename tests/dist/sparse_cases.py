@@ -13,6 +13,7 @@ from processes import launch, process_group
 from torch import Tensor
 
 from hpctrain.compress.feedback import Feedback, Mode, Reset
+from hpctrain.compress.moments import Moments
 from hpctrain.compress.selectors import Selector
 from hpctrain.compress.sparse import SparseReducer, SparseSettings
 from hpctrain.compress.sparse_counts import AdaptiveCounts, AdaptiveSettings, Counts, FixedCounts
@@ -138,9 +139,10 @@ def adaptive(group: dist.ProcessGroup, rank: int) -> dict[str, Any]:
 
     counts = counted()
     whole = reducer(group, counts=counts)
-    densities, states, last = [], {}, []
-    for step, (density, last) in enumerate(run(whole, range(1, 13)), 1):
+    densities, states, last = [], {}, list[Tensor]()
+    for step, (density, tensors) in enumerate(run(whole, range(1, 13)), 1):
         densities.append(density)
+        last = tensors
         if step == 7:
             states = {key: tensor.clone() for key, tensor in whole.state().items()}
     # In step 7 the second profile is under way.
@@ -161,6 +163,25 @@ def adaptive(group: dist.ProcessGroup, rank: int) -> dict[str, Any]:
     }
 
 
+def variances(group: dist.ProcessGroup, rank: int) -> dict[str, Any]:
+    """Streamed, against equation (2) with all gradients in memory: the largest relative difference. A mean that is
+    large beside the distances from it would show what is lost by subtracting sums of squares."""
+    moments = Moments(len(COMPRESSED))
+    seen = []
+    for step in range(1, 7):
+        flat = [tensor.reshape(-1) + 0.5 for tensor in gradients(rank, step)]
+        seen.append([flat[position] for position in COMPRESSED])
+        moments.observe(seen[-1])
+    found = moments.variances(group, torch.device("cpu"))
+    worst = 0.0
+    for layer, streamed in enumerate(found):
+        history = torch.stack([step[layer] for step in seen]).double()
+        own = (history - history.mean(0)).square().sum() / len(seen)
+        direct = float(summed(own, group)) / dist.get_world_size(group)
+        worst = max(worst, abs(streamed / direct - 1))
+    return {"error": worst, "same": same_everywhere([torch.tensor(found)], group)}
+
+
 def sums(folder: Path, rank: int, world: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with process_group(folder, rank, world):
@@ -176,6 +197,7 @@ def sums(folder: Path, rank: int, world: int) -> dict[str, Any]:
         found["exact"] = exact(four, rank)
         found["not a number"] = not_a_number(four, rank)
         found["adaptive"] = adaptive(four, rank)
+        found["variances"] = variances(four, rank)
         if rank < 2:
             found["two BF16"] = conservation(two, rank)
             found["two exact"] = exact(two, rank)

@@ -11,6 +11,7 @@ from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run
 from hpctrain.schedule.runnable import check_runnable
 
+PLACES = [f"n{index}:cpu0" for index in range(6)]
 HALVES = {0: {0: ["0F0", "0F1", "0B0", "0B1"], 1: ["1F0", "1I0", "1F1", "1W0", "1B1"]}}
 
 
@@ -76,6 +77,17 @@ def test_what_can_run_passes(found: Plan, asked: Run) -> None:
         (
             replicas("topk", zero=1), run(),
             "compression.mode: found topk with zero 1 over all replicas; .* use none or bf16, parallel.zero 0, or",
+        ),
+        (
+            plan(
+                dp=3, compression=[{"codec": {"mode": "local_steps"}}], ranks=PLACES,
+                replicas=[
+                    {"rows": 1, "micro_batch": 1, "micro_batches": 1, "devices": [[a], [b]]}
+                    for a, b in zip(PLACES[::2], PLACES[1::2], strict=True)
+                ],
+            ),
+            run(model={"dims": {"layers": 2, "dim": 16, "heads": 2, "tied": True}}),
+            "compression.mode: found local_steps with pp 2 and a tied embedding; .* use another mode",
         ),
         (plan(schedule="custom"), run(), "plan: actions.0.: no table is given"),
     ],
