@@ -107,7 +107,7 @@ class TagcReducer:
         with ACTIVITY.doing("index over dp", waits=True):
             union, index_bytes = union_of(mine, total, self._group)
         slots = torch.searchsorted(union, mine)
-        sums, found, cells = self._sum(union, mine, slots, numbers, total)
+        sums, found, cells = self._sum(slots, numbers, len(union), total)
         arrived = found[slots]
         self._metrics = {
             "density": len(mine) / total,
@@ -145,20 +145,19 @@ class TagcReducer:
             choice.quantum = 2.0 ** max(exponent + above, -126)
         return choices
 
-    def _sum(
-        self, union: Tensor, mine: Tensor, slots: Tensor, numbers: Tensor, total: int
-    ) -> tuple[Tensor, Tensor, int]:
-        """The sums at the positions of the union, which of them could be read, and the cells that were sent."""
-        if self._settings.ratio == "auto":
-            message = torch.zeros(len(union), dtype=torch.int32, device=union.device)
+    def _sum(self, slots: Tensor, numbers: Tensor, count: int, total: int) -> tuple[Tensor, Tensor, int]:
+        """The sums in all slots of the index, which of them could be read, and the cells that were sent."""
+        ratio = self._settings.ratio
+        if ratio == "auto":
+            message = torch.zeros(count, dtype=torch.int32, device=numbers.device)
             message[slots] = numbers
         else:
-            message = fold(mine, numbers, HASHES * math.ceil(total / (HASHES * self._settings.ratio)))
+            message = fold(slots, numbers, count, cells := max(HASHES, int(total / ratio)))
         with ACTIVITY.doing("all-reduce over dp, chosen numbers", waits=True):
             dist.all_reduce(message, group=self._group)
-        if self._settings.ratio == "auto":
-            return message, torch.ones_like(message, dtype=torch.bool), len(message)
-        return *unfold(message, union), len(message)
+        if ratio == "auto":
+            return message, torch.ones_like(message, dtype=torch.bool), count
+        return *unfold(message, count, cells), len(message)
 
     def _finite_everywhere(self, tensors: list[Tensor]) -> bool:
         # The sum of numbers is finite only if all of them are. One that overflows costs an exact step, nothing else.

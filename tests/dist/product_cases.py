@@ -199,7 +199,7 @@ def chosen_sums() -> dict[str, Any]:
         sent = reducer.reduce(mine)
         total = sum(math.prod(SHAPES[index]) for index in CHOSEN)
         metrics = reducer.metrics()
-        cells = round(metrics["union_density"] * total) if ratio == "auto" else 3 * math.ceil(total / 6)
+        cells = round(metrics["union_density"] * total) if ratio == "auto" else total // 6 * 3
         ring = sum(2 * 2 * 4 * numbers // 3 for numbers in (SHAPES[3][0], 1, len(CHOSEN), cells))
         found[name] = {
             "error": apart(mine, wanted),

@@ -28,7 +28,7 @@ def test_sums_within_the_rank_are_exact(found: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_what_a_product_leaves_out_arrives_in_later_steps(found: dict[str, Any]) -> None:
-    assert found["low rank"]["mean of steps"] < 0.3
+    assert found["low rank"]["mean of steps"] < 0.5
 
 
 @pytest.mark.slow
