@@ -37,6 +37,7 @@ def test_what_was_applied_and_the_residuals_are_all_there_was(found: dict[str, A
     case = found[f"{reducer}, conserved"]
     assert case["error"] < 1e-4
     assert case["held"] > 0.1
+    assert case["told"] == pytest.approx(1.0, rel=1e-4)
     assert case["differing"] == 0.0
 
 
