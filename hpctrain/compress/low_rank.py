@@ -61,6 +61,8 @@ class PowerSgdReducer:
         """What `load_state` was given, until the first step tells the shapes."""
         self._warm_up: WarmUp | None = None
         self._step = 0
+        self._norms: list[Tensor] = []
+        """Of this rank's matrices in the last step, where it was compressed."""
 
     def reduce(self, gradients: list[Tensor]) -> int:
         if self._world == 1:
@@ -71,6 +73,7 @@ class PowerSgdReducer:
         if not agreed:
             self._share_directions()
         matrices = [gradients[index] for index in self._matrices]
+        self._norms = []
         others = [gradient for index, gradient in enumerate(gradients) if index not in self._compressed]
         if not compressed or not matrices:
             return self._dense_others.reduce(others) + self._dense_matrices.reduce(matrices)
@@ -78,13 +81,14 @@ class PowerSgdReducer:
 
     def _reduce_products(self, gradients: list[Tensor], others: list[Tensor], matrices: list[Tensor]) -> int:
         self._step += 1
+        norms = torch._foreach_norm(matrices, dtype=torch.float32)
         if not self._settings.warm_start:
             self._q.copy_(self._random(self._step))
         for family in self._families:
             family.project([gradients[index] for index in family.members])
         sent_bytes = self._first.reduce([*others, self._p])
         # The sums are the same on every rank, so all decide alike; the residuals were not touched yet.
-        if not all(bool(tensor.isfinite().all()) for tensor in [self._p, *others]):
+        if not bool(torch.stack([tensor.isfinite().all() for tensor in (self._p, *others)]).all()):
             return sent_bytes + self._dense_matrices.reduce(matrices)
         for family in self._families:
             orthonormalize(family.p)
@@ -93,7 +97,17 @@ class PowerSgdReducer:
             dist.all_reduce(self._q, group=self._group)
         for family in self._families:
             family.apply([gradients[index] for index in family.members])
+        self._norms = list(norms)
         return sent_bytes + 2 * (self._world - 1) * self._q.numel() * self._q.element_size() // self._world
+
+    def metrics(self) -> dict[str, float]:
+        """Of the last step, where it was compressed: residual_norm_ratio, the norm of what this rank keeps by that of
+        its gradient."""
+        residuals = [family.residual for family in self._families if family.residual is not None]
+        if not residuals or not self._norms:
+            return {}
+        ratio = float(torch.stack(torch._foreach_norm(residuals)).norm() / torch.stack(self._norms).norm())
+        return {"residual_norm_ratio": ratio} if math.isfinite(ratio) else {}
 
     def state(self) -> dict[str, Tensor]:
         """Residuals, directions and the number of steps, of this rank; live tensors, changed by the next step."""

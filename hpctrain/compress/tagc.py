@@ -73,6 +73,8 @@ class TagcReducer:
         self._rest, self._whole = DenseReducer(group), DenseReducer(group)
         self._warm_up = WarmUp(group, settings.warmup_steps)
         self._metrics: dict[str, float] = {}
+        self._norm = torch.tensor(math.nan)
+        """Of this rank's gradients that are compressed, in the last step."""
 
     def reduce(self, gradients: list[Tensor]) -> int:
         if self._world == 1:
@@ -107,7 +109,7 @@ class TagcReducer:
         with ACTIVITY.doing("index over dp", waits=True):
             union, index_bytes = union_of(mine, total, self._group)
         slots = torch.searchsorted(union, mine)
-        sums, found, cells = self._sum(union, mine, slots, numbers, total)
+        sums, found, cells = self._sum(slots, numbers, len(union), total)
         arrived = found[slots]
         self._metrics = {
             "density": len(mine) / total,
@@ -145,24 +147,25 @@ class TagcReducer:
             choice.quantum = 2.0 ** max(exponent + above, -126)
         return choices
 
-    def _sum(
-        self, union: Tensor, mine: Tensor, slots: Tensor, numbers: Tensor, total: int
-    ) -> tuple[Tensor, Tensor, int]:
-        """The sums at the positions of the union, which of them could be read, and the cells that were sent."""
-        if self._settings.ratio == "auto":
-            message = torch.zeros(len(union), dtype=torch.int32, device=union.device)
+    def _sum(self, slots: Tensor, numbers: Tensor, count: int, total: int) -> tuple[Tensor, Tensor, int]:
+        """The sums in all slots of the index, which of them could be read, and the cells that were sent."""
+        ratio = self._settings.ratio
+        if ratio == "auto":
+            message = torch.zeros(count, dtype=torch.int32, device=numbers.device)
             message[slots] = numbers
         else:
-            message = fold(mine, numbers, HASHES * math.ceil(total / (HASHES * self._settings.ratio)))
+            message = fold(slots, numbers, count, cells := max(HASHES, int(total / ratio)))
         with ACTIVITY.doing("all-reduce over dp, chosen numbers", waits=True):
             dist.all_reduce(message, group=self._group)
-        if self._settings.ratio == "auto":
-            return message, torch.ones_like(message, dtype=torch.bool), len(message)
-        return *unfold(message, union), len(message)
+        if ratio == "auto":
+            return message, torch.ones_like(message, dtype=torch.bool), count
+        return *unfold(message, count, cells), len(message)
 
     def _finite_everywhere(self, tensors: list[Tensor]) -> bool:
-        # The sum of numbers is finite only if all of them are. One that overflows costs an exact step, nothing else.
-        broken = (~torch.stack([tensor.sum(dtype=torch.float32) for tensor in tensors]).isfinite()).any().int()
+        # A norm is finite only if all numbers are. One that overflows costs an exact step, nothing else.
+        norms = torch._foreach_norm(tensors, dtype=torch.float32)
+        self._norm = torch.stack(norms[-len(self._chosen) :]).norm()
+        broken = (~torch.stack(norms).isfinite()).any().int()
         with ACTIVITY.doing("all-reduce over dp, overflow", waits=True):
             dist.all_reduce(broken, op=dist.ReduceOp.MAX, group=self._group)
         return not bool(broken)
@@ -171,9 +174,11 @@ class TagcReducer:
         return 2 * (self._world - 1) * 4 * numbers // self._world
 
     def metrics(self) -> dict[str, float]:
-        """Of the last step, where it was compressed: share of the numbers that this rank sent, that any rank sent,
-        and of these, that could not be read out of the sketch."""
-        return self._metrics
+        """Of the last step, where it was compressed: density, the share of the numbers that this rank sent;
+        union_density, that any rank sent; unread, what share of these could not be read out of the sketch; and
+        residual_norm_ratio, the norm of what this rank keeps by that of its gradient."""
+        ratio = self._feedback.norm() / float(self._norm) if self._metrics and self._norm > 0 else math.nan
+        return self._metrics | ({"residual_norm_ratio": ratio} if math.isfinite(ratio) else {})
 
     def state(self) -> dict[str, Tensor]:
         """Residuals and the number of steps, of this rank; live tensors, changed by the next step."""

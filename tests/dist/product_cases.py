@@ -76,18 +76,22 @@ def tagc(mode: str = "standard", reset: str = "none", **changes: Any) -> TagcRed
     )
 
 
-def conserved(reducer: Stateful, steps: int = 5) -> dict[str, float]:
+def conserved(reducer: PowerSgdReducer | TagcReducer, steps: int = 5) -> dict[str, float]:
     """What was applied and what the residuals hold, beside all gradients."""
     given = [torch.zeros(shape) for shape in SHAPES]
     applied = [torch.zeros(shape) for shape in SHAPES]
-    differing = 0.0
+    differing, norm = 0.0, 0.0
+    compressed = [0, 1, 2, 6] if isinstance(reducer, PowerSgdReducer) else CHOSEN
     for step in range(steps):
         mine = gradients(1, step)
+        norm = math.sqrt(sum(float(mine[index].square().sum()) for index in compressed))
         given = [total + sums for total, sums in zip(given, exact(mine), strict=True)]
         reducer.reduce(mine)
         differing = max(differing, between_ranks(mine))
         applied = [total + now for total, now in zip(applied, mine, strict=True)]
     state = reducer.state()
+    kept = math.sqrt(sum(float(state[f"residual.{index}"].square().sum()) for index in compressed))
+    ratio = reducer.metrics()["residual_norm_ratio"] * norm / kept
     residuals = [
         state[f"residual.{index}"].reshape(shape).clone() if f"residual.{index}" in state else torch.zeros(shape)
         for index, shape in enumerate(SHAPES)
@@ -98,6 +102,7 @@ def conserved(reducer: Stateful, steps: int = 5) -> dict[str, float]:
         "error": apart(whole, given),
         "held": min(float(held[index].abs().max()) for index in (0, 1, 2, 6)),
         "differing": differing,
+        "told": ratio,
     }
 
 
@@ -199,7 +204,7 @@ def chosen_sums() -> dict[str, Any]:
         sent = reducer.reduce(mine)
         total = sum(math.prod(SHAPES[index]) for index in CHOSEN)
         metrics = reducer.metrics()
-        cells = round(metrics["union_density"] * total) if ratio == "auto" else 3 * math.ceil(total / 6)
+        cells = round(metrics["union_density"] * total) if ratio == "auto" else total // 6 * 3
         ring = sum(2 * 2 * 4 * numbers // 3 for numbers in (SHAPES[3][0], 1, len(CHOSEN), cells))
         found[name] = {
             "error": apart(mine, wanted),

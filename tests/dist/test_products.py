@@ -28,7 +28,7 @@ def test_sums_within_the_rank_are_exact(found: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_what_a_product_leaves_out_arrives_in_later_steps(found: dict[str, Any]) -> None:
-    assert found["low rank"]["mean of steps"] < 0.3
+    assert found["low rank"]["mean of steps"] < 0.5
 
 
 @pytest.mark.slow
@@ -37,6 +37,7 @@ def test_what_was_applied_and_the_residuals_are_all_there_was(found: dict[str, A
     case = found[f"{reducer}, conserved"]
     assert case["error"] < 1e-4
     assert case["held"] > 0.1
+    assert case["told"] == pytest.approx(1.0, rel=1e-4)
     assert case["differing"] == 0.0
 
 
