@@ -35,7 +35,9 @@ SPEC = ModelSpec(layers=4, dim=32, heads=4, kv_heads=2, vocab=64)
 ODD = SPEC.model_copy(update={"vocab": 67})
 """A vocabulary that tensor parallelism cannot split evenly."""
 TIED, TIED_ODD = (spec.model_copy(update={"tied": True}) for spec in (SPEC, ODD))
-SEQ, ROWS, SEED, STEPS = 16, 8, 7, 5
+SEQ, ROWS, SEED = 16, 8, 7
+STEPS = 3
+"""The first one is without moments, the second with those of one batch, the third comes after two that left buffers."""
 EPS = 1e-6
 """Of AdamW. Its first steps divide each gradient by its own size: with less, the rounding of one of 1e-9 shows."""
 
@@ -288,11 +290,13 @@ def run_equivalence(plan: Plan, spec: ModelSpec, rank: int) -> dict[str, float]:
     found: dict[str, list[float]] = {key: [] for key in ("loss", "gradient", "norm", "validation", "parameter")}
     for step in range(STEPS):
         rows = my_rows(plan, coordinate, batch(spec, step))
-        valid = job_loss(pipeline.evaluate(*rows), coordinate)
+        # Before any training, and after some of it.
+        valid = job_loss(pipeline.evaluate(*rows), coordinate) if step in (0, STEPS - 1) else None
         loss = job_loss(pipeline.step(*rows), coordinate)
         reducer.reduce(local_gradients([p for _, p in named]))
         pipeline.sum_ends()
-        found["validation"].append(abs(valid - loss))
+        if valid is not None:
+            found["validation"].append(abs(valid - loss))
         found["loss"].append(abs(loss - expected["losses"][step]))
         if step == 0:
             norm = gradient_norm([p for _, p in named], plan, pipeline.copies())
