@@ -79,7 +79,7 @@ def test_a_resumed_run_goes_on_with_what_was_not_sent(codec: str, found: dict[st
 def test_rows_tell_what_was_sent(found: dict[str, Any]) -> None:
     """One step of warm-up is dense; afterwards at most 30 % of a layer is sent, and less than 5 % where fewer numbers
     differ from zero, as in the embedding; the rest is kept back."""
-    assert found["low rank"]["straight"]["figures"] == [None] * 4
+    assert all(0 < row["residual_norm_ratio"] < 4 for row in found["low rank"]["straight"]["figures"][1:])
     warm_up, *figures = found["adaptive"]["straight"]["figures"]
     assert warm_up["density"] == 1
     assert all(0.01 < row["density"] <= 0.3 * 1.1 for row in figures), figures
