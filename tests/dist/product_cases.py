@@ -185,6 +185,7 @@ def low_rank_cases() -> dict[str, Any]:
         "low rank, conserved": conserved(low_rank()),
         "low rank, not finite": not_finite(low_rank()),
         "low rank, resumed": resumed(low_rank),
+        "low rank, drawn anew, resumed": resumed(lambda: low_rank(warm_start=False)),
     }
 
 
