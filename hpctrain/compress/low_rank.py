@@ -60,7 +60,6 @@ class PowerSgdReducer:
         self._loaded: dict[str, Tensor] = {}
         """What `load_state` was given, until the first step tells the shapes."""
         self._warm_up: WarmUp | None = None
-        self._step = 0
         self._norms: list[Tensor] = []
         """Of this rank's matrices in the last step, where it was compressed."""
 
@@ -77,13 +76,13 @@ class PowerSgdReducer:
         others = [gradient for index, gradient in enumerate(gradients) if index not in self._compressed]
         if not compressed or not matrices:
             return self._dense_others.reduce(others) + self._dense_matrices.reduce(matrices)
+        if not self._settings.warm_start:
+            # By the step that the ranks agree on: those that joined later must draw the same directions.
+            self._q.copy_(self._random(warm_up.step))
         return self._reduce_products(gradients, others, matrices)
 
     def _reduce_products(self, gradients: list[Tensor], others: list[Tensor], matrices: list[Tensor]) -> int:
-        self._step += 1
         norms = torch._foreach_norm(matrices, dtype=torch.float32)
-        if not self._settings.warm_start:
-            self._q.copy_(self._random(self._step))
         for family in self._families:
             family.project([gradients[index] for index in family.members])
         sent_bytes = self._first.reduce([*others, self._p])

@@ -184,7 +184,8 @@ def low_rank_cases() -> dict[str, Any]:
         },
         "low rank, conserved": conserved(low_rank()),
         "low rank, not finite": not_finite(low_rank()),
-        "low rank, resumed": resumed(low_rank),
+        "low rank, resumed": resumed(lambda: low_rank(warmup_steps=2)),
+        "low rank, drawn anew, resumed": resumed(lambda: low_rank(warm_start=False)),
     }
 
 
@@ -225,7 +226,7 @@ def tagc_cases() -> dict[str, Any]:
         "tagc, conserved": conserved(tagc()),
         "tagc, overloaded": {**case, "unread": overloaded.metrics()["unread"]},
         "tagc, not finite": not_finite(tagc()),
-        "tagc, resumed": resumed(tagc),
+        "tagc, resumed": resumed(lambda: tagc(warmup_steps=2)),
         "tagc, flushed": largest([float(flushing.state()["residual.0"].abs().max())]),
     }
 

@@ -48,7 +48,7 @@ def test_what_is_not_finite_is_seen_everywhere_and_touches_no_residual(found: di
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reducer", ["low rank", "tagc"])
+@pytest.mark.parametrize("reducer", ["low rank", "low rank, drawn anew", "tagc"])
 def test_a_state_is_gone_on_from_bit_by_bit(found: dict[str, Any], reducer: str) -> None:
     assert found[f"{reducer}, resumed"] == {"error": 0.0, "joined differing": 0.0}
 
