@@ -64,7 +64,7 @@ class Feedback:
             gradient: [n], fp32; unchanged.
 
         Returns:
-            [n], fp32; to be left unchanged. With mode none, the gradient itself.
+            [n], fp32; to be left unchanged until `keep`. With mode none, the gradient itself.
 
         Raises:
             CheckpointError: the residual, which was loaded, is of another size.

@@ -17,9 +17,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", ["four BF16", "four INT8", "four FP16", "four SIGN", "two BF16", "random", "block, flush"]
-)
+@pytest.mark.parametrize("case", ["four BF16", "four SIGN", "two BF16", "random", "block, flush"])
 def test_what_was_applied_and_what_is_kept_are_all_gradients(case: str, found: Found) -> None:
     assert found[case]["error"] < 1e-6
     assert found[case]["same"]
