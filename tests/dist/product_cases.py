@@ -227,7 +227,7 @@ def tagc_cases() -> dict[str, Any]:
         "tagc, overloaded": {**case, "unread": overloaded.metrics()["unread"]},
         "tagc, not finite": not_finite(tagc()),
         "tagc, resumed": resumed(lambda: tagc(warmup_steps=2)),
-        "tagc, flushed": largest([float(flushing.state()["residual.0"].abs().max())]),
+        "tagc, flushed": largest([float(flushing.state().get("residual.0", torch.zeros(1)).abs().max())]),
     }
 
 
