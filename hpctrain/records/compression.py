@@ -5,11 +5,19 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from hpctrain.records.document import Part
 
-Layers = Literal["all", "non_attention"] | list[str]
+
+def _layers(value: object) -> object:
+    """One line for what is neither of the forms, where pydantic would have one for each."""
+    if value in ("all", "non_attention") or (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+        return value
+    raise ValueError("allowed: all, non_attention, or a list of patterns for names of parameters")
+
+
+Layers = Annotated[Literal["all", "non_attention"] | list[str], BeforeValidator(_layers)]
 Selector = Literal["exact", "sampled", "block", "random"]
 Feedback = Literal["none", "standard", "decayed", "paper"]
 Reset = Literal["none", "zero", "flush"]
