@@ -19,8 +19,8 @@ UNCONFIRMED_RATIO = 0.8
 ASYMMETRIC_RATIO = 0.8
 """One direction over the other, below which it is the direction that is slow and not the node."""
 SHARED_RATIO = 0.7
-"""Of nodes of one machine, the share of the peers' bandwidth below which one is slow: they take turns on its cores, which
-costs one or the other some of its bandwidth and any of them its latency."""
+"""Of nodes of one machine, the share of the peers' bandwidth below which one is slow: they take turns on its cores,
+which costs one or the other some of its bandwidth and any of them its latency."""
 LEAST_NODES = 3
 """Of two, either may be the slow one."""
 
