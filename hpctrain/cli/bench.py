@@ -121,6 +121,10 @@ def _kill(count: int, as_json: bool) -> None:
     help="Rate of the lab's links; may be given again.",
 )  # fmt: skip
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Measurements of each rate.")
+@click.option("--faults", is_flag=True, help="Rather inject faults into the lab and see what the probe says.")
+@click.option(
+    "--clean", type=click.IntRange(0), default=20, show_default=True, help="With --faults: probes without a fault."
+)
 @click.option("--simulated", is_flag=True, help="Rather on a simulated fabric and clock, up to 1,000 nodes.")
 @click.option(
     "--runs", type=click.IntRange(1), default=1000, show_default=True,
@@ -132,22 +136,34 @@ def _kill(count: int, as_json: bool) -> None:
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
 def probe(
-    rates: tuple[str, ...], repeats: int, simulated: bool, runs: int, sizes: tuple[int, ...], as_json: bool
-) -> None:
-    """The probe's own quality: its bandwidth beside iperf3's, or how well it judges a simulated cluster.
+    rates: tuple[str, ...], repeats: int, faults: bool, clean: int, simulated: bool, runs: int, sizes: tuple[int, ...],
+    as_json: bool,
+) -> None:  # fmt: skip
+    """The probe's own quality: its bandwidth beside iperf3's, what it says of faults, or of a simulated cluster.
 
     On the lab that is up, links are shaped to known rates and both measure them; this needs root. With --simulated: how
     often a good node is called slow, which switches are found, and how long a probe takes.
     """
-    from hpctrain.cli.bench_probe import beside_iperf3, simulated_tables
+    from hpctrain.cli.bench_probe import beside_iperf3, fault_tables, simulated_tables
 
-    given = {name for name in _PROBE_OPTIONS if click.get_current_context().get_parameter_source(name) is _GIVEN}
-    wrong = sorted(name for name in given if _PROBE_OPTIONS[name][1] != simulated)
+    given = {
+        name for name in (*_PROBE_OPTIONS, "clean") if click.get_current_context().get_parameter_source(name) is _GIVEN
+    }
+    wrong = sorted(name for name in given & _PROBE_OPTIONS.keys() if _PROBE_OPTIONS[name][1] != simulated)
     if wrong:
         option = _PROBE_OPTIONS[wrong[0]][0]
         raise InputError(f"{option}: {'not with' if simulated else 'only with'} --simulated")
+    if "clean" in given and not faults:
+        raise InputError("--clean: only with --faults")
+    if faults and (given - {"clean"} or simulated):
+        raise InputError("--faults: together with --clean and --json only")
     people = Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else 120)
-    record = simulated_tables(runs, sizes, people, _say) if simulated else beside_iperf3(rates, repeats, people, _say)
+    if faults:
+        record = fault_tables(clean, people, _say)
+    elif simulated:
+        record = simulated_tables(runs, sizes, people, _say)
+    else:
+        record = beside_iperf3(rates, repeats, people, _say)
     if as_json:
         click.echo(json.dumps(record, indent=1))
 

@@ -82,15 +82,23 @@ def nvlink_down(places: Places) -> list[Finding]:
 
 
 def throttled(places: Places) -> list[Finding]:
-    """THROTTLED: clocks held down by heat, a power brake or the hardware itself."""
+    """THROTTLED: clocks held down by heat, a power brake or the hardware itself; a CPU quota that most peers lack."""
+    quota = sum("cpu_quota" in device.throttle_reasons for _, device in places)
+    unusual = {*_HELD_BACK, "cpu_quota"} if 2 * quota < len(places) else set(_HELD_BACK)
     faults = []
     for node, device in places:
-        held = [reason for reason in device.throttle_reasons if reason in _HELD_BACK]
+        held = [reason for reason in device.throttle_reasons if reason in unusual]
         if held:
             drawn = f", at {device.power_w:.0f} W" if device.power_w is not None else ""
             text = f"{device.id} was held back under load: {', '.join(held)}{drawn}"
-            fix = "ask the administrators to look at cooling and power of the node"
-            faults.append(found(node.id, "warn", "THROTTLED", text, "NVML's reasons, read under load", fix))
+            fix, evidence = (
+                "ask the administrators to look at cooling and power of the node",
+                "NVML's reasons, read under load",
+            )
+            if held == ["cpu_quota"]:
+                fix = "look at the CPU limit of its job or container (cpu.max, cpu.cfs_quota_us)"
+                evidence = "used up in most periods of cpu.stat; most other nodes have no such limit"
+            faults.append(found(node.id, "warn", "THROTTLED", text, evidence, fix))
     return faults
 
 

@@ -27,6 +27,38 @@ def energy_j(sysfs: Path = SYSFS) -> float | None:
     return sum(counts) / 1e6 if counts else None
 
 
+def quota_periods(proc: Path = Path("/proc/self"), cgroup: Path = SYSFS / "fs/cgroup") -> tuple[int, int] | None:
+    """(periods, those in which this process's group had used up its CPU time) so far, from cpu.stat of cgroup v1 or v2;
+    None where no quota is set on the group, or it cannot be read."""
+    try:
+        rows = [line.split(":", 2) for line in (proc / "cgroup").read_text().splitlines()]
+    except OSError:
+        return None
+    for _, controllers, group in rows:
+        if "cpu" in controllers.split(","):
+            folder = cgroup / "cpu" / group.lstrip("/")
+        elif not controllers:
+            folder = cgroup / group.lstrip("/")
+        else:
+            continue
+        try:
+            told = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
+            periods, held = int(told["nr_periods"]), int(told["nr_throttled"])
+        except (OSError, ValueError, KeyError):
+            continue
+        if periods:
+            return periods, held
+    return None
+
+
+def is_held_by_quota(before: tuple[int, int] | None, after: tuple[int, int] | None) -> bool:
+    """Whether a CPU quota stopped the group in most of the periods in between."""
+    if after is None:
+        return False
+    periods, held = (now - then for now, then in zip(after, before or (0, 0), strict=True))
+    return periods > 0 and 2 * held > periods
+
+
 def own_numa_node(allowed: Iterable[int] | None = None, sysfs: Path = SYSFS) -> int | None:
     """The NUMA node that holds all processors this process may use; None when they are on several.
 

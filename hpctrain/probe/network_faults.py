@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
 from hpctrain.probe.campaign import doubts
 from hpctrain.probe.clusters import SwitchTree
@@ -17,6 +18,9 @@ UNCONFIRMED_RATIO = 0.8
 """Share of the peers' bandwidth below which a node is called slow without having been measured again."""
 ASYMMETRIC_RATIO = 0.8
 """One direction over the other, below which it is the direction that is slow and not the node."""
+SHARED_RATIO = 0.7
+"""Of nodes of one machine, the share of the peers' bandwidth below which one is slow: they take turns on its cores,
+which costs one or the other some of its bandwidth and any of them its latency."""
 LEAST_NODES = 3
 """Of two, either may be the slow one."""
 
@@ -44,13 +48,17 @@ def network_faults(outcome: Outcome, tree: SwitchTree, settings: ProbeSettings) 
     names, pairs = [outcome.nodes[node] for node in suspects], [(outcome.nodes[a], outcome.nodes[b]) for a, b in links]
     now = standing(outcome.matrix(), tree)
     again = confirmed_nodes(outcome.retests, names, pairs)
+    machines = Counter(place.facts.boot_id for place in outcome.joined.values() if place.facts and place.facts.boot_id)
+    shared = any(count > 1 for count in machines.values())
+    if shared:
+        settings = replace(settings, slow_ratio=min(settings.slow_ratio, SHARED_RATIO))
     faults = []
     for node, name in zip(suspects, names, strict=True):
-        fault = _judge(name, _seen(now, node, again.get(name)), settings)
+        fault = _judge(name, _seen(now, node, again.get(name)), settings, shared)
         if fault is not None:
             faults.append(fault)
     for (a, b), (there, back) in confirmed_links(outcome.retests, names, pairs).items():
-        if min(there, back) < UNCONFIRMED_RATIO:
+        if min(there, back) < (SHARED_RATIO if shared else UNCONFIRMED_RATIO):
             faults.append(_slow_link(a, b, there, back))
     return faults
 
@@ -80,7 +88,7 @@ def _seen(now: Standing, node: int, again: Confirmed | None) -> _Seen:
     return _Seen(*figures, int(now.partners[node]), again)
 
 
-def _judge(name: str, seen: _Seen, settings: ProbeSettings) -> Finding | None:
+def _judge(name: str, seen: _Seen, settings: ProbeSettings, shared: bool) -> Finding | None:
     """What is said of a suspect; None when good partners showed that it is as fast as others."""
     if seen.again is None:
         slow = seen.bandwidth < min(settings.slow_ratio, UNCONFIRMED_RATIO)
@@ -92,6 +100,7 @@ def _judge(name: str, seen: _Seen, settings: ProbeSettings) -> Finding | None:
         leave_out = max(seen.again.bandwidth, seen.bandwidth) < settings.exclude_ratio or (
             late and min(seen.again.latency, seen.latency) > LATENCY_EXCLUDE and settings.exclude_ratio > 0
         )
+    late = late and not shared
     if not slow and not late:
         return None
     severity: Severity = "exclude" if leave_out else "warn"
