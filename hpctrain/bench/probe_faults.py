@@ -1,15 +1,9 @@
-"""`hpctrain bench probe --faults`: is each fault of a lab's node named by its code, and is none named where none is?
-
-The probe's own node processes run in the namespaces of the lab's first four nodes, as a job would start them.
-"""
+"""`hpctrain bench probe --faults`: is each fault of a lab's node named by its code, and is none named where none is?"""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,9 +11,9 @@ from typing import Any, Literal
 
 from hpctrain.base.errors import CommandError, InputError
 from hpctrain.base.process import Process
+from hpctrain.bench.lab_probe import PROBE_S, Special, probe_of
 from hpctrain.bench.record import machine_and_versions
 from hpctrain.lab.cpu_share import PERIOD_US, find_cpu_control
-from hpctrain.lab.daemons import NETNS
 from hpctrain.lab.faults import shape
 from hpctrain.lab.layout import Layout
 from hpctrain.lab.machine import Machine
@@ -30,16 +24,11 @@ from hpctrain.records.topology import Topology
 NODES = 4
 VICTIM = 2
 """Its place among them: not the first, which coordinates."""
-PROBE_S = 180.0
-CPU_SHARE = 0.3
+CPU_SHARE = 0.1
+"""Of a core: less than its fair share of the machine, or the quota would stop nobody."""
 _GROUP = "hpctrain-bench-faults"
 _RATE = "1gbit"
 """Of links that the lab does not shape: a quarter of it is what the slow ones get."""
-# $0: host name; $1: a file to lie over /etc/hosts, or nothing; $2: the CPU group to enter, or nothing.
-_ENTER = (
-    'echo "$0" >/proc/sys/kernel/hostname && { [ -z "$1" ] || mount --bind "$1" /etc/hosts; } && '
-    '{ [ -z "$2" ] || echo $$ >"$2"; } && shift 2 && exec "$@"'
-)
 
 What = Literal["none", "rate", "direction", "interface", "hostname", "hang", "kill", "cpu"]
 
@@ -97,10 +86,10 @@ def judge(case: Case, victim: str, topology: Topology) -> tuple[tuple[str, ...],
 
 
 def measure_faults(machine: Machine, layout: Layout, clean: int, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Every fault once, then `clean` probes without one, then four nodes as a job and all nodes of the lab.
+    """Every fault once, then `clean` probes without one.
 
     Raises:
-        InputError: the lab has fewer than four nodes.
+        InputError: the lab has fewer than four nodes, or this machine cannot limit CPU time.
         CommandError: a command failed.
     """
     if len(layout.names) < NODES:
@@ -108,52 +97,18 @@ def measure_faults(machine: Machine, layout: Layout, clean: int, progress: Calla
             f"bench probe --faults: the lab has {len(layout.names)} nodes and {NODES} are needed; "
             f"start one with `hpctrain lab up --nodes {NODES} --replace`"
         )
-    names = layout.names[:NODES]
     rows = []
-    for case in CASES:
-        progress(case.name)
-        topology, seconds = _run_case(machine, layout, names, case)
-        found, right = judge(case, names[VICTIM], topology)
-        rows.append(FaultRow(case.name, case.code or "", found, right, seconds))
-        progress(f"{case.name}: found {', '.join(found) or 'nothing'}")
     wrong: list[tuple[str, ...]] = []
-    for number in range(clean):
-        progress(f"clean run {number + 1} of {clean}")
-        topology, _ = _run_case(machine, layout, names, CLEAN)
-        found, right = judge(CLEAN, names[VICTIM], topology)
-        wrong += [] if right else [found]
-        progress(f"clean run {number + 1}: found {', '.join(found) or 'nothing'}")
-    times = _times(machine, layout, progress)
+    for case in (*CASES, *[CLEAN] * clean):
+        topology, seconds = _run_case(machine, layout, layout.names[:NODES], case)
+        found, right = judge(case, layout.names[VICTIM], topology)
+        progress(f"{case.name}: found {', '.join(found) or 'nothing'}")
+        if case.code is not None:
+            rows.append(FaultRow(case.name, case.code, found, right, seconds))
+        elif not right:
+            wrong.append(found)
     record = machine_and_versions("probe-faults", {"clean": clean, "nodes": NODES})
-    return record | {
-        "rows": [asdict(row) for row in rows], "clean": {"runs": clean, "wrong": wrong}, "times": times
-    }  # fmt: skip
-
-
-def _times(machine: Machine, layout: Layout, progress: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Seconds of whole probes: four nodes as a Slurm job, and every pair of all nodes of the lab."""
-    progress(f"{NODES} nodes as a job")
-    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-", dir=Path.cwd()) as folder:
-        began = machine.clock.now()
-        output = str(Path(folder) / "topology.json")
-        argv = [sys.executable, "-m", "hpctrain", "probe", "-N", str(NODES), "--device", "cpu", "-o", output]
-        done = machine.runner.run(argv, PROBE_S, dict(os.environ) | {"SLURM_CONF": str(layout.slurm_conf)})
-        if done.code not in (0, 3):
-            raise CommandError(f"bench probe: `hpctrain probe -N {NODES}` ended with {done.code}: {done.stderr[-300:]}")
-        job_s = machine.clock.now() - began
-    rows = [{"case": f"{NODES} nodes, a job", "seconds": job_s, "found": _codes(done.stdout)}]
-    progress(f"{len(layout.names)} nodes, every pair")
-    topology, seconds = _run_case(machine, layout, layout.names, Case("all", "none", None))
-    pairs = len(topology.fabric.links)
-    found, _ = judge(CLEAN, "", topology)
-    return [
-        *rows,
-        {"case": f"{len(layout.names)} nodes, {pairs} pairs, links alone", "seconds": seconds, "found": found},
-    ]
-
-
-def _codes(printed: str) -> tuple[str, ...]:
-    return tuple(word.strip(":,") for word in printed.split() if word.isupper() and "_" in word)
+    return record | {"rows": [asdict(row) for row in rows], "clean": {"runs": clean, "wrong": wrong}}
 
 
 def _run_case(machine: Machine, layout: Layout, names: Sequence[str], case: Case) -> tuple[Topology, float]:
@@ -163,13 +118,15 @@ def _run_case(machine: Machine, layout: Layout, names: Sequence[str], case: Case
     slow = f"{rate_bits_per_s(rate or _RATE) / 4 / 1e6:g}mbit"
     directions: dict[What, tuple[Direction, ...]] = {"rate": ("in", "out"), "direction": ("out",)}
     namespace = layout.namespace(victim)
-    group = _cpu_group(machine) if case.what == "cpu" else None
+    group: Path | None = None
     try:
         if case.what in directions:
             shape(machine, layout, [victim], slow, directions[case.what])
         if case.what == "interface":
             _add_interface(machine, namespace)
-        return _probe(machine, layout, names, case, group)
+        if case.what == "cpu":
+            group = _cpu_group(machine)
+        return probe_of(machine, layout, names, case.device, _special(machine, layout, victim, case, group))
     finally:
         if case.what in directions:
             shape(machine, layout, [victim], rate)
@@ -178,6 +135,17 @@ def _run_case(machine: Machine, layout: Layout, names: Sequence[str], case: Case
         if group is not None:
             # The kernel lets go of a group a moment after its last process has ended.
             machine.wait(lambda: _is_removed(group), 5.0)
+
+
+def _special(machine: Machine, layout: Layout, victim: str, case: Case, group: Path | None) -> Special:
+    if case.what == "interface":
+        return Special(victim, addr=_second_address(machine, layout, victim))
+    if case.what == "hostname":
+        return Special(victim, hosts=_loopback_hosts(machine, victim))
+    if case.what in ("hang", "kill"):
+        number = signal.SIGSTOP if case.what == "hang" else signal.SIGKILL
+        return Special(victim, stop=lambda folder, process: _stop_at_links(machine, folder, process, number))
+    return Special(victim, cpu_group=group)
 
 
 def _is_removed(group: Path) -> bool:
@@ -216,41 +184,8 @@ def _cpu_group(machine: Machine) -> Path:
     return group
 
 
-def _probe(
-    machine: Machine, layout: Layout, names: Sequence[str], case: Case, group: Path | None
-) -> tuple[Topology, float]:
-    victim = names[VICTIM]
-    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as text:
-        folder = Path(text)
-        processes: dict[str, Process] = {}
-        began = machine.clock.now()
-        try:
-            for name in names:
-                hit = name == victim
-                addr = layout.address(name)
-                if hit and case.what == "interface":
-                    addr = _second_address(machine, layout, name)
-                hosts = _loopback_hosts(machine, folder, name) if hit and case.what == "hostname" else ""
-                join = str(group / "cgroup.procs") if hit and group is not None else ""
-                argv = [sys.executable, "-m", "hpctrain.node", "probe", "--folder", text, "--device", case.device]
-                argv += ["--node", name, "--nodes", ",".join(names), "--addr", addr]
-                # nsenter, and not `ip netns exec`, which hides the CPU groups (lab/daemons.py).
-                enter = ["nsenter", f"--net={NETNS / layout.namespace(name)}", "unshare", "--uts", "--mount"]
-                enter += ["sh", "-c", _ENTER, name, hosts, join]
-                processes[name] = machine.runner.start([*enter, *argv], log=folder / f"{name}.log")
-            if case.what in ("hang", "kill"):
-                _stop_at_links(machine, folder, processes[victim], case.what)
-            _wait(machine, folder, processes, {victim} if case.what in ("hang", "kill") else set())
-        finally:
-            for process in processes.values():
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-        return Topology.read(folder / "topology.json"), machine.clock.now() - began
-
-
-def _stop_at_links(machine: Machine, folder: Path, process: Process, what: What) -> None:
-    """SIGSTOP or SIGKILL once the nodes measure."""
+def _stop_at_links(machine: Machine, folder: Path, process: Process, number: signal.Signals) -> None:
+    """Send the signal once the nodes measure."""
 
     def measuring() -> bool:
         try:
@@ -260,15 +195,7 @@ def _stop_at_links(machine: Machine, folder: Path, process: Process, what: What)
 
     if not machine.wait(measuring, PROBE_S, pause_s=0.02):
         raise CommandError("bench probe: the nodes did not come to measuring")
-    machine.processes.signal(process.pid, signal.SIGSTOP if what == "hang" else signal.SIGKILL)
-
-
-def _wait(machine: Machine, folder: Path, processes: dict[str, Process], stopped: set[str]) -> None:
-    for name, process in processes.items():
-        if name not in stopped and (end := process.wait(PROBE_S)) != 0:
-            log = folder / f"{name}.log"
-            said = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-            raise CommandError(f"bench probe: {name} ended with {end}; {said[-1] if said else 'nothing said'}")
+    machine.processes.signal(process.pid, number)
 
 
 def _second_address(machine: Machine, layout: Layout, name: str) -> str:
@@ -280,9 +207,7 @@ def _second_address(machine: Machine, layout: Layout, name: str) -> str:
     return addr
 
 
-def _loopback_hosts(machine: Machine, folder: Path, name: str) -> str:
+def _loopback_hosts(machine: Machine, name: str) -> str:
     """/etc/hosts as many installers write it: the host's own name is 127.0.1.1."""
     lines = [line for line in machine.hosts.read_text().splitlines() if name not in line.split()]
-    file = folder / "hosts"
-    file.write_text("\n".join([*lines, f"127.0.1.1 {name}", ""]))
-    return str(file)
+    return "\n".join([*lines, f"127.0.1.1 {name}", ""])

@@ -37,9 +37,11 @@ class RuntimeRow:
     gbit_per_s: float
     rounds: int
     wall_s: float
-    """On the simulated clock."""
+    """Of the links, on the simulated clock."""
     overhead_s: float
-    """A round without its transfers: messages of the coordinator, connections, round trips."""
+    """A round without its transfers and single messages: messages of the coordinator, connections, round trips."""
+    backend_s: float
+    """Of the messages over the training backend."""
 
 
 @dataclass(frozen=True)
@@ -110,14 +112,16 @@ def simulated_probe(
     failures: Failures | None = None,
     switches: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
+    clock: SimulatedClock | None = None,
 ) -> Outcome:
     """A whole probe by the real coordinator; its `wall_s` is on the simulated clock.
 
     Args:
         switches: Slurm tells the nodes their switches.
+        clock: the clock that it runs on.
     """
     names = node_names(fabric.spec.nodes)
-    clock = SimulatedClock()
+    clock = clock or SimulatedClock()
     transport = SimulatedTransport(fabric, names, clock, settings, failures, switches)
     return Coordinator(transport, names, clock, settings, progress or (lambda *_: None)).run()
 
@@ -130,13 +134,24 @@ def node_names(count: int) -> list[str]:
 def runtime_row(nodes: int, mode: Mode, gbit_per_s: float) -> RuntimeRow:
     """Time of one probe of a healthy fabric with 2:1 oversubscription, and what its rounds cost beside transfers."""
     spec = FabricSpec(nodes, bytes_per_s=gbit_per_s * 1e9 / 8, oversubscription=(2.0, 1.0))
-    settings = ProbeSettings(mode=mode, device="none")
-    done = simulated_probe(SimulatedFabric(spec), settings)
+    clock, began = SimulatedClock(), dict[str, float]()
+    done = simulated_probe(
+        SimulatedFabric(spec), ProbeSettings(mode=mode, device="cpu"), clock=clock,
+        progress=lambda phase, *_: _note(began, phase, clock.time),
+    )  # fmt: skip
     # The same without anything to send: what is left is overhead.
-    bare = ProbeSettings(mode=mode, device="none", bulk_bytes=1, bulk_bytes_max=1, bulk_s=0.0)
+    bare = ProbeSettings(mode=mode, device="none", bulk_bytes=1, bulk_bytes_max=1, bulk_s=0.0, ladder_bytes=())
     empty = simulated_probe(SimulatedFabric(spec), bare)
-    overhead = empty.wall_s / max(1, empty.rounds_done)
-    return RuntimeRow(nodes, mode, gbit_per_s, done.rounds_done, round(done.wall_s, 2), round(overhead, 4))
+    return RuntimeRow(
+        nodes, mode, gbit_per_s, done.rounds_done,
+        wall_s=round(began["devices"], 2),
+        overhead_s=round(empty.wall_s / max(1, empty.rounds_done), 4),
+        backend_s=round(clock.time - began["backend"], 2),
+    )  # fmt: skip
+
+
+def _note(began: dict[str, float], phase: str, now: float) -> None:
+    began.setdefault(phase, now)
 
 
 def health_row(

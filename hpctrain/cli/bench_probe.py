@@ -73,8 +73,22 @@ def fault_tables(clean: int, people: Console, say: Say) -> dict[str, Any]:
     people.print(table)
     runs, wrong = record["clean"]["runs"], record["clean"]["wrong"]
     people.print(f"{len(wrong)} of {runs} clean probes named a fault{': ' if wrong else ''}{wrong or ''}", markup=False)
-    for row in record["times"]:
-        people.print(f"{row['case']}: {row['seconds']:.1f} s; said: {', '.join(row['found']) or 'nothing'}")
+    return record
+
+
+def time_table(people: Console, say: Say) -> dict[str, Any]:
+    """Time whole probes of the lab that is up, print the table, return the record."""
+    from hpctrain.bench.probe_times import measure_times
+    from hpctrain.lab.machine import one_at_a_time
+
+    machine, layout = _lab()
+    with one_at_a_time():
+        record = measure_times(machine, layout, say)
+    table = Table("probe", "time", "pairs measured", "said")
+    for row in record["rows"]:
+        said = ", ".join(row["codes"]) or "nothing"
+        table.add_row(row["case"], f"{row['seconds']:.1f} s", f"{row['complete']} of {row['pairs']}", said)
+    people.print(table)
     return record
 
 

@@ -16,6 +16,8 @@ SLOW_CPU = 0.80
 SPREADS = 4.0
 _HELD_BACK = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
 """Reasons that are never normal. A software power cap is, under load; slow clocks show in the figures."""
+CPU_QUOTA = "cpu_quota"
+"""The one reason of a CPU device."""
 
 Places = Sequence[tuple[Node, Device]]
 
@@ -82,24 +84,30 @@ def nvlink_down(places: Places) -> list[Finding]:
 
 
 def throttled(places: Places) -> list[Finding]:
-    """THROTTLED: clocks held down by heat, a power brake or the hardware itself; a CPU quota that most peers lack."""
-    quota = sum("cpu_quota" in device.throttle_reasons for _, device in places)
-    unusual = {*_HELD_BACK, "cpu_quota"} if 2 * quota < len(places) else set(_HELD_BACK)
+    """THROTTLED: clocks held down by heat, a power brake or the hardware itself."""
     faults = []
     for node, device in places:
-        held = [reason for reason in device.throttle_reasons if reason in unusual]
+        held = [reason for reason in device.throttle_reasons if reason in _HELD_BACK]
         if held:
             drawn = f", at {device.power_w:.0f} W" if device.power_w is not None else ""
             text = f"{device.id} was held back under load: {', '.join(held)}{drawn}"
-            fix, evidence = (
-                "ask the administrators to look at cooling and power of the node",
-                "NVML's reasons, read under load",
-            )
-            if held == ["cpu_quota"]:
-                fix = "look at the CPU limit of its job or container (cpu.max, cpu.cfs_quota_us)"
-                evidence = "used up in most periods of cpu.stat; most other nodes have no such limit"
-            faults.append(found(node.id, "warn", "THROTTLED", text, evidence, fix))
+            fix = "ask the administrators to look at cooling and power of the node"
+            faults.append(found(node.id, "warn", "THROTTLED", text, "NVML's reasons, read under load", fix))
     return faults
+
+
+def quota_reached(places: Places) -> list[Finding]:
+    """THROTTLED: a CPU quota that stops this processor and not those of most nodes. Where it stops most, that is what
+    the job was given."""
+    held = [(node, device) for node, device in places if CPU_QUOTA in device.throttle_reasons]
+    if 2 * len(held) >= len(places):
+        return []
+    evidence = "cpu.stat of its cgroup while it computed; most other nodes were not stopped"
+    fix = "look at the CPU limit of its job or container (cpu.max, cpu.cfs_quota_us)"
+    return [
+        found(node.id, "warn", "THROTTLED", f"{device.id} was stopped by a CPU quota under load", evidence, fix)
+        for node, device in held
+    ]
 
 
 def broken_memory(places: Places) -> list[Finding]:
@@ -181,5 +189,6 @@ CHECKS: tuple[Callable[[Places], list[Finding]], ...] = (
     p2p_disabled,
     nvlink_down,
     throttled,
+    quota_reached,
     broken_memory,
 )

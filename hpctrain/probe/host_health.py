@@ -11,6 +11,9 @@ from ClusterShell.RangeSet import RangeSet, RangeSetParseError
 
 SYSFS = Path("/sys")
 
+Periods = tuple[int, int]
+"""(periods of a CPU quota so far, those in which the group had used it up)"""
+
 
 def memory_errors(sysfs: Path = SYSFS) -> int | None:
     """Memory errors since the start of the machine that could not be corrected (EDAC); None where nobody counts."""
@@ -27,36 +30,45 @@ def energy_j(sysfs: Path = SYSFS) -> float | None:
     return sum(counts) / 1e6 if counts else None
 
 
-def quota_periods(proc: Path = Path("/proc/self"), cgroup: Path = SYSFS / "fs/cgroup") -> tuple[int, int] | None:
-    """(periods, those in which this process's group had used up its CPU time) so far, from cpu.stat of cgroup v1 or v2;
-    None where no quota is set on the group, or it cannot be read."""
+def quota_periods(proc: Path = Path("/proc/self"), cgroup: Path = SYSFS / "fs/cgroup") -> dict[Path, Periods]:
+    """The CPU quotas that hold for this process, from cpu.stat of cgroup v1 or v2: its own group's and those above, for
+    a job's limit is set above its steps. Empty where no group has one, or it cannot be read."""
     try:
         rows = [line.split(":", 2) for line in (proc / "cgroup").read_text().splitlines()]
     except OSError:
-        return None
+        return {}
+    found: dict[Path, Periods] = {}
     for _, controllers, group in rows:
-        if "cpu" in controllers.split(","):
-            folder = cgroup / "cpu" / group.lstrip("/")
-        elif not controllers:
-            folder = cgroup / group.lstrip("/")
-        else:
+        if controllers and "cpu" not in controllers.split(","):
             continue
-        try:
-            told = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
-            periods, held = int(told["nr_periods"]), int(told["nr_throttled"])
-        except (OSError, ValueError, KeyError):
-            continue
-        if periods:
-            return periods, held
-    return None
+        root = cgroup / "cpu" if controllers else cgroup
+        own = root / group.lstrip("/")
+        for folder in (own, *own.parents):
+            periods = _periods(folder / "cpu.stat")
+            if periods is not None:
+                found[folder] = periods
+            if folder == root:
+                break
+    return found
 
 
-def is_held_by_quota(before: tuple[int, int] | None, after: tuple[int, int] | None) -> bool:
-    """Whether a CPU quota stopped the group in most of the periods in between."""
-    if after is None:
-        return False
-    periods, held = (now - then for now, then in zip(after, before or (0, 0), strict=True))
-    return periods > 0 and 2 * held > periods
+def is_held_by_quota(before: dict[Path, Periods], after: dict[Path, Periods]) -> bool:
+    """Whether a quota stopped one of the groups in a quarter of the periods in between, or more."""
+    for group, (periods, held) in after.items():
+        then = before.get(group, (0, 0))
+        if periods > then[0] and 4 * (held - then[1]) >= periods - then[0]:
+            return True
+    return False
+
+
+def _periods(file: Path) -> Periods | None:
+    """None without a quota: its periods are not counted then."""
+    try:
+        told = dict(line.split() for line in file.read_text().splitlines())
+        periods = (int(told["nr_periods"]), int(told["nr_throttled"]))
+    except (OSError, ValueError, KeyError):
+        return None
+    return periods if periods[0] else None
 
 
 def own_numa_node(allowed: Iterable[int] | None = None, sysfs: Path = SYSFS) -> int | None:

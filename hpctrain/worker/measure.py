@@ -19,6 +19,7 @@ import torch
 
 from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.base.wire import LineChannel, Message
+from hpctrain.probe.device_faults import CPU_QUOTA
 from hpctrain.probe.host import cpu_name, usable_memory_bytes
 from hpctrain.probe.host_health import energy_j, is_held_by_quota, memory_errors, own_numa_node, quota_periods
 from hpctrain.probe.nvml import open_nvml
@@ -125,7 +126,7 @@ def _measure_cpu(type_key: str, share: int) -> Device:
         memory_bytes_per_s=copy_bytes_per_s(device, time.perf_counter),
         launch_s=launch_seconds(device, time.perf_counter),
         numa=own_numa_node(),
-        throttle_reasons=["cpu_quota"] if held else [],
+        throttle_reasons=[CPU_QUOTA] if held else [],
         ecc_errors=memory_errors(),
         power_w=(after_j - used_j) / took_s if known and used_j is not None and after_j is not None else None,
     )
