@@ -20,6 +20,7 @@ from hpctrain.probe.coordinator import Coordinator
 from hpctrain.probe.figures import PairFigures
 from hpctrain.probe.network_faults import network_faults
 from hpctrain.probe.outcome import ContentionRound, Outcome, PairResult
+from hpctrain.probe.prior import Prior
 from hpctrain.probe.rounds import Round
 from hpctrain.probe.settings import Mode, ProbeSettings
 from hpctrain.records.link import Latency
@@ -111,6 +112,7 @@ def simulated_probe(
     settings: ProbeSettings,
     failures: Failures | None = None,
     switches: bool = False,
+    prior: Prior | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     clock: SimulatedClock | None = None,
 ) -> Outcome:
@@ -118,12 +120,13 @@ def simulated_probe(
 
     Args:
         switches: Slurm tells the nodes their switches.
+        prior: what an earlier file says of them.
         clock: the clock that it runs on.
     """
     names = node_names(fabric.spec.nodes)
     clock = clock or SimulatedClock()
     transport = SimulatedTransport(fabric, names, clock, settings, failures, switches)
-    return Coordinator(transport, names, clock, settings, progress or (lambda *_: None)).run()
+    return Coordinator(transport, names, clock, settings, progress or (lambda *_: None), prior).run()
 
 
 def node_names(count: int) -> list[str]:
