@@ -43,6 +43,8 @@ class RuntimeRow:
     """A round without its transfers and single messages: messages of the coordinator, connections, round trips."""
     backend_s: float
     """Of the messages over the training backend."""
+    told: bool = False
+    """Whether the switches were told, by Slurm or an earlier file."""
 
 
 @dataclass(frozen=True)
@@ -134,22 +136,23 @@ def node_names(count: int) -> list[str]:
     return [f"n{index:04d}" for index in range(count)]
 
 
-def runtime_row(nodes: int, mode: Mode, gbit_per_s: float) -> RuntimeRow:
+def runtime_row(nodes: int, mode: Mode, gbit_per_s: float, told: bool = False) -> RuntimeRow:
     """Time of one probe of a healthy fabric with 2:1 oversubscription, and what its rounds cost beside transfers."""
     spec = FabricSpec(nodes, bytes_per_s=gbit_per_s * 1e9 / 8, oversubscription=(2.0, 1.0))
     clock, began = SimulatedClock(), dict[str, float]()
     done = simulated_probe(
-        SimulatedFabric(spec), ProbeSettings(mode=mode, device="cpu"), clock=clock,
+        SimulatedFabric(spec), ProbeSettings(mode=mode, device="cpu"), switches=told, clock=clock,
         progress=lambda phase, *_: _note(began, phase, clock.time),
     )  # fmt: skip
     # The same without anything to send: what is left is overhead.
     bare = ProbeSettings(mode=mode, device="none", bulk_bytes=1, bulk_bytes_max=1, bulk_s=0.0, ladder_bytes=())
-    empty = simulated_probe(SimulatedFabric(spec), bare)
+    empty = simulated_probe(SimulatedFabric(spec), bare, switches=told)
     return RuntimeRow(
         nodes, mode, gbit_per_s, done.rounds_done,
         wall_s=round(began["devices"], 2),
         overhead_s=round(empty.wall_s / max(1, empty.rounds_done), 4),
         backend_s=round(clock.time - began["backend"], 2),
+        told=told,
     )  # fmt: skip
 
 
@@ -226,13 +229,15 @@ def _switch_rows(plan: Plan, tell: Callable[[str], None]) -> Iterable[SwitchRow]
 
 
 def _runtime_rows(plan: Plan, tell: Callable[[str], None]) -> Iterable[RuntimeRow]:
-    modes: tuple[Mode, ...] = ("health", "sampled", "full")
+    modes: tuple[tuple[Mode, bool], ...] = (("health", False), ("sampled", False), ("sampled", True), ("full", False))
     for nodes in plan.sizes:
-        for mode in modes:
+        for mode, told in modes:
             for rate in plan.gbit_per_s if mode == "full" else plan.gbit_per_s[-1:]:
                 start = time.perf_counter()
-                row = runtime_row(nodes, mode, rate)
-                tell(f"runtime: {nodes} nodes, {mode}, {rate:g} Gb/s in {time.perf_counter() - start:.1f} s")
+                row = runtime_row(nodes, mode, rate, told)
+                took_s = time.perf_counter() - start
+                what = f"{mode}, switches told" if told else mode
+                tell(f"runtime: {nodes} nodes, {what}, {rate:g} Gb/s in {took_s:.1f} s")
                 yield row
 
 
