@@ -52,13 +52,11 @@ class Ranks:
         end = max(when for _, when in self._ranks.values())
         times: dict[int, dict[int, list[tuple[int, float]]]] = {rank: {} for rank in self._ranks}
         for met in meetings(order["world"], order["seed"]):
-            took = self._round(met, times)
-            end += took
-        replies = []
-        for rank, (name, _) in self._ranks.items():
-            report = {"backend": order["backend"], "times": times[rank]}
-            replies.append((end, name, {"kind": "exchanged", "report": report}))
-        return replies
+            end += self._round(met, times)
+        return [
+            (end, name, {"kind": "exchanged", "report": {"backend": order["backend"], "times": times[rank]}})
+            for rank, (name, _) in self._ranks.items()
+        ]
 
     def _round(self, met: Sequence[tuple[int, int]], times: dict[int, dict[int, list[tuple[int, float]]]]) -> float:
         """Seconds of one round, barrier included; its figures go into `times`."""

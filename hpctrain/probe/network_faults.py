@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hpctrain.probe.campaign import doubts
 from hpctrain.probe.clusters import SwitchTree
@@ -48,19 +48,23 @@ def network_faults(outcome: Outcome, tree: SwitchTree, settings: ProbeSettings) 
     names, pairs = [outcome.nodes[node] for node in suspects], [(outcome.nodes[a], outcome.nodes[b]) for a, b in links]
     now = standing(outcome.matrix(), tree)
     again = confirmed_nodes(outcome.retests, names, pairs)
-    machines = Counter(place.facts.boot_id for place in outcome.joined.values() if place.facts and place.facts.boot_id)
-    shared = any(count > 1 for count in machines.values())
-    if shared:
-        settings = replace(settings, slow_ratio=min(settings.slow_ratio, SHARED_RATIO))
+    together = _of_one_machine(outcome)
     faults = []
     for node, name in zip(suspects, names, strict=True):
-        fault = _judge(name, _seen(now, node, again.get(name)), settings, shared)
+        fault = _judge(name, _seen(now, node, again.get(name)), settings, name in together)
         if fault is not None:
             faults.append(fault)
     for (a, b), (there, back) in confirmed_links(outcome.retests, names, pairs).items():
-        if min(there, back) < (SHARED_RATIO if shared else UNCONFIRMED_RATIO):
+        if min(there, back) < (SHARED_RATIO if {a, b} & together else UNCONFIRMED_RATIO):
             faults.append(_slow_link(a, b, there, back))
     return faults
+
+
+def _of_one_machine(outcome: Outcome) -> set[str]:
+    """Nodes that share their machine with another one."""
+    machines = {name: place.facts.boot_id for name, place in outcome.joined.items() if place.facts}
+    count = Counter(machine for machine in machines.values() if machine is not None)
+    return {name for name, machine in machines.items() if machine is not None and count[machine] > 1}
 
 
 def oversubscribed(ratios: dict[int, float]) -> list[Finding]:
@@ -89,18 +93,22 @@ def _seen(now: Standing, node: int, again: Confirmed | None) -> _Seen:
 
 
 def _judge(name: str, seen: _Seen, settings: ProbeSettings, shared: bool) -> Finding | None:
-    """What is said of a suspect; None when good partners showed that it is as fast as others."""
+    """What is said of a suspect; None when good partners showed that it is as fast as others.
+
+    Args:
+        shared: it shares its machine with another node, so that its latency is not its own.
+    """
+    slow_ratio = min(settings.slow_ratio, SHARED_RATIO) if shared else settings.slow_ratio
     if seen.again is None:
-        slow = seen.bandwidth < min(settings.slow_ratio, UNCONFIRMED_RATIO)
-        late = seen.latency > LATENCY_EXCLUDE and not settings.loopback
+        slow = seen.bandwidth < min(slow_ratio, UNCONFIRMED_RATIO)
+        late = seen.latency > LATENCY_EXCLUDE and not settings.loopback and not shared
         leave_out = False
     else:
-        slow = seen.again.bandwidth < settings.slow_ratio
-        late = min(seen.again.latency, seen.latency) > LATENCY_WARN
+        slow = seen.again.bandwidth < slow_ratio
+        late = min(seen.again.latency, seen.latency) > LATENCY_WARN and not shared
         leave_out = max(seen.again.bandwidth, seen.bandwidth) < settings.exclude_ratio or (
             late and min(seen.again.latency, seen.latency) > LATENCY_EXCLUDE and settings.exclude_ratio > 0
         )
-    late = late and not shared
     if not slow and not late:
         return None
     severity: Severity = "exclude" if leave_out else "warn"
