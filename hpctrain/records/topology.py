@@ -157,7 +157,7 @@ class NodeCluster(Part):
     members: list[str]
     """Its nodes."""
     source: str = "measured"
-    """measured, or who told: slurm."""
+    """measured, or who told: slurm, or prior for an earlier file."""
     oversubscription: float | None = None
     """What a pair that leaves such a cluster has alone, over what it has when all members talk to another cluster."""
 
