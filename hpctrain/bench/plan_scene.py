@@ -121,7 +121,7 @@ def _cells(run: MeasuredRun) -> Cells | str:
         first = (rank * run.dp + replica) * run.tp
         return Unit(first, tuple(places[first : first + run.tp]))
 
-    return tuple(tuple(unit(replica, rank) for rank in range(run.pp)) for replica in range(run.dp))
+    return Cells(tuple(unit(replica, rank) for rank in range(run.pp)) for replica in range(run.dp))
 
 
 def _stated_cells(run: MeasuredRun) -> Cells | str:
@@ -141,7 +141,7 @@ def _stated_cells(run: MeasuredRun) -> Cells | str:
             workers = tuple(_worker(f"node{number}:cuda{index}", gpu, run.half) for index in range(tp))
             row.append(Unit(number, workers))
         rows.append(tuple(row))
-    return tuple(rows)
+    return Cells(rows)
 
 
 @lru_cache(maxsize=4096)

@@ -18,7 +18,7 @@ from hpctrain.planner.cost import CostModel
 from hpctrain.planner.fleet import find_fleet
 from hpctrain.planner.layout import Layout
 from hpctrain.planner.predict import predict
-from hpctrain.planner.unit import make_units
+from hpctrain.planner.unit import Cells, make_units
 from hpctrain.planner.workload import Workload, workload_of
 from hpctrain.records.run import Run
 from hpctrain.records.topology import Device, DeviceType, Fabric, LinkClass, Node, Provenance, Topology
@@ -65,7 +65,7 @@ def _every_layout(run: Run, topology: Topology, cost: CostModel, work: Workload)
     units = make_units(find_fleet(run, topology), 1)
     for pp, dp in ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1)):
         for chosen in itertools.permutations(units, pp * dp):
-            cells = tuple(tuple(chosen[replica * pp : (replica + 1) * pp]) for replica in range(dp))
+            cells = Cells(tuple(chosen[replica * pp : (replica + 1) * pp]) for replica in range(dp))
             for order, size in itertools.product(work.orders(pp), work.micro_batch_sizes()):
                 stages = pp * order.chunks
                 for counts in _compositions(work.rows // size, dp, 1):

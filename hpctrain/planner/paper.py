@@ -46,7 +46,7 @@ def solve_as_paper(cost: CostModel, fleet: Fleet, work: Workload) -> PaperChoice
     stages = _stage_units(fleet, pp, dp, tp)
     distance = _distances(cost, [unit for row in stages for unit in row])
     order, objective = co_locate(_between_stages(distance, stages), pp, float(work.boundary_bytes(1)))
-    cells = tuple(tuple(stages[index][replica] for index in order) for replica in range(dp))
+    cells = Cells(tuple(stages[index][replica] for index in order) for replica in range(dp))
     layers = work.spec.layers
     blocks = tuple(layers // pp + (stage < layers % pp) for stage in range(pp))
     layout, text = _choose_micro_batches(cost, cells, blocks)

@@ -130,7 +130,7 @@ def _in_tiles(order: Sequence[Unit], pp: int, width: int) -> Cells:
 
     Width 1 puts a whole pipeline beside each other, width dp the whole of a stage.
     """
-    return tuple(
+    return Cells(
         tuple(order[start + rank * width + column] for rank in range(pp))
         for start in range(0, len(order), pp * width)
         for column in range(width)

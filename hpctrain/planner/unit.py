@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from hpctrain.planner.fleet import Fleet, Worker
 from hpctrain.planner.network import Links, message_s
 
 SAME_SPEED = 0.15
 """Devices and links whose figures differ by less count as the same when orders are enumerated."""
+
+
+class Figures(NamedTuple):
+    """What a unit can do."""
+
+    kind: str
+    type: str
+    tp: int
+    flops: float
+    bytes_per_s: float
+    launch_s: float
+    memory_bytes: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,13 +55,35 @@ class Unit:
     def places(self) -> tuple[str, ...]:
         return tuple(worker.place for worker in self.workers)
 
+    @cached_property
+    def figures(self) -> Figures:
+        """Everything that decides how long it computes and what it holds, but for the links between its devices."""
+        return Figures(
+            self.kind, self.workers[0].type, len(self.workers), self.flops, self.bytes_per_s, self.launch_s,
+            self.memory_bytes,
+        )  # fmt: skip
+
     @property
     def kind(self) -> str:
         return self.workers[0].kind
 
 
-Cells = tuple[tuple[Unit, ...], ...]
-"""cells[replica][pipeline rank]."""
+class Cells(tuple[tuple[Unit, ...], ...]):
+    """cells[replica][pipeline rank]."""
+
+    @cached_property
+    def alike(self) -> tuple[int, ...]:
+        """[replica] -> a number; replicas of one have the same devices rank by rank, wherever these stand."""
+        numbers: dict[tuple[Figures, ...], int] = {}
+        return tuple(numbers.setdefault(tuple(unit.figures for unit in row), len(numbers)) for row in self)
+
+    @cached_property
+    def examples(self) -> tuple[int, ...]:
+        """[number in `alike`] -> a replica of it."""
+        found: dict[int, int] = {}
+        for replica, number in enumerate(self.alike):
+            found.setdefault(number, replica)
+        return tuple(found.values())
 
 
 def make_units(fleet: Fleet, tp: int) -> list[Unit]:
