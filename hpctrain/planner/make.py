@@ -8,35 +8,37 @@ from typing import Literal, get_args
 
 from hpctrain.base.errors import HpctrainError, InputError, Refused
 from hpctrain.base.units import format_count
+from hpctrain.planner.auto import Found, find_fastest
 from hpctrain.planner.bound import step_bound
 from hpctrain.planner.cost import CostModel
+from hpctrain.planner.degrees import Shape
 from hpctrain.planner.fleet import find_fleet
 from hpctrain.planner.layout import Excess, Layout
-from hpctrain.planner.neighbours import describe_excess, describe_shape, rejected_neighbours
+from hpctrain.planner.neighbours import describe_excess, describe_lack, describe_shape, rejected_neighbours, slower
 from hpctrain.planner.paper import solve_as_paper
-from hpctrain.planner.predict import Prediction
+from hpctrain.planner.predict import Prediction, predict
 from hpctrain.planner.saving import NO_SAVING, Saving
-from hpctrain.planner.search import NO_SHARDS, Search, Shape
-from hpctrain.planner.workload import workload_of
+from hpctrain.planner.search import NO_SHARDS, Search
+from hpctrain.planner.workload import Order, workload_of
 from hpctrain.records.imported_spec import Spec
-from hpctrain.records.plan import Plan, Predicted, Recompute, Rejected, Replica, Stage, ZeroLevel
+from hpctrain.records.plan import Plan, Predicted, Rejected, Replica, Stage, ZeroLevel
 from hpctrain.records.run import Run
 from hpctrain.records.topology import Topology
 from hpctrain.schedule.generate import make_schedule
 from hpctrain.schedule.runnable import check_runnable
 
-RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
-Solver = Literal["exhaustive", "paper"]
+Solver = Literal["auto", "exact", "paper"]
 
 
 def make_plan(
-    run: Run, spec: Spec, topology: Topology, *, solver: Solver = "exhaustive", provisional: bool = False
+    run: Run, spec: Spec, topology: Topology, *, solver: Solver = "auto", provisional: bool = False
 ) -> Plan:
     """Choose degrees, layers by stage, devices, micro-batches and schedule, and predict time and memory.
 
     Args:
         spec: the run's model with its vocabulary settled.
-        solver: 'exhaustive' searches for the fastest plan by the cost model; 'paper' follows the paper's rules.
+        solver: 'auto' searches for the fastest plan by the cost model; 'exact' looks at every plan on a few devices;
+            'paper' follows the paper's rules.
         provisional: mark the plan as made before the nodes are known.
 
     Raises:
@@ -49,11 +51,14 @@ def make_plan(
     shapes = search.shapes()
     if not shapes:
         raise _no_shape(search)
+    bound_s = step_bound(fleet, work)
     if solver == "paper":
         best, rejected, notes = _as_paper(search)
     else:
-        best, rejected, notes = _fastest(search, shapes)
-    cost = CostModel(replace(work, saving=best.layout.saving), fleet.links)
+        found, rejected, notes = _fastest(search, shapes)
+        assert found.best is not None, "a search without a plan is refused"
+        best, bound_s = found.best, found.bound_s
+    cost = search.cost.with_work(replace(work, saving=best.layout.saving))
     idle = len(fleet.workers) - len(best.layout.units()) * best.layout.tp
     if idle:
         notes.append(f"{idle} of {len(fleet.workers)} usable devices stay idle.")
@@ -64,7 +69,7 @@ def make_plan(
         provisional=provisional,
         solver=solver,
         predicted=Predicted(
-            step_time_s=best.terms, memory_bytes=best.layout.memory(cost.memory), bound_s=step_bound(fleet, work)
+            step_time_s=best.terms, memory_bytes=best.layout.memory(cost.memory), bound_s=bound_s
         ),
         rejected=rejected,
         notes=[*fleet.notes, *dropped, *notes],
@@ -80,45 +85,42 @@ def _as_paper(search: Search) -> tuple[Prediction, list[Rejected], list[str]]:
     return choice.prediction, [], list(choice.notes)
 
 
-def _fastest(search: Search, shapes: list[Shape]) -> tuple[Prediction, list[Rejected], list[str]]:
-    best = search.best(shapes, search.work.micro_batch_sizes())
-    rejected: list[Rejected] = []
+def _fastest(plain: Search, shapes: list[Shape]) -> tuple[Found, list[Rejected], list[str]]:
+    found = find_fastest(plain, shapes)
+    if found.best is None:
+        least = plain
+        if plain.work.fixed is None:
+            frugal = (plain.saving(Saving(zero=zero, recompute="full")) for zero in reversed(get_args(ZeroLevel)))
+            least = next((search for search in frugal if search.shapes()), plain)
+        raise _nothing_fits(least, least.shapes())
+    search, best = found.search, found.search.refine(found.best)
     notes: list[str] = []
-    if best is None and search.work.fixed is None:
-        search, best, rejected = _saving_memory(search, shapes)
-        notes.append(f"Chosen to save memory: {best.layout.saving}.")
-    if best is None:
-        raise _nothing_fits(search, shapes)
+    rejected: list[Rejected] = []
+    if search is not plain:
+        text, reason = _why_saving(plain, best)
+        notes.append(f"Chosen to save {text}: {best.layout.saving}.")
+        rejected.append(reason)
     if not search.complete:
         notes.append("There were too many orders of devices to try all; the likely ones were tried.")
-    best = search.refine(best)
-    return best, [*rejected, *rejected_neighbours(search, best, shapes)], notes
+    if not found.ended:
+        notes.append("Options that could be faster by the bound were left when many others had not been.")
+    best = predict(search.cost, best.layout, whole=True)
+    found = found._replace(best=best, bound_s=min(found.bound_s, best.total))
+    return found, [*rejected, *rejected_neighbours(search, best, shapes)], notes
 
 
-def _saving_memory(plain: Search, shapes: list[Shape]) -> tuple[Search, Prediction, list[Rejected]]:
-    """The fastest of what fits when recomputation and sharding save memory, and why it is not done without.
-
-    Raises:
-        Refused: not even that fits.
-    """
-    search, best, least = plain, None, plain
-    for zero in get_args(ZeroLevel):
-        frugal = plain.saving(Saving(zero=zero, recompute="full"))
-        if not frugal.shapes():
-            continue  # no replicas to shard over
-        least = frugal
-        if not least.feasible(least.shapes()):
-            continue  # nor does it fit with less recomputation
-        for recompute in RECOMPUTE if zero else RECOMPUTE[1:]:
-            other = plain.saving(Saving(zero=zero, recompute=recompute))
-            found = other.best(other.shapes(), other.work.micro_batch_sizes(), best=best)
-            if found is not best:
-                search, best = other, found
-    if best is None:
-        raise _nothing_fits(least, least.shapes())
-    lack = _nearest(plain, shapes)
-    reason = lack if isinstance(lack, str) else f"with {describe_shape(lack[0])}, {describe_excess(lack[1])}"
-    return search, best, [Rejected(change="zero 0 and recompute none", reason=reason)]
+def _why_saving(plain: Search, best: Prediction) -> tuple[str, Rejected]:
+    """What the plan saves, time or memory, and what it would be without."""
+    change, layout = "zero 0 and recompute none", best.layout
+    if layout.saving.sequence_parallel:
+        change += ", no sequence parallel"
+    order = Order(layout.schedule, len(layout.blocks) // layout.pp)
+    other = plain.explore(layout.shape, order, layout.micro_batch, None).best
+    if other is not None:
+        return "time", slower(change, best, other)
+    lack = plain.shortage_at(layout.cells, order, layout.micro_batch)
+    reason = describe_lack(lack) if lack is not None else "no placement of it fits"
+    return "memory", Rejected(change=change, reason=f"with {describe_shape(layout.shape)}, {reason}")
 
 
 def _no_shape(search: Search) -> HpctrainError:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from hpctrain.base.units import format_bytes, format_seconds
-from hpctrain.planner.bound import search_bound
+from hpctrain.planner.degrees import Shape
 from hpctrain.planner.fit import fit_layout, why_undefined
 from hpctrain.planner.layout import Excess
 from hpctrain.planner.placement import file_order
 from hpctrain.planner.predict import TERMS, Prediction, predict
-from hpctrain.planner.search import Search, Shape
+from hpctrain.planner.search import Search
 from hpctrain.planner.unit import Cells
 from hpctrain.planner.workload import Order
 from hpctrain.records.plan import Rejected
@@ -64,15 +64,14 @@ def _other_shapes(search: Search, best: Prediction, shapes: list[Shape]) -> list
     def bound(shape: Shape) -> float:
         pp, dp, tp = shape
         fitting = [size for size in sizes if search.work.rows // size >= dp]
-        units = search.units(tp)[0]
-        return min(search_bound(search.cost, units, pp, dp, size) for size in fitting)
+        return min(search.bounds.work_s(search.crowd(tp), pp, dp, size) for size in fitting)
 
     others = sorted((shape for shape in shapes if shape != best.layout.shape), key=lambda shape: (bound(shape), shape))
     found = []
     for shape in others[:MOST_SHAPES]:
         other = search.best([shape], sizes, PATIENCE)
         if other is not None:
-            found.append(_slower(describe_shape(shape), best, other))
+            found.append(slower(describe_shape(shape), best, other))
         elif (lack := search.shortage(shape)) is not None:
             found.append(Rejected(change=describe_shape(shape), reason=describe_lack(lack)))
     return sorted(found, key=lambda entry: (entry.delta_s is None, entry.delta_s or 0.0))
@@ -96,10 +95,11 @@ def _same_devices(
     excess = layout.excess(search.cost.memory)
     if excess is not None:
         return [Rejected(change=change, reason=describe_excess(excess))]
-    return [_slower(change, best, predict(search.cost, layout))]
+    return [slower(change, best, predict(search.cost, layout))]
 
 
-def _slower(change: str, best: Prediction, other: Prediction) -> Rejected:
+def slower(change: str, best: Prediction, other: Prediction) -> Rejected:
+    """How much slower another plan is, by its term that grows most."""
     delta = other.total - best.total
     if delta <= 1e-6 * best.total:
         return Rejected(change=change, delta_s=max(0.0, delta), reason="no faster, and nothing else is won")

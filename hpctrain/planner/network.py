@@ -34,6 +34,10 @@ class Links:
             self._known[source, target] = cost
         return cost
 
+    def least(self) -> tuple[float, float]:
+        """(alpha, beta) that no message between two nodes stays below."""
+        return self._costs.least()
+
 
 def message_s(links: Links, sources: Sequence[str], targets: Sequence[str], size_bytes: float) -> float:
     """Every source sends `size_bytes` to its target at once; those that leave a node together share its bandwidth."""

@@ -307,6 +307,11 @@ class LinkCost:
             raise KeyError(f"{a}-{b}")
         return cost
 
+    def least(self) -> tuple[float, float]:
+        """(alpha, beta) that no message between two nodes stays below; (0, 0) where nothing is known."""
+        known = [*self._costs.values(), *([self._default] if self._default else [])]
+        return min((a for a, _ in known), default=0.0), min((b for _, b in known), default=0.0)
+
     def seconds(self, source: str, target: str, size_bytes: float) -> float:
         """Time of one message of `size_bytes`."""
         alpha, beta = self.between(source, target)
