@@ -15,6 +15,7 @@ from hpctrain.base.errors import CommandTimeout
 from hpctrain.base.process import Runner
 from hpctrain.planner import make_plan
 from hpctrain.planner.cost import CostModel
+from hpctrain.planner.exact import compositions
 from hpctrain.planner.fleet import find_fleet
 from hpctrain.planner.layout import Layout
 from hpctrain.planner.predict import predict
@@ -24,7 +25,7 @@ from hpctrain.records.run import Run
 from hpctrain.records.topology import Device, DeviceType, Fabric, LinkClass, Node, Provenance, Topology
 from hpctrain.schedule.generate import why_no_table
 
-SIZES = (8, 32, 256, 1024)
+SIZES = (8, 32, 256, 1024, 10_000)
 """GPUs of the timed searches."""
 
 
@@ -68,7 +69,7 @@ def _every_layout(run: Run, topology: Topology, cost: CostModel, work: Workload)
             cells = Cells(tuple(chosen[replica * pp : (replica + 1) * pp]) for replica in range(dp))
             for order, size in itertools.product(work.orders(pp), work.micro_batch_sizes()):
                 stages = pp * order.chunks
-                for counts in _compositions(work.rows // size, dp, 1):
+                for counts in compositions(work.rows // size, dp, 1):
                     if any(why_no_table(order.schedule, pp, stages, count) for count in counts):
                         continue
                     for blocks in _cuts(work.spec.layers, stages):
@@ -79,20 +80,9 @@ def _every_layout(run: Run, topology: Topology, cost: CostModel, work: Workload)
 
 def _cuts(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
     """Blocks by stage; only the first and the last may be without."""
-    for blocks in _compositions(layers, stages, 0):
+    for blocks in compositions(layers, stages, 0):
         if all(blocks[1:-1]):
             yield blocks
-
-
-def _compositions(total: int, parts: int, least: int) -> Iterator[tuple[int, ...]]:
-    """Ways to write a number as a sum of that many, each of at least `least`."""
-    if parts == 1:
-        if total >= least:
-            yield (total,)
-        return
-    for first in range(least, total + 1):
-        for rest in _compositions(total - first, parts - 1, least):
-            yield (first, *rest)
 
 
 def _small_run() -> Run:

@@ -14,7 +14,7 @@ from hpctrain.base.errors import InputError, Refused
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes, format_count, format_seconds
 from hpctrain.launch.own_model import with_sizes
-from hpctrain.planner import make_plan
+from hpctrain.planner import Solver, make_plan
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.plan import Plan
 from hpctrain.records.run import read_run
@@ -44,18 +44,24 @@ WIDTH = 120
 )
 @click.option(
     "--solver",
-    type=click.Choice(["exhaustive", "paper"]),
-    default="exhaustive",
+    type=click.Choice(["auto", "exact", "paper"]),
+    default="auto",
     show_default=True,
-    help="exhaustive: the fastest by the cost model; paper: the paper's equations (1) and (7).",
+    help="auto: the fastest by the cost model; exact: compares every plan on up to 8 devices; "
+    "paper: the paper's equations (1) and (7).",
+)
+@click.option(
+    "--previous",
+    type=click.Path(path_type=Path),
+    help="Plan that this one replaces: state stays where it is as far as it can, and the plan lists what moves.",
 )
 @click.option("--nodes", metavar="NODES", help="Plan for these nodes of the topology only: local[0-2].")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
 @click.option("--explain", is_flag=True, help="Say what goes where and why, with the plans that lost.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan on stdout.")
 def command(
-    run_file: Path, topology_file: Path, output: Path, solver: str, nodes: str | None, overrides: tuple[str, ...],
-    explain: bool, as_json: bool,
+    run_file: Path, topology_file: Path, output: Path, solver: Solver, previous: Path | None, nodes: str | None,
+    overrides: tuple[str, ...], explain: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """From RUN.YAML and a topology to a plan: which device computes which blocks of which sequences when.
 
@@ -69,7 +75,8 @@ def command(
     topology = Topology.read(topology_file)
     if nodes is not None:
         topology = _only(topology, nodes, topology_file)
-    plan = make_plan(run, spec, topology, solver="paper" if solver == "paper" else "exhaustive")
+    replaced = Plan.read(previous) if previous is not None else None
+    plan = make_plan(run, spec, topology, solver=solver, previous=replaced)
     plan.write(output)
     people = Console(stderr=as_json, highlight=False)
     if not people.is_terminal:

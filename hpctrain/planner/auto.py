@@ -18,14 +18,18 @@ from hpctrain.planner.workload import Order
 from hpctrain.records.model_spec import ModelSpec
 from hpctrain.records.plan import Recompute
 
-MARGIN = 0.02
+MARGIN = 0.05
 """What saves memory has to be faster by that part of a step: its own costs are the least certain."""
-PATIENCE = 120
-"""Options in a row without a better plan, after which a search on many devices ends."""
 FEW = 8
-"""Up to this many devices it goes on until nothing can win."""
-MOST_PLACED = 1_000_000
-"""Devices put into place over a whole search on many."""
+"""Up to this many devices the search goes on until nothing can win."""
+PATIENCE = ((64, 60), (512, 14), (2048, 14))
+"""(devices, options in a row without a better plan) after which a search on more devices than `FEW` ends."""
+LEAST_PATIENCE = 10
+"""The same for still more devices."""
+HOPELESS = 3
+"""Times as many options that do not fit count the same."""
+FIRST_PLACEMENTS = 2
+"""Placements of an option that are compared on very many devices; all are of the best one."""
 MORE: dict[Recompute, Recompute] = {"none": "selective", "selective": "full"}
 
 
@@ -75,10 +79,12 @@ class _Auto:
             if self.plain.work.rows // size >= shape[1]:
                 bound = min(self._work_s(saving, shape, size) for saving in self._savings(shape))
                 self._push(_Option(bound, next(self.numbers), shape, size, None, self.plain.work.saving))
-        few = len(self.plain.fleet.workers) <= FEW
-        lowest, waited, placed = math.inf, 0, 0
+        devices = len(self.plain.fleet.workers)
+        patience = next((options for most, options in PATIENCE if devices <= most), LEAST_PATIENCE)
+        most = None if devices <= EVERY_COUNT else FIRST_PLACEMENTS
+        lowest, waited, explored = math.inf, 0, 0
         while self.queue and not (self.best is not None and self.queue[0].bound_s >= self.best.total):
-            if not few and self.best is not None and (waited >= PATIENCE or placed >= MOST_PLACED):
+            if devices > FEW and self.best is not None and (waited >= patience or explored >= HOPELESS * patience):
                 break
             option = heapq.heappop(self.queue)
             if option.order is None:
@@ -90,18 +96,27 @@ class _Auto:
                 continue
             lowest = min(lowest, option.bound_s)
             margin = MARGIN if option.saving != self.plain.work.saving and before is not None else 0.0
-            found = search.explore(option.shape, option.order, option.size, before, margin)
-            placed += found.looked * math.prod(option.shape)
+            found = search.explore(option.shape, option.order, option.size, before, margin, most)
+            explored += 1
             if found.best is not before:
-                self.best, self.winner, waited = found.best, search, 0
-            else:
+                self.best, self.winner, waited, explored = found.best, search, 0, 0
+            elif found.fits:
                 waited += 1
             if not found.fits:
                 self._save_more(option)
+        self._place_again(most)
         ended = not self.queue or (self.best is not None and self.queue[0].bound_s >= self.best.total)
         if self.queue:
             lowest = min(lowest, self.queue[0].bound_s)
         return Found(self.winner, self.best, self._bound(lowest), ended)
+
+    def _place_again(self, most: int | None) -> None:
+        """Compare all placements of the best option."""
+        if self.best is None or most is None:
+            return
+        layout = self.best.layout
+        order = Order(layout.schedule, len(layout.blocks) // layout.pp)
+        self.best = self.winner.explore(layout.shape, order, layout.micro_batch, self.best).best
 
     def _bound(self, lowest: float) -> float:
         """With the plans that leave more devices idle than those that are tried."""
@@ -111,6 +126,8 @@ class _Auto:
             fastest = max(fleet.workers, key=lambda worker: worker.bytes_per_s).bytes_per_s
             same = tuple(replace(worker, bytes_per_s=fastest) for worker in used)
             lowest = min(lowest, step_bound(replace(fleet, workers=same), work))
+            # Nor are all numbers of replicas tried that leave few idle.
+            lowest = min(lowest, step_bound(fleet, work))
         bound = max(lowest if math.isfinite(lowest) else 0.0, step_bound(fleet, work))
         return bound if self.best is None else min(bound, self.best.total)
 

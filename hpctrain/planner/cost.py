@@ -10,7 +10,7 @@ from hpctrain.planner.constants import CONSTANTS, Constants
 from hpctrain.planner.ground import Ground
 from hpctrain.planner.layer_profile import LayerProfile, LayerTimes
 from hpctrain.planner.memory import BUCKET_BYTES, MemoryModel
-from hpctrain.planner.network import Links, around, message_s, number_sum_s, ring_sum_s
+from hpctrain.planner.network import Links, around, message_cost, number_sum_s, ring_sum_s
 from hpctrain.planner.parts import Parts, measured, roofline
 from hpctrain.planner.unit import Cells, Figures, Unit
 from hpctrain.planner.workload import Share, Workload
@@ -59,6 +59,7 @@ class CostModel:
         self.memory = MemoryModel(work)
         self._kinds: dict[Unit, Kind] = {}
         self._grounds: dict[int, Ground] = {}
+        self._messages: dict[tuple[Unit, Unit], tuple[float, float]] = {}
         self._parts: dict[tuple[Kind, int], Parts] = {}
         self._stages: dict[tuple[Kind, int, Share], StageTime] = {}
         self._updates: dict[tuple[Kind, Share, int, int], float] = {}
@@ -73,13 +74,15 @@ class CostModel:
     def with_work(self, work: Workload) -> CostModel:
         """The same devices and links for another way of doing the work."""
         other = CostModel(work, self.links, self.constants, self.profile)
-        other._kinds, other._grounds = self._kinds, self._grounds
+        other._kinds, other._grounds, other._messages = self._kinds, self._grounds, self._messages
         return other
 
     def kind(self, unit: Unit) -> Kind:
         """Units of one kind take equally long for everything."""
         if unit not in self._kinds:
-            costs = [self.links.between(a, b) for a, b in around(unit.places)] if len(unit.workers) > 1 else [(0.0, 0.0)]
+            costs = (
+                [self.links.between(a, b) for a, b in around(unit.places)] if len(unit.workers) > 1 else [(0.0, 0.0)]
+            )
             self._kinds[unit] = (unit.figures, max(a for a, _ in costs), max(b for _, b in costs))
         return self._kinds[unit]
 
@@ -107,7 +110,11 @@ class CostModel:
         size = self.work.hidden_bytes(micro_batch, tp)
         if self.work.framework.split_sends and not self.work.saving.sequence_parallel:
             size /= tp
-        return message_s(self.links, source.places, target.places, size)
+        key = (source, target)
+        if key not in self._messages:
+            self._messages[key] = message_cost(self.links, source.places, target.places)
+        alpha, beta = self._messages[key]
+        return alpha + beta * size
 
     def optimizer(self, unit: Unit, share: Share, micro_batch: int, shards: int = 1) -> float:
         """Update of a stage's parameters, or of this replica's part of them."""

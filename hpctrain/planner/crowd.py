@@ -82,7 +82,7 @@ class Bounds:
     def step_s(self, crowd: Crowd, pp: int, dp: int, order: Order, size: int) -> float:
         """Seconds of a step that no layout of these degrees, this schedule and this micro-batch beats."""
         pace, count = self._pace(crowd, size), self.cost.work.rows // size
-        total, slowest, fastest = _fastest(pace, pp * dp)
+        total, _, fastest = _fastest(pace, pp * dp)
         most = -(-count // dp)
         start, per_parameter = self._tail(crowd, dp)
         parameters = self.cost.work.spec.parameters() / crowd.tp

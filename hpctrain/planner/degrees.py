@@ -24,9 +24,16 @@ def degrees(devices: int, spec: Spec, rows: int) -> list[Shape]:
     for pp in range(1, min(devices, spec.layers) + 1):
         for tp in splits:
             most = min(devices // (pp * tp), rows)
-            least = 1 if devices <= EVERY_COUNT else -(-least_used(devices) // (pp * tp))
-            found += [(pp, dp, tp) for dp in range(least, most + 1)]
-    return found if devices <= EVERY_COUNT else [*found, (1, 1, 1)]
+            if devices <= EVERY_COUNT:
+                found += [(pp, dp, tp) for dp in range(1, most + 1)]
+                continue
+            least = -(-least_used(devices) // (pp * tp))
+            if most < least and most < rows:
+                continue
+            # With all devices, and with as many as share the batch evenly.
+            even = next((dp for dp in range(most, max(least, 1) - 1, -1) if rows % dp == 0), most)
+            found += [(pp, dp, tp) for dp in dict.fromkeys((even, most)) if dp]
+    return found if devices <= EVERY_COUNT else list(dict.fromkeys([*found, (1, 1, 1)]))
 
 
 def least_used(devices: int) -> int:

@@ -27,8 +27,9 @@ class Rings:
         """All-reduce by the slowest ring, 2(n−1)(alpha + size/n·beta), while each rank sums `chunks` stages."""
         if self.size == 1:
             return 0.0
-        n = self.size
-        return 2 * (n - 1) * max(a + max(within, chunks * between) * size_bytes / n for a, within, between in self.costs)
+        part = size_bytes / self.size
+        hop_s = max(a + max(within, chunks * between) * part for a, within, between in self.costs)
+        return 2 * (self.size - 1) * hop_s
 
 
 class Ground:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Literal, get_args
@@ -12,8 +13,10 @@ from hpctrain.planner.auto import Found, find_fastest
 from hpctrain.planner.bound import step_bound
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.degrees import Shape
+from hpctrain.planner.exact import find_exact
 from hpctrain.planner.fleet import find_fleet
 from hpctrain.planner.layout import Excess, Layout
+from hpctrain.planner.moves import moves_between, stay_in_place
 from hpctrain.planner.neighbours import describe_excess, describe_lack, describe_shape, rejected_neighbours, slower
 from hpctrain.planner.paper import solve_as_paper
 from hpctrain.planner.predict import Prediction, predict
@@ -31,7 +34,13 @@ Solver = Literal["auto", "exact", "paper"]
 
 
 def make_plan(
-    run: Run, spec: Spec, topology: Topology, *, solver: Solver = "auto", provisional: bool = False
+    run: Run,
+    spec: Spec,
+    topology: Topology,
+    *,
+    solver: Solver = "auto",
+    provisional: bool = False,
+    previous: Plan | None = None,
 ) -> Plan:
     """Choose degrees, layers by stage, devices, micro-batches and schedule, and predict time and memory.
 
@@ -40,6 +49,8 @@ def make_plan(
         solver: 'auto' searches for the fastest plan by the cost model; 'exact' looks at every plan on a few devices;
             'paper' follows the paper's rules.
         provisional: mark the plan as made before the nodes are known.
+        previous: the plan that this one replaces: equal nodes are exchanged so that little state moves, and the plan
+            lists what moves where.
 
     Raises:
         Refused: the model cannot fit, or no or too few devices are usable.
@@ -55,10 +66,12 @@ def make_plan(
     if solver == "paper":
         best, rejected, notes = _as_paper(search)
     else:
-        found, rejected, notes = _fastest(search, shapes)
+        found, rejected, notes = _fastest(search, shapes, find_exact if solver == "exact" else find_fastest)
         assert found.best is not None, "a search without a plan is refused"
         best, bound_s = found.best, found.bound_s
     cost = search.cost.with_work(replace(work, saving=best.layout.saving))
+    if previous is not None:
+        best = stay_in_place(cost, best, previous)
     idle = len(fleet.workers) - len(best.layout.units()) * best.layout.tp
     if idle:
         notes.append(f"{idle} of {len(fleet.workers)} usable devices stay idle.")
@@ -68,14 +81,21 @@ def make_plan(
         topology_sha256=topology.sha256(),
         provisional=provisional,
         solver=solver,
-        predicted=Predicted(
-            step_time_s=best.terms, memory_bytes=best.layout.memory(cost.memory), bound_s=bound_s
-        ),
+        predicted=Predicted(step_time_s=best.terms, memory_bytes=best.layout.memory(cost.memory), bound_s=bound_s),
         rejected=rejected,
         notes=[*fleet.notes, *dropped, *notes],
     )
     check_runnable(plan, run)
-    return plan
+    return plan if previous is None else _with_moves(plan, previous)
+
+
+def _with_moves(plan: Plan, previous: Plan) -> Plan:
+    moves, lost = moves_between(previous, plan)
+    notes = list(plan.notes)
+    if lost:
+        text = ", ".join(map(str, lost))
+        notes.append(f"No device that is left holds blocks {text}: their state comes from a checkpoint.")
+    return plan.model_copy(update={"moves": moves, "notes": notes})
 
 
 def _as_paper(search: Search) -> tuple[Prediction, list[Rejected], list[str]]:
@@ -85,8 +105,10 @@ def _as_paper(search: Search) -> tuple[Prediction, list[Rejected], list[str]]:
     return choice.prediction, [], list(choice.notes)
 
 
-def _fastest(plain: Search, shapes: list[Shape]) -> tuple[Found, list[Rejected], list[str]]:
-    found = find_fastest(plain, shapes)
+def _fastest(
+    plain: Search, shapes: list[Shape], find: Callable[[Search, list[Shape]], Found]
+) -> tuple[Found, list[Rejected], list[str]]:
+    found = find(plain, shapes)
     if found.best is None:
         least = plain
         if plain.work.fixed is None:

@@ -40,6 +40,11 @@ def placements(
     return _likely_orders(units, pp, dp, message), False
 
 
+def every_placement(units: Sequence[Unit], classes: Sequence[int], pp: int, dp: int) -> Iterator[Cells]:
+    """All ways to put pp × dp of the units into place that differ."""
+    return _every_order(units, classes, pp, dp)
+
+
 def file_order(units: Sequence[Unit], pp: int, dp: int) -> Cells:
     """The first units as the topology lists them, replica by replica."""
     return _by_replica(list(units)[: pp * dp], pp)
@@ -111,11 +116,22 @@ def _likely_orders(units: Sequence[Unit], pp: int, dp: int, message: Callable[[U
         for order in (some, in_file_order, _chain(in_file_order, times), _chain(some, times)):
             orders.setdefault(tuple(unit.index for unit in order), order)
     found: dict[tuple[int, ...], Cells] = {}
-    for order in orders.values():
-        for width in (width for width in range(1, dp + 1) if dp % width == 0):
+    for width in _widths(units, pp, dp):
+        for order in orders.values():
             cells = _in_tiles(order, pp, width)
             found.setdefault(tuple(unit.index for row in cells for unit in row), cells)
     return list(found.values())
+
+
+def _widths(units: Sequence[Unit], pp: int, dp: int) -> list[int]:
+    """Divisors of dp; of many units the likely ones: whole pipelines or whole stages side by side, and stages as wide
+    as a node or as the part of a node that lets a pipeline end in it."""
+    every = [width for width in range(1, dp + 1) if dp % width == 0]
+    if len(units) <= MOST_NODES:
+        return every
+    of_node = max(Counter(map(_node, units)).values())
+    limits = (dp, 1, of_node // pp, of_node)
+    return list(dict.fromkeys(max((width for width in every if width <= limit), default=1) for limit in limits))
 
 
 def _between_nodes(units: Sequence[Unit], message: Callable[[Unit, Unit], float]) -> dict[str, dict[str, float]]:

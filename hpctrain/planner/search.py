@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -32,14 +32,16 @@ REFINEMENTS = 400
 """Changes of one block or one micro-batch that are tried on the winner; those that were begun are finished."""
 
 
+NOTHING = 1e9
+"""Blocks that are missing where a device cannot even hold what stands beside them."""
+
+
 class Explored(NamedTuple):
     """What was found for one shape, schedule and micro-batch size."""
 
     best: Prediction | None
     fits: bool
     """Whether some layout fits the memory."""
-    looked: int
-    """Placements that were cut."""
 
 
 @dataclass(eq=False)
@@ -108,7 +110,7 @@ class Search:
         """
         queue = [
             (self.bounds.step_s(self.crowd(shape[2]), shape[0], shape[1], order, size), number, shape, order, size)
-            for number, (shape, order, size) in enumerate(self._options(shapes, sizes))
+            for number, (shape, order, size) in enumerate(self.options(shapes, sizes))
         ]
         waited = 0
         for bound, _, shape, order, size in sorted(queue):
@@ -119,9 +121,10 @@ class Search:
             best = found
         return best
 
-    def _options(self, shapes: list[Shape], sizes: list[int]) -> Iterator[tuple[Shape, Order, int]]:
+    def options(self, shapes: list[Shape], sizes: list[int] | None = None) -> Iterator[tuple[Shape, Order, int]]:
+        """Shapes, schedules and micro-batch sizes, those that divide the batch unless they are given."""
         for shape in shapes:
-            for size in sizes:
+            for size in self.work.micro_batch_sizes() if sizes is None else sizes:
                 if self.work.rows // size >= shape[1]:
                     yield from ((shape, order, size) for order in self.work.orders(shape[0]))
 
@@ -132,23 +135,29 @@ class Search:
         return self._crowds[tp]
 
     def explore(
-        self, shape: Shape, order: Order, size: int, best: Prediction | None, margin: float = 0.0
+        self,
+        shape: Shape,
+        order: Order,
+        size: int,
+        best: Prediction | None,
+        margin: float = 0.0,
+        most: int | None = None,
     ) -> Explored:
         """The better of `best` and what this shape has with this schedule at this micro-batch size.
 
         Args:
             margin: part of the step's time that it has to be better by.
+            most: placements that are looked at; default: all.
         """
         pp, dp, _ = shape
         if why_undefined(self.cost, pp, dp, order, size):
-            return Explored(best, fits=False, looked=0)
+            return Explored(best, fits=False)
         limit = math.inf if best is None else best.total * (1 - max(margin, 1e-9))
-        fits, looked = False, 0
-        for cells in self._placements(shape):
+        fits = False
+        for cells in self._placements(shape)[:most]:
             if not self._can_hold(shape, shard_size(cells, self.work.saving), order, size):
                 continue
             layout = fit_layout(self.cost, cells, order, size)
-            looked += 1
             if layout.excess(self.cost.memory):
                 continue
             fits = True
@@ -157,7 +166,7 @@ class Search:
             found = predict(self.cost, layout)
             if found.total < limit:
                 best, limit = found, found.total * (1 - 1e-9)
-        return Explored(best, fits, looked)
+        return Explored(best, fits)
 
     def refine(self, best: Prediction) -> Prediction:
         """Move single blocks between neighbours and single micro-batches between replicas while that helps."""
@@ -226,7 +235,7 @@ class Search:
         return self._can_hold(shape, shards, order, size)
 
     def _can_hold(self, shape: Shape, shards: int, order: Order, size: int) -> bool:
-        """Whether the pipeline ranks have room for all blocks if every device had the memory of the largest.
+        """Whether the pipeline ranks have room for all blocks with the devices shared out as well as can be.
 
         Larger micro-batches need no less memory, so a size is looked at only between one that fits and one that does
         not.
@@ -237,18 +246,37 @@ class Search:
         if fitting < size < too_large:
             # Some replica has at least this many micro-batches, and keeps the fewest activations with just as many.
             count = max(1, -(-(self.work.rows // size) // dp))
-            kinds = self.crowd(tp).kinds
-            largest = max(unit.memory_bytes for unit, _ in kinds)
-            stages, kind = pp * order.chunks, kinds[0][0].kind
-            room: float = 0
-            for rank in range(pp):
-                role = RankRole(kind, order.schedule, pp, rank, stages, dp, tp, shards, size, count)
-                most = self.cost.memory.most_blocks(role, largest)
-                room = room + most if most >= 0 else -math.inf
-            holds = room >= self.work.spec.layers
+            kind, stages = self.crowd(tp).kinds[0][0].kind, pp * order.chunks
+            roles = [
+                RankRole(kind, order.schedule, pp, rank, stages, dp, tp, shards, size, count) for rank in range(pp)
+            ]
+            holds = self._room_for(roles) >= self.work.spec.layers
             fitting, too_large = (size, too_large) if holds else (fitting, size)
             self._room[key] = (fitting, too_large)
         return size <= fitting
+
+    def _room_for(self, roles: Sequence[RankRole]) -> float:
+        """Blocks that the pipeline ranks hold at most; below nothing where one of them holds not even none.
+
+        A rank holds what the smallest of its replicas' units holds, so no more ranks have large memories than there
+        are large units for all their replicas.
+        """
+        sizes: dict[float, int] = {}
+        for unit, number in self.crowd(roles[0].tp).kinds:
+            sizes[unit.memory_bytes] = sizes.get(unit.memory_bytes, 0) + number
+        levels = sorted(sizes)
+        room, units = 0.0, sum(sizes.values())
+        below = [0.0] * len(roles)
+        for level in levels:
+            held = [float(self.cost.memory.most_blocks(role, level)) for role in roles]
+            held = [blocks if blocks >= 0 else -NOTHING for blocks in held]
+            ranks = min(len(roles), units // roles[0].dp)
+            if level == levels[0] or ranks == len(roles):
+                room = sum(held)
+            else:
+                room += sum(sorted((a - b for a, b in zip(held, below, strict=True)), reverse=True)[:ranks])
+            below, units = held, units - sizes[level]
+        return room
 
     def _why_not(self, shape: Shape) -> str | None:
         pp, dp, tp = shape

@@ -101,8 +101,8 @@ def make_units(fleet: Fleet, tp: int) -> list[Unit]:
     return [Unit(index, group) for index, group in enumerate(groups)]
 
 
-def alike_classes(units: list[Unit], links: Links, message_bytes: float) -> list[int]:
-    """Class of each unit: exchanging two units of a class changes no figure by more than `SAME_SPEED`.
+def alike_classes(units: list[Unit], links: Links, message_bytes: float, tolerance: float = SAME_SPEED) -> list[int]:
+    """Class of each unit: exchanging two units of a class changes no figure by a larger part than `tolerance`.
 
     message_bytes: size of the message that links are compared at.
     """
@@ -111,7 +111,7 @@ def alike_classes(units: list[Unit], links: Links, message_bytes: float) -> list
     first: list[int] = []
     for index, unit in enumerate(units):
         for number, other in enumerate(first):
-            if _same_device(unit, units[other]) and _same_links(times, index, other):
+            if _same_device(unit, units[other], tolerance) and _same_links(times, index, other, tolerance):
                 classes.append(number)
                 break
         else:
@@ -139,9 +139,9 @@ def _near_each_other(fleet: Fleet) -> list[Worker]:
     return chain
 
 
-def _same_device(a: Unit, b: Unit) -> bool:
+def _same_device(a: Unit, b: Unit, tolerance: float) -> bool:
     return a.workers[0].type == b.workers[0].type and all(
-        _close(*pair)
+        _close(*pair, tolerance)
         for pair in (
             (a.flops, b.flops),
             (a.bytes_per_s, b.bytes_per_s),
@@ -151,12 +151,12 @@ def _same_device(a: Unit, b: Unit) -> bool:
     )
 
 
-def _same_links(times: list[list[float]], i: int, j: int) -> bool:
+def _same_links(times: list[list[float]], i: int, j: int, tolerance: float) -> bool:
     others = [k for k in range(len(times)) if k not in (i, j)]
-    return _close(times[i][j], times[j][i]) and all(
-        _close(times[i][k], times[j][k]) and _close(times[k][i], times[k][j]) for k in others
+    return _close(times[i][j], times[j][i], tolerance) and all(
+        _close(times[i][k], times[j][k], tolerance) and _close(times[k][i], times[k][j], tolerance) for k in others
     )
 
 
-def _close(a: float, b: float) -> bool:
-    return a == b or abs(a - b) <= SAME_SPEED * max(abs(a), abs(b))
+def _close(a: float, b: float, tolerance: float) -> bool:
+    return a == b or abs(a - b) <= tolerance * max(abs(a), abs(b))

@@ -145,15 +145,14 @@ def test_sequence_parallelism_keeps_less(plan, topology):
 def test_what_nothing_else_fits_is_saved_in_auto_mode(plan, topology):
     asked = {"dims": LARGE | {"layers": 6}, "seq_len": 512, "rows": 4}
     roomy = plan(topology((1, 1), memory=8e9), **asked)
-    assert roomy.savings == []
+    assert not any("recompute" in said for said in roomy.savings)
     for memory in (1.2e9, 1.1e9, 1.0e9, 0.9e9, 0.85e9):
         made = plan(topology((1, 1), memory=memory), **asked)
         assert peaks(made) <= 0.9 * memory
-        if made.savings:
+        if any(note.startswith("Chosen to save memory: ") for note in made.notes):
             break
-    assert made.savings
     assert any(note.startswith("Chosen to save memory: ") for note in made.notes)
-    assert made.rejected[0].change == "zero 0 and recompute none"
+    assert made.rejected[0].change.startswith("zero 0 and recompute none")
     assert "would need" in made.rejected[0].reason
     with pytest.raises(Refused, match=r"cannot fit: with .* and zero 3, recompute full, the nearest to fitting"):
         plan(topology((1, 1), memory=5e8), **asked)
