@@ -13,7 +13,7 @@ from hpctrain.planner.bound import step_bound
 from hpctrain.planner.degrees import EVERY_COUNT, Shape, least_used
 from hpctrain.planner.predict import Prediction
 from hpctrain.planner.saving import Saving
-from hpctrain.planner.search import Search
+from hpctrain.planner.search import Explored, Search
 from hpctrain.planner.workload import Order
 from hpctrain.records.model_spec import ModelSpec
 from hpctrain.records.plan import Recompute
@@ -22,9 +22,10 @@ MARGIN = 0.05
 """What saves memory has to be faster by that part of a step: its own costs are the least certain."""
 FEW = 8
 """Up to this many devices the search goes on until nothing can win."""
-PATIENCE = ((64, 60), (512, 14), (2048, 14))
-"""(devices, options in a row without a better plan) after which a search on more devices than `FEW` ends."""
-LEAST_PATIENCE = 10
+PATIENCE = ((64, 6), (512, 3))
+"""(devices, options without a better plan) after which a search on more devices than `FEW` leaves a pair of pp and tp:
+bounds of unlike pairs are not equally near to what there is behind them."""
+LEAST_PATIENCE = 2
 """The same for still more devices."""
 HOPELESS = 3
 """Times as many options that do not fit count the same."""
@@ -82,41 +83,58 @@ class _Auto:
         devices = len(self.plain.fleet.workers)
         patience = next((options for most, options in PATIENCE if devices <= most), LEAST_PATIENCE)
         most = None if devices <= EVERY_COUNT else FIRST_PLACEMENTS
-        lowest, waited, explored = math.inf, 0, 0
+        lowest, ended = math.inf, True
+        tried: dict[tuple[int, int], int] = {}
         while self.queue and not (self.best is not None and self.queue[0].bound_s >= self.best.total):
-            if devices > FEW and self.best is not None and (waited >= patience or explored >= HOPELESS * patience):
-                break
             option = heapq.heappop(self.queue)
+            pair = (option.shape[0], option.shape[2])
+            if devices > FEW and self.best is not None and tried.get(pair, 0) >= HOPELESS * patience:
+                lowest, ended = min(lowest, option.bound_s), False
+                continue
             if option.order is None:
                 self._open(option)
                 continue
-            search, before = self._search(option.saving), self.best
+            search = self._search(option.saving)
             if not search.may_fit(option.shape, option.order, option.size):
                 self._save_more(option)
                 continue
             lowest = min(lowest, option.bound_s)
-            margin = MARGIN if option.saving != self.plain.work.saving and before is not None else 0.0
-            found = search.explore(option.shape, option.order, option.size, before, margin, most)
-            explored += 1
+            before = self.best
+            found = self._look(search, option.shape, option.order, option.size, most)
             if found.best is not before:
-                self.best, self.winner, waited, explored = found.best, search, 0, 0
-            elif found.fits:
-                waited += 1
+                tried[pair] = 0
+            else:
+                tried[pair] = tried.get(pair, 0) + (HOPELESS if found.fits else 1)
             if not found.fits:
                 self._save_more(option)
-        self._place_again(most)
-        ended = not self.queue or (self.best is not None and self.queue[0].bound_s >= self.best.total)
+        self._improve(most)
         if self.queue:
             lowest = min(lowest, self.queue[0].bound_s)
         return Found(self.winner, self.best, self._bound(lowest), ended)
 
-    def _place_again(self, most: int | None) -> None:
-        """Compare all placements of the best option."""
-        if self.best is None or most is None:
+    def _improve(self, most: int | None) -> None:
+        """Compare the best option with its other schedules and savings, then all placements of what won."""
+        if self.best is None:
             return
-        layout = self.best.layout
-        order = Order(layout.schedule, len(layout.blocks) // layout.pp)
-        self.best = self.winner.explore(layout.shape, order, layout.micro_batch, self.best).best
+        shape, size = self.best.layout.shape, self.best.layout.micro_batch
+        for saving in self._savings(shape):
+            search = self._search(saving)
+            for order in search.work.orders(shape[0]):
+                self._look(search, shape, order, size, most)
+        if most is not None:
+            layout = self.best.layout
+            order = Order(layout.schedule, len(layout.blocks) // layout.pp)
+            self._look(self.winner, shape, order, size, None)
+
+    def _look(self, search: Search, shape: Shape, order: Order, size: int, most: int | None) -> Explored:
+        """Whether an option beats the best; what saves memory has to by a margin."""
+        sparing = search.work.saving != self.plain.work.saving
+        same = self.best is not None and self.best.layout.saving != self.plain.work.saving
+        margin = MARGIN if sparing and not same and self.best is not None else 0.0
+        found = search.explore(shape, order, size, self.best, margin, most)
+        if found.best is not self.best:
+            self.best, self.winner = found.best, search
+        return found
 
     def _bound(self, lowest: float) -> float:
         """With the plans that leave more devices idle than those that are tried."""

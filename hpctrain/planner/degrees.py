@@ -22,6 +22,8 @@ def degrees(devices: int, spec: Spec, rows: int) -> list[Shape]:
     found = []
     splits = [tp for tp in range(1, devices + 1) if spec.why_no_tensor_parallel(tp) is None]
     for pp in range(1, min(devices, spec.layers) + 1):
+        if devices > EVERY_COUNT and spec.layers % pp and pp & (pp - 1):
+            continue  # neither an even cut nor a power of two
         for tp in splits:
             most = min(devices // (pp * tp), rows)
             if devices <= EVERY_COUNT:
