@@ -1,6 +1,7 @@
 """How long the planner searches, and how far its plan is from the best of all plans of a small problem.
 
-As a program, `python -m hpctrain.bench.plan_search GPUS` searches once and prints its seconds.
+As a program, `python -m hpctrain.bench.plan_search GPUS` searches once and prints its seconds of processor time, so
+that others on the machine do not count.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SIZES = (8, 32, 256, 1024, 10_000)
 
 
 def search_seconds(runner: Runner, limit_s: float) -> tuple[dict[str, float], dict[str, str]]:
-    """Seconds of a search by number of GPUs, and why the other numbers have none."""
+    """Processor seconds of a search by number of GPUs, and why the other numbers have none."""
     found: dict[str, float] = {}
     unfinished: dict[str, str] = {}
     for gpus in map(str, SIZES):
@@ -147,9 +148,9 @@ def _topology(nodes: list[Node], kind: str, alpha_s: float, bytes_per_s: float) 
 
 def _main(gpus: int) -> None:
     run, topology = _large_run(), _equal_gpus(gpus)
-    started = time.perf_counter()
+    started = time.process_time()
     make_plan(run, run.spec(), topology)
-    print(time.perf_counter() - started)
+    print(time.process_time() - started)
 
 
 if __name__ == "__main__":
