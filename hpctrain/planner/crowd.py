@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from hpctrain.planner.bound import relative_speeds
 from hpctrain.planner.cost import CostModel
-from hpctrain.planner.memory import in_chunks
 from hpctrain.planner.share_out import share_out
 from hpctrain.planner.unit import Unit
 from hpctrain.planner.workload import Order
@@ -190,7 +189,7 @@ class Bounds:
             fixed = [pace.ends[0] * (rank == owner[0]) + pace.ends[1] * (rank == owner[-1]) for rank in range(pp)]
             counts = share_out(layers, lambda rank, n: fixed[rank] + n * pace.block, [0] * pp, [layers] * pp)
             assert counts is not None, "every rank may hold all blocks"
-            self._cuts[key] = max(fixed[rank] + sum(in_chunks(counts[rank], 1)) * pace.block for rank in range(pp))
+            self._cuts[key] = max(fixed[rank] + counts[rank] * pace.block for rank in range(pp))
         return self._cuts[key]
 
     def _whole_models(self, pace: _Pace, count: int, dp: int, tail: float) -> float:

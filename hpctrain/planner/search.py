@@ -220,11 +220,6 @@ class Search:
         """The device that lacks memory on these very devices; None where the layout fits."""
         return fit_layout(self.cost, cells, order, size).excess(self.cost.memory)
 
-    def feasible(self, shapes: list[Shape]) -> bool:
-        """False when no shape has room for the model, whatever its placement and its micro-batches."""
-        smallest = self.work.micro_batch_sizes()[0]
-        return any(self.may_fit(shape, order, smallest) for shape in shapes for order in self.work.orders(shape[0]))
-
     def may_fit(self, shape: Shape, order: Order, size: int) -> bool:
         """False when no placement of the shape has room for the model."""
         shards = 1
