@@ -112,7 +112,9 @@ def _ends(name: str) -> tuple[str, str]:
 
 def _simulated(run: Run, spec: Spec, plan: Plan, topology: Topology) -> _Simulated:
     scene = scene_of(run, spec, plan, topology)
-    return _Simulated(plan, scene, simulate_step(scene.cost, scene.layout), predict(scene.cost, scene.layout))
+    return _Simulated(
+        plan, scene, simulate_step(scene.cost, scene.layout), predict(scene.cost, scene.layout, whole=True)
+    )
 
 
 def _plan_after(run: Run, spec: Spec, plan: Plan, topology: Topology, lost: tuple[str, ...]) -> tuple[Plan, str]:

@@ -74,6 +74,17 @@ class RankRole(NamedTuple):
     micro_batches: int
 
 
+def _as_full(role: RankRole) -> int:
+    """The fewest micro-batches that fill the device as much: every round is like the one before it."""
+    if role.schedule == "gpipe":
+        return role.micro_batches
+    if role.schedule in ("1f1b", "zbv"):
+        return min(role.micro_batches, 2 * role.pp)
+    # The first rounds are longer by one where the numbers do not divide.
+    longer = role.micro_batches % role.pp
+    return min(role.micro_batches, (longer + 3) * role.pp + longer)
+
+
 class MemoryModel:
     """Answers with bytes; remembers what it computed."""
 
@@ -85,6 +96,7 @@ class MemoryModel:
 
     def need(self, role: RankRole, blocks: tuple[int, ...]) -> float:
         """Peak bytes of a device whose stages (one, or several chunks) hold these numbers of blocks."""
+        role = role._replace(micro_batches=_as_full(role))
         key = (role, blocks)
         if key not in self._needs:
             self._needs[key] = self._compute(role, blocks)
@@ -92,6 +104,7 @@ class MemoryModel:
 
     def most_blocks(self, role: RankRole, memory_bytes: float) -> int:
         """The most blocks that fit into the usable part of that memory; -1 when not even none."""
+        role = role._replace(micro_batches=_as_full(role))
         key = (role, memory_bytes)
         if key not in self._most:
             low, high, chunks = -1, self.work.spec.layers, role.stages // role.pp
