@@ -122,7 +122,7 @@ def _plan_after(run: Run, spec: Spec, plan: Plan, topology: Topology, lost: tupl
         return plan, ""
     if not set(lost) & set(plan.nodes):
         return plan, "The plan does not use the lost nodes, so the agents would keep it."
-    return plan_without(run, spec, topology, lost)
+    return plan_without(run, spec, topology, lost, plan)
 
 
 def _remarks(found: _Simulated) -> list[str]:

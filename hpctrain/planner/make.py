@@ -61,6 +61,10 @@ def make_plan(
         Refused: the model cannot fit, no or too few devices are usable, or no plan keeps the constraints.
         InputError: the run file asks for what cannot be, or the topology or the objective lacks a figure.
     """
+    if previous is not None and previous.layers != spec.layers:
+        raise InputError(
+            f"previous plan: found {previous.layers} blocks, the run's model has {spec.layers}; give a plan of this run"
+        )
     work, dropped = workload_of(run, spec)
     if objective.usable is not None:
         work = replace(work, usable=objective.usable)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from hpctrain.base.errors import InputError
 from hpctrain.planner import make_plan
 from hpctrain.planner.moves import moves_between
 
@@ -62,3 +65,10 @@ def test_the_same_plan_moves_nothing(topology, run):
     asked, made = run(), topology([1.0, 0.5])
     before = make_plan(asked, asked.spec(), made)
     assert make_plan(asked, asked.spec(), made, previous=before).moves == []
+
+
+def test_a_plan_of_another_model_is_not_replaced(topology, run):
+    before = make_plan(run(dims={"layers": 8}), run(dims={"layers": 8}).spec(), topology())
+    asked = run(dims={"layers": 4})
+    with pytest.raises(InputError, match="previous plan: found 8 blocks, the run's model has 4"):
+        make_plan(asked, asked.spec(), topology(), previous=before)
