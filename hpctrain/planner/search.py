@@ -231,22 +231,25 @@ class Search:
         """Whether the pipeline ranks have room for all blocks with the devices shared out as well as can be.
 
         Larger micro-batches need no less memory, so a size is looked at only between one that fits and one that does
-        not.
+        not, and the smallest comes first: mostly it says no for all.
         """
         pp, dp, tp = shape
         key = (pp, dp, tp, shards, order)
-        fitting, too_large = self._room.get(key, (0, self.work.rows + 1))
-        if fitting < size < too_large:
-            # Some replica has at least this many micro-batches, and keeps the fewest activations with just as many.
-            count = max(1, -(-(self.work.rows // size) // dp))
-            kind, stages = self.crowd(tp).kinds[0][0].kind, pp * order.chunks
-            roles = [
-                RankRole(kind, order.schedule, pp, rank, stages, dp, tp, shards, size, count) for rank in range(pp)
-            ]
-            holds = self._room_for(roles) >= self.work.spec.layers
-            fitting, too_large = (size, too_large) if holds else (fitting, size)
-            self._room[key] = (fitting, too_large)
-        return size <= fitting
+        smallest = self.work.micro_batch_sizes()[0]
+        for each in (size,) if key in self._room else dict.fromkeys((smallest, size)):
+            fitting, too_large = self._room.get(key, (0, self.work.rows + 1))
+            if fitting < each < too_large:
+                holds = self._holds(shape, shards, order, each)
+                self._room[key] = (each, too_large) if holds else (fitting, each)
+        return size <= self._room[key][0]
+
+    def _holds(self, shape: Shape, shards: int, order: Order, size: int) -> bool:
+        pp, dp, tp = shape
+        # Some replica has at least this many micro-batches, and keeps the fewest activations with just as many.
+        count = max(1, -(-(self.work.rows // size) // dp))
+        kind, stages = self.crowd(tp).kinds[0][0].kind, pp * order.chunks
+        roles = [RankRole(kind, order.schedule, pp, rank, stages, dp, tp, shards, size, count) for rank in range(pp)]
+        return self._room_for(roles) >= self.work.spec.layers
 
     def _room_for(self, roles: Sequence[RankRole]) -> float:
         """Blocks that the pipeline ranks hold at most; below nothing where one of them holds not even none.
