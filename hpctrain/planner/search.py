@@ -261,11 +261,13 @@ class Search:
         for unit, number in self.crowd(roles[0].tp).kinds:
             sizes[unit.memory_bytes] = sizes.get(unit.memory_bytes, 0) + number
         levels = sorted(sizes)
+        most = sum(self._held(roles, levels[-1]))
+        if len(levels) == 1 or most < self.work.spec.layers:
+            return most  # not enough even where all are as large as the largest
         room, units = 0.0, sum(sizes.values())
         below = [0.0] * len(roles)
         for level in levels:
-            held = [float(self.cost.memory.most_blocks(role, level)) for role in roles]
-            held = [blocks if blocks >= 0 else -NOTHING for blocks in held]
+            held = self._held(roles, level)
             ranks = min(len(roles), units // roles[0].dp)
             if level == levels[0] or ranks == len(roles):
                 room = sum(held)
@@ -273,6 +275,11 @@ class Search:
                 room += sum(sorted((a - b for a, b in zip(held, below, strict=True)), reverse=True)[:ranks])
             below, units = held, units - sizes[level]
         return room
+
+    def _held(self, roles: Sequence[RankRole], memory_bytes: float) -> list[float]:
+        """[pipeline rank] -> blocks that so much memory holds at most."""
+        held = (float(self.cost.memory.most_blocks(role, memory_bytes)) for role in roles)
+        return [blocks if blocks >= 0 else -NOTHING for blocks in held]
 
     def _why_not(self, shape: Shape) -> str | None:
         pp, dp, tp = shape
