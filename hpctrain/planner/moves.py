@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.layout import Layout
@@ -133,6 +132,8 @@ def _exchange(
     cost: CostModel, slots: Slots, missing: np.ndarray[tuple[int, int], np.dtype[np.int64]]
 ) -> dict[str, str]:
     """Node -> the equal node that takes its place, with the fewest blocks to be sent."""
+    from scipy.optimize import linear_sum_assignment  # a third of an agent's start, and few agents plan again
+
     names = list(slots)
     kinds: dict[tuple[object, ...], list[int]] = {}
     for number, name in enumerate(names):
