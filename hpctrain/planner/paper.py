@@ -12,7 +12,6 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse.csgraph import shortest_path
 
 from hpctrain.base.errors import InputError, Refused
 from hpctrain.planner.cost import CostModel
@@ -115,6 +114,8 @@ def _stage_units(fleet: Fleet, pp: int, dp: int, tp: int) -> list[list[Unit]]:
 
 def _distances(cost: CostModel, units: Sequence[Unit]) -> NDArray[np.float64]:
     """Shortest-path distances between units, edges weighted 1/b (seconds per byte)."""
+    from scipy.sparse.csgraph import shortest_path  # scipy is a third of an agent's start, and only this mode needs it
+
     weights = np.array([[cost.links.between(a.places[0], b.places[0])[1] for b in units] for a in units])
     # scipy reads what is close to 0 as "no edge", so distances are taken in units of the fastest link.
     unit = float(weights[weights > 0].min(initial=1.0))

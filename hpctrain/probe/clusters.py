@@ -7,8 +7,6 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.spatial.distance import squareform
 
 from hpctrain.records.pair_matrix import PairMatrix
 
@@ -98,6 +96,10 @@ def _without_node_effects(distances: Floats) -> Floats:
 
 def _cuts(distances: Floats) -> list[Ints]:
     """Labels of each level, lowest first."""
+    # Here, because scipy is a third of an agent's start and few agents come this far.
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import squareform
+
     tree = linkage(squareform(distances, checks=False), "average")
     heights = np.maximum(tree[:, 2], 1e-12)
     jumps = np.flatnonzero(heights[1:] > heights[:-1] * (1 + LEAST_GAP / 2))

@@ -6,8 +6,6 @@ import random
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
 
 from hpctrain.probe.clusters import Floats, Ints, SwitchTree, infer_tree
 from hpctrain.probe.rounds import Pair
@@ -39,6 +37,10 @@ class Groups:
         self.latency = sided - _node_effects(sided)
         self.near_below = near_limit(self.latency)
         """Seconds below which a pair shares a switch; None where there is no gap to tell by."""
+        # Here, because scipy is a third of an agent's start and few agents come this far.
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import connected_components
+
         near = np.isfinite(sided) & (self.latency < (self.near_below or 0.0))
         self.labels: Ints = connected_components(csr_array(near), directed=False)[1]
         """For each node the number of its group; a node without a near pair is a group of its own."""

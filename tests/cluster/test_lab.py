@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab")]
+pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab"), pytest.mark.timeout(900)]
 
 TRANSFER = Path(__file__).with_name("lab_transfer.py")
 SLURMD_PORT = "16818"
@@ -200,6 +200,7 @@ def test_an_up_that_was_killed_is_cleared_by_the_next(lab, moment):
     process = lab.start(sys.executable, "-m", "hpctrain", "lab", "up", "--nodes", "4")
     while not there.exists():
         assert process.poll() is None
+        time.sleep(0.002)
     process.kill()
     process.wait()
     assert not lab.is_up()

@@ -71,7 +71,8 @@ class Submitted:
         self.cluster.wait(lambda: len(read_metrics(self.folder / "metrics.jsonl")) >= step, 90, f"step {step}")
 
     def wait_for_end(self, state: str) -> None:
-        self.cluster.wait(lambda: self.state() in ("done", "failed", "cancelled"), 150, f"{self.name} has ended")
+        over = ("done", "failed", "cancelled")
+        self.cluster.wait(lambda: self.state() in over, 150, f"{self.name} has ended", self.cluster.status_every_s)
         assert self.state() == state, self.explain()
         self.cluster.wait(lambda: "end" in self.attempts()[-1], 60, "its script has ended")
 
@@ -104,7 +105,7 @@ def project(cluster, prepared: Path) -> Path:
     return prepared
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_what_follows_an_attempt(cluster, project: Path) -> None:
     """Three runs at once: one loses a node it cannot do without, one that of its script, one fails by itself."""
     alone = Submitted(cluster, project)

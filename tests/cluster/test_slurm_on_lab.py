@@ -12,7 +12,7 @@ from hpctrain.slurm.job import JobState, pending_words
 from hpctrain.slurm.limits import Request, check_request
 from hpctrain.slurm.watch import Watcher
 
-pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab")]
+pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture

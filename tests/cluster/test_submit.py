@@ -19,7 +19,7 @@ from hpctrain.records.event import read_events
 from hpctrain.records.metric import effective, read_metrics
 from hpctrain.records.topology import Topology
 
-pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab")]
+pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab"), pytest.mark.timeout(900)]
 
 RUN = {
     "name": "job",
@@ -76,12 +76,13 @@ class Job:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def wait_for_step(self, step: int) -> None:
-        self.project.cluster.wait(lambda: self.steps() >= step, 120, f"step {step}: {self.explain()}")
+        self.project.cluster.wait(lambda: self.steps() >= step, 120, lambda: f"step {step}: {self.explain()}")
 
     def wait_until_done(self, timeout_s: float = 240, script_too: bool = True) -> None:
         self.project.cluster.wait(
-            lambda: self.status()["state"] in ("done", "failed", "cancelled"), timeout_s, "the run has ended"
-        )
+            lambda: self.status()["state"] in ("done", "failed", "cancelled"),
+            timeout_s, "the run has ended", self.project.cluster.status_every_s,
+        )  # fmt: skip
         assert self.status()["state"] == "done", self.explain()
         if script_too:
             self.project.cluster.wait(lambda: "end" in self.attempts()[-1], 150, "the job script has ended")
