@@ -114,7 +114,7 @@ def _cells(run: MeasuredRun) -> Cells | str:
         first = (rank * run.dp + replica) * run.tp
         return Unit(first, tuple(places[first : first + run.tp]))
 
-    return tuple(tuple(unit(replica, rank) for rank in range(run.pp)) for replica in range(run.dp))
+    return Cells(tuple(unit(replica, rank) for rank in range(run.pp)) for replica in range(run.dp))
 
 
 def _stated_cells(run: MeasuredRun) -> Cells | str:
@@ -134,7 +134,7 @@ def _stated_cells(run: MeasuredRun) -> Cells | str:
             workers = tuple(_worker(f"node{number}:cuda{index}", gpu, run.half) for index in range(tp))
             row.append(Unit(number, workers))
         rows.append(tuple(row))
-    return tuple(rows)
+    return Cells(rows)
 
 
 @lru_cache(maxsize=4096)

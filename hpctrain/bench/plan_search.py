@@ -1,6 +1,7 @@
 """How long the planner searches, and how far its plan is from the best of all plans of a small problem.
 
-As a program, `python -m hpctrain.bench.plan_search GPUS` searches once and prints its seconds.
+As a program, `python -m hpctrain.bench.plan_search GPUS` searches once and prints its seconds of processor time, so
+that others on the machine do not count.
 """
 
 from __future__ import annotations
@@ -15,22 +16,23 @@ from hpctrain.base.errors import CommandTimeout
 from hpctrain.base.process import Runner
 from hpctrain.planner import make_plan
 from hpctrain.planner.cost import CostModel
+from hpctrain.planner.exact import compositions
 from hpctrain.planner.fleet import find_fleet
 from hpctrain.planner.layout import Layout
 from hpctrain.planner.predict import predict
-from hpctrain.planner.unit import make_units
+from hpctrain.planner.unit import Cells, make_units
 from hpctrain.planner.workload import Workload, workload_of
 from hpctrain.records.link import LinkClass
 from hpctrain.records.run import Run
 from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
 from hpctrain.schedule.generate import why_no_table
 
-SIZES = (8, 32, 256, 1024)
+SIZES = (8, 32, 256, 1024, 10_000)
 """GPUs of the timed searches."""
 
 
 def search_seconds(runner: Runner, limit_s: float) -> tuple[dict[str, float], dict[str, str]]:
-    """Seconds of a search by number of GPUs, and why the other numbers have none."""
+    """Processor seconds of a search by number of GPUs, and why the other numbers have none."""
     found: dict[str, float] = {}
     unfinished: dict[str, str] = {}
     for gpus in map(str, SIZES):
@@ -66,10 +68,10 @@ def _every_layout(run: Run, topology: Topology, cost: CostModel, work: Workload)
     units = make_units(find_fleet(run, topology), 1)
     for pp, dp in ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1)):
         for chosen in itertools.permutations(units, pp * dp):
-            cells = tuple(tuple(chosen[replica * pp : (replica + 1) * pp]) for replica in range(dp))
+            cells = Cells(tuple(chosen[replica * pp : (replica + 1) * pp]) for replica in range(dp))
             for order, size in itertools.product(work.orders(pp), work.micro_batch_sizes()):
                 stages = pp * order.chunks
-                for counts in _compositions(work.rows // size, dp, 1):
+                for counts in compositions(work.rows // size, dp, 1):
                     if any(why_no_table(order.schedule, pp, stages, count) for count in counts):
                         continue
                     for blocks in _cuts(work.spec.layers, stages):
@@ -80,20 +82,9 @@ def _every_layout(run: Run, topology: Topology, cost: CostModel, work: Workload)
 
 def _cuts(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
     """Blocks by stage; only the first and the last may be without."""
-    for blocks in _compositions(layers, stages, 0):
+    for blocks in compositions(layers, stages, 0):
         if all(blocks[1:-1]):
             yield blocks
-
-
-def _compositions(total: int, parts: int, least: int) -> Iterator[tuple[int, ...]]:
-    """Ways to write a number as a sum of that many, each of at least `least`."""
-    if parts == 1:
-        if total >= least:
-            yield (total,)
-        return
-    for first in range(least, total + 1):
-        for rest in _compositions(total - first, parts - 1, least):
-            yield (first, *rest)
 
 
 def _small_run() -> Run:
@@ -158,9 +149,9 @@ def _topology(nodes: list[Node], kind: str, alpha_s: float, bytes_per_s: float) 
 
 def _main(gpus: int) -> None:
     run, topology = _large_run(), _equal_gpus(gpus)
-    started = time.perf_counter()
+    started = time.process_time()
     make_plan(run, run.spec(), topology)
-    print(time.perf_counter() - started)
+    print(time.process_time() - started)
 
 
 if __name__ == "__main__":

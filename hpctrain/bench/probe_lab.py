@@ -10,26 +10,22 @@ import json
 import os
 import shutil
 import statistics
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hpctrain.base.errors import CommandError, InputError
-from hpctrain.base.process import Process
+from hpctrain.bench.lab_probe import probe_of
 from hpctrain.bench.record import make_record
 from hpctrain.lab.faults import shape
 from hpctrain.lab.layout import Layout
 from hpctrain.lab.machine import Machine
 from hpctrain.records.link import LinkFigures
-from hpctrain.records.topology import Topology
 
 PORT = 5201
 """iperf3's own; the lab's nodes have network namespaces of their own."""
 CONNECT_S = 10.0
-PROBE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -107,31 +103,9 @@ def compare_rates(case: str, ours: Sequence[LinkFigures], iperf3: Sequence[float
 def _row(machine: Machine, layout: Layout, pair: tuple[str, str], rate: str, settings: Settings) -> RateRow:
     ours, theirs = [], []
     for _ in range(settings.repeats):
-        ours.append(_probe(machine, layout, pair))
+        ours.append(probe_of(machine, layout, pair)[0].fabric.links[0].ab)
         theirs.append(_iperf3(machine, layout, pair, settings.iperf3_s))
     return compare_rates(rate, ours, theirs)
-
-
-def _probe(machine: Machine, layout: Layout, pair: tuple[str, str]) -> LinkFigures:
-    """The probe's node processes in the two namespaces, as a job would start them."""
-    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
-        folder = Path(name)
-        processes: list[Process] = []
-        try:
-            for node in pair:
-                argv = [sys.executable, "-m", "hpctrain.node", "probe", "--folder", name, "--device", "none"]
-                argv += ["--node", node, "--nodes", ",".join(pair), "--addr", layout.address(node)]
-                processes.append(machine.runner.start(_inside(layout, node, argv), log=folder / f"{node}.log"))
-            ends = [process.wait(PROBE_S) for process in processes]
-            if any(end != 0 for end in ends):
-                said = (folder / f"{pair[0]}.log").read_text(errors="replace").strip().splitlines()
-                raise CommandError(f"bench probe: the nodes ended with {ends}; {said[-1] if said else 'nothing said'}")
-        finally:
-            for process in processes:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-        return Topology.read(folder / "topology.json").fabric.links[0].ab
 
 
 def _iperf3(machine: Machine, layout: Layout, pair: tuple[str, str], seconds: int) -> float:

@@ -20,6 +20,7 @@ from hpctrain.probe.coordinator import Coordinator
 from hpctrain.probe.figures import PairFigures
 from hpctrain.probe.network_faults import network_faults
 from hpctrain.probe.outcome import ContentionRound, Outcome, PairResult
+from hpctrain.probe.prior import Prior
 from hpctrain.probe.rounds import Round
 from hpctrain.probe.settings import Mode, ProbeSettings
 from hpctrain.records.link import Latency
@@ -37,9 +38,13 @@ class RuntimeRow:
     gbit_per_s: float
     rounds: int
     wall_s: float
-    """On the simulated clock."""
+    """Of the links, on the simulated clock."""
     overhead_s: float
-    """A round without its transfers: messages of the coordinator, connections, round trips."""
+    """A round without its transfers and single messages: messages of the coordinator, connections, round trips."""
+    backend_s: float
+    """Of the messages over the training backend."""
+    told: bool = False
+    """Whether the switches were told, by Slurm or an earlier file."""
 
 
 @dataclass(frozen=True)
@@ -109,17 +114,21 @@ def simulated_probe(
     settings: ProbeSettings,
     failures: Failures | None = None,
     switches: bool = False,
+    prior: Prior | None = None,
     progress: Callable[[str, int, int], None] | None = None,
+    clock: SimulatedClock | None = None,
 ) -> Outcome:
     """A whole probe by the real coordinator; its `wall_s` is on the simulated clock.
 
     Args:
         switches: Slurm tells the nodes their switches.
+        prior: what an earlier file says of them.
+        clock: the clock that it runs on.
     """
     names = node_names(fabric.spec.nodes)
-    clock = SimulatedClock()
+    clock = clock or SimulatedClock()
     transport = SimulatedTransport(fabric, names, clock, settings, failures, switches)
-    return Coordinator(transport, names, clock, settings, progress or (lambda *_: None)).run()
+    return Coordinator(transport, names, clock, settings, progress or (lambda *_: None), prior).run()
 
 
 def node_names(count: int) -> list[str]:
@@ -127,16 +136,28 @@ def node_names(count: int) -> list[str]:
     return [f"n{index:04d}" for index in range(count)]
 
 
-def runtime_row(nodes: int, mode: Mode, gbit_per_s: float) -> RuntimeRow:
+def runtime_row(nodes: int, mode: Mode, gbit_per_s: float, told: bool = False) -> RuntimeRow:
     """Time of one probe of a healthy fabric with 2:1 oversubscription, and what its rounds cost beside transfers."""
     spec = FabricSpec(nodes, bytes_per_s=gbit_per_s * 1e9 / 8, oversubscription=(2.0, 1.0))
-    settings = ProbeSettings(mode=mode, device="none")
-    done = simulated_probe(SimulatedFabric(spec), settings)
+    clock, began = SimulatedClock(), dict[str, float]()
+    done = simulated_probe(
+        SimulatedFabric(spec), ProbeSettings(mode=mode, device="cpu"), switches=told, clock=clock,
+        progress=lambda phase, *_: _note(began, phase, clock.time),
+    )  # fmt: skip
     # The same without anything to send: what is left is overhead.
-    bare = ProbeSettings(mode=mode, device="none", bulk_bytes=1, bulk_bytes_max=1, bulk_s=0.0)
-    empty = simulated_probe(SimulatedFabric(spec), bare)
-    overhead = empty.wall_s / max(1, empty.rounds_done)
-    return RuntimeRow(nodes, mode, gbit_per_s, done.rounds_done, round(done.wall_s, 2), round(overhead, 4))
+    bare = ProbeSettings(mode=mode, device="none", bulk_bytes=1, bulk_bytes_max=1, bulk_s=0.0, ladder_bytes=())
+    empty = simulated_probe(SimulatedFabric(spec), bare, switches=told)
+    return RuntimeRow(
+        nodes, mode, gbit_per_s, done.rounds_done,
+        wall_s=round(began["devices"], 2),
+        overhead_s=round(empty.wall_s / max(1, empty.rounds_done), 4),
+        backend_s=round(clock.time - began["backend"], 2),
+        told=told,
+    )  # fmt: skip
+
+
+def _note(began: dict[str, float], phase: str, now: float) -> None:
+    began.setdefault(phase, now)
 
 
 def health_row(
@@ -208,13 +229,15 @@ def _switch_rows(plan: Plan, tell: Callable[[str], None]) -> Iterable[SwitchRow]
 
 
 def _runtime_rows(plan: Plan, tell: Callable[[str], None]) -> Iterable[RuntimeRow]:
-    modes: tuple[Mode, ...] = ("health", "sampled", "full")
+    modes: tuple[tuple[Mode, bool], ...] = (("health", False), ("sampled", False), ("sampled", True), ("full", False))
     for nodes in plan.sizes:
-        for mode in modes:
+        for mode, told in modes:
             for rate in plan.gbit_per_s if mode == "full" else plan.gbit_per_s[-1:]:
                 start = time.perf_counter()
-                row = runtime_row(nodes, mode, rate)
-                tell(f"runtime: {nodes} nodes, {mode}, {rate:g} Gb/s in {time.perf_counter() - start:.1f} s")
+                row = runtime_row(nodes, mode, rate, told)
+                took_s = time.perf_counter() - start
+                what = f"{mode}, switches told" if told else mode
+                tell(f"runtime: {nodes} nodes, {what}, {rate:g} Gb/s in {took_s:.1f} s")
                 yield row
 
 

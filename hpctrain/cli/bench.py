@@ -17,12 +17,13 @@ from hpctrain.base.units import format_seconds
 RUNTIME_CASES = ("one_process", "dp2", "pp2")
 
 _PROBE_OPTIONS = {
-    "rates": ("--rate", False),
-    "repeats": ("--repeats", False),
-    "runs": ("--runs", True),
-    "sizes": ("--nodes", True),
+    "rates": ("--rate", None),
+    "repeats": ("--repeats", None),
+    "clean": ("--clean", "faults"),
+    "runs": ("--runs", "simulated"),
+    "sizes": ("--nodes", "simulated"),
 }
-"""Options of `bench probe` that belong to one of its two kinds: name, and whether that is --simulated."""
+"""Options of `bench probe` that belong to one of its kinds: name, and that kind; None is the one beside iperf3."""
 _GIVEN = click.core.ParameterSource.COMMANDLINE
 
 
@@ -121,6 +122,11 @@ def _kill(count: int, as_json: bool) -> None:
     help="Rate of the lab's links; may be given again.",
 )  # fmt: skip
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Measurements of each rate.")
+@click.option("--faults", is_flag=True, help="Rather inject faults into the lab and see what the probe says.")
+@click.option(
+    "--clean", type=click.IntRange(0), default=20, show_default=True, help="With --faults: probes without a fault."
+)
+@click.option("--times", is_flag=True, help="Rather time a probe of four nodes as a job, and of every pair of the lab.")
 @click.option("--simulated", is_flag=True, help="Rather on a simulated fabric and clock, up to 1,000 nodes.")
 @click.option(
     "--runs", type=click.IntRange(1), default=1000, show_default=True,
@@ -132,24 +138,47 @@ def _kill(count: int, as_json: bool) -> None:
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
 def probe(
-    rates: tuple[str, ...], repeats: int, simulated: bool, runs: int, sizes: tuple[int, ...], as_json: bool
-) -> None:
-    """The probe's own quality: its bandwidth beside iperf3's, or how well it judges a simulated cluster.
+    rates: tuple[str, ...], repeats: int, faults: bool, clean: int, times: bool, simulated: bool, runs: int,
+    sizes: tuple[int, ...], as_json: bool,
+) -> None:  # fmt: skip
+    """The probe's own quality: its bandwidth beside iperf3's, what it says of faults, how long it takes.
 
     On the lab that is up, links are shaped to known rates and both measure them; this needs root. With --simulated: how
-    often a good node is called slow, which switches are found, and how long a probe takes.
-    """
-    from hpctrain.cli.bench_probe import beside_iperf3, simulated_tables
+    often a good node is called slow, which switches are found, and how long a probe of many nodes takes.
 
-    given = {name for name in _PROBE_OPTIONS if click.get_current_context().get_parameter_source(name) is _GIVEN}
-    wrong = sorted(name for name in given if _PROBE_OPTIONS[name][1] != simulated)
-    if wrong:
-        option = _PROBE_OPTIONS[wrong[0]][0]
-        raise InputError(f"{option}: {'not with' if simulated else 'only with'} --simulated")
+    Exit code 1 with --faults when one was not named rightly, or one named where there was none; with --times when a
+    pair was not measured.
+    """
+    from hpctrain.cli.bench_probe import beside_iperf3, fault_tables, simulated_tables, time_table
+
+    kinds = [name for name, is_on in (("faults", faults), ("times", times), ("simulated", simulated)) if is_on]
+    if len(kinds) > 1:
+        raise InputError(f"--{kinds[0]}: not with --{kinds[1]}")
+    _check_options(kinds[0] if kinds else None)
     people = Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else 120)
-    record = simulated_tables(runs, sizes, people, _say) if simulated else beside_iperf3(rates, repeats, people, _say)
+    if faults:
+        record = fault_tables(clean, people, _say)
+        passed = all(row["right"] for row in record["rows"]) and not record["clean"]["wrong"]
+    elif times:
+        record = time_table(people, _say)
+        passed = all(row["complete"] == row["pairs"] for row in record["rows"])
+    else:
+        record = (
+            simulated_tables(runs, sizes, people, _say) if simulated else beside_iperf3(rates, repeats, people, _say)
+        )
+        passed = True
     if as_json:
         click.echo(json.dumps(record, indent=1))
+    if not passed:
+        sys.exit(EXIT_FAILED)
+
+
+def _check_options(kind: str | None) -> None:
+    """Refuse options of another kind of `bench probe` than the one asked for."""
+    context = click.get_current_context()
+    for name, (option, own) in _PROBE_OPTIONS.items():
+        if own != kind and context.get_parameter_source(name) is _GIVEN:
+            raise InputError(f"{option}: not with --{kind}" if own is None else f"{option}: only with --{own}")
 
 
 def _say(what: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -12,15 +12,17 @@ from rich.table import Table
 
 from hpctrain.base.units import format_si
 
+if TYPE_CHECKING:
+    from hpctrain.lab.layout import Layout
+    from hpctrain.lab.machine import Machine
+
 Say = Callable[[str], None]
 
 
 def beside_iperf3(rates: tuple[str, ...], repeats: int, people: Console, say: Say) -> dict[str, Any]:
     """Measure on the lab that is up, print the table, return the record."""
     from hpctrain.bench.probe_lab import Settings, measure
-    from hpctrain.lab.layout import load_layout, state_folder
-    from hpctrain.lab.machine import one_at_a_time, this_machine
-    from hpctrain.lab.requirements import require_root
+    from hpctrain.lab.machine import one_at_a_time
     from hpctrain.records.lab_spec import rate_bits_per_s
 
     for rate in rates:
@@ -28,9 +30,7 @@ def beside_iperf3(rates: tuple[str, ...], repeats: int, people: Console, say: Sa
             rate_bits_per_s(rate)
         except ValueError as error:
             raise click.BadParameter(f"found {rate!r}; {error}", param_hint="--rate") from None
-    machine = this_machine()
-    require_root(machine, "shape")
-    layout = load_layout(state_folder(os.environ))
+    machine, layout = _lab()
     with one_at_a_time():
         record = measure(machine, layout, Settings(rates=rates, repeats=repeats), say)
     table = Table("rate", "ours", "iperf3", "error", "spread, ours and iperf3", "repeats bound by a processor")
@@ -56,3 +56,48 @@ def simulated_tables(runs: int, sizes: Sequence[int], people: Console, say: Say)
             table.add_row(*(f"{value:.5g}" if isinstance(value, float) else str(value) for value in row.values()))
         people.print(table)
     return record
+
+
+def fault_tables(clean: int, people: Console, say: Say) -> dict[str, Any]:
+    """Inject faults into the lab that is up, print what the probe said, return the record."""
+    from hpctrain.bench.probe_faults import measure_faults
+    from hpctrain.lab.machine import one_at_a_time
+
+    machine, layout = _lab()
+    with one_at_a_time():
+        record = measure_faults(machine, layout, clean, say)
+    table = Table("fault", "expected", "found", "right", "time")
+    for row in record["rows"]:
+        found, right = ", ".join(row["found"]) or "nothing", "yes" if row["right"] else "no"
+        table.add_row(row["case"], row["expected"], found, right, f"{row['seconds']:.1f} s")
+    people.print(table)
+    runs, wrong = record["clean"]["runs"], record["clean"]["wrong"]
+    people.print(f"{len(wrong)} of {runs} clean probes named a fault{': ' if wrong else ''}{wrong or ''}", markup=False)
+    return record
+
+
+def time_table(people: Console, say: Say) -> dict[str, Any]:
+    """Time whole probes of the lab that is up, print the table, return the record."""
+    from hpctrain.bench.probe_times import measure_times
+    from hpctrain.lab.machine import one_at_a_time
+
+    machine, layout = _lab()
+    with one_at_a_time():
+        record = measure_times(machine, layout, say)
+    table = Table("probe", "time", "pairs measured", "said")
+    for row in record["rows"]:
+        said = ", ".join(row["codes"]) or "nothing"
+        table.add_row(row["case"], f"{row['seconds']:.1f} s", f"{row['complete']} of {row['pairs']}", said)
+    people.print(table)
+    return record
+
+
+def _lab() -> tuple[Machine, Layout]:
+    """The lab that is up, for somebody who may change it."""
+    from hpctrain.lab.layout import load_layout, state_folder
+    from hpctrain.lab.machine import this_machine
+    from hpctrain.lab.requirements import require_root
+
+    machine = this_machine()
+    require_root(machine, "shape")
+    return machine, load_layout(state_folder(os.environ))

@@ -19,7 +19,7 @@ from hpctrain.cli.only_nodes import only_nodes
 from hpctrain.cli.stale import warn_if_stale
 from hpctrain.launch.own_model import with_sizes
 from hpctrain.launch.staleness import MAX_AGE_DAYS
-from hpctrain.planner import make_plan
+from hpctrain.planner import Solver, make_plan
 from hpctrain.planner.explain import neighbours_on_request
 from hpctrain.planner.objective import Goal, Goodness, Objective
 from hpctrain.planner.replay import scene_of
@@ -53,10 +53,16 @@ WIDTH = 120
 )
 @click.option(
     "--solver",
-    type=click.Choice(["exhaustive", "paper"]),
-    default="exhaustive",
+    type=click.Choice(["auto", "exact", "paper"]),
+    default="auto",
     show_default=True,
-    help="exhaustive: the fastest by the cost model; paper: the paper's equations (1) and (7).",
+    help="auto: the fastest by the cost model; exact: compares every plan on up to 8 devices; "
+    "paper: the paper's equations (1) and (7).",
+)
+@click.option(
+    "--previous",
+    type=click.Path(path_type=Path),
+    help="Plan that this one replaces: state stays where it is as far as it can, and the plan lists what moves.",
 )
 @click.option(
     "--objective",
@@ -117,10 +123,10 @@ WIDTH = 120
 @click.option("--explain", is_flag=True, help="Say what goes where and why, with the plans that lost.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan on stdout.")
 def command(
-    run_file: Path, topology_file: Path, output: Path, solver: str, goal: str, power: tuple[str, ...],
-    prices: tuple[str, ...], max_memory: float | None, forbid: str | None, min_goodput: float | None,
-    node_mtbf: float | None, recover: float, nodes: str | None, overrides: tuple[str, ...], explain: bool,
-    as_json: bool, max_age_days: float,
+    run_file: Path, topology_file: Path, output: Path, solver: Solver, previous: Path | None, goal: str,
+    power: tuple[str, ...], prices: tuple[str, ...], max_memory: float | None, forbid: str | None,
+    min_goodput: float | None, node_mtbf: float | None, recover: float, nodes: str | None, overrides: tuple[str, ...],
+    explain: bool, as_json: bool, max_age_days: float,
 ) -> None:  # fmt: skip
     """From RUN.YAML and a topology to a plan: which device computes which blocks of which sequences when.
 
@@ -140,7 +146,8 @@ def command(
     objective = _objective(goal, max_memory, prices, power, min_goodput, node_mtbf, recover, run.checkpoint.every)
     if solver == "paper" and not objective.only_time:
         raise InputError("--solver paper: it plans for time only; remove --objective and --min-goodput")
-    plan = make_plan(run, spec, topology, solver="paper" if solver == "paper" else "exhaustive", objective=objective)
+    replaced = Plan.read(previous) if previous is not None else None
+    plan = make_plan(run, spec, topology, solver=solver, objective=objective, previous=replaced)
     plan.write(output)
     people = Console(stderr=as_json, highlight=False, markup=False)
     if not people.is_terminal:
@@ -195,5 +202,5 @@ def _summary(plan: Plan, spec: Spec) -> str:
     if plan.predicted is not None:
         text += f"\npredicted step time {format_seconds(plan.predicted.step_time_s['total'])}"
         if plan.predicted.bound_s is not None:
-            text += f"; no plan on these devices beats {format_seconds(plan.predicted.bound_s)}"
+            text += f"; none of the plans compared can beat {format_seconds(plan.predicted.bound_s)}"
     return text

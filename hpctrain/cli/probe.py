@@ -70,11 +70,16 @@ _PHASES = {
     type=click.Choice(MODES),
     help=f"What to measure of the network. Default: full up to {FULL_UP_TO} nodes, else sampled.",
 )
+@click.option(
+    "--prior",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="With sampled: an earlier topology, or one of `topology import`, that says which nodes share a switch.",
+)
 @click.pass_context
 def command(
     ctx: click.Context, local: int | None, nodes: int | None, partition: str | None, account: str | None,
     qos: str | None, time: str, gpus_per_node: int | None, nodelist: str | None, output: Path, as_json: bool,
-    device: str, seed: int, mode: Mode | None,
+    device: str, seed: int, mode: Mode | None, prior: Path | None,
 ) -> None:  # fmt: skip
     """Measure nodes, devices and links into a topology file.
 
@@ -93,6 +98,8 @@ def command(
     _check_output(output)
     people, runner, clock = Console(stderr=as_json, highlight=False, markup=False), SystemRunner(), SystemClock()
     mode = mode or usual_mode(local or nodes or 1)
+    if prior is not None:
+        _check_prior(prior, mode, local is not None)
     with (
         _scratch(output, shared=nodes is not None) as folder,
         _rescued(folder, output, people),
@@ -103,7 +110,7 @@ def command(
         else:
             assert nodes is not None, "checked above"
             job = ProbeJob(nodes, partition, account, qos, time, nodelist, gpus_per_node)
-            topology = probe_job(_with_site(job, runner), folder, runner, clock, device, seed, told, mode)
+            topology = probe_job(_with_site(job, runner), folder, runner, clock, device, seed, told, mode, prior)
     topology.write(output)
     people.print(render(topology))
     people.print(f"wrote {output}", highlight=False)
@@ -148,6 +155,18 @@ def _rescued(folder: Path, output: Path, people: Console) -> Iterator[None]:
             told = topology.provenance
             people.print(f"wrote {output}: {told.rounds_done} of {told.rounds_planned} rounds", highlight=False)
         raise
+
+
+def _check_prior(prior: Path, mode: Mode, local: bool) -> None:
+    """Say before a job is queued that the file cannot help."""
+    if local:
+        raise InputError("--prior: not with --local, whose virtual nodes have no switches between them")
+    if mode != "sampled":
+        raise InputError(
+            f"--prior: the mode is {mode}, and only sampled asks which switches there are; add --mode sampled"
+        )
+    if not Topology.read(prior).fabric.clusters:
+        raise InputError(f"--prior {prior}: it names no switches (fabric.clusters is empty); give another file or none")
 
 
 def _check_output(output: Path) -> None:

@@ -112,7 +112,9 @@ def _ends(name: str) -> tuple[str, str]:
 
 def _simulated(run: Run, spec: Spec, plan: Plan, topology: Topology) -> _Simulated:
     scene = scene_of(run, spec, plan, topology)
-    return _Simulated(plan, scene, simulate_step(scene.cost, scene.layout), predict(scene.cost, scene.layout))
+    return _Simulated(
+        plan, scene, simulate_step(scene.cost, scene.layout), predict(scene.cost, scene.layout, whole=True)
+    )
 
 
 def _plan_after(run: Run, spec: Spec, plan: Plan, topology: Topology, lost: tuple[str, ...]) -> tuple[Plan, str]:
@@ -120,7 +122,7 @@ def _plan_after(run: Run, spec: Spec, plan: Plan, topology: Topology, lost: tupl
         return plan, ""
     if not set(lost) & set(plan.nodes):
         return plan, "The plan does not use the lost nodes, so the agents would keep it."
-    return plan_without(run, spec, topology, lost)
+    return plan_without(run, spec, topology, lost, plan)
 
 
 def _remarks(found: _Simulated) -> list[str]:

@@ -42,12 +42,14 @@ def probe_job(
     seed: int = 0,
     progress: Progress | None = None,
     mode: str = "full",
+    prior: Path | None = None,
 ) -> Topology:
     """Probe nodes that Slurm allocates; inside an allocation, those of it.
 
     Args:
         folder: an empty folder on a file system that the nodes share; the caller removes it.
         mode: health, full or sampled.
+        prior: a topology that says which nodes share a switch, on a file system that the nodes share.
 
     Raises:
         CommandError: srun is not on the path.
@@ -58,7 +60,8 @@ def probe_job(
     env = dict(os.environ) if inside else client_environment(os.environ)
     if job.gpus_per_node is None and device != "cpu":
         job = replace(job, gpus_per_node=_gpus(job, Slurm(runner), os.environ if inside else {}))
-    process = runner.start(srun_command(job, folder.resolve(), device, seed, inside, mode), env=env, log=log)
+    argv = srun_command(job, folder.resolve(), device, seed, inside, mode, prior)
+    process = runner.start(argv, env=env, log=log)
     try:
         # A node that dies once the rest is measured keeps srun waiting for ever; the result does not depend on it.
         watch_probe(process, folder, clock, progress or quiet, queued=True, result=folder / "topology.json")
@@ -84,8 +87,9 @@ def _gpus(job: ProbeJob, slurm: Slurm, environ: Mapping[str, str]) -> int | None
 
 
 def srun_command(
-    job: ProbeJob, folder: Path, device: str, seed: int, inside: bool = False, mode: str = "full"
-) -> list[str]:
+    job: ProbeJob, folder: Path, device: str, seed: int, inside: bool = False, mode: str = "full",
+    prior: Path | None = None,
+) -> list[str]:  # fmt: skip
     """The argv: a task a node with everything of it, which learns from Slurm which node it is.
 
     Args:
@@ -106,4 +110,5 @@ def srun_command(
     argv += [] if inside else ["--exclusive"]
     argv += ["--kill-on-bad-exit=0", "--wait=0", "--job-name=hpctrain-probe", *options]
     argv += [sys.executable, "-m", "hpctrain.node", "probe", "--folder", str(folder)]
+    argv += ["--prior", str(prior.resolve())] if prior is not None else []
     return [*argv, "--device", device, "--seed", str(seed), "--mode", mode]

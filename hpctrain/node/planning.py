@@ -10,14 +10,14 @@ from typing import Any
 
 from hpctrain.agent.agent import Proposal, Proposed
 from hpctrain.agent.journal import Journal
-from hpctrain.base.errors import InputError, Refused
 from hpctrain.launch.checks import check_devices, check_plan
 from hpctrain.launch.folder import newest_plan
 from hpctrain.planner import make_plan
+from hpctrain.planner.replan import replan, with_spares_left
 from hpctrain.records.event import EventKind
 from hpctrain.records.generation import Generation, StoreAddress
 from hpctrain.records.plan import Plan
-from hpctrain.records.run import AutoParallel, Run
+from hpctrain.records.run import Run
 from hpctrain.records.topology import Topology
 from hpctrain.schedule.resolve import schedule_of
 from hpctrain.snapshot import published
@@ -86,7 +86,7 @@ class GenerationMaker:
         previous = proposal.previous
         if previous is not None and previous.attempt == proposal.attempt:
             plan = Plan.read(self.folder / previous.plan)
-            return plan if set(plan.nodes) <= set(nodes) else self._new_plan(proposal, nodes, news)
+            return plan if set(plan.nodes) <= set(nodes) else self._new_plan(proposal, nodes, news, plan)
         given = newest_plan(self.folder)
         if given is None or (previous is not None and self._on_other_nodes(previous, nodes)):
             return self._new_plan(proposal, nodes, news)
@@ -106,37 +106,25 @@ class GenerationMaker:
         news.events.append(("planned", " ".join([text, *notes]), {"plan": path.name, "notes": notes}))
         return plan
 
-    def _new_plan(self, proposal: Proposal, nodes: list[str], news: _News) -> Plan:
-        run, note = self._with_spares_left(len(self.nodes) - len(nodes)), ""
+    def _new_plan(self, proposal: Proposal, nodes: list[str], news: _News, replaced: Plan | None = None) -> Plan:
+        """The planner's plan for these nodes, checked as one by hand is: no worker has to refuse it."""
+        run, spec, lost = self.run, self.run.spec(), len(self.nodes) - len(nodes)
+        left = Topology.read(self.folder / "topology.json").only(nodes)
         first = proposal.previous is None
-        public = "plan.json" if first else f"plan-{proposal.number}.json"
-        try:
-            plan = self._made(run, nodes, public)
-        except (InputError, Refused) as error:
-            if first or run.parallel.mode != "fixed":
-                raise
-            # The degrees were chosen for the nodes that were asked for; going on matters more than keeping them.
-            plan = self._made(run.model_copy(update={"parallel": AutoParallel()}), nodes, public)
-            note = f" (without parallel.mode fixed: {error})"
+        if first:
+            public, remark = "plan.json", ""
+            plan = make_plan(with_spares_left(run, lost), spec, left)
+        else:
+            public = f"plan-{proposal.number}.json"
+            plan, remark = replan(run, spec, left, lost, replaced)
+        check_plan(plan, run, spec, nodes, public)
         news.files[public] = plan
         predicted = plan.predicted.step_time_s.get("total") if plan.predicted else None
         degrees = {"pp": plan.pp, "dp": plan.dp, "tp": plan.tp}
-        text = f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp} on {len(plan.nodes)} nodes{note}"
-        data = {"plan": public, **degrees, "predicted_step_time_s": predicted}
+        text = f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp} on {len(plan.nodes)} nodes" + f" ({remark})" * bool(remark)
+        data = {"plan": public, **degrees, "predicted_step_time_s": predicted, "moves": len(plan.moves)}
         news.events.append(("planned" if first else "replanned", text, data))
         return plan
-
-    def _made(self, run: Run, nodes: list[str], name: str) -> Plan:
-        """The planner's plan for these nodes, checked as one by hand is: no worker has to refuse it."""
-        plan = make_plan(run, run.spec(), Topology.read(self.folder / "topology.json").only(nodes))
-        check_plan(plan, run, run.spec(), nodes, name)
-        return plan
-
-    def _with_spares_left(self, lost: int) -> Run:
-        """The run with a spare less for each node that is gone: they were kept for this."""
-        recovery = self.run.recovery
-        left = recovery.model_copy(update={"spares": max(0, recovery.spares - lost)})
-        return self.run.model_copy(update={"recovery": left})
 
     def _checkpoint(self, news: _News) -> str | None:
         """The newest checkpoint that verifies. Each one passed over is an event, and is put aside: it must neither be

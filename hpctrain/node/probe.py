@@ -13,6 +13,7 @@ from hpctrain.base.atomic import write_json
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.process import SystemRunner
 from hpctrain.node.place import add_place_arguments, place_of
+from hpctrain.probe.prior import prior_of
 from hpctrain.probe.resident import probe_nodes
 from hpctrain.probe.settings import MODES, PARTIAL_FILE, ProbeSettings, local_settings, usual_mode
 from hpctrain.records.topology import Topology
@@ -41,6 +42,7 @@ def main(argv: list[str]) -> int:
         tell,
         options.job_id or os.environ.get("SLURM_JOB_ID"),
         lambda measured: _keep(measured, options.folder),
+        prior_of(Topology.read(options.prior)) if options.prior is not None else None,
     )
     if topology is not None:
         topology.write(options.folder / "topology.json")
@@ -69,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     add_place_arguments(parser)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda", "none"], default="auto")
     parser.add_argument("--mode", choices=MODES, help="default: by the number of nodes")
+    parser.add_argument("--prior", type=Path, help="a topology that says which nodes share a switch")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--job-id", help="Slurm job that measures")
     return parser

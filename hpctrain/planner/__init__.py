@@ -1,5 +1,5 @@
 """From a topology and a run file to plan.json: search, prediction and reasons."""
 
-from hpctrain.planner.make import make_plan
+from hpctrain.planner.make import Solver, make_plan
 
-__all__ = ["make_plan"]
+__all__ = ["Solver", "make_plan"]

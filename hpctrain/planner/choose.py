@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 from hpctrain.base.errors import HpctrainError, InputError, Refused
 from hpctrain.planner.cost import CostModel
+from hpctrain.planner.degrees import Shape
 from hpctrain.planner.fleet import find_fleet
 from hpctrain.planner.neighbours import MOST_SHAPES, PATIENCE, describe_shape, nearest_shapes
 from hpctrain.planner.objective import Objective, Score, keeps_goodput, scorer
 from hpctrain.planner.predict import Prediction, predict
-from hpctrain.planner.search import Search, Shape
+from hpctrain.planner.search import Search
 from hpctrain.records.link import LinkFigures
 from hpctrain.records.plan import Rejected
 from hpctrain.records.run import Recovery, Run
@@ -22,16 +23,18 @@ MOST_REJECTED = 12
 """Other candidates that are told."""
 
 
-class Found(NamedTuple):
+class Winner(NamedTuple):
     """What a search came to."""
 
     search: Search
     best: Prediction
     rejected: list[Rejected]
     notes: list[str]
+    bound_s: float
+    """None of the plans that were searched is faster."""
 
 
-Fastest = Callable[[Search, list[Shape]], Found]
+Fastest = Callable[[Search, list[Shape]], Winner]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +62,7 @@ def other_searches(objective: Objective, run: Run, topology: Topology, whole: Se
     return searches + [_search(run, topology.only(names), whole) for names in fewer]
 
 
-def choose(
-    objective: Objective, topology: Topology, searches: Sequence[Search], fastest: Fastest
-) -> tuple[Prediction, list[Rejected], list[str]]:
+def choose(objective: Objective, topology: Topology, searches: Sequence[Search], fastest: Fastest) -> Winner:
     """The best of all candidates by the objective, the others with what they lack, and notes.
 
     Args:
@@ -72,7 +73,7 @@ def choose(
     """
     score = scorer(objective, topology)
     cost = searches[0].cost
-    found, notes, rejected = _predictions(objective, searches, fastest)
+    found, first = _predictions(objective, searches, fastest)
     kept, falls = [], []
     for prediction in found:
         goodput = keeps_goodput(objective.goodness, prediction) if objective.goodness is not None else None
@@ -85,19 +86,17 @@ def choose(
         raise _too_little_goodput(objective, falls)
     kept.sort(key=lambda each: (each.score.value, each.prediction.total))
     best = kept[0]
-    rejected += _losers(objective, best, kept[1:])
+    rejected = [*first.rejected, *_losers(objective, best, kept[1:])]
     rejected += [_fell(best.prediction, goodput, prediction) for goodput, prediction in falls]
-    notes.append(_note(objective, best, len(found)))
-    return best.prediction, rejected[:MOST_REJECTED], notes
+    notes = [*first.notes, _note(objective, best, len(found))]
+    return first._replace(best=best.prediction, rejected=rejected[:MOST_REJECTED], notes=notes)
 
 
-def _predictions(
-    objective: Objective, searches: Sequence[Search], fastest: Fastest
-) -> tuple[list[Prediction], list[str], list[Rejected]]:
-    """Candidates of all searches, predicted on the figures as they are; each layout once."""
+def _predictions(objective: Objective, searches: Sequence[Search], fastest: Fastest) -> tuple[list[Prediction], Winner]:
+    """Candidates of all searches, predicted on the figures as they are, each layout once; and what the first search
+    came to."""
     predictions: dict[object, Prediction] = {}
-    notes: list[str] = []
-    rejected: list[Rejected] = []
+    first: Winner | None = None
     for number, search in enumerate(searches):
         shapes = search.shapes()
         try:
@@ -108,8 +107,7 @@ def _predictions(
             if number == 0:
                 raise
             continue
-        if number == 0:
-            notes, rejected = list(found.notes), list(found.rejected)
+        first = first or found
         several = number == 0 or objective.goal == "robust"
         for prediction in [found.best, *(_others(found, shapes) if several else [])]:
             layout = prediction.layout
@@ -117,11 +115,12 @@ def _predictions(
             places = tuple(unit.places for row in layout.cells for unit in row)
             key = (places, layout.shape, layout.schedule, layout.micro_batch, layout.micro_batches, layout.blocks)
             if key not in predictions:
-                predictions[key] = predict(CostModel(work, searches[0].cost.links), layout)
-    return list(predictions.values()), notes, rejected
+                predictions[key] = predict(CostModel(work, searches[0].cost.links), layout, whole=True)
+    assert first is not None, "the first search found something, or it raised"
+    return list(predictions.values()), first
 
 
-def _others(found: Found, shapes: list[Shape]) -> list[Prediction]:
+def _others(found: Winner, shapes: list[Shape]) -> list[Prediction]:
     """The best of other degrees, and of the winner's with micro-batches of other sizes."""
     search, best = found.search, found.best.layout
     sizes = search.work.micro_batch_sizes()

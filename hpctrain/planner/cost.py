@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpctrain.planner.constants import CONSTANTS, Constants
+from hpctrain.planner.ground import Ground
 from hpctrain.planner.layer_profile import LayerProfile, LayerTimes
 from hpctrain.planner.memory import BUCKET_BYTES, MemoryModel
-from hpctrain.planner.network import Links, message_s, number_sum_s, ring_sum_s, rings_leaving
+from hpctrain.planner.network import Links, around, message_cost, number_sum_s, ring_sum_s
 from hpctrain.planner.parts import Parts, measured, roofline
-from hpctrain.planner.unit import Unit
+from hpctrain.planner.unit import Cells, Figures, Unit
 from hpctrain.planner.workload import Share, Workload
 
 TENSORS_PER_BLOCK = 9
+Kind = tuple[Figures, float, float]
+"""What a unit can do, and the slowest alpha and beta between its own devices."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +57,38 @@ class CostModel:
         self.constants = constants
         self.profile = profile
         self.memory = MemoryModel(work)
-        self._parts: dict[tuple[Unit, int], Parts] = {}
-        self._stages: dict[tuple[Unit, int, Share], StageTime] = {}
-        self._sends: dict[tuple[Unit, Unit, int], float] = {}
-        self._updates: dict[tuple[Unit, Share, int, int], float] = {}
+        self._kinds: dict[Unit, Kind] = {}
+        self._grounds: dict[int, Ground] = {}
+        self._messages: dict[tuple[Unit, Unit], tuple[float, float]] = {}
+        self._parts: dict[tuple[Kind, int], Parts] = {}
+        self._stages: dict[tuple[Kind, int, Share], StageTime] = {}
+        self._updates: dict[tuple[Kind, Share, int, int], float] = {}
+
+    def ground(self, cells: Cells) -> Ground:
+        """What the links say about a placement; remembered for this very one."""
+        found = self._grounds.get(id(cells))
+        if found is None:
+            found = self._grounds[id(cells)] = Ground(cells, self.links)
+        return found
+
+    def with_work(self, work: Workload) -> CostModel:
+        """The same devices and links for another way of doing the work."""
+        other = CostModel(work, self.links, self.constants, self.profile)
+        other._kinds, other._grounds, other._messages = self._kinds, self._grounds, self._messages
+        return other
+
+    def kind(self, unit: Unit) -> Kind:
+        """Units of one kind take equally long for everything."""
+        if unit not in self._kinds:
+            costs = (
+                [self.links.between(a, b) for a, b in around(unit.places)] if len(unit.workers) > 1 else [(0.0, 0.0)]
+            )
+            self._kinds[unit] = (unit.figures, max(a for a, _ in costs), max(b for _, b in costs))
+        return self._kinds[unit]
 
     def parts(self, unit: Unit, micro_batch: int) -> Parts:
         """Times on a unit for micro-batches of that many rows."""
-        key = (unit, micro_batch)
+        key = (self.kind(unit), micro_batch)
         if key not in self._parts:
             parts = roofline(self.work, self.links, self.constants[unit.kind], unit, micro_batch)
             times = self._measured(unit, micro_batch)
@@ -70,7 +97,7 @@ class CostModel:
 
     def stage(self, unit: Unit, micro_batch: int, share: Share) -> StageTime:
         """A stage that holds this share of the model."""
-        key = (unit, micro_batch, share)
+        key = (self.kind(unit), micro_batch, share)
         if key not in self._stages:
             self._stages[key] = _stage(self.parts(unit, micro_batch), share, self.constants[unit.kind], unit.launch_s)
         return self._stages[key]
@@ -79,18 +106,19 @@ class CostModel:
         """A boundary activation, or its gradient, from one unit to another."""
         if source is target:
             return 0.0
-        key = (source, target, micro_batch)
-        if key not in self._sends:
-            tp = len(source.workers)
-            size = self.work.hidden_bytes(micro_batch, tp)
-            if self.work.framework.split_sends and not self.work.saving.sequence_parallel:
-                size /= tp
-            self._sends[key] = message_s(self.links, source.places, target.places, size)
-        return self._sends[key]
+        tp = len(source.workers)
+        size = self.work.hidden_bytes(micro_batch, tp)
+        if self.work.framework.split_sends and not self.work.saving.sequence_parallel:
+            size /= tp
+        key = (source, target)
+        if key not in self._messages:
+            self._messages[key] = message_cost(self.links, source.places, target.places)
+        alpha, beta = self._messages[key]
+        return alpha + beta * size
 
     def optimizer(self, unit: Unit, share: Share, micro_batch: int, shards: int = 1) -> float:
         """Update of a stage's parameters, or of this replica's part of them."""
-        key = (unit, share, micro_batch, shards)
+        key = (self.kind(unit), share, micro_batch, shards)
         if key not in self._updates:
             constants, times = self.constants[unit.kind], self._measured(unit, micro_batch)
             if times is not None:
@@ -108,29 +136,26 @@ class CostModel:
         """What a step costs however little it computes."""
         return self.constants[unit.kind].step_ops * unit.launch_s
 
-    def gradient_sums(self, rings: Sequence[Sequence[Unit]], shares: Sequence[Share]) -> list[float]:
+    def gradient_sums(self, cells: Cells, shares: Sequence[Share], owner: Sequence[int]) -> list[float]:
         """Ring all-reduce of each stage's gradients over its replicas.
 
         All stages reduce at about the same time, so rings that leave a node together divide its bandwidth.
 
         Args:
-            rings: [stage] -> the units of its replicas.
             shares: what each stage holds.
+            owner: pipeline rank of each stage.
         """
-        if len(rings[0]) == 1:
-            return [0.0] * len(rings)
-        shards = [list(zip(*(unit.places for unit in ring), strict=True)) for ring in rings]
-        sharing = rings_leaving([places for of_stage in shards for places in of_stage])
+        if len(cells) == 1:
+            return [0.0] * len(shares)
+        rings, chunks, tp = self.ground(cells).rings, len(shares) // len(cells[0]), len(cells[0][0].workers)
         sums = []
-        for ring, share, of_stage in zip(rings, shares, shards, strict=True):
-            parameters = self.work.parameters(share, len(of_stage))
+        for share, rank in zip(shares, owner, strict=True):
+            parameters = self.work.parameters(share, tp)
             size = float(self.work.framework.gradient_bytes * parameters)
             buckets = max(1, math.ceil(size / BUCKET_BYTES))
-            sent = max(ring_sum_s(self.links, places, size / buckets, sharing) for places in of_stage)
-            copied_s = max(
-                self.constants[unit.kind].reducer_bytes * parameters / unit.bytes_per_s for unit in dict.fromkeys(ring)
-            )
-            sums.append(buckets * sent + copied_s)
+            units = [cells[replica][rank] for replica in cells.examples]
+            copied_s = max(self.constants[unit.kind].reducer_bytes * parameters / unit.bytes_per_s for unit in units)
+            sums.append(buckets * rings[rank].sum_s(size / buckets, chunks) + copied_s)
         return sums
 
     def tied_sum(self, first: Unit, last: Unit) -> float:
@@ -141,9 +166,10 @@ class CostModel:
         size = float(self.work.framework.gradient_bytes * numbers)
         return max(ring_sum_s(self.links, pair, size) for pair in zip(first.places, last.places, strict=True))
 
-    def norm_sum(self, units: Sequence[Unit]) -> float:
+    def norm_sum(self, cells: Cells) -> float:
         """The sum over all devices that clipping the gradient's norm needs."""
-        return number_sum_s(self.links, [place for unit in units for place in unit.places])
+        devices = len(cells) * len(cells[0]) * len(cells[0][0].workers)
+        return number_sum_s(self.ground(cells).slowest_alpha, devices) if devices > 1 else 0.0
 
     def _measured(self, unit: Unit, micro_batch: int) -> LayerTimes | None:
         if self.profile is None:

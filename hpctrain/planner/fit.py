@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.layout import Layout
 from hpctrain.planner.memory import in_chunks
 from hpctrain.planner.share_out import share_out
-from hpctrain.planner.unit import Cells
+from hpctrain.planner.unit import Cells, Unit
 from hpctrain.planner.workload import Order
 
 
@@ -41,9 +41,10 @@ def fit_layout(cost: CostModel, cells: Cells, order: Order, micro_batch: int) ->
     """
     pp, dp, saving = len(cells[0]), len(cells), cost.work.saving
     total, layers = cost.work.rows // micro_batch, cost.work.spec.layers
-    pace = [sum(1 / cost.parts(unit, micro_batch).whole_model(layers) for unit in row) for row in cells]
-    if saving.equal_counts:
-        pace = [1.0] * dp
+    pace = _by_replica(
+        cells, lambda row: 1.0 if saving.equal_counts
+        else sum(1 / cost.parts(unit, micro_batch).whole_model(layers) for unit in row),
+    )  # fmt: skip
     counts = _micro_batches(total, [1 / speed for speed in pace])
     best: Layout | None = None
     fastest = math.inf
@@ -62,9 +63,18 @@ def fit_layout(cost: CostModel, cells: Cells, order: Order, micro_batch: int) ->
     return best
 
 
+def _by_replica(cells: Cells, value: Callable[[tuple[Unit, ...]], float]) -> list[float]:
+    """[replica] -> a value that depends on its devices only, worked out once for those that are alike."""
+    values = [value(cells[replica]) for replica in cells.examples]
+    return [values[number] for number in cells.alike]
+
+
 def _micro_batches(total: int, seconds: Sequence[float]) -> list[int]:
     """Micro-batches of each replica, from the seconds that its slowest rank takes for one."""
-    counts = share_out(total, lambda i, n: n * seconds[i], [1] * len(seconds), [total] * len(seconds))
+    replicas = len(seconds)
+    if min(seconds) == max(seconds):
+        return [total // replicas + (replica < total % replicas) for replica in range(replicas)]
+    counts = share_out(total, lambda i, n: n * seconds[i], [1] * replicas, [total] * replicas)
     assert counts is not None, "the caller gives at least one micro-batch for each replica"
     return counts
 
@@ -90,8 +100,9 @@ def _cut(cost: CostModel, layout: Layout) -> Layout:
 def _rank_seconds(cost: CostModel, layout: Layout, rank: int) -> list[tuple[float, float]]:
     """(fixed, per block) seconds of a step on a pipeline rank, for each replica."""
     found = []
-    for replica, count in zip(layout.cells, layout.micro_batches, strict=True):
-        parts = cost.parts(replica[rank], layout.micro_batch)
+    for replica in layout.unlike:
+        count = layout.micro_batches[replica]
+        parts = cost.parts(layout.cells[replica][rank], layout.micro_batch)
         fixed = sum(parts.embedding) * (rank == layout.owner[0]) + sum(parts.head) * (rank == layout.owner[-1])
         found.append((count * fixed, count * (sum(parts.block) + sum(parts.block_tp))))
     return list(dict.fromkeys(found))
@@ -100,17 +111,18 @@ def _rank_seconds(cost: CostModel, layout: Layout, rank: int) -> list[tuple[floa
 def _blocks_that_fit(cost: CostModel, layout: Layout, rank: int) -> int:
     """The most blocks that every replica's unit at this pipeline rank can hold; -1 when not even none."""
     return min(
-        cost.memory.most_blocks(layout.role(replica, rank), row[rank].memory_bytes)
-        for replica, row in enumerate(layout.cells)
+        cost.memory.most_blocks(layout.role(replica, rank), layout.cells[replica][rank].memory_bytes)
+        for replica in layout.unlike
     )
 
 
 def _slowest_by_replica(cost: CostModel, layout: Layout) -> list[float]:
     """Seconds for one micro-batch of the slowest pipeline rank of each replica."""
-    slowest = []
-    for replica in range(layout.dp):
+
+    def slowest(row: tuple[Unit, ...]) -> float:
         times = [0.0] * layout.pp
-        for stage, share in enumerate(layout.shares):
-            times[layout.owner[stage]] += cost.stage(layout.unit(replica, stage), layout.micro_batch, share).both
-        slowest.append(max(times))
-    return slowest
+        for rank, share in zip(layout.owner, layout.shares, strict=True):
+            times[rank] += cost.stage(row[rank], layout.micro_batch, share).both
+        return max(times)
+
+    return _by_replica(layout.cells, slowest)

@@ -87,22 +87,36 @@ class Layout:
         peaks = {}
         for replica, row in enumerate(self.cells):
             for rank, unit in enumerate(row):
-                blocks = tuple(self.blocks[stage] for stage in self.stages_by_rank[rank])
-                need = model.need(self.role(replica, rank), blocks)
-                peaks.update(dict.fromkeys(unit.places, need))
+                peaks.update(dict.fromkeys(unit.places, self._need(model, replica, rank)))
         return peaks
 
     def excess(self, model: MemoryModel) -> Excess | None:
         """The device that its share fills the most above what a plan may use; None when everything fits."""
-        memory, usable, worst = self.memory(model), model.work.usable, None
-        for unit in self.units():
-            for worker in unit.workers:
-                if worker.memory_bytes is None or memory[worker.place] <= usable * worker.memory_bytes:
+        usable, worst = model.work.usable, None
+        for replica in self.unlike:
+            for rank, unit in enumerate(self.cells[replica]):
+                need = self._need(model, replica, rank)
+                if need <= usable * unit.memory_bytes:
                     continue
-                found = Excess(worker.place, memory[worker.place], worker.memory_bytes, usable)
-                if worst is None or found.ratio > worst.ratio:
-                    worst = found
+                for worker in unit.workers:
+                    if worker.memory_bytes is None:
+                        continue
+                    found = Excess(worker.place, need, worker.memory_bytes, usable)
+                    if worst is None or found.ratio > worst.ratio:
+                        worst = found
         return worst
+
+    @cached_property
+    def unlike(self) -> tuple[int, ...]:
+        """A replica of every kind that differs in devices or in its number of micro-batches."""
+        first: dict[tuple[int, int], int] = {}
+        for replica, key in enumerate(zip(self.cells.alike, self.micro_batches, strict=True)):
+            first.setdefault(key, replica)
+        return tuple(first.values())
+
+    def _need(self, model: MemoryModel, replica: int, rank: int) -> float:
+        blocks = tuple(self.blocks[stage] for stage in self.stages_by_rank[rank])
+        return model.need(self.role(replica, rank), blocks)
 
 
 @dataclass(frozen=True)

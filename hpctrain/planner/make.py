@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
 from hpctrain.base.errors import HpctrainError, InputError, Refused
 from hpctrain.base.units import format_count
+from hpctrain.planner.auto import Found, find_fastest
 from hpctrain.planner.bound import step_bound
-from hpctrain.planner.choose import Found, choose, other_searches
+from hpctrain.planner.choose import Winner, choose, other_searches
 from hpctrain.planner.compression import codecs
 from hpctrain.planner.cost import CostModel
+from hpctrain.planner.degrees import Shape
+from hpctrain.planner.exact import find_exact
 from hpctrain.planner.fleet import find_fleet
 from hpctrain.planner.layout import Excess, Layout
+from hpctrain.planner.moves import moves_between, stay_in_place
 from hpctrain.planner.neighbours import describe_excess, describe_shape, rejected_neighbours
 from hpctrain.planner.objective import FASTEST, Objective
 from hpctrain.planner.paper import solve_as_paper
-from hpctrain.planner.predict import Prediction
+from hpctrain.planner.predict import Prediction, predict
 from hpctrain.planner.saving import NO_SAVING, Saving
-from hpctrain.planner.search import NO_SHARDS, Search, Shape
-from hpctrain.planner.workload import workload_of
+from hpctrain.planner.search import NO_SHARDS, Search
+from hpctrain.planner.workload import Order, workload_of
 from hpctrain.records.imported_spec import Spec
-from hpctrain.records.plan import Plan, Predicted, Recompute, Rejected, Replica, Stage, ZeroLevel
+from hpctrain.records.plan import Plan, Predicted, Rejected, Replica, Stage, ZeroLevel
 from hpctrain.records.run import Run
 from hpctrain.records.topology import Topology
 from hpctrain.schedule.generate import make_schedule
 from hpctrain.schedule.runnable import check_runnable
 
-RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
-Solver = Literal["exhaustive", "paper"]
+Solver = Literal["auto", "exact", "paper"]
 
 
 def make_plan(
@@ -37,22 +42,30 @@ def make_plan(
     spec: Spec,
     topology: Topology,
     *,
-    solver: Solver = "exhaustive",
+    solver: Solver = "auto",
     objective: Objective = FASTEST,
     provisional: bool = False,
+    previous: Plan | None = None,
 ) -> Plan:
     """Choose degrees, layers by stage, devices, micro-batches and schedule, and predict time and memory.
 
     Args:
         spec: the run's model with its vocabulary settled.
-        solver: 'exhaustive' searches for the fastest plan by the cost model; 'paper' follows the paper's rules.
+        solver: 'auto' searches for the fastest plan by the cost model; 'exact' looks at every plan on a few devices;
+            'paper' follows the paper's rules.
         objective: what the plan is chosen by, and constraints; the paper's rules know the fastest only.
         provisional: mark the plan as made before the nodes are known.
+        previous: the plan that this one replaces: equal nodes are exchanged so that little state moves, and the plan
+            lists what moves where.
 
     Raises:
         Refused: the model cannot fit, no or too few devices are usable, or no plan keeps the constraints.
         InputError: the run file asks for what cannot be, or the topology or the objective lacks a figure.
     """
+    if previous is not None and previous.layers != spec.layers:
+        raise InputError(
+            f"previous plan: found {previous.layers} blocks, the run's model has {spec.layers}; give a plan of this run"
+        )
     work, dropped = workload_of(run, spec)
     if objective.usable is not None:
         work = replace(work, usable=objective.usable)
@@ -61,14 +74,22 @@ def make_plan(
     shapes = search.shapes()
     if not shapes:
         raise _no_shape(search)
+    bound_s = step_bound(fleet, work)
     if solver == "paper":
         best, rejected, notes = _as_paper(search)
-    elif objective.only_time:
-        best, rejected, notes = _fastest(search, shapes)
     else:
-        searches = [search, *other_searches(objective, run, topology, search)]
-        best, rejected, notes = choose(objective, topology, searches, _search)
-    cost = CostModel(replace(work, saving=best.layout.saving), fleet.links)
+        find = partial(_search, find=find_exact if solver == "exact" else find_fastest)
+        if objective.only_time:
+            winner = find(search, shapes)
+            rejected = [*winner.rejected, *rejected_neighbours(winner.search, winner.best, shapes)]
+        else:
+            searches = [search, *other_searches(objective, run, topology, search)]
+            winner = choose(objective, topology, searches, find)
+            rejected = winner.rejected
+        best, notes, bound_s = winner.best, winner.notes, winner.bound_s
+    cost = search.cost.with_work(replace(work, saving=best.layout.saving))
+    if previous is not None:
+        best = stay_in_place(cost, best, previous)
     idle = len(fleet.workers) - len(best.layout.units()) * best.layout.tp
     if idle:
         notes.append(f"{idle} of {len(fleet.workers)} usable devices stay idle.")
@@ -79,14 +100,21 @@ def make_plan(
         provisional=provisional,
         solver=solver,
         compression=codecs(run),
-        predicted=Predicted(
-            step_time_s=best.terms, memory_bytes=best.layout.memory(cost.memory), bound_s=step_bound(fleet, work)
-        ),
+        predicted=Predicted(step_time_s=best.terms, memory_bytes=best.layout.memory(cost.memory), bound_s=bound_s),
         rejected=rejected,
         notes=[*fleet.notes, *dropped, *notes],
     )
     check_runnable(plan, run)
-    return plan
+    return plan if previous is None else _with_moves(plan, previous)
+
+
+def _with_moves(plan: Plan, previous: Plan) -> Plan:
+    moves, lost = moves_between(previous, plan)
+    notes = list(plan.notes)
+    if lost:
+        text = ", ".join(map(str, lost))
+        notes.append(f"No device that is left holds blocks {text}: their state comes from a checkpoint.")
+    return plan.model_copy(update={"moves": moves, "notes": notes})
 
 
 def _as_paper(search: Search) -> tuple[Prediction, list[Rejected], list[str]]:
@@ -96,50 +124,39 @@ def _as_paper(search: Search) -> tuple[Prediction, list[Rejected], list[str]]:
     return choice.prediction, [], list(choice.notes)
 
 
-def _fastest(search: Search, shapes: list[Shape]) -> tuple[Prediction, list[Rejected], list[str]]:
-    search, best, rejected, notes = _search(search, shapes)
-    return best, [*rejected, *rejected_neighbours(search, best, shapes)], notes
-
-
-def _search(search: Search, shapes: list[Shape]) -> Found:
-    """The fastest plan, by the search itself or by one that saves memory."""
-    best = search.best(shapes, search.work.micro_batch_sizes())
-    rejected: list[Rejected] = []
-    notes: list[str] = []
-    if best is None and search.work.fixed is None:
-        search, best, rejected = _saving_memory(search, shapes)
-        notes.append(f"Chosen to save memory: {best.layout.saving}.")
-    if best is None:
-        raise _nothing_fits(search, shapes)
-    if not search.complete:
-        notes.append("There were too many orders of devices to try all; the likely ones were tried.")
-    return Found(search, search.refine(best), rejected, notes)
-
-
-def _saving_memory(plain: Search, shapes: list[Shape]) -> tuple[Search, Prediction, list[Rejected]]:
-    """The fastest of what fits when recomputation and sharding save memory, and why it is not done without.
+def _search(plain: Search, shapes: list[Shape], find: Callable[[Search, list[Shape]], Found]) -> Winner:
+    """The fastest plan, one that saves memory where nothing fits without.
 
     Raises:
         Refused: not even that fits.
     """
-    search, best, least = plain, None, plain
-    for zero in get_args(ZeroLevel):
-        frugal = plain.saving(Saving(zero=zero, recompute="full"))
-        if not frugal.shapes():
-            continue  # no replicas to shard over
-        least = frugal
-        if not least.feasible(least.shapes()):
-            continue  # nor does it fit with less recomputation
-        for recompute in RECOMPUTE if zero else RECOMPUTE[1:]:
-            other = plain.saving(Saving(zero=zero, recompute=recompute))
-            found = other.best(other.shapes(), other.work.micro_batch_sizes(), best=best)
-            if found is not best:
-                search, best = other, found
-    if best is None:
+    found = find(plain, shapes)
+    if found.best is None:
+        least = plain
+        if plain.work.fixed is None:
+            frugal = (plain.saving(Saving(zero=zero, recompute="full")) for zero in reversed(get_args(ZeroLevel)))
+            least = next((search for search in frugal if search.shapes()), plain)
         raise _nothing_fits(least, least.shapes())
-    lack = _nearest(plain, shapes)
-    reason = lack if isinstance(lack, str) else f"with {describe_shape(lack[0])}, {describe_excess(lack[1])}"
-    return search, best, [Rejected(change="zero 0 and recompute none", reason=reason)]
+    search = found.search
+    notes: list[str] = []
+    rejected: list[Rejected] = []
+    if search is not plain:
+        notes.append(f"Chosen to save memory: {found.best.layout.saving}.")
+        rejected.append(_why_saving(plain, found.best.layout))
+    if not search.complete:
+        notes.append("There were too many orders of devices to try all; the likely ones were tried.")
+    if not found.ended:
+        notes.append("Options that could be faster by the bound were left when many others had not been.")
+    best = predict(search.cost, search.refine(found.best).layout, whole=True)
+    return Winner(search, best, rejected, notes, min(found.bound_s, best.total))
+
+
+def _why_saving(plain: Search, layout: Layout) -> Rejected:
+    """The same degrees without saving anything."""
+    order = Order(layout.schedule, len(layout.blocks) // layout.pp)
+    lack = plain.shortage_at(layout.cells, order, layout.micro_batch)
+    reason = "no placement of it fits" if lack is None else describe_excess(lack)
+    return Rejected(change="zero 0 and recompute none", reason=f"with {describe_shape(layout.shape)}, {reason}")
 
 
 def _no_shape(search: Search) -> HpctrainError:

@@ -29,13 +29,18 @@ def live_micro_batches(
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """How many micro-batches' activations each stage of a pipeline rank keeps at the fullest moments.
 
-    Counted in the action table: from F on, until B or, where the backward is cut in two, W.
+    Counted in the action table: from F on, until B or, where the backward is cut in two, W. Tables of gpipe and 1f1b
+    are fullest after their first forwards.
 
     Returns:
         [rank] -> the moments that no other one exceeds in every stage, each with a number a stage of the rank.
     """
+    if schedule == "gpipe":
+        return (((micro_batches,),),) * pp
+    if schedule == "1f1b":
+        return tuple(((min(pp - rank, micro_batches),),) for rank in range(pp))
     rounds = max(1, micro_batches // pp)
-    if schedule != "gpipe" and micro_batches % rounds == 0:
+    if micro_batches % rounds == 0:
         # Every round is like the one before it, so the first three say how full it gets.
         micro_batches = min(micro_batches, 3 * micro_batches // rounds)
     table = make_schedule(schedule, pp, stages, micro_batches)
@@ -74,6 +79,22 @@ class RankRole(NamedTuple):
     micro_batches: int
 
 
+def _as_full(role: RankRole) -> int:
+    """The fewest micro-batches that fill the device as much: every round is like the one before it."""
+    if role.schedule == "gpipe":
+        return role.micro_batches
+    if role.schedule in ("1f1b", "zbv"):
+        return min(role.micro_batches, 2 * role.pp)
+    # The first rounds are longer by one where the numbers do not divide.
+    longer = role.micro_batches % role.pp
+    return min(role.micro_batches, (longer + 3) * role.pp + longer)
+
+
+def _alike(role: RankRole) -> RankRole:
+    """One of the roles that fill a device as much: whether there are replicas matters, not how many."""
+    return role._replace(dp=min(role.dp, 2), micro_batches=_as_full(role))
+
+
 class MemoryModel:
     """Answers with bytes; remembers what it computed."""
 
@@ -85,6 +106,7 @@ class MemoryModel:
 
     def need(self, role: RankRole, blocks: tuple[int, ...]) -> float:
         """Peak bytes of a device whose stages (one, or several chunks) hold these numbers of blocks."""
+        role = _alike(role)
         key = (role, blocks)
         if key not in self._needs:
             self._needs[key] = self._compute(role, blocks)
@@ -92,6 +114,7 @@ class MemoryModel:
 
     def most_blocks(self, role: RankRole, memory_bytes: float) -> int:
         """The most blocks that fit into the usable part of that memory; -1 when not even none."""
+        role = _alike(role)
         key = (role, memory_bytes)
         if key not in self._most:
             low, high, chunks = -1, self.work.spec.layers, role.stages // role.pp

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 from hpctrain.base.units import format_bytes
-from hpctrain.planner.bound import search_bound
+from hpctrain.planner.degrees import Shape
 from hpctrain.planner.fit import fit_layout, why_undefined
 from hpctrain.planner.layout import Excess
 from hpctrain.planner.placement import file_order
 from hpctrain.planner.predict import Prediction, blame, predict
-from hpctrain.planner.search import Search, Shape
+from hpctrain.planner.search import Search
 from hpctrain.planner.unit import Cells
 from hpctrain.planner.workload import Order
 from hpctrain.records.plan import Rejected
@@ -67,8 +67,7 @@ def nearest_shapes(search: Search, shapes: list[Shape]) -> list[Shape]:
     def bound(shape: Shape) -> float:
         pp, dp, tp = shape
         fitting = [size for size in sizes if search.work.rows // size >= dp]
-        units = search.units(tp)[0]
-        return min((search_bound(search.cost, units, pp, dp, size) for size in fitting), default=math.inf)
+        return min((search.bounds.work_s(search.crowd(tp), pp, dp, size) for size in fitting), default=math.inf)
 
     return sorted(shapes, key=lambda shape: (bound(shape), shape))
 

@@ -34,14 +34,26 @@ class Links:
             self._known[source, target] = cost
         return cost
 
+    def least(self) -> tuple[float, float]:
+        """(alpha, beta) that no message between two nodes stays below."""
+        return self._costs.least()
+
 
 def message_s(links: Links, sources: Sequence[str], targets: Sequence[str], size_bytes: float) -> float:
     """Every source sends `size_bytes` to its target at once; those that leave a node together share its bandwidth."""
+    alpha, beta = message_cost(links, sources, targets)
+    return alpha + beta * size_bytes
+
+
+def message_cost(links: Links, sources: Sequence[str], targets: Sequence[str]) -> tuple[float, float]:
+    """Alpha and beta of such messages."""
+    if len(sources) == 1:
+        return links.between(sources[0], targets[0])
     pairs = list(zip(sources, targets, strict=True))
     leaving = [node_of(source) for source, target in pairs if node_of(source) != node_of(target)]
     sharing = max((leaving.count(node) for node in leaving), default=1)
     costs = [links.between(source, target) for source, target in pairs]
-    return max(alpha for alpha, _ in costs) + max(beta for _, beta in costs) * sharing * size_bytes
+    return max(alpha for alpha, _ in costs), max(beta for _, beta in costs) * sharing
 
 
 def ring_sum_s(
@@ -69,12 +81,9 @@ def ring_sum_s(
     return 2 * (n - 1) * (alpha + hop_s + beta * size_bytes / n)
 
 
-def number_sum_s(links: Links, places: Sequence[str]) -> float:
+def number_sum_s(alpha: float, devices: int) -> float:
     """All-reduce of a single number: 2·log2(n) messages of no size."""
-    if len(places) < 2:
-        return 0.0
-    alpha = max(links.between(source, target)[0] for source, target in around(places))
-    return 2 * math.ceil(math.log2(len(places))) * alpha
+    return 2 * math.ceil(math.log2(devices)) * alpha
 
 
 def rings_leaving(rings: Sequence[Sequence[str]]) -> dict[str, int]:

@@ -16,7 +16,7 @@ from hpctrain.planner.goodput import Cluster, daly_goodput
 from hpctrain.planner.jitter import LinkJitter, sampled_steps
 from hpctrain.planner.layout import Layout
 from hpctrain.planner.predict import Prediction
-from hpctrain.planner.unit import Unit
+from hpctrain.planner.unit import Cells, Unit
 from hpctrain.records.topology import Topology
 
 Goal = Literal["time", "robust", "energy", "cost"]
@@ -180,4 +180,4 @@ def _with_slow(layout: Layout, node: str) -> Layout:
             changed[unit] = Unit(unit.index, workers)
         return changed[unit]
 
-    return replace(layout, cells=tuple(tuple(slower(unit) for unit in row) for row in layout.cells))
+    return replace(layout, cells=Cells(tuple(slower(unit) for unit in row) for row in layout.cells))

@@ -1,7 +1,7 @@
 """The paper's own rules by name: equation (1) by greedy co-location, equation (7) by a grid over M.
 
 Kept for reproduction. Equation (7) as printed has no bubble and no cost per micro-batch, so it tends to the smallest M;
-the exhaustive search is the default.
+`auto` is the default.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def solve_as_paper(cost: CostModel, fleet: Fleet, work: Workload) -> PaperChoice
     stages = _stage_units(fleet, pp, dp, tp)
     distance = _distances(cost, [unit for row in stages for unit in row])
     order, objective = co_locate(_between_stages(distance, stages), pp, float(work.boundary_bytes(1)))
-    cells = tuple(tuple(stages[index][replica] for index in order) for replica in range(dp))
+    cells = Cells(tuple(stages[index][replica] for index in order) for replica in range(dp))
     layers = work.spec.layers
     blocks = tuple(layers // pp + (stage < layers % pp) for stage in range(pp))
     layout, text = _choose_micro_batches(cost, cells, blocks)
@@ -162,10 +162,10 @@ def _choose_micro_batches(cost: CostModel, cells: Cells, blocks: tuple[int, ...]
 def _no_grid_point(work: Workload, dp: int, tightest: Excess | None) -> InputError | Refused:
     if tightest is not None:
         return Refused(
-            f"the model cannot fit with M of 2, 4, 8 or 16: {describe_excess(tightest)}; use `--solver exhaustive`, "
+            f"the model cannot fit with M of 2, 4, 8 or 16: {describe_excess(tightest)}; use `--solver auto`, "
             "more or larger devices, or a smaller model"
         )
     return InputError(
         f"batch.global: found {work.rows}; with dp {dp} the paper's rule needs a multiple of {2 * dp} (M is 2, 4, 8 or "
-        "16); change it, or use `--solver exhaustive`"
+        "16); change it, or use `--solver auto`"
     )

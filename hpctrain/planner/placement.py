@@ -11,6 +11,10 @@ from hpctrain.planner.unit import Cells, Unit
 
 MAX_ORDERS = 360
 """Orders that are tried one by one; beyond, only the likely ones."""
+FEW_UNITS = 8
+"""With more units than that, a tenth as many."""
+MOST_NODES = 64
+"""Nodes that are put in order by their links."""
 MOST_COUNTED = 150
 """Longest sequences whose number is worked out: there are too many of longer ones, and theirs exceeds a float."""
 WASTE = 100
@@ -28,12 +32,17 @@ def placements(
         classes: class of each unit (`alike_classes`).
         message: seconds of a boundary message between two units.
     """
-    sequences = _sequences(classes, pp * dp)
-    if sequences <= MAX_ORDERS * min(factorial(dp), WASTE):
-        found = list(islice(_every_order(units, classes, pp, dp), MAX_ORDERS + 1))
-        if len(found) <= MAX_ORDERS:
+    most = MAX_ORDERS if len(units) <= FEW_UNITS else MAX_ORDERS // 10
+    if _sequences(classes, pp * dp) <= most * min(factorial(dp), WASTE):
+        found = list(islice(_every_order(units, classes, pp, dp), most + 1))
+        if len(found) <= most:
             return found, True
     return _likely_orders(units, pp, dp, message), False
+
+
+def every_placement(units: Sequence[Unit], classes: Sequence[int], pp: int, dp: int) -> Iterator[Cells]:
+    """All ways to put pp × dp of the units into place that differ."""
+    return _every_order(units, classes, pp, dp)
 
 
 def file_order(units: Sequence[Unit], pp: int, dp: int) -> Cells:
@@ -93,32 +102,69 @@ def _with_members(chosen: Sequence[int], members: dict[int, list[Unit]], pp: int
 
 
 def _likely_orders(units: Sequence[Unit], pp: int, dp: int, message: Callable[[Unit, Unit], float]) -> list[Cells]:
-    """Runs of a chain of near neighbours, in tiles of every width; the units are the fastest, or the best connected."""
-    times = {(a.index, b.index): message(a, b) for a in units for b in units if a is not b}
+    """Runs of a chain of near nodes, in tiles of every width; the units are the fastest, or the best connected."""
     size = pp * dp
     by_speed = sorted(units, key=lambda unit: (-unit.flops, unit.index))
-    reach = {a.index: sum(times[a.index, b.index] for b in units if b is not a) for a in units}
-    connected = sorted(units, key=lambda unit: (reach[unit.index], unit.index))
-    orders: list[list[Unit]] = []
-    for chosen in (by_speed[:size], connected[:size]):
-        in_file_order = sorted(chosen, key=lambda unit: unit.index)
-        orders += [chosen, in_file_order, _chain(in_file_order, times), _chain(chosen, times)]
-    found: list[Cells] = []
-    for order in orders:
-        found += [_in_tiles(order, pp, width) for width in range(1, dp + 1) if dp % width == 0]
-    return list({tuple(unit.index for row in cells for unit in row): cells for cells in found}.values())
+    chosen = [by_speed[:size]]
+    times = _between_nodes(units, message)
+    if times:
+        reach = {node: sum(row.values()) for node, row in times.items()}
+        chosen.append(sorted(units, key=lambda unit: (reach[_node(unit)], unit.index))[:size])
+    orders: dict[tuple[int, ...], list[Unit]] = {}
+    for some in chosen:
+        in_file_order = sorted(some, key=lambda unit: unit.index)
+        for order in (some, in_file_order, _chain(in_file_order, times), _chain(some, times)):
+            orders.setdefault(tuple(unit.index for unit in order), order)
+    found: dict[tuple[int, ...], Cells] = {}
+    for width in _widths(units, pp, dp):
+        for order in orders.values():
+            cells = _in_tiles(order, pp, width)
+            found.setdefault(tuple(unit.index for row in cells for unit in row), cells)
+    return list(found.values())
 
 
-def _chain(units: Sequence[Unit], times: dict[tuple[int, int], float]) -> list[Unit]:
-    """From the first unit on, always the one reached fastest among those left."""
-    left = list(units)
+def _widths(units: Sequence[Unit], pp: int, dp: int) -> list[int]:
+    """Divisors of dp; of many units the likely ones: whole pipelines or whole stages side by side, and stages as wide
+    as a node or as the part of a node that lets a pipeline end in it."""
+    every = [width for width in range(1, dp + 1) if dp % width == 0]
+    if len(units) <= MOST_NODES:
+        return every
+    of_node = max(Counter(map(_node, units)).values())
+    limits = (dp, 1, of_node // pp, of_node)
+    return list(dict.fromkeys(max((width for width in every if width <= limit), default=1) for limit in limits))
+
+
+def _between_nodes(units: Sequence[Unit], message: Callable[[Unit, Unit], float]) -> dict[str, dict[str, float]]:
+    """Seconds of a message from node to node; nothing where all are equal, or too many to be compared."""
+    first: dict[str, Unit] = {}
+    for unit in units:
+        first.setdefault(_node(unit), unit)
+    if len(first) > MOST_NODES:
+        return {}
+    times = {
+        a: {b: message(one, other) for b, other in first.items() if b != a} for a, one in first.items()
+    }  # fmt: skip
+    return times if len({each for row in times.values() for each in row.values()}) > 1 else {}
+
+
+def _chain(units: Sequence[Unit], times: dict[str, dict[str, float]]) -> list[Unit]:
+    """From the first unit's node on, always the node reached fastest among those left; units of a node together."""
+    if not times:
+        return list(units)
+    members: dict[str, list[Unit]] = {}
+    for unit in units:
+        members.setdefault(_node(unit), []).append(unit)
+    left = list(members)
     chain = [left.pop(0)]
     while left:
-        last = chain[-1]
-        nearest = min(left, key=lambda unit: times[last.index, unit.index])
+        nearest = min(left, key=times[chain[-1]].__getitem__)
         left.remove(nearest)
         chain.append(nearest)
-    return chain
+    return [unit for node in chain for unit in members[node]]
+
+
+def _node(unit: Unit) -> str:
+    return unit.workers[0].node
 
 
 def _by_replica(order: Sequence[Unit], pp: int) -> Cells:
@@ -130,7 +176,7 @@ def _in_tiles(order: Sequence[Unit], pp: int, width: int) -> Cells:
 
     Width 1 puts a whole pipeline beside each other, width dp the whole of a stage.
     """
-    return tuple(
+    return Cells(
         tuple(order[start + rank * width + column] for rank in range(pp))
         for start in range(0, len(order), pp * width)
         for column in range(width)

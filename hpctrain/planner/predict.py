@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from hpctrain.base.units import format_seconds
 from hpctrain.planner.cost import CostModel, StageTime
+from hpctrain.planner.finish import finish_times
 from hpctrain.planner.layout import Layout
 from hpctrain.planner.shard_time import ShardTime, shard_times
 from hpctrain.planner.simulate import Pace, Timeline, simulate
-from hpctrain.planner.unit import Unit
 from hpctrain.schedule.generate import SPLIT_BACKWARD, make_schedule
 
 TERMS = ("compute", "pipeline_bubble", "pipeline_send", "tensor_parallel", "data_parallel", "optimizer")
@@ -58,41 +59,55 @@ class SimulatedStep:
 def simulate_step(cost: CostModel, layout: Layout) -> SimulatedStep:
     """Simulate every replica's table, then the sums over replicas, then the update."""
     sharded = _shard_times(cost, layout)
-    paces = _paces(cost, layout, sharded)
-    runs: dict[tuple[Pace, int], Timeline] = {}
-    for pace, count in zip(paces, layout.micro_batches, strict=True):
-        if (pace, count) not in runs:
-            table = make_schedule(layout.schedule, layout.pp, len(layout.blocks), count)
-            runs[pace, count] = simulate(table, pace)
-    lines = [runs[key] for key in zip(paces, layout.micro_batches, strict=True)]
-    return SimulatedStep(paces, lines, _gradient_sums(cost, layout, sharded), _update(cost, layout), sharded)
+    runs = _runs(cost, layout, sharded)
+    lines = {}
+    for run in runs:
+        table = make_schedule(layout.schedule, layout.pp, len(layout.blocks), run.micro_batches)
+        lines[run] = simulate(table, run.pace)
+    kinds = _kinds(cost, layout)
+    unlike = dict.fromkeys(kinds)
+    by_kind = dict(zip(unlike, runs if len(runs) > 1 else runs * len(unlike), strict=True))
+    own = [by_kind[kind] for kind in kinds]
+    return SimulatedStep(
+        [run.pace for run in own],
+        [lines[run] for run in own],
+        _gradient_sums(cost, layout, sharded),
+        _update(cost, layout),
+        sharded,
+    )
 
 
-def predict(cost: CostModel, layout: Layout) -> Prediction:
-    """The time of a step by term.
+def predict(cost: CostModel, layout: Layout, whole: bool = False) -> Prediction:
+    """Time every replica's table, then the sums over replicas, then the update.
 
     The terms describe the replica that is done last: what its busiest pipeline rank computes, and what keeps the
     step from being just that.
-    """
-    step = simulate_step(cost, layout)
-    last, lines = step.last, step.lines
-    pipeline = lines[last].makespan
-    ends = [step.summed(rank) for rank in range(layout.pp)]
 
-    table = make_schedule(layout.schedule, layout.pp, len(layout.blocks), layout.micro_batches[last])
-    unhindered = simulate(table, step.paces[last].without_sends()).makespan if layout.pp > 1 else pipeline
-    busiest = max(range(layout.pp), key=lines[last].busy)
-    busy = lines[last].busy(busiest)
-    times, own = _stage_times(cost, layout, last), layout.stages_by_rank[busiest]
-    shared = layout.micro_batches[last] * sum(times[stage].tensor_parallel for stage in own)
-    sharding = layout.micro_batches[last] * sum(_waits(layout, step.sharded[stage]) for stage in own)
+    Args:
+        whole: time long tables to their end, too (see `finish_times`).
+    """
+    sharded = _shard_times(cost, layout)
+    runs = _runs(cost, layout, sharded)
+    ends = {run: _finish(layout, run, whole) for run in runs}
+    last = max(runs, key=lambda run: max(ends[run]))
+    sums = _gradient_sums(cost, layout, sharded)
+    done = max(max(ended[rank] for ended in ends.values()) + sums[rank] for rank in range(layout.pp))
+
+    pipeline = max(ends[last])
+    unhindered = pipeline
+    if layout.pp > 1:
+        unhindered = max(_finish(layout, last._replace(pace=last.pace.without_sends()), whole))
+    busy, busiest = max((_busy(layout, last, rank), -rank) for rank in range(layout.pp))
+    times, own = _stage_times(cost, layout, last.replica), layout.stages_by_rank[-busiest]
+    shared = last.micro_batches * sum(times[stage].tensor_parallel for stage in own)
+    sharding = last.micro_batches * sum(_waits(layout, sharded[stage]) for stage in own)
     terms = {
         "compute": busy - shared - sharding,
         "pipeline_bubble": max(0.0, unhindered - busy),
-        "pipeline_send": max(0.0, pipeline - unhindered),
+        "pipeline_send": max(0.0, pipeline - max(unhindered, busy)),
         "tensor_parallel": shared,
-        "data_parallel": max(ends) - pipeline + sharding,
-        "optimizer": step.update,
+        "data_parallel": done - pipeline + sharding,
+        "optimizer": _update(cost, layout),
     }
     return Prediction(layout, terms | {"total": sum(terms.values())})
 
@@ -103,6 +118,52 @@ def blame(before: dict[str, float], after: dict[str, float]) -> str:
     return f"{term} is {format_seconds(after[term])} instead of {format_seconds(before[term])}"
 
 
+class _Run(NamedTuple):
+    """A replica's table, the same for all replicas of its pattern with as many micro-batches."""
+
+    replica: int
+    """One of them."""
+    micro_batches: int
+    pace: Pace
+
+
+def _kinds(cost: CostModel, layout: Layout) -> list[tuple[int, int]]:
+    """[replica] -> (its pattern, its micro-batches)."""
+    return list(zip(cost.ground(layout.cells).patterns, layout.micro_batches, strict=True))
+
+
+def _runs(cost: CostModel, layout: Layout, sharded: list[ShardTime]) -> list[_Run]:
+    """The unlike ones of a layout."""
+    examples = cost.ground(layout.cells).examples
+    found = [
+        _Run(examples[pattern], count, _pace(cost, layout, examples[pattern], sharded))
+        for pattern, count in dict.fromkeys(_kinds(cost, layout))
+    ]
+    if layout.saving.equal_counts and len(found) > 1:
+        # Collectives in every micro-batch keep the replicas in step with the slowest.
+        forward, backward, send, send_back, inputs, weights = (
+            tuple(map(max, zip(*values, strict=True)))
+            for values in zip(*(_as_tuple(run.pace) for run in found), strict=True)
+        )
+        slowest = Pace(forward, backward, send, send_back, inputs, weights, found[0].pace.blocking)
+        return [found[0]._replace(pace=slowest)]
+    return found
+
+
+def _finish(layout: Layout, run: _Run, whole: bool) -> tuple[float, ...]:
+    return finish_times(layout.schedule, layout.pp, len(layout.blocks), run.micro_batches, run.pace, whole)
+
+
+def _busy(layout: Layout, run: _Run, rank: int) -> float:
+    """Seconds that a pipeline rank computes."""
+    pace = run.pace
+    split = layout.schedule in SPLIT_BACKWARD
+    return run.micro_batches * sum(
+        pace.forward[stage] + (pace.inputs[stage] + pace.weights[stage] if split else pace.backward[stage])
+        for stage in layout.stages_by_rank[rank]
+    )
+
+
 def lower_bound(cost: CostModel, layout: Layout) -> float:
     """Seconds that no table of this layout beats: each rank's work, what must come before its first forward and after
     its last backward, the sums over replicas and the update."""
@@ -110,29 +171,16 @@ def lower_bound(cost: CostModel, layout: Layout) -> float:
     sums, update, pp = _gradient_sums(cost, layout, sharded), _update(cost, layout), layout.pp
     split = layout.schedule in SPLIT_BACKWARD
     bound = 0.0
-    for pace, count in zip(_paces(cost, layout, sharded), layout.micro_batches, strict=True):
+    for run in _runs(cost, layout, sharded):
+        pace = run.pace
         way_in = [0.0, *accumulate(pace.forward[s] + pace.send[s] for s in range(pp - 1))]
         way_out = [0.0, *accumulate(pace.backward[s] + pace.send_back[s] for s in range(pp - 1))]
-        backward = [i + w for i, w in zip(pace.inputs, pace.weights, strict=True)] if split else pace.backward
-        for rank, own in enumerate(layout.stages_by_rank):
-            busy = count * sum(pace.forward[stage] + backward[stage] for stage in own)
+        for rank in range(pp):
+            busy = _busy(layout, run, rank)
             # Where weights' backwards may wait, a rank's last action may be one that nobody waits for.
             tail = sums[rank] if split else max(sums[rank], way_out[rank] + sums[0])
             bound = max(bound, way_in[rank] + busy + tail)
     return bound + update
-
-
-def _paces(cost: CostModel, layout: Layout, sharded: list[ShardTime]) -> list[Pace]:
-    """The pace of each replica."""
-    paces = [_pace(cost, layout, replica, sharded) for replica in range(layout.dp)]
-    if layout.saving.equal_counts and len(set(paces)) > 1:
-        # Collectives in every micro-batch keep the replicas in step with the slowest.
-        forward, backward, send, send_back, inputs, weights = (
-            tuple(map(max, zip(*values, strict=True))) for values in zip(*map(_as_tuple, paces), strict=True)
-        )
-        slowest = Pace(forward, backward, send, send_back, inputs, weights, paces[0].blocking)
-        paces = [slowest] * layout.dp
-    return paces
 
 
 def _as_tuple(pace: Pace) -> tuple[tuple[float, ...], ...]:
@@ -167,22 +215,17 @@ def _stage_times(cost: CostModel, layout: Layout, replica: int) -> list[StageTim
     ]
 
 
-def _rings(layout: Layout) -> list[list[Unit]]:
-    """[stage] -> the units of its replicas."""
-    return [[layout.unit(replica, stage) for replica in range(layout.dp)] for stage in range(len(layout.blocks))]
-
-
 def _shard_times(cost: CostModel, layout: Layout) -> list[ShardTime]:
     """ZeRO's collectives by stage."""
     if layout.shards == 1:
         return [ShardTime(0.0, 0.0, 0.0)] * len(layout.blocks)
-    return shard_times(cost.links, cost.work, _rings(layout), layout.shares, layout.shards)
+    return shard_times(cost.ground(layout.cells), cost.work, layout.shares, layout.owner, layout.shards)
 
 
 def _gradient_sums(cost: CostModel, layout: Layout, sharded: list[ShardTime]) -> list[float]:
     """Seconds by pipeline rank: each sums its gradients over the replicas when its last backward is done."""
     if layout.shards == 1:
-        by_stage = cost.gradient_sums(_rings(layout), layout.shares)
+        by_stage = cost.gradient_sums(layout.cells, layout.shares, layout.owner)
     else:
         by_stage = [each.per_step(layout.saving.zero) for each in sharded]
     tied = cost.tied_sum(layout.unit(0, 0), layout.unit(0, len(layout.blocks) - 1))
@@ -195,8 +238,8 @@ def _gradient_sums(cost: CostModel, layout: Layout, sharded: list[ShardTime]) ->
 def _update(cost: CostModel, layout: Layout) -> float:
     """The norm's sum and the slowest unit's optimizer."""
     slowest = 0.0
-    for replica in layout.cells:
-        for unit, own in zip(replica, layout.stages_by_rank, strict=True):
+    for replica in layout.cells.examples:
+        for unit, own in zip(layout.cells[replica], layout.stages_by_rank, strict=True):
             update = sum(cost.optimizer(unit, layout.shares[stage], layout.micro_batch, layout.shards) for stage in own)
             slowest = max(slowest, cost.once(unit) + update)
-    return cost.norm_sum(layout.units()) + slowest
+    return cost.norm_sum(layout.cells) + slowest

@@ -9,7 +9,7 @@ from hpctrain.planner.cost import CostModel
 from hpctrain.planner.fleet import Worker, find_fleet
 from hpctrain.planner.layout import Layout
 from hpctrain.planner.saving import Saving
-from hpctrain.planner.unit import Unit
+from hpctrain.planner.unit import Cells, Unit
 from hpctrain.planner.workload import workload_of
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.plan import Plan
@@ -100,7 +100,7 @@ def _layout(plan: Plan, workers: dict[str, Worker], saving: Saving) -> Layout:
         for places in map(tuple, replica.devices):
             units.setdefault(places, Unit(len(units), tuple(workers[place] for place in places)))
     layout = Layout(
-        cells=tuple(tuple(units[row] for row in plan.pipeline_rows(replica)) for replica in range(plan.dp)),
+        cells=Cells(tuple(units[row] for row in plan.pipeline_rows(replica)) for replica in range(plan.dp)),
         schedule=plan.schedule,
         micro_batch=plan.replicas[0].micro_batch,
         micro_batches=tuple(replica.micro_batches for replica in plan.replicas),

@@ -1,34 +1,47 @@
-"""The exhaustive search: best first by a bound, so that what cannot win is never simulated."""
+"""Options of one way of saving memory: what can be, what it costs at best, and the best of what it has."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
 
-from hpctrain.planner.bound import search_bound
 from hpctrain.planner.cost import CostModel
+from hpctrain.planner.crowd import Bounds, Crowd
+from hpctrain.planner.degrees import Shape, degrees
 from hpctrain.planner.fit import fit_layout, why_undefined
 from hpctrain.planner.fleet import Fleet
 from hpctrain.planner.layout import Excess, Layout
+from hpctrain.planner.memory import RankRole
 from hpctrain.planner.placement import placements
 from hpctrain.planner.predict import Prediction, lower_bound, predict
 from hpctrain.planner.saving import Saving, shard_size
 from hpctrain.planner.unit import Cells, Unit, alike_classes, make_units
 from hpctrain.planner.workload import Order, Workload
-from hpctrain.schedule.placement import stage_ranks
 from hpctrain.schedule.runnable import COMPILED_SPLIT
 
-Shape = tuple[int, int, int]
-"""(pp, dp, tp)."""
-EVERY_COUNT = 8
-"""Up to this many devices, every number of them is tried; beyond, those that leave no or few devices idle."""
+MOST_COMPARED = 64
+"""Units whose links are compared pair by pair."""
 NO_SHARDS = (
     "shard node needs as many replicas of every stage in each node, two or more, and no placement has that; "
     "use shard all, or other degrees"
 )
-REFINEMENTS = 40
-"""Most changes of one block or one micro-batch that are tried on the winner."""
+REFINEMENTS = 400
+"""Changes of one block or one micro-batch that are tried on the winner; those that were begun are finished."""
+
+
+NOTHING = 1e9
+"""Blocks that are missing where a device cannot even hold what stands beside them."""
+
+
+class Explored(NamedTuple):
+    """What was found for one shape, schedule and micro-batch size."""
+
+    best: Prediction | None
+    fits: bool
+    """Whether some layout fits the memory."""
 
 
 @dataclass(eq=False)
@@ -43,22 +56,30 @@ class Search:
     complete: bool = True
     """False when some orders of devices were left out."""
     _units: dict[int, tuple[list[Unit], list[int]]] = field(default_factory=dict)
+    _crowds: dict[int, Crowd] = field(default_factory=dict)
     _orders: dict[Shape, list[Cells]] = field(default_factory=dict)
     _room: dict[tuple[int, int, int, int, Order], tuple[int, int]] = field(default_factory=dict)
 
     def saving(self, saving: Saving) -> Search:
         """A search of the same fleet for plans that save memory in another way."""
         work = replace(self.work, saving=saving)
-        other = Search(work, self.fleet, CostModel(work, self.fleet.links))
+        other = Search(work, self.fleet, self.cost.with_work(work))
         # Units, and the orders they can stand in, do not depend on it.
         other._units, other._orders, other.complete = self._units, self._orders, self.complete
         return other
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        return Bounds(self.cost)
 
     def units(self, tp: int) -> tuple[list[Unit], list[int]]:
         """The units of that size, and which of them are alike."""
         if tp not in self._units:
             units = make_units(self.fleet, tp)
-            self._units[tp] = (units, alike_classes(units, self.fleet.links, self.work.boundary_bytes(1)))
+            few = len(units) <= MOST_COMPARED
+            message = self.work.boundary_bytes(1)
+            classes = alike_classes(units, self.fleet.links, message) if few else list(range(len(units)))
+            self._units[tp] = (units, classes)
         return self._units[tp]
 
     def shapes(self) -> list[Shape]:
@@ -67,7 +88,7 @@ class Search:
             given = self.work.fixed
             candidates = [(given.pp, given.dp, given.tp)]
         else:
-            candidates = _degrees(len(self.fleet.workers))
+            candidates = degrees(len(self.fleet.workers), self.work.spec, self.work.rows)
         found = []
         for shape in candidates:
             reason = self._why_not(shape)
@@ -84,53 +105,82 @@ class Search:
 
         Args:
             best: the layout to beat, of another search.
-            patience: give up after so many shapes and sizes in a row without a better one. Default: look at all that
-                could still win.
+            patience: give up after so many options in a row without a better one. Default: look at all that could
+                still win.
         """
-        options = [
-            (search_bound(self.cost, self.units(tp)[0], pp, dp, size), (pp, dp, tp), size)
-            for pp, dp, tp in shapes
-            for size in sizes
-            if self.work.rows // size >= dp
+        queue = [
+            (self.bounds.step_s(self.crowd(shape[2]), shape[0], shape[1], order, size), number, shape, order, size)
+            for number, (shape, order, size) in enumerate(self.options(shapes, sizes))
         ]
         waited = 0
-        for bound, shape, size in sorted(options):
+        for bound, _, shape, order, size in sorted(queue):
             if best is not None and (bound >= best.total or waited == patience):
                 break
-            found = self._explore(shape, size, best)
+            found = self.explore(shape, order, size, best).best
             waited = 0 if found is not best else waited + 1
             best = found
         return best
 
+    def options(self, shapes: list[Shape], sizes: list[int] | None = None) -> Iterator[tuple[Shape, Order, int]]:
+        """Shapes, schedules and micro-batch sizes, those that divide the batch unless they are given."""
+        for shape in shapes:
+            for size in self.work.micro_batch_sizes() if sizes is None else sizes:
+                if self.work.rows // size >= shape[1]:
+                    yield from ((shape, order, size) for order in self.work.orders(shape[0]))
+
+    def crowd(self, tp: int) -> Crowd:
+        """The units of that size, counted by kind."""
+        if tp not in self._crowds:
+            self._crowds[tp] = Crowd(self.cost, self.units(tp)[0])
+        return self._crowds[tp]
+
+    def explore(
+        self,
+        shape: Shape,
+        order: Order,
+        size: int,
+        best: Prediction | None,
+        most: int | None = None,
+    ) -> Explored:
+        """The better of `best` and what this shape has with this schedule at this micro-batch size.
+
+        Args:
+            most: placements that are looked at; default: all.
+        """
+        pp, dp, _ = shape
+        if why_undefined(self.cost, pp, dp, order, size):
+            return Explored(best, fits=False)
+        limit = math.inf if best is None else best.total * (1 - 1e-9)
+        fits = False
+        for cells in self._placements(shape)[:most]:
+            if not self._can_hold(shape, shard_size(cells, self.work.saving), order, size):
+                continue
+            layout = fit_layout(self.cost, cells, order, size)
+            if layout.excess(self.cost.memory):
+                continue
+            fits = True
+            if lower_bound(self.cost, layout) >= limit:
+                continue
+            found = predict(self.cost, layout)
+            if found.total < limit:
+                best, limit = found, found.total * (1 - 1e-9)
+        return Explored(best, fits)
+
     def refine(self, best: Prediction) -> Prediction:
         """Move single blocks between neighbours and single micro-batches between replicas while that helps."""
-        for _ in range(REFINEMENTS):
-            better = min(
-                (predict(self.cost, layout) for layout in _changes(best.layout) if not layout.excess(self.cost.memory)),
-                key=lambda prediction: prediction.total,
-                default=best,
-            )
-            if better.total >= best.total * (1 - 1e-6):
-                break
-            best = better
-        return best
-
-    def _explore(self, shape: Shape, size: int, best: Prediction | None) -> Prediction | None:
-        """The better of `best` and what this shape has at this micro-batch size."""
-        pp, dp, _ = shape
-        bounded = []
-        for number, cells in enumerate(self._placements(shape)):
-            units = [unit for row in cells for unit in row]
-            bounded.append((search_bound(self.cost, units, pp, dp, size), number, cells))
-        for bound, _, cells in sorted(bounded):
-            if best is not None and bound >= best.total:
-                break
-            for layout in self._layouts(cells, size):
-                if best is not None and lower_bound(self.cost, layout) >= best.total:
+        tried = 0
+        while tried < REFINEMENTS:
+            better = best
+            for layout in _changes(best.layout):
+                tried += 1
+                if layout.excess(self.cost.memory) or lower_bound(self.cost, layout) >= better.total * (1 - 1e-6):
                     continue
                 found = predict(self.cost, layout)
-                if best is None or found.total < best.total * (1 - 1e-9):
-                    best = found
+                if found.total < better.total * (1 - 1e-6):
+                    better = found
+            if better is best:
+                break
+            best = better
         return best
 
     def _placements(self, shape: Shape) -> list[Cells]:
@@ -141,26 +191,6 @@ class Search:
             self._orders[shape] = orders
             self.complete = self.complete and complete
         return [cells for cells in self._orders[shape] if self.can_shard(cells)]
-
-    def _layouts(self, cells: Cells, size: int) -> Iterator[Layout]:
-        """The layouts of all schedules on these cells that fit in memory."""
-        pp, dp = len(cells[0]), len(cells)
-        cuts: dict[tuple[int, ...], Layout] = {}
-        for order in self.work.orders(pp):
-            smallest = self.work.micro_batch_sizes()[0]
-            if why_undefined(self.cost, pp, dp, order, size):
-                continue
-            if not (self._can_hold(cells, order, smallest) and self._can_hold(cells, order, size)):
-                continue
-            # The best cut is that of another schedule with the same places, as long as the memory allows it.
-            where = stage_ranks(order.schedule, pp, pp * order.chunks)
-            layout = replace(cuts[where], schedule=order.schedule) if where in cuts else None
-            if layout is None or layout.excess(self.cost.memory):
-                layout = fit_layout(self.cost, cells, order, size)
-            if layout.excess(self.cost.memory):
-                continue
-            cuts[where] = layout
-            yield layout
 
     def can_shard(self, cells: Cells) -> bool:
         """Whether there is something to shard over where sharding is asked for."""
@@ -184,39 +214,72 @@ class Search:
                 return NO_SHARDS
         return reason
 
-    def feasible(self, shapes: list[Shape]) -> bool:
-        """False when no shape has room for the model, whatever its placement and its micro-batches."""
-        smallest = self.work.micro_batch_sizes()[0]
-        return any(
-            self._can_hold(cells, order, smallest)
-            for shape in shapes
-            for cells in self._placements(shape)[:1]
-            for order in self.work.orders(shape[0])
-        )
+    def shortage_at(self, cells: Cells, order: Order, size: int) -> Excess | None:
+        """The device that lacks memory on these very devices; None where the layout fits."""
+        return fit_layout(self.cost, cells, order, size).excess(self.cost.memory)
 
-    def _can_hold(self, cells: Cells, order: Order, size: int) -> bool:
-        """Whether the pipeline ranks have room for all blocks if every device had the memory of the largest.
+    def may_fit(self, shape: Shape, order: Order, size: int) -> bool:
+        """False when no placement of the shape has room for the model."""
+        shards = 1
+        if self.work.saving.zero:
+            shards = shape[1]
+            if self.work.saving.shard == "node":
+                shards = max((shard_size(cells, self.work.saving) for cells in self._placements(shape)), default=1)
+        return self._can_hold(shape, shards, order, size)
+
+    def _can_hold(self, shape: Shape, shards: int, order: Order, size: int) -> bool:
+        """Whether the pipeline ranks have room for all blocks with the devices shared out as well as can be.
 
         Larger micro-batches need no less memory, so a size is looked at only between one that fits and one that does
-        not.
+        not, and the smallest comes first: mostly it says no for all.
         """
-        pp, dp, tp = len(cells[0]), len(cells), len(cells[0][0].workers)
-        key = (pp, dp, tp, shard_size(cells, self.work.saving), order)
-        fitting, too_large = self._room.get(key, (0, self.work.rows + 1))
-        if fitting < size < too_large:
-            # Some replica has at least this many micro-batches, and keeps the fewest activations with just as many.
-            count = max(1, -(-(self.work.rows // size) // dp))
-            stages = (0,) * (pp * order.chunks)
-            layout = Layout(cells, order.schedule, size, (count,) * dp, stages, self.work.saving)
-            largest = max(unit.memory_bytes for unit in self.units(tp)[0])
-            room: float = 0
-            for rank in range(pp):
-                most = self.cost.memory.most_blocks(layout.role(0, rank), largest)
-                room = room + most if most >= 0 else -math.inf
-            holds = room >= self.work.spec.layers
-            fitting, too_large = (size, too_large) if holds else (fitting, size)
-            self._room[key] = (fitting, too_large)
-        return size <= fitting
+        pp, dp, tp = shape
+        key = (pp, dp, tp, shards, order)
+        smallest = self.work.micro_batch_sizes()[0]
+        for each in (size,) if key in self._room else dict.fromkeys((smallest, size)):
+            fitting, too_large = self._room.get(key, (0, self.work.rows + 1))
+            if fitting < each < too_large:
+                holds = self._holds(shape, shards, order, each)
+                self._room[key] = (each, too_large) if holds else (fitting, each)
+        return size <= self._room[key][0]
+
+    def _holds(self, shape: Shape, shards: int, order: Order, size: int) -> bool:
+        pp, dp, tp = shape
+        # Some replica has at least this many micro-batches, and keeps the fewest activations with just as many.
+        count = max(1, -(-(self.work.rows // size) // dp))
+        kind, stages = self.crowd(tp).kinds[0][0].kind, pp * order.chunks
+        roles = [RankRole(kind, order.schedule, pp, rank, stages, dp, tp, shards, size, count) for rank in range(pp)]
+        return self._room_for(roles) >= self.work.spec.layers
+
+    def _room_for(self, roles: Sequence[RankRole]) -> float:
+        """Blocks that the pipeline ranks hold at most; below nothing where one of them holds not even none.
+
+        A rank holds what the smallest of its replicas' units holds, so no more ranks have large memories than there
+        are large units for all their replicas.
+        """
+        sizes: dict[float, int] = {}
+        for unit, number in self.crowd(roles[0].tp).kinds:
+            sizes[unit.memory_bytes] = sizes.get(unit.memory_bytes, 0) + number
+        levels = sorted(sizes)
+        most = sum(self._held(roles, levels[-1]))
+        if len(levels) == 1 or most < self.work.spec.layers:
+            return most  # not enough even where all are as large as the largest
+        room, units = 0.0, sum(sizes.values())
+        below = [0.0] * len(roles)
+        for level in levels:
+            held = self._held(roles, level)
+            ranks = min(len(roles), units // roles[0].dp)
+            if level == levels[0] or ranks == len(roles):
+                room = sum(held)
+            else:
+                room += sum(sorted((a - b for a, b in zip(held, below, strict=True)), reverse=True)[:ranks])
+            below, units = held, units - sizes[level]
+        return room
+
+    def _held(self, roles: Sequence[RankRole], memory_bytes: float) -> list[float]:
+        """[pipeline rank] -> blocks that so much memory holds at most."""
+        held = (float(self.cost.memory.most_blocks(role, memory_bytes)) for role in roles)
+        return [blocks if blocks >= 0 else -NOTHING for blocks in held]
 
     def _why_not(self, shape: Shape) -> str | None:
         pp, dp, tp = shape
@@ -240,19 +303,9 @@ class Search:
         return None
 
 
-def _degrees(devices: int) -> list[Shape]:
-    """(pp, dp, tp) with a product of at most `devices`."""
-    return [
-        (pp, dp, tp)
-        for pp in range(1, devices + 1)
-        for dp in range(1, devices // pp + 1)
-        for tp in range(1, devices // (pp * dp) + 1)
-        if devices <= EVERY_COUNT or pp * dp * tp == 1 or devices - pp * dp * tp <= devices // EVERY_COUNT
-    ]
-
-
 def _changes(layout: Layout) -> Iterator[Layout]:
-    """Layouts that differ by one block between neighbouring stages or one micro-batch between neighbouring replicas."""
+    """Layouts that differ by one block between neighbouring stages or one micro-batch between unlike
+    replicas."""
     last = len(layout.blocks) - 1
     for giver, taker in _neighbours(len(layout.blocks)):
         may_be_empty = giver in (0, last)
@@ -260,9 +313,11 @@ def _changes(layout: Layout) -> Iterator[Layout]:
             yield replace(layout, blocks=_moved(layout.blocks, giver, taker))
     if layout.saving.equal_counts:
         return
-    for giver, taker in _neighbours(layout.dp):
-        if layout.micro_batches[giver] > 1:
-            yield replace(layout, micro_batches=_moved(layout.micro_batches, giver, taker))
+    # Replicas with the same devices and as many micro-batches are one and the same, wherever they stand.
+    for giver in layout.unlike:
+        for taker in layout.unlike:
+            if giver != taker and layout.micro_batches[giver] > 1:
+                yield replace(layout, micro_batches=_moved(layout.micro_batches, giver, taker))
 
 
 def _neighbours(count: int) -> list[tuple[int, int]]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpctrain.planner.network import Links, ring_sum_s, rings_leaving
-from hpctrain.planner.unit import Unit
+from hpctrain.planner.ground import Ground, Rings
 from hpctrain.planner.workload import Share, Workload
 
 COPY_PASSES = 2
@@ -40,40 +39,33 @@ class ShardTime:
 
 
 def shard_times(
-    links: Links, work: Workload, rings: Sequence[Sequence[Unit]], shares: Sequence[Share], shards: int
+    ground: Ground, work: Workload, shares: Sequence[Share], owner: Sequence[int], shards: int
 ) -> list[ShardTime]:
     """The collectives of every stage; those of all stages run at about the same time and share the network cards.
 
     Args:
-        rings: [stage] -> the units of its replicas.
         shares: what each stage holds.
+        owner: pipeline rank of each stage.
         shards: consecutive replicas that share a state.
     """
-    columns = [list(zip(*(unit.places for unit in ring), strict=True)) for ring in rings]
-    groups = [
-        [places[at : at + shards] for places in column for at in range(0, len(places), shards)] for column in columns
-    ]
-    across = [[places[at::shards] for places in column for at in range(shards)] for column in columns]
-    leaving_groups = rings_leaving([ring for stage in groups for ring in stage])
-    leaving_copies = rings_leaving([ring for stage in across for ring in stage])
+    cells = ground.cells
+    groups, across = ground.shard_rings(shards)
+    chunks, tp = len(shares) // len(cells[0]), len(cells[0][0].workers)
     found = []
-    for ring, share, own, copies in zip(rings, shares, groups, across, strict=True):
-        parameters = work.parameters(share, len(ring[0].workers))
+    for share, rank in zip(shares, owner, strict=True):
+        parameters = work.parameters(share, tp)
         pieces = share.blocks + (share.first or share.last)
-        bytes_per_s = min(unit.bytes_per_s for unit in ring)
+        bytes_per_s = min(cells[replica][rank].bytes_per_s for replica in cells.examples)
 
-        def seconds(
-            size: float, pieces: int = pieces, own: list[tuple[str, ...]] = own, speed: float = bytes_per_s
-        ) -> float:
-            sent = max(ring_sum_s(links, places, size / pieces, leaving_groups) for places in own) / 2
-            return pieces * sent + COPY_PASSES * size / speed
+        def seconds(size: float, pieces: int = pieces, own: Rings = groups[rank], speed: float = bytes_per_s) -> float:
+            return pieces * own.sum_s(size / pieces, chunks) / 2 + COPY_PASSES * size / speed
 
         part = work.framework.gradient_bytes * parameters / shards
         found.append(
             ShardTime(
                 gather=seconds(work.gathered_bytes * parameters),
                 scatter=seconds(work.framework.gradient_bytes * parameters),
-                copies=pieces * max(ring_sum_s(links, places, part / pieces, leaving_copies) for places in copies),
+                copies=pieces * across[rank].sum_s(part / pieces, chunks),
             )
         )
     return found

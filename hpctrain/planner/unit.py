@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from hpctrain.planner.fleet import Fleet, Worker
 from hpctrain.planner.network import Links, message_s
 
 SAME_SPEED = 0.15
 """Devices and links whose figures differ by less count as the same when orders are enumerated."""
+
+
+class Figures(NamedTuple):
+    """What a unit can do."""
+
+    kind: str
+    type: str
+    tp: int
+    flops: float
+    bytes_per_s: float
+    launch_s: float
+    memory_bytes: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,13 +55,35 @@ class Unit:
     def places(self) -> tuple[str, ...]:
         return tuple(worker.place for worker in self.workers)
 
+    @cached_property
+    def figures(self) -> Figures:
+        """Everything that decides how long it computes and what it holds, but for the links between its devices."""
+        return Figures(
+            self.kind, self.workers[0].type, len(self.workers), self.flops, self.bytes_per_s, self.launch_s,
+            self.memory_bytes,
+        )  # fmt: skip
+
     @property
     def kind(self) -> str:
         return self.workers[0].kind
 
 
-Cells = tuple[tuple[Unit, ...], ...]
-"""cells[replica][pipeline rank]."""
+class Cells(tuple[tuple[Unit, ...], ...]):
+    """cells[replica][pipeline rank]."""
+
+    @cached_property
+    def alike(self) -> tuple[int, ...]:
+        """[replica] -> a number; replicas of one have the same devices rank by rank, wherever these stand."""
+        numbers: dict[tuple[Figures, ...], int] = {}
+        return tuple(numbers.setdefault(tuple(unit.figures for unit in row), len(numbers)) for row in self)
+
+    @cached_property
+    def examples(self) -> tuple[int, ...]:
+        """[number in `alike`] -> a replica of it."""
+        found: dict[int, int] = {}
+        for replica, number in enumerate(self.alike):
+            found.setdefault(number, replica)
+        return tuple(found.values())
 
 
 def make_units(fleet: Fleet, tp: int) -> list[Unit]:
@@ -66,8 +101,8 @@ def make_units(fleet: Fleet, tp: int) -> list[Unit]:
     return [Unit(index, group) for index, group in enumerate(groups)]
 
 
-def alike_classes(units: list[Unit], links: Links, message_bytes: float) -> list[int]:
-    """Class of each unit: exchanging two units of a class changes no figure by more than `SAME_SPEED`.
+def alike_classes(units: list[Unit], links: Links, message_bytes: float, tolerance: float = SAME_SPEED) -> list[int]:
+    """Class of each unit: exchanging two units of a class changes no figure by a larger part than `tolerance`.
 
     message_bytes: size of the message that links are compared at.
     """
@@ -76,7 +111,7 @@ def alike_classes(units: list[Unit], links: Links, message_bytes: float) -> list
     first: list[int] = []
     for index, unit in enumerate(units):
         for number, other in enumerate(first):
-            if _same_device(unit, units[other]) and _same_links(times, index, other):
+            if _same_device(unit, units[other], tolerance) and _same_links(times, index, other, tolerance):
                 classes.append(number)
                 break
         else:
@@ -104,9 +139,9 @@ def _near_each_other(fleet: Fleet) -> list[Worker]:
     return chain
 
 
-def _same_device(a: Unit, b: Unit) -> bool:
+def _same_device(a: Unit, b: Unit, tolerance: float) -> bool:
     return a.workers[0].type == b.workers[0].type and all(
-        _close(*pair)
+        _close(*pair, tolerance)
         for pair in (
             (a.flops, b.flops),
             (a.bytes_per_s, b.bytes_per_s),
@@ -116,12 +151,12 @@ def _same_device(a: Unit, b: Unit) -> bool:
     )
 
 
-def _same_links(times: list[list[float]], i: int, j: int) -> bool:
+def _same_links(times: list[list[float]], i: int, j: int, tolerance: float) -> bool:
     others = [k for k in range(len(times)) if k not in (i, j)]
-    return _close(times[i][j], times[j][i]) and all(
-        _close(times[i][k], times[j][k]) and _close(times[k][i], times[k][j]) for k in others
+    return _close(times[i][j], times[j][i], tolerance) and all(
+        _close(times[i][k], times[j][k], tolerance) and _close(times[k][i], times[k][j], tolerance) for k in others
     )
 
 
-def _close(a: float, b: float) -> bool:
-    return a == b or abs(a - b) <= SAME_SPEED * max(abs(a), abs(b))
+def _close(a: float, b: float, tolerance: float) -> bool:
+    return a == b or abs(a - b) <= tolerance * max(abs(a), abs(b))

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from hpctrain.base.errors import InputError, Refused
 from hpctrain.planner.fleet import DEFAULT_BYTES_PER_S, DEFAULT_LAUNCH_S
-from hpctrain.planner.make import make_plan
+from hpctrain.planner.replan import replan
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.link import Link, LinkFigures
 from hpctrain.records.link_cost import LinkCost
 from hpctrain.records.plan import Plan
-from hpctrain.records.run import AutoParallel, Run
+from hpctrain.records.run import Run
 from hpctrain.records.topology import Device, Fabric, Node, Topology
 
 
@@ -45,10 +45,13 @@ def changed(topology: Topology, changes: Changes) -> Topology:
     return topology.model_copy(update={"nodes": nodes, "fabric": fabric})
 
 
-def plan_without(run: Run, spec: Spec, topology: Topology, lost: tuple[str, ...]) -> tuple[Plan, str]:
-    """The plan that the agents would make for the nodes that are left, and a remark on it.
+def plan_without(
+    run: Run, spec: Spec, topology: Topology, lost: tuple[str, ...], previous: Plan | None = None
+) -> tuple[Plan, str]:
+    """The plan that the agents would make for the nodes that are left (`replan`), and a remark on it.
 
-    As they do: a spare less for each node that is gone, and degrees by hand are dropped where they cannot be kept.
+    Args:
+        previous: the plan that the nodes are lost to.
 
     Raises:
         Refused: too few nodes are left, or the model does not fit on them.
@@ -59,16 +62,7 @@ def plan_without(run: Run, spec: Spec, topology: Topology, lost: tuple[str, ...]
             f"--lose: {len(left)} nodes would be left, recovery.min_nodes is {run.recovery.min_nodes}: the run would "
             "stop and be requeued"
         )
-    spares = max(0, run.recovery.spares - len(lost))
-    run = run.model_copy(update={"recovery": run.recovery.model_copy(update={"spares": spares})})
-    rest = topology.only(left)
-    try:
-        return make_plan(run, spec, rest), ""
-    except (InputError, Refused) as error:
-        if run.parallel.mode != "fixed":
-            raise
-        plan = make_plan(run.model_copy(update={"parallel": AutoParallel()}), spec, rest)
-        return plan, f"without parallel.mode fixed: {error}"
+    return replan(run, spec, topology.only(left), len(lost), previous)
 
 
 def _check(topology: Topology, changes: Changes) -> None:

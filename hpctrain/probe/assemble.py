@@ -75,7 +75,7 @@ def _node(name: str, outcome: Outcome, clock: Offset | None, used: str | None) -
     place = outcome.joined.get(name, Joined(addr="", port=0, iface=None, host=None))
     report = outcome.devices.get(name)
     facts = place.facts
-    if facts is not None and clock is not None and name != outcome.nodes[0]:
+    if facts is not None and clock is not None:
         facts = facts.model_copy(update={"clock_offset_s": clock[0], "clock_error_s": clock[1]})
     return Node(
         id=name,

@@ -12,6 +12,15 @@ from hpctrain.records.link import BackendFigures
 
 ROUNDS_MOST = 15
 """Rounds of a large group: every node meets so many others, and the classes get their medians."""
+SIZES = (8, 1024, 16384, 131072, 2**19, 2**21, 2**23)
+"""Bytes of the messages. The first one is also the answer."""
+LARGE_BYTES = 131072
+TIMES, TIMES_LARGE, TIMES_LEAST = 12, 5, 3
+"""Messages of a size; of those above LARGE_BYTES; and of any size when the time is up."""
+WARM_UP, WARM_UP_LARGER = 5, 1
+"""Messages of the first size, and of each other one, that do not count."""
+LIMIT_S = 0.5
+"""A slow link stops at the size that passes this time."""
 
 _NETWORK = re.compile(r"NCCL INFO .*Using network (\S+)")
 
@@ -30,6 +39,16 @@ class BackendReport(Part):
 def meetings(world: int, seed: int) -> list[list[Pair]]:
     """The rounds in which ranks meet: all pairs of a small group, the first rounds of a large one."""
     return rounds(world, seed)[:ROUNDS_MOST]
+
+
+def times_of(size: int) -> int:
+    """How many messages of this size are timed."""
+    return TIMES_LARGE if size > LARGE_BYTES else TIMES
+
+
+def warm_up_of(size: int) -> int:
+    """How many messages of this size go before those."""
+    return WARM_UP if size == SIZES[0] else WARM_UP_LARGER
 
 
 def choose_backend(kinds: Sequence[set[str]], loopback: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from hpctrain.probe.clusters import LEAST_NODES, SwitchTree, distances_of, infer
 from hpctrain.probe.contention import contention_rounds
 from hpctrain.probe.outcome import Outcome
 from hpctrain.probe.peers import standing, suspect_links, suspects
+from hpctrain.probe.prior import contradicts
 from hpctrain.probe.retest import MOST_LINKS, MOST_SUSPECTS, retest_links, retest_nodes
 from hpctrain.probe.rounds import Round, plan_rounds, rounds
 from hpctrain.probe.sampling import ROUNDS_SHARE_MAX, Groups, next_round, sampled_tree
@@ -27,7 +29,7 @@ def campaign(outcome: Outcome, settings: ProbeSettings) -> Iterator[list[Round]]
     unless only health is asked for, what each level of switches carries; then the suspects once more. Virtual nodes of
     one machine have no switches and differ by chance: for them the first step is all.
     """
-    yield plan_rounds(len(outcome.nodes), settings)
+    yield plan_rounds(len(outcome.nodes), _first_step(outcome, settings))
     if settings.loopback:
         return
     if settings.mode == "sampled":
@@ -45,10 +47,11 @@ def tree_of(outcome: Outcome, settings: ProbeSettings) -> SwitchTree:
     told = _told(outcome)
     if settings.loopback or len(outcome.alive) < LEAST_NODES:
         return SwitchTree()
-    if settings.mode == "health" or (settings.mode == "sampled" and told.levels):
+    if settings.mode == "health":
         return told
     if settings.mode == "sampled":
-        return sampled_tree(_groups(outcome))
+        groups = _groups(outcome)
+        return told if told.levels and not contradicts(told, groups) else sampled_tree(groups)
     return infer_tree(distances_of(outcome.matrix()))
 
 
@@ -75,12 +78,21 @@ def _retests(outcome: Outcome, settings: ProbeSettings, tree: SwitchTree) -> lis
     return retest_nodes(nodes[:MOST_SUSPECTS], good, tree) + retest_links(links, good, tree)
 
 
+def _first_step(outcome: Outcome, settings: ProbeSettings) -> ProbeSettings:
+    """Where the switches were told, random pairs only judge the nodes: the search needs more of them."""
+    if settings.mode == "sampled" and _told(outcome).levels:
+        return replace(settings, sampled_rounds=settings.health_rounds)
+    return settings
+
+
 def _sample(outcome: Outcome, settings: ProbeSettings) -> Iterator[list[Round]]:
-    """Rounds that find out who shares a switch; where Slurm told, rounds inside each leaf instead."""
+    """Rounds that find out who shares a switch. Where that was told, rounds inside each leaf instead, and further ones
+    only when these show that it does not hold."""
     told = _told(outcome)
     if told.levels:
         yield _inside_leaves(told, _alive(outcome), settings.seed)
-        return
+        if not contradicts(told, _groups(outcome)):
+            return
     rng = random.Random(settings.seed)
     for _ in range(int(ROUNDS_SHARE_MAX * len(outcome.nodes)) - settings.sampled_rounds):
         groups = _groups(outcome)
@@ -113,7 +125,12 @@ def _groups(outcome: Outcome) -> Groups:
 
 
 def _told(outcome: Outcome) -> SwitchTree:
-    return told_tree([outcome.joined[name].switches if name in outcome.joined else None for name in outcome.nodes])
+    """What the file says that somebody gave, else what Slurm says: 'top.middle.leaf.node' for each node."""
+    given = told_tree([outcome.prior.get(name, ()) for name in outcome.nodes], "prior")
+    if given.levels:
+        return given
+    texts = [outcome.joined[name].switches if name in outcome.joined else None for name in outcome.nodes]
+    return told_tree([text.split(".")[:-1] if text else [] for text in texts], "slurm")
 
 
 def _alive(outcome: Outcome) -> list[int]:

@@ -14,7 +14,7 @@ Offset = tuple[float, float]
 def clock_offsets(nodes: Sequence[str], pairs: Iterable[PairResult]) -> dict[str, Offset]:
     """Each node's clock minus that of the first node, directly where the two measured, else by way of others.
 
-    A node that no measured pair connects with the first one is absent.
+    That of the first is 0, exactly; a node that no measured pair connects with it is absent.
     """
     between = _between(pairs)
     known: dict[str, Offset] = {nodes[0]: (0.0, 0.0)} if nodes else {}

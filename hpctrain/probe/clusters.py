@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -131,9 +132,13 @@ def _is_level(distances: Floats, labels: Ints, below: Ints | None) -> bool:
     return far >= near * (1 + LEAST_GAP) and far - near >= LEAST_SEPARATION * float(high - low) / 2
 
 
-def told_tree(switches: list[str | None]) -> SwitchTree:
-    """The switches as Slurm tells them to its jobs: 'top.middle.leaf.node' for each node, None where it does not."""
-    paths = [text.split(".")[:-1] if text else [] for text in switches]
+def told_tree(paths: Sequence[Sequence[str]], source: str) -> SwitchTree:
+    """The switches as somebody told them.
+
+    Args:
+        paths: for each node the switches above it, the highest first; empty where nothing was told.
+        source: who told: slurm, prior.
+    """
     depth = min((len(path) for path in paths if path), default=0)
     levels = []
     for height in range(1, depth + 1):
@@ -141,7 +146,7 @@ def told_tree(switches: list[str | None]) -> SwitchTree:
         numbers = {name: number for number, name in enumerate(sorted({name for name in names if name is not None}))}
         if len(numbers) > 1:
             levels.append(np.array([-1 if name is None else numbers[name] for name in names], dtype=np.int_))
-    return SwitchTree(tuple(levels), "slurm")
+    return SwitchTree(tuple(levels), source)
 
 
 def pair_f1(labels: Ints, truth: Ints) -> float:

@@ -56,6 +56,15 @@ def differences(before: Topology, after: Topology, tolerance: float) -> list[Dif
     gone, come = _ordered(before, old_names - both), _ordered(after, new_names - both)
     found = [Difference("nodes", name, "", "there", None, nodes=(name,)) for name in gone]
     found += [Difference("nodes", name, "", None, "there", nodes=(name,)) for name in come]
+    if before.pairs is not None and after.pairs is not None:
+        from hpctrain.probe.compare_pairs import pair_changes  # numpy is only for large clusters
+
+        for change in pair_changes(before.pairs, after.pairs, both, tolerance):
+            ends = (change.source, change.target)
+            key: _Key = ("links", ends, f"{change.source} -> {change.target} {change.what}", change.unit)
+            found.append(_difference(key, change.before, change.after))
+        # Every pair that the files list is among these.
+        before, after = _without_links(before), _without_links(after)
     once = _pairs(before) ^ _pairs(after)
     old, new = dict(_values(before, both, once)), dict(_values(after, both, once))
     for key in dict.fromkeys([*old, *new]):
@@ -64,6 +73,10 @@ def differences(before: Topology, after: Topology, tolerance: float) -> list[Dif
         if abs(ratio - 1) > tolerance if ratio is not None else difference.before != difference.after:
             found.append(difference)
     return sorted(found, key=lambda difference: GROUPS.index(difference.group))
+
+
+def _without_links(topology: Topology) -> Topology:
+    return topology.model_copy(update={"fabric": topology.fabric.model_copy(update={"links": []})})
 
 
 def _ordered(topology: Topology, names: set[str]) -> list[str]:

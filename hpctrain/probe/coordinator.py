@@ -14,6 +14,7 @@ from hpctrain.probe.campaign import campaign
 from hpctrain.probe.devices import DeviceReport
 from hpctrain.probe.figures import PairFigures
 from hpctrain.probe.outcome import ContentionRound, Joined, Outcome, PairResult
+from hpctrain.probe.prior import Prior
 from hpctrain.probe.rounds import Round
 from hpctrain.probe.settings import ProbeSettings
 from hpctrain.probe.transport import Transport
@@ -33,18 +34,20 @@ class Coordinator:
     """Runs a probe over a star of connections. A node that dies or hangs is lost once, and costs one deadline."""
 
     def __init__(
-        self, transport: Transport, nodes: Sequence[str], clock: Clock, settings: ProbeSettings, progress: Progress
-    ) -> None:
+        self, transport: Transport, nodes: Sequence[str], clock: Clock, settings: ProbeSettings, progress: Progress,
+        prior: Prior | None = None,
+    ) -> None:  # fmt: skip
         """
         Args:
             progress: told after every step; what the outcome holds then is whole.
+            prior: what an earlier file says of the switches.
         """
         self._transport = transport
         self._clock = clock
         self.settings = settings
         self.progress = progress
         self._start = clock.now()
-        self.outcome = Outcome(list(nodes))
+        self.outcome = Outcome(list(nodes), prior=prior or {})
 
     def run(self) -> Outcome:
         """The whole probe: join, links, devices, messages over the training backend, over."""

@@ -16,6 +16,8 @@ SLOW_CPU = 0.80
 SPREADS = 4.0
 _HELD_BACK = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
 """Reasons that are never normal. A software power cap is, under load; slow clocks show in the figures."""
+CPU_QUOTA = "cpu_quota"
+"""The one reason of a CPU device."""
 
 Places = Sequence[tuple[Node, Device]]
 
@@ -92,6 +94,20 @@ def throttled(places: Places) -> list[Finding]:
             fix = "ask the administrators to look at cooling and power of the node"
             faults.append(found(node.id, "warn", "THROTTLED", text, "NVML's reasons, read under load", fix))
     return faults
+
+
+def quota_reached(places: Places) -> list[Finding]:
+    """THROTTLED: a CPU quota that stops this processor and not those of most nodes. Where it stops most, that is what
+    the job was given."""
+    held = [(node, device) for node, device in places if CPU_QUOTA in device.throttle_reasons]
+    if 2 * len(held) >= len(places):
+        return []
+    evidence = "cpu.stat of its cgroup while it computed; most other nodes were not stopped"
+    fix = "look at the CPU limit of its job or container (cpu.max, cpu.cfs_quota_us)"
+    return [
+        found(node.id, "warn", "THROTTLED", f"{device.id} was stopped by a CPU quota under load", evidence, fix)
+        for node, device in held
+    ]
 
 
 def broken_memory(places: Places) -> list[Finding]:
@@ -173,5 +189,6 @@ CHECKS: tuple[Callable[[Places], list[Finding]], ...] = (
     p2p_disabled,
     nvlink_down,
     throttled,
+    quota_reached,
     broken_memory,
 )

@@ -23,10 +23,11 @@ from hpctrain.probe.settings import ProbeSettings
 
 PING_BYTES = 8
 BLOCK_BYTES = 128 * 1024
+MIN_RUNGS = 3
+"""Single messages of a size, when the time is up."""
 _MORE, _LAST, _LARGER = 0, 1, 2
 _MIN_BLOCKS = 8
 _MIN_PINGS = 8
-_MIN_RUNGS = 3
 _WALL = struct.Struct("<d")
 
 Result = TypeVar("Result")
@@ -193,7 +194,7 @@ def climb(stream: Stream, settings: ProbeSettings) -> list[tuple[int, list[float
         rungs.append((size, samples))
         while message[0] == _MORE:
             late = now() - start >= settings.ladder_limit_s
-            if len(samples) >= settings.ladder_times - 1 or (late and len(samples) >= _MIN_RUNGS - 1):
+            if len(samples) >= settings.ladder_times - 1 or (late and len(samples) >= MIN_RUNGS - 1):
                 message[0] = _LAST if late or size == settings.ladder_bytes[-1] else _LARGER
             began = now()
             stream.send(message)

@@ -18,6 +18,7 @@ from hpctrain.records.topology import Node
 
 CLOCK_SKEW_S = 0.5
 """Beyond this, time stamps of two nodes' logs no longer tell what came first."""
+_CLOCK_FIX = "tell the administrators that NTP or PTP is not running; the order of log lines cannot be trusted"
 _RDMA = ("ib", "hsn")
 """Interfaces of cards that do RDMA."""
 _LOCAL_ONLY = ("docker", "veth", "virbr", "br-", "cni", "flannel", "podman", "lxc")
@@ -90,6 +91,8 @@ def clock_skew(nodes: Sequence[Node]) -> list[Finding]:
     }
     if len(offsets) < 2:
         return []
+    if len(offsets) == 2:
+        return _skew_of_two(offsets)
     middle = statistics.median(offsets.values())
     return [
         found(
@@ -98,11 +101,20 @@ def clock_skew(nodes: Sequence[Node]) -> list[Finding]:
             "CLOCK_SKEW",
             f"its clock is {format_seconds(abs(offset - middle))} {'ahead' if offset > middle else 'behind'}",
             f"median of {len(offsets)} nodes",
-            "tell the administrators that its NTP or PTP is not running; the order of log lines cannot be trusted",
+            _CLOCK_FIX,
         )
         for name, offset in offsets.items()
         if abs(offset - middle) > CLOCK_SKEW_S
     ]
+
+
+def _skew_of_two(offsets: dict[str, float]) -> list[Finding]:
+    """Of two clocks that differ, either may be the wrong one: it is a fault of neither node."""
+    (first, one), (second, other) = offsets.items()
+    if abs(other - one) <= CLOCK_SKEW_S:
+        return []
+    text = f"the clocks of {first} and {second} are {format_seconds(abs(other - one))} apart"
+    return [found(None, "warn", "CLOCK_SKEW", text, "their own round trips", _CLOCK_FIX)]
 
 
 def mixed_drivers(nodes: Sequence[Node]) -> list[Finding]:

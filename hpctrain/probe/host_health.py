@@ -11,6 +11,9 @@ from ClusterShell.RangeSet import RangeSet, RangeSetParseError
 
 SYSFS = Path("/sys")
 
+Periods = tuple[int, int]
+"""(periods of a CPU quota so far, those in which the group had used it up)"""
+
 
 def memory_errors(sysfs: Path = SYSFS) -> int | None:
     """Memory errors since the start of the machine that could not be corrected (EDAC); None where nobody counts."""
@@ -25,6 +28,47 @@ def energy_j(sysfs: Path = SYSFS) -> float | None:
     # intel-rapl:0 is a package, intel-rapl:0:0 a part of it that it counts as well.
     counts = _numbers(zone / "energy_uj" for zone in zones if zone.name.count(":") == 1)
     return sum(counts) / 1e6 if counts else None
+
+
+def quota_periods(proc: Path = Path("/proc/self"), cgroup: Path = SYSFS / "fs/cgroup") -> dict[Path, Periods]:
+    """The CPU quotas that hold for this process, from cpu.stat of cgroup v1 or v2: its own group's and those above, for
+    a job's limit is set above its steps. Empty where no group has one, or it cannot be read."""
+    try:
+        rows = [line.split(":", 2) for line in (proc / "cgroup").read_text().splitlines()]
+    except OSError:
+        return {}
+    found: dict[Path, Periods] = {}
+    for _, controllers, group in rows:
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = cgroup / "cpu" if controllers else cgroup
+        own = root / group.lstrip("/")
+        for folder in (own, *own.parents):
+            periods = _periods(folder / "cpu.stat")
+            if periods is not None:
+                found[folder] = periods
+            if folder == root:
+                break
+    return found
+
+
+def is_held_by_quota(before: dict[Path, Periods], after: dict[Path, Periods]) -> bool:
+    """Whether a quota stopped one of the groups in a quarter of the periods in between, or more."""
+    for group, (periods, held) in after.items():
+        then = before.get(group, (0, 0))
+        if periods > then[0] and 4 * (held - then[1]) >= periods - then[0]:
+            return True
+    return False
+
+
+def _periods(file: Path) -> Periods | None:
+    """None without a quota: its periods are not counted then."""
+    try:
+        told = dict(line.split() for line in file.read_text().splitlines())
+        periods = (int(told["nr_periods"]), int(told["nr_throttled"]))
+    except (OSError, ValueError, KeyError):
+        return None
+    return periods if periods[0] else None
 
 
 def own_numa_node(allowed: Iterable[int] | None = None, sysfs: Path = SYSFS) -> int | None:

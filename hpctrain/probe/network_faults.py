@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from hpctrain.probe.campaign import doubts
@@ -17,6 +18,9 @@ UNCONFIRMED_RATIO = 0.8
 """Share of the peers' bandwidth below which a node is called slow without having been measured again."""
 ASYMMETRIC_RATIO = 0.8
 """One direction over the other, below which it is the direction that is slow and not the node."""
+SHARED_RATIO = 0.7
+"""Of nodes of one machine, the share of the peers' bandwidth below which one is slow: they take turns on its cores,
+which costs one or the other some of its bandwidth and any of them its latency."""
 LEAST_NODES = 3
 """Of two, either may be the slow one."""
 
@@ -44,15 +48,23 @@ def network_faults(outcome: Outcome, tree: SwitchTree, settings: ProbeSettings) 
     names, pairs = [outcome.nodes[node] for node in suspects], [(outcome.nodes[a], outcome.nodes[b]) for a, b in links]
     now = standing(outcome.matrix(), tree)
     again = confirmed_nodes(outcome.retests, names, pairs)
+    together = _of_one_machine(outcome)
     faults = []
     for node, name in zip(suspects, names, strict=True):
-        fault = _judge(name, _seen(now, node, again.get(name)), settings)
+        fault = _judge(name, _seen(now, node, again.get(name)), settings, name in together)
         if fault is not None:
             faults.append(fault)
     for (a, b), (there, back) in confirmed_links(outcome.retests, names, pairs).items():
-        if min(there, back) < UNCONFIRMED_RATIO:
+        if min(there, back) < (SHARED_RATIO if {a, b} & together else UNCONFIRMED_RATIO):
             faults.append(_slow_link(a, b, there, back))
     return faults
+
+
+def _of_one_machine(outcome: Outcome) -> set[str]:
+    """Nodes that share their machine with another one."""
+    machines = {name: place.facts.boot_id for name, place in outcome.joined.items() if place.facts}
+    count = Counter(machine for machine in machines.values() if machine is not None)
+    return {name for name, machine in machines.items() if machine is not None and count[machine] > 1}
 
 
 def oversubscribed(ratios: dict[int, float]) -> list[Finding]:
@@ -80,15 +92,20 @@ def _seen(now: Standing, node: int, again: Confirmed | None) -> _Seen:
     return _Seen(*figures, int(now.partners[node]), again)
 
 
-def _judge(name: str, seen: _Seen, settings: ProbeSettings) -> Finding | None:
-    """What is said of a suspect; None when good partners showed that it is as fast as others."""
+def _judge(name: str, seen: _Seen, settings: ProbeSettings, shared: bool) -> Finding | None:
+    """What is said of a suspect; None when good partners showed that it is as fast as others.
+
+    Args:
+        shared: it shares its machine with another node, so that its latency is not its own.
+    """
+    slow_ratio = min(settings.slow_ratio, SHARED_RATIO) if shared else settings.slow_ratio
     if seen.again is None:
-        slow = seen.bandwidth < min(settings.slow_ratio, UNCONFIRMED_RATIO)
-        late = seen.latency > LATENCY_EXCLUDE and not settings.loopback
+        slow = seen.bandwidth < min(slow_ratio, UNCONFIRMED_RATIO)
+        late = seen.latency > LATENCY_EXCLUDE and not settings.loopback and not shared
         leave_out = False
     else:
-        slow = seen.again.bandwidth < settings.slow_ratio
-        late = min(seen.again.latency, seen.latency) > LATENCY_WARN
+        slow = seen.again.bandwidth < slow_ratio
+        late = min(seen.again.latency, seen.latency) > LATENCY_WARN and not shared
         leave_out = max(seen.again.bandwidth, seen.bandwidth) < settings.exclude_ratio or (
             late and min(seen.again.latency, seen.latency) > LATENCY_EXCLUDE and settings.exclude_ratio > 0
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpctrain.probe.devices import DeviceReport
@@ -79,6 +79,8 @@ class Outcome:
     """(sender, receiver) -> the training backend and what messages over it take."""
     backend_failed: dict[str, str] = field(default_factory=dict)
     """Nodes whose part in those messages failed, with the reason."""
+    prior: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Node -> switches above it, the highest first, as an earlier file has them."""
     rounds_done: int = 0
     rounds_planned: int = 0
     wall_s: float = 0.0

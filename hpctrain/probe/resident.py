@@ -19,6 +19,7 @@ from hpctrain.probe.coordinator import Coordinator, Progress
 from hpctrain.probe.door import open_door
 from hpctrain.probe.member import COORDINATOR_FILE, take_part
 from hpctrain.probe.outcome import Outcome
+from hpctrain.probe.prior import Prior
 from hpctrain.probe.settings import ProbeSettings
 from hpctrain.probe.transport import Star
 from hpctrain.records.topology import Topology
@@ -41,6 +42,7 @@ def probe_nodes(
     progress: Progress | None = None,
     job_id: str | None = None,
     keep: Keep | None = None,
+    prior: Prior | None = None,
 ) -> Topology | None:
     """Measure `nodes` from inside; every one of them calls this with the same `folder`, `nodes` and `settings`.
 
@@ -53,6 +55,7 @@ def probe_nodes(
         progress: told of (phase, done, planned) on the coordinating node.
         keep: given what was measured so far, now and then, on the coordinating node: if the probe is killed, that is
             what there is.
+        prior: what an earlier file says of the switches; that of the first node counts.
 
     Raises:
         InputError: this machine does not have that address.
@@ -69,7 +72,7 @@ def probe_nodes(
         raise InputError(f"{me}: cannot listen on {addr}: {error.strerror}; give an address of this machine") from None
     try:
         _publish(own, addr, door.port, token)
-        coordinator = Coordinator(Star(door), nodes, clock, settings, progress or _quiet)
+        coordinator = Coordinator(Star(door), nodes, clock, settings, progress or _quiet, prior)
         if keep is not None:
             coordinator.progress = _Keeping(coordinator, clock, job_id, keep)
         outcome = _coordinate(own, me, addr, coordinator, runner, clock, settings)

@@ -84,6 +84,35 @@ class LinkCost:
         shared = set(self._clusters.get(a, ())) & set(self._clusters.get(b, ()))
         return self._levels.get(min((level for level, _ in shared), default=0)) or self._levels.get(None)
 
+    def least(self) -> Cost:
+        """The smallest alpha and the smallest beta of any pair of nodes; (0, 0) where nothing is known."""
+        known = [*self._costs.values(), *self._least_of_matrix()]
+        known += [entry.cost() for entry in self._levels.values() if entry.level is not None]
+        known += [] if self._default is None else [self._default]
+        return min((alpha for alpha, _ in known), default=0.0), min((beta for _, beta in known), default=0.0)
+
+    def _least_of_matrix(self) -> list[Cost]:
+        """The same over the matrix's pairs of each class, which are the same amount faster over the backend."""
+        if self._pairs is None or self._matrix is None:
+            return []
+        import numpy as np  # only for large clusters, as the matrix itself
+
+        levels = np.zeros((len(self._pairs.nodes),) * 2, dtype=int)
+        members: dict[tuple[int, str], list[int]] = {}
+        for node, clusters in self._clusters.items():
+            for cluster in clusters:
+                members.setdefault(cluster, []).append(self._pairs.index[node])
+        for (level, _), rows in sorted(members.items(), reverse=True):
+            levels[np.ix_(rows, rows)] = level  # the lowest shared one is written last
+        alpha, beta = self._matrix
+        measured = ~(np.isnan(alpha) | np.isnan(beta) | np.eye(len(levels), dtype=bool))
+        found = []
+        for level in np.unique(levels[measured]).tolist():
+            pairs = measured & (levels == level)
+            least = float(alpha[pairs].min()), float(beta[pairs].min())
+            found.append(_over_backend(least, self._levels.get(level) or self._levels.get(None)))
+        return found
+
     def seconds(self, source: str, target: str, size_bytes: float) -> float:
         """Time of one message of `size_bytes`."""
         alpha, beta = self.between(source, target)

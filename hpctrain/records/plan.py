@@ -86,7 +86,7 @@ class Plan(Document):
     """Content hash of the resolved run file."""
     provisional: bool = False
     """True when made before the nodes are known; never executed."""
-    solver: str = "exhaustive"
+    solver: str = "auto"
     """What searched."""
     pp: int = Field(ge=1)
     """Pipeline ranks of a replica."""

@@ -75,7 +75,7 @@ class Device(Part):
     nvlink: dict[str, NvlinkPeer] = {}
     """NVLink to another device of the node, by that device; through a switch, by 'switch' or the switch's address."""
     throttle_reasons: list[str] = []
-    """Why its clocks were held down under load, in NVML's words: hw_slowdown, sw_power_cap."""
+    """Why its clocks were held down under load, in NVML's words: hw_slowdown, sw_power_cap; of a CPU: cpu_quota."""
     p2p: dict[str, Literal["ok", "no", "unknown"]] = {}
     """Whether it reads the memory of another device of the node, by that device."""
     ecc_errors: int | None = None
@@ -157,7 +157,7 @@ class NodeCluster(Part):
     members: list[str]
     """Its nodes."""
     source: str = "measured"
-    """measured, or who told: slurm."""
+    """measured, or who told: slurm, or prior for an earlier file."""
     oversubscription: float | None = None
     """What a pair that leaves such a cluster has alone, over what it has when all members talk to another cluster."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.records.link import LinkFigures
@@ -12,73 +13,86 @@ from hpctrain.report.charts import Chart
 
 MOST_LABELLED = 12
 """With more nodes than this the cells carry no numbers; the pointer still tells them."""
+MOST_ROWS = 128
+"""With more nodes than this a cell is the median of a block of pairs: a million cells are no picture, and 20 MB."""
 
 Matrix = list[list[float | None]]
 
 
-def matrix(topology: Topology, figure: Callable[[LinkFigures], float | None]) -> Matrix:
-    """matrix[source][target] in the file's order of nodes; None where it was not measured."""
-    index = {node.id: position for position, node in enumerate(topology.nodes)}
-    cells: Matrix = [[None] * len(index) for _ in index]
-    for link in topology.fabric.links:
-        a, b = index[link.a], index[link.b]
-        cells[a][b], cells[b][a] = figure(link.ab), figure(link.ba)
-    return cells
+@dataclass(frozen=True)
+class Quantity:
+    """One heat map."""
+
+    key: str
+    title: str
+    note: str
+    unit: str
+    scale: float
+    """Shown value over the file's."""
+    of_link: Callable[[LinkFigures], float | None]
+    of_pairs: str
+    """The same figure in the file of all pairs that a large topology has."""
+
+
+QUANTITIES = (
+    Quantity(
+        "bandwidth", "Bandwidth", "Few pairs at work at once, timed at the receiver.", "GB/s", 1e-9,
+        lambda figures: figures.isolated_bytes_per_s, "isolated_bytes_per_s",
+    ),
+    Quantity(
+        "loaded-bandwidth", "Loaded bandwidth", "What a pair gets while all others send too.", "GB/s", 1e-9,
+        lambda figures: figures.loaded_bytes_per_s, "bytes_per_s",
+    ),
+    Quantity(
+        "latency", "Latency", "Half the round trip of a small message, median.", "µs", 1e6,
+        lambda figures: figures.latency_s.p50 if figures.latency_s else None, "latency_p50_s",
+    ),
+)  # fmt: skip
 
 
 def fabric_charts(topology: Topology) -> list[Chart]:
     """Heat maps of what was measured; a matrix without any figure is left out."""
-    wanted = [
-        _heat_map(
-            topology,
-            "bandwidth",
-            "Bandwidth (GB/s)",
-            "Few pairs at work at once, timed at the receiver.",
-            lambda figures: _scaled(figures.isolated_bytes_per_s, 1e-9),
-            "GB/s",
-        ),
-        _heat_map(
-            topology,
-            "loaded-bandwidth",
-            "Loaded bandwidth (GB/s)",
-            "What a pair gets while all others send too.",
-            lambda figures: _scaled(figures.loaded_bytes_per_s, 1e-9),
-            "GB/s",
-        ),
-        _heat_map(
-            topology,
-            "latency",
-            "Latency (µs)",
-            "Half the round trip of a small message, median.",
-            lambda figures: _scaled(figures.latency_s.p50 if figures.latency_s else None, 1e6),
-            "µs",
-        ),
-    ]
-    return [chart for chart in wanted if chart is not None]
+    return [chart for quantity in QUANTITIES if (chart := _heat_map(topology, quantity)) is not None]
 
 
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
+def matrix(topology: Topology, quantity: Quantity) -> tuple[list[str], Matrix]:
+    """Names of the rows in the file's order, and cells[source][target] in the file's unit; None where not measured.
+
+    A row is a node; above `MOST_ROWS` of them, several.
+    """
+    names = [node.id for node in topology.nodes]
+    if topology.pairs is not None:
+        from hpctrain.report.pair_blocks import block_medians, block_names  # numpy is only for large clusters
+
+        size = -(-len(names) // MOST_ROWS)
+        return block_names(names, size), block_medians(topology.pairs, quantity.of_pairs, size)
+    index = {name: position for position, name in enumerate(names)}
+    cells: Matrix = [[None] * len(index) for _ in index]
+    for link in topology.fabric.links:
+        a, b = index[link.a], index[link.b]
+        cells[a][b], cells[b][a] = quantity.of_link(link.ab), quantity.of_link(link.ba)
+    return names, cells
 
 
-def _heat_map(
-    topology: Topology, key: str, title: str, note: str, figure: Callable[[LinkFigures], float | None], unit: str
-) -> Chart | None:
-    cells = matrix(topology, figure)
+def _heat_map(topology: Topology, quantity: Quantity) -> Chart | None:
+    names, cells = matrix(topology, quantity)
     if all(value is None for row in cells for value in row):
         return None
+    # Four figures are more than was measured; all sixteen would make the page three times as long.
+    shown = [[None if value is None else float(f"{value * quantity.scale:.4g}") for value in row] for row in cells]
     # Plotly reads a little HTML in labels; names from a file are text.
-    names = [html.escape(node.id, quote=False) for node in topology.nodes]
+    labels = [html.escape(name, quote=False) for name in names]
+    gap = 2 if topology.pairs is None else 0  # of many cells there would be nothing left
     trace: dict[str, Any] = {
         "type": "heatmap",
-        "x": names,
-        "y": names,
-        "z": cells,
+        "x": labels,
+        "y": labels,
+        "z": shown,
         "colorscale": "@ramp",
-        "colorbar": {"title": {"text": unit}, "thickness": 12, "outlinewidth": 0},
-        "xgap": 2,
-        "ygap": 2,
-        "hovertemplate": f"from %{{y}} to %{{x}}: %{{z:.4g}} {unit}<extra></extra>",
+        "colorbar": {"title": {"text": quantity.unit}, "thickness": 12, "outlinewidth": 0},
+        "xgap": gap,
+        "ygap": gap,
+        "hovertemplate": f"from %{{y}} to %{{x}}: %{{z:.4g}} {quantity.unit}<extra></extra>",
     }
     if len(names) <= MOST_LABELLED:
         trace["texttemplate"] = "%{z:.3g}"
@@ -86,4 +100,8 @@ def _heat_map(
         "xaxis": {"title": {"text": "to"}, "type": "category", "showgrid": False},
         "yaxis": {"title": {"text": "from"}, "type": "category", "autorange": "reversed", "showgrid": False},
     }
-    return Chart(key, title, note, [trace], layout, height=min(640, 180 + 40 * len(names)))
+    note = quantity.note
+    if len(names) < len(topology.nodes):
+        note += f" Of {len(topology.nodes)} nodes, each cell has the median over the pairs of two blocks."
+    title = f"{quantity.title} ({quantity.unit})"
+    return Chart(quantity.key, title, note, [trace], layout, height=min(640, 180 + 40 * len(names)))

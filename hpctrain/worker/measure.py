@@ -19,8 +19,9 @@ import torch
 
 from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.base.wire import LineChannel, Message
+from hpctrain.probe.device_faults import CPU_QUOTA
 from hpctrain.probe.host import cpu_name, usable_memory_bytes
-from hpctrain.probe.host_health import energy_j, memory_errors, own_numa_node
+from hpctrain.probe.host_health import energy_j, is_held_by_quota, memory_errors, own_numa_node, quota_periods
 from hpctrain.probe.nvml import open_nvml
 from hpctrain.records.topology import Device, DeviceType
 from hpctrain.worker.gpu import GpuReader, load_gpus
@@ -110,8 +111,10 @@ def _kind(device: str) -> str:
 def _measure_cpu(type_key: str, share: int) -> Device:
     # Free memory is read first: what the measurement takes for itself is not gone for a run.
     device, memory = torch.device("cpu"), usable_memory_bytes() / share
+    periods = quota_periods()
     began_s, used_j = time.perf_counter(), energy_j()
     flops = {name: matmul_flops(device, dtype, time.perf_counter) for name, dtype in DTYPES.items()}
+    held = is_held_by_quota(periods, quota_periods())
     took_s, after_j = time.perf_counter() - began_s, energy_j()
     # A counter that started over in between tells nothing; virtual nodes share the one of the machine.
     known = share == 1 and used_j is not None and after_j is not None and after_j > used_j
@@ -123,6 +126,7 @@ def _measure_cpu(type_key: str, share: int) -> Device:
         memory_bytes_per_s=copy_bytes_per_s(device, time.perf_counter),
         launch_s=launch_seconds(device, time.perf_counter),
         numa=own_numa_node(),
+        throttle_reasons=[CPU_QUOTA] if held else [],
         ecc_errors=memory_errors(),
         power_w=(after_j - used_j) / took_s if known and used_j is not None and after_j is not None else None,
     )

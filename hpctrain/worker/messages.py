@@ -17,19 +17,19 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.base.wire import Message
-from hpctrain.probe.backend import BackendReport, meetings, network_used
+from hpctrain.probe.backend import (
+    LIMIT_S,
+    SIZES,
+    TIMES_LEAST,
+    BackendReport,
+    meetings,
+    network_used,
+    times_of,
+    warm_up_of,
+)
 from hpctrain.probe.figures import percentile
 from hpctrain.probe.line import one_way_s
 
-SIZES = (8, 1024, 16384, 131072, 2**19, 2**21, 2**23)
-"""Bytes of the messages. The first one is also the answer."""
-TIMES, TIMES_LARGE, TIMES_LEAST = 12, 5, 3
-"""Messages of a size; of those above LARGE_BYTES; and of any size when the time is up."""
-LARGE_BYTES = 131072
-WARM_UP, WARM_UP_LARGER = 5, 1
-"""Messages of the first size, and of each other one, that do not count."""
-LIMIT_S = 0.5
-"""A slow link stops at the size that passes this time."""
 TIMEOUT_S = 20.0
 """How long a rank waits for another one in one operation."""
 _MORE, _LARGER, _LAST = 0, 1, 2
@@ -107,12 +107,11 @@ class Exchange:
         for size in SIZES:
             message = self._buffer(size)
             samples: list[float] = []
-            warm_up = WARM_UP_LARGER if rungs else WARM_UP
+            warm_up = warm_up_of(size)
             word = _MORE
             while word == _MORE:
                 late = time.perf_counter() - start >= LIMIT_S
-                wanted = TIMES_LEAST if late else TIMES_LARGE if size > LARGE_BYTES else TIMES
-                if len(samples) + 1 >= wanted + warm_up:
+                if len(samples) + 1 >= (TIMES_LEAST if late else times_of(size)) + warm_up:
                     word = _LAST if late or size == SIZES[-1] else _LARGER
                 message[0] = word
                 self._finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,19 @@ def test_a_planned_plan_passes_the_check_of_plans_by_hand(tmp_path: Path, monkey
     monkeypatch.setattr(planning, "make_plan", wrong)
     with pytest.raises(FileError, match="stages: they hold 3 blocks, the model has 4"):
         plan_on(tmp_path, run_of(), "a")
+
+
+def test_after_a_loss_only_the_node_that_takes_over_is_sent_state(tmp_path: Path) -> None:
+    run, names = run_of(mode="fixed", pp=2, dp=2, schedule="1f1b"), ("a", "b", "c", "d", "e")
+    topology(*names).write(tmp_path / "topology.json")
+    maker = GenerationMaker(tmp_path, run, names, Journal(tmp_path / "events.jsonl", "a", 1, FakeClock()))
+    first = maker(Proposal(0, 1, members(*names), None, "start", 0, "a"))
+    lost, spare = first.plan.nodes[0], (set(names) - set(first.plan.nodes)).pop()
+    left = members(*(name for name in names if name != lost))
+    second = maker(Proposal(1, 1, left, first.record, "node_lost", 0, left[0].node))
+    second.announce()
+    assert second.plan.moves
+    assert {move.target for move in second.plan.moves} == {f"{spare}:cpu0"}
+    assert all(move.source.partition(":")[0] in first.plan.nodes for move in second.plan.moves)
+    told = json.loads((tmp_path / "events.jsonl").read_text().splitlines()[-1])
+    assert (told["kind"], told["data"]["moves"]) == ("replanned", len(second.plan.moves))

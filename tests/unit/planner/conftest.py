@@ -92,7 +92,7 @@ def plan(topology, run):
     """plan(topology fields, run fields) -> Plan."""
     from hpctrain.planner import make_plan
 
-    def make(made=None, solver="exhaustive", **fields):
+    def make(made=None, solver="auto", **fields):
         asked = run(**fields)
         return make_plan(asked, asked.spec(), made if made is not None else topology(), solver=solver)
 

@@ -76,7 +76,7 @@ def test_a_degree_that_was_not_seen_to_be_right_is_declined_with_the_reason() ->
         make_plan(run(tp=2), undeclared, topology(2))
 
 
-@pytest.mark.parametrize("solver", ["exhaustive", "paper"])
+@pytest.mark.parametrize("solver", ["auto", "paper"])
 def test_a_shared_weight_keeps_the_model_in_one_stage(solver: str) -> None:
     tied = SPEC.model_copy(update={"tied": True})
     plan = make_plan(run(), tied, topology(2), solver=solver)  # type: ignore[arg-type]

@@ -56,6 +56,6 @@ def test_a_batch_that_no_m_divides_is_told(plan, topology):
         plan(topology((1, 1)), solver="paper", rows=5)
 
 
-def test_the_exhaustive_plan_is_at_least_as_fast(plan, topology):
+def test_the_searched_plan_is_at_least_as_fast(plan, topology):
     made = topology((1.0, 0.5, 1.0))
     assert plan(made).predicted.step_time_s["total"] <= plan(made, solver="paper").predicted.step_time_s["total"]

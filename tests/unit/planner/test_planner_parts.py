@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpctrain.planner.fleet import Worker
 from hpctrain.planner.network import Links, message_s, ring_sum_s
 from hpctrain.planner.placement import MAX_ORDERS, placements
 from hpctrain.planner.share_out import share_out
@@ -139,7 +141,8 @@ class _Fast(Unit):
 
 
 def test_many_devices_are_tried_in_likely_orders():
-    many = [_Fast(index, ()) for index in range(16)]
+    worker = Worker("", "cpu", "type", 1.0, None, 1.0, 0.0)
+    many = [_Fast(index, (replace(worker, place=f"node{index}:cpu0"),)) for index in range(16)]
     found, complete = placements(many, list(range(16)), 4, 4, lambda a, b: abs(a.index - b.index))
     assert not complete
     assert 1 < len(found) <= MAX_ORDERS

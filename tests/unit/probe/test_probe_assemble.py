@@ -236,9 +236,24 @@ def test_a_nodes_facts_carry_its_clock_against_the_first_node() -> None:
 
     first, second = topology(made).nodes
 
-    assert first.host_facts.clock_offset_s is None
+    assert (first.host_facts.clock_offset_s, first.host_facts.clock_error_s) == (0.0, 0.0)
     assert (second.host_facts.clock_offset_s, second.host_facts.clock_error_s) == (0.25, 1e-5)
     assert second.host_facts.mtu == {"ib0": 2044}
+
+
+def test_two_clocks_that_differ_are_told_of_both_nodes() -> None:
+    made = outcome(2)
+    for name in made.nodes:
+        made.joined[name] = Joined("10.0.0.1", 1, "ib0", name, facts=HostFacts(kernel="6.1"))
+    for offset, codes in ((0.4, []), (-3.0, ["CLOCK_SKEW"])):
+        seen = side().model_copy(update={"clock_offset_s": offset, "clock_error_s": 1e-5})
+        made.pairs = [PairResult("n0", "n1", False, 1, seen, side())]
+
+        found = topology(made)
+
+        assert [fault.code for fault in found.verdict.faults] == codes
+        assert [node.health.verdict for node in found.nodes] == ["ok", "ok"]
+    assert found.verdict.faults[0].text == "the clocks of n0 and n1 are 3 s apart"
 
 
 def test_what_hosts_and_devices_say_becomes_faults_of_the_verdict() -> None:

@@ -82,15 +82,15 @@ def test_further_rounds_ask_only_what_is_not_known() -> None:
 
 
 def test_slurms_words_are_levels_from_the_leaf_up() -> None:
-    told = told_tree(["top.s1.a.n1", "top.s1.a.n2", "top.s1.b.n3", "top.s2.c.n4", None])
+    told = told_tree([["top", "s1", "a"], ["top", "s1", "a"], ["top", "s1", "b"], ["top", "s2", "c"], []], "slurm")
 
     assert [list(level) for level in told.levels] == [[0, 0, 1, 2, -1], [0, 0, 0, 1, -1]]
     assert told.source == "slurm"
-    assert told_tree([None, None]).levels == ()
+    assert told_tree([(), ()], "slurm").levels == ()
 
 
 def test_a_level_is_filled_by_siblings_only_and_nobody_is_in_two_pairs() -> None:
-    tree = told_tree([f"top.p{index // 8}.l{index // 4}.n{index}" for index in range(16)])
+    tree = told_tree([["top", f"p{index // 8}", f"l{index // 4}"] for index in range(16)], "slurm")
 
     planned = contention_rounds(tree, range(16), seed=0)
 

@@ -14,7 +14,7 @@ from hpctrain.base.errors import FileError, InputError
 from hpctrain.cli.main import cli
 from hpctrain.report import render as render_module
 from hpctrain.report.charts import MOST_POINTS, thinned
-from hpctrain.report.fabric import matrix
+from hpctrain.report.fabric import QUANTITIES, matrix
 from hpctrain.report.gather import gather
 from hpctrain.report.render import plotly_script, render, write_report
 
@@ -186,7 +186,7 @@ def test_the_command_writes_where_it_is_told(finished_run, tmp_path):
 
 
 def test_a_matrix_has_both_directions_and_gaps(make):
-    cells = matrix(make.topology(3), lambda figures: figures.isolated_bytes_per_s)
+    _, cells = matrix(make.topology(3), QUANTITIES[0])
     assert cells[0][1] == 1.0e9
     assert cells[1][0] == pytest.approx(1.25e9)
     assert cells[1][2] is None  # nobody measured this pair

@@ -1,0 +1,206 @@
+"""The search over everything: degrees, micro-batch, schedule, and what saves memory, best first by their bounds."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from hpctrain.planner.bound import step_bound
+from hpctrain.planner.degrees import EVERY_COUNT, Shape, least_used
+from hpctrain.planner.predict import Prediction
+from hpctrain.planner.saving import Saving
+from hpctrain.planner.search import Explored, Search
+from hpctrain.planner.workload import Order
+from hpctrain.records.model_spec import ModelSpec
+from hpctrain.records.plan import Recompute
+
+FEW = 8
+"""Up to this many devices the search goes on until nothing can win."""
+PATIENCE = ((64, 6), (512, 3))
+"""(devices, options without a better plan) after which a search on more devices than `FEW` leaves a pair of pp and tp:
+bounds of unlike pairs are not equally near to what there is behind them."""
+LEAST_PATIENCE = 2
+"""The same for still more devices."""
+HOPELESS = 3
+"""Times as many options that do not fit count the same."""
+FIRST_PLACEMENTS = 2
+"""Placements of an option that are compared on very many devices; all are of the best one."""
+MORE: dict[Recompute, Recompute] = {"none": "selective", "selective": "full"}
+
+
+class Found(NamedTuple):
+    """The end of a search."""
+
+    search: Search
+    """Of the best plan's way of saving memory."""
+    best: Prediction | None
+    bound_s: float
+    """No plan of the whole space is faster."""
+    ended: bool
+    """False where patience ended it."""
+
+
+class _Option(NamedTuple):
+    """In the queue; `order` is open until degrees and micro-batch come up."""
+
+    bound_s: float
+    number: int
+    shape: Shape
+    size: int
+    order: Order | None
+    saving: Saving
+
+
+def find_fastest(plain: Search, shapes: list[Shape]) -> Found:
+    """The fastest plan by the cost model, and a bound for all that were to be compared.
+
+    What saves memory is compared only where no plan fits without (see `_Auto.saves_memory`).
+    """
+    auto = _Auto(plain)
+    found = auto.run(shapes)
+    if found.best is None and plain.work.fixed is None:
+        auto.saves_memory = True
+        found = auto.run(shapes)
+    return found
+
+
+class _Auto:
+    def __init__(self, plain: Search) -> None:
+        self.plain = plain
+        self.saves_memory = False
+        """Whether ZeRO, sequence parallelism and recomputation may be chosen. By the model, sharding is sometimes a
+        little faster, too; but no measurement has confirmed what it costs, so speed alone is no reason for it."""
+        self.searches = {plain.work.saving: plain}
+        self.queue: list[_Option] = []
+        self.numbers = itertools.count()
+        self.best: Prediction | None = None
+        self.winner = plain
+
+    def run(self, shapes: list[Shape]) -> Found:
+        for shape, size in itertools.product(shapes, self.plain.work.micro_batch_sizes()):
+            if self.plain.work.rows // size >= shape[1]:
+                bound = min(self._work_s(saving, shape, size) for saving in self._savings(shape))
+                self._push(_Option(bound, next(self.numbers), shape, size, None, self.plain.work.saving))
+        devices = len(self.plain.fleet.workers)
+        patience = next((options for most, options in PATIENCE if devices <= most), LEAST_PATIENCE)
+        most = None if devices <= EVERY_COUNT else FIRST_PLACEMENTS
+        lowest, ended = math.inf, True
+        tried: dict[tuple[int, int], int] = {}
+        while self.queue and not (self.best is not None and self.queue[0].bound_s >= self.best.total):
+            option = heapq.heappop(self.queue)
+            pair = (option.shape[0], option.shape[2])
+            if devices > FEW and self.best is not None and tried.get(pair, 0) >= HOPELESS * patience:
+                lowest, ended = min(lowest, option.bound_s), False
+                continue
+            if option.order is None:
+                self._open(option)
+                continue
+            search = self._search(option.saving)
+            if not search.may_fit(option.shape, option.order, option.size):
+                self._save_more(option)
+                continue
+            lowest = min(lowest, option.bound_s)
+            before = self.best
+            found = self._look(search, option.shape, option.order, option.size, most)
+            if found.best is not before:
+                tried[pair] = 0
+            else:
+                tried[pair] = tried.get(pair, 0) + (HOPELESS if found.fits else 1)
+            if not found.fits:
+                self._save_more(option)
+        self._improve(most)
+        if self.queue:
+            lowest = min(lowest, self.queue[0].bound_s)
+        return Found(self.winner, self.best, self._bound(lowest), ended)
+
+    def _improve(self, most: int | None) -> None:
+        """Compare the best option with its other schedules and savings, then all placements of what won."""
+        if self.best is None:
+            return
+        shape, size = self.best.layout.shape, self.best.layout.micro_batch
+        for saving in self._savings(shape):
+            search = self._search(saving)
+            for order in search.work.orders(shape[0]):
+                self._look(search, shape, order, size, most)
+        if most is not None:
+            layout = self.best.layout
+            order = Order(layout.schedule, len(layout.blocks) // layout.pp)
+            self._look(self.winner, shape, order, size, None)
+
+    def _look(self, search: Search, shape: Shape, order: Order, size: int, most: int | None) -> Explored:
+        """Whether an option beats the best."""
+        found = search.explore(shape, order, size, self.best, most)
+        if found.best is not self.best:
+            self.best, self.winner = found.best, search
+        return found
+
+    def _bound(self, lowest: float) -> float:
+        """With the plans that leave more devices idle than those that are tried."""
+        fleet, work = self.plain.fleet, self.plain.work
+        if work.fixed is None and len(fleet.workers) > EVERY_COUNT:
+            used = sorted(fleet.workers, key=lambda worker: -worker.flops)[: least_used(len(fleet.workers)) - 1]
+            fastest = max(fleet.workers, key=lambda worker: worker.bytes_per_s).bytes_per_s
+            same = tuple(replace(worker, bytes_per_s=fastest) for worker in used)
+            lowest = min(lowest, step_bound(replace(fleet, workers=same), work))
+            # Nor are all numbers of replicas tried that leave few idle.
+            lowest = min(lowest, step_bound(fleet, work))
+        bound = max(lowest if math.isfinite(lowest) else 0.0, step_bound(fleet, work))
+        return bound if self.best is None else min(bound, self.best.total)
+
+    def _open(self, option: _Option) -> None:
+        """Put the schedules of these degrees and this micro-batch into the queue."""
+        for saving in self._savings(option.shape):
+            for order in self._search(saving).work.orders(option.shape[0]):
+                self._put(option, order, saving)
+
+    def _savings(self, shape: Shape) -> Iterator[Saving]:
+        """Those to begin with; `_save_more` goes on from those that do not fit."""
+        work = self.plain.work
+        yield work.saving
+        if not self.saves_memory:
+            return
+        _, dp, tp = shape
+        split = tp > 1 and isinstance(work.spec, ModelSpec) and work.seq_len % tp == 0
+        if dp > 1:
+            yield Saving(zero=1)
+        if split:
+            yield Saving(sequence_parallel=True)
+        if split and dp > 1:
+            yield Saving(zero=1, sequence_parallel=True)
+
+    def _save_more(self, option: _Option) -> None:
+        """What to try where nothing fits."""
+        if not self.saves_memory or option.order is None:
+            return
+        saving = option.saving
+        more = []
+        if saving.recompute in MORE:
+            more.append(replace(saving, recompute=MORE[saving.recompute]))
+        if saving.recompute == "none" and saving.zero in (1, 2):
+            more.append(replace(saving, zero=2 if saving.zero == 1 else 3))
+        for other in more:
+            if option.order in self._search(other).work.orders(option.shape[0]):
+                self._put(option, option.order, other)
+
+    def _put(self, option: _Option, order: Order, saving: Saving) -> None:
+        search, (pp, dp, tp) = self._search(saving), option.shape
+        if self.plain.work.spec.layers < pp * order.chunks:
+            return
+        bound = max(option.bound_s, search.bounds.step_s(search.crowd(tp), pp, dp, order, option.size))
+        self._push(_Option(bound, next(self.numbers), option.shape, option.size, order, saving))
+
+    def _work_s(self, saving: Saving, shape: Shape, size: int) -> float:
+        search, (pp, dp, tp) = self._search(saving), shape
+        return search.bounds.work_s(search.crowd(tp), pp, dp, size)
+
+    def _push(self, option: _Option) -> None:
+        heapq.heappush(self.queue, option)
+
+    def _search(self, saving: Saving) -> Search:
+        if saving not in self.searches:
+            self.searches[saving] = self.plain.saving(saving)
+        return self.searches[saving]

@@ -1,0 +1,113 @@
+"""What a placement of units says about messages and sums, worked out once: nothing here depends on the cut, the
+micro-batches or the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from hpctrain.planner.network import Links, around, message_cost, node_of, rings_leaving
+from hpctrain.planner.unit import Cells
+
+Hop = tuple[tuple[float, float], tuple[float, float]]
+"""(alpha, beta) of a message to the next rank and of one back."""
+
+
+@dataclass(frozen=True)
+class Rings:
+    """Rings of `size` devices that sum at the same time."""
+
+    size: int
+    costs: tuple[tuple[float, float, float], ...]
+    """The unlike ones: (alpha, beta within nodes, beta between nodes times the rings that share a card)."""
+
+    def sum_s(self, size_bytes: float, chunks: int) -> float:
+        """All-reduce by the slowest ring, 2(n−1)(alpha + size/n·beta), while each rank sums `chunks` stages."""
+        if self.size == 1:
+            return 0.0
+        part = size_bytes / self.size
+        hop_s = max(a + max(within, chunks * between) * part for a, within, between in self.costs)
+        return 2 * (self.size - 1) * hop_s
+
+
+class Ground:
+    """The links under a placement."""
+
+    def __init__(self, cells: Cells, links: Links) -> None:
+        self.cells = cells
+        self.links = links
+        self._shard_rings: dict[int, tuple[list[Rings], list[Rings]]] = {}
+
+    @cached_property
+    def patterns(self) -> tuple[int, ...]:
+        """[replica] -> number of its pattern; replicas of one have the same devices and the same links."""
+        numbers: dict[tuple[int, tuple[Hop, ...]], int] = {}
+        return tuple(
+            numbers.setdefault((alike, self._hops(replica)), len(numbers))
+            for replica, alike in enumerate(self.cells.alike)
+        )
+
+    @cached_property
+    def examples(self) -> tuple[int, ...]:
+        """[pattern] -> a replica of it."""
+        found: dict[int, int] = {}
+        for replica, pattern in enumerate(self.patterns):
+            found.setdefault(pattern, replica)
+        return tuple(found.values())
+
+    @cached_property
+    def rings(self) -> list[Rings]:
+        """[pipeline rank] -> the rings over its replicas, one for each of a unit's devices."""
+        return _rings(self.links, self._columns)
+
+    def shard_rings(self, shards: int) -> tuple[list[Rings], list[Rings]]:
+        """[pipeline rank] -> the rings of `shards` consecutive replicas, and those across such groups."""
+        if shards not in self._shard_rings:
+            own = [
+                [places[at : at + shards] for places in column for at in range(0, len(places), shards)]
+                for column in self._columns
+            ]
+            across = [[places[at::shards] for places in column for at in range(shards)] for column in self._columns]
+            self._shard_rings[shards] = _rings(self.links, own), _rings(self.links, across)
+        return self._shard_rings[shards]
+
+    @cached_property
+    def slowest_alpha(self) -> float:
+        """Of a ring through all devices."""
+        places = [place for row in self.cells for unit in row for place in unit.places]
+        return max((self.links.between(a, b)[0] for a, b in around(places)), default=0.0)
+
+    @cached_property
+    def _columns(self) -> list[list[tuple[str, ...]]]:
+        return [list(zip(*(unit.places for unit in column), strict=True)) for column in zip(*self.cells, strict=True)]
+
+    def _hops(self, replica: int) -> tuple[Hop, ...]:
+        """To the next rank and back, with the way from the last rank to the first that interleaved stages take."""
+        row = self.cells[replica]
+        return tuple(
+            (message_cost(self.links, a.places, b.places), message_cost(self.links, b.places, a.places))
+            for a, b in pairwise((*row, row[0]))
+            if a is not b
+        )
+
+
+def _rings(links: Links, by_rank: Sequence[Sequence[Sequence[str]]]) -> list[Rings]:
+    leaving = rings_leaving([ring for rank in by_rank for ring in rank])
+    found = []
+    for rings in by_rank:
+        costs = set()
+        for places in rings:
+            alpha = within = between = 0.0
+            for source, target in around(places):
+                a, b = links.between(source, target)
+                alpha = max(alpha, a)
+                node = node_of(source)
+                if node == node_of(target):
+                    within = max(within, b)
+                else:
+                    between = max(between, b * leaving.get(node, 1))
+            costs.add((alpha, within, between))
+        found.append(Rings(len(rings[0]), tuple(sorted(costs))))
+    return found

@@ -1,0 +1,41 @@
+"""The plan for the nodes that a run has left."""
+
+from __future__ import annotations
+
+from hpctrain.base.errors import InputError, Refused
+from hpctrain.planner.make import make_plan
+from hpctrain.records.imported_spec import Spec
+from hpctrain.records.plan import Plan
+from hpctrain.records.run import AutoParallel, Run
+from hpctrain.records.topology import Topology
+
+
+def replan(run: Run, spec: Spec, left: Topology, lost: int, previous: Plan | None = None) -> tuple[Plan, str]:
+    """The plan that goes on after a loss, and a remark on it.
+
+    Degrees by hand are dropped where they cannot be kept: they were chosen for the nodes that were asked for, and going
+    on matters more than keeping them.
+
+    Args:
+        left: the nodes that are left.
+        lost: how many are gone.
+        previous: the plan that ran on all of them, of which as much state as can be stays where it is.
+
+    Raises:
+        Refused: the model does not fit on them.
+        InputError: the run file or the topology cannot be planned for.
+    """
+    run = with_spares_left(run, lost)
+    try:
+        return make_plan(run, spec, left, previous=previous), ""
+    except (InputError, Refused) as error:
+        if run.parallel.mode != "fixed":
+            raise
+        anyhow = run.model_copy(update={"parallel": AutoParallel()})
+        return make_plan(anyhow, spec, left, previous=previous), f"without parallel.mode fixed: {error}"
+
+
+def with_spares_left(run: Run, lost: int) -> Run:
+    """The run with a spare less for each node that is gone: they were kept for this."""
+    recovery = run.recovery.model_copy(update={"spares": max(0, run.recovery.spares - lost)})
+    return run.model_copy(update={"recovery": recovery})

@@ -1,0 +1,122 @@
+"""The solvers against every plan there is, on clusters small enough to list them."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hpctrain.base.errors import InputError
+from hpctrain.planner import make_plan
+from hpctrain.planner.cost import CostModel
+from hpctrain.planner.finish import finish_times
+from hpctrain.planner.fleet import find_fleet
+from hpctrain.planner.layout import Layout
+from hpctrain.planner.predict import predict
+from hpctrain.planner.saving import Saving
+from hpctrain.planner.simulate import Pace, simulate
+from hpctrain.planner.unit import Cells, make_units
+from hpctrain.planner.workload import workload_of
+from hpctrain.schedule import make_schedule
+from hpctrain.schedule.generate import NAMES, why_no_table
+
+SMALL = {"layers": 3, "dim": 128, "heads": 4}
+
+
+def cuts_of(total, parts):
+    """Ways to write a number as a sum, nothing left out."""
+    return [cut for cut in itertools.product(range(total + 1), repeat=parts) if sum(cut) == total]
+
+
+def fastest_of_all(run, topology):
+    """Seconds of the fastest plan without tensor parallelism, found by trying each."""
+    plain = fastest_of(run, topology, [Saving()])
+    if plain < float("inf"):
+        return plain
+    return fastest_of(run, topology, [Saving(recompute="full"), *(Saving(zero=zero) for zero in (1, 2, 3))])
+
+
+def fastest_of(run, topology, kinds):
+    work, fleet = workload_of(run, run.spec())[0], find_fleet(run, topology)
+    units = make_units(fleet, 1)
+    best = float("inf")
+    for saving, pp, dp in itertools.product(kinds, range(1, 4), range(1, 4)):
+        if pp * dp > len(units) or (saving.zero and dp == 1):
+            continue
+        this = replace(work, saving=saving)
+        cost = CostModel(this, fleet.links)
+        for chosen in itertools.permutations(units, pp * dp):
+            cells = Cells(tuple(chosen[start : start + pp]) for start in range(0, pp * dp, pp))
+            for order, size in itertools.product(this.orders(pp), this.micro_batch_sizes()):
+                stages = pp * order.chunks
+                for counts, blocks in itertools.product(cuts_of(work.rows // size, dp), cuts_of(3, stages)):
+                    if not all(counts) or not all(blocks[1:-1]) or (saving.equal_counts and len(set(counts)) > 1):
+                        continue
+                    if any(why_no_table(order.schedule, pp, stages, count) for count in counts):
+                        continue
+                    layout = Layout(cells, order.schedule, size, counts, blocks, saving)
+                    if layout.excess(cost.memory) is None:
+                        best = min(best, predict(cost, layout).total)
+    return best
+
+
+@pytest.mark.parametrize(
+    ("speeds", "link"),
+    [((1.0, 0.55), (5e-5, 1e-9)), ((1.0, 0.9, 0.3), (5e-6, 1e-10)), ((0.4, 1.0, 0.7), (1e-3, 1e-8))],
+)
+def test_exact_is_the_best_of_every_plan_and_auto_is_near(topology, run, speeds, link):
+    asked, made = run(rows=4, dims=SMALL), topology(speeds, default=link)
+    best = fastest_of_all(asked, made)
+    exact = make_plan(asked, asked.spec(), made, solver="exact")
+    assert exact.predicted.step_time_s["total"] == pytest.approx(best)
+    assert exact.predicted.bound_s == pytest.approx(best)
+    auto = make_plan(asked, asked.spec(), made).predicted
+    assert auto.bound_s <= best * (1 + 1e-9)
+    assert auto.step_time_s["total"] <= best * 1.01
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(st.sampled_from([1.0, 0.8, 0.45]), min_size=1, max_size=3),
+    st.sampled_from([(1e-6, 1e-11), (5e-5, 1e-9), (5e-3, 1e-7)]),
+    st.sampled_from([5.6e8, 8e9]),
+)
+def test_no_plan_beats_the_bound(topology, run, speeds, link, memory):
+    asked, made = run(rows=2, dims=SMALL), topology(speeds, default=link, memory=memory)
+    bound = make_plan(asked, asked.spec(), made).predicted.bound_s
+    assert bound <= fastest_of_all(asked, made) * (1 + 1e-9)
+
+
+def test_what_is_too_much_for_every_plan_says_what_to_use(plan, topology):
+    with pytest.raises(InputError, match=r"--solver exact: found 9 devices, allowed: up to 8; use --solver auto"):
+        plan(topology([1.0] * 9), solver="exact")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(NAMES),
+    st.integers(1, 4),
+    st.integers(1, 60),
+    st.booleans(),
+    st.lists(st.floats(0.1, 1.0), min_size=40, max_size=40),
+)
+def test_fast_times_are_those_of_the_simulated_table(name, pp, count, blocking, values):
+    stages = pp * (1 if name in ("1f1b", "gpipe") else 2)
+    numbers = iter(values)
+
+    def take(many):
+        return tuple(next(numbers) for _ in range(many))
+
+    pace = Pace(
+        take(stages), take(stages), take(stages - 1), take(stages - 1),
+        tuple(0.1 for _ in range(stages)), tuple(0.2 for _ in range(stages)), blocking,
+    )  # fmt: skip
+    line = simulate(make_schedule(name, pp, stages, count), pace)
+    whole = finish_times(name, pp, stages, count, pace, whole=True)
+    if pp > 1:
+        assert whole == pytest.approx([line.rank_end(rank) for rank in range(pp)])
+    short = finish_times(name, pp, stages, count, pace)
+    assert max(short) == pytest.approx(max(whole), rel=0.02)

@@ -1,0 +1,74 @@
+"""A plan that replaces another after a loss: state stays where it is, and the rest is listed."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpctrain.base.errors import InputError
+from hpctrain.planner import make_plan
+from hpctrain.planner.moves import moves_between
+
+PIPELINES = {"mode": "fixed", "pp": 4, "dp": 2, "schedule": "1f1b"}
+
+
+def holders(plan):
+    """Device -> blocks."""
+    held = {}
+    for replica in plan.replicas:
+        for stage, row in zip(plan.stages, replica.devices, strict=True):
+            for place in row:
+                held.setdefault(place, set()).update(range(*stage.layers))
+    return held
+
+
+def test_a_node_that_takes_over_is_the_only_one_that_is_sent_state(topology, run):
+    asked, whole = run(parallel=PIPELINES, dims={"layers": 8}), topology([1.0] * 9)
+    before = make_plan(asked, asked.spec(), whole)
+    lost = before.nodes[2]
+    left = whole.only([node.id for node in whole.nodes if node.id != lost])
+    fresh = make_plan(asked, asked.spec(), left)
+    after = make_plan(asked, asked.spec(), left, previous=before)
+    spare = (set(after.nodes) - set(before.nodes)).pop()
+    assert {move.target for move in after.moves} == {f"{spare}:cpu0"}
+    assert len(moves_between(before, fresh)[0]) > len(after.moves)
+    assert after.predicted.step_time_s["total"] <= 1.01 * fresh.predicted.step_time_s["total"]
+
+
+def test_moves_bring_every_device_what_it_lacks(topology, run):
+    asked, whole = run(rows=24, dims={"layers": 12}), topology([1.0, 0.5, 1.0, 0.7])
+    before = make_plan(asked, asked.spec(), whole)
+    left = whole.only([node.id for node in whole.nodes][1:])
+    after = make_plan(asked, asked.spec(), left, previous=before)
+    had, has = holders(before), holders(after)
+    got = {place: set(had.get(place, ())) for place in has}
+    for move in after.moves:
+        assert move.source in has, "nobody who is gone sends anything"
+        assert set(range(*move.layers)) <= had[move.source]
+        got[move.target] |= set(range(*move.layers))
+    missing = {block for place in has for block in has[place] - got[place]}
+    told = [note for note in after.notes if note.startswith("No device that is left holds blocks")]
+    assert bool(missing) == bool(told)
+
+
+def test_a_lost_stage_without_a_copy_comes_from_a_checkpoint(topology, run):
+    pipeline = {"mode": "fixed", "pp": 2, "dp": 1, "schedule": "1f1b"}
+    asked, whole = run(parallel=pipeline), topology([1.0] * 3)
+    before = make_plan(asked, asked.spec(), whole)
+    lost = before.replicas[0].devices[1][0].partition(":")[0]
+    left = whole.only([node.id for node in whole.nodes if node.id != lost])
+    after = make_plan(asked, asked.spec(), left, previous=before)
+    assert after.moves == []
+    assert any("their state comes from a checkpoint" in note for note in after.notes)
+
+
+def test_the_same_plan_moves_nothing(topology, run):
+    asked, made = run(), topology([1.0, 0.5])
+    before = make_plan(asked, asked.spec(), made)
+    assert make_plan(asked, asked.spec(), made, previous=before).moves == []
+
+
+def test_a_plan_of_another_model_is_not_replaced(topology, run):
+    before = make_plan(run(dims={"layers": 8}), run(dims={"layers": 8}).spec(), topology())
+    asked = run(dims={"layers": 4})
+    with pytest.raises(InputError, match="previous plan: found 8 blocks, the run's model has 4"):
+        make_plan(asked, asked.spec(), topology(), previous=before)

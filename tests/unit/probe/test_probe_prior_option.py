@@ -1,0 +1,71 @@
+"""`hpctrain probe --prior FILE`: where it is refused, and its way to the nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hpctrain.base.errors import InputError
+from hpctrain.base.packaged import packaged
+from hpctrain.cli import probe as probe_command
+from hpctrain.launch.probe_job import ProbeJob, srun_command
+from hpctrain.probe.prior import prior_of
+from hpctrain.records.topology import Fabric, NodeCluster, Topology
+
+
+@pytest.fixture
+def prior(tmp_path: Path) -> Path:
+    clusters = [
+        NodeCluster(id="top", level=2, members=["local0", "local1", "local2"], source="slurm"),
+        NodeCluster(id="a.0", members=["local0", "local1"], source="slurm"),
+    ]
+    known = Topology.read(packaged("topology", "laptop-4-nodes.json"))
+    known.model_copy(update={"fabric": Fabric(clusters=clusters)}).write(tmp_path / "prior.json")
+    return tmp_path / "prior.json"
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--local", "4", "--mode", "sampled"], "not with --local"),
+        (["-N", "4"], "the mode is full"),
+        (["-N", "4", "--mode", "sampled"], "it names no switches"),
+    ],
+)
+def test_a_prior_that_cannot_help_is_refused_before_a_job_is_queued(tmp_path: Path, argv: list[str], said: str) -> None:
+    flat = packaged("topology", "laptop-4-nodes.json")
+
+    result = CliRunner().invoke(
+        probe_command.command, [*argv, "--prior", str(flat), "-o", str(tmp_path / "t.json")]
+    )  # fmt: skip
+
+    assert isinstance(result.exception, InputError)
+    assert said in str(result.exception)
+    assert not (tmp_path / "t.json").exists()
+
+
+def test_the_file_reaches_the_nodes_by_its_whole_path(tmp_path: Path, prior: Path, monkeypatch) -> None:
+    asked = []
+
+    def probe_job(*words):
+        asked.append(words)
+        return Topology.read(packaged("topology", "laptop-4-nodes.json"))
+
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setattr(probe_command, "probe_job", probe_job)
+    monkeypatch.chdir(tmp_path)
+
+    result = CliRunner().invoke(
+        probe_command.command, ["-N", "4", "--mode", "sampled", "--prior", prior.name, "-o", "t.json"]
+    )  # fmt: skip
+
+    assert result.exit_code == 0, result.output
+    assert asked[0][-2:] == ("sampled", Path(prior.name))
+    argv = srun_command(ProbeJob(4), tmp_path, "cpu", 0, mode="sampled", prior=Path(prior.name))
+    assert argv[argv.index("--prior") + 1] == str(prior)
+
+
+def test_switches_are_read_from_the_highest_down(prior: Path) -> None:
+    assert prior_of(Topology.read(prior)) == {"local0": ["top", "a.0"], "local1": ["top", "a.0"], "local2": ["top"]}
