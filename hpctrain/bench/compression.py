@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ import numpy as np
 from hpctrain.base.process import Runner
 from hpctrain.bench.compression_launch import run_scene
 from hpctrain.bench.compression_rank import CORPUS_FOLDER
-from hpctrain.bench.compression_scene import Outcome, Samples, Scene, Settings
+from hpctrain.bench.compression_scene import Outcome, Samples, Scene, Settings, as_json
 from hpctrain.bench.compression_traffic import LOOPBACK
-from hpctrain.bench.record import make_record
+from hpctrain.bench.record import machine_and_versions
+from hpctrain.bench.row_store import RowStore
 from hpctrain.corpus.found import find_text
 from hpctrain.corpus.prepare import Options, prepare
 from hpctrain.lab.faults import shape
@@ -50,8 +51,8 @@ class Row:
     header_factor: float
     """Bytes at the interface for each byte of payload, measured on this link."""
     own_core_s: float | None
-    """`cpu_s` and the time that the interface's bytes take at the link's rate, one after the other: a step of nodes that
-    share no processor. Absent on a loopback, which has no rate."""
+    """`cpu_s`, and then the time that the interface's bytes take at the link's rate: a step of nodes that share no
+    processor and overlap nothing. Absent on a loopback, which has no rate."""
     loss: float | None
     """On validation text after the last step; absent where it is no finite number."""
     steps: int
@@ -68,9 +69,10 @@ class Place:
     bits_per_s: float | None
 
 
-def local_place(nodes: int) -> Place:
+@contextlib.contextmanager
+def local_place(nodes: int) -> Iterator[Place]:
     """So many processes of this machine, on its loopback."""
-    return Place("loopback", LOOPBACK, ((),) * nodes, None)
+    yield Place("loopback", LOOPBACK, ((),) * nodes, None)
 
 
 @contextlib.contextmanager
@@ -90,19 +92,6 @@ def lab_place(machine: Machine, layout: Layout, nodes: int, rate: str) -> Iterat
             shape(machine, layout, [name], layout.spec.rate_of(layout.node(name)))
 
 
-@contextlib.contextmanager
-def bench_folder() -> Iterator[Path]:
-    """A temporary folder with a corpus of the text found on this machine.
-
-    Raises:
-        InputError: there is none.
-    """
-    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
-        folder = Path(name)
-        make_text(folder / CORPUS_FOLDER)
-        yield folder
-
-
 def make_text(folder: Path, limit_bytes: int = TEXT_BYTES) -> None:
     """A corpus of real text, as `hpctrain init` finds it, whose tokens are bytes.
 
@@ -113,22 +102,46 @@ def make_text(folder: Path, limit_bytes: int = TEXT_BYTES) -> None:
     prepare(list(found.files), folder, Options(valid_fraction=VALID_FRACTION, limit_bytes=limit_bytes))
 
 
-def measure_place(
-    runner: Runner, place: Place, methods: Sequence[str], settings: Settings, folder: Path
-) -> tuple[list[Row], Outcome]:
-    """All methods in turns in one launch; a row for each, and the samples behind them.
+def measure(
+    runner: Runner,
+    places: Iterable[contextlib.AbstractContextManager[Place]],
+    methods: Sequence[str],
+    settings: Settings,
+    store: RowStore,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """Each place in one launch of all methods that the store has no row of yet; a place that has all is passed over.
+
+    Raises:
+        InputError: there is no text on this machine.
+        CommandError: a process failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
+        folder = Path(name)
+        make_text(folder / CORPUS_FOLDER)
+        for opened in places:
+            with opened as place:
+                nodes = len(place.prefixes)
+                missing = [name for name in methods if store.find(method=name, link=place.link, nodes=nodes) is None]
+                if missing:
+                    progress(f"{len(missing)} methods on {nodes} nodes, {place.link}")
+                    for row in measure_place(runner, place, missing, settings, folder):
+                        store.add({key: value for key, value in asdict(row).items() if value is not None})
+    return machine_and_versions("compression", as_json(settings)) | {"rows": store.rows}
+
+
+def measure_place(runner: Runner, place: Place, methods: Sequence[str], settings: Settings, folder: Path) -> list[Row]:
+    """All methods in turns in one launch; a row for each.
+
+    Args:
+        folder: holds the corpus.
 
     Raises:
         CommandError: a process failed.
     """
     scene = Scene(len(place.prefixes), place.interface, tuple(methods), settings)
     outcome = run_scene(runner, scene, folder, place.prefixes)
-    return [_row(name, place, outcome, outcome.samples[name]) for name in methods], outcome
-
-
-def record(rows: Sequence[Row], settings: Settings, say: Callable[[str], None] | None = None) -> dict[str, Any]:
-    """The machine form, with machine and versions."""
-    return make_record("compression", rows, asdict(settings) | {"spec": settings.spec.model_dump(exclude_none=True)})
+    return [_row(name, place, outcome, outcome.samples[name]) for name in methods]
 
 
 def _row(name: str, place: Place, outcome: Outcome, samples: Samples) -> Row:

@@ -106,7 +106,9 @@ def _ring_bytes(model: nn.Module, world: int) -> int:
 METHODS: dict[str, Method] = {
     "none": Method("no communication", _alone),
     "ddp_fp32": Method("torch DDP, all-reduce in fp32", _ddp(4, None)),
-    "ddp_bf16": Method("torch DDP, all-reduce in bf16", _ddp(2, lambda group, bucket: default_hooks.bf16_compress_hook(group, bucket))),
+    "ddp_bf16": Method(
+        "torch DDP, all-reduce in bf16", _ddp(2, lambda group, bucket: default_hooks.bf16_compress_hook(group, bucket))
+    ),
     "powersgd_r1": Method("torch DDP with its PowerSGD hook, rank 1, one bucket", _torch_power_sgd(1)),
     "powersgd_r4": Method("torch DDP with its PowerSGD hook, rank 4, one bucket", _torch_power_sgd(4)),
     "fsdp2_fp32": Method("torch FSDP2 in fp32", _fsdp2(None)),

@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 from hpctrain.bench.compression_methods import METHODS, Occasion
 from hpctrain.bench.compression_scene import Outcome, Samples, Scene, Settings
-from hpctrain.bench.compression_trainee import Trainee
 from hpctrain.bench.compression_traffic import Counter, header_factor
+from hpctrain.bench.compression_trainee import Trainee
 from hpctrain.corpus.tokens import Corpus
 from hpctrain.model.build import build_stage
 

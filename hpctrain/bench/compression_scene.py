@@ -1,4 +1,4 @@
-"""What one launch of the bench measures, and the figures that come back: two files between the bench and its processes."""
+"""What one launch of the bench measures, and what comes back: two files between the bench and its processes."""
 
 from __future__ import annotations
 
@@ -38,6 +38,11 @@ class Settings:
         return max(1, self.warm_steps - 2)
 
 
+def as_json(settings: Settings) -> dict[str, Any]:
+    """The settings as plain values."""
+    return asdict(settings) | {"spec": settings.spec.model_dump(exclude_none=True)}
+
+
 @dataclass(frozen=True)
 class Scene:
     """One launch: these methods in turns on so many nodes."""
@@ -49,9 +54,7 @@ class Scene:
     settings: Settings
 
     def write(self, folder: Path) -> None:
-        value = asdict(self)
-        value["settings"]["spec"] = self.settings.spec.model_dump(exclude_none=True)
-        write_json(folder / SCENE_FILE, value)
+        write_json(folder / SCENE_FILE, asdict(self) | {"settings": as_json(self.settings)})
 
     @classmethod
     def read(cls, folder: Path) -> Scene:

@@ -152,6 +152,41 @@ def probe(
         click.echo(json.dumps(record, indent=1))
 
 
+@command.command("compression")
+@click.option(
+    "--lab", type=click.Path(path_type=Path),
+    help="Spec of a lab to bring up for it, and to take down. Default: processes of this machine, on its loopback.",
+)  # fmt: skip
+@click.option(
+    "--nodes", type=click.IntRange(2), multiple=True,
+    help="Nodes in a row; may be given again.  [default: 4, and 8 in a lab that has them]",
+)  # fmt: skip
+@click.option(
+    "--rate", "rates", multiple=True, default=("100mbit", "1gbit"), show_default=True,
+    help="With --lab: rate of its links; may be given again.",
+)  # fmt: skip
+@click.option("--method", "methods", multiple=True, help="Only this method; may be given again.")
+@click.option("--steps", type=click.IntRange(min=2), help="Steps of each row.  [default: 20; 2000 with --convergence]")
+@click.option("--preset", help="A preset's model in place of one of 10.87 M parameters (0.67 M with --convergence).")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for the rows; a bench that was ended goes on with those that are missing.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
+def compression(
+    lab: Path | None, nodes: tuple[int, ...], rates: tuple[str, ...], methods: tuple[str, ...], steps: int | None,
+    preset: str | None, output: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Ways of summing gradients in turns: time of a step, processor seconds, and bytes at the network interface."""
+    from hpctrain.cli import bench_compression
+
+    bench_compression.check_rates(rates)
+    people = Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else 140)
+    record = bench_compression.steps(lab, nodes, rates, methods, steps or 20, preset, output, people, _say)
+    if as_json:
+        click.echo(json.dumps(record, indent=1))
+
+
 def _say(what: str) -> None:
     click.echo(f"measuring {what}", err=True)
 
