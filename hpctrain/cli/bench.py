@@ -23,6 +23,8 @@ _PROBE_OPTIONS = {
     "sizes": ("--nodes", True),
 }
 """Options of `bench probe` that belong to one of its two kinds: name, and whether that is --simulated."""
+_STEPS_OPTIONS = {"lab": True, "nodes": True, "seeds": False}
+"""Options of one of the two kinds of `bench compression`, and whether that is the one without --convergence."""
 _GIVEN = click.core.ParameterSource.COMMANDLINE
 
 
@@ -163,8 +165,10 @@ def probe(
 )  # fmt: skip
 @click.option(
     "--rate", "rates", multiple=True, default=("100mbit", "1gbit"), show_default=True,
-    help="With --lab: rate of its links; may be given again.",
+    help="Rate of the lab's links, or of the network that --convergence simulates; may be given again.",
 )  # fmt: skip
+@click.option("--convergence", is_flag=True, help="Rather train with each method, and hold the losses side by side.")
+@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Seeds of each method.")
 @click.option("--method", "methods", multiple=True, help="Only this method; may be given again.")
 @click.option("--steps", type=click.IntRange(min=2), help="Steps of each row.  [default: 20; 2000 with --convergence]")
 @click.option("--preset", help="A preset's model in place of one of 10.87 M parameters (0.67 M with --convergence).")
@@ -175,14 +179,24 @@ def probe(
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
 def compression(
     lab: Path | None, nodes: tuple[int, ...], rates: tuple[str, ...], methods: tuple[str, ...], steps: int | None,
-    preset: str | None, output: Path | None, as_json: bool,
+    preset: str | None, output: Path | None, convergence: bool, seeds: int, as_json: bool,
 ) -> None:  # fmt: skip
-    """Ways of summing gradients in turns: time of a step, processor seconds, and bytes at the network interface."""
+    """Ways of summing gradients in turns: time of a step, processor seconds, and bytes at the network interface.
+
+    With --convergence: the loss after the same steps and the same time, with the gap to exact sums.
+    """
     from hpctrain.cli import bench_compression
 
+    given = {name for name in _STEPS_OPTIONS if click.get_current_context().get_parameter_source(name) is _GIVEN}
+    wrong = sorted(name for name in given if _STEPS_OPTIONS[name] == convergence)
+    if wrong:
+        raise InputError(f"--{wrong[0]}: {'not with' if convergence else 'only with'} --convergence")
     bench_compression.check_rates(rates)
     people = Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else 140)
-    record = bench_compression.steps(lab, nodes, rates, methods, steps or 20, preset, output, people, _say)
+    if convergence:
+        record = bench_compression.convergence(rates, methods, seeds, steps or 2000, preset, output, people, _say)
+    else:
+        record = bench_compression.steps(lab, nodes, rates, methods, steps or 20, preset, output, people, _say)
     if as_json:
         click.echo(json.dumps(record, indent=1))
 

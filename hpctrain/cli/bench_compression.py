@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from hpctrain.base.errors import InputError
-from hpctrain.base.units import format_seconds
+from hpctrain.base.units import format_seconds, format_si
 
 Say = Callable[[str], None]
-ROWS_FILE = "steps.jsonl"
+ROWS_FILE, TRAININGS_FILE, PAGE_FILE = "steps.jsonl", "trainings.jsonl", "convergence.html"
+ALONE = "none"
+"""Without communication every worker trains a model of its own; that says nothing about compression."""
 
 
 def steps(
@@ -47,6 +50,38 @@ def steps(
             record = measure(machine.runner, opened, chosen, settings, store, say)
     people.print(_steps_table(record["rows"]))
     return record
+
+
+def convergence(
+    rates: Sequence[str], methods: Sequence[str], seeds: int, count: int, preset: str | None, output: Path | None,
+    people: Console, say: Say,
+) -> dict[str, Any]:  # fmt: skip
+    """Train with each method and seed, print the table, and write the page of curves beside the rows."""
+    import tempfile
+
+    from hpctrain.bench.compression_methods import METHODS
+    from hpctrain.bench.convergence import REFERENCE, Settings, train_all
+    from hpctrain.bench.convergence_page import write_page
+    from hpctrain.bench.convergence_summary import summarise
+    from hpctrain.bench.record import machine_and_versions
+    from hpctrain.records.lab_spec import rate_bits_per_s
+
+    settings = Settings(steps=count) if preset is None else Settings(steps=count, spec=_spec(preset))
+    chosen = _known(methods, METHODS) or [name for name in METHODS if name != ALONE]
+    bits = [rate_bits_per_s(rate) for rate in rates]
+    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as temporary:
+        path = (output or Path(temporary)) / TRAININGS_FILE
+        rows = train_all(chosen, range(1, seeds + 1), settings, path, say)
+    summaries = summarise(rows, REFERENCE, bits)
+    for table in _convergence_tables(summaries, dict(zip(bits, rates, strict=True)), REFERENCE):
+        people.print(table)
+    if output is not None:
+        write_page(output / PAGE_FILE, rows, bits)
+        people.print(f"curves: {output / PAGE_FILE}", soft_wrap=True)
+    return machine_and_versions("compression-convergence", settings.as_json()) | {
+        "rows": rows,
+        "summary": [_plain(summary) for summary in summaries],
+    }
 
 
 def check_rates(rates: Sequence[str]) -> None:
@@ -114,3 +149,46 @@ def _steps_table(rows: Sequence[dict[str, Any]]) -> Table:
             f"{row['loss']:.4f}" if "loss" in row else "not finite",
         )  # fmt: skip
     return table
+
+
+def _convergence_tables(summaries: Sequence[Any], names: dict[float, str], reference: str) -> Iterator[Table]:
+    table = Table(
+        "method", "loss", f"gap to {reference}, %", "seeds", "diverged", "bytes a step", "CPU a step",
+        title="At equal steps: means over the seeds, 95 % interval", title_justify="left",
+    )  # fmt: skip
+    for summary in summaries:
+        table.add_row(
+            summary.method, _band(summary.loss, "{:.4f}"), _band(summary.gap_pct, "{:+.2f}"),
+            str(summary.loss.seeds if summary.loss else 0), str(summary.diverged),
+            "" if summary.sent_bytes is None else format_si(summary.sent_bytes, "B"), format_seconds(summary.cpu_s),
+        )  # fmt: skip
+    yield table
+    for rate, name in names.items():
+        table = Table(
+            "method", "step", f"gap to {reference}, %", f"time to 1 % above {reference}'s last loss",
+            title=f"At equal time on links of {name}: when the fastest method has made its steps", title_justify="left",
+        )  # fmt: skip
+        for summary in summaries:
+            if rate in summary.at_rate:
+                found = summary.at_rate[rate]
+                target = "not reached" if found.target_s is None else format_seconds(found.target_s)
+                table.add_row(summary.method, format_seconds(found.step_s), _band(found.gap_pct, "{:+.2f}"), target)
+        yield table
+
+
+def _band(band: Any, form: str) -> str:
+    if band is None:
+        return ""
+    text = form.format(band.mean)
+    return text if band.half_width is None else f"{text} ± {band.half_width:.2g}"
+
+
+def _plain(summary: Any) -> dict[str, Any]:
+    """A summary as JSON: rates become text, what is absent is left out."""
+    value = asdict(summary)
+    value["at_rate"] = {f"{rate:g}": _known_values(found) for rate, found in value["at_rate"].items()}
+    return _known_values(value)
+
+
+def _known_values(value: dict[str, Any]) -> dict[str, Any]:
+    return {key: found for key, found in value.items() if found is not None}
