@@ -31,8 +31,6 @@ REFERENCE = "dense"
 """The method whose loss the others are held against: exact sums."""
 SMALL_SPEC = ModelSpec(layers=3, dim=128, heads=4, vocab=320)
 """0.68 M parameters, tokens are bytes."""
-TEXT_BYTES = 8_000_000
-"""Some 8 M tokens: the default training takes half of them once."""
 VALIDATION_ROWS = 256
 
 
@@ -52,7 +50,9 @@ class Settings:
     """Of the steps: the learning rate rises linearly, then falls to a tenth along a cosine."""
     clip_norm: float = 1.0
     validations: int = 40
-    """How often the loss on validation text is taken."""
+    """How often the loss on validation text is taken, though not more often than every ten steps."""
+    text_bytes: int = 8_000_000
+    """Of the text found on this machine; a token is a byte, so the default training sees half of it once."""
     spec: ModelSpec = SMALL_SPEC
 
     def learning_rate(self, step: int) -> float:
@@ -65,7 +65,7 @@ class Settings:
 
     def validated_after(self, step: int) -> bool:
         """Whether the loss is taken after that many steps."""
-        return step == self.steps or step % max(1, self.steps // self.validations) == 0
+        return step == self.steps or step % max(10, self.steps // self.validations) == 0
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"spec": self.spec.model_dump(exclude_none=True)}
@@ -107,7 +107,7 @@ def train_all(
         progress(f"{len(missing)} of {len(wanted)} trainings of {settings.steps} steps with {settings.workers} workers")
         with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
             folder = Path(name)
-            make_text(folder / "corpus", TEXT_BYTES)
+            make_text(folder / "corpus", settings.text_bytes)
             run_ranks(_worker, settings.workers, missing, settings, folder, path)
         store = RowStore(path, settings.as_json())
     return store.rows
