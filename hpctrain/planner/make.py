@@ -10,6 +10,7 @@ from hpctrain.base.errors import HpctrainError, InputError, Refused
 from hpctrain.base.units import format_count
 from hpctrain.planner.bound import step_bound
 from hpctrain.planner.choose import Found, choose, other_searches
+from hpctrain.planner.compression import codecs
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.fleet import find_fleet
 from hpctrain.planner.layout import Excess, Layout
@@ -77,6 +78,7 @@ def make_plan(
         topology_sha256=topology.sha256(),
         provisional=provisional,
         solver=solver,
+        compression=codecs(run),
         predicted=Predicted(
             step_time_s=best.terms, memory_bytes=best.layout.memory(cost.memory), bound_s=step_bound(fleet, work)
         ),

@@ -20,8 +20,8 @@ from hpctrain.corpus.staged import on_this_node
 from hpctrain.corpus.tokens import Corpus, open_validation
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
+from hpctrain.parallel.reduction import reducer_of
 from hpctrain.parallel.scaling import LossScaler
-from hpctrain.parallel.sharded_stage import reducer_of
 from hpctrain.records.manifest import LossScale, Manifest
 from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run, read_run
@@ -202,7 +202,7 @@ def _optimizer(run: Run, pipeline: Pipeline, plan: Plan) -> torch.optim.Optimize
 
 
 def _reducer(mesh: DeviceMesh, plan: Plan, pipeline: Pipeline) -> Reducer:
-    reducer = reducer_of(plan, mesh, pipeline.stages)
+    reducer = reducer_of(plan, mesh, pipeline.stages, pipeline.parameters())
     if isinstance(reducer, DenseReducer) and plan.tp == len(plan.stages) == 1:
         # Elsewhere the backward pass has messages of its own on the same links, gradients are split, or the ends of a
         # tied model are added up after it.

@@ -1,0 +1,60 @@
+"""From a plan's codec to the reducer of a rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import torch
+import torch.distributed as dist
+
+from hpctrain.compress.bf16 import Bf16Reducer
+from hpctrain.compress.dense_scatter import DenseScatter, Scatter
+from hpctrain.compress.reducer import DenseReducer, Reducer
+from hpctrain.compress.split import SplitReducer
+from hpctrain.records.codec import CodecSpec
+from hpctrain.records.compression import SMALLEST_NUMBERS, Bf16, Layers, LocalSteps, NoCompression
+
+
+def build_reducer(
+    group: dist.ProcessGroup, names: Sequence[str], shapes: Sequence[torch.Size], spec: CodecSpec
+) -> Reducer:
+    """The reducer of gradients with these names and shapes, in this order.
+
+    Args:
+        group: the ranks whose gradients are summed.
+        names: of the parameters, as 'layers.3.attention.q.weight'.
+        shapes: of what this rank holds of them.
+    """
+    codec = spec.codec
+    if isinstance(codec, NoCompression | LocalSteps) or dist.get_world_size(group) == 1:
+        return DenseReducer(group)
+    chosen = [
+        index
+        for index, (name, shape) in enumerate(zip(names, shapes, strict=True))
+        if eligible(shape, name, codec.layers)
+    ]
+    if not chosen:
+        return DenseReducer(group)
+    inner = Bf16Reducer(group)
+    return SplitReducer(chosen, inner, DenseReducer(group)) if len(chosen) < len(names) else inner
+
+
+def build_scatters(spec: CodecSpec, parts: int, device_type: str) -> list[Scatter | None]:
+    """What sums the gradients of each of these parts of a sharded stage; None: torch's own reduce-scatter."""
+    if isinstance(spec.codec, Bf16):
+        return [DenseScatter(torch.bfloat16)] * parts
+    # NCCL has a reduce-scatter that sends each number once; gloo has not.
+    return [DenseScatter() if device_type == "cpu" else None] * parts
+
+
+def eligible(shape: Sequence[int], name: str, layers: Layers) -> bool:
+    """Whether a gradient may be compressed: matrices of some size, among the layers that are to be."""
+    if len(shape) < 2 or math.prod(shape) < SMALLEST_NUMBERS:
+        return False
+    if layers == "all":
+        return True
+    if layers == "non_attention":
+        return not any(part.startswith("attention") or part in ("attn", "self_attn") for part in name.split("."))
+    return any(fnmatchcase(name, pattern) for pattern in layers)
