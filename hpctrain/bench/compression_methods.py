@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from hpctrain.bench.compression_trainee import Alone, ByReducer, ByTorch, Exchange
-from hpctrain.compress.reducer import DenseReducer
+from hpctrain.bench.compression_ours import open_reducer, open_sharded
+from hpctrain.bench.compression_trainee import Alone, ByTorch, Exchange
 from hpctrain.model.part import blocks_of
 
 ONE_BUCKET_MB = 1 << 14
@@ -93,8 +93,13 @@ def _fsdp2(dtype: torch.dtype | None) -> Open:
     return open_
 
 
-def _dense(model: nn.Module, occasion: Occasion) -> Exchange:
-    return ByReducer(model, DenseReducer(occasion.group))
+def _ours(settings: dict[str, Any]) -> Open:
+    """Whole replicas and the reducer that `compression` in run.yaml asks for."""
+    return lambda model, occasion: open_reducer(settings, model, occasion.group, occasion.dense_steps)
+
+
+def _ours_sharded(settings: dict[str, Any]) -> Open:
+    return lambda model, occasion: open_sharded(settings, model, occasion.group, occasion.dense_steps)
 
 
 def _ring_bytes(model: nn.Module, world: int) -> int:
@@ -113,6 +118,8 @@ METHODS: dict[str, Method] = {
     "powersgd_r4": Method("torch DDP with its PowerSGD hook, rank 4, one bucket", _torch_power_sgd(4)),
     "fsdp2_fp32": Method("torch FSDP2 in fp32", _fsdp2(None)),
     "fsdp2_bf16": Method("torch FSDP2, weights and gradients in bf16", _fsdp2(torch.bfloat16)),
-    "dense": Method("ours, exact sums in fp32", _dense),
+    "dense": Method("ours, exact sums in fp32", _ours({"mode": "none"})),
+    "bf16": Method("ours, bf16 on the wire", _ours({"mode": "bf16"})),
+    "fsdp2_dense": Method("ours, ZeRO 3 in fp32, each number sent once", _ours_sharded({"mode": "none"})),
 }
 """Name in `--method` and in the record -> what it is."""

@@ -168,6 +168,7 @@ def probe(
     help="Rate of the lab's links, or of the network that --convergence simulates; may be given again.",
 )  # fmt: skip
 @click.option("--convergence", is_flag=True, help="Rather train with each method, and hold the losses side by side.")
+@click.option("--pieces", is_flag=True, help="Rather what choosing and writing numbers costs, beside torch's top-k.")
 @click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Seeds of each method.")
 @click.option("--method", "methods", multiple=True, help="Only this method; may be given again.")
 @click.option("--steps", type=click.IntRange(min=2), help="Steps of each row.  [default: 20; 2000 with --convergence]")
@@ -179,7 +180,7 @@ def probe(
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
 def compression(
     lab: Path | None, nodes: tuple[int, ...], rates: tuple[str, ...], methods: tuple[str, ...], steps: int | None,
-    preset: str | None, output: Path | None, convergence: bool, seeds: int, as_json: bool,
+    preset: str | None, output: Path | None, convergence: bool, pieces: bool, seeds: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Ways of summing gradients in turns: time of a step, processor seconds, and bytes at the network interface.
 
@@ -187,13 +188,18 @@ def compression(
     """
     from hpctrain.cli import bench_compression
 
+    if pieces and convergence:
+        raise InputError("--pieces: not with --convergence")
+
     given = {name for name in _STEPS_OPTIONS if click.get_current_context().get_parameter_source(name) is _GIVEN}
     wrong = sorted(name for name in given if _STEPS_OPTIONS[name] == convergence)
     if wrong:
         raise InputError(f"--{wrong[0]}: {'not with' if convergence else 'only with'} --convergence")
     bench_compression.check_rates(rates)
     people = Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else 140)
-    if convergence:
+    if pieces:
+        record = bench_compression.pieces(people)
+    elif convergence:
         record = bench_compression.convergence(rates, methods, seeds, steps or 2000, preset, output, people, _say)
     else:
         record = bench_compression.steps(lab, nodes, rates, methods, steps or 20, preset, output, people, _say)

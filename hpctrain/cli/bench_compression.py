@@ -84,6 +84,25 @@ def convergence(
     }
 
 
+def pieces(people: Console) -> dict[str, Any]:
+    """Measure the pieces of a sparse message, print the table."""
+    from hpctrain.bench.compression_pieces import NUMBERS, measure_pieces
+    from hpctrain.bench.record import make_record
+
+    rows = measure_pieces()
+    table = Table(
+        "density", "piece", "CPU ns/number", "least to most", "chosen", "bytes/number",
+        title=f"Pieces of a sparse message of {format_si(NUMBERS, 'numbers')}, one thread", title_justify="left",
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(
+            f"{row.density:g}", row.piece, f"{row.cpu_ns_per_number:.2f}", f"{row.low_ns:.2f} to {row.high_ns:.2f}",
+            f"{row.chosen:.4f}", "" if row.bytes_per_number is None else f"{row.bytes_per_number:.4f}",
+        )  # fmt: skip
+    people.print(table)
+    return make_record("compression-pieces", rows, {"numbers": NUMBERS})
+
+
 def check_rates(rates: Sequence[str]) -> None:
     """Refuse what is no rate before anything is built."""
     from hpctrain.records.lab_spec import rate_bits_per_s

@@ -22,7 +22,7 @@ from hpctrain.records.model_spec import ModelSpec
 
 SMALL = Settings(steps=3, block_steps=2, warm_steps=3, seq_len=16, spec=ModelSpec(layers=2, dim=64, heads=2, vocab=320))
 DEV = """Inter-|   Receive                                                |  Transmit
- face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
+ face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
     lo: 1111 11 0 0 0 0 0 0 2222 22 0 0 0 0 0 0
   eth0:3333 33 0 0 0 0 0 0 4444 44 0 0 0 0 0 0
 """
@@ -57,6 +57,9 @@ def test_every_method_has_its_turns(tmp_path: Path) -> None:
     assert rows["ddp_fp32"].counted_bytes_per_parameter == rows["dense"].counted_bytes_per_parameter == 4
     assert rows["ddp_bf16"].counted_bytes_per_parameter == 2
     assert rows["ddp_fp32"].bytes_per_parameter > 3.9
+    assert rows["bf16"].counted_bytes_per_parameter == pytest.approx(2, rel=0.02)
+    # A sharded weight is gathered twice, and its gradient sent once; the root's and small parts are padded.
+    assert rows["fsdp2_dense"].counted_bytes_per_parameter == pytest.approx(6, rel=0.1)
     # Exact sums and means give the same model; the one without sums is another.
     assert rows["dense"].loss == pytest.approx(rows["ddp_fp32"].loss, abs=1e-4)
     assert rows["fsdp2_fp32"].loss == pytest.approx(rows["ddp_fp32"].loss, abs=1e-4)
