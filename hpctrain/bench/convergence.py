@@ -108,14 +108,15 @@ def train_all(
         with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
             folder = Path(name)
             make_text(folder / "corpus", settings.text_bytes)
-            run_ranks(_worker, settings.workers, missing, settings, folder, path)
+            run_ranks(train_jobs, settings.workers, missing, settings, folder, path)
         store = RowStore(path, settings.as_json())
     return store.rows
 
 
-def _worker(
+def train_jobs(
     rank: int, world: int, jobs: Sequence[tuple[str, int]], settings: Settings, folder: Path, path: Path
 ) -> None:
+    """What each worker does: these methods and seeds one after the other; the first worker writes the rows."""
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "meeting"), world), rank=rank, world_size=world)
     store = RowStore(path, settings.as_json()) if rank == 0 else None
     for method, seed in jobs:

@@ -17,7 +17,7 @@ from hpctrain.bench.compression_rank import CORPUS_FOLDER
 from hpctrain.bench.compression_scene import Outcome, Samples, Scene, Settings
 from hpctrain.bench.compression_traffic import sent_bytes
 from hpctrain.bench.scene import make_corpus
-from hpctrain.cli.main import main
+from hpctrain.cli.bench import command
 from hpctrain.records.model_spec import ModelSpec
 
 SMALL = Settings(steps=3, block_steps=2, warm_steps=3, seq_len=16, spec=ModelSpec(layers=2, dim=64, heads=2, vocab=320))
@@ -117,5 +117,5 @@ def test_a_process_that_fails_is_told_with_its_last_words_and_ends_the_others(tm
     ],
 )
 def test_a_mistake_is_answered_before_anything_starts(argv: list[str], said: str) -> None:
-    done = CliRunner().invoke(main, ["bench", "compression", *argv], standalone_mode=False)
+    done = CliRunner().invoke(command, ["compression", *argv], standalone_mode=False)
     assert said in str(done.exception)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from hpctrain.base.errors import InputError
-from hpctrain.bench.convergence import Settings, train_all
+from hpctrain.bench.compression import make_text
+from hpctrain.bench.convergence import Settings, train_all, train_jobs
 from hpctrain.bench.convergence_page import write_page
 from hpctrain.bench.convergence_summary import Summary, band, loss_at, step_seconds, steps_to, summarise
 from hpctrain.bench.row_store import RowStore
@@ -127,20 +128,27 @@ def test_the_learning_rate_rises_and_then_falls_to_a_tenth() -> None:
     assert rates[20:] == sorted(rates[20:], reverse=True)
 
 
-@pytest.mark.slow
-def test_what_is_in_the_file_is_not_trained_again(tmp_path: Path) -> None:
-    settings = Settings(
-        workers=1, steps=11, rows=1, seq_len=16, text_bytes=20_000, spec=ModelSpec(layers=1, dim=16, heads=2, vocab=320)
-    )
+TINY = Settings(workers=1, steps=11, rows=1, seq_len=16, spec=ModelSpec(layers=1, dim=16, heads=2, vocab=320))
+
+
+def test_a_row_for_each_training_as_soon_as_it_is_done(tmp_path: Path) -> None:
+    make_text(tmp_path / "corpus", 20_000)
     path = tmp_path / "rows.jsonl"
-    kept = row("dense", 1, 1.25)
-    RowStore(path, settings.as_json()).add(kept)
+    train_jobs(0, 1, [("dense", 1), ("ddp_fp32", 1), ("dense", 2)], TINY, tmp_path, path)
+    rows = RowStore(path, TINY.as_json()).rows
+    assert [(row["method"], row["seed"]) for row in rows] == [("dense", 1), ("ddp_fp32", 1), ("dense", 2)]
+    for row in rows:
+        assert [step for step, _ in row["curve"]] == [10, 11]
+        assert row["loss"] == row["curve"][-1][1] > 0
+        assert row["cpu_s"] > 0
+    assert rows[0]["loss"] == pytest.approx(rows[1]["loss"], abs=1e-5), "one worker's gradient is the sum"
+    assert rows[0]["loss"] != rows[2]["loss"], "another seed is another training"
+
+
+def test_what_is_in_the_file_is_not_trained_again(tmp_path: Path) -> None:
+    store = RowStore(tmp_path / "rows.jsonl", TINY.as_json())
+    for name in ("dense", "bf16"):
+        store.add(row(name, 1, 1.25))
     told: list[str] = []
-    rows = train_all(["ddp_fp32"], [1], settings, path, told.append)
-    assert told == ["1 of 2 trainings of 11 steps with 1 workers"]
-    assert rows[0] == kept
-    trained = rows[1]
-    assert (trained["method"], trained["seed"], [step for step, _ in trained["curve"]]) == ("ddp_fp32", 1, [10, 11])
-    assert trained["loss"] == trained["curve"][-1][1] > 0
-    assert train_all(["ddp_fp32"], [1], settings, path, told.append) == rows
-    assert len(told) == 1
+    assert train_all(["bf16"], [1], TINY, tmp_path / "rows.jsonl", told.append) == store.rows
+    assert told == [], "nothing was missing, so nothing was started"
