@@ -111,9 +111,7 @@ class Feedback:
     def everything(self, key: str, gradient: Tensor) -> Tensor:
         """What a step that sends all numbers has to send of a tensor, a; nothing of it is kept."""
         a = self.add(key, gradient)
-        if self._mode != "none":
-            a = a.clone()
-            self._residuals[key].zero_()
+        self._residuals.pop(key, None)
         return a
 
     def end_step(self, step: int) -> None:
