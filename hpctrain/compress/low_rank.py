@@ -67,7 +67,7 @@ class PowerSgdReducer:
             return 0
         warm_up = self._warm_up or self._begin(gradients)
         agreed = warm_up.agreed
-        compressed = warm_up.over()
+        compressed = warm_up.over(gradients[0].device)
         if not agreed:
             self._share_directions()
         matrices = [gradients[index] for index in self._matrices]
@@ -154,7 +154,7 @@ class PowerSgdReducer:
         ]
         self._first, self._dense_others = DenseReducer(self._group), DenseReducer(self._group)
         self._dense_matrices = DenseReducer(self._group)
-        self._warm_up = WarmUp(self._group, self._settings.warmup_steps, device)
+        self._warm_up = WarmUp(self._group, self._settings.warmup_steps)
         loaded = self._loaded
         if loaded:
             self.load_state(loaded)

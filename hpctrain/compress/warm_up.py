@@ -10,10 +10,9 @@ from torch import Tensor
 class WarmUp:
     """Counts the steps of a run, alike on every rank, those that joined later included."""
 
-    def __init__(self, group: dist.ProcessGroup, steps: int, device: torch.device) -> None:
+    def __init__(self, group: dist.ProcessGroup, steps: int) -> None:
         self._group = group
         self._steps = steps
-        self._device = device
         self._taken = 0
         self._agreed = False
 
@@ -22,11 +21,20 @@ class WarmUp:
         """Whether the ranks know of each other how far they are; False until `over` was asked after a start."""
         return self._agreed
 
-    def over(self) -> bool:
-        """Count the step that begins; whether its gradients are compressed. Collective over the group."""
+    @property
+    def step(self) -> int:
+        """The one that was counted last, 1 is the first."""
+        return self._taken
+
+    def over(self, device: torch.device) -> bool:
+        """Count the step that begins; whether its gradients are compressed. Collective over the group.
+
+        Args:
+            device: of the gradients, where the group can send from.
+        """
         if not self._agreed:
             # A rank without a memory takes the others' word: one that sends densely alone would wait for ever.
-            taken = torch.tensor([self._taken], device=self._device)
+            taken = torch.tensor([self._taken], device=device)
             dist.all_reduce(taken, op=dist.ReduceOp.MAX, group=self._group)
             self._taken = int(taken)
             self._agreed = True
