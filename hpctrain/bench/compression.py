@@ -42,10 +42,12 @@ class Row:
     step_time_low_s: float
     step_time_high_s: float
     """Quartiles."""
+    step_time_mean_s: float
+    """The mean as well, for methods whose steps are not alike."""
     cpu_s: float
-    """Median processor seconds of a step and process."""
+    """Processor seconds of a step and process, mean."""
     bytes_per_parameter: float
-    """Sent by a node in a step, as the interface counts it, headers taken off; median."""
+    """Sent by a node in a step, as the interface counts it, headers taken off; mean."""
     counted_bytes_per_parameter: float | None
     """The same by the method's own count."""
     header_factor: float
@@ -146,7 +148,7 @@ def measure_place(runner: Runner, place: Place, methods: Sequence[str], settings
 
 def _row(name: str, place: Place, outcome: Outcome, samples: Samples) -> Row:
     low, middle, high = np.percentile(samples.wall_s, [25, 50, 75])
-    cpu_s, sent = float(np.median(samples.cpu_s)), float(np.median(samples.interface_bytes))
+    cpu_s, sent = float(np.mean(samples.cpu_s)), float(np.mean(samples.interface_bytes))
     return Row(
         method=name,
         link=place.link,
@@ -154,6 +156,7 @@ def _row(name: str, place: Place, outcome: Outcome, samples: Samples) -> Row:
         step_time_s=float(middle),
         step_time_low_s=float(low),
         step_time_high_s=float(high),
+        step_time_mean_s=float(np.mean(samples.wall_s)),
         cpu_s=cpu_s,
         bytes_per_parameter=sent / outcome.header_factor / outcome.parameters,
         counted_bytes_per_parameter=(

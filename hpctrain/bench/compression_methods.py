@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from hpctrain.bench.compression_ours import open_reducer, open_sharded
+from hpctrain.bench.compression_ours import open_local_steps, open_reducer, open_sharded
 from hpctrain.bench.compression_trainee import Alone, ByTorch, Exchange
 from hpctrain.model.part import blocks_of
 
@@ -102,9 +102,25 @@ def _ours_sharded(settings: dict[str, Any]) -> Open:
     return lambda model, occasion: open_sharded(settings, model, occasion.group, occasion.dense_steps)
 
 
+def _local_steps(model: nn.Module, occasion: Occasion) -> Exchange:
+    return open_local_steps({"mode": "local_steps", "every": 10}, model, occasion.group)
+
+
 def _ring_bytes(model: nn.Module, world: int) -> int:
     """Numbers that a rank sends in a ring all-reduce of all gradients."""
     return 2 * (world - 1) * sum(parameter.numel() for parameter in model.parameters()) // world
+
+
+_TOPK_SYNC = {"mode": "topk", "density": 0.1, "selector": "exact", "values": "fp32"}
+_PAPER = {
+    "mode": "adaptive", "form": "paper", "feedback": "paper", "selector": "exact", "values": "fp32",
+    "reset": "zero", "reset_every": 1000,
+}  # fmt: skip
+
+
+def _tagc(ratio: float | str, density: float) -> dict[str, Any]:
+    """Ratio and density as published together (TAGC, table 1)."""
+    return {"mode": "tagc", "ratio": ratio, "density": density}
 
 
 # DDP refuses torch's bf16 hook on gloo by the function's name, though gloo sums bf16: hence the lambda.
@@ -120,6 +136,22 @@ METHODS: dict[str, Method] = {
     "fsdp2_bf16": Method("torch FSDP2, weights and gradients in bf16", _fsdp2(torch.bfloat16)),
     "dense": Method("ours, exact sums in fp32", _ours({"mode": "none"})),
     "bf16": Method("ours, bf16 on the wire", _ours({"mode": "bf16"})),
+    "power_sgd_r1": Method("ours, products of rank 1", _ours({"mode": "power_sgd", "rank": 1})),
+    "power_sgd_r4": Method("ours, products of rank 4", _ours({"mode": "power_sgd", "rank": 4})),
+    "topk_10": Method("ours, 10 % of each layer, exactly chosen, in fp32 (TopK-Sync)", _ours(_TOPK_SYNC)),
+    "topk_7": Method(
+        "ours, 7 % of each layer, by sampled thresholds, in bf16", _ours({"mode": "topk", "density": 0.07})
+    ),
+    "tagc_2x": Method("ours, 20 % as a sketch of half the size", _ours(_tagc(2, 0.2))),
+    "tagc_4x": Method("ours, 10 % as a sketch of a quarter", _ours(_tagc(4, 0.1))),
+    "tagc_10x": Method("ours, 1.25 % as a sketch of a tenth", _ours(_tagc(10, 0.0125))),
+    "tagc_auto": Method("ours, 5 % in the smallest message that all is read from", _ours(_tagc("auto", 0.05))),
+    "adaptive_paper": Method("the paper's equations (2) to (5) word for word, 5 to 30 % in fp32", _ours(_PAPER)),
+    "adaptive": Method("ours, 5 to 30 % by each layer's variance", _ours({"mode": "adaptive"})),
+    "adaptive_no_feedback": Method(
+        "as adaptive, what is not sent is lost", _ours({"mode": "adaptive", "feedback": "none"})
+    ),
+    "local_steps": Method("ours, a meeting of the weights every 10 steps", _local_steps),
     "fsdp2_dense": Method("ours, ZeRO 3 in fp32, each number sent once", _ours_sharded({"mode": "none"})),
 }
 """Name in `--method` and in the record -> what it is."""

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hpctrain.bench.compression_trainee import ByReducer, Exchange
 from hpctrain.compress.build import build_reducer, build_scatters
+from hpctrain.compress.local_steps import LocalSteps
 from hpctrain.parallel.shard import apply_sharding, note_collectives, sharded_parts
 from hpctrain.records.codec import CodecSpec
 from hpctrain.records.compression import Codec
@@ -33,6 +34,13 @@ def open_reducer(settings: dict[str, Any], model: nn.Module, group: dist.Process
     return ByReducer(model, build_reducer(group, names, shapes, codec_spec(settings, dense_steps)))
 
 
+def open_local_steps(settings: dict[str, Any], model: nn.Module, group: dist.ProcessGroup) -> Exchange:
+    """Whole replicas that train on their own and meet every few steps."""
+    codec = _CODEC.validate_python(settings)
+    parameters = list(model.parameters())
+    return ByLocalSteps(model, LocalSteps(group, parameters, codec.every, codec.outer_lr, codec.outer_momentum))
+
+
 def open_sharded(settings: dict[str, Any], model: nn.Module, group: dist.ProcessGroup, dense_steps: int) -> Exchange:
     """ZeRO 3 with the reduce-scatter of a codec."""
     apply_sharding(model, DeviceMesh.from_group(group, "cpu"), zero=3, compute=None)
@@ -40,6 +48,24 @@ def open_sharded(settings: dict[str, Any], model: nn.Module, group: dist.Process
     scatters = build_scatters(codec_spec(settings, dense_steps), len(list(sharded_parts(model))), "cpu")
     note_collectives(model, 0, counted.add, 1, lambda: False, scatters)
     return BySharding(model, counted.take)
+
+
+class ByLocalSteps:
+    """No gradient is sent; the weights meet behind the optimizer."""
+
+    averages = True
+
+    def __init__(self, model: nn.Module, local_steps: LocalSteps) -> None:
+        self.model = model
+        self._local_steps = local_steps
+        self._step = 0
+
+    def reduce(self) -> int | None:
+        return 0
+
+    def after_step(self) -> int:
+        self._step += 1
+        return self._local_steps.after_step(self._step)
 
 
 class BySharding:

@@ -154,14 +154,14 @@ def _known(methods: Sequence[str], table: dict[str, Any]) -> list[str]:
 
 def _steps_table(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table(
-        "link", "nodes", "method", "step", "quartiles", "CPU", "own core", "bytes/param", "counted", "loss",
-        title="A step of each method: medians; CPU and bytes for each node", title_justify="left",
+        "link", "nodes", "method", "step", "quartiles", "mean", "CPU", "own core", "bytes/param", "counted", "loss",
+        title="A step of each method: median and mean time; CPU and bytes are means for each node", title_justify="left",
     )  # fmt: skip
     for row in rows:
         table.add_row(
             row["link"], str(row["nodes"]), row["method"], format_seconds(row["step_time_s"]),
             f"{format_seconds(row['step_time_low_s'])} to {format_seconds(row['step_time_high_s'])}",
-            format_seconds(row["cpu_s"]),
+            format_seconds(row["step_time_mean_s"]), format_seconds(row["cpu_s"]),
             format_seconds(row["own_core_s"]) if "own_core_s" in row else "",
             f"{row['bytes_per_parameter']:.3f}",
             f"{row['counted_bytes_per_parameter']:.3f}" if "counted_bytes_per_parameter" in row else "",

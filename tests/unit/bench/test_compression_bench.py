@@ -60,6 +60,13 @@ def test_every_method_has_its_turns(tmp_path: Path) -> None:
     assert rows["bf16"].counted_bytes_per_parameter == pytest.approx(2, rel=0.02)
     # A sharded weight is gathered twice, and its gradient sent once; the root's and small parts are padded.
     assert rows["fsdp2_dense"].counted_bytes_per_parameter == pytest.approx(6, rel=0.1)
+    compressed = [name for name in rows if name.startswith(("power_sgd", "topk", "tagc", "adaptive"))]
+    assert len(compressed) >= 10
+    for name in compressed:
+        counted = rows[name].counted_bytes_per_parameter
+        assert counted is not None
+        assert counted < 2, f"{name} sends less than bf16"
+        assert rows[name].bytes_per_parameter > 0.9 * counted, "no method sends less than it says"
     # Exact sums and means give the same model; the one without sums is another.
     assert rows["dense"].loss == pytest.approx(rows["ddp_fp32"].loss, abs=1e-4)
     assert rows["fsdp2_fp32"].loss == pytest.approx(rows["ddp_fp32"].loss, abs=1e-4)
