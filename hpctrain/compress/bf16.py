@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.compress.reducer import BUCKET_BYTES, KeepsNothing, parts_of, positions
+from hpctrain.compress.reducer import BUCKET_BYTES, DenseReducer, KeepsNothing, parts_of, positions
 
 
 class Bf16Reducer(KeepsNothing):
@@ -20,8 +21,16 @@ class Bf16Reducer(KeepsNothing):
     and an all-gather of the sums: the bytes of a ring all-reduce, which would round after every addition.
     """
 
-    def __init__(self, group: dist.ProcessGroup, bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(self, group: dist.ProcessGroup, chosen: Sequence[int], bucket_bytes: int = BUCKET_BYTES) -> None:
+        """
+        Args:
+            group: the replicas.
+            chosen: positions in the list of gradients of those that travel in bf16; the others are summed exactly.
+            bucket_bytes: of gradients that go together.
+        """
         self._group = group
+        self._chosen = chosen
+        self._rest = DenseReducer(group)
         self._world = dist.get_world_size(group)
         self._bucket_bytes = bucket_bytes
         self._buckets: list[list[int]] = []
@@ -30,12 +39,15 @@ class Bf16Reducer(KeepsNothing):
     def reduce(self, gradients: list[Tensor]) -> int:
         if self._world == 1:
             return 0
+        chosen = [gradients[index] for index in self._chosen]
+        apart = set(self._chosen)
+        sent = self._rest.reduce([gradient for index, gradient in enumerate(gradients) if index not in apart])
         if not self._buckets:
-            self._buckets = positions(gradients, self._bucket_bytes)
-        scattered, gathered, sent = None, None, 0
+            self._buckets = positions(chosen, self._bucket_bytes)
+        scattered, gathered = None, None
         # While one bucket is added up, the next is on its way out, and the one before on its way back.
         for bucket in self._buckets:
-            later = self._scatter([gradients[index] for index in bucket])
+            later = self._scatter([chosen[index] for index in bucket])
             if gathered is not None:
                 self._bring_home(gathered)
             gathered = self._sum(scattered) if scattered is not None else None

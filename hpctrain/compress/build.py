@@ -11,10 +11,22 @@ import torch.distributed as dist
 
 from hpctrain.compress.bf16 import Bf16Reducer
 from hpctrain.compress.dense_scatter import DenseScatter, Scatter
+from hpctrain.compress.low_rank import PowerSgdReducer, PowerSgdSettings
 from hpctrain.compress.reducer import DenseReducer, Reducer
-from hpctrain.compress.split import SplitReducer
 from hpctrain.records.codec import CodecSpec
-from hpctrain.records.compression import SMALLEST_NUMBERS, Bf16, Layers, LocalSteps, NoCompression
+from hpctrain.records.compression import (
+    SMALLEST_NUMBERS,
+    Adaptive,
+    Bf16,
+    Layers,
+    LocalSteps,
+    NoCompression,
+    PowerSgd,
+    Tagc,
+    TopK,
+)
+
+Compressing = Bf16 | TopK | Adaptive | Tagc | PowerSgd
 
 
 def build_reducer(
@@ -37,8 +49,17 @@ def build_reducer(
     ]
     if not chosen:
         return DenseReducer(group)
-    inner = Bf16Reducer(group)
-    return SplitReducer(chosen, inner, DenseReducer(group)) if len(chosen) < len(names) else inner
+    return _compressing(group, chosen, codec)
+
+
+def _compressing(group: dist.ProcessGroup, chosen: list[int], codec: Compressing) -> Reducer:
+    match codec:
+        case Bf16():
+            return Bf16Reducer(group, chosen)
+        case PowerSgd():
+            products = PowerSgdSettings(codec.rank, codec.warmup_steps, codec.min_compression)
+            return PowerSgdReducer(group, chosen, products)
+    raise AssertionError(codec)
 
 
 def build_scatters(spec: CodecSpec, parts: int, device_type: str) -> list[Scatter | None]:

@@ -8,9 +8,11 @@ by its own number of tokens. Moments of the inner optimizer are never averaged, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from hpctrain.base.errors import CheckpointError
 from hpctrain.compress.reducer import DenseReducer
@@ -23,7 +25,7 @@ class LocalSteps:
     def __init__(
         self,
         group: dist.ProcessGroup,
-        parameters: list[nn.Parameter],
+        parameters: Sequence[Tensor],
         every: int,
         outer_lr: float = 0.7,
         outer_momentum: float = 0.9,
@@ -152,5 +154,5 @@ class LocalSteps:
         return 2 * (self._world - 1) * ends.nbytes // self._world
 
 
-def _full(parameter: nn.Parameter) -> Tensor:
+def _full(parameter: Tensor) -> Tensor:
     return parameter.detach().to(torch.float32, copy=True)

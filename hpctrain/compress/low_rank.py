@@ -124,6 +124,10 @@ class PowerSgdReducer:
                 if family.residual is not None:
                     _restore(family.residual[row], state, f"residual.{index}")
 
+    def metrics(self) -> dict[str, float]:
+        """None: what a product leaves out is no choice among numbers."""
+        return {}
+
     def drop_state(self) -> None:
         """Forget residuals and directions; on all ranks or on none."""
         self._loaded = {}

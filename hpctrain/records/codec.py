@@ -43,6 +43,11 @@ class CodecSpec(Part):
         """Whether sums come out as they would without any compression."""
         return isinstance(self.codec, NoCompression)
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a rank's reducer keeps something from one step to the next."""
+        return not isinstance(self.codec, NoCompression | Bf16)
+
     def wire_bytes(self, gradient_bytes: float, world: int, dim: int = 1024) -> float:
         """Bytes on the wire over all replicas for one reduction, once the warm-up steps are done.
 
@@ -64,11 +69,11 @@ class CodecSpec(Part):
             case Adaptive(limits=limits, values=values):
                 # Where the layers lie between the limits is known only once their gradients were seen.
                 return ring * numbers * sparse_bytes(1 - sum(limits) / 2, values)
-            case Tagc():
-                union = min(1.0, self.codec.density * world)
-                ratio = self.codec.ratio if self.codec.ratio != "auto" else max(1.0, PEELING_LOAD / union)
+            case Tagc(density=density, ratio=ratio):
+                # With auto, a number for each position that any rank sends; where they choose alike it is fewer.
+                share = min(1.0, density * world) if ratio == "auto" else 1 / ratio
                 # The bitmaps of what each rank sends go to every other one.
-                return ring * gradient_bytes / ratio + world * (world - 1) * numbers / 8
+                return ring * gradient_bytes * share + world * (world - 1) * numbers / 8
             case PowerSgd(rank=rank):
                 return ring * gradient_bytes * min(1.0, 2.0 * rank / dim)
             case LocalSteps(every=every):
@@ -77,9 +82,6 @@ class CodecSpec(Part):
 
 
 NOT_COMPRESSED = CodecSpec()
-
-PEELING_LOAD = 0.818
-"""Numbers in a sketch, as a share of its size, up to which three hash functions unfold it (Molloy 2005)."""
 
 
 def sparse_bytes(density: float, values: Values) -> float:
