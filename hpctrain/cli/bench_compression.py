@@ -155,7 +155,7 @@ def _known(methods: Sequence[str], table: dict[str, Any]) -> list[str]:
 def _steps_table(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table(
         "link", "nodes", "method", "step", "quartiles", "mean", "CPU", "own core", "bytes/param", "counted", "loss",
-        title="A step of each method: median and mean time; CPU and bytes are means for each node", title_justify="left",
+        title="A step of each method; CPU and bytes are means, for each node", title_justify="left",
     )  # fmt: skip
     for row in rows:
         table.add_row(

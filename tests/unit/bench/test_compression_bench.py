@@ -65,7 +65,7 @@ def test_every_method_has_its_turns(tmp_path: Path) -> None:
     for name in compressed:
         counted = rows[name].counted_bytes_per_parameter
         assert counted is not None
-        assert counted < 2, f"{name} sends less than bf16"
+        assert counted < 4, f"{name} sends less than fp32"
         assert rows[name].bytes_per_parameter > 0.9 * counted, "no method sends less than it says"
     # Exact sums and means give the same model; the one without sums is another.
     assert rows["dense"].loss == pytest.approx(rows["ddp_fp32"].loss, abs=1e-4)
