@@ -11,8 +11,14 @@ import torch.distributed as dist
 
 from hpctrain.compress.bf16 import Bf16Reducer
 from hpctrain.compress.dense_scatter import DenseScatter, Scatter
+from hpctrain.compress.feedback import Feedback, Reset
 from hpctrain.compress.low_rank import PowerSgdReducer, PowerSgdSettings
 from hpctrain.compress.reducer import DenseReducer, Reducer
+from hpctrain.compress.selectors import select
+from hpctrain.compress.sparse import SparseReducer, SparseSettings
+from hpctrain.compress.sparse_counts import AdaptiveCounts, AdaptiveSettings, FixedCounts
+from hpctrain.compress.tagc import TagcReducer, TagcSettings
+from hpctrain.compress.values import ValueCode
 from hpctrain.records.codec import CodecSpec
 from hpctrain.records.compression import (
     SMALLEST_NUMBERS,
@@ -56,10 +62,31 @@ def _compressing(group: dist.ProcessGroup, chosen: list[int], codec: Compressing
     match codec:
         case Bf16():
             return Bf16Reducer(group, chosen)
+        case TopK():
+            counts = FixedCounts(group, codec.density, codec.warmup_steps)
+            feedback = _feedback(codec, codec.reset, codec.reset_every)
+            return SparseReducer(group, chosen, counts, feedback, _choice(codec))
+        case Adaptive():
+            adaptive = AdaptiveSettings(
+                codec.limits, codec.mapping, codec.form, codec.warmup_steps, codec.reprofile_every
+            )
+            feedback = _feedback(codec, codec.reset, codec.reset_every)
+            return SparseReducer(group, chosen, AdaptiveCounts(group, len(chosen), adaptive), feedback, _choice(codec))
+        case Tagc():
+            sketch = TagcSettings(codec.density, codec.ratio, codec.warmup_steps)
+            return TagcReducer(group, chosen, sketch, _feedback(codec), select)
         case PowerSgd():
             products = PowerSgdSettings(codec.rank, codec.warmup_steps, codec.min_compression)
             return PowerSgdReducer(group, chosen, products)
-    raise AssertionError(codec)
+
+
+def _feedback(codec: TopK | Adaptive | Tagc, reset: Reset = "none", reset_every: int = 1) -> Feedback:
+    dtype = torch.float32 if codec.residual == "fp32" else torch.bfloat16
+    return Feedback(codec.feedback, beta=codec.beta, reset=reset, reset_every=reset_every, dtype=dtype)
+
+
+def _choice(codec: TopK | Adaptive) -> SparseSettings:
+    return SparseSettings(codec.selector, ValueCode[codec.values.upper()])
 
 
 def build_scatters(spec: CodecSpec, parts: int, device_type: str) -> list[Scatter | None]:

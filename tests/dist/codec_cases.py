@@ -31,9 +31,12 @@ SHAPES = {"layers.0.mlp.up.weight": (96, 64), "layers.0.attention.q.weight": (64
 CODECS: dict[str, dict[str, Any]] = {
     "bf16": {"mode": "bf16"},
     "bf16, without attention": {"mode": "bf16", "layers": "non_attention"},
+    "topk, all of it": {"mode": "topk", "density": 1, "selector": "exact", "values": "fp32", "warmup_steps": 0},
+    "tagc, all of it": {"mode": "tagc", "density": 1, "layers": "all", "warmup_steps": 0},
     "power_sgd, whole rank": {"mode": "power_sgd", "rank": 64, "min_compression": 1, "warmup_steps": 0},
 }
 LOW_RANK = {"mode": "power_sgd", "rank": 2, "warmup_steps": 1}
+ADAPTIVE = {"mode": "adaptive", "warmup_steps": 1}
 LOCAL = {"mode": "local_steps", "every": 2}
 WIDE = SPEC.model_copy(update={"dim": 64, "vocab": 320})
 END = 4
@@ -119,6 +122,7 @@ def trained(place: Path, parts: list[tuple[Plan, int]], rank: int, meeting: dist
     return {
         "losses": [row.loss for row in rows],
         "dp": [row.bytes_sent.dp for row in rows],
+        "figures": [row.compression and row.compression.to_json() for row in rows],
         "dropped": dropped,
         "kept": len(kept),
         "state": state,
@@ -130,20 +134,21 @@ def training(folder: Path, rank: int, world: int) -> dict[str, Any]:
     meeting = dist.FileStore(str(folder / "meeting"), world)
     found: dict[str, Any] = {}
     unequal: dict[str, list[float]] = {}
-    for name, codec in {"low rank": LOW_RANK, "local steps": LOCAL}.items():
+    for name, codec in {"low rank": LOW_RANK, "adaptive": ADAPTIVE, "local steps": LOCAL}.items():
         plan = make_plan(2, 2, 1, HALF, EVEN, compression=[spec_of(codec)])
         straight = trained(folder / f"{name}, straight", [(plan, END)], rank, meeting)
         resumed = trained(folder / f"{name}, resumed", [(plan, END // 2), (plan, END)], rank, meeting)
         pairs = [(straight["state"].pop(key), value) for key, value in resumed.pop("state").items()]
         # Moments of AdamW are each replica's own where they train on their own; a checkpoint has one replica's.
-        unequal[name] = [float(not torch.equal(a, b)) for a, b in pairs] if name == "low rank" else []
+        unequal[name] = [float(not torch.equal(a, b)) for a, b in pairs] if name != "local steps" else []
         found[name] = {"straight": straight, "resumed": resumed, "missing": list(straight.pop("state"))}
     moved = make_plan(1, 4, 1, WHOLE, FOUR, compression=[spec_of(LOW_RANK)])
     plan = make_plan(2, 2, 1, HALF, EVEN, compression=[spec_of(LOW_RANK)])
     other = trained(folder / "moved", [(plan, END // 2), (moved, END)], rank, meeting)
     found["moved"] = {"dropped": other["dropped"], "losses": other["losses"]}
     dist.init_process_group("gloo", store=dist.PrefixStore("last", meeting), rank=rank, world_size=world)
-    found["low rank"]["unequal"] = largest(unequal["low rank"])
+    for name in ("low rank", "adaptive"):
+        found[name]["unequal"] = largest(unequal[name])
     leave()
     return found
 
@@ -162,7 +167,7 @@ def main(world: int, folder: Path) -> None:
     data = folder / "data"
     prepare([Path(__file__).parents[2] / "hpctrain"], data, Options(valid_fraction=0.1, limit_bytes=200_000))
     model = {"dims": WIDE.model_dump(exclude_none=True)}
-    for name in ("low rank", "local steps"):
+    for name in ("low rank", "adaptive", "local steps"):
         make_folder(folder / f"{name}, straight", data, model=model)
         make_folder(folder / f"{name}, resumed", data, model=model)
     make_folder(folder / "moved", data, model=model)
