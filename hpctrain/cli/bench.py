@@ -23,8 +23,13 @@ _PROBE_OPTIONS = {
     "sizes": ("--nodes", True),
 }
 """Options of `bench probe` that belong to one of its two kinds: name, and whether that is --simulated."""
-_STEPS_OPTIONS = {"lab": True, "nodes": True, "seeds": False}
-"""Options of one of the two kinds of `bench compression`, and whether that is the one without --convergence."""
+_COMPRESSION_OPTIONS = {
+    "--pieces": set[str](),
+    "--convergence": {"rates", "seeds", "methods", "steps", "preset", "output"},
+    "--lab": {"lab", "nodes", "rates", "methods", "steps", "preset", "output"},
+    "": {"nodes", "methods", "steps", "preset", "output"},
+}
+"""Kinds of `bench compression`, by the option that asks for each, and the other options that it takes."""
 _GIVEN = click.core.ParameterSource.COMMANDLINE
 
 
@@ -172,7 +177,7 @@ def probe(
 @click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Seeds of each method.")
 @click.option("--method", "methods", multiple=True, help="Only this method; may be given again.")
 @click.option("--steps", type=click.IntRange(min=2), help="Steps of each row.  [default: 20; 2000 with --convergence]")
-@click.option("--preset", help="A preset's model in place of one of 10.87 M parameters (0.67 M with --convergence).")
+@click.option("--preset", help="A preset's model in place of one of 10.87 M parameters (0.68 M with --convergence).")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, file_okay=False),
     help="Folder for the rows; a bench that was ended goes on with those that are missing.",
@@ -188,13 +193,14 @@ def compression(
     """
     from hpctrain.cli import bench_compression
 
-    if pieces and convergence:
-        raise InputError("--pieces: not with --convergence")
-
-    given = {name for name in _STEPS_OPTIONS if click.get_current_context().get_parameter_source(name) is _GIVEN}
-    wrong = sorted(name for name in given if _STEPS_OPTIONS[name] == convergence)
-    if wrong:
-        raise InputError(f"--{wrong[0]}: {'not with' if convergence else 'only with'} --convergence")
+    asked = {"--pieces": pieces, "--convergence": convergence, "--lab": lab is not None}
+    kind = next((name for name, wanted in asked.items() if wanted), "")
+    context = click.get_current_context()
+    given = [option for option in context.command.params if context.get_parameter_source(option.name or "") is _GIVEN]
+    for option in given:
+        if option.opts[-1] not in (kind, "--json") and option.name not in _COMPRESSION_OPTIONS[kind]:
+            where = f"not with {kind}" if kind else "not without --lab, --convergence or --pieces"
+            raise InputError(f"{option.opts[-1]}: {where}")
     bench_compression.check_rates(rates)
     people = Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else 140)
     if pieces:

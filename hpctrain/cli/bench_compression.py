@@ -32,19 +32,23 @@ def steps(
     from hpctrain.bench.compression_methods import METHODS
     from hpctrain.bench.compression_scene import Settings, as_json
     from hpctrain.bench.row_store import RowStore
+    from hpctrain.records.lab_spec import read_lab_spec
 
     settings = Settings(steps=count) if preset is None else Settings(steps=count, spec=_spec(preset))
-    store = RowStore(output / ROWS_FILE if output else None, as_json(settings))
     chosen = _known(methods, METHODS) or list(METHODS)
+    path = output / ROWS_FILE if output else None
     if lab is None:
+        store = RowStore(path, as_json(settings))
         places = [local_place(number) for number in nodes or (4,)]
         record = measure(SystemRunner(), places, chosen, settings, store, say)
     else:
-        with _lab(lab, say) as (machine, layout):
-            have = len(layout.names)
-            sizes = list(nodes) or [number for number in (4, 8) if number <= have] or [have]
-            if max(sizes) > have:
-                raise InputError(f"--nodes {max(sizes)}: {lab} has {have}; give at most that many")
+        spec = read_lab_spec(lab)
+        have = len(spec.nodes)
+        sizes = list(nodes) or [number for number in (4, 8) if number <= have] or [have]
+        if max(sizes) > have:
+            raise InputError(f"--nodes {max(sizes)}: {lab} has {have}; give at most that many")
+        store = RowStore(path, as_json(settings))
+        with _lab(spec, say) as (machine, layout):
             # One at a time: a place shapes its links when it is entered.
             opened = (lab_place(machine, layout, number, rate) for number in sizes for rate in rates)
             record = measure(machine.runner, opened, chosen, settings, store, say)
@@ -115,17 +119,16 @@ def check_rates(rates: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def _lab(path: Path, say: Say) -> Iterator[tuple[Any, Any]]:
+def _lab(spec: Any, say: Say) -> Iterator[tuple[Any, Any]]:
     """A lab of that spec while the bench runs."""
     from hpctrain.lab.down import clear
     from hpctrain.lab.layout import Layout, state_folder
     from hpctrain.lab.machine import one_at_a_time, this_machine
     from hpctrain.lab.requirements import require_programs, require_root
     from hpctrain.lab.up import bring_up
-    from hpctrain.records.lab_spec import read_lab_spec
 
     machine = this_machine()
-    layout = Layout(state_folder(os.environ), read_lab_spec(path))
+    layout = Layout(state_folder(os.environ), spec)
     require_root(machine, "up")
     with one_at_a_time():
         require_programs()

@@ -20,7 +20,7 @@ from hpctrain.bench.scene import make_corpus
 from hpctrain.cli.bench import command
 from hpctrain.records.model_spec import ModelSpec
 
-SMALL = Settings(steps=3, block_steps=2, warm_steps=3, seq_len=16, spec=ModelSpec(layers=2, dim=64, heads=2, vocab=320))
+SMALL = Settings(steps=2, block_steps=2, warm_steps=3, seq_len=16, spec=ModelSpec(layers=2, dim=64, heads=2, vocab=320))
 DEV = """Inter-|   Receive                                                |  Transmit
  face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
     lo: 1111 11 0 0 0 0 0 0 2222 22 0 0 0 0 0 0
@@ -49,7 +49,7 @@ def test_every_method_has_its_turns(tmp_path: Path) -> None:
     with local_place(2) as place:
         rows = {row.method: row for row in measure_place(SystemRunner(), place, list(METHODS), SMALL, tmp_path)}
     assert list(rows) == list(METHODS)
-    assert {(row.nodes, row.link, row.steps) for row in rows.values()} == {(2, "loopback", 3)}
+    assert {(row.nodes, row.link, row.steps) for row in rows.values()} == {(2, "loopback", 2)}
     for row in rows.values():
         assert 0 < row.step_time_low_s <= row.step_time_s <= row.step_time_high_s
         assert row.loss is not None
@@ -117,12 +117,20 @@ def test_a_process_that_fails_is_told_with_its_last_words_and_ends_the_others(tm
     ("argv", "said"),
     [
         (["--method", "topk"], "there are: none, ddp_fp32"),
-        (["--rate", "fast"], "allowed: a number with kbit, mbit or gbit"),
+        (["--convergence", "--rate", "fast"], "allowed: a number with kbit, mbit or gbit"),
         (["--preset", "huge"], "there are: tiny-1m"),
-        (["--seeds", "3"], "--seeds: only with --convergence"),
+        (["--seeds", "3"], "--seeds: not without --lab, --convergence or --pieces"),
+        (["--rate", "1gbit"], "--rate: not without --lab"),
         (["--convergence", "--nodes", "4"], "--nodes: not with --convergence"),
+        (["--pieces", "--convergence"], "--convergence: not with --pieces"),
+        (["--lab", "missing.yaml"], "missing.yaml"),
     ],
 )
-def test_a_mistake_is_answered_before_anything_starts(argv: list[str], said: str) -> None:
-    done = CliRunner().invoke(command, ["compression", *argv], standalone_mode=False)
+def test_a_mistake_is_answered_before_anything_starts(
+    argv: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = [] if "--pieces" in argv else ["-o", "figures"]
+    done = CliRunner().invoke(command, ["compression", *argv, *output], standalone_mode=False)
     assert said in str(done.exception)
+    assert list(tmp_path.iterdir()) == []
