@@ -12,7 +12,6 @@ from hpctrain.base.errors import CommandError
 from hpctrain.base.process import SystemRunner
 from hpctrain.bench.compression import local_place, measure_place
 from hpctrain.bench.compression_launch import run_scene
-from hpctrain.bench.compression_methods import METHODS
 from hpctrain.bench.compression_rank import CORPUS_FOLDER
 from hpctrain.bench.compression_scene import Outcome, Samples, Scene, Settings
 from hpctrain.bench.compression_traffic import sent_bytes
@@ -43,12 +42,19 @@ def test_a_scene_and_what_it_gave_come_back_from_their_files(tmp_path: Path) -> 
     assert Outcome.read(tmp_path) == outcome
 
 
+FAMILIES = [
+    "none", "ddp_fp32", "ddp_bf16", "powersgd_r4", "fsdp2_fp32", "dense", "bf16", "power_sgd_r4", "topk_10", "tagc_2x",
+    "adaptive_paper", "adaptive", "local_steps", "fsdp2_dense",
+]  # fmt: skip
+"""One method of each kind; the others differ in a number."""
+
+
 @pytest.mark.slow
 def test_every_method_has_its_turns(tmp_path: Path) -> None:
     make_corpus(tmp_path / CORPUS_FOLDER)
     with local_place(2) as place:
-        rows = {row.method: row for row in measure_place(SystemRunner(), place, list(METHODS), SMALL, tmp_path)}
-    assert list(rows) == list(METHODS)
+        rows = {row.method: row for row in measure_place(SystemRunner(), place, FAMILIES, SMALL, tmp_path)}
+    assert list(rows) == FAMILIES
     assert {(row.nodes, row.link, row.steps) for row in rows.values()} == {(2, "loopback", 2)}
     for row in rows.values():
         assert 0 < row.step_time_low_s <= row.step_time_s <= row.step_time_high_s
@@ -61,7 +67,7 @@ def test_every_method_has_its_turns(tmp_path: Path) -> None:
     # A sharded weight is gathered twice, and its gradient sent once; the root's and small parts are padded.
     assert rows["fsdp2_dense"].counted_bytes_per_parameter == pytest.approx(6, rel=0.1)
     compressed = [name for name in rows if name.startswith(("power_sgd", "topk", "tagc", "adaptive"))]
-    assert len(compressed) >= 10
+    assert len(compressed) == 5
     for name in compressed:
         counted = rows[name].counted_bytes_per_parameter
         assert counted is not None
