@@ -42,7 +42,7 @@ def build_reducer(
 
     Args:
         group: the ranks whose gradients are summed.
-        names: of the parameters, as 'layers.3.attention.q.weight'.
+        names: of the parameters, as 'layers.3.attention.wq.weight'.
         shapes: of what this rank holds of them.
     """
     codec = spec.codec

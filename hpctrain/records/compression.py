@@ -33,7 +33,7 @@ class Bf16(Part):
     """Gradients travel in bfloat16, half the bytes; each number keeps 8 bits of its mantissa."""
     layers: Layers = "all"
     """What is compressed: all; non_attention: all but attention; or a list of patterns for names of parameters, with
-    '*', as 'blocks.*.mlp.*'. The rest is summed exactly."""
+    '*', as 'layers.*.feed_forward.*'. The rest is summed exactly."""
 
 
 class _Sparse(Part):

@@ -21,6 +21,7 @@ from hpctrain.corpus.prepare import Options, prepare
 from hpctrain.parallel.gradients import local_gradients
 from hpctrain.parallel.mesh import Coordinate
 from hpctrain.records.codec import CodecSpec
+from hpctrain.records.manifest import LossScale
 from hpctrain.records.metric import read_metrics
 from hpctrain.records.plan import Plan
 from hpctrain.snapshot.state import collect
@@ -145,12 +146,29 @@ def training(folder: Path, rank: int, world: int) -> dict[str, Any]:
     moved = make_plan(1, 4, 1, WHOLE, FOUR, compression=[spec_of(LOW_RANK)])
     plan = make_plan(2, 2, 1, HALF, EVEN, compression=[spec_of(LOW_RANK)])
     other = trained(folder / "moved", [(plan, END // 2), (moved, END)], rank, meeting)
+    found["fp16"] = overflowing(folder / "fp16", rank, meeting)
     found["moved"] = {"dropped": other["dropped"], "losses": other["losses"]}
     dist.init_process_group("gloo", store=dist.PrefixStore("last", meeting), rank=rank, world_size=world)
     for name in ("low rank", "adaptive"):
         found[name]["unequal"] = largest(unequal[name])
     leave()
     return found
+
+
+def overflowing(place: Path, rank: int, meeting: dist.Store) -> dict[str, Any]:
+    """Steps in fp16 with a scale that is too large at first: which were skipped, and how many the reducer counted."""
+    plan = make_plan(2, 2, 1, HALF, EVEN, compression=[spec_of(LOW_RANK)])
+    trainer = open_trainer(place, plan, 0, None, rank, meeting)
+    assert trainer.scaler is not None
+    trainer.scaler.state = LossScale(value=2.0**19)
+    train(trainer, StoppingOrders(END))  # type: ignore[arg-type]
+    leave()
+    kept = trainer.reducer.state()
+    return {
+        "skipped": [row.skipped for row in read_metrics(place / "metrics.jsonl")],
+        "counted": int(kept["steps"]),
+        "finite": all(bool(tensor.isfinite().all()) for tensor in kept.values()),
+    }
 
 
 def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
@@ -171,6 +189,7 @@ def main(world: int, folder: Path) -> None:
         make_folder(folder / f"{name}, straight", data, model=model)
         make_folder(folder / f"{name}, resumed", data, model=model)
     make_folder(folder / "moved", data, model=model)
+    make_folder(folder / "fp16", data, model=model, precision="fp16")
     launch(every_case, world, str(folder))
 
 

@@ -103,3 +103,13 @@ def test_replicas_on_their_own_send_nothing_until_they_meet(found: dict[str, Any
     # Up to the meeting and the first loss after it, a checkpoint in between changes nothing.
     assert case["resumed"]["losses"][:3] == case["straight"]["losses"][:3]
     assert case["resumed"]["dropped"] == [None, None]
+
+
+@pytest.mark.slow
+def test_a_step_that_overflows_in_fp16_leaves_what_is_kept_alone(found: dict[str, Any]) -> None:
+    """The gradient overflows in one stage first; the reducers of the other stage must not count the step either."""
+    case = found["fp16"]
+    assert case["skipped"][0] is True
+    assert case["skipped"][-1] is False
+    assert case["counted"] == case["skipped"].count(False)
+    assert case["finite"]

@@ -26,6 +26,18 @@ def plan(tp: int = 1, recompute: tuple[str, str] = ("none", "none"), **values: A
     )  # fmt: skip
 
 
+def replicas(mode: str, **values: Any) -> Plan:
+    """One stage on four devices, with a codec."""
+    devices = [f"n{index}:cpu0" for index in range(4)]
+    each = [{"rows": 1, "micro_batch": 1, "micro_batches": 1, "devices": [[device]]} for device in devices]
+    return Plan.model_validate(
+        {
+            "pp": 1, "dp": 4, "tp": 1, "stages": [{"layers": (0, 2)}], "ranks": devices, "replicas": each,
+            "compression": [{"codec": {"mode": mode}}], **values,
+        }
+    )  # fmt: skip
+
+
 def run(**values: Any) -> Run:
     return Run.model_validate(
         {
@@ -42,6 +54,9 @@ def run(**values: Any) -> Run:
         (plan(tp=3, sequence_parallel=True), run()),
         (plan(recompute=("full", "selective")), run(compile=True)),
         (plan(recompute=("full", "none"), actions=HALVES), run()),
+        (replicas("topk"), run()),
+        (replicas("topk", zero=1, shard=2), run()),
+        (replicas("bf16", zero=3), run()),
     ],
 )
 def test_what_can_run_passes(found: Plan, asked: Run) -> None:
@@ -57,6 +72,10 @@ def test_what_can_run_passes(found: Plan, asked: Run) -> None:
         (
             plan(recompute=("none", "selective"), actions=HALVES), run(),
             r"stages\[1\].recompute: found selective with the action 1I0; .* use recompute none, or schedule 1f1b",
+        ),
+        (
+            replicas("topk", zero=1), run(),
+            "compression.mode: found topk with zero 1 over all replicas; .* use none or bf16, parallel.zero 0, or",
         ),
         (plan(schedule="custom"), run(), "plan: actions.0.: no table is given"),
     ],
