@@ -137,14 +137,16 @@ def _try(cost: CostModel, layout: Layout, codec: Codec, steps: int, exact: _Trie
 
 def _hidden_s(cost: CostModel, layout: Layout, longest: Sum) -> float:
     """Of the messages of exact sums, what passes while the last backward is still at work: where the replica is one
-    stage on one device (elsewhere the links are busy with other messages), no more than that backward takes."""
+    stage on one device (elsewhere the links are busy with other messages), no more than that backward takes, and not
+    the embedding's, whose gradient is the last to be ready."""
     if len(layout.blocks) > 1 or layout.tp > 1 or layout.shards > 1:
         return 0.0
     backward = (
         cost.stage(layout.unit(replica, 0), layout.micro_batch, layout.shares[0]).backward
         for replica in layout.cells.examples
     )
-    return min(longest.wire_s, min(backward))
+    early = 1 - cost.work.spec.embedding_parameters() / cost.work.spec.parameters()
+    return min(longest.wire_s * early, min(backward))
 
 
 def _why_not(cost: CostModel, layout: Layout, codec: Codec) -> str | None:
@@ -152,7 +154,7 @@ def _why_not(cost: CostModel, layout: Layout, codec: Codec) -> str | None:
     if not keeps_state(codec):
         return None
     if layout.shards == layout.dp:
-        return f"with zero {layout.saving.zero} {SHARDED_SUMS}"
+        return f"zero {layout.saving.zero} over all replicas: {SHARDED_SUMS}"
     if isinstance(codec, PowerSgd):
         width = low_rank_width(cost.work.spec.dim, layout.tp)
         if 2 * codec.rank * codec.min_compression > width:

@@ -96,6 +96,8 @@ def make_plan(
         best = stay_in_place(cost, best, previous)
     if isinstance(run.compression, AutoCompression) and not spec_of_sums.exact:
         bound_s = step_bound(fleet, work)  # the search's own is for the codec that it went by
+    if spec_of_sums.compared and any(unit.codec_s is None for unit in best.layout.units()):
+        notes.append("What compression takes was not measured on some devices; typical values stand in.")
     idle = len(fleet.workers) - len(best.layout.units()) * best.layout.tp
     if idle:
         notes.append(f"{idle} of {len(fleet.workers)} usable devices stay idle.")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from hpctrain.planner.ground import Rings
 from hpctrain.planner.memory import BUCKET_BYTES
 from hpctrain.records.codec import wire_bytes
-from hpctrain.records.compression import Adaptive, Bf16, Codec, LocalSteps, NoCompression, PowerSgd, Tagc, TopK
+from hpctrain.records.compression import Adaptive, Bf16, Codec, LocalSteps, PowerSgd, Tagc, TopK
 from hpctrain.records.topology import CodecSeconds
 
 
@@ -50,6 +50,11 @@ def sum_of(
     n = rings.size
     if n == 1:
         return NO_SUM
+    if each is None:
+        # The search asks for this again and again.
+        buckets = _buckets(size_bytes)
+        wire_s = buckets * rings.sum_s(size_bytes / buckets, chunks)
+        return Sum(2 * (n - 1) * size_bytes / n, wire_s, numbers * copy_s)
     sent_bytes = wire_bytes(codec, size_bytes, n, width) / n
     # What a ring all-reduce would have to sum to send as much.
     alike_bytes = sent_bytes * n / (2 * (n - 1))
@@ -69,13 +74,16 @@ def low_rank_width(dim: int, tp: int) -> float:
     return 2 * dim / (1 + tp)
 
 
+def _buckets(size_bytes: float) -> int:
+    return max(1, math.ceil(size_bytes / BUCKET_BYTES))
+
+
 def _rounds(codec: Codec, size_bytes: float, n: int) -> float:
-    buckets = max(1, math.ceil(size_bytes / BUCKET_BYTES))
     match codec:
-        case NoCompression() | Bf16():
-            return buckets
+        case Bf16():
+            return _buckets(size_bytes)
         case LocalSteps(every=every):
-            return buckets / every
+            return _buckets(size_bytes) / every
         case PowerSgd():
             return 2  # the factors, one after the other; what is exempt travels with the first
         case Tagc():
@@ -83,9 +91,7 @@ def _rounds(codec: Codec, size_bytes: float, n: int) -> float:
     return 2 if n == 2 else 3  # exempt numbers; sizes and values, to all at once or to owners and back
 
 
-def _processor_s(codec: Codec, n: int, copy_s: float, each: CodecSeconds | None) -> float:
-    if each is None:
-        return copy_s
+def _processor_s(codec: Codec, n: int, copy_s: float, each: CodecSeconds) -> float:
     match codec:
         case Bf16():
             return each.bf16
