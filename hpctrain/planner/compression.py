@@ -66,7 +66,8 @@ def candidates(steps: int) -> list[Codec]:
 def may_gain(prediction: Prediction) -> bool:
     """Whether messages and waiting take so much of a step that gradients in fewer bytes could be worth it."""
     terms = prediction.terms
-    return terms["data_parallel"] + terms["pipeline_send"] + terms["pipeline_bubble"] >= LOSSY_WORTH * terms["total"]
+    waits = ("data_parallel", "pipeline_send", "pipeline_bubble", "tensor_parallel")
+    return sum(terms[name] for name in waits) >= LOSSY_WORTH * terms["total"]
 
 
 def decide(cost: CostModel, layout: Layout, steps: int) -> Decision:

@@ -129,12 +129,13 @@ def _fastest(
 ) -> tuple[Winner, Decision]:
     """The fastest plan and how it sums its gradients.
 
-    With mode auto, where exact sums keep devices waiting, plans are also searched as if gradients were of low rank: the
-    fastest placement for many bytes may be one without replicas.
+    With mode auto, where exact sums keep devices waiting or idle, plans are also searched as if gradients were of low
+    rank: the fastest placement for many bytes may be one without replicas.
     """
     winner = find(search, shapes)
     decision = _decision(run, search.cost, winner.best)
-    if not isinstance(run.compression, AutoCompression) or not may_gain(winner.best):
+    idle = len(winner.best.layout.units()) * winner.best.layout.tp < len(search.fleet.workers)
+    if not isinstance(run.compression, AutoCompression) or not (idle or may_gain(winner.best)):
         return winner, decision
     low_rank = next(codec for codec in candidates(run.steps) if isinstance(codec, PowerSgd))
     try:
@@ -173,7 +174,9 @@ def _search(plain: Search, shapes: list[Shape], find: Callable[[Search, list[Sha
     if found.best is None:
         least = plain
         if plain.work.fixed is None:
-            frugal = (plain.saving(Saving(zero=zero, recompute="full")) for zero in reversed(get_args(ZeroLevel)))
+            # What is kept of gradients goes with no state that is shared by all replicas.
+            levels = [0] if keeps_state(plain.work.codec) else reversed(get_args(ZeroLevel))
+            frugal = (plain.saving(Saving(zero=zero, recompute="full")) for zero in levels)
             least = next((search for search in frugal if search.shapes()), plain)
         raise _nothing_fits(least, least.shapes())
     search = found.search
