@@ -19,8 +19,8 @@ from hpctrain.schedule.runnable import SHARDED_SUMS
 BF16_WORTH = 0.03
 """Share of a step that bf16 must save to be taken."""
 LOSSY_WORTH = 0.1
-"""Share of a step that must be saved, on top, for a way that leaves out a part of each gradient: predicted times are
-off by about as much."""
+"""Share of a step that must be saved, on top, for a way that leaves out a part of each gradient: predicted times
+have errors, and a loss that stays the same is only usual."""
 WARMUP_SHARE = 0.1
 """Of a run's steps that low rank and sparse sums begin with exactly; of long runs, as many as their modes do."""
 DENSITY = 0.07

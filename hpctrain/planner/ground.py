@@ -62,11 +62,6 @@ class Ground:
             found.setdefault(pattern, replica)
         return tuple(found.values())
 
-    @cached_property
-    def rings(self) -> list[Rings]:
-        """[pipeline rank] -> the rings over its replicas, one for each of a unit's devices."""
-        return self.copies(1)
-
     def shard_rings(self, shards: int) -> tuple[list[Rings], list[Rings]]:
         """[pipeline rank] -> the rings of `shards` consecutive replicas, and those across such groups."""
         if shards not in self._shard_rings:
@@ -78,7 +73,8 @@ class Ground:
         return self._shard_rings[shards]
 
     def copies(self, shards: int, pairs: bool = False) -> list[Rings]:
-        """[pipeline rank] -> the rings across groups of `shards` consecutive replicas that share a state.
+        """[pipeline rank] -> the rings across groups of `shards` consecutive replicas that share a state, one for each
+        of a unit's devices; with 1, over all replicas.
 
         Args:
             pairs: with the links that messages from everyone to everyone cross.

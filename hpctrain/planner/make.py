@@ -175,7 +175,7 @@ def _search(plain: Search, shapes: list[Shape], find: Callable[[Search, list[Sha
         least = plain
         if plain.work.fixed is None:
             # What is kept of gradients goes with no state that is shared by all replicas.
-            levels = [0] if keeps_state(plain.work.codec) else reversed(get_args(ZeroLevel))
+            levels: tuple[ZeroLevel, ...] = (0,) if keeps_state(plain.work.codec) else get_args(ZeroLevel)[::-1]
             frugal = (plain.saving(Saving(zero=zero, recompute="full")) for zero in levels)
             least = next((search for search in frugal if search.shapes()), plain)
         raise _nothing_fits(least, least.shapes())

@@ -22,7 +22,7 @@ DENSITY = 0.07
 RANK = 4
 WORLD = 4
 """Ranks whose parts are added up in bf16."""
-CODEC_S = 0.2
+CODEC_S = 0.15
 """Elapsed time for each codec: with the first call, less than a second for all."""
 
 
