@@ -182,5 +182,5 @@ def _figures(codec: Codec, tried: _Tried | None, verdict: str) -> CodecFigures:
 def _reason(winner: _Tried, exact: _Tried) -> str:
     before = format_seconds(exact.mean_step_s)
     if winner is exact:
-        return f"exact sums, a step of {before}: no other way saves enough of it"
-    return f"a step of {format_seconds(winner.mean_step_s)}, with exact sums {before}"
+        return f"exact sums, a mean step of {before}: no other way saves enough of it"
+    return f"a mean step of {format_seconds(winner.mean_step_s)}, warm-up included; with exact sums {before}"

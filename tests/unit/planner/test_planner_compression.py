@@ -211,4 +211,4 @@ def test_the_command_explains_the_choice(topology, run, tmp_path):
     )
     assert done.exit_code == 0, done.output
     assert "Ways to sum gradients, the most exact first" in done.output
-    assert "compression power_sgd: a step of" in done.output
+    assert "compression power_sgd: a mean step of" in done.output
