@@ -20,6 +20,8 @@ from hpctrain.planner.predict import Prediction, lower_bound, predict
 from hpctrain.planner.saving import Saving, shard_size
 from hpctrain.planner.unit import Cells, Unit, alike_classes, make_units
 from hpctrain.planner.workload import Order, Workload
+from hpctrain.records.codec import keeps_state
+from hpctrain.records.compression import Codec
 from hpctrain.schedule.runnable import COMPILED_SPLIT
 
 MOST_COMPARED = 64
@@ -64,7 +66,13 @@ class Search:
 
     def saving(self, saving: Saving) -> Search:
         """A search of the same fleet for plans that save memory in another way."""
-        work = replace(self.work, saving=saving)
+        return self._with(replace(self.work, saving=saving))
+
+    def summing(self, codec: Codec) -> Search:
+        """A search of the same fleet for plans whose gradients are summed in another way."""
+        return self._with(replace(self.work, codec=codec))
+
+    def _with(self, work: Workload) -> Search:
         other = Search(work, self.fleet, self.cost.with_work(work))
         # Units, and the orders they can stand in, do not depend on it.
         other._units, other._orders, other.complete = self._units, self._orders, self.complete
@@ -220,7 +228,11 @@ class Search:
 
     def can_shard(self, cells: Cells) -> bool:
         """Whether there is something to shard over where sharding is asked for."""
-        return self.work.saving.zero == 0 or shard_size(cells, self.work.saving) > 1
+        if self.work.saving.zero == 0:
+            return True
+        shards = shard_size(cells, self.work.saving)
+        # Degrees by hand are refused by name where the codec cannot go with them.
+        return shards > 1 and (shards < len(cells) or self.work.fixed is not None or not keeps_state(self.work.codec))
 
     def shortage(self, shape: Shape) -> Excess | str | None:
         """Why nothing of this shape runs: the device that lacks memory with the smallest micro-batches, or a sentence.
