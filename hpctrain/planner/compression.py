@@ -20,7 +20,7 @@ BF16_WORTH = 0.03
 """Share of a step that bf16 must save to be taken."""
 LOSSY_WORTH = 0.1
 """Share of a step that must be saved, on top, for a way that leaves out a part of each gradient: predicted times
-have errors, and a loss that stays the same is only usual."""
+have errors, and the loss falls more slowly."""
 WARMUP_SHARE = 0.1
 """Of a run's steps that low rank and sparse sums begin with exactly; of long runs, as many as their modes do."""
 DENSITY = 0.07
@@ -48,16 +48,19 @@ class _Tried:
     mean_step_s: float
 
 
-def candidates(steps: int) -> list[Codec]:
+def candidates(steps: int, lossy: bool) -> list[Codec]:
     """What mode auto chooses from, the most exact first.
 
     Args:
         steps: of the run.
+        lossy: with those that leave out a part of each gradient.
     """
+    exact: list[Codec] = [NoCompression(), Bf16(mode="bf16")]
+    if not lossy:
+        return exact
     warmup = min(math.ceil(WARMUP_SHARE * steps), PowerSgd.model_fields["warmup_steps"].default)
     return [
-        NoCompression(),
-        Bf16(mode="bf16"),
+        *exact,
         PowerSgd(mode="power_sgd", warmup_steps=warmup),
         TopK(mode="topk", density=DENSITY, warmup_steps=warmup),
     ]
@@ -70,7 +73,7 @@ def may_gain(prediction: Prediction) -> bool:
     return sum(terms[name] for name in waits) >= LOSSY_WORTH * terms["total"]
 
 
-def decide(cost: CostModel, layout: Layout, steps: int) -> Decision:
+def decide(cost: CostModel, layout: Layout, steps: int, lossy: bool) -> Decision:
     """The most exact way to sum a layout's gradients that no less exact one beats by enough.
 
     Each candidate in turn is taken if a step is by `BF16_WORTH` or `LOSSY_WORTH` shorter than with the one taken
@@ -79,6 +82,7 @@ def decide(cost: CostModel, layout: Layout, steps: int) -> Decision:
     Args:
         cost: with the layout's way of saving memory; its codec does not matter.
         steps: of the run.
+        lossy: as for `candidates`.
     """
     if layout.dp == 1:
         exact = _predicted(cost, layout, NoCompression())
@@ -86,7 +90,7 @@ def decide(cost: CostModel, layout: Layout, steps: int) -> Decision:
         return Decision(spec, exact, exact.total)
     whys: dict[int, str] = {}
     tried: dict[int, _Tried] = {}
-    codecs = candidates(steps)
+    codecs = candidates(steps, lossy)
     chosen = 0
     for number, codec in enumerate(codecs):
         if why := _why_not(cost, layout, codec):

@@ -120,7 +120,7 @@ def _decision(run: Run, cost: CostModel, best: Prediction) -> Decision:
     """How the gradients of a layout are summed: as the run file says, or as is best for it."""
     cost = cost.with_work(replace(cost.work, saving=best.layout.saving))
     if isinstance(run.compression, AutoCompression):
-        return decide(cost, best.layout, run.steps)
+        return decide(cost, best.layout, run.steps, run.compression.lossy)
     return Decision(CodecSpec(codec=run.compression), best, best.total)
 
 
@@ -129,15 +129,16 @@ def _fastest(
 ) -> tuple[Winner, Decision]:
     """The fastest plan and how it sums its gradients.
 
-    With mode auto, where exact sums keep devices waiting or idle, plans are also searched as if gradients were of low
-    rank: the fastest placement for many bytes may be one without replicas.
+    With mode auto and `lossy`, where exact sums keep devices waiting or idle, plans are also searched as if gradients
+    were of low rank: the fastest placement for many bytes may be one without replicas.
     """
     winner = find(search, shapes)
     decision = _decision(run, search.cost, winner.best)
     idle = len(winner.best.layout.units()) * winner.best.layout.tp < len(search.fleet.workers)
-    if not isinstance(run.compression, AutoCompression) or not (idle or may_gain(winner.best)):
+    lossy = isinstance(run.compression, AutoCompression) and run.compression.lossy
+    if not lossy or not (idle or may_gain(winner.best)):
         return winner, decision
-    low_rank = next(codec for codec in candidates(run.steps) if isinstance(codec, PowerSgd))
+    low_rank = next(codec for codec in candidates(run.steps, lossy) if isinstance(codec, PowerSgd))
     try:
         other = find(search.summing(low_rank), shapes)
     except HpctrainError:

@@ -158,7 +158,11 @@ class AutoCompression(Part):
     """The planner chooses."""
 
     mode: Literal["auto"]
-    """The planner chooses none, bf16, power_sgd or topk by measured links and devices; the plan says why."""
+    """The planner chooses none or bf16 by measured links and devices, with `lossy` power_sgd or topk too; the plan says
+    why."""
+    lossy: bool = False
+    """Whether modes may be chosen that leave out a part of each gradient. They are faster on slow links, and a model
+    that is trained for as many steps with them has a higher loss (docs/compression-figures.md)."""
 
 
 Codec = Annotated[

@@ -30,7 +30,7 @@ def test_a_slow_link_is_compressed_and_a_loopback_is_not(cluster, tmp_path: Path
             (row,) = measure_place(SystemRunner(), where, ["auto"], SETTINGS, tmp_path)
             found[row.link] = row
     slow, fast = found["100mbit"], found["loopback"]
-    assert (slow.choice, fast.choice) == ("power_sgd", "none")
-    # Of two ranks each sends 4 bytes for each number of an exact sum.
-    assert slow.counted_bytes_per_parameter < 0.5
+    assert (slow.choice, fast.choice) == ("bf16", "none")
+    # Of two ranks each sends 4 bytes for each number of an exact sum; small tensors stay exact.
+    assert slow.counted_bytes_per_parameter < 2.1
     assert fast.counted_bytes_per_parameter == 4

@@ -26,7 +26,7 @@ from hpctrain.records.topology import CodecSeconds
 SLOW, FAST = (2e-4, 8e-8), (5e-5, 2e-10)
 """100 Mbit/s, and a loopback."""
 LARGE = {"layers": 8, "dim": 512, "heads": 8}
-AUTO = {"mode": "auto"}
+AUTO = {"mode": "auto", "lossy": True}
 
 
 def fixed(**fields):
@@ -55,6 +55,13 @@ def test_slow_links_are_given_low_rank_and_fast_ones_exact_sums(plan, topology):
     assert "no other way saves enough" in fast.compression[0].reason
 
 
+def test_what_costs_loss_is_chosen_only_where_that_is_allowed(plan, topology):
+    asked = {"compression": {"mode": "auto"}, "parallel": fixed(dp=2), "dims": LARGE, "steps": 1000}
+    made = plan(topology(default=SLOW), **asked)
+    assert made.codec.mode == "bf16"
+    assert list(compared(made)) == ["none", "bf16"]
+
+
 @pytest.mark.parametrize("beta", [10.0**-power for power in range(7, 12)])
 @pytest.mark.parametrize("nodes", [2, 4])
 def test_no_link_makes_it_slower_than_exact_sums_by_its_own_model(plan, topology, beta, nodes):
@@ -72,8 +79,8 @@ def test_no_link_makes_it_slower_than_exact_sums_by_its_own_model(plan, topology
 
 
 def test_a_run_that_is_over_before_its_warm_up_is_not_compressed_by_halves(run):
-    assert [getattr(codec, "warmup_steps", None) for codec in candidates(20)] == [None, None, 2, 2]
-    assert [getattr(codec, "warmup_steps", None) for codec in candidates(10**6)] == [None, None, 100, 100]
+    assert [getattr(codec, "warmup_steps", None) for codec in candidates(20, True)] == [None, None, 2, 2]
+    assert [getattr(codec, "warmup_steps", None) for codec in candidates(10**6, True)] == [None, None, 100, 100]
 
 
 def test_measured_devices_decide_and_unmeasured_ones_are_said(plan, topology):
