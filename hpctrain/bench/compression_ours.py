@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from hpctrain.bench.compression_trainee import ByReducer, Exchange
 from hpctrain.compress.build import build_reducer, build_scatters
 from hpctrain.compress.local_steps import LocalSteps
-from hpctrain.parallel.shard import apply_sharding, note_collectives, sharded_parts
+from hpctrain.parallel.shard import apply_sharding, flat_parts, note_collectives
 from hpctrain.records.codec import CodecSpec
 from hpctrain.records.compression import Codec
 
@@ -45,7 +45,7 @@ def open_sharded(settings: dict[str, Any], model: nn.Module, group: dist.Process
     """ZeRO 3 with the reduce-scatter of a codec."""
     apply_sharding(model, DeviceMesh.from_group(group, "cpu"), zero=3, compute=None)
     counted = _Counted()
-    scatters = build_scatters(codec_spec(settings, dense_steps), len(list(sharded_parts(model))), "cpu")
+    scatters = build_scatters(codec_spec(settings, dense_steps), flat_parts(model), group, "cpu")
     note_collectives(model, 0, counted.add, 1, lambda: False, scatters)
     return BySharding(model, counted.take)
 

@@ -58,6 +58,11 @@ def select(values: Tensor, k: int, how: Selector = "sampled", seed: int = 0) -> 
     return _exact(values, k)
 
 
+def seed_of(seed: int, step: int, layer: int) -> int:
+    """A seed for `select`: another one for every step and tensor, the same on all ranks."""
+    return ((seed * 1_000_003 + step) * 65_537 + layer) % 2**63
+
+
 def _exact(values: Tensor, k: int) -> Tensor:
     magnitudes, places = values.abs().topk(k, sorted=False)
     return places[magnitudes >= _TINY].sort().values

@@ -22,6 +22,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.dense_scatter import Scatter
+from hpctrain.compress.sparse_scatter import Piece
 from hpctrain.model.part import blocks_of
 
 Count = Callable[[int], None]
@@ -62,6 +63,30 @@ def apply_sharding(module: nn.Module, mesh: DeviceMesh, zero: int, compute: torc
 def sharded_parts(module: nn.Module) -> Iterator[FSDPModule]:
     """The stage itself and its blocks."""
     return (part for part in module.modules() if isinstance(part, FSDPModule))
+
+
+def flat_parts(module: nn.Module) -> list[list[Piece]]:
+    """For each part in turn, the parameters in its flat gradient, in their order there."""
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    return [
+        [
+            Piece(names[member.sharded_param], member._orig_size, member.padded_sharded_param_size.numel())
+            for member in _group_of(part).fsdp_params
+            if member.sharded_param.requires_grad
+        ]
+        for part in sharded_parts(module)
+    ]
+
+
+def sharing_group(module: nn.Module) -> dist.ProcessGroup:
+    """The ranks that share the state of this stage."""
+    group: dist.ProcessGroup = _group_of(module)._reduce_scatter_process_group
+    return group
+
+
+def _group_of(part: nn.Module | FSDPModule) -> Any:
+    """torch's own record of the parameters that it gathers together."""
+    return fully_shard.state(part)._fsdp_param_group  # type: ignore[attr-defined]
 
 
 def sum_gradients(module: nn.Module) -> None:
