@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.base.errors import HpctrainError
+from hpctrain.compress.dense_scatter import Scatter
 from hpctrain.compress.message import decode, encode, rounded
 from hpctrain.compress.scatter_steps import ScatterSteps
 from hpctrain.compress.selectors import seed_of, select
@@ -184,6 +185,11 @@ class SparseScatter:
         output.zero_()
         for message in messages:
             output += _cut(message, output.numel())[0]
+
+
+def steps_of(scatters: Sequence[Scatter | None]) -> ScatterSteps | None:
+    """What the sparse ones among the scatters of a stage have in common, where there are any."""
+    return next((scatter.steps for scatter in scatters if isinstance(scatter, SparseScatter)), None)
 
 
 class _Choice:

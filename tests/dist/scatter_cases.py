@@ -11,7 +11,7 @@ from processes import largest
 from torch import Tensor
 
 from hpctrain.compress.build import build_scatters
-from hpctrain.compress.sparse_scatter import Piece, SparseScatter
+from hpctrain.compress.sparse_scatter import Piece, steps_of
 from hpctrain.records.codec import CodecSpec
 
 PARTS = [
@@ -51,7 +51,9 @@ class Stage:
         spec = CodecSpec.model_validate({"codec": codec})
         self.scatters = build_scatters(spec, pieces, dist.group.WORLD, "cpu")
         self.world = world
-        self.steps = next(scatter.steps for scatter in self.scatters if isinstance(scatter, SparseScatter))
+        found = steps_of(self.scatters)
+        assert found is not None
+        self.steps = found
 
     def step(self, gradients: list[Tensor]) -> tuple[list[Tensor], int]:
         """Sums of each part, the last one first as a backward pass has it, and the bytes sent."""
