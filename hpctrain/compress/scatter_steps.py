@@ -35,6 +35,7 @@ class ScatterSteps:
         self._agreed = False
         self._under_way = False
         self._finite = True
+        self._memory = torch.empty(0)
         self._sent = self._of = 0
         self._square = 0.0
         """Squared norm of this rank's compressed gradients."""
@@ -77,6 +78,15 @@ class ScatterSteps:
             self.counts.close(self._step, self._sizes, device)
             self.feedback.end_step(self._step)
         self._under_way = False
+
+    def memory(self, numbers: int, like: Tensor) -> Tensor:
+        """So many numbers in fp32, of whatever value. On a CPU all parts of the stage share them, because fresh pages
+        cost more than what is written to them; on CUDA torch sees to that."""
+        if like.is_cuda:
+            return like.new_empty(numbers)
+        if self._memory.numel() < numbers:
+            self._memory = torch.empty(numbers)
+        return self._memory[:numbers]
 
     def figures(self) -> tuple[int, int, float, float]:
         """Of the last step: numbers sent, of how many, squared norm of the gradient, squared norm of what is kept."""

@@ -25,6 +25,7 @@ from hpctrain.compress.scatter_steps import ScatterSteps
 from hpctrain.compress.selectors import seed_of, select
 from hpctrain.compress.sparse import SparseSettings, scales_of
 from hpctrain.compress.sparse_exchange import exchange
+from hpctrain.compress.values import ValueCode
 
 _ALIGNMENT = 8
 """Of the parts of a message, and of its length."""
@@ -119,9 +120,12 @@ class SparseScatter:
         return sent
 
     def _copies(self, rows: Tensor) -> list[Tensor]:
-        """Each compressed parameter by itself: [world · owned], fp32."""
-        return [rows[:, start:end].clone(memory_format=torch.contiguous_format).flatten()
-                for start, end in self._compressed]  # fmt: skip
+        """Each compressed parameter by itself, [world · owned], fp32, in memory that the next call uses again."""
+        world = rows.shape[0]
+        parts = self.steps.memory(world * sum(self._owned), rows).split([world * owned for owned in self._owned])
+        for part, (start, end) in zip(parts, self._compressed, strict=True):
+            part.view(world, -1).copy_(rows[:, start:end])
+        return list(parts)
 
     def _keys(self) -> list[str]:
         return [str(self._first + index) for index in range(len(self._compressed))]
@@ -134,33 +138,28 @@ class SparseScatter:
             for index, (a, k) in enumerate(zip(with_kept, wanted, strict=True))
         ]
         scales = scales_of(energies[: len(wanted)], self._sizes)
-        return _Choice(with_kept, positions, scales, self._owned, rows.shape[0], settings)
+        return _Choice(with_kept, positions, scales, self._compressed, rows.shape[0], settings.values)
 
     def _message(self, choice: _Choice, row: Tensor, owner: int) -> Tensor:
         """To an owner: what is not compressed, the scales, the chosen numbers."""
         exempt = torch.cat([row[start:end] for start, end in self._exempt]) if self._exempt else row[:0]
         positions, values = choice.of(owner)
-        numbers = encode(positions, values, sum(self._owned), self._settings.values)
+        numbers = encode(positions, values, self._part, self._settings.values)
         return torch.cat([_bytes(exempt), _bytes(exempt.new_tensor(choice.scales)), numbers])
 
     def _add(self, output: Tensor, messages: list[Tensor], own: tuple[Tensor, Tensor], rank: int) -> None:
         """The sum of messages in the order of the ranks; of this rank's own numbers as they are."""
-        exempt = output.new_zeros(sum(end - start for start, end in self._exempt))
-        chosen = output.new_zeros(sum(self._owned))
-        borders = torch.tensor(list(accumulate(self._owned, initial=0)), device=output.device)
+        output.zero_()
+        exempt = [output[start:end] for start, end in self._exempt]
+        borders = torch.tensor([*(start for start, _ in self._compressed), self._part], device=output.device)
         for sender, message in enumerate(messages):
-            numbers, rest = _cut(message, exempt.numel())
-            scales, rest = _cut(rest, len(self._owned))
-            positions, values = own if sender == rank else decode(rest, chosen.numel())
+            numbers, rest = _cut(message, sum(part.numel() for part in exempt))
+            scales, rest = _cut(rest, len(self._compressed))
+            positions, values = own if sender == rank else decode(rest, self._part)
             lengths = torch.searchsorted(positions, borders).diff()
-            exempt += numbers
-            chosen.index_add_(0, positions, values * scales.repeat_interleave(lengths))
-        for (start, end), sums in zip(self._compressed, chosen.split(self._owned), strict=True):
-            output[start:end] = sums
-        for (start, end), sums in zip(
-            self._exempt, exempt.split([end - start for start, end in self._exempt]), strict=True
-        ):
-            output[start:end] = sums
+            for part, more in zip(exempt, numbers.split([part.numel() for part in exempt]), strict=True):
+                part += more
+            output.index_add_(0, positions, values * scales.repeat_interleave(lengths))
 
     def _keep(self, choice: _Choice, rank: int) -> None:
         for key, a, positions, read in zip(
@@ -196,30 +195,33 @@ class _Choice:
     """What is sent of the parameters of a part, by the owners of its sums."""
 
     def __init__(
-        self, with_kept: list[Tensor], positions: list[Tensor], scales: list[float], owned: list[int], world: int,
-        settings: SparseSettings,
+        self, with_kept: list[Tensor], positions: list[Tensor], scales: list[float], stretches: list[tuple[int, int]],
+        world: int, code: ValueCode,
     ) -> None:  # fmt: skip
         """
         Args:
             with_kept: each parameter as it is chosen from, [world · owned].
             positions: of what is sent of each.
             scales: of each; numbers are divided by them on the wire.
-            owned: numbers of each in an owner's part.
+            stretches: where each begins and ends in the part that an owner has.
             world: how many owners.
-            settings: of the wire.
+            code: of the wire.
         """
         self.with_kept = with_kept
         self.positions = positions
         self.scales = scales
-        self._code = settings.values
-        starts = list(accumulate(owned, initial=0))
-        self._places: list[tuple[Tensor, ...]] = []
-        """By parameter and owner, in what the owner has of all parameters."""
+        self._code = code
+        self._places: list[list[Tensor]] = []
+        """By parameter and owner, in the owner's part."""
         self._values: list[tuple[Tensor, ...]] = []
-        for a, places, scale, size, start in zip(with_kept, positions, scales, owned, starts, strict=False):
+        """As they go over the wire, by parameter and owner."""
+        for a, places, scale, (start, end) in zip(with_kept, positions, scales, stretches, strict=True):
+            size = end - start
             borders = torch.arange(world + 1, device=places.device) * size
             lengths = torch.searchsorted(places, borders).diff().tolist()
-            self._places.append((places % size + start).split(lengths))
+            self._places.append([
+                part + (start - owner * size) for owner, part in enumerate(places.split(lengths))
+            ])  # fmt: skip
             self._values.append((a[places] / scale).split(lengths))
 
     def of(self, owner: int) -> tuple[Tensor, Tensor]:

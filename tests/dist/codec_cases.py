@@ -176,7 +176,8 @@ def overflowing(place: Path, rank: int, meeting: dist.Store) -> dict[str, Any]:
     trainer = open_trainer(place, plan, 0, None, rank, meeting)
     assert trainer.scaler is not None
     trainer.scaler.state = LossScale(value=2.0**19)
-    train(trainer, StoppingOrders(END))  # type: ignore[arg-type]
+    # How far the scale has to fall depends on the text.
+    train(trainer, StoppingOrders(2 * END))  # type: ignore[arg-type]
     leave()
     kept = trainer.reducer.state()
     return {
