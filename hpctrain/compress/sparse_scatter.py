@@ -86,7 +86,7 @@ class SparseScatter:
         rows = gradient.view(world, -1)
         step = self.steps.begin(gradient.device)
         stretches = [rows[:, start:end] for start, end in (*self._compressed, *self._exempt)]
-        energies: list[float] = torch.stack(torch._foreach_norm(stretches)).square().tolist()
+        energies: list[float] = torch.stack(torch._foreach_norm(stretches)).double().square().tolist()
         wanted = self.steps.wanted(step, self._first, len(self._compressed))
         finite = all(math.isfinite(energy) for energy in energies)
         choice, whole = None, rows
