@@ -108,7 +108,7 @@ class Feedback:
         residual = self._residuals[key]
         # In paper, g + β·e = a − (1−β)·e.
         left = a.sub_(residual, alpha=1 - self._beta) if self._mode == "paper" else a
-        left[positions] -= sent
+        left.index_add_(0, positions, sent, alpha=-1)
         if left is not residual:
             residual.copy_(left)
 

@@ -73,7 +73,7 @@ def _sampled(values: Tensor, k: int, seed: int) -> Tensor:
     size = min(SAMPLE, n // 8, -(-HITS * n // k))
     # Drawn, not strided: a stride that divides the width of a matrix would look at a few of its columns only.
     drawn = torch.randint(n, (size,), generator=torch.Generator().manual_seed(seed)).to(values.device)
-    sample = values[drawn].abs()
+    sample = values.index_select(0, drawn).abs()
     # The second threshold is for a first one that lets too few through; what is then too much is cut off exactly.
     for share in (k / n, min(1.0, 1.5 * k / n + 8 / size)):
         rank = max(1, round(share * size))

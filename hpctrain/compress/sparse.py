@@ -156,7 +156,10 @@ class SparseReducer:
         keys = [str(position) for position in self._compressed]
         with_kept = [self._feedback.add(key, gradient) for key, gradient in zip(keys, flat, strict=True)]
         chosen = [self._select(layer, a, k) for layer, (a, k) in enumerate(zip(with_kept, wanted, strict=True))]
-        values = [a[positions].div_(scale) for a, positions, scale in zip(with_kept, chosen, scales, strict=True)]
+        values = [
+            a.index_select(0, positions).div_(scale)
+            for a, positions, scale in zip(with_kept, chosen, scales, strict=True)
+        ]
         offsets = [0, *accumulate(tensor.numel() for tensor in flat)]
         positions = torch.cat([places + start for places, start in zip(chosen, offsets, strict=False)])
         self._metrics = {"density": positions.numel() / offsets[-1]}
@@ -196,9 +199,9 @@ class SparseReducer:
             else:
                 total.index_add_(0, *decode(message, end - start))
         positions = self._select_sums(total, parts, wanted, offsets)
-        values = total[positions]
+        values = total.index_select(0, positions)
         message = encode(positions, values, end - start, self._settings.values)
-        total[positions] -= rounded(values, self._settings.values)
+        total.index_add_(0, positions, rounded(values, self._settings.values), alpha=-1)
         self._owe(total, start, offsets, scales)
         gathered, sent_again = gather(message, self._group)
         sums = []

@@ -222,7 +222,7 @@ class _Choice:
             self._places.append([
                 part + (start - owner * size) for owner, part in enumerate(places.split(lengths))
             ])  # fmt: skip
-            self._values.append((a[places] / scale).split(lengths))
+            self._values.append(a.index_select(0, places).div_(scale).split(lengths))
 
     def of(self, owner: int) -> tuple[Tensor, Tensor]:
         """Positions, ascending, and values that this owner is to add up, of all parameters."""
