@@ -15,7 +15,7 @@ from hpctrain.planner.fit import fit_layout, why_undefined
 from hpctrain.planner.fleet import Fleet
 from hpctrain.planner.layout import Excess, Layout
 from hpctrain.planner.memory import RankRole
-from hpctrain.planner.placement import placements
+from hpctrain.planner.placement import placements, rank_orders
 from hpctrain.planner.predict import Prediction, lower_bound, predict
 from hpctrain.planner.saving import Saving, shard_size
 from hpctrain.planner.unit import Cells, Unit, alike_classes, make_units
@@ -28,6 +28,8 @@ NO_SHARDS = (
     "shard node needs as many replicas of every stage in each node, two or more, and no placement has that; "
     "use shard all, or other degrees"
 )
+TURNS = 60
+"""Orders of the winner's pipeline ranks that are tried."""
 REFINEMENTS = 400
 """Changes of one block or one micro-batch that are tried on the winner; those that were begun are finished."""
 
@@ -167,7 +169,9 @@ class Search:
         return Explored(best, fits)
 
     def refine(self, best: Prediction) -> Prediction:
-        """Move single blocks between neighbours and single micro-batches between replicas while that helps."""
+        """Exchange pipeline ranks, then move single blocks between neighbours and single micro-batches between
+        replicas, while that helps."""
+        best = self._turn(best)
         tried = 0
         while tried < REFINEMENTS:
             better = best
@@ -176,6 +180,28 @@ class Search:
                 if layout.excess(self.cost.memory) or lower_bound(self.cost, layout) >= better.total * (1 - 1e-6):
                     continue
                 found = predict(self.cost, layout)
+                if found.total < better.total * (1 - 1e-6):
+                    better = found
+            if better is best:
+                break
+            best = better
+        return best
+
+    def _turn(self, best: Prediction) -> Prediction:
+        layout = best.layout
+        order = Order(layout.schedule, len(layout.blocks) // layout.pp)
+        tried: set[tuple[int, ...]] = set()
+        while len(tried) < TURNS:
+            better = best
+            for cells in rank_orders(best.layout.cells):
+                key = tuple(unit.index for row in cells for unit in row)
+                if key in tried or len(tried) >= TURNS or not self.can_shard(cells):
+                    continue
+                tried.add(key)
+                other = fit_layout(self.cost, cells, order, layout.micro_batch)
+                if other.excess(self.cost.memory) or lower_bound(self.cost, other) >= better.total * (1 - 1e-6):
+                    continue
+                found = predict(self.cost, other)
                 if found.total < better.total * (1 - 1e-6):
                     better = found
             if better is best:
