@@ -66,12 +66,14 @@ def sharded_parts(module: nn.Module) -> Iterator[FSDPModule]:
 
 
 def flat_parts(module: nn.Module) -> list[list[Piece]]:
-    """For each part in turn, the parameters in its flat gradient, in their order there."""
+    """For each part in turn, the parameters in its flat gradient, in their order there; those of blocks are not the
+    stage's own, which may have none."""
     names = {parameter: name for name, parameter in module.named_parameters()}
     return [
         [
             Piece(names[member.sharded_param], member._orig_size, member.padded_sharded_param_size.numel())
-            for member in _group_of(part).fsdp_params
+            for gathered in _gathered_by(part)
+            for member in gathered.fsdp_params
             if member.sharded_param.requires_grad
         ]
         for part in sharded_parts(module)
@@ -80,13 +82,16 @@ def flat_parts(module: nn.Module) -> list[list[Piece]]:
 
 def sharing_group(module: nn.Module) -> dist.ProcessGroup:
     """The ranks that share the state of this stage."""
-    group: dist.ProcessGroup = _group_of(module)._reduce_scatter_process_group
+    group: dist.ProcessGroup = next(
+        gathered._reduce_scatter_process_group for part in sharded_parts(module) for gathered in _gathered_by(part)
+    )
     return group
 
 
-def _group_of(part: nn.Module | FSDPModule) -> Any:
-    """torch's own record of the parameters that it gathers together."""
-    return fully_shard.state(part)._fsdp_param_group  # type: ignore[attr-defined]
+def _gathered_by(part: FSDPModule) -> list[Any]:
+    """torch's own record of the parameters that a part gathers together, where it has any of its own."""
+    groups: list[Any] = fully_shard.state(part)._fsdp_param_groups  # type: ignore[attr-defined]
+    return groups
 
 
 def sum_gradients(module: nn.Module) -> None:
