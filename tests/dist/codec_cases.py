@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from cases import EVEN, FOUR, HALF, SPEC, WHOLE, batch, deviation, make_plan, my_rows, open_pipeline, whole
+from cases import EVEN, FOUR, HALF, QUARTERS, SPEC, WHOLE, batch, deviation, make_plan, my_rows, open_pipeline, whole
 from loop_cases import StoppingOrders, leave, make_folder, open_trainer
 from processes import largest, launch, process_group
 from scatter_cases import conserved
@@ -100,11 +100,16 @@ def whole_sum(value: float) -> float:
     return float(total)
 
 
-def sharded(codec: dict[str, Any], rank: int, **further: Any) -> dict[str, Any]:
+def sharded(
+    codec: dict[str, Any],
+    rank: int,
+    cuts: list[tuple[int, int]] = WHOLE,
+    shares: list[tuple[int, int]] = FOUR,
+    **further: Any,
+) -> dict[str, Any]:
     """A sharded step with a codec beside the same without: deviation of the gradient as a share of its largest number,
     and the bytes of both as shares of the whole model's."""
-    shares = further.pop("shares", FOUR)
-    plain = make_plan(1, 4, 1, WHOLE, shares, **further)
+    plain = make_plan(1, 4, 1, cuts, shares, **further)
     plan = plain.model_copy(update={"compression": [spec_of(codec)]})
     results, sent = [], []
     for each in (plain, plan):
@@ -193,8 +198,10 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
         for name, codec in CODECS.items():
             found[name] = sums(codec, rank, world)
         found["sharded over all"] = sharded({"mode": "bf16"}, rank, zero=2)
+        # The stages in the middle have no parameters beside those of their blocks.
+        stages = {"cuts": QUARTERS, "schedule": "interleaved_1f1b"}
         for zero in (1, 2, 3):
-            found[f"sharded, all of it, zero {zero}"] = sharded(ALL_OF_IT, rank, zero=zero, shares=ONE_EACH)
+            found[f"sharded, all of it, zero {zero}"] = sharded(ALL_OF_IT, rank, shares=ONE_EACH, zero=zero, **stages)
         for name, codec in SPARSE_SCATTERS.items():
             found[name] = conserved(codec, rank, world)
         found["sharded in pairs"] = sharded({"mode": "bf16"}, rank, zero=1, shard=2)
