@@ -101,8 +101,8 @@ def _ours(settings: dict[str, Any]) -> Open:
     return lambda model, occasion: open_reducer(settings, model, occasion.group, occasion.dense_steps)
 
 
-def _ours_sharded(settings: dict[str, Any]) -> Open:
-    return lambda model, occasion: open_sharded(settings, model, occasion.group, occasion.dense_steps)
+def _ours_sharded(settings: dict[str, Any], zero: int = 3, compute: torch.dtype | None = None) -> Open:
+    return lambda model, occasion: open_sharded(settings, model, occasion.group, occasion.dense_steps, zero, compute)
 
 
 def _auto(model: nn.Module, occasion: Occasion) -> Exchange:
@@ -162,5 +162,9 @@ METHODS: dict[str, Method] = {
     AUTO: Method("ours, what the planner chooses for the link and the device", _auto),
     "local_steps": Method("ours, a meeting of the weights every 10 steps", _local_steps),
     "fsdp2_dense": Method("ours, ZeRO 3 in fp32, each number sent once", _ours_sharded({"mode": "none"})),
+    "fsdp2_sparse": Method(
+        "ours, ZeRO 2, weights gathered once in bf16, 10 % of the gradients, in bf16",
+        _ours_sharded({"mode": "topk", "density": 0.1}, zero=2, compute=torch.bfloat16),
+    ),
 }
 """Name in `--method` and in the record -> what it is."""

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from pydantic import TypeAdapter
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from hpctrain.bench.compression_trainee import ByReducer, Exchange
 from hpctrain.compress.build import build_reducer, build_scatters
 from hpctrain.compress.local_steps import LocalSteps
 from hpctrain.compress.reducer import DenseReducer
-from hpctrain.parallel.shard import apply_sharding, note_collectives, sharded_parts
+from hpctrain.compress.scatter_steps import ScatterSteps
+from hpctrain.compress.sparse_scatter import steps_of
+from hpctrain.parallel.shard import apply_sharding, flat_parts, note_collectives
 from hpctrain.records.codec import CodecSpec
 from hpctrain.records.compression import Codec
 
@@ -51,13 +54,21 @@ def open_local_steps(settings: dict[str, Any], model: nn.Module, group: dist.Pro
     return ByLocalSteps(model, LocalSteps(group, parameters, codec.every, codec.outer_lr, codec.outer_momentum))
 
 
-def open_sharded(settings: dict[str, Any], model: nn.Module, group: dist.ProcessGroup, dense_steps: int) -> Exchange:
-    """ZeRO 3 with the reduce-scatter of a codec."""
-    apply_sharding(model, DeviceMesh.from_group(group, "cpu"), zero=3, compute=None)
+def open_sharded(
+    settings: dict[str, Any],
+    model: nn.Module,
+    group: dist.ProcessGroup,
+    dense_steps: int,
+    zero: int = 3,
+    compute: torch.dtype | None = None,
+) -> Exchange:
+    """A sharded state with the reduce-scatter of a codec, gathered in the precision of its computation."""
+    apply_sharding(model, DeviceMesh.from_group(group, "cpu"), zero, compute)
     counted = _Counted()
-    scatters = build_scatters(codec_spec(settings, dense_steps), len(list(sharded_parts(model))), "cpu")
+    scatters = build_scatters(codec_spec(settings, dense_steps), flat_parts(model), group, "cpu")
     note_collectives(model, 0, counted.add, 1, lambda: False, scatters)
-    return BySharding(model, counted.take)
+    called = model if compute is None else _InPrecision(model, compute)
+    return BySharding(called, counted.take, steps_of(scatters))
 
 
 class ByLocalSteps:
@@ -83,15 +94,32 @@ class BySharding:
 
     averages = False
 
-    def __init__(self, model: nn.Module, sent_bytes: Callable[[], int]) -> None:
+    def __init__(self, model: nn.Module, sent_bytes: Callable[[], int], steps: ScatterSteps | None) -> None:
         self.model = model
         self._sent_bytes = sent_bytes
+        self._steps = steps
 
     def reduce(self) -> int | None:
+        if self._steps is not None:
+            self._steps.end_step(torch.device("cpu"))
         return self._sent_bytes()
 
     def after_step(self) -> int:
         return 0
+
+
+class _InPrecision(nn.Module):
+    """A model whose matrix products are in less precision than what is between them, as in training."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model = model
+        self._dtype = dtype
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        with torch.autocast("cpu", self._dtype):
+            logits: Tensor = self.model(tokens)
+        return logits
 
 
 class _Counted:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -14,9 +15,11 @@ from hpctrain.compress.dense_scatter import DenseScatter, Scatter
 from hpctrain.compress.feedback import Feedback, Reset
 from hpctrain.compress.low_rank import PowerSgdReducer, PowerSgdSettings
 from hpctrain.compress.reducer import DenseReducer, Reducer
+from hpctrain.compress.scatter_steps import ScatterSteps
 from hpctrain.compress.selectors import select
 from hpctrain.compress.sparse import SparseReducer, SparseSettings
-from hpctrain.compress.sparse_counts import AdaptiveCounts, AdaptiveSettings, FixedCounts
+from hpctrain.compress.sparse_counts import AdaptiveCounts, AdaptiveSettings, Counts, FixedCounts
+from hpctrain.compress.sparse_scatter import Piece, SparseScatter
 from hpctrain.compress.tagc import TagcReducer, TagcSettings
 from hpctrain.compress.values import ValueCode
 from hpctrain.records.codec import CodecSpec
@@ -62,22 +65,23 @@ def _compressing(group: dist.ProcessGroup, chosen: list[int], codec: Compressing
     match codec:
         case Bf16():
             return Bf16Reducer(group, chosen)
-        case TopK():
-            counts = FixedCounts(group, codec.density, codec.warmup_steps)
+        case TopK() | Adaptive():
+            counts = _counts(codec, group, len(chosen))
             feedback = _feedback(codec, codec.reset, codec.reset_every)
             return SparseReducer(group, chosen, counts, feedback, _choice(codec))
-        case Adaptive():
-            adaptive = AdaptiveSettings(
-                codec.limits, codec.mapping, codec.form, codec.warmup_steps, codec.reprofile_every
-            )
-            feedback = _feedback(codec, codec.reset, codec.reset_every)
-            return SparseReducer(group, chosen, AdaptiveCounts(group, len(chosen), adaptive), feedback, _choice(codec))
         case Tagc():
             sketch = TagcSettings(codec.density, codec.ratio, codec.warmup_steps)
             return TagcReducer(group, chosen, sketch, _feedback(codec), select)
         case PowerSgd():
             products = PowerSgdSettings(codec.rank, codec.warmup_steps, codec.min_compression)
             return PowerSgdReducer(group, chosen, products)
+
+
+def _counts(codec: TopK | Adaptive, group: dist.ProcessGroup, layers: int) -> Counts:
+    if isinstance(codec, TopK):
+        return FixedCounts(group, codec.density, codec.warmup_steps)
+    settings = AdaptiveSettings(codec.limits, codec.mapping, codec.form, codec.warmup_steps, codec.reprofile_every)
+    return AdaptiveCounts(group, layers, settings)
 
 
 def _feedback(codec: TopK | Adaptive | Tagc, reset: Reset = "none", reset_every: int = 1) -> Feedback:
@@ -89,12 +93,42 @@ def _choice(codec: TopK | Adaptive) -> SparseSettings:
     return SparseSettings(codec.selector, ValueCode[codec.values.upper()])
 
 
-def build_scatters(spec: CodecSpec, parts: int, device_type: str) -> list[Scatter | None]:
-    """What sums the gradients of each of these parts of a sharded stage; None: torch's own reduce-scatter."""
-    if isinstance(spec.codec, Bf16):
-        return [DenseScatter(torch.bfloat16)] * parts
+def build_scatters(
+    spec: CodecSpec, parts: Sequence[Sequence[Piece]], group: dist.ProcessGroup, device_type: str
+) -> list[Scatter | None]:
+    """What sums the gradients of each of these parts of a sharded stage; None: torch's own reduce-scatter.
+
+    Args:
+        parts: the parameters of each, in the order in which they stand in its flat gradient.
+        group: the ranks that share the state.
+    """
+    match spec.codec:
+        case TopK() | Adaptive():
+            return _sparse_scatters(spec.codec, parts, group, device_type)
+        case Bf16():
+            return [DenseScatter(torch.bfloat16)] * len(parts)
+    return [_exact(device_type)] * len(parts)
+
+
+def _exact(device_type: str) -> Scatter | None:
     # NCCL has a reduce-scatter that sends each number once; gloo has not.
-    return [DenseScatter() if device_type == "cpu" else None] * parts
+    return DenseScatter() if device_type == "cpu" else None
+
+
+def _sparse_scatters(
+    codec: TopK | Adaptive, parts: Sequence[Sequence[Piece]], group: dist.ProcessGroup, device_type: str
+) -> list[Scatter | None]:
+    chosen = [
+        [index for index, piece in enumerate(pieces) if eligible(piece.shape, piece.name, codec.layers)]
+        for pieces in parts
+    ]
+    firsts = list(accumulate((len(indices) for indices in chosen), initial=0))
+    sizes = [math.prod(pieces[index].shape) for pieces, indices in zip(parts, chosen, strict=True) for index in indices]
+    steps = ScatterSteps(sizes, _counts(codec, group, len(sizes)), _feedback(codec, codec.reset, codec.reset_every))
+    return [
+        SparseScatter(pieces, indices, first, steps, _choice(codec)) if indices else _exact(device_type)
+        for pieces, indices, first in zip(parts, chosen, firsts, strict=False)
+    ]
 
 
 def eligible(shape: Sequence[int], name: str, layers: Layers) -> bool:

@@ -79,12 +79,27 @@ class Feedback:
         # The residual becomes a, and `keep` makes it a residual again: one pass over memory, and no memory for a.
         return residual.add_(gradient)
 
+    def add_to(self, key: str, gradient: Tensor) -> Tensor:
+        """a, as `add` gives it, in the memory of the gradient: the residual stays as it is until `keep`, which need not
+        follow.
+
+        Args:
+            key: of the tensor, the same in every step.
+            gradient: [n], fp32; its memory is used.
+
+        Raises:
+            CheckpointError: the residual, which was loaded, is of another size.
+        """
+        if self._mode == "none":
+            return gradient
+        return gradient.add_(self._residual(key, gradient), alpha=self._beta if self._mode == "decayed" else 1.0)
+
     def keep(self, key: str, a: Tensor, positions: Tensor, sent: Tensor) -> None:
         """Take what `add` gave less what was sent of it as the residual.
 
         Args:
-            key: as given to `add`.
-            a: what `add` returned; its memory is used.
+            key: as given to `add` or `add_to`.
+            a: what that returned; its memory is used.
             positions: [k], int64: what was sent, without repetition.
             sent: [k], fp32: as the receivers read it, so that what rounding took is kept.
         """
@@ -93,7 +108,7 @@ class Feedback:
         residual = self._residuals[key]
         # In paper, g + β·e = a − (1−β)·e.
         left = a.sub_(residual, alpha=1 - self._beta) if self._mode == "paper" else a
-        left[positions] -= sent
+        left.index_add_(0, positions, sent, alpha=-1)
         if left is not residual:
             residual.copy_(left)
 
@@ -113,6 +128,10 @@ class Feedback:
         a = self.add(key, gradient)
         self._residuals.pop(key, None)
         return a
+
+    def forget(self, key: str) -> None:
+        """Keep nothing of a tensor: all of what `add_to` gave was sent."""
+        self._residuals.pop(key, None)
 
     def end_step(self, step: int) -> None:
         """Drop everything where that is due.

@@ -42,11 +42,13 @@ def encode_positions(positions: Tensor, numel: int) -> tuple[IndexForm, Tensor]:
             return IndexForm.BITMAP, pack_bits(_mask(positions, numel))
         return IndexForm.SHORTS, _to_shorts(positions, numel)
     gaps = torch.diff(positions, prepend=positions.new_tensor([-1])) - 1
-    skips = gaps // _SKIP
+    # Most gaps are small, and dividing takes longer than all else here.
+    large = _nonzero(gaps >= _SKIP)
+    skips = gaps.index_select(0, large) // _SKIP
     gaps_bytes = count + int(skips.sum())
     smallest = min(bitmap_bytes, shorts_bytes, gaps_bytes)
     if gaps_bytes == smallest:
-        return IndexForm.GAPS, _to_gaps(gaps, skips, gaps_bytes)
+        return IndexForm.GAPS, _to_gaps(gaps, large, skips, gaps_bytes)
     if shorts_bytes == smallest:
         return IndexForm.SHORTS, _to_shorts(positions, numel)
     return IndexForm.BITMAP, pack_bits(_mask(positions, numel))
@@ -119,12 +121,13 @@ def _from_shorts(data: Tensor, numel: int) -> Tensor:
     return torch.repeat_interleave(starts, counts) + (low.long() & 0xFFFF)
 
 
-def _to_gaps(gaps: Tensor, skips: Tensor, size: int) -> Tensor:
+def _to_gaps(gaps: Tensor, large: Tensor, skips: Tensor, size: int) -> Tensor:
+    """One byte for each gap, and before the large ones as many more as they have `skips`: `size` in all."""
     if size == gaps.numel():
         return gaps.to(torch.uint8)
     data = torch.full((size,), _SKIP, dtype=torch.uint8, device=gaps.device)
-    ends = torch.cumsum(skips + 1, 0) - 1
-    data[ends] = (gaps - _SKIP * skips).to(torch.uint8)
+    lengths = torch.ones_like(gaps).index_add_(0, large, skips)
+    data[torch.cumsum(lengths, 0) - 1] = gaps.index_add(0, large, skips, alpha=-_SKIP).to(torch.uint8)
     return data
 
 

@@ -31,23 +31,25 @@ class Moments:
             layers: how many tensors.
         """
         self.layers = layers
-        self.seen = 0
+        self._seen = [0] * layers
         """Gradients of each tensor, in this profile."""
         self._means: dict[int, Tensor] = {}
         self._squares = torch.zeros(layers, dtype=torch.float64)
         """Sums of squared distances from the mean, as Welford updates them."""
 
-    def observe(self, gradients: Sequence[Tensor]) -> None:
-        """Take the gradients of a step into account; leave out steps in which any rank's is not finite.
+    def observe(self, gradients: Sequence[Tensor], first: int = 0) -> None:
+        """Take the gradients of a step into account; leave out those that are not finite on any rank.
 
         Args:
-            gradients: [layers] of [n_l], fp32, contiguous; unchanged.
+            gradients: [·] of [n_l], fp32, contiguous; unchanged.
+            first: which tensor the first of them is of; the others follow it.
 
         Raises:
             CheckpointError: the profile, which was loaded, is of tensors of another size.
         """
-        self.seen += 1
-        for layer, gradient in enumerate(gradients):
+        for layer, gradient in enumerate(gradients, first):
+            self._seen[layer] += 1
+            seen = self._seen[layer]
             mean = self._means.get(layer)
             if mean is None:
                 mean = self._means[layer] = torch.zeros_like(gradient)
@@ -61,8 +63,8 @@ class Moments:
                 mean = self._means[layer] = mean.to(gradient.device)
             # With d = g − old mean, and the new mean that plus d/t: (g − old)·(g − new) = (1 − 1/t)·d².
             distance = gradient - mean
-            mean.add_(distance, alpha=1 / self.seen)
-            self._squares[layer] += (1 - 1 / self.seen) * float(distance.norm()) ** 2
+            mean.add_(distance, alpha=1 / seen)
+            self._squares[layer] += (1 - 1 / seen) * float(distance.norm()) ** 2
 
     def variances(self, group: dist.ProcessGroup, device: torch.device) -> list[float]:
         """σ² of each layer by equation (2), the mean over the ranks: the same bits on all of them. Collective.
@@ -72,7 +74,8 @@ class Moments:
             device: where the group's tensors lie.
         """
         # Rounded to fp32 before they are sent, because not every device sums in fp64.
-        sums = (self._squares / max(1, self.seen)).to(device, torch.float32)
+        seen = torch.tensor(self._seen, dtype=torch.float64).clamp_min_(1)
+        sums = (self._squares / seen).to(device, torch.float32)
         with ACTIVITY.doing("all-reduce over dp, variances", waits=True):
             dist.all_reduce(sums, group=group)
         world = dist.get_world_size(group)
@@ -80,16 +83,17 @@ class Moments:
 
     def restart(self) -> None:
         """Forget everything, and the memory for it."""
-        self.seen = 0
+        self._seen = [0] * self.layers
         self._means.clear()
         self._squares.zero_()
 
     def state(self, positions: Sequence[int]) -> dict[str, Tensor]:
         """What the profile has so far, under the tensors' positions; empty where none is under way."""
-        if not self.seen:
+        seen = min(self._seen, default=0)
+        if not seen:
             return {}
         means = {f"{_MEAN}{positions[layer]}": mean for layer, mean in self._means.items()}
-        return {**means, _SQUARES: self._squares, _SEEN: torch.tensor(self.seen)}
+        return {**means, _SQUARES: self._squares, _SEEN: torch.tensor(seen)}
 
     def load_state(self, state: dict[str, Tensor], positions: Sequence[int]) -> None:
         """Go on with what `state` gave; a profile of which anything is missing starts afresh."""
@@ -100,6 +104,6 @@ class Moments:
             return
         if any(mean is None for mean in means.values()):
             return
-        self.seen = int(seen)
+        self._seen = [int(seen)] * self.layers
         self._squares = squares.detach().to("cpu", torch.float64, copy=True)
         self._means = {layer: mean.detach().clone() for layer, mean in means.items() if mean is not None}

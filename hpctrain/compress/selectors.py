@@ -58,6 +58,11 @@ def select(values: Tensor, k: int, how: Selector = "sampled", seed: int = 0) -> 
     return _exact(values, k)
 
 
+def seed_of(seed: int, step: int, layer: int) -> int:
+    """A seed for `select`: another one for every step and tensor, the same on all ranks."""
+    return ((seed * 1_000_003 + step) * 65_537 + layer) % 2**63
+
+
 def _exact(values: Tensor, k: int) -> Tensor:
     magnitudes, places = values.abs().topk(k, sorted=False)
     return places[magnitudes >= _TINY].sort().values
@@ -68,7 +73,7 @@ def _sampled(values: Tensor, k: int, seed: int) -> Tensor:
     size = min(SAMPLE, n // 8, -(-HITS * n // k))
     # Drawn, not strided: a stride that divides the width of a matrix would look at a few of its columns only.
     drawn = torch.randint(n, (size,), generator=torch.Generator().manual_seed(seed)).to(values.device)
-    sample = values[drawn].abs()
+    sample = values.index_select(0, drawn).abs()
     # The second threshold is for a first one that lets too few through; what is then too much is cut off exactly.
     for share in (k / n, min(1.0, 1.5 * k / n + 8 / size)):
         rank = max(1, round(share * size))

@@ -21,7 +21,7 @@ from torch import Tensor
 from hpctrain.compress.feedback import Feedback
 from hpctrain.compress.message import decode, encode, rounded
 from hpctrain.compress.reducer import DenseReducer
-from hpctrain.compress.selectors import Selector, select
+from hpctrain.compress.selectors import Selector, seed_of, select
 from hpctrain.compress.sparse_counts import Counts
 from hpctrain.compress.sparse_exchange import exchange, gather, parts_by_load
 from hpctrain.compress.values import ValueCode
@@ -103,8 +103,10 @@ class SparseReducer:
             self._metrics = {"density": 1.0}
             return sent + self._whole.reduce(tensors)
         self._step += 1
+        sizes = [tensor.numel() for tensor in flat]
         self._counts.observe(self._step, flat)
-        wanted = self._counts.of(self._step, [tensor.numel() for tensor in flat])
+        self._counts.close(self._step, sizes, flat[0].device)
+        wanted = self._counts.of(self._step, sizes)
         if wanted is None:
             sent += self._whole.reduce(tensors)
             self._metrics = {"density": 1.0}
@@ -150,11 +152,14 @@ class SparseReducer:
         return self._whole.reduce(tensors)
 
     def _send(self, tensors: list[Tensor], flat: list[Tensor], wanted: list[int], energies: list[float]) -> int:
-        scales = _scales(energies, flat)
+        scales = scales_of(energies, [tensor.numel() for tensor in flat])
         keys = [str(position) for position in self._compressed]
         with_kept = [self._feedback.add(key, gradient) for key, gradient in zip(keys, flat, strict=True)]
         chosen = [self._select(layer, a, k) for layer, (a, k) in enumerate(zip(with_kept, wanted, strict=True))]
-        values = [a[positions].div_(scale) for a, positions, scale in zip(with_kept, chosen, scales, strict=True)]
+        values = [
+            a.index_select(0, positions).div_(scale)
+            for a, positions, scale in zip(with_kept, chosen, scales, strict=True)
+        ]
         offsets = [0, *accumulate(tensor.numel() for tensor in flat)]
         positions = torch.cat([places + start for places, start in zip(chosen, offsets, strict=False)])
         self._metrics = {"density": positions.numel() / offsets[-1]}
@@ -194,9 +199,9 @@ class SparseReducer:
             else:
                 total.index_add_(0, *decode(message, end - start))
         positions = self._select_sums(total, parts, wanted, offsets)
-        values = total[positions]
+        values = total.index_select(0, positions)
         message = encode(positions, values, end - start, self._settings.values)
-        total[positions] -= rounded(values, self._settings.values)
+        total.index_add_(0, positions, rounded(values, self._settings.values), alpha=-1)
         self._owe(total, start, offsets, scales)
         gathered, sent_again = gather(message, self._group)
         sums = []
@@ -224,8 +229,7 @@ class SparseReducer:
             self._feedback.owe(key, low - offsets[layer], total[low - start : high - start].mul_(scales[layer]))
 
     def _select(self, layer: int, values: Tensor, k: int) -> Tensor:
-        seed = (self._settings.seed * 1_000_003 + self._step) * 65_537 + layer
-        return select(values, k, self._settings.selector, seed % 2**63)
+        return select(values, k, self._settings.selector, seed_of(self._settings.seed, self._step, layer))
 
     def _message(self, parts: _Parts, index: int) -> Tensor:
         size = parts.borders[index + 1] - parts.borders[index]
@@ -259,18 +263,15 @@ def _overlaps(start: int, end: int, offsets: list[int]) -> list[tuple[int, int, 
     ]
 
 
-def _scales(energies: list[float], tensors: list[Tensor]) -> list[float]:
+def scales_of(energies: Sequence[float], sizes: Sequence[int]) -> list[float]:
     """A power of two near the size of each tensor's numbers, by which they are divided on the wire: numbers of
-    several tensors share the scale of a block there. Exact, and the same on all ranks, as the energies are.
+    several tensors share the scale of a block there. Exact, and the same wherever the energies are.
 
     Args:
-        energies: squared norms, summed over the ranks.
-        tensors: those that they are of.
+        energies: squared norms of the tensors.
+        sizes: their numbers.
     """
-    return [
-        math.ldexp(1.0, math.frexp(energy / tensor.numel())[1] // 2)
-        for energy, tensor in zip(energies, tensors, strict=True)
-    ]
+    return [math.ldexp(1.0, math.frexp(energy / size)[1] // 2) for energy, size in zip(energies, sizes, strict=True)]
 
 
 def _write(tensors: list[Tensor], sums: list[tuple[Tensor, Tensor]], offsets: list[int], scales: list[float]) -> None:

@@ -20,12 +20,25 @@ _UNKNOWN = -1.0
 class Counts(Protocol):
     """Decides for every step; all ranks decide the same."""
 
-    def observe(self, step: int, gradients: Sequence[Tensor]) -> None:
-        """See this rank's gradients of a step that is finite on all ranks. Collective in some steps.
+    def watches(self, step: int) -> bool:
+        """Whether `observe` wants the gradients of this step, counted from 1."""
+
+    def observe(self, step: int, gradients: Sequence[Tensor], first: int = 0) -> None:
+        """See this rank's gradients of a step that are finite on all ranks: all at once, or a few tensors at a time.
 
         Args:
             step: counted from 1.
-            gradients: of the compressed tensors, flat, fp32.
+            gradients: of compressed tensors, flat, fp32.
+            first: which of the compressed tensors the first of them is.
+        """
+
+    def close(self, step: int, sizes: Sequence[int], device: torch.device) -> None:
+        """All gradients of a step were seen. Collective in some steps.
+
+        Args:
+            step: counted from 1.
+            sizes: numbers of each tensor.
+            device: where the group's tensors lie.
         """
 
     def of(self, step: int, sizes: Sequence[int]) -> list[int] | None:
@@ -60,7 +73,13 @@ class FixedCounts:
         self._density = density
         self._warmup_steps = warmup_steps
 
-    def observe(self, step: int, gradients: Sequence[Tensor]) -> None:
+    def watches(self, step: int) -> bool:
+        return False
+
+    def observe(self, step: int, gradients: Sequence[Tensor], first: int = 0) -> None:
+        pass
+
+    def close(self, step: int, sizes: Sequence[int], device: torch.device) -> None:
         pass
 
     def of(self, step: int, sizes: Sequence[int]) -> list[int] | None:
@@ -110,18 +129,25 @@ class AdaptiveCounts:
         """s of each tensor; None before the first profile is complete."""
         return self._sparsity
 
-    def observe(self, step: int, gradients: Sequence[Tensor]) -> None:
-        warmup, every = self._settings.warmup_steps, self._settings.reprofile_every
-        passed = step if every is None else (step - 1) % max(every, warmup) + 1
-        if passed <= warmup:
-            self._moments.observe(gradients)
-        if passed == warmup:
-            variances = self._moments.variances(self._group, gradients[0].device)
-            sizes = [gradient.numel() for gradient in gradients]
+    def watches(self, step: int) -> bool:
+        return self._passed(step) <= self._settings.warmup_steps
+
+    def observe(self, step: int, gradients: Sequence[Tensor], first: int = 0) -> None:
+        if self.watches(step):
+            self._moments.observe(gradients, first)
+
+    def close(self, step: int, sizes: Sequence[int], device: torch.device) -> None:
+        if self._passed(step) == self._settings.warmup_steps:
+            variances = self._moments.variances(self._group, device)
             self._sparsity = sparsities(
                 variances, sizes, self._settings.limits, self._settings.mapping, self._settings.form
             )
             self._moments.restart()
+
+    def _passed(self, step: int) -> int:
+        """Steps since the last profile began, this one included."""
+        warmup, every = self._settings.warmup_steps, self._settings.reprofile_every
+        return step if every is None else (step - 1) % max(every, warmup) + 1
 
     def of(self, step: int, sizes: Sequence[int]) -> list[int] | None:
         if step <= self._settings.warmup_steps or self._sparsity is None:

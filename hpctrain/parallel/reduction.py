@@ -12,7 +12,9 @@ from torch.distributed.tensor import DTensor
 
 from hpctrain.compress.build import build_reducer
 from hpctrain.compress.local_steps import LocalSteps
-from hpctrain.compress.reducer import KeepsNothing, Reducer
+from hpctrain.compress.reducer import Reducer
+from hpctrain.compress.scatter_steps import density_and_ratio
+from hpctrain.parallel.sharded_stage import ShardedStage
 from hpctrain.parallel.stage import CountedStage
 from hpctrain.records.compression import LocalSteps as LocalStepsSettings
 from hpctrain.records.plan import Plan
@@ -41,15 +43,37 @@ def reducer_of(plan: Plan, mesh: DeviceMesh, stages: Sequence[CountedStage], par
     return CopiesReducer(ShardedReducer(stages), reducer) if plan.reduces_copies else reducer
 
 
-class ShardedReducer(KeepsNothing):
-    """The reducer of sharded stages: the sums were taken in the backward pass, so it only tells of their bytes."""
+class ShardedReducer:
+    """The reducer of sharded stages: the sums were taken in the backward pass, so it tells of their bytes, and has what
+    was not sent of them."""
 
     def __init__(self, stages: Sequence[CountedStage]) -> None:
         self._stages = stages
+        self._sparse = {
+            f"stage{stage.stage_index}.": steps
+            for stage in stages
+            if isinstance(stage, ShardedStage) and (steps := stage.sparse_steps) is not None
+        }
 
     def reduce(self, gradients: list[Tensor]) -> int:
         """Bytes that this rank sent since the counters were last taken: weights gathered and gradients summed."""
+        for steps in self._sparse.values():
+            steps.end_step(gradients[0].device)
         return sum(stage.counters.sharding_bytes for stage in self._stages)
+
+    def state(self) -> dict[str, Tensor]:
+        return {prefix + key: kept for prefix, steps in self._sparse.items() for key, kept in steps.state().items()}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        for prefix, steps in self._sparse.items():
+            mine = {key.removeprefix(prefix): kept for key, kept in state.items() if key.startswith(prefix)}
+            steps.load_state(mine)
+
+    def drop_state(self) -> None:
+        self.load_state({})
+
+    def metrics(self) -> dict[str, float]:
+        return density_and_ratio(list(self._sparse.values())) if self._sparse else {}
 
 
 class OwnGradients:

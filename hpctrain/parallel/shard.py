@@ -22,6 +22,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.dense_scatter import Scatter
+from hpctrain.compress.sparse_scatter import Piece
 from hpctrain.model.part import blocks_of
 
 Count = Callable[[int], None]
@@ -62,6 +63,35 @@ def apply_sharding(module: nn.Module, mesh: DeviceMesh, zero: int, compute: torc
 def sharded_parts(module: nn.Module) -> Iterator[FSDPModule]:
     """The stage itself and its blocks."""
     return (part for part in module.modules() if isinstance(part, FSDPModule))
+
+
+def flat_parts(module: nn.Module) -> list[list[Piece]]:
+    """For each part in turn, the parameters in its flat gradient, in their order there; those of blocks are not the
+    stage's own, which may have none."""
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    return [
+        [
+            Piece(names[member.sharded_param], member._orig_size, member.padded_sharded_param_size.numel())
+            for gathered in _gathered_by(part)
+            for member in gathered.fsdp_params
+            if member.sharded_param.requires_grad
+        ]
+        for part in sharded_parts(module)
+    ]
+
+
+def sharing_group(module: nn.Module) -> dist.ProcessGroup:
+    """The ranks that share the state of this stage."""
+    group: dist.ProcessGroup = next(
+        gathered._reduce_scatter_process_group for part in sharded_parts(module) for gathered in _gathered_by(part)
+    )
+    return group
+
+
+def _gathered_by(part: FSDPModule) -> list[Any]:
+    """torch's own record of the parameters that a part gathers together, where it has any of its own."""
+    groups: list[Any] = fully_shard.state(part)._fsdp_param_groups  # type: ignore[attr-defined]
+    return groups
 
 
 def sum_gradients(module: nn.Module) -> None:

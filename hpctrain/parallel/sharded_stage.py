@@ -7,7 +7,9 @@ from typing import Any
 from torch import nn
 
 from hpctrain.compress.build import build_scatters
-from hpctrain.parallel.shard import note_collectives, sharded_parts, sum_gradients
+from hpctrain.compress.scatter_steps import ScatterSteps
+from hpctrain.compress.sparse_scatter import steps_of
+from hpctrain.parallel.shard import flat_parts, note_collectives, sharded_parts, sharing_group, sum_gradients
 from hpctrain.parallel.stage import CountedStage
 from hpctrain.records.codec import NOT_COMPRESSED
 from hpctrain.records.plan import Plan
@@ -30,8 +32,9 @@ class ShardedStage(CountedStage):
         self._copies_summed = True
         # torch turns a sharded module's hooks off before each backward pass; seen through a list it is a plain one.
         self._plain = nn.ModuleList([self.submod])
-        spec, parts = plan.compression[0], len(list(sharded_parts(self.submod)))
-        self.scatters = build_scatters(NOT_COMPRESSED if plan.reduces_copies else spec, parts, self.device.type)
+        spec = NOT_COMPRESSED if plan.reduces_copies else plan.compression[0]
+        parts, group = flat_parts(self.submod), sharing_group(self.submod)
+        self.scatters = build_scatters(spec, parts, group, self.device.type)
         """What sums the gradients of each part over the replicas that share it; None: torch does."""
         copies = 1 if plan.reduces_copies else plan.dp // plan.shards
         note_collectives(
@@ -50,6 +53,11 @@ class ShardedStage(CountedStage):
         if self._zero == 3 and not whole:
             self._free()
         return found
+
+    @property
+    def sparse_steps(self) -> ScatterSteps | None:
+        """What its sums have in common where only a choice of the gradient is sent."""
+        return steps_of(self.scatters)
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """The end of the step: at level 1 the sums over replicas, which the other levels have by now."""

@@ -159,7 +159,9 @@ def _why_not(cost: CostModel, layout: Layout, codec: Codec) -> str | None:
     if not keeps_state(codec):
         return None
     if layout.shards == layout.dp:
-        return f"zero {layout.saving.zero} over all replicas: {SHARDED_SUMS}"
+        # Sparse sums can run there, by other messages.
+        why = SHARDED_SUMS if isinstance(codec, PowerSgd) else "how long its sums take there is not known"
+        return f"zero {layout.saving.zero} over all replicas: {why}"
     if isinstance(codec, PowerSgd):
         width = low_rank_width(cost.work.spec.dim, layout.tp)
         if 2 * codec.rank * codec.min_compression > width:

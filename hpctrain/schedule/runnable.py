@@ -12,7 +12,9 @@ from hpctrain.schedule.resolve import schedule_of
 
 COMPILED_SPLIT = "torch cannot compile the backward of matrices that are split over devices"
 COMPILED_HALVES = "a compiled block cannot do one half of its backward (I, W)"
-SHARDED_SUMS = "gradients are then summed within the backward pass, where nothing keeps what was not sent"
+SHARDED_SUMS = "its messages bring sums to all ranks, where each is to get those of its own part"
+SUMS_PER_MICRO_BATCH = "a choice of the gradient would be sent for each micro-batch instead of each step"
+SCALED_SUMS = "a part of the gradient is sent before it is known whether another one overflows"
 TIED_MEETINGS = "the two ends' copies would meet apart, with sums that differ in their last bits"
 RECOMPUTED_HALVES = "with backwards in two halves (I, W) torch would compute a block again for each of its matrices"
 
@@ -52,16 +54,33 @@ def check_runnable(plan: Plan, run: Run) -> None:
 
 def _check_compression(plan: Plan, run: Run) -> None:
     mode = plan.codec.mode
-    if plan.shards > 1 and not plan.reduces_copies and mode not in ("none", "bf16"):
-        raise InputError(
-            f"compression.mode: found {mode} with zero {plan.zero} over all replicas; {SHARDED_SUMS}; use none or "
-            "bf16, parallel.zero 0, or parallel.shard node"
-        )
+    if plan.shards > 1 and not plan.reduces_copies:
+        _check_sharded(plan, run)
     if mode == "local_steps" and plan.pp > 1 and plan.dp > 2 and _tied(run):
         raise InputError(
             f"compression.mode: found local_steps with pp {plan.pp} and a tied embedding; {TIED_MEETINGS}; use another "
             "mode, parallel.pp 1, or a model with tied: false"
         )
+
+
+def _check_sharded(plan: Plan, run: Run) -> None:
+    """Gradients that are summed within the backward pass, into the parts of all replicas."""
+    mode = plan.codec.mode
+    if mode in ("none", "bf16"):
+        return
+    found = f"compression.mode: found {mode} with zero {plan.zero} over all replicas"
+    if mode not in ("topk", "adaptive"):
+        raise InputError(
+            f"{found}; {SHARDED_SUMS}; use none, bf16, topk or adaptive, parallel.zero 0, or parallel.shard node"
+        )
+    most = max(replica.micro_batches for replica in plan.replicas)
+    if plan.zero > 1 and most > 1:
+        raise InputError(
+            f"{found} and {most} micro-batches; {SUMS_PER_MICRO_BATCH}; use parallel.zero 1, one micro-batch, none or "
+            "bf16, or parallel.shard node"
+        )
+    if run.precision == "fp16":
+        raise InputError(f"{found} and precision fp16; {SCALED_SUMS}; use precision bf16, or compression none or bf16")
 
 
 def _tied(run: Run) -> bool:

@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from cases import EVEN, FOUR, HALF, SPEC, WHOLE, batch, deviation, make_plan, my_rows, open_pipeline, whole
+from cases import EVEN, FOUR, HALF, QUARTERS, SPEC, WHOLE, batch, deviation, make_plan, my_rows, open_pipeline, whole
 from loop_cases import StoppingOrders, leave, make_folder, open_trainer
 from processes import largest, launch, process_group
+from scatter_cases import conserved
+from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 from hpctrain.compress.build import build_reducer
@@ -39,7 +41,18 @@ CODECS: dict[str, dict[str, Any]] = {
 LOW_RANK = {"mode": "power_sgd", "rank": 2, "warmup_steps": 1}
 ADAPTIVE = {"mode": "adaptive", "warmup_steps": 1}
 LOCAL = {"mode": "local_steps", "every": 2}
+ALL_OF_IT = {"mode": "topk", "density": 1, "selector": "exact", "values": "fp32", "warmup_steps": 0}
+SOME_OF_IT = {"mode": "topk", "density": 0.1, "warmup_steps": 1}
+SPARSE_SCATTERS = {
+    "warm-up and bf16": SOME_OF_IT,
+    "int8": {**SOME_OF_IT, "values": "int8"},
+    "profiles": {"mode": "adaptive", "warmup_steps": 2, "reprofile_every": 3},
+    "flush": {**SOME_OF_IT, "reset": "flush", "reset_every": 4},
+}
+ONE_EACH = [(2, 1)] * 4
 WIDE = SPEC.model_copy(update={"dim": 64, "vocab": 320})
+RUNS = {"low rank": (LOW_RANK, 0), "adaptive": (ADAPTIVE, 0), "sharded": (ADAPTIVE, 1), "local steps": (LOCAL, 0)}
+"""Codec, and level of sharding over both replicas."""
 END = 4
 
 
@@ -87,10 +100,16 @@ def whole_sum(value: float) -> float:
     return float(total)
 
 
-def sharded(codec: dict[str, Any], rank: int, **further: Any) -> dict[str, Any]:
+def sharded(
+    codec: dict[str, Any],
+    rank: int,
+    cuts: list[tuple[int, int]] = WHOLE,
+    shares: list[tuple[int, int]] = FOUR,
+    **further: Any,
+) -> dict[str, Any]:
     """A sharded step with a codec beside the same without: deviation of the gradient as a share of its largest number,
     and the bytes of both as shares of the whole model's."""
-    plain = make_plan(1, 4, 1, WHOLE, FOUR, **further)
+    plain = make_plan(1, 4, 1, cuts, shares, **further)
     plan = plain.model_copy(update={"compression": [spec_of(codec)]})
     results, sent = [], []
     for each in (plain, plan):
@@ -117,7 +136,8 @@ def trained(place: Path, parts: list[tuple[Plan, int]], rank: int, meeting: dist
         train(trainer, StoppingOrders(last))  # type: ignore[arg-type]
         step = trainer.step
         kept = kept_by_reducer(trainer.reducer, Coordinate.of(plan, rank))
-        state = {**collect(trainer.pipeline.parameters(), trainer.optimizer), **kept}
+        collected = {**collect(trainer.pipeline.parameters(), trainer.optimizer), **kept}
+        state = {key: part.to_local() if isinstance(part, DTensor) else part for key, part in collected.items()}
         leave()
     rows = read_metrics(place / "metrics.jsonl")
     return {
@@ -135,8 +155,8 @@ def training(folder: Path, rank: int, world: int) -> dict[str, Any]:
     meeting = dist.FileStore(str(folder / "meeting"), world)
     found: dict[str, Any] = {}
     unequal: dict[str, list[float]] = {}
-    for name, codec in {"low rank": LOW_RANK, "adaptive": ADAPTIVE, "local steps": LOCAL}.items():
-        plan = make_plan(2, 2, 1, HALF, EVEN, compression=[spec_of(codec)])
+    for name, (codec, zero) in RUNS.items():
+        plan = make_plan(2, 2, 1, HALF, EVEN, compression=[spec_of(codec)], zero=zero)
         straight = trained(folder / f"{name}, straight", [(plan, END)], rank, meeting)
         resumed = trained(folder / f"{name}, resumed", [(plan, END // 2), (plan, END)], rank, meeting)
         pairs = [(straight["state"].pop(key), value) for key, value in resumed.pop("state").items()]
@@ -149,7 +169,7 @@ def training(folder: Path, rank: int, world: int) -> dict[str, Any]:
     found["fp16"] = overflowing(folder / "fp16", rank, meeting)
     found["moved"] = {"dropped": other["dropped"], "losses": other["losses"]}
     dist.init_process_group("gloo", store=dist.PrefixStore("last", meeting), rank=rank, world_size=world)
-    for name in ("low rank", "adaptive"):
+    for name in ("low rank", "adaptive", "sharded"):
         found[name]["unequal"] = largest(unequal[name])
     leave()
     return found
@@ -161,7 +181,8 @@ def overflowing(place: Path, rank: int, meeting: dist.Store) -> dict[str, Any]:
     trainer = open_trainer(place, plan, 0, None, rank, meeting)
     assert trainer.scaler is not None
     trainer.scaler.state = LossScale(value=2.0**19)
-    train(trainer, StoppingOrders(END))  # type: ignore[arg-type]
+    # How far the scale has to fall depends on the text.
+    train(trainer, StoppingOrders(2 * END))  # type: ignore[arg-type]
     leave()
     kept = trainer.reducer.state()
     return {
@@ -177,6 +198,12 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
         for name, codec in CODECS.items():
             found[name] = sums(codec, rank, world)
         found["sharded over all"] = sharded({"mode": "bf16"}, rank, zero=2)
+        # The stages in the middle have no parameters beside those of their blocks.
+        stages = {"cuts": QUARTERS, "schedule": "interleaved_1f1b"}
+        for zero in (1, 2, 3):
+            found[f"sharded, all of it, zero {zero}"] = sharded(ALL_OF_IT, rank, shares=ONE_EACH, zero=zero, **stages)
+        for name, codec in SPARSE_SCATTERS.items():
+            found[name] = conserved(codec, rank, world)
         found["sharded in pairs"] = sharded({"mode": "bf16"}, rank, zero=1, shard=2)
     return found | training(folder, rank, world)
 
@@ -185,7 +212,7 @@ def main(world: int, folder: Path) -> None:
     data = folder / "data"
     prepare([Path(__file__).parents[2] / "hpctrain"], data, Options(valid_fraction=0.1, limit_bytes=200_000))
     model = {"dims": WIDE.model_dump(exclude_none=True)}
-    for name in ("low rank", "adaptive", "local steps"):
+    for name in RUNS:
         make_folder(folder / f"{name}, straight", data, model=model)
         make_folder(folder / f"{name}, resumed", data, model=model)
     make_folder(folder / "moved", data, model=model)

@@ -44,7 +44,7 @@ def test_a_scene_and_what_it_gave_come_back_from_their_files(tmp_path: Path) -> 
 
 FAMILIES = [
     "none", "ddp_fp32", "ddp_bf16", "powersgd_r4", "fsdp2_fp32", "dense", "bf16", "power_sgd_r4", "topk_10", "tagc_2x",
-    "adaptive_paper", "adaptive", "auto", "local_steps", "fsdp2_dense",
+    "adaptive_paper", "adaptive", "auto", "local_steps", "fsdp2_dense", "fsdp2_sparse",
 ]  # fmt: skip
 """One method of each kind; the others differ in a number."""
 
@@ -66,6 +66,8 @@ def test_every_method_has_its_turns(tmp_path: Path) -> None:
     assert rows["bf16"].counted_bytes_per_parameter == pytest.approx(2, rel=0.02)
     # A sharded weight is gathered twice, and its gradient sent once; the root's and small parts are padded.
     assert rows["fsdp2_dense"].counted_bytes_per_parameter == pytest.approx(6, rel=0.1)
+    # Weights once in bf16, and 10 % of the gradients at about 3 bytes each; beside what is too small for either.
+    assert 1.1 < rows["fsdp2_sparse"].counted_bytes_per_parameter < 1.3  # type: ignore[operator]
     compressed = [name for name in rows if name.startswith(("power_sgd", "topk", "tagc", "adaptive"))]
     assert len(compressed) == 5
     for name in compressed:

@@ -27,10 +27,13 @@ def plan(tp: int = 1, recompute: tuple[str, str] = ("none", "none"), **values: A
     )  # fmt: skip
 
 
-def replicas(mode: str, **values: Any) -> Plan:
+def replicas(mode: str, micro_batches: int = 1, **values: Any) -> Plan:
     """One stage on four devices, with a codec."""
     devices = [f"n{index}:cpu0" for index in range(4)]
-    each = [{"rows": 1, "micro_batch": 1, "micro_batches": 1, "devices": [[device]]} for device in devices]
+    each = [
+        {"rows": micro_batches, "micro_batch": 1, "micro_batches": micro_batches, "devices": [[device]]}
+        for device in devices
+    ]
     return Plan.model_validate(
         {
             "pp": 1, "dp": 4, "tp": 1, "stages": [{"layers": (0, 2)}], "ranks": devices, "replicas": each,
@@ -58,6 +61,8 @@ def run(**values: Any) -> Run:
         (replicas("topk"), run()),
         (replicas("topk", zero=1, shard=2), run()),
         (replicas("bf16", zero=3), run()),
+        (replicas("topk", zero=3), run()),
+        (replicas("adaptive", micro_batches=2, zero=1), run()),
     ],
 )
 def test_what_can_run_passes(found: Plan, asked: Run) -> None:
@@ -75,8 +80,16 @@ def test_what_can_run_passes(found: Plan, asked: Run) -> None:
             r"stages\[1\].recompute: found selective with the action 1I0; .* use recompute none, or schedule 1f1b",
         ),
         (
-            replicas("topk", zero=1), run(),
-            "compression.mode: found topk with zero 1 over all replicas; .* use none or bf16, parallel.zero 0, or",
+            replicas("tagc", zero=1), run(),
+            "compression.mode: found tagc with zero 1 over all replicas; .* topk or adaptive, parallel.zero 0, or",
+        ),
+        (
+            replicas("topk", micro_batches=2, zero=2), run(),
+            "compression.mode: found topk with zero 2 over all replicas and 2 micro-batches; .* use parallel.zero 1",
+        ),
+        (
+            replicas("topk", zero=1), run(precision="fp16"),
+            "compression.mode: found topk with zero 1 over all replicas and precision fp16; .* use precision bf16, or",
         ),
         (
             plan(
