@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from hpctrain.records.document import Document, Part
+from hpctrain.records.profile import Profile
 from hpctrain.records.schedule import Action, Schedule
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "custom"]
@@ -126,6 +127,8 @@ class Plan(Document):
     micro-batches, they are made from `schedule`; with schedule 'custom' they must be whole."""
     compression: list[CodecSpec] = [CodecSpec()]
     """How gradients are reduced between replicas, by group of layers."""
+    profile: Profile | None = None
+    """Measured steps that `predicted` rests on; left out: the constants of the package alone."""
     predicted: Predicted | None = None
     """What the planner expects of it."""
     rejected: list[Rejected] = []
