@@ -122,7 +122,7 @@ def measure(runner: Runner, clock: Clock, settings: Settings, progress: Callable
                 progress(f"{case}, {name_of(spec)}")
                 place = folder / f"{number}-{len(trained)}"
                 trained.append(_train(place, folder / "corpus", case, spec, plan(spec.layers, settings.rows), settings))
-    return _record(topology, trained, settings)
+    return compare(topology, trained, settings)
 
 
 def _train(folder: Path, corpus: Path, case: str, spec: ModelSpec, plan: Plan, settings: Settings) -> Trained:
@@ -140,7 +140,8 @@ def _steps(rank: int, world: int, folder: Path, plan: Plan, steps: int) -> None:
     leave()
 
 
-def _record(topology: Topology, trained: Sequence[Trained], settings: Settings) -> dict[str, Any]:
+def compare(topology: Topology, trained: Sequence[Trained], settings: Settings) -> dict[str, Any]:
+    """Fit the profile to the chosen runs and predict all of them; the record of the bench."""
     first = settings.specs[0]
     chosen = [each for each in trained if each.run.spec() == first and each.case in FITTED]
     profile = merge_profiles(
