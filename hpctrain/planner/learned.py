@@ -1,4 +1,5 @@
-"""The profile of a run, read from its folder: every generation that made enough steps by a plan of its topology."""
+"""The profile of a run, read from its folder: the newest generations that made enough steps by a plan of its
+topology."""
 
 from __future__ import annotations
 
@@ -19,6 +20,8 @@ from hpctrain.records.topology import Topology
 
 LEAST_STEPS = 50
 """Steps of a generation from which something is learnt."""
+MOST_GENERATIONS = 3
+"""Of more the newest ones count: a run waits for its new plan."""
 
 
 def learned_profile(folder: Path, run: Run, spec: Spec) -> Profile:
@@ -34,21 +37,25 @@ def learned_profile(folder: Path, run: Run, spec: Spec) -> Profile:
         FileError: a file in the folder is damaged.
     """
     topology = Topology.read(folder / "topology.json")
-    lines = read_lines(folder / "metrics.jsonl")
-    found, reasons = [], []
-    for file in sorted((folder / "generations").glob("gen-*.json")):
+    by_generation: dict[object, list[Any]] = {}
+    for line in read_lines(folder / "metrics.jsonl"):
+        if isinstance(line, dict):
+            by_generation.setdefault(line.get("generation"), []).append(line)
+    found: list[Profile] = []
+    reasons: list[str] = []
+    for file in sorted((folder / "generations").glob("gen-*.json"), reverse=True):
         record = Generation.read(file)
-        own = [line for line in lines if isinstance(line, dict) and line.get("generation") == record.number]
+        own = by_generation.get(record.number, [])
         if len(own) < LEAST_STEPS:
             reasons.append(f"generation {record.number} made {len(own)} steps, at least {LEAST_STEPS} are needed")
-            continue
-        try:
-            found.append(_of_generation(folder, record, run, spec, topology, own))
-        except HpctrainError as error:
-            reasons.append(f"generation {record.number}: {error}")
+        elif len(found) < MOST_GENERATIONS:
+            try:
+                found.append(_of_generation(folder, record, run, spec, topology, own))
+            except HpctrainError as error:
+                reasons.append(f"generation {record.number}: {error}")
     if not found:
-        raise InputError(f"{folder}: no profile can be made of it: {'; '.join(reasons[-3:]) or 'it never trained'}")
-    return merge_profiles(found)
+        raise InputError(f"{folder}: no profile can be made of it: {'; '.join(reasons[:3]) or 'it never trained'}")
+    return merge_profiles(found[::-1])
 
 
 def _of_generation(

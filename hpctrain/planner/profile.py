@@ -6,7 +6,6 @@ What these do not tell apart either shares a factor or stays unknown, and the pr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from statistics import median
 
@@ -30,8 +29,8 @@ WINDOW = 100
 """Of more steps the last ones count: how the cluster is now."""
 LEAST_SHARE = 0.05
 """Part of what is fitted together below which a term has no say, and stays unknown."""
-ROUNDS = 30
-"""Halvings of the range of factors, by which the last is known to one part in 10^8."""
+TOLERANCE = 1e-6
+"""Relative error of a factor that is solved for."""
 
 
 def fit_profile(
@@ -212,10 +211,9 @@ def _solve(predicted: Callable[[float], float], measured: float) -> tuple[float,
     for end, missed in ((low, predicted(low) >= measured), (high, predicted(high) <= measured)):
         if missed:
             return end, f"limited to {end:g}: the steps were {'faster' if end == low else 'slower'} still"
-    for _ in range(ROUNDS):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if predicted(middle) < measured else (low, middle)
-    return math.sqrt(low * high), ""
+    from scipy.optimize import brentq  # takes longer to load than most searches do
+
+    return float(brentq(lambda factor: predicted(factor) - measured, low, high, rtol=TOLERANCE)), ""
 
 
 def _limited(factor: float) -> tuple[float, str]:

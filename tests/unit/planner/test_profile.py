@@ -149,7 +149,7 @@ def test_a_run_folder_gives_the_profile_of_its_long_generations(topology, run, t
     assert (found.generations, found.source) == ([0], tmp_path.name)
     assert found.compute == pytest.approx({"type1.0": 1.6})
     plan.model_copy(update={"topology_sha256": "other"}).write(tmp_path / "generations" / "plan-000000.0000.json")
-    with pytest.raises(InputError, match=r"another topology.*generation 1 made 10 steps, at least 50"):
+    with pytest.raises(InputError, match=r"generation 1 made 10 steps, at least 50.*another topology"):
         learned_profile(tmp_path, asked, asked.spec())
     (tmp_path / "topology.json").unlink()
     with pytest.raises(FileError):
