@@ -37,7 +37,7 @@ from hpctrain.worker.loop import Loop
 
 WORLD = 2
 SMALL = ModelSpec(layers=4, dim=256, heads=4, vocab=BYTES_VOCABULARY)
-LARGE = ModelSpec(layers=6, dim=384, heads=6, vocab=BYTES_VOCABULARY)
+LARGE = ModelSpec(layers=4, dim=384, heads=6, vocab=BYTES_VOCABULARY)
 
 
 @dataclass(frozen=True)

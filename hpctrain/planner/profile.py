@@ -93,6 +93,11 @@ def merge_profiles(profiles: Sequence[Profile]) -> Profile:
 def _check(plan: Plan, run: Run, timed: Sequence[MetricRow], source: str) -> None:
     stated = [replica.micro_batches for replica in plan.replicas]
     for row in timed:
+        if len(row.stage_time_s) != len(plan.stages):
+            raise InputError(
+                f"{source}: metrics.jsonl: step {row.step} has {len(row.stage_time_s)} stages, its plan "
+                f"{len(plan.stages)}; they are not of one plan"
+            )
         if row.tokens != plan.rows * run.data.seq_len or row.micro_batches != stated:
             raise InputError(
                 f"{source}: metrics.jsonl: step {row.step} has {row.tokens} tokens in {row.micro_batches} micro-batches"
@@ -170,7 +175,7 @@ def _with_rest(
     factor, remark = _solve(total, median(row.step_time_s for row in timed))
     profile = profile.model_copy(update=dict.fromkeys(names, factor))
     if len(names) > 1:
-        remark = "; ".join(filter(None, ["communication and update are not told apart", remark]))
+        remark = "; ".join(filter(None, ["one factor for communication and update", remark]))
     return _remarked(profile, **dict.fromkeys(names, remark)) if remark else profile
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from hpctrain.records.document import Part
 
 LEAST_FACTOR, LARGEST_FACTOR = 0.2, 5.0
 """No factor leaves this range: beyond it something else is wrong than a constant."""
+
+
+Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Profile(Part):
@@ -20,15 +25,15 @@ class Profile(Part):
     """Those of its generations that were used."""
     steps: int = Field(ge=1)
     """Steps over which medians were taken, in all of them."""
-    compute: dict[str, float] = {}
+    compute: dict[str, Above0] = {}
     """By type of device: measured time of a stage, as a part of the predicted one."""
-    tensor_parallel: float | None = None
+    tensor_parallel: Above0 | None = None
     """Factor on the dispatch of sharded tensors."""
-    communication: float | None = None
+    communication: Above0 | None = None
     """Factor on messages, and on sums over replicas."""
-    update: float | None = None
+    update: Above0 | None = None
     """Factor on the norm and the optimizer: what a step takes once."""
-    process_bytes: dict[str, float] = {}
+    process_bytes: dict[str, Above0] = {}
     """By kind of device: what a worker holds beside the tensors that are counted. Of it, the worker's memory before it
     built the model was measured as such; the rest is the measured peak less that and the tensors, not below 0."""
     remarks: dict[str, str] = {}

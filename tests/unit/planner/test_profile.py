@@ -39,7 +39,7 @@ def test_the_factors_of_a_cluster_are_found_and_predict_its_steps(topology, run,
     assert found.update == pytest.approx(0.7)
     assert found.tensor_parallel is None
     assert "no matrix" in found.remarks["tensor_parallel"]
-    assert "not told apart" in found.remarks["update"]
+    assert "one factor" in found.remarks["update"]
     assert found.process_bytes == pytest.approx({"cpu": 3.4e8})
     scene = scene_of(asked, asked.spec(), plan.model_copy(update={"profile": found}), made)
     assert predict(scene.cost, scene.layout, whole=True).total == pytest.approx(rows[0].step_time_s)
@@ -118,7 +118,12 @@ def test_memory_is_never_below_what_a_worker_held_before_its_model(topology, run
 
 @pytest.mark.parametrize(
     ("count", "change", "said"),
-    [(12, {}, "found 12 steps of generation 0"), (0, {}, "found no step"), (40, {"tokens": 1}, "has 1 tokens")],
+    [
+        (12, {}, "found 12 steps of generation 0"),
+        (0, {}, "found no step"),
+        (40, {"tokens": 1}, "has 1 tokens"),
+        (40, {"stage_time_s": [1.0] * 7}, "has 7 stages"),
+    ],
 )
 def test_steps_that_say_nothing_are_refused(topology, run, count, change, said):
     asked, made = run(), topology()
