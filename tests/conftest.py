@@ -200,8 +200,9 @@ def _is_ours(process: psutil.Process) -> bool:
     try:
         if process.status() == psutil.STATUS_ZOMBIE or process.environ().get(MARK) != MARK_VALUE:
             return False
-        # Python's own helper lives exactly as long as this process.
-        return not any("multiprocessing.resource_tracker" in part for part in process.cmdline())
+        # Python's own helpers live exactly as long as this process.
+        helpers = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+        return not any(helper in part for part in process.cmdline() for helper in helpers)
     except psutil.Error:
         return False  # somebody else's, or already gone
 

@@ -258,6 +258,8 @@ class Agent:
             self._fault_at = None
         elif kind == "saved":
             self._note_saved(news)
+        elif kind == "residuals_dropped" and news.rank == 0:
+            self._journal.write("residuals_dropped", self._number(), news.message["reason"])
         elif kind == "weights" and news.rank == 0:
             self._weights = {"weights_sha256": news.message["sha256"]}
         elif news.exit_code is not None and news.exit_code not in (0, 75, 76):

@@ -24,6 +24,13 @@ _PROBE_OPTIONS = {
     "sizes": ("--nodes", "simulated"),
 }
 """Options of `bench probe` that belong to one of its kinds: name, and that kind; None is the one beside iperf3."""
+_COMPRESSION_OPTIONS = {
+    "--pieces": set[str](),
+    "--convergence": {"rates", "seeds", "methods", "steps", "preset", "output"},
+    "--lab": {"lab", "nodes", "rates", "methods", "steps", "preset", "output"},
+    "": {"nodes", "methods", "steps", "preset", "output"},
+}
+"""Kinds of `bench compression`, by the option that asks for each, and the other options that it takes."""
 _GIVEN = click.core.ParameterSource.COMMANDLINE
 
 
@@ -205,6 +212,60 @@ def _check_options(kind: str | None) -> None:
     for name, (option, own) in _PROBE_OPTIONS.items():
         if own != kind and context.get_parameter_source(name) is _GIVEN:
             raise InputError(f"{option}: not with --{kind}" if own is None else f"{option}: only with --{own}")
+
+
+@command.command("compression")
+@click.option(
+    "--lab", type=click.Path(path_type=Path),
+    help="Spec of a lab to bring up for it, and to take down. Default: processes of this machine, on its loopback.",
+)  # fmt: skip
+@click.option(
+    "--nodes", type=click.IntRange(2), multiple=True,
+    help="Nodes in a row; may be given again.  [default: 4, and 8 in a lab that has them]",
+)  # fmt: skip
+@click.option(
+    "--rate", "rates", multiple=True, default=("100mbit", "1gbit"), show_default=True,
+    help="Rate of the lab's links, or of the network that --convergence simulates; may be given again.",
+)  # fmt: skip
+@click.option("--convergence", is_flag=True, help="Rather train with each method, and hold the losses side by side.")
+@click.option("--pieces", is_flag=True, help="Rather what choosing and writing numbers costs, beside torch's top-k.")
+@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Seeds of each method.")
+@click.option("--method", "methods", multiple=True, help="Only this method; may be given again.")
+@click.option("--steps", type=click.IntRange(min=2), help="Steps of each row.  [default: 20; 2000 with --convergence]")
+@click.option("--preset", help="A preset's model in place of one of 10.87 M parameters (0.68 M with --convergence).")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for the rows; a bench that was ended goes on with those that are missing.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
+def compression(
+    lab: Path | None, nodes: tuple[int, ...], rates: tuple[str, ...], methods: tuple[str, ...], steps: int | None,
+    preset: str | None, output: Path | None, convergence: bool, pieces: bool, seeds: int, as_json: bool,
+) -> None:  # fmt: skip
+    """Ways of summing gradients in turns: time of a step, processor seconds, and bytes at the network interface.
+
+    With --convergence: the loss after the same steps and the same time, with the gap to exact sums.
+    """
+    from hpctrain.cli import bench_compression
+
+    asked = {"--pieces": pieces, "--convergence": convergence, "--lab": lab is not None}
+    kind = next((name for name, wanted in asked.items() if wanted), "")
+    context = click.get_current_context()
+    given = [option for option in context.command.params if context.get_parameter_source(option.name or "") is _GIVEN]
+    for option in given:
+        if option.opts[-1] not in (kind, "--json") and option.name not in _COMPRESSION_OPTIONS[kind]:
+            where = f"not with {kind}" if kind else "not without --lab, --convergence or --pieces"
+            raise InputError(f"{option.opts[-1]}: {where}")
+    bench_compression.check_rates(rates)
+    people = Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else 140)
+    if pieces:
+        record = bench_compression.pieces(people)
+    elif convergence:
+        record = bench_compression.convergence(rates, methods, seeds, steps or 2000, preset, output, people, _say)
+    else:
+        record = bench_compression.steps(lab, nodes, rates, methods, steps or 20, preset, output, people, _say)
+    if as_json:
+        click.echo(json.dumps(record, indent=1))
 
 
 def _say(what: str) -> None:

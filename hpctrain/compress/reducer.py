@@ -28,8 +28,41 @@ class Reducer(Protocol):
             Bytes this rank put on the wire.
         """
 
+    def state(self) -> dict[str, Tensor]:
+        """What this rank keeps from one step to the next, as what it has not sent yet: `kind.position` of the gradient
+        -> tensor, in shared memory."""
 
-class DenseReducer:
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Go on from what `state` gave; what is missing starts afresh."""
+
+    def drop_state(self) -> None:
+        """Start afresh."""
+
+    def metrics(self) -> dict[str, float]:
+        """Figures of the last reduction for the row of the step: those of `REPORTED` that it has."""
+
+
+REPORTED = ("density", "residual_norm_ratio")
+"""density: numbers sent, as a share of those compressed. residual_norm_ratio: norm of what is kept back, by that of the
+gradient."""
+
+
+class KeepsNothing:
+    """A reducer of which every step is the first one."""
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        del state
+
+    def drop_state(self) -> None: ...
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+
+class DenseReducer(KeepsNothing):
     """Exact sums in the gradients' own precision, by ring all-reduce, beside the backward pass where told to."""
 
     def __init__(self, group: dist.ProcessGroup, bucket_bytes: int = BUCKET_BYTES) -> None:
@@ -59,7 +92,7 @@ class DenseReducer:
         if self._world == 1:
             return 0
         if not self._buckets:
-            self._buckets = _positions(gradients, self._bucket_bytes)
+            self._buckets = positions(gradients, self._bucket_bytes)
         for bucket in self._buckets[self._sent :]:
             self._send([gradients[index] for index in bucket])
         while self._flying:
@@ -84,7 +117,7 @@ class DenseReducer:
         else:
             kept = self._memory(tensors)
             flat = kept[: sum(tensor.numel() for tensor in tensors)]
-            torch._foreach_copy_(_parts(flat, tensors), tensors)
+            torch._foreach_copy_(parts_of(flat, tensors), tensors)
         self._flying.append(_Flight(tensors, flat, kept, dist.all_reduce(flat, group=self._group, async_op=True)))
         self._sent += 1
         self._sent_bytes += flat.numel() * flat.element_size()
@@ -95,7 +128,7 @@ class DenseReducer:
         with ACTIVITY.doing(f"all-reduce over dp, bucket {self._sent - len(self._flying) - 1}", waits=True):
             flight.work.wait()
         if flight.kept is not None:
-            torch._foreach_copy_(flight.tensors, _parts(flight.flat, flight.tensors))
+            torch._foreach_copy_(flight.tensors, parts_of(flight.flat, flight.tensors))
             self._spare.append(flight.kept)
 
     def _memory(self, tensors: list[Tensor]) -> Tensor:
@@ -119,12 +152,13 @@ class _Flight:
     work: dist.Work
 
 
-def _parts(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+def parts_of(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+    """Views of a flat tensor in the shapes of these, one after the other."""
     parts = flat.split([tensor.numel() for tensor in tensors])
     return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
 
-def _positions(gradients: list[Tensor], limit_bytes: int) -> list[list[int]]:
+def positions(gradients: list[Tensor], limit_bytes: int) -> list[list[int]]:
     """The buckets as positions, the last gradients first: a backward pass finishes them first."""
     left = list(range(len(gradients)))[::-1]
     groups = buckets([gradients[index] for index in left], limit_bytes)

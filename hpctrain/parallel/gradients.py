@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
+from hpctrain.records.compression import LocalSteps
 from hpctrain.records.plan import Plan
 
 
@@ -68,7 +69,8 @@ def gradient_norm(
     """Norm of the gradient of the whole model, after the reduction over replicas. Collective over the world.
 
     A tensor is held by all replicas and tp ranks of its stage, or split over some of them: its square is divided by the
-    number of holders before everything is summed.
+    number of holders before everything is summed. Of replicas that train on their own, it is the root of the mean
+    square of their norms.
 
     Args:
         copies: pipeline ranks that hold a parameter, where it is more than one.
@@ -77,11 +79,19 @@ def gradient_norm(
     for parameter, grad in zip(parameters, local_gradients(parameters), strict=True):
         holders = plan.dp * plan.tp // _shards(parameter) * (copies or {}).get(parameter, 1)
         total += _square(grad.detach()).cpu() / holders
-    if plan.world_size == plan.dp and plan.shards == 1:
+    if plan.world_size == plan.dp and plan.shards == 1 and not isinstance(plan.codec, LocalSteps):
         total *= plan.dp  # every rank holds everything: nothing to ask the others
     else:
         dist.all_reduce(total)
     return float(total.sqrt())
+
+
+def finite_everywhere(gradients: list[Tensor]) -> bool:
+    """Whether every number of the gradients of every rank is one. Collective over the world."""
+    strangers = sum(gradient.isfinite().logical_not().any() for gradient in gradients)
+    total = torch.as_tensor(strangers).to(gradients[0].device, torch.float32)
+    dist.all_reduce(total)
+    return float(total) == 0.0
 
 
 def _square(grad: Tensor) -> Tensor:

@@ -60,9 +60,12 @@ def build_mesh(plan: Plan, device_type: str, timeout: timedelta | None = None) -
     return mesh
 
 
-def sharding_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The replicas that share a state, [shard]; with hybrid sharding [copy, shard]."""
-    return mesh["copy", "shard"] if mesh.mesh_dim_names == HYBRID_AXES else mesh["dp"]
+def sharding_mesh(mesh: DeviceMesh, plan: Plan) -> DeviceMesh:
+    """The replicas that share a state, [shard]; with hybrid sharding [copy, shard], or [shard] where a codec sums the
+    gradients of the copies: with both axes torch would sum them itself."""
+    if mesh.mesh_dim_names != HYBRID_AXES:
+        return mesh["dp"]
+    return mesh["shard"] if plan.reduces_copies else mesh["copy", "shard"]
 
 
 def group_rank(mesh: DeviceMesh, axis: str, global_rank: int) -> int:

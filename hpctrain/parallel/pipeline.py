@@ -237,8 +237,8 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, rows: int
     kind: Callable[..., CountedStage] = CountedStage
     if inputs.plan.shards > 1:
         gathered = inputs.autocast if spec.gathers_cast else None
-        apply_sharding(module, sharding_mesh(mesh), inputs.plan.zero, gathered)
-        kind = partial(ShardedStage, zero=inputs.plan.zero, copies=inputs.plan.dp // inputs.plan.shards)
+        apply_sharding(module, sharding_mesh(mesh, inputs.plan), inputs.plan.zero, gathered)
+        kind = partial(ShardedStage, plan=inputs.plan)
     seq = inputs.seq_len // inputs.plan.tp if inputs.plan.sequence_parallel else inputs.seq_len
     # Static shapes on every stage spare torch the trial run of the real model at the first step.
     hidden = torch.empty(rows, seq, spec.dim, device="meta", requires_grad=True)

@@ -8,7 +8,7 @@ the callback that ends a backward pass.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
 from hpctrain.base.activity import ACTIVITY
+from hpctrain.compress.dense_scatter import Scatter
 from hpctrain.model.part import blocks_of
 
 Count = Callable[[int], None]
@@ -69,20 +70,30 @@ def sum_gradients(module: nn.Module) -> None:
     fully_shard.state(module)._root_post_backward_final_callback()  # type: ignore[attr-defined]
 
 
-def note_collectives(module: nn.Module, index: int, count: Count, copies: int, sums_copies: Callable[[], bool]) -> None:
+def note_collectives(
+    module: nn.Module,
+    index: int,
+    count: Count,
+    copies: int,
+    sums_copies: Callable[[], bool],
+    scatters: Sequence[Scatter | None],
+) -> None:
     """Tell `count` of every all-gather, reduce-scatter and all-reduce between copies of the stage from now on, and note
     in the record of what this process does that it waits there for the other replicas.
 
-    The bytes are those of the ring form of each collective, the least that any form sends.
+    The bytes of an all-gather, an all-reduce, and of torch's own reduce-scatter are those of the ring form, the least
+    that any form sends.
 
     Args:
         index: the stage's number.
         copies: groups of replicas that each hold the whole state.
         sums_copies: whether an all-reduce between copies follows a reduce-scatter at this moment.
+        scatters: what sums the gradients within a group, for each part in turn; None: torch's own.
     """
-    for part in sharded_parts(module):
+    for part, scatter in zip(sharded_parts(module), scatters, strict=True):
         part.set_custom_all_gather(_AllGather(count, f"gather weights of stage {index}"))
-        summing = _ReduceScatter(count, sums_copies, copies, f"sum gradients of stage {index} over replicas")
+        operation = f"sum gradients of stage {index} over replicas"
+        summing = _ReduceScatter(count, sums_copies, copies, scatter, operation)
         part.set_custom_reduce_scatter(summing)
         if copies > 1:
             part.set_all_reduce_hook(summing.copies_summed)
@@ -120,18 +131,31 @@ class _NotedGather(dist.Work):
 class _ReduceScatter(DefaultReduceScatter):
     """The sum within a group of replicas; torch's all-reduce between the groups follows it at once."""
 
-    def __init__(self, count: Count, sums_copies: Callable[[], bool], copies: int, operation: str) -> None:
+    def __init__(
+        self, count: Count, sums_copies: Callable[[], bool], copies: int, scatter: Scatter | None, operation: str
+    ) -> None:
         self._count = count
         self._sums_copies = sums_copies
         self._copies = copies
+        self._scatter = scatter
         self._operation = operation
         self._between_copies = ACTIVITY.doing(operation, waits=True)
 
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        part = _bytes(output_tensor)
-        self._count(_bytes(input_tensor) - part)
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
+        part, work = _bytes(output_tensor), None
         with ACTIVITY.doing(self._operation, waits=True):
-            work = super().__call__(output_tensor, input_tensor, *args, **kwargs)
+            if self._scatter is None:
+                self._count(_bytes(input_tensor) - part)
+                work = super().__call__(output_tensor, input_tensor, group, op, async_op)
+            else:
+                self._count(self._scatter(output_tensor, input_tensor, group))
         if self._copies > 1 and self._sums_copies():
             self._count(2 * (self._copies - 1) * part // self._copies)
             self._between_copies.__enter__()

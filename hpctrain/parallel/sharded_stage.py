@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch import nn
 
-from hpctrain.compress.reducer import DenseReducer, Reducer
+from hpctrain.compress.build import build_scatters
 from hpctrain.parallel.shard import note_collectives, sharded_parts, sum_gradients
 from hpctrain.parallel.stage import CountedStage
+from hpctrain.records.codec import NOT_COMPRESSED
 from hpctrain.records.plan import Plan
 
 
@@ -25,13 +24,19 @@ class ShardedStage(CountedStage):
     torch's own stage puts all gradients off to the end and keeps the weights in between, which is level 1.
     """
 
-    def __init__(self, *args: Any, zero: int, copies: int, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, plan: Plan, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._zero = zero
+        self._zero = plan.zero
         self._copies_summed = True
         # torch turns a sharded module's hooks off before each backward pass; seen through a list it is a plain one.
         self._plain = nn.ModuleList([self.submod])
-        note_collectives(self.submod, self.stage_index, self._count_shared, copies, lambda: self._copies_summed)
+        spec, parts = plan.compression[0], len(list(sharded_parts(self.submod)))
+        self.scatters = build_scatters(NOT_COMPRESSED if plan.reduces_copies else spec, parts, self.device.type)
+        """What sums the gradients of each part over the replicas that share it; None: torch does."""
+        copies = 1 if plan.reduces_copies else plan.dp // plan.shards
+        note_collectives(
+            self.submod, self.stage_index, self._count_shared, copies, lambda: self._copies_summed, self.scatters
+        )
 
     def backward_maybe_with_nosync(self, backward_type: str, bwd_kwargs: Any, last_backward: bool = False) -> Any:
         whole = backward_type == "full"
@@ -80,21 +85,3 @@ class ShardedStage(CountedStage):
 
     def _count_shared(self, sent: int) -> None:
         self.counters.sharding_bytes += sent
-
-
-class ShardedReducer:
-    """The reducer of sharded stages: the sums were taken in the backward pass, so it only tells of their bytes."""
-
-    def __init__(self, stages: Sequence[CountedStage]) -> None:
-        self._stages = stages
-
-    def reduce(self, gradients: list[Tensor]) -> int:
-        """Bytes that this rank sent since the counters were last taken: weights gathered and gradients summed."""
-        return sum(stage.counters.sharding_bytes for stage in self._stages)
-
-
-def reducer_of(plan: Plan, mesh: DeviceMesh, stages: Sequence[CountedStage]) -> Reducer:
-    """What sums the gradients of these stages over replicas."""
-    if plan.shards > 1:
-        return ShardedReducer(stages)
-    return DenseReducer(mesh.get_group("dp"))

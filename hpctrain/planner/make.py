@@ -13,6 +13,7 @@ from hpctrain.base.units import format_count
 from hpctrain.planner.auto import Found, find_fastest
 from hpctrain.planner.bound import step_bound
 from hpctrain.planner.choose import Winner, choose, other_searches
+from hpctrain.planner.compression import codecs
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.degrees import Shape
 from hpctrain.planner.exact import find_exact
@@ -102,6 +103,7 @@ def make_plan(
         topology_sha256=topology.sha256(),
         provisional=provisional,
         solver=solver,
+        compression=codecs(run),
         profile=profile,
         predicted=Predicted(step_time_s=best.terms, memory_bytes=best.layout.memory(cost.memory), bound_s=bound_s),
         rejected=rejected,

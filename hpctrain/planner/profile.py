@@ -15,7 +15,7 @@ from hpctrain.planner.predict import predict
 from hpctrain.planner.replay import Scene, scene_of
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.metric import MetricRow
-from hpctrain.records.plan import CodecSpec, Plan
+from hpctrain.records.plan import Plan
 from hpctrain.records.profile import LARGEST_FACTOR, LEAST_FACTOR, Profile
 from hpctrain.records.run import Run
 from hpctrain.records.topology import Topology
@@ -164,9 +164,8 @@ def _with_rest(
     now = scene(1.0, ())
     terms = predict(now.cost, now.layout, whole=True).terms
     parts = {"communication": terms["pipeline_send"] + terms["data_parallel"], "update": terms["optimizer"]}
-    if plan.dp > 1 and plan.compression != [CodecSpec()]:
-        profile = _remarked(profile, communication="sums were compressed", update="sums were compressed")
-        return profile
+    if plan.dp > 1 and not plan.compression[0].exact:
+        return _remarked(profile, communication="sums were compressed", update="sums were compressed")
     names = [name for name, seconds in parts.items() if seconds > LEAST_SHARE * sum(parts.values())]
     for name in parts.keys() - set(names):
         profile = _remarked(profile, **{name: "it took too little of these steps"})

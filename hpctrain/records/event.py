@@ -23,6 +23,7 @@ EventKind = Literal[
     "time_limit",
     "checkpoint_saved",
     "checkpoint_skipped",
+    "residuals_dropped",
     "recovered",
     "replanned",
     "notify_failed",

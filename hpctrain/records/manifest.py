@@ -63,4 +63,7 @@ class Manifest(Document):
     """Processes that wrote it; any number can read it."""
     loss_scale: LossScale | None = None
     """With precision fp16."""
+    reduction_sha256: str | None = None
+    """Where reducers keep something from step to step: of the plan, all that decides what each rank keeps. Ranks of a
+    plan with another one cannot use it."""
     files: list[FileEntry]

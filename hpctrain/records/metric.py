@@ -34,6 +34,15 @@ class RankPlacement(Part):
     """Its peak memory before it built the model, counted as `memory_bytes_max` is."""
 
 
+class CompressionFigures(Part):
+    """What the compression of gradients did in a step; means over the ranks."""
+
+    density: float | None = None
+    """Numbers sent, as a share of those that are compressed."""
+    residual_norm_ratio: float | None = None
+    """Norm of what is kept back for later steps, by that of the gradient."""
+
+
 class MetricRow(Document):
     """One optimizer step."""
 
@@ -63,6 +72,8 @@ class MetricRow(Document):
     """Sequences consumed since the start of the run."""
     tokens_per_s: float
     bytes_sent: BytesSent
+    compression: CompressionFigures | None = None
+    """With a mode of compression that has any of these figures."""
     stage_time_s: list[float]
     """Compute time of each stage, forward, loss and backward, slowest replica."""
     stage_forward_s: list[float] | None = None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from functools import cached_property
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from hpctrain.records.codec import CodecSpec
+from hpctrain.records.compression import Codec
 from hpctrain.records.document import Document, Part
 from hpctrain.records.profile import Profile
 from hpctrain.records.schedule import Action, Schedule
@@ -37,21 +41,6 @@ class Replica(Part):
     """Micro-batches in a step."""
     devices: list[list[str]]
     """devices[stage][tp]: 'node:device'. Stages on the same devices belong to one pipeline rank."""
-
-
-class CodecSpec(Part):
-    """How one group of layers is reduced between replicas."""
-
-    level: Literal["dp"] = "dp"
-    """Mesh axis that it works on."""
-    layers: tuple[int, int] | None = None
-    """Blocks [from, to); None: everything."""
-    codec: Literal["none"] = "none"
-    """none: dense sums in the gradient's own precision."""
-
-    def wire_bytes(self, gradient_bytes: float, world: int) -> float:
-        """Bytes on the wire over all replicas for one reduction: a ring all-reduce sends 2·(n−1)·size in all."""
-        return 2.0 * (world - 1) * gradient_bytes
 
 
 class Predicted(Part):
@@ -125,8 +114,8 @@ class Plan(Document):
     actions: dict[int, dict[int, list[str]]] = {}
     """actions[replica][pipeline rank]: its compute in order, as '0F0', '0B0', …. Left out, or not covering the
     micro-batches, they are made from `schedule`; with schedule 'custom' they must be whole."""
-    compression: list[CodecSpec] = [CodecSpec()]
-    """How gradients are reduced between replicas, by group of layers."""
+    compression: list[CodecSpec] = Field(default=[CodecSpec()], min_length=1, max_length=1)
+    """How gradients are reduced between replicas."""
     profile: Profile | None = None
     """Measured steps that `predicted` rests on; left out: the constants of the package alone."""
     predicted: Predicted | None = None
@@ -243,6 +232,34 @@ class Plan(Document):
     def shards(self) -> int:
         """Replicas over which a state is sharded; 1: every replica holds all of it."""
         return 1 if self.zero == 0 else self.shard or self.dp
+
+    @property
+    def reduces_copies(self) -> bool:
+        """Whether a codec works between copies of a sharded state, and not among the replicas that share one."""
+        return 1 < self.shards < self.dp and not self.compression[0].exact
+
+    @property
+    def codec(self) -> Codec:
+        """How gradients are reduced between replicas."""
+        return self.compression[0].codec
+
+    @property
+    def reduction_sha256(self) -> str:
+        """Hash of all that decides what a rank's reducer keeps from one step to the next: the mesh, the cut, the
+        sharding and the codec, and not which devices they are on."""
+        parts = [
+            self.pp,
+            self.dp,
+            self.tp,
+            self.zero,
+            self.shards,
+            self.sequence_parallel,
+            list(self.stage_owner().values()),
+        ]
+        text = json.dumps(
+            [*parts, [stage.layers for stage in self.stages], [spec.to_json() for spec in self.compression]]
+        )
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def savings(self) -> list[str]:

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from hpctrain.base.errors import FileError, InputError, Mistake
 from hpctrain.records.cluster import Cluster
+from hpctrain.records.compression import Compression, NoCompression
 from hpctrain.records.document import Document, Part
 from hpctrain.records.imported_spec import ImportedSpec, Spec
 from hpctrain.records.mistakes import dotted, mistakes_of
@@ -97,13 +98,6 @@ class FixedParallel(Part):
 
 
 Parallel = Annotated[AutoParallel | FixedParallel, Field(discriminator="mode")]
-
-
-class Compression(Part):
-    """How gradients are reduced between replicas."""
-
-    mode: Literal["none"] = "none"
-    """none: exact sums in full precision."""
 
 
 class Optimizer(Part):
@@ -243,7 +237,7 @@ class Run(Document):
     """How many sequences make one optimizer step."""
     parallel: Parallel = AutoParallel()
     """Who chooses how the model is cut and copied over the devices."""
-    compression: Compression = Compression()
+    compression: Compression = NoCompression()
     """How gradients are reduced between replicas."""
     optimizer: Optimizer = Optimizer()
     """How the weights follow the gradients."""

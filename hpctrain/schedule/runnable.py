@@ -12,6 +12,8 @@ from hpctrain.schedule.resolve import schedule_of
 
 COMPILED_SPLIT = "torch cannot compile the backward of matrices that are split over devices"
 COMPILED_HALVES = "a compiled block cannot do one half of its backward (I, W)"
+SHARDED_SUMS = "gradients are then summed within the backward pass, where nothing keeps what was not sent"
+TIED_MEETINGS = "the two ends' copies would meet apart, with sums that differ in their last bits"
 RECOMPUTED_HALVES = "with backwards in two halves (I, W) torch would compute a block again for each of its matrices"
 
 
@@ -33,6 +35,7 @@ def check_runnable(plan: Plan, run: Run) -> None:
         )
     if run.compile and plan.tp > 1:
         raise InputError(f"compile: found true with tp {plan.tp}; {COMPILED_SPLIT}; switch compile off, or use tp 1")
+    _check_compression(plan, run)
     for action in _half_backwards(plan):
         if run.compile:
             raise InputError(
@@ -45,6 +48,25 @@ def check_runnable(plan: Plan, run: Run) -> None:
                 f"stages[{action.stage}].recompute: found {recompute} with the action {action}; {RECOMPUTED_HALVES}; "
                 "use recompute none, or schedule 1f1b"
             )
+
+
+def _check_compression(plan: Plan, run: Run) -> None:
+    mode = plan.codec.mode
+    if plan.shards > 1 and not plan.reduces_copies and mode not in ("none", "bf16"):
+        raise InputError(
+            f"compression.mode: found {mode} with zero {plan.zero} over all replicas; {SHARDED_SUMS}; use none or "
+            "bf16, parallel.zero 0, or parallel.shard node"
+        )
+    if mode == "local_steps" and plan.pp > 1 and plan.dp > 2 and _tied(run):
+        raise InputError(
+            f"compression.mode: found local_steps with pp {plan.pp} and a tied embedding; {TIED_MEETINGS}; use another "
+            "mode, parallel.pp 1, or a model with tied: false"
+        )
+
+
+def _tied(run: Run) -> bool:
+    spec = run.model.measured if run.model.import_ is not None else run.spec()
+    return spec is not None and spec.tied
 
 
 def _half_backwards(plan: Plan) -> Iterator[Action]:

@@ -14,9 +14,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from hpctrain.base.atomic import storage_errors
 from hpctrain.base.errors import CheckpointError, StorageError
@@ -176,6 +178,23 @@ def load(tensors: dict[str, Tensor], path: Path, group: dist.ProcessGroup) -> No
         cause = failure[0] if isinstance(failure, tuple) else failure
         lines = str(cause).strip().splitlines()
         raise CheckpointError(f"{path}: cannot load: {lines[-1] if lines else error}") from None
+
+
+def load_own(prefix: str, path: Path, group: dist.ProcessGroup) -> dict[str, Tensor]:
+    """The tensors of a verified checkpoint whose names begin so, by the rest of their names. Collective; the prefixes
+    of the ranks may differ.
+
+    Raises:
+        CheckpointError: one of them cannot be read.
+    """
+    known = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    tensors = {
+        name: torch.empty(found.size, dtype=found.properties.dtype)
+        for name, found in known.items()
+        if name.startswith(prefix) and isinstance(found, TensorStorageMetadata)
+    }
+    load(tensors, path, group)
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
 def _make_folder(path: Path) -> None:

@@ -15,13 +15,14 @@ from torch.distributed.tensor import DTensor
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.wire import Message
+from hpctrain.compress.local_steps import LocalSteps
 from hpctrain.compress.reducer import DenseReducer, Reducer
 from hpctrain.corpus.staged import on_this_node
 from hpctrain.corpus.tokens import Corpus, open_validation
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
+from hpctrain.parallel.reduction import meetings_of, reducer_of
 from hpctrain.parallel.scaling import LossScaler
-from hpctrain.parallel.sharded_stage import reducer_of
 from hpctrain.records.manifest import LossScale, Manifest
 from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run, read_run
@@ -31,6 +32,7 @@ from hpctrain.snapshot.checkpoint import CheckpointSaver, load
 from hpctrain.snapshot.published import verify
 from hpctrain.snapshot.state import collect, prepare_moments, set_optimizer_step
 from hpctrain.worker.deterministic import make_deterministic
+from hpctrain.worker.kept import give_back
 from hpctrain.worker.memory import peak_memory_bytes
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -96,6 +98,10 @@ class Trainer:
     """With precision fp16."""
     past_scale: LossScale | None = None
     """Of an earlier part of the run, in fp16: the steps it skipped do not count for the optimizer."""
+    meetings: LocalSteps | None = None
+    """Of replicas that train on their own."""
+    residuals_dropped: str | None = None
+    """Why what the reducers kept in the checkpoint was not taken over, where there was any."""
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -132,6 +138,10 @@ def build(orders: StartOrder) -> Trainer:
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WRITER_TIMEOUT_S))
     with ACTIVITY.doing("load the checkpoint", waits=True):
         manifest = _restore(orders, pipeline, optimizer, scaler, group)
+        reducer = _reducer(mesh, plan, pipeline)
+        dropped = None
+        if orders.restore is not None and manifest is not None:
+            dropped = give_back(reducer, coordinate, plan, manifest, orders.folder / orders.restore, group)
     saver = CheckpointSaver(orders.folder / "checkpoints", group, run.checkpoint.keep)
     saver.prepare(collect(named, optimizer))
     return Trainer(
@@ -145,7 +155,7 @@ def build(orders: StartOrder) -> Trainer:
         pipeline=pipeline,
         parameters=[parameter for _, parameter in named],
         optimizer=optimizer,
-        reducer=_reducer(mesh, plan, pipeline),
+        reducer=reducer,
         train=Corpus.open(on_this_node(run.data.train, os.environ), "train", run.data.seq_len),
         valid=_validation(run),
         saver=saver,
@@ -153,6 +163,8 @@ def build(orders: StartOrder) -> Trainer:
         base_bytes=base_bytes,
         scaler=scaler,
         past_scale=manifest.loss_scale if manifest is not None else None,
+        meetings=meetings_of(reducer),
+        residuals_dropped=dropped,
     )
 
 
@@ -207,7 +219,7 @@ def _optimizer(run: Run, pipeline: Pipeline, plan: Plan) -> torch.optim.Optimize
 
 
 def _reducer(mesh: DeviceMesh, plan: Plan, pipeline: Pipeline) -> Reducer:
-    reducer = reducer_of(plan, mesh, pipeline.stages)
+    reducer = reducer_of(plan, mesh, pipeline.stages, pipeline.parameters())
     if isinstance(reducer, DenseReducer) and plan.tp == len(plan.stages) == 1:
         # Elsewhere the backward pass has messages of its own on the same links, gradients are split, or the ends of a
         # tied model are added up after it.

@@ -15,8 +15,9 @@ import torch.distributed as dist
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.atomic import append_line
 from hpctrain.base.errors import StorageError
+from hpctrain.compress.reducer import REPORTED
 from hpctrain.parallel.stage import StageCounters
-from hpctrain.records.metric import BytesSent, MetricRow, RankPlacement
+from hpctrain.records.metric import BytesSent, CompressionFigures, MetricRow, RankPlacement
 from hpctrain.records.plan import Plan
 from hpctrain.worker.build import Trainer
 from hpctrain.worker.memory import peak_memory_bytes
@@ -32,6 +33,8 @@ class RankStep:
     """How long the schedule took, from its first action to its last."""
     dp_bytes: int
     tp_bytes: int
+    compression: dict[str, float]
+    """Figures of its reducer, by names in `REPORTED`."""
     stop: bool
     save: bool
 
@@ -42,6 +45,7 @@ class JobStep:
 
     loss: float
     bytes_sent: BytesSent
+    compression: CompressionFigures | None
     stage_time_s: list[float]
     stage_forward_s: list[float]
     stage_backward_s: list[float]
@@ -53,7 +57,7 @@ class JobStep:
     save: bool
 
 
-_SCALARS = 10
+_SCALARS = 10 + len(REPORTED)
 
 
 def gather(trainer: Trainer, mine: RankStep) -> JobStep:
@@ -75,6 +79,7 @@ def gather(trainer: Trainer, mine: RankStep) -> JobStep:
         peak_memory_bytes(trainer.device),
         float(trainer.coordinate.dp),
         float(max(counters.forwards for counters in mine.counters.values())),
+        *(mine.compression.get(name, math.nan) for name in REPORTED),
     ]
     vector = torch.tensor(scalars + times, dtype=torch.float64)
     table = torch.empty(trainer.plan.world_size, len(vector), dtype=torch.float64)
@@ -99,6 +104,7 @@ def _combine(table: torch.Tensor, plan: Plan) -> JobStep:
     return JobStep(
         loss=total[0],
         bytes_sent=BytesSent(dp=int(total[2]), pp=int(total[3]), tp=int(total[4])),
+        compression=_figures(table[:, 10:_SCALARS]),
         stage_time_s=compute,
         stage_forward_s=forward,
         stage_backward_s=backward,
@@ -108,6 +114,13 @@ def _combine(table: torch.Tensor, plan: Plan) -> JobStep:
         stop=largest[5] > 0,
         save=largest[6] > 0,
     )
+
+
+def _figures(table: torch.Tensor) -> CompressionFigures | None:
+    """The means over the ranks that have a figure, of [ranks, figures] with NaN where there is none."""
+    means = dict(zip(REPORTED, table.nanmean(0).tolist(), strict=True))
+    found = {name: mean for name, mean in means.items() if math.isfinite(mean)}
+    return CompressionFigures(**found) if found else None
 
 
 def placements(trainer: Trainer, counters: dict[int, StageCounters]) -> list[RankPlacement] | None:
@@ -172,6 +185,7 @@ def make_row(trainer: Trainer, job: JobStep, news: StepNews) -> MetricRow:
         samples=trainer.step * plan.rows,
         tokens_per_s=tokens / news.seconds,
         bytes_sent=job.bytes_sent,
+        compression=job.compression,
         stage_time_s=[round(value, 6) for value in job.stage_time_s],
         stage_forward_s=[round(value, 6) for value in job.stage_forward_s],
         stage_backward_s=[round(value, 6) for value in job.stage_backward_s],

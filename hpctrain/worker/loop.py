@@ -14,7 +14,7 @@ from torch import Tensor
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import HpctrainError
 from hpctrain.corpus.tokens import Corpus
-from hpctrain.parallel.gradients import clip_gradients, gradient_norm, local_gradients
+from hpctrain.parallel.gradients import clip_gradients, finite_everywhere, gradient_norm, local_gradients
 from hpctrain.records.manifest import Manifest
 from hpctrain.records.run import Optimizer
 from hpctrain.snapshot.checkpoint import Saved
@@ -23,6 +23,7 @@ from hpctrain.snapshot.state import collect
 from hpctrain.worker.build import Trainer
 from hpctrain.worker.diagnose import diagnose
 from hpctrain.worker.emit import JobStep, MetricsLog, RankStep, StepNews, gather, make_row, placements
+from hpctrain.worker.kept import kept_by_reducer
 from hpctrain.worker.orders import Orders
 from hpctrain.worker.profile import profiled, trace_path
 from hpctrain.worker.traffic import CollectiveCounter
@@ -77,22 +78,22 @@ class Loop:
         """One optimizer step: batch, pipeline, reduction, norm, update, checkpoint, validation, news."""
         trainer, start = self.trainer, time.perf_counter()
         share, gradients = self._forward_backward(trainer.step)
-        with ACTIVITY.doing("reduce dp", waits=True):
-            dp_bytes = trainer.reducer.reduce(gradients)
-        trainer.pipeline.sum_ends()
         scale = trainer.scaler.value if trainer.scaler is not None else None
-        if trainer.scaler is not None:
-            trainer.scaler.unscale(gradients)
+        dp_bytes = self._reduce(gradients)
+        trainer.pipeline.sum_ends()
         with ACTIVITY.doing("all-reduce of the gradient's norm", waits=True):
             norm = gradient_norm(trainer.parameters, trainer.plan, trainer.pipeline.copies())
         with ACTIVITY.doing("optimizer"):
             lr = self._update(norm)
+        if trainer.meetings is not None:
+            with ACTIVITY.doing("meeting of the replicas", waits=True):
+                dp_bytes += trainer.meetings.after_step(trainer.step + 1)
         counters = trainer.pipeline.take_counters()
         trainer.step += 1
         seconds = time.perf_counter() - start
         mine = RankStep(
             share, counters, trainer.pipeline.step_s, dp_bytes, self._tp_bytes,
-            self.orders.stop_wanted(), self.orders.save_wanted(),
+            trainer.reducer.metrics(), self.orders.stop_wanted(), self.orders.save_wanted(),
         )  # fmt: skip
         job = gather(trainer, mine)
         # In fp16 a norm that is no number may only mean a scale too large. It is applied after the loss, though.
@@ -113,9 +114,13 @@ class Loop:
             return
         with ACTIVITY.doing("wait for the writer of the checkpoint before"):
             self._tell_saved(trainer.saver.finished(wait=True))
+        if trainer.meetings is not None:
+            with ACTIVITY.doing("meeting of the replicas for a checkpoint", waits=True):
+                trainer.meetings.synchronize()
         named = trainer.pipeline.parameters()
         with ACTIVITY.doing("checkpoint copy"):
-            trainer.saver.save(collect(named, trainer.optimizer), manifest_of(trainer))
+            tensors = collect(named, trainer.optimizer) | kept_by_reducer(trainer.reducer, trainer.coordinate)
+            trainer.saver.save(tensors, manifest_of(trainer))
         self.saved_step = trainer.step
 
     def finish_saving(self) -> None:
@@ -139,6 +144,23 @@ class Loop:
         if counter is not None:
             self._tp_bytes = counter.sent_bytes
         return share, gradients
+
+    def _reduce(self, gradients: list[Tensor]) -> int:
+        """Sum the gradients over the replicas and free them of the loss scale; bytes this rank sent."""
+        trainer = self.trainer
+        scaler, keeps = trainer.scaler, trainer.plan.compression[0].keeps_state
+        if scaler is not None and keeps:
+            # What a reducer keeps outlives the scale, and a step that is skipped must leave it alone.
+            scaler.unscale(gradients)
+            with ACTIVITY.doing("all-reduce of whether gradients overflowed", waits=True):
+                if not finite_everywhere(gradients):
+                    gradients[0].fill_(math.nan)  # every rank sees the same: a norm that is no number
+                    return 0
+        with ACTIVITY.doing("reduce dp", waits=True):
+            sent = trainer.reducer.reduce(gradients)
+        if scaler is not None and not keeps:
+            scaler.unscale(gradients)
+        return sent
 
     def _update(self, norm: float) -> float:
         trainer, settings = self.trainer, self.trainer.run.optimizer
@@ -261,5 +283,6 @@ def manifest_of(trainer: Trainer) -> Manifest:
         model_sha256=run.spec().sha256(),
         world_size=trainer.plan.world_size,
         loss_scale=trainer.scaler.state if trainer.scaler is not None else trainer.past_scale,
+        reduction_sha256=trainer.plan.reduction_sha256 if trainer.plan.compression[0].keeps_state else None,
         files=[],
     )

@@ -63,6 +63,8 @@ def _work(orders: Orders, folder: Path) -> int:
     orders.listen()
     trainer = build(order)
     orders.tell("ready", step=trainer.step)
+    if trainer.residuals_dropped is not None:
+        orders.tell("residuals_dropped", reason=trainer.residuals_dropped)
     done = train(trainer, orders)
     with ACTIVITY.doing("barrier at the end", waits=True):
         dist.barrier()

@@ -21,7 +21,7 @@ from hpctrain.model.build import build_stage
 from hpctrain.parallel.gradients import gradient_norm, local_gradients
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
-from hpctrain.parallel.sharded_stage import reducer_of
+from hpctrain.parallel.reduction import reducer_of
 from hpctrain.records.manifest import Manifest
 from hpctrain.records.model_spec import ModelSpec
 from hpctrain.records.plan import Plan, Replica, Stage
@@ -254,7 +254,7 @@ def open_pipeline(plan: Plan, spec: ModelSpec, rank: int) -> tuple[Pipeline, Coo
     schedule, _ = schedule_of(plan, coordinate.dp)
     inputs = PipelineInputs(plan, spec, schedule, SEQ, SEED, torch.device("cpu"))
     pipeline = build_pipeline(inputs, mesh, coordinate)
-    return pipeline, coordinate, reducer_of(plan, mesh, pipeline.stages)
+    return pipeline, coordinate, reducer_of(plan, mesh, pipeline.stages, pipeline.parameters())
 
 
 def my_rows(plan: Plan, coordinate: Coordinate, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -70,6 +70,15 @@ def test_zero_2_hides_computing_and_its_messages_are_learnt(topology, run):
     assert found.communication == pytest.approx(1.8)
 
 
+def test_of_compressed_sums_nothing_is_learnt(topology, run):
+    asked, made = run(compression={"mode": "bf16"}, **fixed(dp=2)), topology(default=(2e-3, 5e-9))
+    plan = make_plan(asked, asked.spec(), made)
+    found = fit_profile(plan, asked, asked.spec(), made, rows_made(plan, asked, made, REAL))
+    assert found.compute == pytest.approx({"type1.0": 1.6})
+    assert (found.communication, found.update) == (None, None)
+    assert found.remarks["communication"] == "sums were compressed"
+
+
 def test_slow_steps_and_skipped_ones_do_not_count(topology, run):
     asked, made = run(**fixed(dp=2)), topology()
     plan = make_plan(asked, asked.spec(), made)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from hpctrain.base.errors import FileError
+from hpctrain.records.codec import CodecSpec
 from hpctrain.records.link_cost import INTRA_NODE_LATENCY_S, LinkCost
-from hpctrain.records.plan import CodecSpec, Plan
+from hpctrain.records.plan import Plan
 from hpctrain.records.topology import Topology
 
 PLAN: dict[str, Any] = {

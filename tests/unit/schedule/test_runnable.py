@@ -11,6 +11,7 @@ from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run
 from hpctrain.schedule.runnable import check_runnable
 
+PLACES = [f"n{index}:cpu0" for index in range(6)]
 HALVES = {0: {0: ["0F0", "0F1", "0B0", "0B1"], 1: ["1F0", "1I0", "1F1", "1W0", "1B1"]}}
 
 
@@ -22,6 +23,18 @@ def plan(tp: int = 1, recompute: tuple[str, str] = ("none", "none"), **values: A
         {
             "pp": 2, "dp": 1, "tp": tp, "stages": stages, "ranks": [place for row in devices for place in row],
             "replicas": [{"rows": 4, "micro_batch": 2, "micro_batches": 2, "devices": devices}], **values,
+        }
+    )  # fmt: skip
+
+
+def replicas(mode: str, **values: Any) -> Plan:
+    """One stage on four devices, with a codec."""
+    devices = [f"n{index}:cpu0" for index in range(4)]
+    each = [{"rows": 1, "micro_batch": 1, "micro_batches": 1, "devices": [[device]]} for device in devices]
+    return Plan.model_validate(
+        {
+            "pp": 1, "dp": 4, "tp": 1, "stages": [{"layers": (0, 2)}], "ranks": devices, "replicas": each,
+            "compression": [{"codec": {"mode": mode}}], **values,
         }
     )  # fmt: skip
 
@@ -42,6 +55,9 @@ def run(**values: Any) -> Run:
         (plan(tp=3, sequence_parallel=True), run()),
         (plan(recompute=("full", "selective")), run(compile=True)),
         (plan(recompute=("full", "none"), actions=HALVES), run()),
+        (replicas("topk"), run()),
+        (replicas("topk", zero=1, shard=2), run()),
+        (replicas("bf16", zero=3), run()),
     ],
 )
 def test_what_can_run_passes(found: Plan, asked: Run) -> None:
@@ -57,6 +73,21 @@ def test_what_can_run_passes(found: Plan, asked: Run) -> None:
         (
             plan(recompute=("none", "selective"), actions=HALVES), run(),
             r"stages\[1\].recompute: found selective with the action 1I0; .* use recompute none, or schedule 1f1b",
+        ),
+        (
+            replicas("topk", zero=1), run(),
+            "compression.mode: found topk with zero 1 over all replicas; .* use none or bf16, parallel.zero 0, or",
+        ),
+        (
+            plan(
+                dp=3, compression=[{"codec": {"mode": "local_steps"}}], ranks=PLACES,
+                replicas=[
+                    {"rows": 1, "micro_batch": 1, "micro_batches": 1, "devices": [[a], [b]]}
+                    for a, b in zip(PLACES[::2], PLACES[1::2], strict=True)
+                ],
+            ),
+            run(model={"dims": {"layers": 2, "dim": 16, "heads": 2, "tied": True}}),
+            "compression.mode: found local_steps with pp 2 and a tied embedding; .* use another mode",
         ),
         (plan(schedule="custom"), run(), "plan: actions.0.: no table is given"),
     ],

@@ -1,0 +1,159 @@
+"""What trainings with several seeds say: gaps to exact sums with their confidence, at equal steps and at equal time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+TARGET_GAP = 0.01
+"""The loss that counts as reached: within 1 % of where exact sums end."""
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Band:
+    """A mean over seeds."""
+
+    mean: float
+    half_width: float | None
+    """Of the 95 % interval of the mean, by Student's t; absent with a single seed."""
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One method."""
+
+    method: str
+    loss: Band | None
+    """At the last step; absent where no seed got there."""
+    gap_pct: Band | None
+    """Of the loss at equal steps to the reference with the same seed."""
+    diverged: int
+    """Seeds whose loss became no finite number."""
+    sent_bytes: float | None
+    """Payload of a worker in a step."""
+    cpu_s: float
+    at_rate: dict[float, AtRate]
+    """By link rate in bits each second; empty where the bytes are not counted."""
+
+
+@dataclass(frozen=True)
+class AtRate:
+    """One method on a network of one rate; a step is the processor's time and then the bytes' time."""
+
+    step_s: float
+    gap_pct: Band | None
+    """Of the loss to the reference's when the fastest of the methods has made its last step."""
+    target_s: float | None
+    """Mean time to come within 1 % of the reference's last loss; absent where a seed never does."""
+
+
+def summarise(rows: Rows, reference: str, rates: Sequence[float]) -> list[Summary]:
+    """One summary for each method, in the order of the rows.
+
+    Raises:
+        ValueError: the reference is not among the rows.
+    """
+    exact = {row["seed"]: row for row in rows if row["method"] == reference}
+    if not exact:
+        raise ValueError(f"no row of {reference}")
+    methods = dict.fromkeys(row["method"] for row in rows)
+    mine = {name: [row for row in rows if row["method"] == name and row["seed"] in exact] for name in methods}
+    budgets = {rate: _budget_s(rows, rate) for rate in rates}
+    return [_summary(name, found, exact, budgets) for name, found in mine.items() if found]
+
+
+def band(values: Sequence[float]) -> Band | None:
+    """Mean and 95 % interval; None without values."""
+    if not values:
+        return None
+    half = None
+    if len(values) > 1:
+        factor = float(stats.t.ppf(0.975, len(values) - 1))
+        half = factor * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return Band(float(np.mean(values)), half, len(values))
+
+
+def step_seconds(row: Mapping[str, Any], rate: float) -> float | None:
+    """Seconds of a step on links of `rate` bits each second; None where the bytes are not counted."""
+    if "sent_bytes" not in row:
+        return None
+    return float(row["cpu_s"]) + 8 * float(row["sent_bytes"]) / rate
+
+
+def loss_at(row: Mapping[str, Any], steps: float) -> float | None:
+    """Validation loss after so many steps, between two points on the line; None outside of the curve."""
+    points = row["curve"]
+    if not points or not points[0][0] <= steps <= points[-1][0] * (1 + 1e-9):
+        return None
+    return float(np.interp(steps, [step for step, _ in points], [loss for _, loss in points]))
+
+
+def steps_to(row: Mapping[str, Any], loss: float) -> float | None:
+    """Steps after which the validation loss is first at most `loss`; None where it never is."""
+    before: tuple[float, float] | None = None
+    for step, found in row["curve"]:
+        if found <= loss:
+            if before is None or before[1] == found:
+                return float(step)
+            share = (before[1] - loss) / (before[1] - found)
+            return before[0] + share * (step - before[0])
+        before = (step, found)
+    return None
+
+
+def _budget_s(rows: Rows, rate: float) -> float:
+    """When the fastest method has made its last step."""
+    whole = [(row, step_s) for row in rows if "loss" in row and (step_s := step_seconds(row, rate)) is not None]
+    return min((row["curve"][-1][0] * step_s for row, step_s in whole), default=math.inf)
+
+
+def _summary(
+    method: str, rows: Rows, exact: Mapping[int, Mapping[str, Any]], budgets: Mapping[float, float]
+) -> Summary:
+    pairs = [(row, exact[row["seed"]]) for row in rows]
+    gaps = [_gap_pct(row["loss"], other["loss"]) for row, other in pairs if "loss" in row and "loss" in other]
+    counted = [float(row["sent_bytes"]) for row in rows if "sent_bytes" in row]
+    return Summary(
+        method=method,
+        loss=band([float(row["loss"]) for row in rows if "loss" in row]),
+        gap_pct=band(gaps),
+        diverged=sum("diverged_step" in row for row in rows),
+        sent_bytes=float(np.mean(counted)) if counted else None,
+        cpu_s=float(np.mean([row["cpu_s"] for row in rows])),
+        at_rate={rate: _at_rate(pairs, rate, budget) for rate, budget in budgets.items()} if counted else {},
+    )
+
+
+def _at_rate(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], rate: float, budget_s: float) -> AtRate:
+    gaps: list[float] = []
+    reached: list[float | None] = []
+    times: list[float] = []
+    for row, other in pairs:
+        step_s, other_s = step_seconds(row, rate), step_seconds(other, rate)
+        if step_s is None or other_s is None:
+            continue
+        times.append(step_s)
+        mine, theirs = loss_at(row, budget_s / step_s), loss_at(other, budget_s / other_s)
+        if mine is not None and theirs is not None:
+            gaps.append(_gap_pct(mine, theirs))
+        if "loss" in other:
+            steps = steps_to(row, other["loss"] * (1 + TARGET_GAP))
+            reached.append(None if steps is None else steps * step_s)
+    done = [value for value in reached if value is not None]
+    return AtRate(
+        step_s=float(np.mean(times)),
+        gap_pct=band(gaps),
+        target_s=float(np.mean(done)) if done and len(done) == len(reached) else None,
+    )
+
+
+def _gap_pct(mine: float, reference: float) -> float:
+    return 100 * (mine / reference - 1)

@@ -1,0 +1,216 @@
+"""`hpctrain bench compression`: its three tables."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from hpctrain.base.errors import InputError
+from hpctrain.base.units import format_seconds, format_si
+
+Say = Callable[[str], None]
+ROWS_FILE, TRAININGS_FILE, PAGE_FILE = "steps.jsonl", "trainings.jsonl", "convergence.html"
+ALONE = "none"
+"""Without communication every worker trains a model of its own; that says nothing about compression."""
+
+
+def steps(
+    lab: Path | None, nodes: Sequence[int], rates: Sequence[str], methods: Sequence[str], count: int,
+    preset: str | None, output: Path | None, people: Console, say: Say,
+) -> dict[str, Any]:  # fmt: skip
+    """Measure steps of each method, on a lab that is brought up for it or on this machine; print the table."""
+    from hpctrain.base.process import SystemRunner
+    from hpctrain.bench.compression import lab_place, local_place, measure
+    from hpctrain.bench.compression_methods import METHODS
+    from hpctrain.bench.compression_scene import Settings, as_json
+    from hpctrain.bench.row_store import RowStore
+    from hpctrain.records.lab_spec import read_lab_spec
+
+    settings = Settings(steps=count) if preset is None else Settings(steps=count, spec=_spec(preset))
+    chosen = _known(methods, METHODS) or list(METHODS)
+    path = output / ROWS_FILE if output else None
+    if lab is None:
+        store = RowStore(path, as_json(settings))
+        places = [local_place(number) for number in nodes or (4,)]
+        record = measure(SystemRunner(), places, chosen, settings, store, say)
+    else:
+        spec = read_lab_spec(lab)
+        have = len(spec.nodes)
+        sizes = list(nodes) or [number for number in (4, 8) if number <= have] or [have]
+        if max(sizes) > have:
+            raise InputError(f"--nodes {max(sizes)}: {lab} has {have}; give at most that many")
+        store = RowStore(path, as_json(settings))
+        with _lab(spec, say) as (machine, layout):
+            # One at a time: a place shapes its links when it is entered.
+            opened = (lab_place(machine, layout, number, rate) for number in sizes for rate in rates)
+            record = measure(machine.runner, opened, chosen, settings, store, say)
+    people.print(_steps_table(record["rows"]))
+    return record
+
+
+def convergence(
+    rates: Sequence[str], methods: Sequence[str], seeds: int, count: int, preset: str | None, output: Path | None,
+    people: Console, say: Say,
+) -> dict[str, Any]:  # fmt: skip
+    """Train with each method and seed, print the table, and write the page of curves beside the rows."""
+    import tempfile
+
+    from hpctrain.bench.compression_methods import METHODS
+    from hpctrain.bench.convergence import REFERENCE, Settings, train_all
+    from hpctrain.bench.convergence_page import write_page
+    from hpctrain.bench.convergence_summary import summarise
+    from hpctrain.bench.record import machine_and_versions
+    from hpctrain.records.lab_spec import rate_bits_per_s
+
+    settings = Settings(steps=count) if preset is None else Settings(steps=count, spec=_spec(preset))
+    chosen = _known(methods, METHODS) or [name for name in METHODS if name != ALONE]
+    bits = [rate_bits_per_s(rate) for rate in rates]
+    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as temporary:
+        path = (output or Path(temporary)) / TRAININGS_FILE
+        rows = train_all(chosen, range(1, seeds + 1), settings, path, say)
+    summaries = summarise(rows, REFERENCE, bits)
+    for table in _convergence_tables(summaries, dict(zip(bits, rates, strict=True)), REFERENCE):
+        people.print(table)
+    if output is not None:
+        write_page(output / PAGE_FILE, rows, bits)
+        people.print(f"curves: {output / PAGE_FILE}", soft_wrap=True)
+    return machine_and_versions("compression-convergence", settings.as_json()) | {
+        "rows": rows,
+        "summary": [_plain(summary) for summary in summaries],
+    }
+
+
+def pieces(people: Console) -> dict[str, Any]:
+    """Measure the pieces of a sparse message, print the table."""
+    from hpctrain.bench.compression_pieces import NUMBERS, measure_pieces
+    from hpctrain.bench.record import make_record
+
+    rows = measure_pieces()
+    table = Table(
+        "density", "piece", "CPU ns/number", "least to most", "chosen", "bytes/number",
+        title=f"Pieces of a sparse message of {format_si(NUMBERS, 'numbers')}, one thread", title_justify="left",
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(
+            f"{row.density:g}", row.piece, f"{row.cpu_ns_per_number:.2f}", f"{row.low_ns:.2f} to {row.high_ns:.2f}",
+            f"{row.chosen:.4f}", "" if row.bytes_per_number is None else f"{row.bytes_per_number:.4f}",
+        )  # fmt: skip
+    people.print(table)
+    return make_record("compression-pieces", rows, {"numbers": NUMBERS})
+
+
+def check_rates(rates: Sequence[str]) -> None:
+    """Refuse what is no rate before anything is built."""
+    from hpctrain.records.lab_spec import rate_bits_per_s
+
+    for rate in rates:
+        try:
+            rate_bits_per_s(rate)
+        except ValueError as error:
+            raise click.BadParameter(f"found {rate!r}; {error}", param_hint="--rate") from None
+
+
+@contextlib.contextmanager
+def _lab(spec: Any, say: Say) -> Iterator[tuple[Any, Any]]:
+    """A lab of that spec while the bench runs."""
+    from hpctrain.lab.down import clear
+    from hpctrain.lab.layout import Layout, state_folder
+    from hpctrain.lab.machine import one_at_a_time, this_machine
+    from hpctrain.lab.requirements import require_programs, require_root
+    from hpctrain.lab.up import bring_up
+
+    machine = this_machine()
+    layout = Layout(state_folder(os.environ), spec)
+    require_root(machine, "up")
+    with one_at_a_time():
+        require_programs()
+        bring_up(machine, layout, False, tell=say)
+        try:
+            yield machine, layout
+        finally:
+            clear(machine, layout.folder)
+
+
+def _spec(preset: str) -> Any:
+    from hpctrain.bench.scene import BYTES_VOCABULARY
+    from hpctrain.records.model_spec import PRESETS
+
+    if preset not in PRESETS:
+        raise click.BadParameter(f"found {preset!r}; there are: {', '.join(PRESETS)}", param_hint="--preset")
+    return PRESETS[preset].model_copy(update={"vocab": BYTES_VOCABULARY})
+
+
+def _known(methods: Sequence[str], table: dict[str, Any]) -> list[str]:
+    for name in methods:
+        if name not in table:
+            raise click.BadParameter(f"found {name!r}; there are: {', '.join(table)}", param_hint="--method")
+    return list(dict.fromkeys(methods))
+
+
+def _steps_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table(
+        "link", "nodes", "method", "step", "quartiles", "mean", "CPU", "own core", "bytes/param", "counted", "loss",
+        title="A step of each method; CPU and bytes are means, for each node", title_justify="left",
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(
+            row["link"], str(row["nodes"]), row["method"], format_seconds(row["step_time_s"]),
+            f"{format_seconds(row['step_time_low_s'])} to {format_seconds(row['step_time_high_s'])}",
+            format_seconds(row["step_time_mean_s"]), format_seconds(row["cpu_s"]),
+            format_seconds(row["own_core_s"]) if "own_core_s" in row else "",
+            f"{row['bytes_per_parameter']:.3f}",
+            f"{row['counted_bytes_per_parameter']:.3f}" if "counted_bytes_per_parameter" in row else "",
+            f"{row['loss']:.4f}" if "loss" in row else "not finite",
+        )  # fmt: skip
+    return table
+
+
+def _convergence_tables(summaries: Sequence[Any], names: dict[float, str], reference: str) -> Iterator[Table]:
+    table = Table(
+        "method", "loss", f"gap to {reference}, %", "seeds", "diverged", "bytes a step", "CPU a step",
+        title="At equal steps: means over the seeds, 95 % interval", title_justify="left",
+    )  # fmt: skip
+    for summary in summaries:
+        table.add_row(
+            summary.method, _band(summary.loss, "{:.4f}"), _band(summary.gap_pct, "{:+.2f}"),
+            str(summary.loss.seeds if summary.loss else 0), str(summary.diverged),
+            "" if summary.sent_bytes is None else format_si(summary.sent_bytes, "B"), format_seconds(summary.cpu_s),
+        )  # fmt: skip
+    yield table
+    for rate, name in names.items():
+        table = Table(
+            "method", "step", f"gap to {reference}, %", f"time to 1 % above {reference}'s last loss",
+            title=f"At equal time on links of {name}: when the fastest method has made its steps", title_justify="left",
+        )  # fmt: skip
+        for summary in summaries:
+            if rate in summary.at_rate:
+                found = summary.at_rate[rate]
+                target = "not reached" if found.target_s is None else format_seconds(found.target_s)
+                table.add_row(summary.method, format_seconds(found.step_s), _band(found.gap_pct, "{:+.2f}"), target)
+        yield table
+
+
+def _band(band: Any, form: str) -> str:
+    if band is None:
+        return ""
+    text = form.format(band.mean)
+    return text if band.half_width is None else f"{text} ± {band.half_width:.2g}"
+
+
+def _plain(summary: Any) -> dict[str, Any]:
+    """A summary as JSON: rates become text, what is absent is left out."""
+    value = asdict(summary)
+    value["at_rate"] = {f"{rate:g}": _known_values(found) for rate, found in value["at_rate"].items()}
+    return _known_values(value)
+
+
+def _known_values(value: dict[str, Any]) -> dict[str, Any]:
+    return {key: found for key, found in value.items() if found is not None}

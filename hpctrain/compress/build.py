@@ -1,0 +1,108 @@
+"""From a plan's codec to the reducer of a rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import torch
+import torch.distributed as dist
+
+from hpctrain.compress.bf16 import Bf16Reducer
+from hpctrain.compress.dense_scatter import DenseScatter, Scatter
+from hpctrain.compress.feedback import Feedback, Reset
+from hpctrain.compress.low_rank import PowerSgdReducer, PowerSgdSettings
+from hpctrain.compress.reducer import DenseReducer, Reducer
+from hpctrain.compress.selectors import select
+from hpctrain.compress.sparse import SparseReducer, SparseSettings
+from hpctrain.compress.sparse_counts import AdaptiveCounts, AdaptiveSettings, FixedCounts
+from hpctrain.compress.tagc import TagcReducer, TagcSettings
+from hpctrain.compress.values import ValueCode
+from hpctrain.records.codec import CodecSpec
+from hpctrain.records.compression import (
+    SMALLEST_NUMBERS,
+    Adaptive,
+    Bf16,
+    Layers,
+    LocalSteps,
+    NoCompression,
+    PowerSgd,
+    Tagc,
+    TopK,
+)
+
+Compressing = Bf16 | TopK | Adaptive | Tagc | PowerSgd
+
+
+def build_reducer(
+    group: dist.ProcessGroup, names: Sequence[str], shapes: Sequence[torch.Size], spec: CodecSpec
+) -> Reducer:
+    """The reducer of gradients with these names and shapes, in this order.
+
+    Args:
+        group: the ranks whose gradients are summed.
+        names: of the parameters, as 'layers.3.attention.wq.weight'.
+        shapes: of what this rank holds of them.
+    """
+    codec = spec.codec
+    if isinstance(codec, NoCompression | LocalSteps) or dist.get_world_size(group) == 1:
+        return DenseReducer(group)
+    chosen = [
+        index
+        for index, (name, shape) in enumerate(zip(names, shapes, strict=True))
+        if eligible(shape, name, codec.layers)
+    ]
+    if not chosen:
+        return DenseReducer(group)
+    return _compressing(group, chosen, codec)
+
+
+def _compressing(group: dist.ProcessGroup, chosen: list[int], codec: Compressing) -> Reducer:
+    match codec:
+        case Bf16():
+            return Bf16Reducer(group, chosen)
+        case TopK():
+            counts = FixedCounts(group, codec.density, codec.warmup_steps)
+            feedback = _feedback(codec, codec.reset, codec.reset_every)
+            return SparseReducer(group, chosen, counts, feedback, _choice(codec))
+        case Adaptive():
+            adaptive = AdaptiveSettings(
+                codec.limits, codec.mapping, codec.form, codec.warmup_steps, codec.reprofile_every
+            )
+            feedback = _feedback(codec, codec.reset, codec.reset_every)
+            return SparseReducer(group, chosen, AdaptiveCounts(group, len(chosen), adaptive), feedback, _choice(codec))
+        case Tagc():
+            sketch = TagcSettings(codec.density, codec.ratio, codec.warmup_steps)
+            return TagcReducer(group, chosen, sketch, _feedback(codec), select)
+        case PowerSgd():
+            products = PowerSgdSettings(codec.rank, codec.warmup_steps, codec.min_compression)
+            return PowerSgdReducer(group, chosen, products)
+
+
+def _feedback(codec: TopK | Adaptive | Tagc, reset: Reset = "none", reset_every: int = 1) -> Feedback:
+    dtype = torch.float32 if codec.residual == "fp32" else torch.bfloat16
+    return Feedback(codec.feedback, beta=codec.beta, reset=reset, reset_every=reset_every, dtype=dtype)
+
+
+def _choice(codec: TopK | Adaptive) -> SparseSettings:
+    return SparseSettings(codec.selector, ValueCode[codec.values.upper()])
+
+
+def build_scatters(spec: CodecSpec, parts: int, device_type: str) -> list[Scatter | None]:
+    """What sums the gradients of each of these parts of a sharded stage; None: torch's own reduce-scatter."""
+    if isinstance(spec.codec, Bf16):
+        return [DenseScatter(torch.bfloat16)] * parts
+    # NCCL has a reduce-scatter that sends each number once; gloo has not.
+    return [DenseScatter() if device_type == "cpu" else None] * parts
+
+
+def eligible(shape: Sequence[int], name: str, layers: Layers) -> bool:
+    """Whether a gradient may be compressed: matrices of some size, among the layers that are to be."""
+    if len(shape) < 2 or math.prod(shape) < SMALLEST_NUMBERS:
+        return False
+    if layers == "all":
+        return True
+    if layers == "non_attention":
+        return not any(part.startswith("attention") or part in ("attn", "self_attn") for part in name.split("."))
+    return any(fnmatchcase(name, pattern) for pattern in layers)

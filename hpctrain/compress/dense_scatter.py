@@ -1,0 +1,56 @@
+"""A reduce-scatter in which every number travels once, from the rank that has it to the rank that owns its sum.
+
+gloo's own reduce-scatter is an all-reduce of which the owner keeps its part: it sends twice as much and adds up all of
+it on every rank.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Scatter(Protocol):
+    """A reduce-scatter."""
+
+    def __call__(self, output: Tensor, gradient: Tensor, group: dist.ProcessGroup) -> int:
+        """Write the sum of this rank's part over the group. Collective over it.
+
+        Args:
+            output: [part], fp32.
+            gradient: [world · part], fp32: the parts of all ranks one after the other; unchanged.
+
+        Returns:
+            Bytes this rank put on the wire.
+        """
+
+
+class DenseScatter:
+    """Every number is sent, in fp32 or in bf16, and added up in fp32 in the order of the ranks."""
+
+    def __init__(self, wire: torch.dtype = torch.float32) -> None:
+        self._wire = wire
+        self._kept: dict[str, Tensor] = {}
+
+    def __call__(self, output: Tensor, gradient: Tensor, group: dist.ProcessGroup) -> int:
+        world = dist.get_world_size(group)
+        outgoing = gradient
+        if self._wire != gradient.dtype:
+            outgoing = self._memory("outgoing", gradient).copy_(gradient)
+        incoming = self._memory("incoming", gradient)
+        dist.all_to_all_single(incoming, outgoing, group=group)
+        torch.sum(incoming.view(world, -1), 0, dtype=output.dtype, out=output)
+        return outgoing.nbytes // world * (world - 1)
+
+    def _memory(self, purpose: str, like: Tensor) -> Tensor:
+        """Memory that is kept from one call to the next: fresh pages cost more than what is written to them. On CUDA,
+        torch keeps it, and knows which stream is done with it."""
+        if like.is_cuda:
+            return torch.empty_like(like, dtype=self._wire)
+        kept = self._kept.get(purpose)
+        if kept is None or kept.numel() < like.numel():
+            kept = self._kept[purpose] = torch.empty(like.numel(), dtype=self._wire)
+        return kept[: like.numel()]

@@ -1,0 +1,90 @@
+"""The codec of a plan: which compression the workers obey, and what it puts on the wire."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from hpctrain.records.compression import (
+    Adaptive,
+    Bf16,
+    Codec,
+    LocalSteps,
+    NoCompression,
+    PowerSgd,
+    Tagc,
+    TopK,
+    Values,
+)
+from hpctrain.records.document import Part
+
+FULL_BYTES = 4
+"""Of a number in fp32, which gradients are."""
+VALUE_BYTES: dict[Values, float] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "sign": 1 / 8}
+"""Bytes of a number that is sent; the scales of its block are not counted."""
+
+
+class CodecSpec(Part):
+    """How gradients are reduced between replicas."""
+
+    level: Literal["dp"] = "dp"
+    """Between whom: the replicas; where a state is sharded within nodes and copied across them, the copies."""
+    codec: Codec = Field(default_factory=NoCompression)
+    """How, with all settings and the layers it works on."""
+
+    @property
+    def mode(self) -> str:
+        """Of the codec, as in run.yaml."""
+        return self.codec.mode
+
+    @property
+    def exact(self) -> bool:
+        """Whether sums come out as they would without any compression."""
+        return isinstance(self.codec, NoCompression)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a rank's reducer keeps something from one step to the next."""
+        return not isinstance(self.codec, NoCompression | Bf16)
+
+    def wire_bytes(self, gradient_bytes: float, world: int, dim: int = 1024) -> float:
+        """Bytes on the wire over all replicas for one reduction, once the warm-up steps are done.
+
+        Every parameter counts as compressed, so a model's real traffic is larger by its exempt parameters.
+
+        Args:
+            gradient_bytes: of the gradient in fp32.
+            world: replicas, n. A ring all-reduce of size s sends 2·(n−1)·s in all.
+            dim: width of the model; for power_sgd, whose messages go by the sides of matrices: of an m × n matrix
+                r·(m+n) numbers are sent, here for m = n = dim, the most that a matrix with a side of that width costs.
+        """
+        ring = 2.0 * (world - 1)
+        numbers = gradient_bytes / FULL_BYTES
+        match self.codec:
+            case Bf16():
+                return ring * numbers * 2
+            case TopK(density=density, values=values):
+                return ring * numbers * sparse_bytes(density, values)
+            case Adaptive(limits=limits, values=values):
+                # Where the layers lie between the limits is known only once their gradients were seen.
+                return ring * numbers * sparse_bytes(1 - sum(limits) / 2, values)
+            case Tagc(density=density, ratio=ratio):
+                # With auto, a number for each position that any rank sends; where they choose alike it is fewer.
+                share = min(1.0, density * world) if ratio == "auto" else 1 / ratio
+                # The bitmaps of what each rank sends go to every other one.
+                return ring * gradient_bytes * share + world * (world - 1) * numbers / 8
+            case PowerSgd(rank=rank):
+                return ring * gradient_bytes * min(1.0, 2.0 * rank / dim)
+            case LocalSteps(every=every):
+                return ring * gradient_bytes / every
+        return ring * gradient_bytes
+
+
+NOT_COMPRESSED = CodecSpec()
+
+
+def sparse_bytes(density: float, values: Values) -> float:
+    """Bytes for each number of a gradient of which this share is sent: the values, and their positions as a bitmap,
+    as 16 bits each, or as one byte for each gap, whichever is least."""
+    return density * VALUE_BYTES[values] + min(1 / 8, 2 * density, max(density, 1 / 255))

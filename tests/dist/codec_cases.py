@@ -1,0 +1,197 @@
+"""Every codec as a reducer of gradients, within a sharded state, and in training. Called by the test beside it.
+
+python codec_cases.py all 4 FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from cases import EVEN, FOUR, HALF, SPEC, WHOLE, batch, deviation, make_plan, my_rows, open_pipeline, whole
+from loop_cases import StoppingOrders, leave, make_folder, open_trainer
+from processes import largest, launch, process_group
+from torch.profiler import ProfilerActivity, profile
+
+from hpctrain.compress.build import build_reducer
+from hpctrain.corpus.prepare import Options, prepare
+from hpctrain.parallel.gradients import local_gradients
+from hpctrain.parallel.mesh import Coordinate
+from hpctrain.records.codec import CodecSpec
+from hpctrain.records.manifest import LossScale
+from hpctrain.records.metric import read_metrics
+from hpctrain.records.plan import Plan
+from hpctrain.snapshot.state import collect
+from hpctrain.worker.kept import kept_by_reducer
+from hpctrain.worker.loop import train
+
+SHAPES = {"layers.0.mlp.up.weight": (96, 64), "layers.0.attention.q.weight": (64, 64), "norm.weight": (64,)}
+CODECS: dict[str, dict[str, Any]] = {
+    "bf16": {"mode": "bf16"},
+    "bf16, without attention": {"mode": "bf16", "layers": "non_attention"},
+    "topk, all of it": {"mode": "topk", "density": 1, "selector": "exact", "values": "fp32", "warmup_steps": 0},
+    "tagc, all of it": {"mode": "tagc", "density": 1, "layers": "all", "warmup_steps": 0},
+    "power_sgd, whole rank": {"mode": "power_sgd", "rank": 64, "min_compression": 1, "warmup_steps": 0},
+}
+LOW_RANK = {"mode": "power_sgd", "rank": 2, "warmup_steps": 1}
+ADAPTIVE = {"mode": "adaptive", "warmup_steps": 1}
+LOCAL = {"mode": "local_steps", "every": 2}
+WIDE = SPEC.model_copy(update={"dim": 64, "vocab": 320})
+END = 4
+
+
+def spec_of(codec: dict[str, Any]) -> CodecSpec:
+    return CodecSpec.model_validate({"codec": codec})
+
+
+def sums(codec: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
+    """Two reductions by a codec: how far each tensor is from the sum, as a share of its largest number, whether all
+    ranks have the same bits, and bytes as counted and as gloo reports them."""
+    shapes = [torch.Size(shape) for shape in SHAPES.values()]
+    reducer = build_reducer(dist.group.WORLD, list(SHAPES), shapes, spec_of(codec))
+    far = {}
+    for step in range(2):
+        everyone = [
+            [torch.randn(shape, generator=torch.Generator().manual_seed(100 * step + member)) for shape in shapes]
+            for member in range(world)
+        ]
+        mine = [tensor.clone() for tensor in everyone[rank]]
+        mine[0] = mine[0].t().contiguous().t()
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as trace:
+            counted = reducer.reduce(mine)
+        expected = [torch.stack(tensors).double().sum(0) for tensors in zip(*everyone, strict=True)]
+        for name, found, exact in zip(SHAPES, mine, expected, strict=True):
+            far[name] = largest([deviation(found.double(), exact) / float(exact.abs().max())])
+    flat = torch.cat([tensor.flatten() for tensor in mine])
+    first = flat.clone()
+    dist.broadcast(first, 0)
+    broken = [tensor.clone() for tensor in everyone[rank]]
+    if rank == 1:
+        broken[0][0, 0] = float("inf")
+    reducer.reduce(broken)
+    return {
+        "far": far,
+        "differ": largest([float(not torch.equal(flat, first))]),
+        "counted": counted,
+        "calls": sorted({event.name for event in trace.events() if event.name.startswith("gloo:")}),
+        "infinite seen by": int(whole_sum(float(not broken[0].isfinite().all()))),
+    }
+
+
+def whole_sum(value: float) -> float:
+    total = torch.tensor(value)
+    dist.all_reduce(total)
+    return float(total)
+
+
+def sharded(codec: dict[str, Any], rank: int, **further: Any) -> dict[str, Any]:
+    """A sharded step with a codec beside the same without: deviation of the gradient as a share of its largest number,
+    and the bytes of both as shares of the whole model's."""
+    plain = make_plan(1, 4, 1, WHOLE, FOUR, **further)
+    plan = plain.model_copy(update={"compression": [spec_of(codec)]})
+    results, sent = [], []
+    for each in (plain, plan):
+        pipeline, coordinate, reducer = open_pipeline(each, WIDE, rank)
+        pipeline.step(*my_rows(each, coordinate, batch(WIDE, 0)))
+        parameters = [parameter for _, parameter in pipeline.parameters()]
+        sent.append(reducer.reduce(local_gradients(parameters)) / (4 * WIDE.parameters()))
+        results.append([whole(parameter.grad) for parameter in parameters])
+    expected, found = results
+    size = max(float(grad.abs().max()) for grad in expected)
+    return {
+        "far": largest([deviation(a, b) / size for a, b in zip(found, expected, strict=True)]),
+        "bytes": sent,
+    }
+
+
+def trained(place: Path, parts: list[tuple[Plan, int]], rank: int, meeting: dist.Store) -> dict[str, Any]:
+    """Train in these parts, each from the checkpoint of the one before; losses, what was dropped, the last state."""
+    step, dropped = 0, []
+    for generation, (plan, last) in enumerate(parts):
+        restore = f"checkpoints/step-{step:08}" if step else None
+        trainer = open_trainer(place, plan, generation, restore, rank, meeting)
+        dropped.append(trainer.residuals_dropped)
+        train(trainer, StoppingOrders(last))  # type: ignore[arg-type]
+        step = trainer.step
+        kept = kept_by_reducer(trainer.reducer, Coordinate.of(plan, rank))
+        state = {**collect(trainer.pipeline.parameters(), trainer.optimizer), **kept}
+        leave()
+    rows = read_metrics(place / "metrics.jsonl")
+    return {
+        "losses": [row.loss for row in rows],
+        "dp": [row.bytes_sent.dp for row in rows],
+        "figures": [row.compression and row.compression.to_json() for row in rows],
+        "dropped": dropped,
+        "kept": len(kept),
+        "state": state,
+    }
+
+
+def training(folder: Path, rank: int, world: int) -> dict[str, Any]:
+    """Runs in one go and in two parts, by codec."""
+    meeting = dist.FileStore(str(folder / "meeting"), world)
+    found: dict[str, Any] = {}
+    unequal: dict[str, list[float]] = {}
+    for name, codec in {"low rank": LOW_RANK, "adaptive": ADAPTIVE, "local steps": LOCAL}.items():
+        plan = make_plan(2, 2, 1, HALF, EVEN, compression=[spec_of(codec)])
+        straight = trained(folder / f"{name}, straight", [(plan, END)], rank, meeting)
+        resumed = trained(folder / f"{name}, resumed", [(plan, END // 2), (plan, END)], rank, meeting)
+        pairs = [(straight["state"].pop(key), value) for key, value in resumed.pop("state").items()]
+        # Moments of AdamW are each replica's own where they train on their own; a checkpoint has one replica's.
+        unequal[name] = [float(not torch.equal(a, b)) for a, b in pairs] if name != "local steps" else []
+        found[name] = {"straight": straight, "resumed": resumed, "missing": list(straight.pop("state"))}
+    moved = make_plan(1, 4, 1, WHOLE, FOUR, compression=[spec_of(LOW_RANK)])
+    plan = make_plan(2, 2, 1, HALF, EVEN, compression=[spec_of(LOW_RANK)])
+    other = trained(folder / "moved", [(plan, END // 2), (moved, END)], rank, meeting)
+    found["fp16"] = overflowing(folder / "fp16", rank, meeting)
+    found["moved"] = {"dropped": other["dropped"], "losses": other["losses"]}
+    dist.init_process_group("gloo", store=dist.PrefixStore("last", meeting), rank=rank, world_size=world)
+    for name in ("low rank", "adaptive"):
+        found[name]["unequal"] = largest(unequal[name])
+    leave()
+    return found
+
+
+def overflowing(place: Path, rank: int, meeting: dist.Store) -> dict[str, Any]:
+    """Steps in fp16 with a scale that is too large at first: which were skipped, and how many the reducer counted."""
+    plan = make_plan(2, 2, 1, HALF, EVEN, compression=[spec_of(LOW_RANK)])
+    trainer = open_trainer(place, plan, 0, None, rank, meeting)
+    assert trainer.scaler is not None
+    trainer.scaler.state = LossScale(value=2.0**19)
+    train(trainer, StoppingOrders(END))  # type: ignore[arg-type]
+    leave()
+    kept = trainer.reducer.state()
+    return {
+        "skipped": [row.skipped for row in read_metrics(place / "metrics.jsonl")],
+        "counted": int(kept["steps"]),
+        "finite": all(bool(tensor.isfinite().all()) for tensor in kept.values()),
+    }
+
+
+def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    with process_group(folder, rank, world):
+        for name, codec in CODECS.items():
+            found[name] = sums(codec, rank, world)
+        found["sharded over all"] = sharded({"mode": "bf16"}, rank, zero=2)
+        found["sharded in pairs"] = sharded({"mode": "bf16"}, rank, zero=1, shard=2)
+    return found | training(folder, rank, world)
+
+
+def main(world: int, folder: Path) -> None:
+    data = folder / "data"
+    prepare([Path(__file__).parents[2] / "hpctrain"], data, Options(valid_fraction=0.1, limit_bytes=200_000))
+    model = {"dims": WIDE.model_dump(exclude_none=True)}
+    for name in ("low rank", "adaptive", "local steps"):
+        make_folder(folder / f"{name}, straight", data, model=model)
+        make_folder(folder / f"{name}, resumed", data, model=model)
+    make_folder(folder / "moved", data, model=model)
+    make_folder(folder / "fp16", data, model=model, precision="fp16")
+    launch(every_case, world, str(folder))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[2]), Path(sys.argv[3]))

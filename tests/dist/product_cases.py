@@ -1,0 +1,307 @@
+"""Low-rank products, TAGC and local steps on three ranks against what one process computes.
+
+python product_cases.py all 3 FOLDER
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from processes import largest, launch, process_group
+from torch import Tensor, nn
+
+from hpctrain.compress.feedback import Feedback
+from hpctrain.compress.local_steps import LocalSteps
+from hpctrain.compress.low_rank import PowerSgdReducer, PowerSgdSettings
+from hpctrain.compress.reducer import Reducer
+from hpctrain.compress.selectors import select
+from hpctrain.compress.tagc import TagcReducer, TagcSettings
+
+SHAPES = [(48, 96), (48, 96), (96, 48), (17,), (4, 12, 64), (5, 6), (80, 64)]
+CHOSEN = [0, 1, 2, 4, 5, 6]
+RANK = 4
+SIDES = [(48, 96), (48, 96), (96, 48), (80, 64)]
+"""Of the matrices that rank 4 pays for: the fourth, of four rows, and the fifth, small one are not among them."""
+
+
+class Stateful(Reducer, Protocol):
+    def state(self) -> dict[str, Tensor]: ...
+    def load_state(self, state: dict[str, Tensor]) -> None: ...
+
+
+def gradients(seed: int, step: int = 0) -> list[Tensor]:
+    """Of this rank: the third a transposed view, the last in bf16."""
+    generator = torch.Generator().manual_seed(10_000 * seed + 100 * step + dist.get_rank())
+    made = [torch.randn(shape, generator=generator) for shape in SHAPES]
+    made[2] = torch.randn(SHAPES[2][::-1], generator=generator).T
+    return made
+
+
+def exact(tensors: list[Tensor]) -> list[Tensor]:
+    sums = [tensor.contiguous().clone() for tensor in tensors]
+    for tensor in sums:
+        dist.all_reduce(tensor)
+    return sums
+
+
+def apart(ours: list[Tensor], theirs: list[Tensor]) -> float:
+    """Largest difference on any rank."""
+    return largest([float((one.float() - other.float()).abs().max()) for one, other in zip(ours, theirs, strict=True)])
+
+
+def between_ranks(tensors: list[Tensor]) -> float:
+    """Largest difference between this rank's numbers and those of the first."""
+    firsts = [tensor.contiguous().clone() for tensor in tensors]
+    for tensor in firsts:
+        dist.broadcast(tensor, 0)
+    return apart(tensors, firsts)
+
+
+def low_rank(**changes: Any) -> PowerSgdReducer:
+    options = {"rank": RANK, "warmup_steps": 0, **changes}
+    return PowerSgdReducer(dist.group.WORLD, CHOSEN, PowerSgdSettings(**options))
+
+
+def tagc(mode: str = "standard", reset: str = "none", **changes: Any) -> TagcReducer:
+    options = {"density": 0.1, "warmup_steps": 0, **changes}
+    feedback = Feedback(mode, reset=reset, reset_every=3)  # type: ignore[arg-type]
+    return TagcReducer(
+        dist.group.WORLD, CHOSEN, TagcSettings(**options), feedback, lambda values, k: select(values, k, "exact")
+    )
+
+
+def conserved(reducer: PowerSgdReducer | TagcReducer, steps: int = 5) -> dict[str, float]:
+    """What was applied and what the residuals hold, beside all gradients."""
+    given = [torch.zeros(shape) for shape in SHAPES]
+    applied = [torch.zeros(shape) for shape in SHAPES]
+    differing, norm = 0.0, 0.0
+    compressed = [0, 1, 2, 6] if isinstance(reducer, PowerSgdReducer) else CHOSEN
+    for step in range(steps):
+        mine = gradients(1, step)
+        norm = math.sqrt(sum(float(mine[index].square().sum()) for index in compressed))
+        given = [total + sums for total, sums in zip(given, exact(mine), strict=True)]
+        reducer.reduce(mine)
+        differing = max(differing, between_ranks(mine))
+        applied = [total + now for total, now in zip(applied, mine, strict=True)]
+    state = reducer.state()
+    kept = math.sqrt(sum(float(state[f"residual.{index}"].square().sum()) for index in compressed))
+    ratio = reducer.metrics()["residual_norm_ratio"] * norm / kept
+    residuals = [
+        state[f"residual.{index}"].reshape(shape).clone() if f"residual.{index}" in state else torch.zeros(shape)
+        for index, shape in enumerate(SHAPES)
+    ]
+    held = exact(residuals)
+    whole = [done + left for done, left in zip(applied, held, strict=True)]
+    return {
+        "error": apart(whole, given),
+        "held": min(float(held[index].abs().max()) for index in (0, 1, 2, 6)),
+        "differing": differing,
+        "told": ratio,
+    }
+
+
+def not_finite(reducer: Stateful) -> dict[str, Any]:
+    """One NaN on one rank, then in a tensor that is not compressed; each leaves the residuals alone."""
+    reducer.reduce(gradients(2))
+    before = {key: value.clone() for key, value in reducer.state().items() if key.startswith("residual")}
+    seen = []
+    for index, value in ((1, math.nan), (3, math.inf)):
+        mine = gradients(2, 1)
+        if dist.get_rank() == 1:
+            mine[index].view(-1)[7] = value
+        reducer.reduce(mine)
+        blind = torch.tensor(float(mine[index].isfinite().all()))
+        dist.all_reduce(blind, op=dist.ReduceOp.MAX)
+        seen.append(float(blind) == 0)
+    after = reducer.state()
+    moved = max(float((after[key] - value).abs().max()) for key, value in before.items())
+    mine = gradients(2, 3)
+    reducer.reduce(mine)
+    return {
+        "seen": seen,
+        "moved": largest([moved]),
+        "finite after": all(bool(tensor.isfinite().all()) for tensor in mine),
+    }
+
+
+def resumed(make: Callable[[], Stateful]) -> dict[str, float]:
+    """Another reducer goes on from a state, bit by bit; and one rank that lost it joins those that have it."""
+    straight = make()
+    for step in range(3):
+        straight.reduce(gradients(3, step))
+    kept = {key: value.clone() for key, value in straight.state().items()}
+    second, third = make(), make()
+    second.load_state(kept)
+    third.load_state(kept if dist.get_rank() != 0 else {})
+    expected, again, joined = (gradients(3, 3) for _ in range(3))
+    for reducer, tensors in ((straight, expected), (second, again), (third, joined)):
+        reducer.reduce(tensors)
+    return {"error": apart(again, expected), "joined differing": between_ranks(joined)}
+
+
+def low_rank_cases() -> dict[str, Any]:
+    mine = gradients(4)
+    sums = exact(mine)
+    # Sums of rank 2 in a common span, one of zeros, and one in bf16.
+    generator = torch.Generator().manual_seed(5)
+    mine[0] = torch.randn(48, 2, generator=generator) @ gradients(5)[0][:2]
+    mine[1].zero_()
+    mine[6] = torch.randn(80, 1, generator=generator).matmul(gradients(5)[6][:1]).bfloat16()
+    sums = exact(mine)
+    sent = low_rank().reduce(mine)
+    dense = sum(math.prod(SHAPES[index]) for index in (3, 4, 5))
+    numbers = dense + RANK * sum(rows + columns for rows, columns in SIDES)
+    warming = gradients(6)
+    warmed = exact(warming)
+    low_rank(warmup_steps=1).reduce(warming)
+    steady = low_rank()
+    same = gradients(7)
+    target = exact(same)
+    total = [torch.zeros_like(tensor) for tensor in target]
+    for _ in range(25):
+        now = [tensor.clone() for tensor in same]
+        steady.reduce(now)
+        total = [one + other for one, other in zip(total, now, strict=True)]
+    means = [tensor / 25 for tensor in total]
+    norms = [float((mean - sums).norm() / sums.norm()) for mean, sums in zip(means, target, strict=True)]
+    lost = low_rank(feedback="none", warm_start=False)
+    unfed = gradients(7)
+    lost.reduce(unfed)
+    return {
+        "low rank": {
+            "spanned": apart([mine[0], mine[1], *mine[3:6]], [sums[0], sums[1], *sums[3:6]]),
+            "bf16": apart([mine[6]], [sums[6]]) / float(sums[6].abs().max()),
+            "bytes": [sent, 2 * 2 * 4 * numbers // 3],
+            "warm-up": apart(warming, warmed),
+            "mean of steps": largest(norms),
+            "without feedback": [between_ranks(unfed), sorted(lost.state())],
+        },
+        "low rank, conserved": conserved(low_rank()),
+        "low rank, not finite": not_finite(low_rank()),
+        "low rank, resumed": resumed(lambda: low_rank(warmup_steps=2)),
+        "low rank, drawn anew, resumed": resumed(lambda: low_rank(warm_start=False)),
+    }
+
+
+def chosen_sums() -> dict[str, Any]:
+    """Whole numbers: the sum of what each rank chose must come out bit by bit, read from either message."""
+    found: dict[str, Any] = {}
+    for name, ratio in (("auto", "auto"), ("sketch", 2.0)):
+        mine = [(1000 * tensor).round() for tensor in gradients(8)]
+        kept = [torch.zeros(tensor.shape) for tensor in mine]
+        for index, tensor in enumerate(mine):
+            flat = tensor.reshape(-1)
+            places = select(flat, math.ceil(0.1 * flat.numel()), "exact")
+            kept[index].view(-1)[places] = flat[places]
+        wanted = [sums if index in CHOSEN else whole for index, (sums, whole) in
+                  enumerate(zip(exact(kept), exact(mine), strict=True))]  # fmt: skip
+        reducer = tagc("none", ratio=ratio)
+        sent = reducer.reduce(mine)
+        total = sum(math.prod(SHAPES[index]) for index in CHOSEN)
+        metrics = reducer.metrics()
+        cells = round(metrics["union_density"] * total) if ratio == "auto" else total // 6 * 3
+        ring = sum(2 * 2 * 4 * numbers // 3 for numbers in (SHAPES[3][0], 1, len(CHOSEN), cells))
+        found[name] = {
+            "error": apart(mine, wanted),
+            "unread": metrics["unread"],
+            "bytes": [sent, ring + 2 * 2 * math.ceil(total / 24)],
+        }
+    return found
+
+
+def tagc_cases() -> dict[str, Any]:
+    flushing = tagc(reset="flush")
+    for step in range(3):
+        flushing.reduce(gradients(9, step))
+    overloaded = tagc(ratio=10.0, density=0.2)
+    case = conserved(overloaded)
+    return {
+        "tagc": chosen_sums(),
+        "tagc, conserved": conserved(tagc()),
+        "tagc, overloaded": {**case, "unread": overloaded.metrics()["unread"]},
+        "tagc, not finite": not_finite(tagc()),
+        "tagc, resumed": resumed(lambda: tagc(warmup_steps=2)),
+        "tagc, flushed": largest([float(flushing.state().get("residual.0", torch.zeros(1)).abs().max())]),
+    }
+
+
+def walk(parameter: nn.Parameter, step: int) -> None:
+    """What an inner optimizer does."""
+    generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    parameter.data.add_(torch.randn(parameter.shape, generator=generator))
+
+
+def local_steps_cases() -> dict[str, Any]:
+    start = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    parameter = nn.Parameter(start.clone())
+    local = LocalSteps(dist.group.WORLD, [parameter], every=2, outer_lr=0.7, outer_momentum=0.9)
+    reference = start.clone()
+    momentum = nn.Parameter(reference)
+    outer = torch.optim.SGD([momentum], lr=0.7, momentum=0.9, nesterov=True)
+    error, sent, refused = 0.0, [], ""
+    for step in range(1, 5):
+        walk(parameter, step)
+        way = momentum.detach() - parameter.detach()
+        sent.append(local.after_step(step))
+        if step % 2:
+            try:
+                local.state()
+            except RuntimeError as problem:
+                refused = str(problem)
+            continue
+        dist.all_reduce(way)
+        momentum.grad = way / dist.get_world_size()
+        outer.step()
+        error = max(error, apart([parameter.detach()], [momentum.detach()]))
+    differing = between_ranks([parameter.detach()])
+    state = {key: value.clone() for key, value in local.state().items()}
+
+    def go_on(kept: dict[str, Tensor]) -> tuple[nn.Parameter, LocalSteps]:
+        weights = nn.Parameter(momentum.detach().clone())
+        weights.data.copy_(parameter.data)
+        other = LocalSteps(dist.group.WORLD, [weights], 2, 0.7, 0.9)
+        other.load_state(kept)
+        walk(weights, 5)
+        other.after_step(5)
+        other.synchronize()
+        return weights, other
+
+    twin, _ = go_on(state)
+    newcomer, _ = go_on(state if dist.get_rank() else {})
+    fresh, _ = go_on({})
+    walk(parameter, 5)
+    local.after_step(5)
+    local.synchronize()
+    resumed_error = apart([twin.detach()], [parameter.detach()])
+    before = local.state()["velocity.0"].clone()
+    if dist.get_rank() == 1:
+        parameter.data[0, 0] = math.nan
+    local.after_step(6)
+    blind = largest([float(parameter.isfinite().any())])
+    return {
+        "local steps": {
+            "error": error,
+            "differing": differing,
+            "sent": sent,
+            "refused": refused,
+            "resumed": resumed_error,
+            "newcomer": apart([newcomer.detach()], [fresh.detach()]),
+            "blind": blind,
+            "moved": apart([local.state()["velocity.0"]], [before]),
+        }
+    }
+
+
+def cases(folder: Path, rank: int, world: int) -> dict[str, Any]:
+    with process_group(folder, rank, world):
+        return {**low_rank_cases(), **tagc_cases(), **local_steps_cases()}
+
+
+if __name__ == "__main__":
+    launch(cases, int(sys.argv[2]), sys.argv[3])

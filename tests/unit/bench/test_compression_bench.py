@@ -1,0 +1,142 @@
+"""`hpctrain bench compression`: turns, counters and rows; the figures themselves are not judged here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hpctrain.base.errors import CommandError
+from hpctrain.base.process import SystemRunner
+from hpctrain.bench.compression import local_place, measure_place
+from hpctrain.bench.compression_launch import run_scene
+from hpctrain.bench.compression_rank import CORPUS_FOLDER
+from hpctrain.bench.compression_scene import Outcome, Samples, Scene, Settings
+from hpctrain.bench.compression_traffic import sent_bytes
+from hpctrain.bench.scene import make_corpus
+from hpctrain.cli.bench import command
+from hpctrain.records.model_spec import ModelSpec
+
+SMALL = Settings(steps=2, block_steps=2, warm_steps=3, seq_len=16, spec=ModelSpec(layers=2, dim=64, heads=2, vocab=320))
+DEV = """Inter-|   Receive                                                |  Transmit
+ face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
+    lo: 1111 11 0 0 0 0 0 0 2222 22 0 0 0 0 0 0
+  eth0:3333 33 0 0 0 0 0 0 4444 44 0 0 0 0 0 0
+"""
+
+
+def test_bytes_sent_are_those_of_the_interface() -> None:
+    assert (sent_bytes(DEV, "lo"), sent_bytes(DEV, "eth0")) == (2222, 4444)
+    with pytest.raises(ValueError, match="no interface eth1"):
+        sent_bytes(DEV, "eth1")
+
+
+def test_a_scene_and_what_it_gave_come_back_from_their_files(tmp_path: Path) -> None:
+    scene = Scene(2, "eth0", ("none", "dense"), SMALL)
+    scene.write(tmp_path)
+    assert Scene.read(tmp_path) == scene
+    outcome = Outcome(10, 1.05, {"none": Samples([0.1], [0.2], [3.0], None, None)})
+    outcome.write(tmp_path)
+    assert Outcome.read(tmp_path) == outcome
+
+
+FAMILIES = [
+    "none", "ddp_fp32", "ddp_bf16", "powersgd_r4", "fsdp2_fp32", "dense", "bf16", "power_sgd_r4", "topk_10", "tagc_2x",
+    "adaptive_paper", "adaptive", "local_steps", "fsdp2_dense",
+]  # fmt: skip
+"""One method of each kind; the others differ in a number."""
+
+
+@pytest.mark.slow
+def test_every_method_has_its_turns(tmp_path: Path) -> None:
+    make_corpus(tmp_path / CORPUS_FOLDER)
+    with local_place(2) as place:
+        rows = {row.method: row for row in measure_place(SystemRunner(), place, FAMILIES, SMALL, tmp_path)}
+    assert list(rows) == FAMILIES
+    assert {(row.nodes, row.link, row.steps) for row in rows.values()} == {(2, "loopback", 2)}
+    for row in rows.values():
+        assert 0 < row.step_time_low_s <= row.step_time_s <= row.step_time_high_s
+        assert row.loss is not None
+    # Of two ranks each sends as many numbers as there are parameters; beside other traffic on the loopback.
+    assert rows["ddp_fp32"].counted_bytes_per_parameter == rows["dense"].counted_bytes_per_parameter == 4
+    assert rows["ddp_bf16"].counted_bytes_per_parameter == 2
+    assert rows["ddp_fp32"].bytes_per_parameter > 3.9
+    assert rows["bf16"].counted_bytes_per_parameter == pytest.approx(2, rel=0.02)
+    # A sharded weight is gathered twice, and its gradient sent once; the root's and small parts are padded.
+    assert rows["fsdp2_dense"].counted_bytes_per_parameter == pytest.approx(6, rel=0.1)
+    compressed = [name for name in rows if name.startswith(("power_sgd", "topk", "tagc", "adaptive"))]
+    assert len(compressed) == 5
+    for name in compressed:
+        counted = rows[name].counted_bytes_per_parameter
+        assert counted is not None
+        assert counted < 4, f"{name} sends less than fp32"
+        assert rows[name].bytes_per_parameter > 0.9 * counted, "no method sends less than it says"
+    # Exact sums and means give the same model; the one without sums is another.
+    assert rows["dense"].loss == pytest.approx(rows["ddp_fp32"].loss, abs=1e-4)
+    assert rows["fsdp2_fp32"].loss == pytest.approx(rows["ddp_fp32"].loss, abs=1e-4)
+    assert abs(rows["none"].loss - rows["ddp_fp32"].loss) > 1e-4  # type: ignore[operator]
+
+
+class Ended:
+    """A process that ends with a code, or does not end by itself."""
+
+    pid = 1
+
+    def __init__(self, code: int | None) -> None:
+        self.code = code
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def kill(self) -> None:
+        self.code = -9
+
+    terminate = kill
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        return self.code
+
+
+class OneFails(SystemRunner):
+    """Starts nothing: rank 1 has failed, the others wait for it."""
+
+    def __init__(self) -> None:
+        self.started: list[Ended] = []
+
+    def start(self, argv: Sequence[str], *_: object, log: Path | None = None, **__: object) -> Ended:  # type: ignore[override]
+        assert log is not None
+        log.write_text("a line\nRuntimeError: Connection refused\n")
+        self.started.append(Ended(1 if argv[-1] == "1" else None))
+        return self.started[-1]
+
+
+def test_a_process_that_fails_is_told_with_its_last_words_and_ends_the_others(tmp_path: Path) -> None:
+    runner = OneFails()
+    with pytest.raises(CommandError, match=r"ended with 1: a line RuntimeError: Connection refused"):
+        run_scene(runner, Scene(3, "lo", ("none",), SMALL), tmp_path, [()] * 3)
+    assert [process.code for process in runner.started] == [-9, 1, -9]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--method", "topk"], "there are: none, ddp_fp32"),
+        (["--convergence", "--rate", "fast"], "allowed: a number with kbit, mbit or gbit"),
+        (["--preset", "huge"], "there are: tiny-1m"),
+        (["--seeds", "3"], "--seeds: not without --lab, --convergence or --pieces"),
+        (["--rate", "1gbit"], "--rate: not without --lab"),
+        (["--convergence", "--nodes", "4"], "--nodes: not with --convergence"),
+        (["--pieces", "--convergence"], "--convergence: not with --pieces"),
+        (["--lab", "missing.yaml"], "missing.yaml"),
+    ],
+)
+def test_a_mistake_is_answered_before_anything_starts(
+    argv: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = [] if "--pieces" in argv else ["-o", "figures"]
+    done = CliRunner().invoke(command, ["compression", *argv, *output], standalone_mode=False)
+    assert said in str(done.exception)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,154 @@
+"""What trainings with several seeds say: gaps, bands, equal time. All of it is arithmetic on rows."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.base.errors import InputError
+from hpctrain.bench.compression import make_text
+from hpctrain.bench.convergence import Settings, train_all, train_jobs
+from hpctrain.bench.convergence_page import write_page
+from hpctrain.bench.convergence_summary import Summary, band, loss_at, step_seconds, steps_to, summarise
+from hpctrain.bench.row_store import RowStore
+from hpctrain.records.model_spec import ModelSpec
+
+MBIT = 1e6
+
+
+def row(method: str, seed: int, *losses: float, cpu_s: float = 0.1, sent: float | None = 1e6) -> dict[str, Any]:
+    """A training validated every 10 steps; the last loss is that of its last step."""
+    curve = [[10 * (number + 1), loss] for number, loss in enumerate(losses)]
+    found: dict[str, Any] = {"method": method, "seed": seed, "curve": curve, "loss": losses[-1], "cpu_s": cpu_s}
+    return found if sent is None else found | {"sent_bytes": sent}
+
+
+def diverged(method: str, seed: int, *losses: float) -> dict[str, Any]:
+    found = row(method, seed, *losses)
+    del found["loss"]
+    return found | {"diverged_step": 10 * len(losses) + 10}
+
+
+def by_method(rows: list[dict[str, Any]], *rates: float) -> dict[str, Summary]:
+    return {summary.method: summary for summary in summarise(rows, "dense", rates)}
+
+
+def test_the_gap_is_between_trainings_of_the_same_seed() -> None:
+    # The seeds differ by far more than the methods do.
+    rows = [row("dense", 1, 4.0), row("dense", 2, 2.0), row("topk", 1, 4.04), row("topk", 2, 2.04)]
+    found = by_method(rows)["topk"].gap_pct
+    assert found is not None
+    assert found.mean == pytest.approx(1.5)
+    assert found.half_width == pytest.approx(12.706 * 0.5, rel=1e-3), "Student's t of one degree of freedom"
+
+
+def test_a_single_seed_has_no_band_and_no_values_have_none() -> None:
+    assert band([3.0]) is not None
+    assert band([3.0]).half_width is None  # type: ignore[union-attr]
+    assert band([]) is None
+
+
+def test_a_training_that_diverged_is_counted_and_has_no_gap() -> None:
+    found = by_method([row("dense", 1, 3.0), row("dense", 2, 3.0), row("x", 1, 3.3), diverged("x", 2, 3.1)])["x"]
+    assert found.diverged == 1
+    assert found.gap_pct is not None
+    assert (found.gap_pct.seeds, found.gap_pct.mean) == (1, pytest.approx(10.0))
+
+
+def test_at_equal_time_a_smaller_message_is_further_on() -> None:
+    # 1 MB at 80 Mbit/s is 0.1 s; with 0.1 s of processor a step of dense takes 0.2 s, one of the other 0.1 s.
+    rows = [row("dense", 1, 5.0, 4.0, 3.0, 2.0), row("topk", 1, 5.2, 4.2, 3.2, 2.2, sent=0.0)]
+    found = by_method(rows, 80 * MBIT)
+    at = found["topk"].at_rate[80 * MBIT]
+    assert at.step_s == pytest.approx(0.1)
+    assert at.gap_pct is not None
+    # After 4 s topk has made its 40 steps and dense 20.
+    assert at.gap_pct.mean == pytest.approx(100 * (2.2 / 4.0 - 1))
+    assert at.target_s is None, "it never comes within 1 % of 2.0"
+    assert found["dense"].at_rate[80 * MBIT].target_s == pytest.approx((40 - 0.2) * 0.2)
+
+
+def test_uncounted_bytes_have_no_time() -> None:
+    found = by_method([row("dense", 1, 3.0), row("hook", 1, 3.0, sent=None)], MBIT)["hook"]
+    assert found.at_rate == {}
+    assert found.sent_bytes is None
+    assert step_seconds(row("hook", 1, 3.0, sent=None), MBIT) is None
+
+
+def test_between_two_validations_the_loss_lies_on_the_line() -> None:
+    training = row("x", 1, 5.0, 4.0, 3.0)
+    assert loss_at(training, 15) == pytest.approx(4.5)
+    assert loss_at(training, 31) is None
+    assert loss_at(training, 9) is None
+    assert steps_to(training, 3.5) == pytest.approx(25)
+    assert steps_to(training, 5.5) == 10
+    assert steps_to(training, 2.9) is None
+
+
+def test_without_the_reference_there_is_nothing_to_compare() -> None:
+    with pytest.raises(ValueError, match="no row of dense"):
+        summarise([row("x", 1, 3.0)], "dense", [])
+
+
+def test_the_page_holds_every_curve_and_a_band_where_there_are_seeds(tmp_path: Path) -> None:
+    rows = [row("dense", 1, 3.0, 2.0), row("dense", 2, 3.2, 2.1), row("hook", 1, 3.0, 2.5, sent=None)]
+    write_page(tmp_path / "page.html", rows, [MBIT])
+    page = (tmp_path / "page.html").read_text()
+    charts = [json.loads(found) for found in re.findall(r"Plotly\.newPlot\('c\d', \.\.\.(\[.*?\]), \{resp", page)]
+    names = [[trace.get("name") for trace in traces] for traces, _ in charts]
+    assert names == [["dense", None, "hook"], ["dense", None]], "a method without counted bytes has no time axis"
+    assert charts[1][0][0]["x"] == pytest.approx([10 * 8.1, 20 * 8.1])
+
+
+def test_rows_outlive_the_bench_and_other_settings_are_refused(tmp_path: Path) -> None:
+    store = RowStore(tmp_path / "new" / "rows.jsonl", {"steps": 4, "sizes": (1, 2)})
+    store.add({"method": "dense", "seed": 1})
+    path = tmp_path / "new" / "rows.jsonl"
+    with path.open("a") as file:
+        file.write('{"method": "topk", "se')  # killed while it wrote
+    again = RowStore(path, {"steps": 4, "sizes": (1, 2)})
+    assert again.find(method="dense", seed=1) is not None
+    assert again.find(method="topk") is None
+    again.add({"method": "topk", "seed": 1})
+    assert RowStore(path, {"steps": 4, "sizes": (1, 2)}).find(method="topk", seed=1) is not None
+    with pytest.raises(InputError, match=r"steps = 4, now asked for is 5"):
+        RowStore(path, {"steps": 5, "sizes": (1, 2)})
+
+
+def test_the_learning_rate_rises_and_then_falls_to_a_tenth() -> None:
+    settings = Settings(steps=200, lr=1.0, warmup_share=0.1)
+    rates = [settings.learning_rate(step) for step in range(201)]
+    assert rates[0] == pytest.approx(0.05)
+    assert max(rates) == rates[19] == pytest.approx(1.0)
+    assert rates[200] == pytest.approx(0.1)
+    assert rates[20:] == sorted(rates[20:], reverse=True)
+
+
+TINY = Settings(workers=1, steps=11, rows=1, seq_len=16, spec=ModelSpec(layers=1, dim=16, heads=2, vocab=320))
+
+
+def test_a_row_for_each_training_as_soon_as_it_is_done(tmp_path: Path) -> None:
+    make_text(tmp_path / "corpus", 20_000)
+    path = tmp_path / "rows.jsonl"
+    train_jobs(0, 1, [("dense", 1), ("ddp_fp32", 1), ("dense", 2)], TINY, tmp_path, path)
+    rows = RowStore(path, TINY.as_json()).rows
+    assert [(row["method"], row["seed"]) for row in rows] == [("dense", 1), ("ddp_fp32", 1), ("dense", 2)]
+    for row in rows:
+        assert [step for step, _ in row["curve"]] == [10, 11]
+        assert row["loss"] == row["curve"][-1][1] > 0
+        assert row["cpu_s"] > 0
+    assert rows[0]["loss"] == pytest.approx(rows[1]["loss"], abs=1e-5), "one worker's gradient is the sum"
+    assert rows[0]["loss"] != rows[2]["loss"], "another seed is another training"
+
+
+def test_what_is_in_the_file_is_not_trained_again(tmp_path: Path) -> None:
+    store = RowStore(tmp_path / "rows.jsonl", TINY.as_json())
+    for name in ("dense", "bf16"):
+        store.add(row(name, 1, 1.25))
+    told: list[str] = []
+    assert train_all(["bf16"], [1], TINY, tmp_path / "rows.jsonl", told.append) == store.rows
+    assert told == [], "nothing was missing, so nothing was started"
