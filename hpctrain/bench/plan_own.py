@@ -57,6 +57,7 @@ class Trained:
     """One plan, trained."""
 
     case: str
+    spec: ModelSpec
     run: Run
     plan: Plan
     rows: list[MetricRow]
@@ -119,7 +120,7 @@ def measure(runner: Runner, clock: Clock, settings: Settings, progress: Callable
         trained: list[Trained] = []
         for number, spec in enumerate(settings.specs):
             for case, plan in PLANS.items():
-                progress(f"{case}, {name_of(spec)}")
+                progress(f"{case}, {_name(spec)}")
                 place = folder / f"{number}-{len(trained)}"
                 trained.append(_train(place, folder / "corpus", case, spec, plan(spec.layers, settings.rows), settings))
     return compare(topology, trained, settings)
@@ -129,7 +130,7 @@ def _train(folder: Path, corpus: Path, case: str, spec: ModelSpec, plan: Plan, s
     load = os.getloadavg()[0]
     run = make_run(folder, corpus, spec, settings.rows, settings.seq_len)
     run_ranks(_steps, WORLD, folder, plan, settings.steps)
-    return Trained(case, run, plan, read_metrics(folder / "metrics.jsonl"), round(load, 2))
+    return Trained(case, spec, run, plan, read_metrics(folder / "metrics.jsonl"), round(load, 2))
 
 
 def _steps(rank: int, world: int, folder: Path, plan: Plan, steps: int) -> None:
@@ -143,9 +144,9 @@ def _steps(rank: int, world: int, folder: Path, plan: Plan, steps: int) -> None:
 def compare(topology: Topology, trained: Sequence[Trained], settings: Settings) -> dict[str, Any]:
     """Fit the profile to the chosen runs and predict all of them; the record of the bench."""
     first = settings.specs[0]
-    chosen = [each for each in trained if each.run.spec() == first and each.case in FITTED]
+    chosen = [each for each in trained if each.spec == first and each.case in FITTED]
     profile = merge_profiles(
-        [fit_profile(each.plan, each.run, each.run.spec(), topology, each.rows, each.case) for each in chosen]
+        [fit_profile(each.plan, each.run, each.spec, topology, each.rows, each.case) for each in chosen]
     )
     rows = [_row(each, each in chosen, topology, profile) for each in trained]
     others = [row for row in rows if not row.fitted]
@@ -153,7 +154,7 @@ def compare(topology: Topology, trained: Sequence[Trained], settings: Settings) 
     record = machine_and_versions("plan --own", asdict(settings))
     record["settings"]["specs"] = [spec.model_dump(exclude_none=True) for spec in settings.specs]
     return record | {
-        "rows": [asdict(row) | errors_pct(row) for row in rows],
+        "rows": [asdict(row) | _errors_pct(row) for row in rows],
         "error_pct": {
             "before": asdict(errors_of([row.predicted_s for row in others], took)),
             "after": asdict(errors_of([row.profiled_s for row in others], took)),
@@ -166,7 +167,7 @@ def compare(topology: Topology, trained: Sequence[Trained], settings: Settings) 
     }
 
 
-def errors_pct(row: Row) -> dict[str, float]:
+def _errors_pct(row: Row) -> dict[str, float]:
     """Errors in percent of the measured figure; above 0, predicted too slow or too large."""
     return {
         "error_pct": 100 * (row.predicted_s / row.step_time_s - 1),
@@ -180,7 +181,7 @@ def _row(each: Trained, fitted: bool, topology: Topology, profile: Profile) -> R
     usual_s, usual_bytes = _predicted(each, topology, None)
     profiled_s, profiled_bytes = _predicted(each, topology, profile)
     return Row(
-        case=each.case, model=name_of(each.run.spec()), fitted=fitted, step_time_s=each.step_time_s,
+        case=each.case, model=_name(each.spec), fitted=fitted, step_time_s=each.step_time_s,
         predicted_s=usual_s, profiled_s=profiled_s, peak_bytes=each.peak_bytes, predicted_bytes=usual_bytes,
         profiled_bytes=profiled_bytes, load_1min=each.load_1min,
     )  # fmt: skip
@@ -189,11 +190,11 @@ def _row(each: Trained, fitted: bool, topology: Topology, profile: Profile) -> R
 def _predicted(each: Trained, topology: Topology, profile: Profile | None) -> tuple[float, float]:
     """Seconds of a step and peak bytes of the fullest worker."""
     plan = each.plan.model_copy(update={"profile": profile})
-    scene = scene_of(each.run, each.run.spec(), plan, topology)
+    scene = scene_of(each.run, each.spec, plan, topology)
     seconds = predict(scene.cost, scene.layout, whole=True).total
     return seconds, max(scene.layout.memory(scene.cost.memory).values())
 
 
-def name_of(spec: Any) -> str:
+def _name(spec: ModelSpec) -> str:
     """'4 × 256'."""
     return f"{spec.layers} × {spec.dim}"

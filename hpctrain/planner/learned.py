@@ -37,10 +37,10 @@ def learned_profile(folder: Path, run: Run, spec: Spec) -> Profile:
         FileError: a file in the folder is damaged.
     """
     topology = Topology.read(folder / "topology.json")
-    by_generation: dict[object, list[Any]] = {}
+    by_generation: dict[int, list[Any]] = {}
     for line in read_lines(folder / "metrics.jsonl"):
-        if isinstance(line, dict):
-            by_generation.setdefault(line.get("generation"), []).append(line)
+        if isinstance(line, dict) and isinstance(number := line.get("generation"), int):
+            by_generation.setdefault(number, []).append(line)
     found: list[Profile] = []
     reasons: list[str] = []
     for file in sorted((folder / "generations").glob("gen-*.json"), reverse=True):

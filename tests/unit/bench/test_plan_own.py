@@ -38,7 +38,7 @@ def test_runs_that_the_profile_was_not_fitted_to_are_scored_before_and_after_it(
         )  # fmt: skip
         for case, plan_of in PLANS.items():
             plan = plan_of(spec.layers, 8)
-            trained.append(Trained(case, run, plan, rows_made(plan, run, TOPOLOGY, real), 0.5))
+            trained.append(Trained(case, spec, run, plan, rows_made(plan, run, TOPOLOGY, real), 0.5))
     record = compare(TOPOLOGY, trained, settings)
     assert [row["case"] for row in record["rows"] if row["fitted"]] == list(FITTED)
     assert {row["model"] for row in record["rows"] if row["fitted"]} == {"2 × 64"}
