@@ -58,6 +58,8 @@ class Row:
     loss: float | None
     """On validation text after the last step; absent where it is no finite number."""
     steps: int
+    choice: str | None
+    """The mode that method auto came to."""
 
 
 @dataclass(frozen=True)
@@ -166,4 +168,5 @@ def _row(name: str, place: Place, outcome: Outcome, samples: Samples) -> Row:
         own_core_s=None if place.bits_per_s is None else cpu_s + 8 * sent / place.bits_per_s,
         loss=samples.loss,
         steps=len(samples.wall_s),
+        choice=samples.choice,
     )

@@ -15,10 +15,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from hpctrain.bench.compression_ours import open_local_steps, open_reducer, open_sharded
+from hpctrain.bench.compression_auto import Work, choose_codec
+from hpctrain.bench.compression_ours import open_chosen, open_local_steps, open_reducer, open_sharded
 from hpctrain.bench.compression_trainee import Alone, ByTorch, Exchange
 from hpctrain.model.part import blocks_of
 
+AUTO = "auto"
 ONE_BUCKET_MB = 1 << 14
 """torch's PowerSGD hook starts collectives in callbacks; on gloo it survives with a single bucket only."""
 
@@ -31,6 +33,7 @@ class Occasion:
     """Of this method alone, so that no other one's collectives come between."""
     dense_steps: int
     """Steps at the beginning in which methods that need figures, or a warm start, sum densely."""
+    work: Work
 
     @property
     def world(self) -> int:
@@ -102,6 +105,11 @@ def _ours_sharded(settings: dict[str, Any]) -> Open:
     return lambda model, occasion: open_sharded(settings, model, occasion.group, occasion.dense_steps)
 
 
+def _auto(model: nn.Module, occasion: Occasion) -> Exchange:
+    chosen = choose_codec(occasion.group, occasion.work)
+    return open_chosen(chosen, model, occasion.group, occasion.dense_steps)
+
+
 def _local_steps(model: nn.Module, occasion: Occasion) -> Exchange:
     return open_local_steps({"mode": "local_steps", "every": 10}, model, occasion.group)
 
@@ -151,6 +159,7 @@ METHODS: dict[str, Method] = {
     "adaptive_no_feedback": Method(
         "as adaptive, what is not sent is lost", _ours({"mode": "adaptive", "feedback": "none"})
     ),
+    AUTO: Method("ours, what the planner chooses for the link and the device", _auto),
     "local_steps": Method("ours, a meeting of the weights every 10 steps", _local_steps),
     "fsdp2_dense": Method("ours, ZeRO 3 in fp32, each number sent once", _ours_sharded({"mode": "none"})),
 }

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from hpctrain.bench.compression_trainee import ByReducer, Exchange
 from hpctrain.compress.build import build_reducer, build_scatters
 from hpctrain.compress.local_steps import LocalSteps
+from hpctrain.compress.reducer import DenseReducer
 from hpctrain.parallel.shard import apply_sharding, note_collectives, sharded_parts
 from hpctrain.records.codec import CodecSpec
 from hpctrain.records.compression import Codec
@@ -28,10 +29,19 @@ def codec_spec(settings: dict[str, Any], dense_steps: int) -> CodecSpec:
     return CodecSpec(codec=codec)
 
 
-def open_reducer(settings: dict[str, Any], model: nn.Module, group: dist.ProcessGroup, dense_steps: int) -> Exchange:
+def open_reducer(settings: dict[str, Any], model: nn.Module, group: dist.ProcessGroup, dense_steps: int) -> ByReducer:
     """Whole replicas with the reducer of a codec."""
     names, shapes = zip(*((name, parameter.shape) for name, parameter in model.named_parameters()), strict=True)
     return ByReducer(model, build_reducer(group, names, shapes, codec_spec(settings, dense_steps)))
+
+
+def open_chosen(spec: CodecSpec, model: nn.Module, group: dist.ProcessGroup, dense_steps: int) -> Exchange:
+    """Whole replicas with the reducer of a plan's codec; exact sums beside the backward pass, as a worker has them."""
+    exchange = open_reducer(spec.codec.model_dump(), model, group, dense_steps)
+    exchange.choice = spec.mode
+    if isinstance(exchange.reducer, DenseReducer):
+        exchange.reducer.overlap(list(model.parameters()))
+    return exchange
 
 
 def open_local_steps(settings: dict[str, Any], model: nn.Module, group: dist.ProcessGroup) -> Exchange:

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hpctrain.bench.compression_auto import Work
 from hpctrain.bench.compression_methods import METHODS, Occasion
 from hpctrain.bench.compression_scene import Outcome, Samples, Scene, Settings
 from hpctrain.bench.compression_traffic import Counter, header_factor
-from hpctrain.bench.compression_trainee import Trainee
+from hpctrain.bench.compression_trainee import ByReducer, Trainee
 from hpctrain.corpus.tokens import Corpus
 from hpctrain.model.build import build_stage
 
@@ -102,13 +103,15 @@ class Contest:
             interface_bytes=[_mean([one["bytes"] for one in step]) for step in steps],
             counted_bytes=None if None in counted else _mean(counted),
             loss=loss if math.isfinite(loss) else None,
+            choice=exchange.choice if isinstance(exchange := self.trainees[name].exchange, ByReducer) else None,
         )
 
 
 def _open(name: str, settings: Settings, world: int) -> Trainee:
     model = build_stage(settings.spec, 0, settings.spec.layers, settings.seed)
     group = dist.new_group(list(range(world)))
-    exchange = METHODS[name].open(model, Occasion(group, settings.dense_steps))
+    work = Work(settings.spec, settings.rows, settings.seq_len)
+    exchange = METHODS[name].open(model, Occasion(group, settings.dense_steps, work))
     return Trainee(exchange, functools.partial(torch.optim.SGD, lr=settings.lr), world, clip_norm=1.0)
 
 

@@ -79,6 +79,8 @@ class Samples:
     """A rank's payload in a step by the method's own count, mean; absent where the method does not count."""
     loss: float | None
     """Mean over the validation rows after the last step; absent where it is no finite number."""
+    choice: str | None = None
+    """The mode that method auto came to."""
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,8 @@ class ByReducer:
     def __init__(self, model: nn.Module, reducer: Reducer) -> None:
         self.model = model
         self.reducer = reducer
+        self.choice: str | None = None
+        """The mode that the planner chose, where it did."""
         self._parameters = list(model.parameters())
 
     def reduce(self) -> int | None:

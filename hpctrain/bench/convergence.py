@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.bench.compression import make_text
+from hpctrain.bench.compression_auto import Work
 from hpctrain.bench.compression_methods import METHODS, Occasion
 from hpctrain.bench.compression_trainee import Trainee
 from hpctrain.bench.ranks import run_ranks
@@ -135,7 +136,8 @@ def _train(method: str, seed: int, settings: Settings, corpus: Path, rank: int, 
     valid_rows = torch.from_numpy(valid.rows(0, rank * share, share))
     group = dist.new_group(list(range(world)))
     model = build_stage(settings.spec, 0, settings.spec.layers, seed)
-    exchange = METHODS[method].open(model, Occasion(group, settings.dense_steps))
+    work = Work(settings.spec, settings.rows, settings.seq_len)
+    exchange = METHODS[method].open(model, Occasion(group, settings.dense_steps, work))
     optimizer = functools.partial(torch.optim.AdamW, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     trainee = Trainee(exchange, optimizer, world, settings.clip_norm)
     curve: list[tuple[int, float]] = []

@@ -28,7 +28,13 @@ def explanation(plan: Plan, topology: Topology, scene: Scene, usable: float, mor
         usable: share of a device's memory that a plan may fill.
         more: neighbours beside those in the plan.
     """
-    parts = [_where(plan), _time(plan), _path(scene), _memory(plan, topology, usable)]
+    parts: list[Table | str] = [
+        _where(plan),
+        _time(plan),
+        *_compression(plan),
+        _path(scene),
+        _memory(plan, topology, usable),
+    ]
     rejected = [*plan.rejected, *more]
     if rejected:
         parts.append(_rejected(rejected))
@@ -74,6 +80,30 @@ def _time(plan: Plan) -> Table:
         bound = plan.predicted.bound_s
         table.add_row("bound", format_seconds(bound), f"{bound / terms['total']:.0%}")
     return table
+
+
+def _compression(plan: Plan) -> list[Table | str]:
+    """How gradients are summed, where the planner chose it."""
+    spec = plan.compression[0]
+    if spec.reason is None:
+        return []
+    words = f"compression {spec.mode}: {spec.reason}"
+    if not spec.compared:
+        return [words]
+    table = Table(
+        "sums", "sent a device", "messages", "processor", "beside backward", "mean step", "verdict",
+        title="Ways to sum gradients, the most exact first",
+    )  # fmt: skip
+    for way in spec.compared:
+        table.add_row(
+            way.codec.mode,
+            *("" if value is None else form(value) for value, form in (
+                (way.sent_bytes, format_bytes), (way.wire_s, format_seconds), (way.processor_s, format_seconds),
+                (way.hidden_s, format_seconds), (way.step_s, format_seconds),
+            )),
+            way.verdict,
+        )  # fmt: skip
+    return [table, words]
 
 
 def _path(scene: Scene) -> Table:

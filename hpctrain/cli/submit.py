@@ -95,7 +95,7 @@ def command(
         _say(defaults.words(run_file, overrides), as_json)
     prepared = prepare(run_file, overrides, None, topology, plan, SystemRunner(), queued, values)
     warn_if_stale(prepared.topology, prepared.nodes or None)
-    _say(space_words(prepared.run, prepared.spec, runs_folder()), as_json)
+    _say(space_words(prepared.run, prepared.spec, runs_folder(), prepared.plan), as_json)
     if not queued:
         _submit_here(prepared, asked)
     elif _is_inside():

@@ -60,7 +60,8 @@ def command(
             click.echo(_would_do(prepared), err=as_json)
             return
         job = start(prepared, runs_folder(), SystemRunner(), SystemClock())
-        for line in [*space_words(prepared.run, prepared.spec, runs_folder()), *left_out_words(job.folder.path)]:
+        said = space_words(prepared.run, prepared.spec, runs_folder(), prepared.plan)
+        for line in [*said, *left_out_words(job.folder.path)]:
             click.echo(f"hpctrain: {line}", err=True)
     _watch(job, as_json)
 

@@ -56,7 +56,7 @@ class PowerSgdReducer:
         self._world = dist.get_world_size(group)
         self._settings = settings
         self._chosen = frozenset(chosen)
-        self._families: list[_Family] = []
+        self._families: list[Family] = []
         self._loaded: dict[str, Tensor] = {}
         """What `load_state` was given, until the first step tells the shapes."""
         self._warm_up: WarmUp | None = None
@@ -162,7 +162,7 @@ class PowerSgdReducer:
         self._q.copy_(self._fresh)
         p, q, fresh = (self._split(flat, shapes, side) for flat, side in ((self._p, 0), (self._q, 1), (self._fresh, 1)))
         self._families = [
-            _Family(members, p[at], q[at], fresh[at], self._residual(len(members), shape, device))
+            Family(members, p[at], q[at], fresh[at], self._residual(len(members), shape, device))
             for at, (shape, members) in enumerate(shapes.items())
         ]
         self._first, self._dense_others = DenseReducer(self._group), DenseReducer(self._group)
@@ -202,7 +202,7 @@ class PowerSgdReducer:
 
 
 @dataclass
-class _Family:
+class Family:
     """The matrices of one shape, so that a device starts one kernel for all of them."""
 
     members: list[int]

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from hpctrain.planner.bound import step_bound
 from hpctrain.planner.degrees import EVERY_COUNT, Shape, least_used
@@ -15,6 +15,7 @@ from hpctrain.planner.predict import Prediction
 from hpctrain.planner.saving import Saving
 from hpctrain.planner.search import Explored, Search
 from hpctrain.planner.workload import Order
+from hpctrain.records.codec import keeps_state
 from hpctrain.records.model_spec import ModelSpec
 from hpctrain.records.plan import Recompute
 
@@ -165,12 +166,14 @@ class _Auto:
             return
         _, dp, tp = shape
         split = tp > 1 and isinstance(work.spec, ModelSpec) and work.seq_len % tp == 0
+        # What is kept of gradients goes with no sum within the backward pass; those within nodes are exact.
+        shard: Literal["all", "node"] = "node" if keeps_state(work.codec) else "all"
         if dp > 1:
-            yield Saving(zero=1)
+            yield Saving(zero=1, shard=shard)
         if split:
             yield Saving(sequence_parallel=True)
         if split and dp > 1:
-            yield Saving(zero=1, sequence_parallel=True)
+            yield Saving(zero=1, shard=shard, sequence_parallel=True)
 
     def _save_more(self, option: _Option) -> None:
         """What to try where nothing fits."""

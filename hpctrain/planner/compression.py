@@ -1,13 +1,186 @@
-"""What compression a plan carries: what the run file asks for, resolved."""
+"""What compression a plan carries: what the run file asks for, or with mode auto the most exact way of summing
+gradients that no other one is worth leaving for."""
 
 from __future__ import annotations
 
-from hpctrain.records.codec import CodecSpec
-from hpctrain.records.compression import AutoCompression, NoCompression
-from hpctrain.records.run import Run
+import math
+from dataclasses import dataclass, replace
+
+from hpctrain.base.units import format_seconds
+from hpctrain.planner.cost import CostModel
+from hpctrain.planner.layout import Layout
+from hpctrain.planner.neighbours import describe_excess
+from hpctrain.planner.predict import Prediction, predict
+from hpctrain.planner.reduction import Sum, low_rank_width
+from hpctrain.records.codec import CodecFigures, CodecSpec, keeps_state
+from hpctrain.records.compression import Bf16, Codec, NoCompression, PowerSgd, TopK
+from hpctrain.schedule.runnable import SHARDED_SUMS
+
+BF16_WORTH = 0.03
+"""Share of a step that bf16 must save to be taken."""
+LOSSY_WORTH = 0.1
+"""Share of a step that must be saved, on top, for a way that leaves out a part of each gradient: predicted times
+have errors, and a loss that stays the same is only usual."""
+WARMUP_SHARE = 0.1
+"""Of a run's steps that low rank and sparse sums begin with exactly; of long runs, as many as their modes do."""
+DENSITY = 0.07
+"""Share of the numbers that a sparse sum sends; what devices are measured at."""
 
 
-def codecs(run: Run) -> list[CodecSpec]:
-    """The codecs that the workers of this run obey. `auto` is none: the cost model knows no compressor's time yet."""
-    asked = run.compression
-    return [CodecSpec(codec=NoCompression() if isinstance(asked, AutoCompression) else asked)]
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """How a layout sums its gradients."""
+
+    spec: CodecSpec
+    prediction: Prediction
+    """Of a step once the warm-up steps are done."""
+    mean_step_s: float
+    """Over the run, warm-up steps included."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Tried:
+    codec: Codec
+    prediction: Prediction
+    sum: Sum | None
+    """Of the pipeline rank that sums the longest; None where sums are taken within the backward pass."""
+    hidden_s: float
+    mean_step_s: float
+
+
+def candidates(steps: int) -> list[Codec]:
+    """What mode auto chooses from, the most exact first.
+
+    Args:
+        steps: of the run.
+    """
+    warmup = min(math.ceil(WARMUP_SHARE * steps), PowerSgd.model_fields["warmup_steps"].default)
+    return [
+        NoCompression(),
+        Bf16(mode="bf16"),
+        PowerSgd(mode="power_sgd", warmup_steps=warmup),
+        TopK(mode="topk", density=DENSITY, warmup_steps=warmup),
+    ]
+
+
+def may_gain(prediction: Prediction) -> bool:
+    """Whether messages and waiting take so much of a step that gradients in fewer bytes could be worth it."""
+    terms = prediction.terms
+    waits = ("data_parallel", "pipeline_send", "pipeline_bubble", "tensor_parallel")
+    return sum(terms[name] for name in waits) >= LOSSY_WORTH * terms["total"]
+
+
+def decide(cost: CostModel, layout: Layout, steps: int) -> Decision:
+    """The most exact way to sum a layout's gradients that no less exact one beats by enough.
+
+    Each candidate in turn is taken if a step is by `BF16_WORTH` or `LOSSY_WORTH` shorter than with the one taken
+    before, so that by the same model no step is longer than with exact sums.
+
+    Args:
+        cost: with the layout's way of saving memory; its codec does not matter.
+        steps: of the run.
+    """
+    if layout.dp == 1:
+        exact = _predicted(cost, layout, NoCompression())
+        spec = CodecSpec(reason="there is one replica, so no gradients are summed")
+        return Decision(spec, exact, exact.total)
+    whys: dict[int, str] = {}
+    tried: dict[int, _Tried] = {}
+    codecs = candidates(steps)
+    chosen = 0
+    for number, codec in enumerate(codecs):
+        if why := _why_not(cost, layout, codec):
+            whys[number] = why
+            continue
+        one = tried[number] = _try(cost, layout, codec, steps, tried.get(0))
+        if number == 0:
+            continue
+        worth = BF16_WORTH if isinstance(codec, Bf16) else LOSSY_WORTH
+        before = tried[chosen]
+        gain = 1 - one.mean_step_s / before.mean_step_s
+        if gain >= worth:
+            whys[chosen] = f"{codec.mode} saves {gain:.1%} of a step"
+            chosen = number
+        elif gain < 0:
+            whys[number] = f"{-gain:.1%} slower than {before.codec.mode}"
+        else:
+            whys[number] = f"saves {gain:.1%} of a step with {before.codec.mode}, taken from {worth:.0%} on"
+    whys[chosen] = "chosen"
+    compared = [_figures(codec, tried.get(number), whys[number]) for number, codec in enumerate(codecs)]
+    winner = tried[chosen]
+    spec = CodecSpec(codec=winner.codec, reason=_reason(winner, tried[0]), compared=compared)
+    return Decision(spec, winner.prediction, winner.mean_step_s)
+
+
+def _predicted(cost: CostModel, layout: Layout, codec: Codec) -> Prediction:
+    return predict(cost.with_work(replace(cost.work, codec=codec)), layout, whole=True)
+
+
+def _try(cost: CostModel, layout: Layout, codec: Codec, steps: int, exact: _Tried | None) -> _Tried:
+    """
+    Args:
+        exact: the candidate of exact sums; None for itself.
+    """
+    own = cost.with_work(replace(cost.work, codec=codec))
+    prediction = predict(own, layout, whole=True)
+    longest = None
+    if layout.shards < layout.dp:
+        sums = own.gradient_sums(layout.cells, layout.shares, layout.owner, layout.shards)
+        longest = max(sums, key=lambda each: each.seconds)
+    hidden_s = _hidden_s(own, layout, longest) if exact is None and longest is not None else 0.0
+    mean_step_s = prediction.total - hidden_s
+    if exact is not None and keeps_state(codec):
+        # Warm-up steps are summed exactly, after the backward pass.
+        share = min(1.0, getattr(codec, "warmup_steps", 0) / steps)
+        mean_step_s = share * exact.prediction.total + (1 - share) * mean_step_s
+    return _Tried(codec, prediction, longest, hidden_s, mean_step_s)
+
+
+def _hidden_s(cost: CostModel, layout: Layout, longest: Sum) -> float:
+    """Of the messages of exact sums, what passes while the last backward is still at work: where the replica is one
+    stage on one device (elsewhere the links are busy with other messages), no more than that backward takes, and not
+    the embedding's, whose gradient is the last to be ready."""
+    if len(layout.blocks) > 1 or layout.tp > 1 or layout.shards > 1:
+        return 0.0
+    backward = (
+        cost.stage(layout.unit(replica, 0), layout.micro_batch, layout.shares[0]).backward
+        for replica in layout.cells.examples
+    )
+    early = 1 - cost.work.spec.embedding_parameters() / cost.work.spec.parameters()
+    return min(longest.wire_s * early, min(backward))
+
+
+def _why_not(cost: CostModel, layout: Layout, codec: Codec) -> str | None:
+    """Why a codec cannot be taken for this layout."""
+    if not keeps_state(codec):
+        return None
+    if layout.shards == layout.dp:
+        return f"zero {layout.saving.zero} over all replicas: {SHARDED_SUMS}"
+    if isinstance(codec, PowerSgd):
+        width = low_rank_width(cost.work.spec.dim, layout.tp)
+        if 2 * codec.rank * codec.min_compression > width:
+            return f"a matrix of a width of {cost.work.spec.dim} does not shrink to 1/{codec.min_compression:g}"
+    excess = layout.excess(cost.with_work(replace(cost.work, codec=codec)).memory)
+    return None if excess is None else describe_excess(excess)
+
+
+def _figures(codec: Codec, tried: _Tried | None, verdict: str) -> CodecFigures:
+    if tried is None:
+        return CodecFigures(codec=codec, verdict=verdict)
+    found = tried.sum
+    return CodecFigures(
+        codec=codec,
+        sent_bytes=None if found is None else found.sent_bytes,
+        wire_s=None if found is None else found.wire_s,
+        processor_s=None if found is None else found.processor_s,
+        hidden_s=tried.hidden_s,
+        step_s=tried.mean_step_s,
+        verdict=verdict,
+    )
+
+
+def _reason(winner: _Tried, exact: _Tried) -> str:
+    before = format_seconds(exact.mean_step_s)
+    if winner is exact:
+        return f"exact sums, a mean step of {before}: no other way saves enough of it"
+    return f"a mean step of {format_seconds(winner.mean_step_s)}, warm-up included; with exact sums {before}"

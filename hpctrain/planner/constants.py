@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hpctrain.records.topology import CodecSeconds
+
 Pair = tuple[float, float]
 """(forward, backward)."""
 
@@ -122,6 +124,14 @@ CUDA = Constants(
     reducer_bytes=16.0,
     step_ops=71.0,  # *
 )
+
+CODEC_SECONDS = {
+    # Whole reductions of four gloo processes on loopback (decisions 40 and 42, and bf16's pieces), torch 2.13.
+    "cpu": CodecSeconds(bf16=2.6e-9, topk=11e-9, power_sgd=5.9e-9),
+    # An assumption: as many passes over memory at 50 times the bandwidth; nobody has measured them.
+    "cuda": CodecSeconds(bf16=0.05e-9, topk=0.22e-9, power_sgd=0.12e-9),
+}
+"""What compression takes on a device of that kind where it was not measured."""
 
 CONSTANTS = {"cpu": CPU, "cuda": CUDA}
 """By kind of device."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpctrain.planner.constants import CONSTANTS, Constants
+from hpctrain.planner.constants import CODEC_SECONDS, CONSTANTS, Constants
 from hpctrain.planner.ground import Ground
 from hpctrain.planner.layer_profile import LayerProfile, LayerTimes
-from hpctrain.planner.memory import BUCKET_BYTES, MemoryModel
+from hpctrain.planner.memory import MemoryModel
 from hpctrain.planner.network import Links, around, message_cost, number_sum_s, ring_sum_s
 from hpctrain.planner.parts import Parts, measured, roofline
+from hpctrain.planner.reduction import NO_SUM, Sum, low_rank_width, sum_of, uses_pairs
 from hpctrain.planner.unit import Cells, Figures, Unit
 from hpctrain.planner.workload import Share, Workload
+from hpctrain.records.compression import NoCompression
+from hpctrain.records.topology import CodecSeconds
 
 TENSORS_PER_BLOCK = 9
 Kind = tuple[Figures, float, float]
@@ -136,27 +138,34 @@ class CostModel:
         """What a step costs however little it computes."""
         return self.constants[unit.kind].step_ops * unit.launch_s
 
-    def gradient_sums(self, cells: Cells, shares: Sequence[Share], owner: Sequence[int]) -> list[float]:
-        """Ring all-reduce of each stage's gradients over its replicas.
+    def gradient_sums(self, cells: Cells, shares: Sequence[Share], owner: Sequence[int], shards: int = 1) -> list[Sum]:
+        """Sum of each stage's gradients over its replicas, or over the copies of a state that some of them share.
 
         All stages reduce at about the same time, so rings that leave a node together divide its bandwidth.
 
         Args:
             shares: what each stage holds.
             owner: pipeline rank of each stage.
+            shards: consecutive replicas that share a state.
         """
-        if len(cells) == 1:
-            return [0.0] * len(shares)
-        rings, chunks, tp = self.ground(cells).rings, len(shares) // len(cells[0]), len(cells[0][0].workers)
+        if len(cells) == shards:
+            return [NO_SUM] * len(shares)
+        codec, tp = self.work.codec, len(cells[0][0].workers)
+        exact = isinstance(codec, NoCompression)
+        rings, chunks = self.ground(cells).copies(shards, uses_pairs(codec)), len(shares) // len(cells[0])
         sums = []
         for share, rank in zip(shares, owner, strict=True):
-            parameters = self.work.parameters(share, tp)
-            size = float(self.work.framework.gradient_bytes * parameters)
-            buckets = max(1, math.ceil(size / BUCKET_BYTES))
+            numbers = self.work.parameters(share, tp) / shards
             units = [cells[replica][rank] for replica in cells.examples]
-            copied_s = max(self.constants[unit.kind].reducer_bytes * parameters / unit.bytes_per_s for unit in units)
-            sums.append(buckets * rings[rank].sum_s(size / buckets, chunks) + copied_s)
+            copy_s = max(self.constants[unit.kind].reducer_bytes / unit.bytes_per_s for unit in units)
+            size = float(self.work.framework.gradient_bytes * numbers)
+            width, each = low_rank_width(self.work.spec.dim, tp), None if exact else slowest_codec(units)
+            sums.append(sum_of(codec, rings[rank], size, numbers, width, chunks, copy_s, each))
         return sums
+
+    def rounding_s(self, cells: Cells, rank: int) -> float:
+        """Seconds to round and add up a number of a gradient in bf16, on a pipeline rank's slowest device."""
+        return max(codec_seconds(cells[replica][rank]).bf16 for replica in cells.examples)
 
     def tied_sum(self, first: Unit, last: Unit) -> float:
         """Sum of the two gradients of an embedding that is the head too, where they lie on different devices."""
@@ -189,3 +198,14 @@ def _stage(parts: Parts, share: Share, constants: Constants, launch_s: float) ->
         split = backward + action_s + share.blocks * parts.block_split
         inputs, weights = constants.inputs_share * split, (1 - constants.inputs_share) * split
     return StageTime(forward, backward, share.blocks * sum(parts.block_tp), inputs, weights)
+
+
+def codec_seconds(unit: Unit) -> CodecSeconds:
+    """What compression takes on a unit, measured or usual."""
+    return unit.codec_s or CODEC_SECONDS[unit.kind]
+
+
+def slowest_codec(units: Sequence[Unit]) -> CodecSeconds:
+    """For each codec what it takes on the slowest of these units."""
+    known = [codec_seconds(unit) for unit in units]
+    return CodecSeconds(**{name: max(getattr(each, name) for each in known) for name in CodecSeconds.model_fields})

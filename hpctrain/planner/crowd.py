@@ -19,6 +19,7 @@ from hpctrain.planner.cost import CostModel
 from hpctrain.planner.share_out import share_out
 from hpctrain.planner.unit import Unit
 from hpctrain.planner.workload import Order
+from hpctrain.records.compression import NoCompression
 from hpctrain.schedule.generate import SPLIT_BACKWARD
 from hpctrain.schedule.placement import stage_ranks
 
@@ -159,6 +160,8 @@ class Bounds:
             beta = crowd.between_beta * (crowd.tp if crowd.within_nodes else 1)
         else:
             beta = min(crowd.between_beta, crowd.within_beta) if crowd.between_beta else 0.0
+        if not isinstance(work.codec, NoCompression):
+            return 0.0, update  # a codec sends less, and some sum in fewer messages
         start = 2 * (dp - 1) * crowd.alpha if crosses else 0.0
         sent = work.gathered_bytes + work.framework.gradient_bytes if saving.zero else 2 * work.framework.gradient_bytes
         return start, update + sent * (dp - 1) / dp * beta

@@ -13,7 +13,7 @@ from hpctrain.planner.network import Links, node_of
 from hpctrain.records.link_cost import LinkCost
 from hpctrain.records.profile import Profile
 from hpctrain.records.run import Run
-from hpctrain.records.topology import Device, Node, Topology
+from hpctrain.records.topology import CodecSeconds, Device, Node, Topology
 
 DEFAULT_LAUNCH_S = {"cpu": 1e-6, "cuda": 6e-6}
 """Cost of one tiny operation where it was not measured."""
@@ -35,6 +35,8 @@ class Worker:
     """None: not measured."""
     bytes_per_s: float
     launch_s: float
+    codec_s: CodecSeconds | None = None
+    """What compressing gradients takes; None: not measured."""
 
     @property
     def node(self) -> str:
@@ -163,6 +165,7 @@ def _worker(precision: str, topology: Topology, node: Node, device: Device, note
         memory_bytes=device.memory_bytes,
         bytes_per_s=device.memory_bytes_per_s or DEFAULT_BYTES_PER_S[kind],
         launch_s=DEFAULT_LAUNCH_S[kind] if device.launch_s is None else device.launch_s,
+        codec_s=device.codec_s,
     )
 
 

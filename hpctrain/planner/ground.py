@@ -3,13 +3,17 @@ micro-batches or the schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 from hpctrain.planner.network import Links, around, message_cost, node_of, rings_leaving
 from hpctrain.planner.unit import Cells
+
+MOST_NODES = 64
+"""Nodes of a group whose pairs are all looked at."""
 
 Hop = tuple[tuple[float, float], tuple[float, float]]
 """(alpha, beta) of a message to the next rank and of one back."""
@@ -39,6 +43,7 @@ class Ground:
         self.cells = cells
         self.links = links
         self._shard_rings: dict[int, tuple[list[Rings], list[Rings]]] = {}
+        self._copies: dict[tuple[int, bool], list[Rings]] = {}
 
     @cached_property
     def patterns(self) -> tuple[int, ...]:
@@ -57,11 +62,6 @@ class Ground:
             found.setdefault(pattern, replica)
         return tuple(found.values())
 
-    @cached_property
-    def rings(self) -> list[Rings]:
-        """[pipeline rank] -> the rings over its replicas, one for each of a unit's devices."""
-        return _rings(self.links, self._columns)
-
     def shard_rings(self, shards: int) -> tuple[list[Rings], list[Rings]]:
         """[pipeline rank] -> the rings of `shards` consecutive replicas, and those across such groups."""
         if shards not in self._shard_rings:
@@ -69,9 +69,20 @@ class Ground:
                 [places[at : at + shards] for places in column for at in range(0, len(places), shards)]
                 for column in self._columns
             ]
-            across = [[places[at::shards] for places in column for at in range(shards)] for column in self._columns]
-            self._shard_rings[shards] = _rings(self.links, own), _rings(self.links, across)
+            self._shard_rings[shards] = _rings(self.links, own), self.copies(shards)
         return self._shard_rings[shards]
+
+    def copies(self, shards: int, pairs: bool = False) -> list[Rings]:
+        """[pipeline rank] -> the rings across groups of `shards` consecutive replicas that share a state, one for each
+        of a unit's devices; with 1, over all replicas.
+
+        Args:
+            pairs: with the links that messages from everyone to everyone cross.
+        """
+        if (shards, pairs) not in self._copies:
+            across = [[places[at::shards] for places in column for at in range(shards)] for column in self._columns]
+            self._copies[shards, pairs] = _rings(self.links, across, pairs)
+        return self._copies[shards, pairs]
 
     @cached_property
     def slowest_alpha(self) -> float:
@@ -93,14 +104,15 @@ class Ground:
         )
 
 
-def _rings(links: Links, by_rank: Sequence[Sequence[Sequence[str]]]) -> list[Rings]:
-    leaving = rings_leaving([ring for rank in by_rank for ring in rank])
+def _rings(links: Links, by_rank: Sequence[Sequence[Sequence[str]]], pairs: bool = False) -> list[Rings]:
+    every = [ring for rank in by_rank for ring in rank]
+    leaving: Mapping[str, float] = _pairs_leaving(every) if pairs else rings_leaving(every)
     found = []
     for rings in by_rank:
         costs = set()
         for places in rings:
             alpha = within = between = 0.0
-            for source, target in around(places):
+            for source, target in _crossed(places) if pairs else around(places):
                 a, b = links.between(source, target)
                 alpha = max(alpha, a)
                 node = node_of(source)
@@ -111,3 +123,24 @@ def _rings(links: Links, by_rank: Sequence[Sequence[Sequence[str]]]) -> list[Rin
             costs.add((alpha, within, between))
         found.append(Rings(len(rings[0]), tuple(sorted(costs))))
     return found
+
+
+def _crossed(places: Sequence[str]) -> list[tuple[str, str]]:
+    """The links that messages from everyone to everyone cross; of large groups those of a ring."""
+    by_node = {node_of(place): place for place in places}
+    if len(by_node) > MOST_NODES:
+        return around(places)
+    within = [(a, b) for a, b in around(places) if node_of(a) == node_of(b)]
+    return [*within, *permutations(by_node.values(), 2)]
+
+
+def _pairs_leaving(groups: Sequence[Sequence[str]]) -> dict[str, float]:
+    """How many rings' bytes leave each node where groups send from everyone to everyone: of n places, k on a node,
+    k·(n−k)/n of a message's bytes, where a ring has (n−1)/n."""
+    count: dict[str, float] = {}
+    for places in groups:
+        n = len(places)
+        for node, own in Counter(map(node_of, places)).items():
+            if own < n:
+                count[node] = count.get(node, 0.0) + own * (n - own) / (n - 1)
+    return count

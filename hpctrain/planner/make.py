@@ -13,7 +13,7 @@ from hpctrain.base.units import format_count
 from hpctrain.planner.auto import Found, find_fastest
 from hpctrain.planner.bound import step_bound
 from hpctrain.planner.choose import Winner, choose, other_searches
-from hpctrain.planner.compression import codecs
+from hpctrain.planner.compression import LOSSY_WORTH, Decision, candidates, decide, may_gain
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.degrees import Shape
 from hpctrain.planner.exact import find_exact
@@ -27,6 +27,8 @@ from hpctrain.planner.predict import Prediction, predict
 from hpctrain.planner.saving import NO_SAVING, Saving
 from hpctrain.planner.search import NO_SHARDS, Search
 from hpctrain.planner.workload import Order, workload_of
+from hpctrain.records.codec import CodecSpec, keeps_state
+from hpctrain.records.compression import AutoCompression, PowerSgd
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.plan import Plan, Predicted, Rejected, Replica, Stage, ZeroLevel
 from hpctrain.records.profile import Profile
@@ -81,19 +83,25 @@ def make_plan(
     bound_s = step_bound(fleet, work)
     if solver == "paper":
         best, rejected, notes = _as_paper(search)
+        decision = _decision(run, search.cost, best)
     else:
         find = partial(_search, find=find_exact if solver == "exact" else find_fastest)
         if objective.only_time:
-            winner = find(search, shapes)
+            winner, decision = _fastest(run, search, shapes, find)
             rejected = [*winner.rejected, *rejected_neighbours(winner.search, winner.best, shapes)]
         else:
             searches = [search, *other_searches(objective, run, topology, search)]
             winner = choose(objective, topology, searches, find)
-            rejected = winner.rejected
+            rejected, decision = winner.rejected, _decision(run, winner.search.cost, winner.best)
         best, notes, bound_s = winner.best, winner.notes, winner.bound_s
-    cost = search.cost.with_work(replace(work, saving=best.layout.saving))
+    best, spec_of_sums = decision.prediction, decision.spec
+    cost = search.cost.with_work(replace(work, saving=best.layout.saving, codec=spec_of_sums.codec))
     if previous is not None:
         best = stay_in_place(cost, best, previous)
+    if isinstance(run.compression, AutoCompression) and not spec_of_sums.exact:
+        bound_s = step_bound(fleet, work)  # the search's own is for the codec that it went by
+    if spec_of_sums.compared and any(unit.codec_s is None for unit in best.layout.units()):
+        notes.append("What compression takes was not measured on some devices; typical values stand in.")
     idle = len(fleet.workers) - len(best.layout.units()) * best.layout.tp
     if idle:
         notes.append(f"{idle} of {len(fleet.workers)} usable devices stay idle.")
@@ -103,7 +111,7 @@ def make_plan(
         topology_sha256=topology.sha256(),
         provisional=provisional,
         solver=solver,
-        compression=codecs(run),
+        compression=[spec_of_sums],
         profile=profile,
         predicted=Predicted(step_time_s=best.terms, memory_bytes=best.layout.memory(cost.memory), bound_s=bound_s),
         rejected=rejected,
@@ -111,6 +119,38 @@ def make_plan(
     )
     check_runnable(plan, run)
     return plan if previous is None else _with_moves(plan, previous)
+
+
+def _decision(run: Run, cost: CostModel, best: Prediction) -> Decision:
+    """How the gradients of a layout are summed: as the run file says, or as is best for it."""
+    cost = cost.with_work(replace(cost.work, saving=best.layout.saving))
+    if isinstance(run.compression, AutoCompression):
+        return decide(cost, best.layout, run.steps)
+    return Decision(CodecSpec(codec=run.compression), best, best.total)
+
+
+def _fastest(
+    run: Run, search: Search, shapes: list[Shape], find: Callable[[Search, list[Shape]], Winner]
+) -> tuple[Winner, Decision]:
+    """The fastest plan and how it sums its gradients.
+
+    With mode auto, where exact sums keep devices waiting or idle, plans are also searched as if gradients were of low
+    rank: the fastest placement for many bytes may be one without replicas.
+    """
+    winner = find(search, shapes)
+    decision = _decision(run, search.cost, winner.best)
+    idle = len(winner.best.layout.units()) * winner.best.layout.tp < len(search.fleet.workers)
+    if not isinstance(run.compression, AutoCompression) or not (idle or may_gain(winner.best)):
+        return winner, decision
+    low_rank = next(codec for codec in candidates(run.steps) if isinstance(codec, PowerSgd))
+    try:
+        other = find(search.summing(low_rank), shapes)
+    except HpctrainError:
+        return winner, decision  # what is kept of gradients does not fit anywhere
+    compressed = _decision(run, search.cost, other.best)
+    if compressed.mean_step_s > (1 - LOSSY_WORTH) * decision.mean_step_s:
+        return winner, decision
+    return other, compressed
 
 
 def _with_moves(plan: Plan, previous: Plan) -> Plan:
@@ -139,7 +179,9 @@ def _search(plain: Search, shapes: list[Shape], find: Callable[[Search, list[Sha
     if found.best is None:
         least = plain
         if plain.work.fixed is None:
-            frugal = (plain.saving(Saving(zero=zero, recompute="full")) for zero in reversed(get_args(ZeroLevel)))
+            # What is kept of gradients goes with no state that is shared by all replicas.
+            levels: tuple[ZeroLevel, ...] = (0,) if keeps_state(plain.work.codec) else get_args(ZeroLevel)[::-1]
+            frugal = (plain.saving(Saving(zero=zero, recompute="full")) for zero in levels)
             least = next((search for search in frugal if search.shapes()), plain)
         raise _nothing_fits(least, least.shapes())
     search = found.search
@@ -187,7 +229,9 @@ def _nothing_fits(search: Search, shapes: list[Shape]) -> HpctrainError:
     return Refused(
         f"the model ({format_count(work.spec.parameters())} parameters) cannot fit: with {describe_shape(shape)}{how}, "
         f"the nearest to fitting, {describe_excess(excess)}; use more or larger devices, a smaller model or "
-        "data.seq_len" + (", or parallel.mode auto" if work.fixed is not None else "")
+        "data.seq_len"
+        + (", or compression.mode bf16, which keeps nothing" if keeps_state(work.codec) else "")
+        + (", or parallel.mode auto" if work.fixed is not None else "")
     )
 
 

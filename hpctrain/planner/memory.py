@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from hpctrain.planner.workload import Share, Workload
+from hpctrain.records.codec import kept_bytes
 from hpctrain.schedule.generate import SPLIT_BACKWARD, make_schedule
 from hpctrain.schedule.placement import stages_by_rank
 
@@ -92,7 +93,7 @@ def _as_full(role: RankRole) -> int:
 
 def _alike(role: RankRole) -> RankRole:
     """One of the roles that fill a device as much: whether there are replicas matters, not how many."""
-    return role._replace(dp=min(role.dp, 2), micro_batches=_as_full(role))
+    return role._replace(dp=role.shards * min(role.dp // role.shards, 2), micro_batches=_as_full(role))
 
 
 class MemoryModel:
@@ -177,8 +178,14 @@ class MemoryModel:
             # The bucket that gradients are summed in; a large embedding is one of its own.
             each = work.framework.gradient_bytes
             table = float(each * work.spec.embedding_parameters() / work.head_shards(role.tp))
-            total += min(each * parameters, max(BUCKET_BYTES, table))
+            total += min(each * parameters, max(BUCKET_BYTES, table)) + self._kept_bytes * parameters
         return total
+
+    @property
+    def _kept_bytes(self) -> float:
+        """What the codec keeps for each number that it sums, and its copy while a checkpoint is written."""
+        copies = 2 if self.work.framework.checkpoint_bytes else 1
+        return copies * kept_bytes(self.work.codec, self.work.spec.dim)
 
     def _sharded_state(self, role: RankRole, shares: list[Share]) -> float:
         """Weights, gradients and optimizer with ZeRO: a part of each on every device, and what is whole for a while.
@@ -198,7 +205,8 @@ class MemoryModel:
         parts = work.framework.bytes_per_parameter * parameters / role.shards
         weights = work.gathered_bytes * (parameters if zero < 3 else at_work)
         gradients = gradient_bytes * (parameters if zero == 1 else at_work)
-        return parts + weights + gradients + gradient_bytes * piece
+        kept = self._kept_bytes * parameters / role.shards if role.shards < role.dp else 0.0
+        return parts + weights + gradients + gradient_bytes * piece + kept
 
 
 def in_chunks(count: int, chunks: int) -> tuple[int, ...]:

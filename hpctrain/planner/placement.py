@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import combinations, islice
 from math import factorial, inf
 
 from hpctrain.planner.unit import Cells, Unit
@@ -48,6 +48,19 @@ def every_placement(units: Sequence[Unit], classes: Sequence[int], pp: int, dp: 
 def file_order(units: Sequence[Unit], pp: int, dp: int) -> Cells:
     """The first units as the topology lists them, replica by replica."""
     return _by_replica(list(units)[: pp * dp], pp)
+
+
+def rank_orders(cells: Cells) -> Iterator[Cells]:
+    """The same replicas with their pipeline ranks in another order: the other way round, or two unlike ranks
+    exchanged. The ends of a pipeline do more than their blocks, so it matters which devices stand there."""
+    pp = len(cells[0])
+    figures = [tuple(row[rank].figures for row in cells) for rank in range(pp)]
+    orders = [list(range(pp))[::-1]] if figures != figures[::-1] else []
+    for a, b in combinations(range(pp), 2):
+        if figures[a] != figures[b]:
+            orders.append([{a: b, b: a}.get(rank, rank) for rank in range(pp)])
+    for order in orders:
+        yield Cells(tuple(row[rank] for rank in order) for row in cells)
 
 
 def _sequences(classes: Sequence[int], size: int) -> float:

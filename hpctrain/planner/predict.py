@@ -12,6 +12,7 @@ from hpctrain.planner.finish import finish_times
 from hpctrain.planner.layout import Layout
 from hpctrain.planner.shard_time import ShardTime, shard_times
 from hpctrain.planner.simulate import Pace, Timeline, simulate
+from hpctrain.records.compression import Bf16, NoCompression
 from hpctrain.schedule.generate import SPLIT_BACKWARD, make_schedule
 
 TERMS = ("compute", "pipeline_bubble", "pipeline_send", "tensor_parallel", "data_parallel", "optimizer")
@@ -219,13 +220,24 @@ def _shard_times(cost: CostModel, layout: Layout) -> list[ShardTime]:
     """ZeRO's collectives by stage."""
     if layout.shards == 1:
         return [ShardTime(0.0, 0.0, 0.0)] * len(layout.blocks)
-    return shard_times(cost.ground(layout.cells), cost.work, layout.shares, layout.owner, layout.shards)
+    cells, work = layout.cells, cost.work
+    found = shard_times(cost.ground(cells), work, layout.shares, layout.owner, layout.shards)
+    if layout.shards < layout.dp and not isinstance(work.codec, NoCompression):
+        sums = cost.gradient_sums(cells, layout.shares, layout.owner, layout.shards)
+        return [each._replace(copies=own.seconds) for each, own in zip(found, sums, strict=True)]
+    if isinstance(work.codec, Bf16):
+        numbers = [work.parameters(share, layout.tp) for share in layout.shares]
+        return [
+            each._replace(scatter=each.scatter + count * cost.rounding_s(cells, rank))
+            for each, count, rank in zip(found, numbers, layout.owner, strict=True)
+        ]
+    return found
 
 
 def _gradient_sums(cost: CostModel, layout: Layout, sharded: list[ShardTime]) -> list[float]:
     """Seconds by pipeline rank: each sums its gradients over the replicas when its last backward is done."""
     if layout.shards == 1:
-        by_stage = cost.gradient_sums(layout.cells, layout.shares, layout.owner)
+        by_stage = [each.seconds for each in cost.gradient_sums(layout.cells, layout.shares, layout.owner)]
     else:
         by_stage = [each.per_step(layout.saving.zero) for each in sharded]
     tied = cost.tied_sum(layout.unit(0, 0), layout.unit(0, len(layout.blocks) - 1))

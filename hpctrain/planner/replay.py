@@ -42,7 +42,7 @@ def scene_of(run: Run, spec: Spec, plan: Plan, topology: Topology) -> Scene:
         raise InputError(f"plan: {reason}")
     work, _ = workload_of(run, spec)
     saving = _saving(plan)
-    work = replace(work, saving=saving, fixed=None)
+    work = replace(work, saving=saving, fixed=None, codec=plan.codec)
     # The plan says which devices it uses; spares, bad nodes and a limit on devices were the planner's concern.
     free = run.model_copy(
         update={

@@ -15,11 +15,13 @@ from hpctrain.planner.fit import fit_layout, why_undefined
 from hpctrain.planner.fleet import Fleet
 from hpctrain.planner.layout import Excess, Layout
 from hpctrain.planner.memory import RankRole
-from hpctrain.planner.placement import placements
+from hpctrain.planner.placement import placements, rank_orders
 from hpctrain.planner.predict import Prediction, lower_bound, predict
 from hpctrain.planner.saving import Saving, shard_size
 from hpctrain.planner.unit import Cells, Unit, alike_classes, make_units
 from hpctrain.planner.workload import Order, Workload
+from hpctrain.records.codec import keeps_state
+from hpctrain.records.compression import Codec
 from hpctrain.schedule.runnable import COMPILED_SPLIT
 
 MOST_COMPARED = 64
@@ -28,6 +30,8 @@ NO_SHARDS = (
     "shard node needs as many replicas of every stage in each node, two or more, and no placement has that; "
     "use shard all, or other degrees"
 )
+TURNS = 60
+"""Orders of the winner's pipeline ranks that are tried."""
 REFINEMENTS = 400
 """Changes of one block or one micro-batch that are tried on the winner; those that were begun are finished."""
 
@@ -62,7 +66,13 @@ class Search:
 
     def saving(self, saving: Saving) -> Search:
         """A search of the same fleet for plans that save memory in another way."""
-        work = replace(self.work, saving=saving)
+        return self._with(replace(self.work, saving=saving))
+
+    def summing(self, codec: Codec) -> Search:
+        """A search of the same fleet for plans whose gradients are summed in another way."""
+        return self._with(replace(self.work, codec=codec))
+
+    def _with(self, work: Workload) -> Search:
         other = Search(work, self.fleet, self.cost.with_work(work))
         # Units, and the orders they can stand in, do not depend on it.
         other._units, other._orders, other.complete = self._units, self._orders, self.complete
@@ -167,7 +177,9 @@ class Search:
         return Explored(best, fits)
 
     def refine(self, best: Prediction) -> Prediction:
-        """Move single blocks between neighbours and single micro-batches between replicas while that helps."""
+        """Exchange pipeline ranks, then move single blocks between neighbours and single micro-batches between
+        replicas, while that helps."""
+        best = self._turn(best)
         tried = 0
         while tried < REFINEMENTS:
             better = best
@@ -176,6 +188,28 @@ class Search:
                 if layout.excess(self.cost.memory) or lower_bound(self.cost, layout) >= better.total * (1 - 1e-6):
                     continue
                 found = predict(self.cost, layout)
+                if found.total < better.total * (1 - 1e-6):
+                    better = found
+            if better is best:
+                break
+            best = better
+        return best
+
+    def _turn(self, best: Prediction) -> Prediction:
+        layout = best.layout
+        order = Order(layout.schedule, len(layout.blocks) // layout.pp)
+        tried: set[tuple[int, ...]] = set()
+        while len(tried) < TURNS:
+            better = best
+            for cells in rank_orders(best.layout.cells):
+                key = tuple(unit.index for row in cells for unit in row)
+                if key in tried or len(tried) >= TURNS or not self.can_shard(cells):
+                    continue
+                tried.add(key)
+                other = fit_layout(self.cost, cells, order, layout.micro_batch)
+                if other.excess(self.cost.memory) or lower_bound(self.cost, other) >= better.total * (1 - 1e-6):
+                    continue
+                found = predict(self.cost, other)
                 if found.total < better.total * (1 - 1e-6):
                     better = found
             if better is best:
@@ -194,7 +228,11 @@ class Search:
 
     def can_shard(self, cells: Cells) -> bool:
         """Whether there is something to shard over where sharding is asked for."""
-        return self.work.saving.zero == 0 or shard_size(cells, self.work.saving) > 1
+        if self.work.saving.zero == 0:
+            return True
+        shards = shard_size(cells, self.work.saving)
+        # Degrees by hand are refused by name where the codec cannot go with them.
+        return shards > 1 and (shards < len(cells) or self.work.fixed is not None or not keeps_state(self.work.codec))
 
     def shortage(self, shape: Shape) -> Excess | str | None:
         """Why nothing of this shape runs: the device that lacks memory with the smallest micro-batches, or a sentence.

@@ -7,17 +7,17 @@ for each block and for what stands outside of blocks. Where several groups hold 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpctrain.planner.ground import Ground, Rings
 from hpctrain.planner.workload import Share, Workload
+from hpctrain.records.compression import Bf16
 
 COPY_PASSES = 2
 """What is gathered or summed is copied from or to flat buffers: read and written once."""
 
 
-@dataclass(frozen=True)
-class ShardTime:
+class ShardTime(NamedTuple):
     """Seconds of a stage's collectives, by the slowest of its replica groups."""
 
     gather: float
@@ -60,11 +60,13 @@ def shard_times(
         def seconds(size: float, pieces: int = pieces, own: Rings = groups[rank], speed: float = bytes_per_s) -> float:
             return pieces * own.sum_s(size / pieces, chunks) / 2 + COPY_PASSES * size / speed
 
+        # Rounded numbers travel within the backward pass only where the state has no copies; see decision 46.
+        half = isinstance(work.codec, Bf16) and shards == len(cells)
         part = work.framework.gradient_bytes * parameters / shards
         found.append(
             ShardTime(
                 gather=seconds(work.gathered_bytes * parameters),
-                scatter=seconds(work.framework.gradient_bytes * parameters),
+                scatter=seconds(work.framework.gradient_bytes * parameters / (2 if half else 1)),
                 copies=pieces * across[rank].sum_s(part / pieces, chunks),
             )
         )

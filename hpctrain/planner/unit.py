@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from hpctrain.planner.fleet import Fleet, Worker
 from hpctrain.planner.network import Links, message_s
+from hpctrain.records.topology import CodecSeconds
 
 SAME_SPEED = 0.15
 """Devices and links whose figures differ by less count as the same when orders are enumerated."""
@@ -23,6 +24,7 @@ class Figures(NamedTuple):
     bytes_per_s: float
     launch_s: float
     memory_bytes: float
+    codec_s: CodecSeconds | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +48,12 @@ class Unit:
         return max(worker.launch_s for worker in self.workers)
 
     @cached_property
+    def codec_s(self) -> CodecSeconds | None:
+        """What compression takes on the slowest of its devices; None where one was not measured."""
+        known = [worker.codec_s for worker in self.workers]
+        return max((each for each in known if each), key=lambda each: each.power_sgd) if all(known) else None
+
+    @cached_property
     def memory_bytes(self) -> float:
         """Memory of its smallest device; infinite where none was measured."""
         known = [worker.memory_bytes for worker in self.workers if worker.memory_bytes is not None]
@@ -60,7 +68,7 @@ class Unit:
         """Everything that decides how long it computes and what it holds, but for the links between its devices."""
         return Figures(
             self.kind, self.workers[0].type, len(self.workers), self.flops, self.bytes_per_s, self.launch_s,
-            self.memory_bytes,
+            self.memory_bytes, self.codec_s,
         )  # fmt: skip
 
     @property

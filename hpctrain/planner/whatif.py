@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hpctrain.base.errors import InputError, Refused
+from hpctrain.planner.constants import CODEC_SECONDS
 from hpctrain.planner.fleet import DEFAULT_BYTES_PER_S, DEFAULT_LAUNCH_S
 from hpctrain.planner.replan import replan
 from hpctrain.records.imported_spec import Spec
@@ -13,7 +14,7 @@ from hpctrain.records.link import Link, LinkFigures
 from hpctrain.records.link_cost import LinkCost
 from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run
-from hpctrain.records.topology import Device, Fabric, Node, Topology
+from hpctrain.records.topology import CodecSeconds, Device, Fabric, Node, Topology
 
 
 @dataclass(frozen=True)
@@ -101,11 +102,13 @@ def _slowed(topology: Topology, node: Node, factor: float) -> Node:
 
     def slower(device: Device) -> Device:
         kind = topology.device_types[device.type].kind
+        usual = device.codec_s or CODEC_SECONDS[kind]
         launch_s = DEFAULT_LAUNCH_S[kind] if device.launch_s is None else device.launch_s
         update = {
             "flops": {name: value * factor for name, value in device.flops.items()},
             "memory_bytes_per_s": (device.memory_bytes_per_s or DEFAULT_BYTES_PER_S[kind]) * factor,
             "launch_s": launch_s / factor,
+            "codec_s": CodecSeconds(**{name: seconds / factor for name, seconds in usual.model_dump().items()}),
         }
         return device.model_copy(update=update)
 

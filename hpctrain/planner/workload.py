@@ -8,10 +8,12 @@ from typing import NamedTuple
 from hpctrain.base.errors import InputError
 from hpctrain.planner.framework import OURS, Framework
 from hpctrain.planner.saving import NO_SAVING, Saving, saving_of
+from hpctrain.records.compression import AutoCompression, Codec, NoCompression
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.run import FixedParallel, Run
 from hpctrain.schedule.generate import SPLIT_BACKWARD
 
+EXACT = NoCompression()
 USABLE = 0.9
 """Share of a device's memory that a plan may fill (the paper, section 3.4); the rest is the allocator's."""
 
@@ -64,6 +66,8 @@ class Workload:
     """Whether blocks are compiled; they cannot be split over devices, nor their backward into inputs and weights."""
     framework: Framework = OURS
     """Who trains."""
+    codec: Codec = EXACT
+    """How gradients are summed over replicas."""
     usable: float = USABLE
     """Share of a device's memory that a plan may fill."""
 
@@ -173,6 +177,7 @@ def workload_of(run: Run, spec: Spec) -> tuple[Workload, list[str]]:
         )
     fixed = run.parallel if isinstance(run.parallel, FixedParallel) else None
     saving, notes = saving_of(run)
-    work = Workload(spec, run.batch.global_, run.data.seq_len, run.precision, fixed, saving, run.compile)
+    codec = NoCompression() if isinstance(run.compression, AutoCompression) else run.compression
+    work = Workload(spec, run.batch.global_, run.data.seq_len, run.precision, fixed, saving, run.compile, codec=codec)
     work.micro_batch_sizes()
     return work, notes

@@ -256,9 +256,8 @@ class Plan(Document):
             self.sequence_parallel,
             list(self.stage_owner().values()),
         ]
-        text = json.dumps(
-            [*parts, [stage.layers for stage in self.stages], [spec.to_json() for spec in self.compression]]
-        )
+        codecs = [[spec.level, spec.codec.to_json()] for spec in self.compression]
+        text = json.dumps([*parts, [stage.layers for stage in self.stages], codecs])
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property

@@ -55,6 +55,17 @@ class DeviceType(Part):
     """The vendor's name of it."""
 
 
+class CodecSeconds(Part):
+    """Seconds for each number of a gradient."""
+
+    bf16: float = Field(gt=0)
+    """Rounding, adding up in fp32, and copying back."""
+    topk: float = Field(gt=0)
+    """Choosing 7 % of the numbers, writing, reading and applying a message of them, and keeping the rest."""
+    power_sgd: float = Field(gt=0)
+    """Both products and orthonormal columns at rank 4, applying them, and keeping the rest."""
+
+
 class Device(Part):
     """One device of a node, as measured."""
 
@@ -70,6 +81,8 @@ class Device(Part):
     """Bandwidth of copies within the device's memory, read plus write."""
     launch_s: float | None = None
     """Median time of one tiny operation: what each operation costs however small it is."""
+    codec_s: CodecSeconds | None = None
+    """What compressing gradients takes on it, messages not counted."""
     pcie: PcieLink | None = None
     """Its link to the host."""
     nvlink: dict[str, NvlinkPeer] = {}

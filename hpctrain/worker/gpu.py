@@ -17,6 +17,7 @@ from hpctrain.probe.nvml import Gpu, Nvml
 from hpctrain.probe.pci import nearest_nic, numa_node, pci_path, pcie_link
 from hpctrain.records.evidence import NvlinkPeer, PcieLink
 from hpctrain.records.topology import Device
+from hpctrain.worker.codec_rates import codec_seconds
 from hpctrain.worker.rates import (
     COPY_S,
     MATMUL_S,
@@ -88,6 +89,7 @@ class GpuReader:
             memory_bytes=load.memory_bytes,
             memory_bytes_per_s=copy_bytes_per_s(self.place, now),
             launch_s=launch_seconds(self.place, now),
+            codec_s=codec_seconds(self.place, now),
             pcie=seen_links[-1] if seen_links else self._pcie(under_load=False),
             throttle_reasons=sorted(load.throttle_reasons),
             p2p={other.name: self._reaches(other, copies[other.name] is not None) for other in others},

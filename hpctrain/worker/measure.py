@@ -24,6 +24,7 @@ from hpctrain.probe.host import cpu_name, usable_memory_bytes
 from hpctrain.probe.host_health import energy_j, is_held_by_quota, memory_errors, own_numa_node, quota_periods
 from hpctrain.probe.nvml import open_nvml
 from hpctrain.records.topology import Device, DeviceType
+from hpctrain.worker.codec_rates import codec_seconds
 from hpctrain.worker.gpu import GpuReader, load_gpus
 from hpctrain.worker.messages import Exchange
 from hpctrain.worker.rates import copy_bytes_per_s, launch_seconds, matmul_flops
@@ -125,6 +126,7 @@ def _measure_cpu(type_key: str, share: int) -> Device:
         memory_bytes=float(int(memory)),
         memory_bytes_per_s=copy_bytes_per_s(device, time.perf_counter),
         launch_s=launch_seconds(device, time.perf_counter),
+        codec_s=codec_seconds(device, time.perf_counter),
         numa=own_numa_node(),
         throttle_reasons=[CPU_QUOTA] if held else [],
         ecc_errors=memory_errors(),

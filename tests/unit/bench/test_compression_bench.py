@@ -44,7 +44,7 @@ def test_a_scene_and_what_it_gave_come_back_from_their_files(tmp_path: Path) -> 
 
 FAMILIES = [
     "none", "ddp_fp32", "ddp_bf16", "powersgd_r4", "fsdp2_fp32", "dense", "bf16", "power_sgd_r4", "topk_10", "tagc_2x",
-    "adaptive_paper", "adaptive", "local_steps", "fsdp2_dense",
+    "adaptive_paper", "adaptive", "auto", "local_steps", "fsdp2_dense",
 ]  # fmt: skip
 """One method of each kind; the others differ in a number."""
 
@@ -73,6 +73,9 @@ def test_every_method_has_its_turns(tmp_path: Path) -> None:
         assert counted is not None
         assert counted < 4, f"{name} sends less than fp32"
         assert rows[name].bytes_per_parameter > 0.9 * counted, "no method sends less than it says"
+    assert {row.choice for name, row in rows.items() if name != "auto"} == {None}
+    assert rows["auto"].choice == "none", "a loopback is fast"
+    assert rows["auto"].loss == pytest.approx(rows["dense"].loss, abs=1e-4)
     # Exact sums and means give the same model; the one without sums is another.
     assert rows["dense"].loss == pytest.approx(rows["ddp_fp32"].loss, abs=1e-4)
     assert rows["fsdp2_fp32"].loss == pytest.approx(rows["ddp_fp32"].loss, abs=1e-4)
@@ -129,6 +132,7 @@ def test_a_process_that_fails_is_told_with_its_last_words_and_ends_the_others(tm
         (["--rate", "1gbit"], "--rate: not without --lab"),
         (["--convergence", "--nodes", "4"], "--nodes: not with --convergence"),
         (["--pieces", "--convergence"], "--convergence: not with --pieces"),
+        (["--convergence", "--method", "auto"], "there are: none, ddp_fp32"),
         (["--lab", "missing.yaml"], "missing.yaml"),
     ],
 )

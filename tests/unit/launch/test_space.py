@@ -9,6 +9,7 @@ from run_folders import RUN
 from hpctrain.launch import space
 from hpctrain.launch.space import space_words
 from hpctrain.records.model_spec import PRESETS
+from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run
 
 SPEC = PRESETS["tiny-1m"].model_copy(update={"vocab": 256})
@@ -16,16 +17,31 @@ SPEC = PRESETS["tiny-1m"].model_copy(update={"vocab": 256})
 
 def test_a_run_that_fits_says_nothing(tmp_path: Path) -> None:
     run = Run.model_validate(RUN)
-    assert space_words(run, SPEC, tmp_path / "runs") == []
+    assert space_words(run, SPEC, tmp_path / "runs", None) == []
 
 
 def test_too_little_room_is_said_with_both_figures_and_what_to_do(tmp_path: Path, monkeypatch) -> None:
     run = Run.model_validate({**RUN, "checkpoint": {"keep": 4}})
     one = 12 * SPEC.parameters()
     monkeypatch.setattr(space, "free_bytes", lambda path: 5 * one)
-    assert space_words(run, SPEC, tmp_path) == []
+    assert space_words(run, SPEC, tmp_path, None) == []
     monkeypatch.setattr(space, "free_bytes", lambda path: 5 * one - 1)
-    (said,) = space_words(run, SPEC, tmp_path)
+    (said,) = space_words(run, SPEC, tmp_path, None)
     assert said.startswith(f"{tmp_path}: ")
     assert "are free; 5 checkpoints of" in said
     assert "lower checkpoint.keep" in said
+
+
+def test_every_replica_adds_what_it_has_not_sent_of_its_gradients(tmp_path: Path, monkeypatch) -> None:
+    devices = [[["a:cpu0"]], [["b:cpu0"]]]
+    plan = Plan.model_validate({
+        "pp": 1, "dp": 2, "tp": 1, "stages": [{"layers": [0, SPEC.layers]}], "ranks": ["a:cpu0", "b:cpu0"],
+        "replicas": [{"rows": 1, "micro_batch": 1, "micro_batches": 1, "devices": each} for each in devices],
+        "compression": [{"codec": {"mode": "topk", "residual": "bf16"}}],
+    })  # fmt: skip
+    run = Run.model_validate({**RUN, "checkpoint": {"keep": 1}, "compression": {"mode": "auto"}})
+    monkeypatch.setattr(space, "free_bytes", lambda path: 2 * (12 + 2 * 2) * SPEC.parameters())
+    assert space_words(run, SPEC, tmp_path, plan) == []
+    monkeypatch.setattr(space, "free_bytes", lambda path: 2 * (12 + 2 * 2) * SPEC.parameters() - 1)
+    assert len(space_words(run, SPEC, tmp_path, plan)) == 1
+    assert space_words(run, SPEC, tmp_path, None) == []

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from hpctrain.planner.fleet import Worker
 from hpctrain.planner.network import Links, message_s, ring_sum_s
-from hpctrain.planner.placement import MAX_ORDERS, placements
+from hpctrain.planner.placement import MAX_ORDERS, placements, rank_orders
 from hpctrain.planner.share_out import share_out
 from hpctrain.planner.simulate import Pace, simulate
-from hpctrain.planner.unit import Unit
+from hpctrain.planner.unit import Cells, Unit
 from hpctrain.records.link_cost import LinkCost
 from hpctrain.records.schedule import Schedule
 from hpctrain.schedule import make_schedule
@@ -147,3 +147,11 @@ def test_many_devices_are_tried_in_likely_orders():
     assert not complete
     assert 1 < len(found) <= MAX_ORDERS
     assert all(sorted(unit.index for row in cells for unit in row) == list(range(16)) for cells in found)
+
+
+def test_pipeline_ranks_are_turned_round_and_unlike_ones_exchanged():
+    fast, slow = (Worker("", "cpu", f"type{speed}", speed, None, 1.0, 0.0) for speed in (2.0, 1.0))
+    cells = Cells([tuple(Unit(index, (slow if index == 0 else fast,)) for index in range(3))])
+    found = [[unit.index for unit in turned[0]] for turned in rank_orders(cells)]
+    assert found == [[2, 1, 0], [1, 0, 2], [2, 1, 0]]
+    assert not list(rank_orders(Cells([cells[0][1:]]))), "equal ranks"

@@ -7,14 +7,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import InputError, Refused
+from hpctrain.base.packaged import packaged
 from hpctrain.planner import make_plan
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.fit import fit_layout
 from hpctrain.planner.fleet import find_fleet
+from hpctrain.planner.placement import rank_orders
 from hpctrain.planner.predict import lower_bound, predict
 from hpctrain.planner.search import Search
 from hpctrain.planner.workload import Order, workload_of
 from hpctrain.records.plan import Plan
+from hpctrain.records.topology import Topology
 from hpctrain.schedule import check_schedule, schedule_of
 
 PIPELINE = {"mode": "fixed", "pp": 2, "schedule": "1f1b"}
@@ -96,6 +99,22 @@ def test_no_order_of_devices_beats_the_chosen_one(topology, run):
         totals.append(prediction.total)
     assert len(totals) == 6
     assert make_plan(asked, asked.spec(), made).predicted.step_time_s["total"] <= min(totals)
+
+
+def test_of_many_devices_no_exchange_of_pipeline_ranks_beats_the_chosen_order(run):
+    """The paper's cluster: its mixed nodes belong at the front of a pipeline; the order by speed has them last."""
+    made = Topology.read(packaged("topology", "paper-32-gpu.json"))
+    dims = {"layers": 12, "dim": 768, "heads": 12, "vocab": 32000}
+    fixed = {"mode": "fixed", "pp": 2, "dp": 16, "schedule": "interleaved_zero_bubble", "micro_batch": 16}
+    asked = run(rows=512, seq_len=512, precision="fp16", dims=dims, parallel=fixed)
+    (work, _), fleet = workload_of(asked, asked.spec()), find_fleet(asked, made)
+    search = Search(work, fleet, CostModel(work, fleet.links))
+    best = search.best(search.shapes(), [16])
+    refined = search.refine(best)
+    assert refined.total < best.total
+    for cells in rank_orders(refined.layout.cells):
+        other = predict(search.cost, fit_layout(search.cost, cells, Order("interleaved_zero_bubble"), 16))
+        assert other.total >= refined.total
 
 
 def test_other_degrees_are_no_faster_than_the_chosen_ones(plan, topology):

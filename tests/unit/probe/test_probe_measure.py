@@ -10,6 +10,7 @@ import torch
 
 from hpctrain.base.wire import LineChannel
 from hpctrain.probe.devices import DeviceReport
+from hpctrain.worker.codec_rates import codec_seconds
 from hpctrain.worker.rates import copy_bytes_per_s, launch_seconds, matmul_flops
 
 CPU = torch.device("cpu")
@@ -44,6 +45,12 @@ def test_a_tiny_operation_is_the_median_of_batches() -> None:
     assert launch_seconds(CPU, Ticks(1.0)) == pytest.approx(1 / 25)
 
 
+def test_a_codec_takes_so_many_seconds_for_each_number() -> None:
+    # Every run of a codec on a matrix takes one second of this clock, and one is enough.
+    found = codec_seconds(CPU, Ticks(1.0), limit_s=0.5)
+    assert list(found.model_dump().values()) == pytest.approx([1 / 2048**2] * 3)
+
+
 def start(*argv: str, **kwargs) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-m", "hpctrain.worker", "measure", *argv], text=True, **kwargs)
 
@@ -56,6 +63,7 @@ def test_the_command_prints_one_json_object_and_divides_memory() -> None:
     report = DeviceReport.model_validate(json.loads(printed))
     assert process.returncode == 0
     assert set(report.devices[0].flops) == {"fp32", "bf16"}
+    assert report.devices[0].codec_s is not None
     import psutil
 
     assert report.devices[0].memory_bytes <= psutil.virtual_memory().total / 4

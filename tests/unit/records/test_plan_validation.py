@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from hpctrain.base.errors import FileError
-from hpctrain.records.codec import CodecSpec
+from hpctrain.records.codec import wire_bytes
+from hpctrain.records.compression import NoCompression
 from hpctrain.records.link_cost import INTRA_NODE_LATENCY_S, LinkCost
 from hpctrain.records.plan import Plan
 from hpctrain.records.topology import Topology
@@ -93,8 +94,8 @@ def test_only_the_ends_of_a_model_may_have_no_block() -> None:
 
 
 def test_a_ring_all_reduce_sends_what_it_sends() -> None:
-    assert CodecSpec().wire_bytes(100.0, 1) == 0.0
-    assert CodecSpec().wire_bytes(100.0, 4) == 600.0
+    assert wire_bytes(NoCompression(), 100.0, 1) == 0.0
+    assert wire_bytes(NoCompression(), 100.0, 4) == 600.0
 
 
 @pytest.mark.parametrize(

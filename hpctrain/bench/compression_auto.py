@@ -1,0 +1,96 @@
+"""Method `auto` of `hpctrain bench compression`: the planner's own choice for the link that the processes are on."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from hpctrain import __version__
+from hpctrain.planner import make_plan
+from hpctrain.probe.line import fit_alpha_beta
+from hpctrain.records.codec import CodecSpec
+from hpctrain.records.link import LinkClass
+from hpctrain.records.model_spec import ModelSpec
+from hpctrain.records.run import Run
+from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
+from hpctrain.worker.codec_rates import codec_seconds
+from hpctrain.worker.rates import copy_bytes_per_s, launch_seconds, matmul_flops
+
+SIZES = (1, 2**16, 2**20)
+"""fp32 numbers of the sums that a link is measured with."""
+REPEATS = 3
+STEPS = 10_000
+"""Of the run that is planned: so many that its warm-up does not count."""
+
+
+class Work(NamedTuple):
+    """What a method trains on in a step."""
+
+    spec: ModelSpec
+    rows: int
+    """Sequences of a process in a step."""
+    seq_len: int
+
+
+def choose_codec(group: dist.ProcessGroup, work: Work) -> CodecSpec:
+    """What `compression: {mode: auto}` comes to for whole replicas on these processes: their link is measured by sums
+    in the group, this device as a probe does it. Collective; the same on every rank."""
+    cost = _link_cost(group)
+    found: list[CodecSpec | None] = [None]
+    if dist.get_rank(group) == 0:
+        found = [_planned(dist.get_world_size(group), work, cost)]
+    dist.broadcast_object_list(found, group=group, group_src=0)
+    (spec,) = found
+    assert spec is not None, "rank 0 has sent one"
+    return spec
+
+
+def _link_cost(group: dist.ProcessGroup) -> tuple[float, float]:
+    """(alpha in seconds, beta in seconds per byte), all processes sending at once."""
+    world = dist.get_world_size(group)
+    points = []
+    for numbers in SIZES:
+        values = torch.zeros(numbers)
+        taken = []
+        for _ in range(REPEATS):
+            dist.barrier(group)
+            start = time.perf_counter()
+            dist.all_reduce(values, group=group)
+            taken.append(time.perf_counter() - start)
+        # A ring all-reduce is 2·(n−1) messages of an n-th each.
+        points.append((values.nbytes / world, statistics.median(taken) / (2 * (world - 1))))
+    return fit_alpha_beta(points)
+
+
+def _planned(world: int, work: Work, cost: tuple[float, float]) -> CodecSpec:
+    run = Run.model_validate({
+        "steps": STEPS, "model": {"dims": work.spec.model_dump(exclude={"family"}, exclude_none=True)},
+        "data": {"train": ["."], "seq_len": work.seq_len}, "batch": {"global": world * work.rows},
+        "parallel": {"mode": "fixed", "dp": world, "micro_batch": work.rows}, "compression": {"mode": "auto"},
+    })  # fmt: skip
+    return make_plan(run, work.spec, _topology(world, cost)).compression[0]
+
+
+def _topology(world: int, cost: tuple[float, float]) -> Topology:
+    """So many nodes of this device, as measured; with memory left open, which is not the question."""
+    device, now = torch.device("cpu"), time.perf_counter
+    measured = Device(
+        id="cpu0",
+        type="cpu",
+        flops={"fp32": matmul_flops(device, torch.float32, now)},
+        memory_bytes_per_s=copy_bytes_per_s(device, now),
+        launch_s=launch_seconds(device, now),
+        codec_s=codec_seconds(device, now),
+    )
+    nodes = [Node(id=f"local{number}", addr="127.0.0.1", devices=[measured]) for number in range(world)]
+    return Topology(
+        provenance=Provenance(version=__version__, created=datetime.now(UTC).isoformat(), transport="gloo"),
+        device_types={"cpu": DeviceType(kind="cpu", name="this machine")},
+        nodes=nodes,
+        fabric=Fabric(classes=[LinkClass(id="all", alpha_s=cost[0], beta_s_per_byte=cost[1], pairs=1)]),
+    )

@@ -1,0 +1,78 @@
+"""What compressing gradients takes on a device: the reducers' own pieces on one matrix, without any message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from hpctrain.compress.feedback import Feedback
+from hpctrain.compress.low_rank import Family
+from hpctrain.compress.message import decode, encode, rounded
+from hpctrain.compress.orthonormal import orthonormalize
+from hpctrain.compress.selectors import select
+from hpctrain.compress.values import ValueCode
+from hpctrain.records.topology import CodecSeconds
+from hpctrain.worker.rates import Now, rate
+
+SIDE = 2048
+"""Of the matrix: 16 MB, as large as those of models of 10^9 parameters, and no processor's second cache."""
+DENSITY = 0.07
+RANK = 4
+WORLD = 4
+"""Ranks whose parts are added up in bf16."""
+CODEC_S = 0.15
+"""Elapsed time for each codec: with the first call, less than a second for all."""
+
+
+def codec_seconds(device: torch.device, now: Now, limit_s: float = CODEC_S) -> CodecSeconds:
+    """Seconds for each number of a gradient, by codec."""
+    gradient = torch.randn(SIDE, SIDE, device=device).mul_(1e-5)
+    works = {"bf16": _bf16(gradient), "topk": _topk(gradient), "power_sgd": _power_sgd(gradient)}
+    batch = 1 if device.type == "cpu" else 8
+    numbers = float(gradient.numel())
+    return CodecSeconds(**{name: 1 / rate(work, numbers, device, now, limit_s, batch) for name, work in works.items()})
+
+
+def _bf16(gradient: Tensor) -> Callable[[], object]:
+    """Round, add up the parts of `WORLD` ranks in fp32, round again, copy back."""
+    flat = gradient.view(-1)
+    wire = torch.empty(flat.numel(), dtype=torch.bfloat16, device=flat.device)
+
+    def work() -> None:
+        wire.copy_(flat)
+        wire.view(WORLD, -1).sum(0, dtype=torch.float32).to(torch.bfloat16)
+        flat.copy_(wire)
+
+    return work
+
+
+def _topk(gradient: Tensor) -> Callable[[], object]:
+    """Add what was kept, choose, write a message, keep the rest, read the message, apply it."""
+    flat, total = gradient.view(-1), torch.empty(gradient.numel(), device=gradient.device)
+    feedback = Feedback()
+
+    def work() -> None:
+        with_kept = feedback.add("0", flat)
+        positions = select(with_kept, round(DENSITY * flat.numel()), "sampled")
+        values = with_kept[positions]
+        message = encode(positions, values, flat.numel(), ValueCode.BF16)
+        feedback.keep("0", with_kept, positions, rounded(values, ValueCode.BF16))
+        total.zero_().index_add_(0, *decode(message, flat.numel()))
+
+    return work
+
+
+def _power_sgd(gradient: Tensor) -> Callable[[], object]:
+    """Both products with what was kept, orthonormal columns, the rest kept, their product applied."""
+    p, q, fresh = (torch.randn(1, SIDE, RANK, device=gradient.device) for _ in range(3))
+    family = Family([0], p, q, fresh, torch.zeros_like(gradient)[None])
+
+    def work() -> None:
+        family.project([gradient])
+        orthonormalize(family.p)
+        family.project_back([gradient])
+        family.apply([gradient])
+
+    return work

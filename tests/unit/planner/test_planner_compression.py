@@ -1,0 +1,214 @@
+"""Mode auto: what links, devices and memory make of it, what it costs, and that the plan says why."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from hpctrain.base.errors import Refused
+from hpctrain.cli.plan import command
+from hpctrain.planner.compression import candidates
+from hpctrain.planner.cost import CostModel
+from hpctrain.planner.fleet import find_fleet
+from hpctrain.planner.ground import Ground
+from hpctrain.planner.memory import MemoryModel, RankRole
+from hpctrain.planner.predict import predict
+from hpctrain.planner.reduction import sum_of, uses_pairs
+from hpctrain.planner.replay import scene_of
+from hpctrain.planner.saving import Saving
+from hpctrain.planner.search import Search
+from hpctrain.planner.unit import Cells, make_units
+from hpctrain.planner.workload import workload_of
+from hpctrain.records.compression import Bf16, NoCompression, PowerSgd, TopK
+from hpctrain.records.plan import Plan
+from hpctrain.records.topology import CodecSeconds
+
+SLOW, FAST = (2e-4, 8e-8), (5e-5, 2e-10)
+"""100 Mbit/s, and a loopback."""
+LARGE = {"layers": 8, "dim": 512, "heads": 8}
+AUTO = {"mode": "auto"}
+
+
+def fixed(**fields):
+    return {"mode": "fixed", **fields}
+
+
+def compared(plan: Plan):
+    return {each.codec.mode: each for each in plan.compression[0].compared}
+
+
+def test_slow_links_are_given_low_rank_and_fast_ones_exact_sums(plan, topology):
+    asked = {"compression": AUTO, "parallel": fixed(dp=2), "dims": LARGE, "steps": 1000}
+    slow, fast = plan(topology(default=SLOW), **asked), plan(topology(default=FAST), **asked)
+    assert (slow.codec.mode, fast.codec.mode) == ("power_sgd", "none")
+    assert slow.codec.warmup_steps == 100
+    exact = plan(topology(default=SLOW), **asked | {"compression": {"mode": "none"}})
+    assert slow.predicted.step_time_s["total"] < 0.5 * exact.predicted.step_time_s["total"]
+    assert slow.predicted.bound_s <= slow.predicted.step_time_s["total"]
+    for made in (slow, fast):
+        assert list(compared(made)) == ["none", "bf16", "power_sgd", "topk"]
+        assert [each.verdict for each in compared(made).values()].count("chosen") == 1
+        assert compared(made)[made.codec.mode].verdict == "chosen"
+        assert compared(made)[made.codec.mode].step_s <= compared(made)["none"].step_s
+        assert Plan.model_validate_json(made.model_dump_json(by_alias=True)).compression == made.compression
+    assert compared(fast)["none"].hidden_s > 0
+    assert "no other way saves enough" in fast.compression[0].reason
+
+
+@pytest.mark.parametrize("beta", [10.0**-power for power in range(7, 12)])
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_no_link_makes_it_slower_than_exact_sums_by_its_own_model(plan, topology, beta, nodes):
+    made = plan(
+        topology((1.0,) * nodes, default=(1e-4, beta)),
+        compression=AUTO,
+        parallel=fixed(dp=nodes),
+        dims=LARGE,
+        steps=500,
+    )
+    ways = compared(made)
+    assert ways[made.codec.mode].step_s <= ways["none"].step_s
+    best = min(each.step_s for each in ways.values())
+    assert ways[made.codec.mode].step_s <= best / (1 - 0.1) ** 2 / (1 - 0.03)
+
+
+def test_a_run_that_is_over_before_its_warm_up_is_not_compressed_by_halves(run):
+    assert [getattr(codec, "warmup_steps", None) for codec in candidates(20)] == [None, None, 2, 2]
+    assert [getattr(codec, "warmup_steps", None) for codec in candidates(10**6)] == [None, None, 100, 100]
+
+
+def test_measured_devices_decide_and_unmeasured_ones_are_said(plan, topology):
+    asked = {"compression": AUTO, "parallel": fixed(dp=2), "dims": LARGE, "steps": 1000}
+    note = "What compression takes was not measured on some devices; typical values stand in."
+    assert note in plan(topology(default=SLOW), **asked).notes
+    quick = CodecSeconds(bf16=1e-9, topk=1e-12, power_sgd=2e-7)
+    made = plan(topology(default=SLOW, codec_s=quick), **asked)
+    assert note not in made.notes
+    assert made.codec.mode == "topk", "low rank is slow on these devices"
+    assert compared(made)["power_sgd"].processor_s == pytest.approx(2e-7 * 25_829_888, rel=0.01)
+
+
+def test_narrow_matrices_are_not_of_low_rank(plan, topology):
+    made = plan(topology(default=SLOW), compression=AUTO, parallel=fixed(dp=2), dims={"dim": 8, "heads": 2}, steps=500)
+    assert compared(made)["power_sgd"].step_s is None
+    assert "does not shrink to 1/2" in compared(made)["power_sgd"].verdict
+
+
+def test_a_sharded_state_is_summed_by_what_keeps_nothing_or_between_its_copies(plan, topology):
+    asked = {"compression": AUTO, "dims": LARGE, "steps": 1000}
+    whole = plan(topology(default=SLOW), parallel=fixed(dp=2, zero=2), **asked)
+    assert whole.codec.mode == "bf16"
+    assert compared(whole)["power_sgd"].verdict.startswith("zero 2 over all replicas: ")
+    two = topology((1, 1), devices=2, default=SLOW)
+    copies = plan(two, parallel=fixed(dp=4, zero=1, shard="node"), **asked)
+    assert (copies.shards, copies.codec.mode) == (2, "power_sgd")
+    one = plan(topology(), compression=AUTO, parallel=fixed(pp=2))
+    assert one.compression[0].reason == "there is one replica, so no gradients are summed"
+
+
+def test_replicas_are_chosen_where_only_compression_makes_them_fast(plan, topology):
+    """Messages between stages are large beside the gradients of a narrow model with many rows."""
+    asked = {"dims": {"layers": 4, "dim": 256, "heads": 4}, "rows": 64, "seq_len": 512, "steps": 100_000}
+    slow = topology(default=(1e-4, 1e-6))
+    exact = plan(slow, compression={"mode": "none"}, **asked)
+    made = plan(slow, compression=AUTO, **asked)
+    assert made.predicted.step_time_s["total"] < exact.predicted.step_time_s["total"]
+    assert (made.dp, made.codec.mode) == (2, "power_sgd")
+
+
+def test_what_is_kept_counts_as_memory_once_more_while_a_checkpoint_is_written(run):
+    def need(dp: int, shards: int = 1, **compression) -> float:
+        asked = run(dims=LARGE, compression=compression)
+        work, _ = workload_of(asked, asked.spec())
+        return MemoryModel(work).need(RankRole("cpu", "1f1b", 1, 0, 1, dp, 1, shards, 1, 1), (8,))
+
+    numbers = run(dims=LARGE).spec().parameters()
+    assert need(2, mode="topk") - need(2, mode="none") == 8 * numbers
+    assert need(2, mode="topk", residual="bf16") - need(2, mode="none") == 4 * numbers
+    assert need(2, mode="power_sgd") - need(2, mode="none") == pytest.approx(8 * numbers * (1 + 12 / 512))
+    assert need(2, mode="bf16") == need(2, mode="none")
+    assert need(1, mode="topk") == need(1, mode="none")
+    assert need(4, 2, mode="topk") - need(4, 2, mode="none") == 4 * numbers
+
+
+WHOLE = {"layers": 1, "dim": 1024, "heads": 1, "vocab": 8192}
+"""One block with one head: neither stages nor tensor parallelism."""
+
+
+def test_memory_is_saved_by_what_goes_with_the_codec(plan, topology, run):
+    tight = topology((1, 1), memory=1.3e9, default=SLOW)
+    asked = {"dims": WHOLE, "rows": 4, "steps": 1000}
+    made = plan(tight, compression=AUTO, **asked)
+    assert (made.zero, made.shards, made.codec.mode) == (1, 2, "bf16")
+    with pytest.raises(Refused, match=r"or compression.mode bf16, which keeps nothing"):
+        plan(tight, compression={"mode": "topk"}, **asked)
+
+    wanted = run(compression={"mode": "topk"}, **asked)
+    work, _ = workload_of(wanted, wanted.spec())
+    fleet = find_fleet(wanted, topology((1, 1), devices=2))
+    search = Search(work, fleet, CostModel(work, fleet.links))
+    cells = Cells((unit,) for unit in make_units(fleet, 1))
+    assert not search.saving(Saving(zero=1)).can_shard(cells)
+    assert search.saving(Saving(zero=1, shard="node")).can_shard(cells)
+    assert search.summing(Bf16(mode="bf16")).saving(Saving(zero=1)).can_shard(cells)
+
+
+def test_bytes_and_rounds_of_each_way(topology, run):
+    fleet = find_fleet(run(), topology((1, 1, 1, 1), default=(1e-3, 1e-8)))
+    cells = Cells((unit,) for unit in make_units(fleet, 1))
+    ground = Ground(cells, fleet.links)
+    each = CodecSeconds(bf16=1e-9, topk=4e-9, power_sgd=2e-9)
+    numbers = 1_000_000
+
+    def found(codec):
+        (rings,) = ground.copies(1, uses_pairs(codec))
+        return sum_of(codec, rings, 4.0 * numbers, numbers, 1024, 1, 1e-10, each)
+
+    ring = 2 * 3 / 4 * numbers
+    for codec, sent, turns, processor in (
+        (Bf16(mode="bf16"), 2 * ring, 1, 1e-3),
+        (PowerSgd(mode="power_sgd"), 4 * ring * 8 / 1024, 2, 2e-3),
+        (TopK(mode="topk", density=0.07), ring * 0.21, 3, 5e-3),
+    ):
+        one = found(codec)
+        assert one.sent_bytes == pytest.approx(sent)
+        assert one.wire_s == pytest.approx(turns * 6 * 1e-3 + 1e-8 * sent)
+        assert one.processor_s == pytest.approx(processor)
+    (rings,) = ground.copies(1)
+    exact = sum_of(NoCompression(), rings, 4.0 * numbers, numbers, 1024, 1, 1e-10, None)
+    assert (exact.sent_bytes, exact.wire_s) == (4 * ring, pytest.approx(6e-3 + 4e-8 * ring))
+
+
+def test_messages_to_everyone_crowd_a_card_that_a_ring_crosses_once(topology, run):
+    fleet = find_fleet(run(), topology((1, 1), devices=4, default=(0.0, 1e-8)))
+    ground = Ground(Cells((unit,) for unit in make_units(fleet, 1)), fleet.links)
+    (ring,), (pairs,) = ground.copies(1), ground.copies(1, pairs=True)
+    # 4 devices a node send 4/8 of their bytes to the other node, a ring's one device 7/8.
+    assert pairs.costs[0][2] / ring.costs[0][2] == pytest.approx(4 * 4 / 7)
+
+
+def test_a_plan_that_is_read_back_is_predicted_with_its_codec(plan, topology, run):
+    asked = {"compression": AUTO, "parallel": fixed(dp=2), "dims": LARGE, "steps": 1000}
+    there = topology(default=SLOW)
+    made, wanted = plan(there, **asked), run(**asked)
+    scene = scene_of(wanted, wanted.spec(), made, there)
+    assert predict(scene.cost, scene.layout, whole=True).total == pytest.approx(made.predicted.step_time_s["total"])
+
+
+def test_the_command_explains_the_choice(topology, run, tmp_path):
+    topology(default=SLOW).write(tmp_path / "topology.json")
+    asked = run(compression=AUTO, parallel=fixed(dp=2), dims=LARGE, steps=1000)
+    (tmp_path / "run.yaml").write_text(asked.model_dump_json(by_alias=True, exclude_none=True))
+    done = CliRunner().invoke(
+        command,
+        [
+            str(tmp_path / "run.yaml"),
+            "-t",
+            str(tmp_path / "topology.json"),
+            "-o",
+            str(tmp_path / "p.json"),
+            "--explain",
+        ],
+    )
+    assert done.exit_code == 0, done.output
+    assert "Ways to sum gradients, the most exact first" in done.output
+    assert "compression power_sgd: a mean step of" in done.output
