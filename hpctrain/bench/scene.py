@@ -9,7 +9,7 @@ import hpctrain
 from hpctrain.corpus.prepare import Options, prepare
 from hpctrain.records.model_choice import Model
 from hpctrain.records.model_spec import ModelSpec
-from hpctrain.records.plan import Plan, Replica, Stage
+from hpctrain.records.plan import Plan, Replica, Stage, ZeroLevel
 from hpctrain.records.run import Batch, Checkpoint, Data, Run, Validation
 
 BYTES_VOCABULARY = 320
@@ -40,17 +40,20 @@ def make_run(folder: Path, corpus: Path, spec: ModelSpec, rows: int, seq_len: in
     return run
 
 
-def make_plan(pp: int, dp: int, layers: int, micro_batch: int, micro_batches: int) -> Plan:
+def make_plan(
+    pp: int, dp: int, layers: int, micro_batch: int, micro_batches: int, *, tp: int = 1, zero: ZeroLevel = 0
+) -> Plan:
     """Equal stages, one a rank, and equal replicas, on the CPUs of so many virtual nodes."""
-    devices = [f"local{index}:cpu0" for index in range(pp * dp)]
+    devices = [f"local{index}:cpu0" for index in range(pp * dp * tp)]
     cuts = [(stage * layers // pp, (stage + 1) * layers // pp) for stage in range(pp)]
     replicas = [
         Replica(
             rows=micro_batch * micro_batches,
             micro_batch=micro_batch,
             micro_batches=micro_batches,
-            devices=[[devices[stage * dp + replica]] for stage in range(pp)],
+            devices=[devices[(stage * dp + replica) * tp :][:tp] for stage in range(pp)],
         )
         for replica in range(dp)
     ]
-    return Plan(pp=pp, dp=dp, tp=1, stages=[Stage(layers=cut) for cut in cuts], replicas=replicas, ranks=devices)
+    stages = [Stage(layers=cut) for cut in cuts]
+    return Plan(pp=pp, dp=dp, tp=tp, zero=zero, stages=stages, replicas=replicas, ranks=devices)

@@ -12,6 +12,7 @@ from hpctrain.planner.critical_path import Leg, critical_path
 from hpctrain.planner.predict import simulate_step
 from hpctrain.planner.replay import Scene
 from hpctrain.records.plan import Plan, Rejected
+from hpctrain.records.profile import Profile
 from hpctrain.records.topology import Topology
 
 BAR = 20
@@ -37,7 +38,24 @@ def explanation(plan: Plan, topology: Topology, scene: Scene, usable: float, mor
     rejected = [*plan.rejected, *more]
     if rejected:
         parts.append(_rejected(rejected))
-    return Group(*parts, *(f"note: {note}" for note in plan.notes))
+    return Group(*parts, *_constants(plan.profile), *(f"note: {note}" for note in plan.notes))
+
+
+def _constants(profile: Profile | None) -> list[str]:
+    """Where the constants of the prediction came from."""
+    if profile is None:
+        return ["constants: those of the package; `--profile RUN` takes what a run's own steps say"]
+    generations = ", ".join(map(str, profile.generations))
+    said = [f"constants: those of the package, corrected by {profile.steps} steps of {profile.source}"]
+    said[0] += f" (generation {generations}):"
+    factors = {f"compute of {name}": value for name, value in profile.compute.items()} | {
+        "dispatch of tensor parallelism": profile.tensor_parallel,
+        "messages and sums": profile.communication,
+        "update": profile.update,
+    }
+    said += [f"  {name}: × {value:.2f}" for name, value in factors.items() if value is not None]
+    said += [f"  a {name} worker beside its tensors: {format_bytes(v)}" for name, v in profile.process_bytes.items()]
+    return said + [f"  {name}: {text}" for name, text in profile.remarks.items()]
 
 
 def _where(plan: Plan) -> Table:

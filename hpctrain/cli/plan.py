@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import cast, get_args
 
@@ -21,11 +22,14 @@ from hpctrain.launch.own_model import with_sizes
 from hpctrain.launch.staleness import MAX_AGE_DAYS
 from hpctrain.planner import Solver, make_plan
 from hpctrain.planner.explain import neighbours_on_request
+from hpctrain.planner.learned import learned_profile
 from hpctrain.planner.objective import Goal, Goodness, Objective
 from hpctrain.planner.replay import scene_of
 from hpctrain.planner.workload import USABLE
 from hpctrain.records.imported_spec import Spec
+from hpctrain.records.locate import find_run
 from hpctrain.records.plan import Plan
+from hpctrain.records.profile import Profile
 from hpctrain.records.run import read_run
 from hpctrain.records.topology import Topology
 
@@ -63,6 +67,12 @@ WIDTH = 120
     "--previous",
     type=click.Path(path_type=Path),
     help="Plan that this one replaces: state stays where it is as far as it can, and the plan lists what moves.",
+)
+@click.option(
+    "--profile",
+    "profiled",
+    metavar="RUN",
+    help="Run whose steps correct the constants: a run folder, a run's name or a job id; 50 steps of a plan or more.",
 )
 @click.option(
     "--objective",
@@ -123,8 +133,8 @@ WIDTH = 120
 @click.option("--explain", is_flag=True, help="Say what goes where and why, with the plans that lost.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan on stdout.")
 def command(
-    run_file: Path, topology_file: Path, output: Path, solver: Solver, previous: Path | None, goal: str,
-    power: tuple[str, ...], prices: tuple[str, ...], max_memory: float | None, forbid: str | None,
+    run_file: Path, topology_file: Path, output: Path, solver: Solver, previous: Path | None, profiled: str | None,
+    goal: str, power: tuple[str, ...], prices: tuple[str, ...], max_memory: float | None, forbid: str | None,
     min_goodput: float | None, node_mtbf: float | None, recover: float, nodes: str | None, overrides: tuple[str, ...],
     explain: bool, as_json: bool, max_age_days: float,
 ) -> None:  # fmt: skip
@@ -147,7 +157,8 @@ def command(
     if solver == "paper" and not objective.only_time:
         raise InputError("--solver paper: it plans for time only; remove --objective and --min-goodput")
     replaced = Plan.read(previous) if previous is not None else None
-    plan = make_plan(run, spec, topology, solver=solver, objective=objective, previous=replaced)
+    profile = _profile(profiled, topology) if profiled is not None else None
+    plan = make_plan(run, spec, topology, solver=solver, objective=objective, previous=replaced, profile=profile)
     plan.write(output)
     people = Console(stderr=as_json, highlight=False, markup=False)
     if not people.is_terminal:
@@ -160,6 +171,19 @@ def command(
     people.print(f"wrote {output}", soft_wrap=True)
     if as_json:
         click.echo(json.dumps(plan.to_json(), indent=1))
+
+
+def _profile(name: str, topology: Topology) -> Profile:
+    """What the steps of that run say, if they were made on such devices."""
+    folder = find_run(name, os.environ, Path.cwd())
+    own, spec = with_sizes(read_run(folder / "run.yaml"), SystemRunner())
+    profile = learned_profile(folder, own, spec)
+    if profile.compute and not profile.compute.keys() & topology.device_types.keys():
+        raise InputError(
+            f"--profile {name}: its steps were made on {', '.join(profile.compute)}, the topology has "
+            f"{', '.join(topology.device_types)}; give a run on such devices"
+        )
+    return profile
 
 
 def _without(topology: Topology, nodes: str) -> Topology:

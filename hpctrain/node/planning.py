@@ -10,13 +10,16 @@ from typing import Any
 
 from hpctrain.agent.agent import Proposal, Proposed
 from hpctrain.agent.journal import Journal
+from hpctrain.base.errors import HpctrainError
 from hpctrain.launch.checks import check_devices, check_plan
 from hpctrain.launch.folder import newest_plan
 from hpctrain.planner import make_plan
+from hpctrain.planner.learned import learned_profile
 from hpctrain.planner.replan import replan, with_spares_left
 from hpctrain.records.event import EventKind
 from hpctrain.records.generation import Generation, StoreAddress
 from hpctrain.records.plan import Plan
+from hpctrain.records.profile import Profile
 from hpctrain.records.run import Run
 from hpctrain.records.topology import Topology
 from hpctrain.schedule.resolve import schedule_of
@@ -116,7 +119,7 @@ class GenerationMaker:
             plan = make_plan(with_spares_left(run, lost), spec, left)
         else:
             public = f"plan-{proposal.number}.json"
-            plan, remark = replan(run, spec, left, lost, replaced)
+            plan, remark = replan(run, spec, left, lost, replaced, self._profile())
         check_plan(plan, run, spec, nodes, public)
         news.files[public] = plan
         predicted = plan.predicted.step_time_s.get("total") if plan.predicted else None
@@ -125,6 +128,13 @@ class GenerationMaker:
         data = {"plan": public, **degrees, "predicted_step_time_s": predicted, "moves": len(plan.moves)}
         news.events.append(("planned" if first else "replanned", text, data))
         return plan
+
+    def _profile(self) -> Profile | None:
+        """What the run's own steps have taught; a run goes on without."""
+        try:
+            return learned_profile(self.folder, self.run, self.run.spec())
+        except (HpctrainError, OSError):
+            return None
 
     def _checkpoint(self, news: _News) -> str | None:
         """The newest checkpoint that verifies. Each one passed over is an event, and is put aside: it must neither be

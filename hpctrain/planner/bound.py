@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpctrain.planner.constants import CONSTANTS
+from hpctrain.planner.constants import Constants
 from hpctrain.planner.fleet import Fleet, Worker
 from hpctrain.planner.workload import Workload
 
@@ -15,13 +15,13 @@ def step_bound(fleet: Fleet, work: Workload) -> float:
     Launches, messages, bubbles, weight traffic and whatever is done on several devices are left out, because some plan
     may avoid them.
     """
-    parts = [_unavoidable(work, worker) for worker in fleet.workers]
+    parts = [_unavoidable(work, worker, fleet.constants[worker.kind]) for worker in fleet.workers]
     speeds = relative_speeds(parts)
     together = sum(speeds)
     # Device u, busy for compute and update, is not done before T. Weighted by speed over all devices:
     # T >= sum(w_u · busy_u) + sum(w_u · update_u), and every parameter is updated somewhere.
     lightest = min(
-        speed / together * CONSTANTS[worker.kind].optimizer_bytes / worker.bytes_per_s
+        speed / together * fleet.constants[worker.kind].optimizer_bytes / worker.bytes_per_s
         for speed, worker in zip(speeds, fleet.workers, strict=True)
     )
     return work.rows * sum(parts[0]) / together + work.spec.parameters() * lightest
@@ -40,12 +40,11 @@ def relative_speeds(parts: Sequence[Sequence[float]]) -> list[float]:
     return [max((a / b for a, b in zip(reference, own, strict=True) if b > 0), default=1.0) for own in parts]
 
 
-def _unavoidable(work: Workload, worker: Worker) -> tuple[float, float]:
+def _unavoidable(work: Workload, worker: Worker, constants: Constants) -> tuple[float, float]:
     """Seconds per row (blocks, head) on a device."""
     spec, seq_len = work.spec, work.seq_len
     head = spec.forward_flops(1, seq_len, spec.layers)
     blocks = spec.forward_flops(1, seq_len) - head
-    constants = CONSTANTS[worker.kind]
     kept = spec.layers * work.block_bytes(1, 1) * sum(constants.activation_passes)
     logits = spec.logits_bytes(1, seq_len) * sum(constants.logits_passes)
     speed = worker.flops * constants.efficiency

@@ -80,7 +80,7 @@ def choose(objective: Objective, topology: Topology, searches: Sequence[Search],
         if goodput is not None:
             falls.append((goodput, prediction))
             continue
-        own = CostModel(replace(cost.work, saving=prediction.layout.saving), cost.links)
+        own = cost.with_work(replace(cost.work, saving=prediction.layout.saving))
         kept.append(Candidate(prediction, score(own, prediction)))
     if not kept:
         raise _too_little_goodput(objective, falls)
@@ -115,7 +115,7 @@ def _predictions(objective: Objective, searches: Sequence[Search], fastest: Fast
             places = tuple(unit.places for row in layout.cells for unit in row)
             key = (places, layout.shape, layout.schedule, layout.micro_batch, layout.micro_batches, layout.blocks)
             if key not in predictions:
-                predictions[key] = predict(CostModel(work, searches[0].cost.links), layout, whole=True)
+                predictions[key] = predict(searches[0].cost.with_work(work), layout, whole=True)
     assert first is not None, "the first search found something, or it raised"
     return list(predictions.values()), first
 
@@ -133,8 +133,8 @@ def _search(run: Run, topology: Topology, whole: Search) -> Search:
     # Spares were already left out of the nodes that the whole search uses.
     used = set(whole.fleet.by_node())
     rest = topology.only([node.id for node in topology.nodes if node.id in used])
-    fleet = find_fleet(run.model_copy(update={"recovery": Recovery()}), rest)
-    return Search(whole.work, fleet, CostModel(whole.work, fleet.links))
+    fleet = find_fleet(run.model_copy(update={"recovery": Recovery()}), rest, whole.fleet.profile)
+    return Search(whole.work, fleet, CostModel(whole.work, fleet.links, fleet.constants))
 
 
 def _with_late_messages(topology: Topology) -> Topology | None:

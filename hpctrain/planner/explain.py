@@ -67,7 +67,7 @@ def _telling_nodes(plan: Plan, topology: Topology) -> list[str]:
 
 def _compared(change: str, plan: Plan, run: Run, spec: Spec, topology: Topology, objective: Objective) -> Rejected:
     try:
-        other = make_plan(run, spec, topology, objective=objective)
+        other = make_plan(run, spec, topology, objective=objective, profile=plan.profile)
     except HpctrainError as error:
         return Rejected(change=change, reason=str(error))
     if plan.predicted is None or other.predicted is None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from hpctrain.base.errors import InputError, Refused
+from hpctrain.planner.constants import CONSTANTS, Constants
+from hpctrain.planner.framework import OURS, Framework
 from hpctrain.planner.network import Links, node_of
 from hpctrain.records.link_cost import LinkCost
+from hpctrain.records.profile import Profile
 from hpctrain.records.run import Run
 from hpctrain.records.topology import CodecSeconds, Device, Node, Topology
 
@@ -47,6 +51,34 @@ class Fleet:
     """In file order, so devices of a node stand together."""
     links: Links
     notes: tuple[str, ...] = ()
+    profile: Profile | None = None
+    """Measured steps; workers and links have its factors in them."""
+
+    @cached_property
+    def constants(self) -> Mapping[str, Constants]:
+        """By kind of device, those of the package with the profile's factors."""
+        profile = self.profile
+        if profile is None:
+            return CONSTANTS
+        shared = profile.tensor_parallel or 1.0
+        update = profile.update or 1.0
+        return {
+            kind: replace(
+                each,
+                tensor_parallel_ops=(shared * each.tensor_parallel_ops[0], shared * each.tensor_parallel_ops[1]),
+                optimizer_bytes=update * each.optimizer_bytes,
+                optimizer_ops=update * each.optimizer_ops,
+                sharded_optimizer_ops=update * each.sharded_optimizer_ops,
+                step_ops=update * each.step_ops,
+            )
+            for kind, each in CONSTANTS.items()
+        }
+
+    @cached_property
+    def framework(self) -> Framework:
+        """Our runtime, with what its processes were measured to hold."""
+        measured = self.profile.process_bytes.get(self.workers[0].kind) if self.profile is not None else None
+        return replace(OURS, process_bytes=measured)
 
     def by_node(self) -> dict[str, list[Worker]]:
         """The devices of each node, in file order."""
@@ -56,8 +88,11 @@ class Fleet:
         return nodes
 
 
-def find_fleet(run: Run, topology: Topology) -> Fleet:
+def find_fleet(run: Run, topology: Topology, profile: Profile | None = None) -> Fleet:
     """Devices of the wanted kind on the nodes that are neither excluded nor spare.
+
+    Args:
+        profile: measured steps; devices and links are as much slower or faster than probed as it says.
 
     Raises:
         Refused: no device is left, and why.
@@ -71,7 +106,10 @@ def find_fleet(run: Run, topology: Topology) -> Fleet:
         for device in _devices(run, topology, node, kind):
             workers.append(_worker(run.precision, topology, node, device, notes))
     workers = _without_spares(workers, run.recovery.spares, notes)
-    return Fleet(tuple(workers), Links(LinkCost(topology)), tuple(dict.fromkeys(notes)))
+    if profile is not None:
+        workers = [_corrected(worker, profile.compute.get(worker.type, 1.0)) for worker in workers]
+    links = Links(LinkCost(topology), 1.0 if profile is None else profile.communication or 1.0)
+    return Fleet(tuple(workers), links, tuple(dict.fromkeys(notes)), profile)
 
 
 def _device_kind(run: Run, topology: Topology) -> str:
@@ -128,6 +166,16 @@ def _worker(precision: str, topology: Topology, node: Node, device: Device, note
         bytes_per_s=device.memory_bytes_per_s or DEFAULT_BYTES_PER_S[kind],
         launch_s=DEFAULT_LAUNCH_S[kind] if device.launch_s is None else device.launch_s,
         codec_s=device.codec_s,
+    )
+
+
+def _corrected(worker: Worker, factor: float) -> Worker:
+    """A device on which everything takes that many times as long."""
+    return replace(
+        worker,
+        flops=worker.flops / factor,
+        bytes_per_s=worker.bytes_per_s / factor,
+        launch_s=worker.launch_s * factor,
     )
 
 

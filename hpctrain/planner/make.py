@@ -31,6 +31,7 @@ from hpctrain.records.codec import CodecSpec, keeps_state
 from hpctrain.records.compression import AutoCompression, PowerSgd
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.plan import Plan, Predicted, Rejected, Replica, Stage, ZeroLevel
+from hpctrain.records.profile import Profile
 from hpctrain.records.run import Run
 from hpctrain.records.topology import Topology
 from hpctrain.schedule.generate import make_schedule
@@ -48,6 +49,7 @@ def make_plan(
     objective: Objective = FASTEST,
     provisional: bool = False,
     previous: Plan | None = None,
+    profile: Profile | None = None,
 ) -> Plan:
     """Choose degrees, layers by stage, devices, micro-batches and schedule, and predict time and memory.
 
@@ -59,6 +61,7 @@ def make_plan(
         provisional: mark the plan as made before the nodes are known.
         previous: the plan that this one replaces: equal nodes are exchanged so that little state moves, and the plan
             lists what moves where.
+        profile: what steps that were really made say of the constants; none: those of the package.
 
     Raises:
         Refused: the model cannot fit, no or too few devices are usable, or no plan keeps the constraints.
@@ -71,8 +74,9 @@ def make_plan(
     work, dropped = workload_of(run, spec)
     if objective.usable is not None:
         work = replace(work, usable=objective.usable)
-    fleet = find_fleet(run, topology)
-    search = Search(work, fleet, CostModel(work, fleet.links))
+    fleet = find_fleet(run, topology, profile)
+    work = replace(work, framework=fleet.framework)
+    search = Search(work, fleet, CostModel(work, fleet.links, fleet.constants))
     shapes = search.shapes()
     if not shapes:
         raise _no_shape(search)
@@ -108,6 +112,7 @@ def make_plan(
         provisional=provisional,
         solver=solver,
         compression=[spec_of_sums],
+        profile=profile,
         predicted=Predicted(step_time_s=best.terms, memory_bytes=best.layout.memory(cost.memory), bound_s=bound_s),
         rejected=rejected,
         notes=[*fleet.notes, *dropped, *notes],

@@ -12,8 +12,9 @@ from hpctrain.records.link_cost import LinkCost
 class Links:
     """Alpha and beta between devices; a missing figure is an error for the person, not a KeyError."""
 
-    def __init__(self, costs: LinkCost) -> None:
+    def __init__(self, costs: LinkCost, factor: float = 1.0) -> None:
         self._costs = costs
+        self._factor = factor
         self._known: dict[tuple[str, str], tuple[float, float]] = {}
 
     def between(self, source: str, target: str) -> tuple[float, float]:
@@ -31,12 +32,14 @@ class Links:
                 raise InputError(
                     f"topology: fabric.links: no alpha_s and beta_s_per_byte between {pair}; run `hpctrain probe` again"
                 ) from None
+            cost = (cost[0] * self._factor, cost[1] * self._factor)
             self._known[source, target] = cost
         return cost
 
     def least(self) -> tuple[float, float]:
         """(alpha, beta) that no message between two nodes stays below."""
-        return self._costs.least()
+        alpha, beta = self._costs.least()
+        return alpha * self._factor, beta * self._factor
 
 
 def message_s(links: Links, sources: Sequence[str], targets: Sequence[str], size_bytes: float) -> float:

@@ -135,7 +135,8 @@ def robust_s(cost: CostModel, layout: Layout, jitter: LinkJitter, nodes: int) ->
     draws = []
     for node in used:
         slower = _with_slow(layout, node)
-        values = sampled_steps(CostModel(cost.work, cost.links), slower, jitter, _draws(jitter, len(used)), rng)
+        own = CostModel(cost.work, cost.links, cost.constants)
+        values = sampled_steps(own, slower, jitter, _draws(jitter, len(used)), rng)
         draws.append(values)
         weights += [1 / nodes / len(values)] * len(values)
     unharmed = nodes - len(used)

@@ -6,11 +6,14 @@ from hpctrain.base.errors import InputError, Refused
 from hpctrain.planner.make import make_plan
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.plan import Plan
+from hpctrain.records.profile import Profile
 from hpctrain.records.run import AutoParallel, Run
 from hpctrain.records.topology import Topology
 
 
-def replan(run: Run, spec: Spec, left: Topology, lost: int, previous: Plan | None = None) -> tuple[Plan, str]:
+def replan(
+    run: Run, spec: Spec, left: Topology, lost: int, previous: Plan | None = None, profile: Profile | None = None
+) -> tuple[Plan, str]:
     """The plan that goes on after a loss, and a remark on it.
 
     Degrees by hand are dropped where they cannot be kept: they were chosen for the nodes that were asked for, and going
@@ -20,6 +23,7 @@ def replan(run: Run, spec: Spec, left: Topology, lost: int, previous: Plan | Non
         left: the nodes that are left.
         lost: how many are gone.
         previous: the plan that ran on all of them, of which as much state as can be stays where it is.
+        profile: what steps that were really made say of the constants.
 
     Raises:
         Refused: the model does not fit on them.
@@ -27,12 +31,13 @@ def replan(run: Run, spec: Spec, left: Topology, lost: int, previous: Plan | Non
     """
     run = with_spares_left(run, lost)
     try:
-        return make_plan(run, spec, left, previous=previous), ""
+        return make_plan(run, spec, left, previous=previous, profile=profile), ""
     except (InputError, Refused) as error:
         if run.parallel.mode != "fixed":
             raise
         anyhow = run.model_copy(update={"parallel": AutoParallel()})
-        return make_plan(anyhow, spec, left, previous=previous), f"without parallel.mode fixed: {error}"
+        plan = make_plan(anyhow, spec, left, previous=previous, profile=profile)
+        return plan, f"without parallel.mode fixed: {error}"
 
 
 def with_spares_left(run: Run, lost: int) -> Run:

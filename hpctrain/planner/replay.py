@@ -27,7 +27,7 @@ class Scene:
 
 
 def scene_of(run: Run, spec: Spec, plan: Plan, topology: Topology) -> Scene:
-    """The plan's layout on the devices of the topology.
+    """The plan's layout on the devices of the topology, with the constants that the plan was predicted with.
 
     Raises:
         InputError: the plan is of other devices or another run, or says by hand what the cost model does not know.
@@ -50,14 +50,15 @@ def scene_of(run: Run, spec: Spec, plan: Plan, topology: Topology) -> Scene:
             "cluster": run.cluster.model_copy(update={"devices_per_node": None, "device": _kind(plan, topology)}),
         }
     )
-    fleet = find_fleet(free, topology.only(plan.nodes).model_copy(update={"verdict": Verdict()}))
+    fleet = find_fleet(free, topology.only(plan.nodes).model_copy(update={"verdict": Verdict()}), plan.profile)
     workers = {worker.place: worker for worker in fleet.workers}
     layout = _layout(plan, workers, saving)
     if layout.shards != plan.shards:
         raise InputError(
             f"plan: shard: found {plan.shard}; the cost model knows sharding over all replicas and over those of a node"
         )
-    return Scene(CostModel(work, fleet.links), layout)
+    work = replace(work, framework=fleet.framework)
+    return Scene(CostModel(work, fleet.links, fleet.constants), layout)
 
 
 def _kind(plan: Plan, topology: Topology) -> str:

@@ -63,7 +63,8 @@ def plan_without(
             f"--lose: {len(left)} nodes would be left, recovery.min_nodes is {run.recovery.min_nodes}: the run would "
             "stop and be requeued"
         )
-    return replan(run, spec, topology.only(left), len(lost), previous)
+    profile = previous.profile if previous is not None else None
+    return replan(run, spec, topology.only(left), len(lost), previous, profile)
 
 
 def _check(topology: Topology, changes: Changes) -> None:

@@ -30,6 +30,8 @@ class RankPlacement(Part):
     """Sequences in its micro-batches."""
     micro_batches: int
     """Micro-batches it ran forward in the first step."""
+    base_bytes: float | None = None
+    """Its peak memory before it built the model, counted as `memory_bytes_max` is."""
 
 
 class CompressionFigures(Part):

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from hpctrain.records.codec import CodecSpec
 from hpctrain.records.compression import Codec
 from hpctrain.records.document import Document, Part
+from hpctrain.records.profile import Profile
 from hpctrain.records.schedule import Action, Schedule
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "custom"]
@@ -115,6 +116,8 @@ class Plan(Document):
     micro-batches, they are made from `schedule`; with schedule 'custom' they must be whole."""
     compression: list[CodecSpec] = Field(default=[CodecSpec()], min_length=1, max_length=1)
     """How gradients are reduced between replicas."""
+    profile: Profile | None = None
+    """Measured steps that `predicted` rests on; left out: the constants of the package alone."""
     predicted: Predicted | None = None
     """What the planner expects of it."""
     rejected: list[Rejected] = []

@@ -33,6 +33,7 @@ from hpctrain.snapshot.published import verify
 from hpctrain.snapshot.state import collect, prepare_moments, set_optimizer_step
 from hpctrain.worker.deterministic import make_deterministic
 from hpctrain.worker.kept import give_back
+from hpctrain.worker.memory import peak_memory_bytes
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 STORE_TIMEOUT_S = 60
@@ -91,6 +92,8 @@ class Trainer:
     saver: CheckpointSaver
     step: int
     """Steps done."""
+    base_bytes: float
+    """Peak memory of this worker before it built the model."""
     scaler: LossScaler | None = None
     """With precision fp16."""
     past_scale: LossScale | None = None
@@ -117,6 +120,7 @@ def build(orders: StartOrder) -> Trainer:
     timeout = collective_timeout(run)
     with ACTIVITY.doing("join the process group", waits=True):
         _join(orders, plan, device, timeout)
+    base_bytes = peak_memory_bytes(device)
     coordinate = Coordinate.of(plan, orders.rank)
     mesh = build_mesh(plan, device.type, timeout)
     schedule, _ = schedule_of(plan, coordinate.dp)
@@ -156,6 +160,7 @@ def build(orders: StartOrder) -> Trainer:
         valid=_validation(run),
         saver=saver,
         step=manifest.step if manifest is not None else 0,
+        base_bytes=base_bytes,
         scaler=scaler,
         past_scale=manifest.loss_scale if manifest is not None else None,
         meetings=meetings_of(reducer),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from hpctrain.parallel.stage import StageCounters
 from hpctrain.records.metric import BytesSent, CompressionFigures, MetricRow, RankPlacement
 from hpctrain.records.plan import Plan
 from hpctrain.worker.build import Trainer
+from hpctrain.worker.memory import peak_memory_bytes
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def gather(trainer: Trainer, mine: RankStep) -> JobStep:
         float(mine.tp_bytes),
         float(mine.stop),
         float(mine.save),
-        memory_bytes(trainer.device),
+        peak_memory_bytes(trainer.device),
         float(trainer.coordinate.dp),
         float(max(counters.forwards for counters in mine.counters.values())),
         *(mine.compression.get(name, math.nan) for name in REPORTED),
@@ -123,13 +123,6 @@ def _figures(table: torch.Tensor) -> CompressionFigures | None:
     return CompressionFigures(**found) if found else None
 
 
-def memory_bytes(device: torch.device) -> float:
-    """Peak memory of this worker: allocated on its CUDA device, or resident."""
-    if device.type == "cuda":
-        return float(torch.cuda.max_memory_allocated(device))
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-
-
 def placements(trainer: Trainer, counters: dict[int, StageCounters]) -> list[RankPlacement] | None:
     """What every rank really holds, read back from its objects. Collective; a list on rank 0 only."""
     replica = trainer.plan.replicas[trainer.coordinate.dp]
@@ -140,6 +133,7 @@ def placements(trainer: Trainer, counters: dict[int, StageCounters]) -> list[Ran
         layers=trainer.pipeline.layers(),
         micro_batch=trainer.pipeline.rows // replica.micro_batches,
         micro_batches=max(count.forwards for count in counters.values()),
+        base_bytes=trainer.base_bytes,
     )
     everyone: list[object] | None = [None] * trainer.plan.world_size if dist.get_rank() == 0 else None
     dist.gather_object(mine.model_dump(), everyone)

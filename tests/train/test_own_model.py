@@ -49,6 +49,7 @@ def test_a_killed_worker_costs_no_step_and_dropout_is_repeated(trained: Outcome)
     assert {row.generation for row in trained.rows} == {0, 1}
     assert [row.step for row in effective(trained.rows)] == list(range(1, 17))
     assert trained.rows[0].placement is not None
+    assert all(0 < (place.base_bytes or 0) < trained.rows[0].memory_bytes_max for place in trained.rows[0].placement)
     assert sorted(place.layers for place in trained.rows[0].placement) in ([[0], [1, 2]], [[0, 1], [2]])
     again = {row.step: row.loss for row in trained.rows if row.generation == 1}
     twice = [row for row in trained.rows if row.generation == 0 and row.step in again]

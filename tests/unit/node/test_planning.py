@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 from fake_clock import FakeClock
+from steps_made import truth, write_generation
 
 from hpctrain.agent.agent import Proposal
 from hpctrain.agent.journal import Journal
 from hpctrain.base.errors import FileError, Refused
 from hpctrain.node import planning
 from hpctrain.node.planning import GenerationMaker
+from hpctrain.planner import make_plan
 from hpctrain.records.generation import Generation, Member, StoreAddress
 from hpctrain.records.link import LinkClass
 from hpctrain.records.plan import Plan, Stage
@@ -105,3 +107,21 @@ def test_after_a_loss_only_the_node_that_takes_over_is_sent_state(tmp_path: Path
     assert all(move.source.partition(":")[0] in first.plan.nodes for move in second.plan.moves)
     told = json.loads((tmp_path / "events.jsonl").read_text().splitlines()[-1])
     assert (told["kind"], told["data"]["moves"]) == ("replanned", len(second.plan.moves))
+
+
+@pytest.mark.parametrize(("steps", "learnt"), [(60, True), (20, False)])
+def test_a_plan_after_a_loss_predicts_with_what_the_steps_before_it_taught(
+    tmp_path: Path, steps: int, learnt: bool
+) -> None:
+    run, both = run_of(mode="fixed", dp=2), topology("a", "b")
+    plan = make_plan(run, run.spec(), both)
+    before = write_generation(tmp_path, plan, run, both, truth(compute={"cpu": 2.0}), steps)
+    maker = GenerationMaker(tmp_path, run, ("a", "b"), Journal(tmp_path / "events.jsonl", "a", 0, FakeClock()))
+    after = maker(Proposal(1, 0, members("a"), before, "b is lost", 0, "me")).plan
+    assert (after.profile is not None) == learnt
+    if after.profile is not None:
+        assert after.profile.compute == pytest.approx({"cpu": 2.0})
+        assert after.predicted is not None
+        usual = make_plan(run_of(), run.spec(), both.only(["a"])).predicted
+        assert usual is not None
+        assert after.predicted.step_time_s["total"] > 1.5 * usual.step_time_s["total"]

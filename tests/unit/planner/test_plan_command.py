@@ -7,9 +7,11 @@ import json
 import pytest
 import yaml
 from click.testing import CliRunner
+from steps_made import truth, write_generation
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.cli.plan import command
+from hpctrain.planner import make_plan
 from hpctrain.records.plan import Plan
 
 RUN = {
@@ -122,3 +124,26 @@ def test_a_missing_run_file_is_named(call):
     code, _, err = call(run_file="none.yaml")
     assert code == 2
     assert "none.yaml: no such file" in err
+
+
+def test_the_steps_of_a_run_correct_the_constants(call, topology, run, tmp_path):
+    asked, made = run(), topology((1.0, 1.0))
+    folder = tmp_path / "before"
+    folder.mkdir()
+    write_generation(folder, make_plan(asked, asked.spec(), made), asked, made, truth(compute={"type1.0": 1.5}), 60)
+    plain = json.loads(call("--json")[1])
+    code, out, err = call("--json", "--explain", "--profile", str(folder))
+    told = Plan.from_json(json.loads(out))
+    assert code == 0
+    assert told.profile.compute == pytest.approx({"type1.0": 1.5})
+    assert told.predicted.step_time_s["total"] > 1.1 * plain["predicted"]["step_time_s"]["total"]
+    assert "corrected by 55 steps of before (generation 0)" in err
+    assert "compute of type1.0: × 1.50" in err
+    assert "tensor_parallel: no matrix was shared" in err
+    topology((2.0,)).write(tmp_path / "topology.json")
+    code, _, err = call("--profile", str(folder))
+    assert (code, "its steps were made on type1.0, the topology has type2.0" in err) == (2, True)
+    (folder / "metrics.jsonl").unlink()
+    code, _, err = call("--profile", str(folder))
+    assert (code, "generation 0 made 0 steps, at least 50 are needed" in err) == (2, True)
+    assert "constants: those of the package" in call("--explain")[1]
