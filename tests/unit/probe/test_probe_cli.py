@@ -49,10 +49,15 @@ def test_ctrl_c_leaves_no_process_and_no_file(tmp_path: Path) -> None:
         time.sleep(0.1)
         children = psutil.Process(command.pid).children()
     os.kill(command.pid, signal.SIGINT)
-    command.communicate(timeout=20)
+    try:
+        told = command.communicate(timeout=2)
+    except subprocess.TimeoutExpired:
+        # Python loses an interrupt that comes within a callback of its own, of an import say; a person tries again.
+        os.kill(command.pid, signal.SIGINT)
+        told = command.communicate(timeout=20)
 
     assert len(children) == 2
-    assert command.returncode == 1
+    assert command.returncode == 1, told
     assert psutil.wait_procs(children, timeout=5)[1] == []
     assert list(tmp_path.iterdir()) == []
 
