@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.base.activity import ACTIVITY
+from hpctrain.compress.gathering import all_gather
 from hpctrain.compress.reducer import BUCKET_BYTES, DenseReducer, KeepsNothing, parts_of, positions
 
 
@@ -73,7 +74,7 @@ class Bf16Reducer(KeepsNothing):
         with ACTIVITY.doing("all-to-all over dp, bf16", waits=True):
             flight.work.wait()
         part = flight.incoming.view(self._world, -1).sum(0, dtype=torch.float32).to(torch.bfloat16)
-        work = dist.all_gather_into_tensor(flight.outgoing, part, group=self._group, async_op=True)
+        work = all_gather(flight.outgoing, part, group=self._group, async_op=True)
         return _Flight(flight.tensors, flight.outgoing, flight.incoming, work, part)
 
     def _bring_home(self, flight: _Flight) -> None:

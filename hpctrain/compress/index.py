@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hpctrain.compress.gathering import all_gather
+
 
 def union_of(positions: Tensor, numel: int, group: dist.ProcessGroup) -> tuple[Tensor, int]:
     """The positions that at least one rank has, sorted, the same on every rank. Collective over the group.
@@ -29,7 +31,7 @@ def union_of(positions: Tensor, numel: int, group: dist.ProcessGroup) -> tuple[T
     combined, *others = slices.view(world, slice_bytes)
     for other in others:
         combined |= other
-    dist.all_gather_into_tensor(mine, combined, group=group)
+    all_gather(mine, combined, group=group)
     return unpack(mine), 2 * (world - 1) * slice_bytes
 
 

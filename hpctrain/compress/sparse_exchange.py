@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpctrain.base.activity import ACTIVITY
+from hpctrain.compress.gathering import all_gather
 
 _SIZE_BYTES = 8
 
@@ -83,12 +84,12 @@ def gather(message: Tensor, group: dist.ProcessGroup) -> tuple[list[Tensor], int
     size = torch.tensor([message.numel()], dtype=torch.int64, device=message.device)
     sizes = size.new_empty(world)
     with ACTIVITY.doing("all-gather over dp, sizes", waits=True):
-        dist.all_gather_into_tensor(sizes, size, group=group)
+        all_gather(sizes, size, group=group)
     expected: list[int] = sizes.tolist()
     largest = max(expected)
     filled = torch.cat([message, message.new_zeros(largest - message.numel())])
     incoming = message.new_empty(world * largest)
     with ACTIVITY.doing("all-gather over dp, sparse", waits=True):
-        dist.all_gather_into_tensor(incoming, filled, group=group)
+        all_gather(incoming, filled, group=group)
     messages = [part[:bytes_] for part, bytes_ in zip(incoming.split(largest), expected, strict=True)]
     return messages, (world - 1) * (largest + _SIZE_BYTES)
