@@ -22,6 +22,7 @@ from hpctrain.launch.own_model import with_sizes
 from hpctrain.launch.staleness import MAX_AGE_DAYS
 from hpctrain.planner import Solver, make_plan
 from hpctrain.planner.explain import neighbours_on_request
+from hpctrain.planner.goodput import RECOVER_S
 from hpctrain.planner.learned import learned_profile
 from hpctrain.planner.objective import Goal, Goodness, Objective
 from hpctrain.planner.replay import scene_of
@@ -114,7 +115,7 @@ WIDTH = 120
 @click.option(
     "--recover",
     type=Finite(0),
-    default=19.0,
+    default=RECOVER_S,
     show_default=True,
     metavar="SECONDS",
     help="From a failure until training goes on, for --min-goodput (default: four local nodes, docs/measurements.md).",

@@ -13,7 +13,16 @@ from rich.table import Table
 from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_seconds
 from hpctrain.cli.factors import Finite
-from hpctrain.planner.goodput import MODES, Cluster, Goodput, Mode, daly_goodput, daly_interval, simulate_goodput
+from hpctrain.planner.goodput import (
+    MODES,
+    RECOVER_S,
+    Cluster,
+    Goodput,
+    Mode,
+    daly_goodput,
+    daly_interval,
+    simulate_goodput,
+)
 
 WIDTH = 100
 """Columns of the table where it does not go to a terminal."""
@@ -62,7 +71,7 @@ HOUR, DAY = 3600.0, 86400.0
 @click.option(
     "--recover",
     type=Finite(0),
-    default=19.0,
+    default=RECOVER_S,
     show_default=True,
     metavar="SECONDS",
     help="From a failure to the next step, in place (default: four local nodes, docs/measurements.md).",

@@ -129,8 +129,7 @@ class _Auto:
                 self._look(search, shape, order, size, most)
         if most is not None:
             layout = self.best.layout
-            order = Order(layout.schedule, len(layout.blocks) // layout.pp)
-            self._look(self.winner, shape, order, size, None)
+            self._look(self.winner, shape, layout.order, size, None)
 
     def _look(self, search: Search, shape: Shape, order: Order, size: int, most: int | None) -> Explored:
         """Whether an option beats the best."""

@@ -81,7 +81,7 @@ def _micro_batches(total: int, seconds: Sequence[float]) -> list[int]:
 
 def _cut(cost: CostModel, layout: Layout) -> Layout:
     """The layout with its blocks shared out over the pipeline ranks."""
-    layers, pp, chunks = cost.work.spec.layers, layout.pp, len(layout.blocks) // layout.pp
+    layers, pp, chunks = cost.work.spec.layers, layout.pp, layout.order.chunks
     times = [_rank_seconds(cost, layout, rank) for rank in range(pp)]
 
     def seconds(rank: int, count: int) -> float:

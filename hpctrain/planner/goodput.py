@@ -14,6 +14,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+RECOVER_S = 19.0
+"""From a failure to the next step, in place: measured with four local nodes (docs/measurements.md)."""
+
 Mode = Literal["requeue", "in_place", "spares"]
 MODES: tuple[Mode, ...] = ("requeue", "in_place", "spares")
 """requeue: the job ends and starts again from the queue, with all its nodes. in_place: it goes on with the nodes that

@@ -9,7 +9,7 @@ from functools import cached_property
 from hpctrain.planner.memory import MemoryModel, RankRole
 from hpctrain.planner.saving import NO_SAVING, Saving, shard_size
 from hpctrain.planner.unit import Cells, Unit
-from hpctrain.planner.workload import Share
+from hpctrain.planner.workload import Order, Share
 from hpctrain.schedule.placement import stage_ranks, stages_by_rank
 
 
@@ -41,6 +41,11 @@ class Layout:
     @property
     def shape(self) -> tuple[int, int, int]:
         return self.pp, self.dp, self.tp
+
+    @property
+    def order(self) -> Order:
+        """The schedule with its stages on each pipeline rank."""
+        return Order(self.schedule, len(self.blocks) // self.pp)
 
     @cached_property
     def owner(self) -> tuple[int, ...]:

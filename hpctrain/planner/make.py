@@ -26,7 +26,7 @@ from hpctrain.planner.paper import solve_as_paper
 from hpctrain.planner.predict import Prediction, predict
 from hpctrain.planner.saving import NO_SAVING, Saving
 from hpctrain.planner.search import NO_SHARDS, Search
-from hpctrain.planner.workload import Order, workload_of
+from hpctrain.planner.workload import workload_of
 from hpctrain.records.codec import CodecSpec, keeps_state
 from hpctrain.records.compression import AutoCompression, PowerSgd
 from hpctrain.records.imported_spec import Spec
@@ -201,8 +201,7 @@ def _search(plain: Search, shapes: list[Shape], find: Callable[[Search, list[Sha
 
 def _why_saving(plain: Search, layout: Layout) -> Rejected:
     """The same degrees without saving anything."""
-    order = Order(layout.schedule, len(layout.blocks) // layout.pp)
-    lack = plain.shortage_at(layout.cells, order, layout.micro_batch)
+    lack = plain.shortage_at(layout.cells, layout.order, layout.micro_batch)
     reason = "no placement of it fits" if lack is None else describe_excess(lack)
     return Rejected(change="zero 0 and recompute none", reason=f"with {describe_shape(layout.shape)}, {reason}")
 

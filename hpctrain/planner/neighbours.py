@@ -27,7 +27,7 @@ def rejected_neighbours(search: Search, best: Prediction, shapes: list[Shape]) -
     """Other degrees, other micro-batches, other schedules and the devices in file order, each at its best."""
     found = _other_shapes(search, best, shapes) + _impossible(search)
     layout, work = best.layout, search.work
-    order = Order(layout.schedule, len(layout.blocks) // layout.pp)
+    order = layout.order
     sizes = work.micro_batch_sizes()
     position = sizes.index(layout.micro_batch)
     for size in sizes[max(0, position - 1) : position] + sizes[position + 1 : position + 2]:

@@ -185,19 +185,14 @@ class Search:
             better = best
             for layout in _changes(best.layout):
                 tried += 1
-                if layout.excess(self.cost.memory) or lower_bound(self.cost, layout) >= better.total * (1 - 1e-6):
-                    continue
-                found = predict(self.cost, layout)
-                if found.total < better.total * (1 - 1e-6):
-                    better = found
+                better = self._faster(better, layout)
             if better is best:
                 break
             best = better
         return best
 
     def _turn(self, best: Prediction) -> Prediction:
-        layout = best.layout
-        order = Order(layout.schedule, len(layout.blocks) // layout.pp)
+        order, size = best.layout.order, best.layout.micro_batch
         tried: set[tuple[int, ...]] = set()
         while len(tried) < TURNS:
             better = best
@@ -206,16 +201,19 @@ class Search:
                 if key in tried or len(tried) >= TURNS or not self.can_shard(cells):
                     continue
                 tried.add(key)
-                other = fit_layout(self.cost, cells, order, layout.micro_batch)
-                if other.excess(self.cost.memory) or lower_bound(self.cost, other) >= better.total * (1 - 1e-6):
-                    continue
-                found = predict(self.cost, other)
-                if found.total < better.total * (1 - 1e-6):
-                    better = found
+                better = self._faster(better, fit_layout(self.cost, cells, order, size))
             if better is best:
                 break
             best = better
         return best
+
+    def _faster(self, best: Prediction, layout: Layout) -> Prediction:
+        """The layout's prediction where it fits and is faster by more than rounding, else `best`."""
+        limit = best.total * (1 - 1e-6)
+        if layout.excess(self.cost.memory) or lower_bound(self.cost, layout) >= limit:
+            return best
+        found = predict(self.cost, layout)
+        return found if found.total < limit else best
 
     def _placements(self, shape: Shape) -> list[Cells]:
         if shape not in self._orders:
