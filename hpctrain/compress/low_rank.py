@@ -14,7 +14,7 @@ from torch import Tensor
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import CheckpointError
 from hpctrain.compress.orthonormal import orthonormalize
-from hpctrain.compress.reducer import DenseReducer
+from hpctrain.compress.reducer import DenseReducer, kept_ratio
 from hpctrain.compress.warm_up import WarmUp
 
 
@@ -105,8 +105,8 @@ class PowerSgdReducer:
         residuals = [family.residual for family in self._families if family.residual is not None]
         if not residuals or not self._norms:
             return {}
-        ratio = float(torch.stack(torch._foreach_norm(residuals)).norm() / torch.stack(self._norms).norm())
-        return {"residual_norm_ratio": ratio} if math.isfinite(ratio) else {}
+        kept = torch.stack(torch._foreach_norm(residuals)).norm()
+        return kept_ratio(float(kept), float(torch.stack(self._norms).norm()))
 
     def state(self) -> dict[str, Tensor]:
         """Residuals, directions and the number of steps, of this rank; live tensors, changed by the next step."""

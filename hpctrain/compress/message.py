@@ -10,7 +10,7 @@ from hpctrain.compress.values import ValueCode, decode_values, encode_values
 
 _HEAD_BYTES = 6 * 8
 """Six int64 numbers: value code, index form, numel, count, bytes of the values, bytes of the index."""
-_ALIGNMENT = 8
+ALIGNMENT = 8
 """Each part begins at a multiple of this, and the whole is one: messages may stand behind one another and still be
 read without a copy."""
 
@@ -32,7 +32,7 @@ def encode(positions: Tensor, values: Tensor, numel: int, code: ValueCode) -> Te
     head = torch.tensor([code, form, numel, positions.numel(), data.numel(), index.numel()], dtype=torch.int64)
     parts = [head.view(torch.uint8).to(positions.device)]
     for part in (data, index):
-        parts += [part, part.new_zeros(-part.numel() % _ALIGNMENT)]
+        parts += [part, part.new_zeros(-part.numel() % ALIGNMENT)]
     return torch.cat(parts)
 
 
@@ -50,7 +50,7 @@ def decode(message: Tensor, numel: int) -> tuple[Tensor, Tensor]:
         ValueError: the message is of a tensor of another size, or is cut off.
     """
     code, form, of, count, data_bytes, index_bytes = message[:_HEAD_BYTES].view(torch.int64).tolist()
-    index_start = _HEAD_BYTES + -(-data_bytes // _ALIGNMENT) * _ALIGNMENT
+    index_start = _HEAD_BYTES + -(-data_bytes // ALIGNMENT) * ALIGNMENT
     if of != numel or index_start + index_bytes > message.numel():
         raise ValueError(
             f"a message of {message.numel()} bytes about {of} numbers arrived where one about {numel} was expected: "

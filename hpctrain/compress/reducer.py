@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,6 +46,12 @@ class Reducer(Protocol):
 REPORTED = ("density", "residual_norm_ratio")
 """density: numbers sent, as a share of those compressed. residual_norm_ratio: norm of what is kept back, by that of the
 gradient."""
+
+
+def kept_ratio(kept: float, gradient: float) -> dict[str, float]:
+    """`residual_norm_ratio` from the two norms, for `metrics`; nothing where it is no number."""
+    ratio = kept / gradient if gradient > 0 else math.nan
+    return {"residual_norm_ratio": ratio} if math.isfinite(ratio) else {}
 
 
 class KeepsNothing:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hpctrain.compress.feedback import Feedback
 from hpctrain.compress.message import decode, encode, rounded
-from hpctrain.compress.reducer import DenseReducer
+from hpctrain.compress.reducer import DenseReducer, kept_ratio
 from hpctrain.compress.selectors import Selector, seed_of, select
 from hpctrain.compress.sparse_counts import Counts
 from hpctrain.compress.sparse_exchange import exchange, gather, parts_by_load
@@ -120,9 +120,7 @@ class SparseReducer:
     def metrics(self) -> dict[str, float]:
         """Figures of the last step: density, the share of numbers this rank sent of the compressed tensors; and
         residual_norm_ratio, the norm of what it keeps by that of its gradient, where that is a number."""
-        norm = math.sqrt(float(self._square))
-        ratio = self._feedback.norm() / norm if norm > 0 else math.nan
-        return self._metrics | ({"residual_norm_ratio": ratio} if math.isfinite(ratio) else {})
+        return self._metrics | kept_ratio(self._feedback.norm(), math.sqrt(float(self._square)))
 
     def state(self) -> dict[str, Tensor]:
         """What this rank keeps; shared memory."""

@@ -20,15 +20,13 @@ from torch import Tensor
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.compress.dense_scatter import Scatter
-from hpctrain.compress.message import decode, encode, rounded
+from hpctrain.compress.message import ALIGNMENT, decode, encode, rounded
 from hpctrain.compress.scatter_steps import ScatterSteps
 from hpctrain.compress.selectors import seed_of, select
 from hpctrain.compress.sparse import SparseSettings, scales_of
 from hpctrain.compress.sparse_exchange import exchange
 from hpctrain.compress.values import ValueCode
 
-_ALIGNMENT = 8
-"""Of the parts of a message, and of its length."""
 _FULL_BYTES = 4
 
 
@@ -242,11 +240,11 @@ class _Choice:
 def _bytes(numbers: Tensor) -> Tensor:
     """Numbers in fp32, filled up to the alignment of a message."""
     data = numbers.contiguous().view(torch.uint8)
-    missing = -data.numel() % _ALIGNMENT
+    missing = -data.numel() % ALIGNMENT
     return torch.cat([data, data.new_zeros(missing)]) if missing else data
 
 
 def _cut(message: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """So many numbers as `_bytes` wrote them, and what is behind them."""
     size = count * _FULL_BYTES
-    return message[:size].view(torch.float32), message[size + -size % _ALIGNMENT :]
+    return message[:size].view(torch.float32), message[size + -size % ALIGNMENT :]

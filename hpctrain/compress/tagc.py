@@ -18,7 +18,7 @@ from torch import Tensor
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.feedback import Feedback
 from hpctrain.compress.index import union_of
-from hpctrain.compress.reducer import DenseReducer
+from hpctrain.compress.reducer import DenseReducer, kept_ratio
 from hpctrain.compress.sketch import HASHES, fold, unfold
 from hpctrain.compress.warm_up import WarmUp
 
@@ -177,8 +177,7 @@ class TagcReducer:
         """Of the last step, where it was compressed: density, the share of the numbers that this rank sent;
         union_density, that any rank sent; unread, what share of these could not be read out of the sketch; and
         residual_norm_ratio, the norm of what this rank keeps by that of its gradient."""
-        ratio = self._feedback.norm() / float(self._norm) if self._metrics and self._norm > 0 else math.nan
-        return self._metrics | ({"residual_norm_ratio": ratio} if math.isfinite(ratio) else {})
+        return self._metrics | kept_ratio(self._feedback.norm(), float(self._norm)) if self._metrics else {}
 
     def state(self) -> dict[str, Tensor]:
         """Residuals and the number of steps, of this rank; live tensors, changed by the next step."""
