@@ -195,7 +195,7 @@ def test_the_container_in_the_comments_is_a_real_one() -> None:
     value = {**parse_yaml(render(Starter())).value, **parse_yaml(plain).value}
     container = Run.from_json(value).container
     assert container is not None
-    assert container.model_fields_set == {"image", "binds", "nv", "env"}
+    assert container.model_fields_set == {"image", "runtime", "binds", "nv", "env"}
 
 
 def test_every_section_of_a_run_file_is_in_it() -> None:
