@@ -60,8 +60,8 @@ def build_command(
 ) -> None:  # fmt: skip
     """Build an image with the packages of this installation, in exactly these versions.
 
-    hpctrain itself is not in it: each run brings its own. The image is tested (two processes add up a tensor with torch)
-    and put in its place whole; where it already lies there of the same inputs, nothing is done.
+    hpctrain itself is not in it: each run brings its own. The image is tested: two processes add up a tensor. Then it is
+    put in its place whole; where it already lies there of the same inputs, nothing is done.
     """
     runner = SystemRunner()
     recipe = _recipe(base, source, environment, extras, cuda, index)

@@ -18,6 +18,7 @@ from hpctrain.container.entry import entry_command, entry_environment
 from hpctrain.container.keeper import keep_files
 from hpctrain.container.runtime import Host, Which, find_runtime, this_host
 from hpctrain.launch.code import FOLDER
+from hpctrain.launch.trust import check_trusted
 from hpctrain.records.run import Run, read_run
 
 TOOLS = "image-tools"
@@ -25,12 +26,17 @@ TOOLS = "image-tools"
 
 
 def main(argv: list[str]) -> int:
-    """Turn into the command; comes back only by an error."""
+    """Turn into the command; comes back only by an error.
+
+    Raises:
+        InputError: others can write to the run folder, no runtime is on the path here, or a path cannot be bound.
+    """
     parser = argparse.ArgumentParser(prog="hpctrain.node enter")
     parser.add_argument("--folder", type=Path, required=True, help="the run folder")
     parser.add_argument("--with-code", action="store_true", help="the run's copy of the person's code can be imported")
     parser.add_argument("command", nargs="+", help="behind --")
     options = parser.parse_args(argv)
+    check_trusted(options.folder)
     run = read_run(options.folder / "run.yaml")
     words, env = entered(run, options.folder, options.command, os.environ, this_host(), shutil.which, options.with_code)
     SystemRunner().become(words, env)
