@@ -43,7 +43,14 @@ def command() -> None:
 @command.command("build")
 @click.option("--base", default="cuda", show_default=True, metavar="BASE", help=f"{BASES}.")
 @click.option("--from", "source", metavar="IMAGE", help="Another image of a registry than the base's own.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("train.sif"), show_default=True)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("train.sif"),
+    show_default=True,
+    help="Where the image goes.",
+)
 @click.option(
     "--environment", type=click.Choice(_ENVIRONMENTS),
     help="Packages: installed by pip, copied from here, or seen from here. Default: install; of cpu-small bind.",
@@ -60,8 +67,8 @@ def build_command(
 ) -> None:  # fmt: skip
     """Build an image with the packages of this installation, in exactly these versions.
 
-    hpctrain itself is not in it: each run brings its own. The image is tested: two processes add up a tensor. Then it is
-    put in its place whole; where it already lies there of the same inputs, nothing is done.
+    hpctrain itself is not in it: each run brings its own. The image is tested (two processes add up a tensor) and
+    put in its place whole; where one of the same inputs lies there already, nothing is done.
     """
     runner = SystemRunner()
     recipe = _recipe(base, source, environment, extras, cuda, index)

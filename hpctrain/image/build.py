@@ -106,7 +106,8 @@ def build(
         with tempfile.TemporaryDirectory(prefix="hpctrain-image-") as folder:
             file, log = Path(folder, "image.def"), Path(folder, "build.log")
             file.write_text(definition(recipe, commit))
-            argv = [runtime.path, "build", *options, str(temporary), str(file)]
+            # Forced, labels of a base that hpctrain built too are replaced.
+            argv = [runtime.path, "build", "--force", *options, str(temporary), str(file)]
             code = _run(argv, env, log, runner, clock, say)
             said = _lines(log)
         if code != 0 or not temporary.exists():

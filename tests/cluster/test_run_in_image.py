@@ -35,4 +35,4 @@ def test_a_run_in_an_image_survives_a_lost_node_and_a_preemption(
     assert "node_lost" in kinds
     # The notice reached the agents inside, whose image was still there to save with.
     assert "preempted" in kinds
-    assert len(job.attempts()) == 2
+    assert len(job.attempts()) >= 2
