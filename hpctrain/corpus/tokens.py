@@ -75,7 +75,11 @@ class Corpus:
         The first seq_len columns are the input, the last seq_len the targets. Which sample is which depends on nothing
         but the seed and its number, so a process may ask for any part of a batch.
         """
-        _, windows = sample(seed, np.arange(start, start + count, dtype=np.int64), self.windows)
+        return self.pick(seed, np.arange(start, start + count, dtype=np.int64))
+
+    def pick(self, seed: int, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The samples of those numbers, int64 [n, seq_len + 1]; as `rows`."""
+        _, windows = sample(seed, samples, self.windows)
         return self.read_windows(windows)
 
     def read_windows(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
