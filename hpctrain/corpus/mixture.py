@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +41,7 @@ class Mixture:
     """Corpora with their order; the counterpart of `Corpus` for a weighted run."""
 
     names: tuple[str, ...]
-    """The folders, as the run file names them."""
+    """How the folders are called in metrics."""
     corpora: tuple[Corpus, ...]
     order: Order
 
@@ -65,6 +66,31 @@ class Mixture:
         period = len(self.order.source)
         counts = self.order.before[-1] * (samples // period) + self.order.before[samples % period]
         return dict(zip(self.names, counts.tolist(), strict=True))
+
+
+def open_training(
+    folders: Sequence[str], weights: Sequence[float] | None, length: int, places: Sequence[str] | None = None
+) -> Corpus | Mixture:
+    """The training part of the folders: shuffled together, or in proportion to weights.
+
+    Args:
+        length: tokens in a window.
+        places: where each folder is read; default: where it is.
+
+    Raises:
+        InputError, FileError: as `Corpus.open`; with weights every folder must have a window.
+    """
+    places = places or folders
+    if weights is None:
+        return Corpus.open(places, "train", length)
+    corpora = [Corpus.open([path], "train", length, f"data.train[{number}]") for number, path in enumerate(places)]
+    return Mixture.of(short_names(folders), corpora, weights)
+
+
+def short_names(folders: Sequence[str]) -> list[str]:
+    """The folders' own names, or their paths where two have the same."""
+    names = [Path(folder).name for folder in folders]
+    return names if len(set(names)) == len(names) else list(folders)
 
 
 def place(order: Order, samples: Indices) -> tuple[Indices, Indices]:

@@ -65,6 +65,7 @@ def _masked(
     # The smallest hashes of a row: exactly as many positions in each, every set of them as likely as any other.
     where = np.argpartition(_hashes(seed, _CHOICE, samples, count), chosen - 1, axis=1)[:, :chosen]
     line = np.arange(len(rows))[:, None]
+    assert special.mask is not None, "an objective comes with its own special tokens"
     kept = rows[line, where]
     kind = _hashes(seed, _KIND, samples, count)[line, where] / 2.0**64
     other = _hashes(seed, _TOKEN, samples, count)[line, where] % np.uint64(special.data_vocabulary)

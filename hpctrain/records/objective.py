@@ -20,14 +20,14 @@ from hpctrain.records.imported_spec import ImportedSpec, Spec
 class NextToken(Part):
     """Each token is predicted from those before it (Radford et al. 2019)."""
 
-    kind: Literal["next_token"] = "next_token"
+    mode: Literal["next_token"] = "next_token"
     """Every position has a target: the token after it."""
 
 
 class Masked(Part):
     """Some tokens are hidden and predicted from those around them (Devlin et al. 2018, section 3.1)."""
 
-    kind: Literal["masked"]
+    mode: Literal["masked"]
     """Only the chosen positions have a target: what stood there."""
     fraction: float = Field(default=0.15, gt=0, le=1)
     """Share of the positions that is chosen, the same number in each sample."""
@@ -45,9 +45,9 @@ class Masked(Part):
 
 
 class SpanCorruption(Part):
-    """Spans of the input are replaced by one sentinel each and written out by the decoder (Raffel et al. 2020, 3.1.4)."""
+    """Spans of the input are replaced by one sentinel each and written out by the decoder (Raffel et al. 2020)."""
 
-    kind: Literal["span_corruption"]
+    mode: Literal["span_corruption"]
     """The decoder's targets: each sentinel with the tokens that it stands for, then the end of text."""
     fraction: float = Field(default=0.15, gt=0, le=0.5)
     """Share of the tokens that is taken out."""
@@ -55,14 +55,15 @@ class SpanCorruption(Part):
     """Tokens in a span, on average."""
 
 
+NEXT_TOKEN = NextToken()
 AnyObjective = NextToken | Masked | SpanCorruption
-Objective = Annotated[AnyObjective, Field(discriminator="kind")]
+Objective = Annotated[AnyObjective, Field(discriminator="mode")]
 
 _ALLOWED: dict[str, tuple[AnyObjective, ...]] = {
-    "decoder": (NextToken(), Masked(kind="masked")),
-    "gpt2": (NextToken(), Masked(kind="masked")),
-    "encoder": (Masked(kind="masked"),),
-    "encoder_decoder": (SpanCorruption(kind="span_corruption"),),
+    "decoder": (NEXT_TOKEN, Masked(mode="masked")),
+    "gpt2": (NEXT_TOKEN, Masked(mode="masked")),
+    "encoder": (Masked(mode="masked"),),
+    "encoder_decoder": (SpanCorruption(mode="span_corruption"),),
 }
 """By the model's family, the default first. A model that sees what is after a position learns nothing from having to
 name it; only one with two stacks reads one text and writes another."""
@@ -95,9 +96,9 @@ def settled(objective: AnyObjective | None, spec: Spec) -> AnyObjective:
     allowed = _ALLOWED[family]
     if objective is None:
         return allowed[0]
-    if objective.kind not in [item.kind for item in allowed]:
-        kinds = " or ".join(item.kind for item in allowed)
-        raise InputError(f"objective.kind: found {objective.kind}; a model of the family {family} learns {kinds}")
+    if objective.mode not in [item.mode for item in allowed]:
+        kinds = " or ".join(item.mode for item in allowed)
+        raise InputError(f"objective.mode: found {objective.mode}; a model of the family {family} learns {kinds}")
     return objective
 
 
