@@ -191,8 +191,8 @@ def _plan_inputs(run: Run) -> list[object]:
     """What a plan was made for; with any of it changed, another plan is needed."""
     recovery, cluster = run.recovery, run.cluster
     return [
-        run.batch, run.data.seq_len, run.precision, run.compile, run.parallel, run.compression, recovery.spares,
-        cluster.device, cluster.devices_per_node,
+        run.batch, run.data.seq_len, run.objective, run.precision, run.compile, run.parallel, run.compression,
+        recovery.spares, cluster.device, cluster.devices_per_node,
     ]  # fmt: skip
 
 
