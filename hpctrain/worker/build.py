@@ -17,8 +17,6 @@ from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.wire import Message
 from hpctrain.compress.local_steps import LocalSteps
 from hpctrain.compress.reducer import DenseReducer, Reducer
-from hpctrain.corpus.staged import on_this_node
-from hpctrain.corpus.tokens import Corpus, open_validation
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
 from hpctrain.parallel.reduction import meetings_of, reducer_of
@@ -32,6 +30,7 @@ from hpctrain.snapshot.checkpoint import CheckpointSaver, load
 from hpctrain.snapshot.published import verify
 from hpctrain.snapshot.state import collect, prepare_moments, set_optimizer_step
 from hpctrain.worker.deterministic import make_deterministic
+from hpctrain.worker.feed import Feed, open_feeds
 from hpctrain.worker.kept import give_back
 from hpctrain.worker.memory import peak_memory_bytes
 
@@ -87,8 +86,9 @@ class Trainer:
     parameters: list[nn.Parameter]
     optimizer: torch.optim.Optimizer
     reducer: Reducer
-    train: Corpus
-    valid: Corpus | None
+    train: Feed
+    valid: dict[str, Feed]
+    """By name; `HELD_OUT` has none."""
     saver: CheckpointSaver
     step: int
     """Steps done."""
@@ -128,7 +128,7 @@ def build(orders: StartOrder) -> Trainer:
     scaler = LossScaler(LossScale()) if run.precision == "fp16" else None
     inputs = PipelineInputs(
         plan, run.spec(), schedule, run.data.seq_len, run.seed, device, AUTOCAST[run.precision], scaler, run.compile,
-        timeout=timeout,
+        timeout=timeout, objective=run.learned(),
     )  # fmt: skip
     pipeline = build_pipeline(inputs, mesh, coordinate)
     optimizer = _optimizer(run, pipeline, plan)
@@ -144,6 +144,7 @@ def build(orders: StartOrder) -> Trainer:
             dropped = give_back(reducer, coordinate, plan, manifest, orders.folder / orders.restore, group)
     saver = CheckpointSaver(orders.folder / "checkpoints", group, run.checkpoint.keep)
     saver.prepare(collect(named, optimizer))
+    train, valid = open_feeds(run, device, os.environ)
     return Trainer(
         run=run,
         plan=plan,
@@ -156,8 +157,8 @@ def build(orders: StartOrder) -> Trainer:
         parameters=[parameter for _, parameter in named],
         optimizer=optimizer,
         reducer=reducer,
-        train=Corpus.open(on_this_node(run.data.train, os.environ), "train", run.data.seq_len),
-        valid=_validation(run),
+        train=train,
+        valid=valid,
         saver=saver,
         step=manifest.step if manifest is not None else 0,
         base_bytes=base_bytes,
@@ -247,10 +248,3 @@ def _restore(
             scaler.state = manifest.loss_scale
     set_optimizer_step(named, optimizer, manifest.step - skipped)
     return manifest
-
-
-def _validation(run: Run) -> Corpus | None:
-    if run.validation.batches == 0:
-        return None
-    train, valid = (on_this_node(folders, os.environ) for folders in (run.data.train, run.data.valid))
-    return open_validation(train, valid, run.data.seq_len)
