@@ -53,6 +53,17 @@ class IntegerCode:
             self._pack(steps, packed)
             blocks.addcmul_(steps, scale[:, None], value=-1)
 
+    def read(self, message: Tensor, numbers: Tensor) -> None:
+        """What a message says.
+
+        Args:
+            message: [bytes_of(n)], uint8, as `write` left it.
+            numbers: [n], fp32, contiguous; written to.
+        """
+        scales, payload = self._parts(message)
+        for blocks, scale, packed in zip(*self._pieces(numbers, scales, payload), strict=True):
+            torch.mul(self._unpack(packed, self._like(blocks)), scale[:, None], out=blocks)
+
     def add(self, message: Tensor, total: Tensor) -> None:
         """Add what a message says.
 

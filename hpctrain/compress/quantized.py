@@ -59,8 +59,10 @@ class QuantizedWire:
     def add_up(self, bucket: Sequence[int], incoming: Tensor, rank: int) -> Tensor:
         left = self._kept[tuple(bucket)].left
         assert left is not None, "the bucket was written in this step"
-        total = torch.zeros_like(left.view(len(incoming), -1)[rank])
-        for message in incoming:
+        total = torch.empty_like(left.view(len(incoming), -1)[rank])
+        first, *others = incoming
+        self._code.read(first, total)
+        for message in others:
             self._code.add(message, total)
         part = torch.empty_like(incoming[rank])
         self._code.write(total, part)
@@ -74,12 +76,11 @@ class QuantizedWire:
         # All ranks read the same messages, so that all decide alike.
         if bool(torch.stack([self._code.finite(message) for message in gathered]).all()):
             kept.residual, left = left, kept.residual
-        sums = left.zero_()
-        for part, message in zip(sums.view(len(gathered), -1), gathered, strict=True):
-            self._code.add(message, part)
+        for part, message in zip(left.view(len(gathered), -1), gathered, strict=True):
+            self._code.read(message, part)
         numbers = sum(tensor.numel() for tensor in tensors)
-        torch._foreach_copy_(tensors, parts_of(sums[:numbers], tensors))
-        self._spare.append(sums)
+        torch._foreach_copy_(tensors, parts_of(left[:numbers], tensors))
+        self._spare.append(left)
 
     def state(self) -> dict[str, Tensor]:
         """What this rank keeps of each gradient, flat; shared memory."""

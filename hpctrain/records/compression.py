@@ -176,8 +176,8 @@ class AutoCompression(Part):
     """The planner chooses none or bf16 by measured links and devices, with `lossy` int8, int4, power_sgd or topk too;
     the plan says why."""
     lossy: bool = False
-    """Whether modes may be chosen that put off or leave out a part of each gradient. They are faster on slow links, and a model
-    that is trained for as many steps with them has a higher loss (docs/compression-figures.md)."""
+    """Whether modes may be chosen that put off a part of each gradient. They are faster on slow links, and a model that
+    is trained for as many steps with them may have a higher loss (docs/compression-figures.md)."""
 
 
 Codec = Annotated[
