@@ -146,8 +146,8 @@ def _hidden_s(cost: CostModel, layout: Layout, longest: Sum) -> float:
     """Of the messages of dense sums, what passes while the last backward is still at work: where the replica is one
     stage on one device (elsewhere the links are busy with other messages), no more than that backward takes, and not
     the embedding's, whose gradient is the last to be ready. Of sums that have owners it is the half that hands
-    gradients out; the sums follow a few buckets behind. In fp16 what rounding takes is kept of gradients that were freed
-    of their scale, which is after the backward."""
+    gradients out; the sums follow a few buckets behind. Integers in fp16 wait until gradients are freed of the loss
+    scale, which is after the backward."""
     match cost.work.codec:
         case NoCompression():
             share = 1.0
