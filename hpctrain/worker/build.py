@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.wire import Message
 from hpctrain.compress.local_steps import LocalSteps
+from hpctrain.compress.owner_sums import OwnerReducer
 from hpctrain.compress.reducer import DenseReducer, Reducer
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
@@ -138,7 +139,7 @@ def build(orders: StartOrder) -> Trainer:
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WRITER_TIMEOUT_S))
     with ACTIVITY.doing("load the checkpoint", waits=True):
         manifest = _restore(orders, pipeline, optimizer, scaler, group)
-        reducer = _reducer(mesh, plan, pipeline)
+        reducer = _reducer(mesh, plan, pipeline, scaled=scaler is not None)
         dropped = None
         if orders.restore is not None and manifest is not None:
             dropped = give_back(reducer, coordinate, plan, manifest, orders.folder / orders.restore, group)
@@ -219,11 +220,12 @@ def _optimizer(run: Run, pipeline: Pipeline, plan: Plan) -> torch.optim.Optimize
     )  # fmt: skip
 
 
-def _reducer(mesh: DeviceMesh, plan: Plan, pipeline: Pipeline) -> Reducer:
+def _reducer(mesh: DeviceMesh, plan: Plan, pipeline: Pipeline, scaled: bool) -> Reducer:
     reducer = reducer_of(plan, mesh, pipeline.stages, pipeline.parameters())
-    if isinstance(reducer, DenseReducer) and plan.tp == len(plan.stages) == 1:
-        # Elsewhere the backward pass has messages of its own on the same links, gradients are split, or the ends of a
-        # tied model are added up after it.
+    # Elsewhere the backward pass has messages of its own on the same links, gradients are split, or the ends of a tied
+    # model are added up after it. What a reducer keeps must not be scaled, and a step that overflows not be sent.
+    alone = plan.tp == len(plan.stages) == 1 and not (scaled and plan.compression[0].keeps_state)
+    if isinstance(reducer, DenseReducer | OwnerReducer) and alone:
         reducer.overlap([parameter for _, parameter in pipeline.parameters()])
     return reducer
 

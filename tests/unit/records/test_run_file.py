@@ -82,7 +82,10 @@ recovery:
         ("name: a b", ":5: name: found 'a b'; string should match pattern"),
         ("name: " + "x" * 200, ":5: name: found '" + "x" * 56 + "...; string should match"),
         ("seed: -1", ":5: seed: found -1; input should be greater than or equal to 0"),
-        ("compression: {mode: topq}", ":5: compression.mode: found 'topq'; allowed: 'none', 'bf16', 'topk'"),
+        (
+            "compression: {mode: topq}",
+            ":5: compression.mode: found 'topq'; allowed: 'none', 'bf16', 'int8'",
+        ),
         ("compression: {mode: topk, layers: 3}", ":5: compression.layers: found 3; allowed: all, non_attention, or a"),
         ("schema: hpctrain.run/v9", ": schema is 'hpctrain.run/v9', this version reads 'hpctrain.run/v1'"),
     ],
