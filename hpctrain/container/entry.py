@@ -63,8 +63,7 @@ def pyxis_options(container: Container, binds: Sequence[Bind]) -> list[str]:
 
 def pyxis_command(container: Container, command: Sequence[str]) -> str:
     """The task of a step that pyxis starts in the image, for a shell, which fills in $NAME."""
-    pairs = {**container.env, **{name: value for name, value in variables(container, {}).items() if name != MARK}}
-    pairs |= {name: value for name, value in container.env.items() if name != "PYTHONPATH"} | {MARK: container.image}
+    pairs = variables(container, {})  # nothing is filled in from no environment: the shell does it
     words = [f"{name}={_filled_in(value)}" for name, value in pairs.items()]
     return " ".join(["env", *words, shlex.join(command)])
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,3 +38,12 @@ def test_a_run_in_an_image_survives_a_lost_node_and_a_preemption(
     # The notice reached the agents inside, whose image was still there to save with.
     assert "preempted" in kinds
     assert len(job.attempts()) >= 2
+
+
+def test_a_check_of_the_image_sends_what_slurm_sends(small_image: Path) -> None:
+    words = [sys.executable, "-m", "hpctrain", "image", "check", str(small_image), "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)}
+    assert done.returncode in (0, 3), done.stdout
+    assert found["signals"]["value"] == "SIGTERM and SIGUSR2 are delivered"
+    assert found["torch"]["level"] == found["submitit"]["level"] == "ok"
