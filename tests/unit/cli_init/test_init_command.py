@@ -177,7 +177,7 @@ def test_the_keys_in_the_comments_are_real_keys() -> None:
     tried = 0
     for number, line in enumerate(lines):
         key = re.match(r"^\s*# +([a-z_]+): ", line)
-        if not key or key[1] in ("image", "binds", "nv", "env", "mode", "dims"):
+        if not key or key[1] in ("image", "runtime", "binds", "nv", "env", "mode", "dims"):
             continue
         changed = [*lines[:number], line.replace("# ", "", 1), *lines[number + 1 :]]
         value = parse_yaml("\n".join(changed)).value
@@ -195,7 +195,7 @@ def test_the_container_in_the_comments_is_a_real_one() -> None:
     value = {**parse_yaml(render(Starter())).value, **parse_yaml(plain).value}
     container = Run.from_json(value).container
     assert container is not None
-    assert container.model_fields_set == {"image", "binds", "nv", "env"}
+    assert container.model_fields_set == {"image", "runtime", "binds", "nv", "env"}
 
 
 def test_every_section_of_a_run_file_is_in_it() -> None:
