@@ -104,6 +104,9 @@ class _Auto:
                 self._open(option)
                 continue
             search = self._search(option.saving)
+            if devices <= EVERY_COUNT and not self._has_time(search, option):
+                self._save_more(option)
+                continue
             if not search.may_fit(option.shape, option.order, option.size):
                 self._save_more(option)
                 continue
@@ -145,6 +148,13 @@ class _Auto:
         if found.best is not self.best:
             self.best, self.winner = found.best, search
         return found
+
+    def _has_time(self, search: Search, option: _Option) -> bool:
+        """Whether an option could beat the best if memory did not matter."""
+        assert option.order is not None, "only options with a schedule are looked at"
+        if self.best is None or why_undefined(search.cost, *option.shape[:2], option.order, option.size):
+            return self.best is None
+        return search.columns(option.shape, option.order, option.size).has_time(self.best.total)
 
     def _look_closely(self, search: Search, option: _Option) -> bool:
         """Whether an option beats the best, with placements made for it, too; whether something fits."""

@@ -20,12 +20,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctrain.planner.columns_room import micro_batches_held
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.crowd import Crowd
 from hpctrain.planner.degrees import Shape
-from hpctrain.planner.memory import MemoryModel, RankRole
+from hpctrain.planner.memory import BUCKET_BYTES, RankRole
 from hpctrain.planner.network import number_sum_s
-from hpctrain.planner.reduction import buckets_of
 from hpctrain.planner.unit_class import UnitClass, unit_classes
 from hpctrain.planner.workload import Order, Share
 from hpctrain.records.compression import NoCompression
@@ -49,7 +49,7 @@ DOUBLED = 12
 
 
 class _Times(NamedTuple):
-    """[class, blocks] of a pipeline rank."""
+    """Seconds by [rank, class, blocks]."""
 
     forward: Values
     backward: Values
@@ -57,8 +57,8 @@ class _Times(NamedTuple):
     """Forward and backward, as the schedule makes them."""
     sums: Values
     update: Values
-    way: float
-    """Seconds before its first forward at least."""
+    way: Values
+    """[rank] -> before its first forward at least."""
 
 
 class Columns:
@@ -80,15 +80,16 @@ class Columns:
         self.pass_s = min(self._whole(each, (0, 1)) for each in self.classes) + 2 * sends
         crosses = self.pp * self.dp > crowd.most_in_a_node
         self.norm_s = number_sum_s(crowd.alpha, self.pp * self.dp * self.tp) if crosses else 0.0
-        self._ranks = [self._times(rank) for rank in range(self.pp)]
-        self.first_sum_s = float(self._ranks[self.first].sums[:, 0].min())
+        self._times = _times(self)
+        self.first_sum_s = float(self._times.sums[self.first, :, 0].min())
+
+    def has_time(self, limit_s: float) -> bool:
+        """False when no layout is done in `limit_s` seconds, even with memory without end."""
+        return self._knapsack(self._held(self._caps(limit_s)))[0] >= self.layers
 
     def may_end_by(self, limit_s: float) -> bool:
         """False when no layout is done in `limit_s` seconds."""
-        caps = self._all_caps(limit_s)
-        if self._knapsack(self._held(caps))[0] < self.layers:
-            return False
-        return self._knapsack(self._held(np.minimum(caps, self._rooms)))[0] >= self.layers
+        return self._knapsack(self._held(np.minimum(self._caps(limit_s), self._rooms)))[0] >= self.layers
 
     def bracket(self, low: float, high: float) -> tuple[float, float]:
         """Two times near to each other: no layout beats the first, and what is looked at here allows the second.
@@ -109,12 +110,17 @@ class Columns:
         found = (low * 2**power for power in range(DOUBLED))
         return next((each for each in found if self.may_end_by(each)), low)
 
-    def _all_caps(self, limit_s: float) -> Values:
-        return np.array([self._caps(rank, limit_s) for rank in range(self.pp)])
-
     @cached_property
     def _rooms(self) -> Values:
-        return np.array([self._memory(rank) for rank in range(self.pp)])
+        owned = self.shards if self.cost.work.saving.zero else 1
+        role = RankRole(
+            "", self.order.schedule, self.pp, 0, self.pp * self.order.chunks, self.dp, self.tp, owned, self.size, 1
+        )
+        rows = []
+        for rank in range(self.pp):
+            roles = [(role._replace(kind=each.kind, rank=rank), each.memory_bytes) for each in self.classes]
+            rows.append([micro_batches_held(self.cost.memory, *each, -(-self.count // self.dp)) for each in roles])
+        return np.array(rows)
 
     def _held(self, caps: Values) -> Values:
         """[rank, class, blocks] -> micro-batches of a unit that holds these, to [rank, window, mixture] -> blocks."""
@@ -172,7 +178,7 @@ class Columns:
 
         None where that is not enough.
         """
-        held = self._held(np.minimum(self._all_caps(limit_s), self._rooms))
+        held = self._held(np.minimum(self._caps(limit_s), self._rooms))
         most, way = self._knapsack(held)
         if most < self.layers:
             return None
@@ -193,88 +199,32 @@ class Columns:
                     break
         return found[::-1]
 
-    def _times(self, rank: int) -> _Times:
-        first, last, chunks = rank == self.first, rank == self.last, self.order.chunks
-        blocks, work = np.arange(self.layers + 1, dtype=float), self.cost.work
-        split = self.order.schedule in SPLIT_BACKWARD and not first
-        numbers = np.array([work.parameters(Share(count, first, last), self.tp) for count in range(self.layers + 1)])
-        rows = []
-        for each in self.classes:
-            forward, backward = (
-                chunks * each.action + first * each.embedding[way] + last * each.head[way] + blocks * each.block[way]
-                for way in (0, 1)
-            )
-            # The first stage's backward is not cut, and it may hold all blocks of its rank.
-            both = forward + backward + split * (chunks * each.action + blocks * each.split)
-            update = np.array([each.update(count, first, last) for count in range(self.layers + 1)])
-            rows.append((forward, backward, both, self._sums(each, numbers), update + each.once + self.norm_s))
-        # Where a rank has several stages, these may hold a single block each.
-        before = [each.embedding[0] * (self.first == 0) + rank * each.action for each in self.classes]
-        before = [s + max(0, rank - 1) * each.block[0] for s, each in zip(before, self.classes, strict=True)]
-        forwards, backwards, boths, sums, updates = (np.array(values) for values in zip(*rows, strict=True))
-        return _Times(forwards, backwards, boths, sums, updates, min(before) if rank else 0.0)
-
-    def _sums(self, each: UnitClass, numbers: Values) -> Values:
-        """Seconds of a rank's gradient sums; nothing where a codec may send less, or they stay within nodes."""
-        work, dp = self.cost.work, self.dp
-        if dp == 1 or not isinstance(work.codec, NoCompression) or (work.saving.zero and work.saving.shard == "node"):
-            return np.zeros_like(numbers)
-        size = numbers * work.framework.gradient_bytes
-        alpha, beta = self.crowd.ring(dp, self.order.chunks)
-        if work.saving.zero:
-            sent = work.gathered_bytes / work.framework.gradient_bytes + 1
-            return (dp - 1) * sent * beta * size / dp
-        buckets = np.array([buckets_of(float(each)) for each in size])
-        return 2 * (dp - 1) * (buckets * alpha + beta * size / dp) + numbers * each.copy
-
-    def _caps(self, rank: int, limit_s: float) -> Values:
-        """[class, blocks] -> micro-batches that end in the time."""
-        times = self._ranks[rank]
+    def _caps(self, limit_s: float) -> Values:
+        """[rank, class, blocks] -> micro-batches that end in the time."""
+        times = self._times
         forward, backward, both = times.forward, times.backward, times.both
         tail = times.sums + times.update
-        caps = (limit_s - times.way - tail) / both
+        caps = (limit_s - times.way[:, None, None] - tail) / both
         if self.pp > 1 and self.order.chunks == 1:
             if self.order.schedule in SPLIT_BACKWARD:
-                if rank == self.pp - 1:
-                    caps = np.minimum(caps, (limit_s - self.forward_s + forward - tail) / both)
+                caps[-1] = np.minimum(caps[-1], (limit_s - self.forward_s + forward[-1] - tail[-1]) / both[-1])
             else:
                 # So many forwards come before the first backward, which waits for a pass through all later ranks; with
                 # gpipe all forwards of all ranks come before the last rank's first backward.
-                early = 1 if self.order.schedule == "gpipe" else self.pp - rank
-                first_sum = times.sums if rank == self.first else self.first_sum_s
-                to_end = limit_s - self.pass_s - first_sum - times.update + backward
+                gpipe = self.order.schedule == "gpipe"
+                early = np.array([1 if gpipe else self.pp - rank for rank in range(self.pp)])[:, None, None]
+                at_first = np.full_like(tail, self.first_sum_s)
+                at_first[self.first] = times.sums[self.first]
+                to_end = limit_s - self.pass_s - at_first - times.update + backward
                 to_own = limit_s - self.forward_s - tail
-                if early == self.pp:
-                    # The first rank goes on with a micro-batch only when an earlier one is back, from every rank.
-                    trips = np.floor(np.maximum(limit_s - first_sum - times.update, 0) / self.pass_s * (1 + ROUNDING))
-                    caps = np.minimum(caps, self.pp * trips)
                 for left in (to_end, to_own):
                     late = (left + early * forward) / both
                     caps = np.minimum(caps, np.where(late >= early, late, np.minimum(early, left / backward)))
-        return np.floor(np.maximum(caps, 0) * (1 + ROUNDING) + ROUNDING)
-
-    def _memory(self, rank: int) -> Values:
-        """[class, blocks] -> micro-batches with which a unit has room for these."""
-        rows = []
-        shards = self.shards if self.cost.work.saving.zero else 1
-        for each in self.classes:
-            row = np.zeros(self.layers + 1)
-            most = -(-self.count // self.dp)
-            steps = [1]
-            while steps[-1] < most:
-                steps.append(min(2 * steps[-1], most))
-            for number, following in itertools.zip_longest(steps, steps[1:]):
-                role = RankRole(
-                    each.kind, self.order.schedule, self.pp, rank, self.pp * self.order.chunks, self.dp, self.tp,
-                    shards, self.size, number,
-                )  # fmt: skip
-                held = _most_held(self.cost.memory, role, each.memory_bytes)
-                # What is not looked at counts as if it fitted.
-                row[: held + 1] = np.inf if following is None else following - 1
-                if held < 0:
-                    break
-            rows.append(row)
-        return np.array(rows)
+                if not gpipe:
+                    # The first rank goes on with a micro-batch only when an earlier one is back, from every rank.
+                    trips = (limit_s - tail[0]) / self.pass_s * (1 + ROUNDING)
+                    caps[0] = np.minimum(caps[0], self.pp * np.floor(np.maximum(trips, 0)))
+        return np.asarray(np.floor(np.maximum(caps, 0) * (1 + ROUNDING) + ROUNDING))
 
     def _hops_s(self) -> float:
         """Seconds of the messages of a pass one way that must go from node to node."""
@@ -292,27 +242,58 @@ class Columns:
         )
 
 
-def _most_held(memory: MemoryModel, role: RankRole, memory_bytes: float) -> int:
-    """The most blocks of a rank, however they lie in its stages; -1 when not even none."""
-    if role.stages == role.pp:
-        return memory.most_blocks(role, memory_bytes)
-    usable = memory.work.usable * memory_bytes
-    low, high = -1, memory.work.spec.layers
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = _least_need(memory, role, middle) <= usable
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return low
+def _times(columns: Columns) -> _Times:
+    """Ranks that are neither first nor last are alike."""
+    by_ends: dict[tuple[bool, bool], tuple[Values, ...]] = {}
+    rows = []
+    for rank in range(columns.pp):
+        ends = (rank == columns.first, rank == columns.last)
+        if ends not in by_ends:
+            by_ends[ends] = _of_ends(columns, *ends)
+        rows.append(by_ends[ends])
+    forward, backward, both, sums, update = (np.array(values) for values in zip(*rows, strict=True))
+    # Where a rank has several stages, these may hold a single block each.
+    way = [
+        min(
+            rank * each.action + max(0, rank - 1) * each.block[0] + (columns.first == 0) * each.embedding[0]
+            for each in columns.classes
+        )
+        for rank in range(columns.pp)
+    ]
+    return _Times(forward, backward, both, sums, update, np.array([0.0, *way[1:]]))
 
 
-def _least_need(memory: MemoryModel, role: RankRole, blocks: int) -> float:
-    """Bytes with the better of all ways to share blocks over two stages: convex in what the first one holds."""
-    low, high = 0, blocks
-    while low < high:
-        middle = (low + high) // 2
-        a, b = (memory.need(role, (first, blocks - first)) for first in (middle, middle + 1))
-        low, high = (low, middle) if a <= b else (middle + 1, high)
-    return memory.need(role, (low, blocks - low))
+def _of_ends(columns: Columns, first: bool, last: bool) -> tuple[Values, ...]:
+    """[class, blocks] of each of `_Times` but the way, for a rank with the model's first or last stage or none."""
+    order, work, tp = columns.order, columns.cost.work, columns.tp
+    blocks = np.arange(columns.layers + 1, dtype=float)
+    split = order.schedule in SPLIT_BACKWARD and not first
+    beside, block = (work.parameters(share, tp) for share in (Share(0, first, last), Share(1, False, False)))
+    rows = []
+    for each in columns.classes:
+        forward, backward = (
+            order.chunks * each.action + first * each.embedding[way] + last * each.head[way] + blocks * each.block[way]
+            for way in (0, 1)
+        )
+        # The first stage's backward is not cut, and it may hold all blocks of its rank.
+        both = forward + backward + split * (order.chunks * each.action + blocks * each.split)
+        update = each.update(blocks, first, last) + each.once + columns.norm_s
+        rows.append((forward, backward, both, _sums(columns, each, beside + block * blocks), update))
+    return tuple(np.array(values) for values in zip(*rows, strict=True))
+
+
+def _sums(columns: Columns, each: UnitClass, numbers: Values) -> Values:
+    """Seconds of a rank's gradient sums; nothing where a codec may send less, or they stay within nodes."""
+    work, dp = columns.cost.work, columns.dp
+    if dp == 1 or not isinstance(work.codec, NoCompression) or (work.saving.zero and work.saving.shard == "node"):
+        return np.zeros_like(numbers)
+    size = numbers * work.framework.gradient_bytes
+    alpha, beta = columns.crowd.ring(dp, columns.order.chunks)
+    if work.saving.zero:
+        sent = work.gathered_bytes / work.framework.gradient_bytes + 1
+        return (dp - 1) * sent * beta * size / dp
+    buckets = np.maximum(1, np.ceil(size / BUCKET_BYTES))
+    return 2 * (dp - 1) * (buckets * alpha + beta * size / dp) + numbers * each.copy
 
 
 def _classes(

@@ -52,7 +52,7 @@ def sum_of(
         return NO_SUM
     if each is None:
         # The search asks for this again and again.
-        buckets = buckets_of(size_bytes)
+        buckets = _buckets(size_bytes)
         wire_s = buckets * rings.sum_s(size_bytes / buckets, chunks)
         return Sum(2 * (n - 1) * size_bytes / n, wire_s, numbers * copy_s)
     sent_bytes = wire_bytes(codec, size_bytes, n, width) / n
@@ -74,17 +74,16 @@ def low_rank_width(dim: int, tp: int) -> float:
     return 2 * dim / (1 + tp)
 
 
-def buckets_of(size_bytes: float) -> int:
-    """Pieces that a rank's gradients are summed in."""
+def _buckets(size_bytes: float) -> int:
     return max(1, math.ceil(size_bytes / BUCKET_BYTES))
 
 
 def _rounds(codec: Codec, size_bytes: float, n: int) -> float:
     match codec:
         case Bf16():
-            return buckets_of(size_bytes)
+            return _buckets(size_bytes)
         case LocalSteps(every=every):
-            return buckets_of(size_bytes) / every
+            return _buckets(size_bytes) / every
         case PowerSgd():
             return 2  # the factors, one after the other; what is exempt travels with the first
         case Tagc():

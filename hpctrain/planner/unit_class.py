@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hpctrain.planner.constants import Pair
 from hpctrain.planner.cost import CostModel, Kind
 from hpctrain.planner.crowd import Crowd
@@ -36,8 +39,8 @@ class UnitClass(NamedTuple):
     updates: tuple[float, float, float, float]
     """The optimizer's for a block, and for what stands beside the blocks: nothing, the embedding, the head."""
 
-    def update(self, blocks: float, first: bool, last: bool) -> float:
-        """Seconds of the optimizer on a pipeline rank."""
+    def update(self, blocks: NDArray[np.float64], first: bool, last: bool) -> NDArray[np.float64]:
+        """Seconds of the optimizer on a pipeline rank, by its blocks."""
         block, nothing, embedding, head = self.updates
         return nothing + blocks * block + first * (embedding - nothing) + last * (head - nothing)
 

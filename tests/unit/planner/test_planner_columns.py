@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -43,7 +42,7 @@ def random_layout(search, rng):
     pp, dp, tp = rng.choice(search.shapes())
     size, order = rng.choice(search.work.micro_batch_sizes()), rng.choice(search.work.orders(pp))
     units, stages = search.units(tp)[0], pp * order.chunks
-    if search.work.saving.zero and dp == 1 or why_undefined(search.cost, pp, dp, order, size):
+    if (search.work.saving.zero and dp == 1) or why_undefined(search.cost, pp, dp, order, size):
         return None
     middle = parts_of(rng, search.work.spec.layers, stages, 1)
     if middle is None:
