@@ -20,6 +20,7 @@ from hpctrain.planner.workload import Order
 from hpctrain.records.codec import keeps_state
 from hpctrain.records.model_spec import ModelSpec
 from hpctrain.records.plan import Recompute
+from hpctrain.schedule.placement import V_SHAPED
 
 PATIENCE = ((512, 3),)
 """(devices, options without a better plan) after which a search on more devices than `EVERY_COUNT` leaves a pair of pp
@@ -191,7 +192,14 @@ class _Auto:
     def _open(self, option: _Option) -> None:
         """Put the schedules of these degrees and this micro-batch into the queue."""
         for saving in self._savings(option.shape):
-            for order in self._search(saving).work.orders(option.shape[0]):
+            search = self._search(saving)
+            orders = search.work.orders(option.shape[0])
+            # What saves memory goes on from schedules that are too slow as well as from those that do not fit.
+            by_columns = len(self.plain.fleet.workers) <= EVERY_COUNT and not self.saves_memory
+            if self.best is not None and by_columns:
+                any_has_time = search.any_has_time(option.shape, option.size, self.best.total)
+                orders = [order for order in orders if any_has_time or order.schedule in V_SHAPED]
+            for order in orders:
                 self._put(option, order, saving)
 
     def _savings(self, shape: Shape) -> Iterator[Saving]:

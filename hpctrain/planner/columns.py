@@ -66,10 +66,15 @@ class Columns:
 
     Args:
         shards: replicas that share a state, at most.
+        waits: with what the order of actions makes ranks wait for; without, the bound of 1f1b is one for every schedule
+            in which the ends of the model lie on the first and the last rank.
     """
 
-    def __init__(self, cost: CostModel, crowd: Crowd, shape: Shape, order: Order, size: int, shards: int = 1) -> None:
+    def __init__(
+        self, cost: CostModel, crowd: Crowd, shape: Shape, order: Order, size: int, shards: int = 1, waits: bool = True
+    ) -> None:
         self.cost, self.crowd, self.order, self.size, self.shards = cost, crowd, order, size, shards
+        self.waits = waits
         self.pp, self.dp, self.tp = shape
         self.count, self.layers = cost.work.rows // size, cost.work.spec.layers
         owner = stage_ranks(order.schedule, self.pp, self.pp * order.chunks)
@@ -204,8 +209,8 @@ class Columns:
         times = self._times
         forward, backward, both = times.forward, times.backward, times.both
         tail = times.sums + times.update
-        caps = (limit_s - times.way[:, None, None] - tail) / both
-        if self.pp > 1 and self.order.chunks == 1:
+        caps = (limit_s - times.way[:, None, None] * self.waits - tail) / both
+        if self.pp > 1 and self.order.chunks == 1 and self.waits:
             if self.order.schedule in SPLIT_BACKWARD:
                 caps[-1] = np.minimum(caps[-1], (limit_s - self.forward_s + forward[-1] - tail[-1]) / both[-1])
             else:

@@ -168,16 +168,11 @@ class Bounds:
         update = min(self.cost.constants[u.kind].optimizer_bytes / u.bytes_per_s for u, _ in crowd.kinds) / shards
         if dp == 1 or (saving.zero and saving.shard == "node"):
             return 0.0, 0.0 if saving.shard == "node" else update
-        crosses = dp > crowd.most_in_a_node
-        if crosses:
-            beta = crowd.between_beta * (crowd.tp if crowd.within_nodes else 1)
-        else:
-            beta = min(crowd.between_beta, crowd.within_beta) if crowd.between_beta else 0.0
+        alpha, beta = crowd.ring(dp, 1)
         if not isinstance(work.codec, NoCompression):
             return 0.0, update  # a codec sends less, and some sum in fewer messages
-        start = 2 * (dp - 1) * crowd.alpha if crosses else 0.0
         sent = work.gathered_bytes + work.framework.gradient_bytes if saving.zero else 2 * work.framework.gradient_bytes
-        return start, update + sent * (dp - 1) / dp * beta
+        return 2 * (dp - 1) * alpha, update + sent * (dp - 1) / dp * beta
 
     def _on_the_way(self, crowd: Crowd, order: Order, size: int) -> tuple[float, float]:
         """Part of a rank's work that must be over before the next rank starts, or begins after it has ended; and the

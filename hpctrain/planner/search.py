@@ -238,6 +238,11 @@ class Search:
         classes = [[unit for unit in units if self.cost.kind(unit) in each.kinds] for each in columns.classes]
         return [cells for cells in by_mixtures(classes, mixtures) if self.can_shard(cells)]
 
+    def any_has_time(self, shape: Shape, size: int, limit_s: float) -> bool:
+        """False when no schedule but a V-shaped one is done in the time, even with memory without end."""
+        crowd, shards = self.crowd(shape[2]), self._most_shards(shape)
+        return Columns(self.cost, crowd, shape, Order("1f1b"), size, shards, waits=False).has_time(limit_s)
+
     def _most_shards(self, shape: Shape) -> int:
         """Replicas that share a state at most."""
         if self.work.saving.zero and self.work.saving.shard == "node":
