@@ -22,7 +22,7 @@ from hpctrain.records.model_spec import ModelSpec
 from hpctrain.records.plan import Recompute
 from hpctrain.schedule.placement import V_SHAPED
 
-PATIENCE = ((512, 3),)
+PATIENCE = ((512, 3), (2048, 5))
 """(devices, options without a better plan) after which a search on more devices than `EVERY_COUNT` leaves a pair of pp
 and tp: bounds of unlike pairs are not equally near to what there is behind them. On fewer it ends when nothing can win.
 """
