@@ -1,0 +1,189 @@
+"""The encoder-decoder in the form of T5, and its counts; encoder and decoder blocks differ, so each cut is counted."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from hpctrain.records.transformer_spec import TransformerSpec
+
+NOISE, SPAN = 0.15, 3.0
+"""Share of the tokens that are hidden, and how many in a row, on average (Raffel et al. 2020)."""
+
+
+class EncoderDecoderSpec(TransformerSpec):
+    """A Transformer after Raffel et al. 2020: RMSNorm before each layer, relative positions, no biases.
+
+    Blocks [0, encoder_layers) are the encoder's, the rest the decoder's. Where the model is cut within the decoder,
+    the encoder's output travels along with the decoder's stream.
+    """
+
+    family: Literal["encoder_decoder"] = "encoder_decoder"
+    """The kind of Transformer."""
+    layers: int = Field(ge=2)
+    """Blocks of encoder and decoder together."""
+    encoder_layers: int | None = Field(default=None, ge=1)
+    """Blocks of the encoder. Default: half of `layers`."""
+    head_dim: int | None = Field(default=None, ge=1)
+    """Width of a head. Default: `dim / heads`."""
+    ffn_dim: int | None = Field(default=None, ge=1)
+    """Width inside the feed-forward layer. Default: 4 times `dim`."""
+    gated: bool = False
+    """A feed-forward layer with gated GELU (T5 v1.1) in place of ReLU (v1.0)."""
+    tied: bool = True
+    """The head uses the embedding's matrix, and its input is scaled by dim^-0.5 (T5 v1.0)."""
+    buckets: int = Field(default=32, ge=4, multiple_of=4)
+    """Relative positions that are told apart."""
+    max_distance: int = Field(default=128, ge=2)
+    """Positions that are further apart than that are not told apart."""
+    decoder_seq: int | None = Field(default=None, ge=1)
+    """Tokens in a decoder's sequence. Default: as many as the targets of span corruption have."""
+    norm_eps: float = Field(default=1e-6, gt=0)
+    """Added under the root in RMSNorm."""
+
+    @model_validator(mode="after")
+    def _check(self) -> EncoderDecoderSpec:
+        if self.head_dim is None and self.dim % self.heads:
+            raise ValueError(f"dim {self.dim} is not a multiple of heads {self.heads}; give head_dim")
+        if self.seam >= self.layers:
+            raise ValueError(f"encoder_layers {self.seam} leaves no decoder block of {self.layers} layers")
+        if self.max_distance <= self.buckets // 2:
+            raise ValueError(f"max_distance {self.max_distance} is not more than half of buckets {self.buckets}")
+        return self
+
+    @property
+    def seam(self) -> int:
+        """Number of the first decoder block: the cut with the least traffic, and where architectures part."""
+        return self.encoder_layers or self.layers // 2
+
+    @property
+    def head_width(self) -> int:
+        return self.head_dim or self.dim // self.heads
+
+    @property
+    def inner(self) -> int:
+        """Width of queries, keys and values over all heads."""
+        return self.heads * self.head_width
+
+    @property
+    def hidden(self) -> int:
+        return self.ffn_dim or 4 * self.dim
+
+    def target_length(self, seq_len: int) -> int:
+        """Tokens in a decoder's sequence, beside an encoder's of `seq_len`."""
+        return self.decoder_seq or corrupted_lengths(seq_len)[1]
+
+    @property
+    def splits_sequence(self) -> bool:
+        """No: two streams travel as one along the sequence."""
+        return False
+
+    def block_parameters(self, tp: int = 1) -> int:
+        """Parameters of a block on one of `tp` devices: the mean of all, rounded up."""
+        decoders = self.layers - self.seam
+        return -(-(self.seam * self._encoder_block(tp) + decoders * self._decoder_block(tp)) // self.layers)
+
+    def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
+        """Parameters beside the blocks of a stage, on one of `tp` devices, with the seam in the last stage."""
+        shards = self.head_shards(tp)
+        tables = int(first or last) + int(last and not self.tied)
+        relative = self.buckets * self.heads // tp
+        return tables * self.embedding_parameters() // shards + relative * (first + last) + 2 * self.dim * last
+
+    def parameters(self, start: int = 0, stop: int | None = None, tp: int = 1) -> int:
+        """Parameters of the blocks [start, stop), with all that lies beside them there, on one of `tp` devices.
+
+        The first decoder block has a copy of the embedding and the encoder's last norm beside it, and each stage the
+        tables of relative positions of the blocks it holds.
+        """
+        stop = self.layers if stop is None else stop
+        first, seam, last = start == 0, start <= self.seam < stop, stop == self.layers
+        encoders, decoders = max(0, min(stop, self.seam) - start), max(0, stop - max(start, self.seam))
+        tables = int(first or seam or (last and self.tied)) + int(last and not self.tied)
+        count = encoders * self._encoder_block(tp) + decoders * self._decoder_block(tp)
+        count += tables * self.embedding_parameters() // self.head_shards(tp) + self.dim * (seam + last)
+        return count + self.buckets * self.heads // tp * (bool(encoders) + bool(decoders))
+
+    def forward_flops(self, rows: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
+        """As all families; a mask spares no scores here, because they have a table added to them."""
+        stop = self.layers if stop is None else stop
+        source, target = seq_len, self.target_length(seq_len)
+        attention, feed_forward = 4 * self.dim * self.inner, self._feed_forward
+        encoder = source * (2.0 * (attention + feed_forward) + 4.0 * source * self.inner)
+        decoder = target * (2.0 * (attention + feed_forward) + 4.0 * target * self.inner)
+        decoder += 4.0 * self.dim * self.inner * (source + target) + 4.0 * source * target * self.inner
+        encoders, decoders = max(0, min(stop, self.seam) - start), max(0, stop - max(start, self.seam))
+        flops = encoders * encoder + decoders * decoder
+        if stop == self.layers:
+            flops += 2.0 * target * self.vocabulary * self.dim
+        return rows * flops
+
+    def boundary_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4, cut: int | None = None) -> int:
+        """Size of what travels between two stages: up to the seam the encoder's stream, behind it both.
+
+        Args:
+            cut: the block before which the model is cut; None: the largest of all cuts.
+        """
+        both = cut is None or cut > self.seam
+        length = seq_len + (self.target_length(seq_len) if both else 0)
+        return rows * length * self.dim * bytes_per_value
+
+    def activation_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        """What a block keeps for its backward pass, for one micro-batch of `rows` sequences: the mean of all blocks.
+
+        Counted from the block as written. Each norm keeps its input, what it makes of it and its output (3 d). An
+        attention keeps queries, keys and values, the softmax of the scores (torch has no fused attention that learns
+        what is added to them) and its output; ReLU its output, a gated GELU four values of that width.
+        """
+        source, target = seq_len, self.target_length(seq_len)
+        split = 4 * self.inner + (4 if self.gated else 1) * self.hidden
+        encoder = source * (split + self.heads * source)
+        decoder = target * (split + 2 * self.inner + self.heads * (target + source)) + 2 * source * self.inner
+        split_values = self._mean(encoder, decoder) / tp
+        return self.stream_bytes(rows, seq_len, bytes_per_value) + int(rows * bytes_per_value * split_values)
+
+    def stream_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4) -> int:
+        """The part of `activation_bytes` that tensor parallelism leaves whole: what the norms keep."""
+        whole = self._mean(6 * seq_len * self.dim, 9 * self.target_length(seq_len) * self.dim)
+        return int(rows * bytes_per_value * whole)
+
+    def product_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        """Results of a block's matrix products, which selective recomputation keeps: scores are among them."""
+        source, target = seq_len, self.target_length(seq_len)
+        split = 4 * self.inner + (2 if self.gated else 1) * self.hidden
+        encoder = source * (split + self.heads * source)
+        decoder = target * (split + 2 * self.inner + self.heads * (target + source)) + 2 * source * self.inner
+        whole = self._mean(2 * source * self.dim, 3 * target * self.dim)
+        return int(rows * bytes_per_value * (whole + self._mean(encoder, decoder) / tp))
+
+    def _mean(self, encoder: float, decoder: float) -> float:
+        return (self.seam * encoder + (self.layers - self.seam) * decoder) / self.layers
+
+    @property
+    def _feed_forward(self) -> int:
+        return (3 if self.gated else 2) * self.dim * self.hidden
+
+    def _encoder_block(self, tp: int) -> int:
+        return (4 * self.dim * self.inner + self._feed_forward) // tp + 2 * self.dim
+
+    def _decoder_block(self, tp: int) -> int:
+        return (8 * self.dim * self.inner + self._feed_forward) // tp + 3 * self.dim
+
+
+def corrupted_lengths(seq_len: int) -> tuple[int, int]:
+    """(tokens of a text, tokens of its targets) such that span corruption makes inputs of at most `seq_len` of it.
+
+    Of n tokens, round(NOISE·n) are hidden in round(NOISE·n / SPAN) spans; in the inputs each span is one token, and
+    an end follows; in the targets a token goes before each span, and an end follows. n is the largest that fits.
+    """
+
+    def lengths(tokens: int) -> tuple[int, int]:
+        noise = max(1, round(tokens * NOISE))
+        spans = max(1, round(noise / SPAN))
+        return tokens - noise + spans + 1, noise + spans + 1
+
+    tokens = max(2, seq_len)
+    while lengths(tokens + 1)[0] <= seq_len:
+        tokens += 1
+    return tokens, lengths(tokens)[1]
