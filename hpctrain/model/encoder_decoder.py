@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpctrain.model.norm import RMSNorm
-from hpctrain.model.relative import RelativePositions
+from hpctrain.model.relative import added_scores
 from hpctrain.model.transformer_part import TransformerPart
 from hpctrain.records.encoder_decoder_spec import EncoderDecoderSpec
 
@@ -28,12 +28,14 @@ class UnscaledAttention(nn.Module):
         self.wv = nn.Linear(spec.dim, spec.inner, bias=False)
         self.wo = nn.Linear(spec.inner, spec.dim, bias=False)
 
-    def forward(self, x: Tensor, memory: Tensor, added: Tensor | None = None) -> Tensor:
-        """x: [batch, target, dim] asks, memory: [batch, seq, dim] answers -> [batch, target, dim].
+    def forward(self, x: Tensor, added: Tensor | None, memory: Tensor | None = None) -> Tensor:
+        """x: [batch, target, dim] -> [batch, target, dim].
 
         Args:
             added: [1, heads, target, seq], added to the scores.
+            memory: [batch, seq, dim], what is looked at; None: x itself.
         """
+        memory = x if memory is None else memory
         q, k, v = self._heads(self.wq(x)), self._heads(self.wk(memory)), self._heads(self.wv(memory))
         if added is not None:
             added = added.to(q.dtype)
@@ -72,8 +74,7 @@ class SourceBlock(nn.Module):
 
     def forward(self, x: Tensor, added: Tensor) -> Tensor:
         """x: [batch, seq, dim], added to the scores: [1, heads, seq, seq] -> [batch, seq, dim]."""
-        normed = self.attention_norm(x)
-        x = x + self.attention(normed, normed, added)
+        x = x + self.attention(self.attention_norm(x), added)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
@@ -92,9 +93,8 @@ class TargetBlock(nn.Module):
     def forward(self, x: Tensor, added: Tensor, memory: Tensor) -> Tensor:
         """x: [batch, target, dim], added to the scores: [1, heads, target, target], memory: the encoder's output
         [batch, seq, dim] -> [batch, target, dim]."""
-        normed = self.attention_norm(x)
-        x = x + self.attention(normed, normed, added)
-        x = x + self.cross_attention(self.cross_attention_norm(x), memory)
+        x = x + self.attention(self.attention_norm(x), added)
+        x = x + self.cross_attention(self.cross_attention_norm(x), None, memory)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
@@ -109,13 +109,14 @@ class EncoderDecoder(TransformerPart):
         super().__init__()
         seam = spec.seam
         self.first = first
+        self.max_distance = spec.max_distance
         self.tied_here = spec.tied and last
         self.logit_scale = spec.dim**-0.5 if spec.tied else 1.0
         at_seam = start <= seam < stop
         self.embedding = nn.Embedding(spec.vocabulary, spec.dim) if first or at_seam or self.tied_here else None
-        self.relative_encoder = RelativePositions(spec, causal=False) if start < min(stop, seam) else None
+        self.relative_encoder = nn.Embedding(spec.buckets, spec.heads) if start < min(stop, seam) else None
         self.encoder_norm = RMSNorm(spec.dim, spec.norm_eps) if at_seam else None
-        self.relative_decoder = RelativePositions(spec, causal=True) if max(start, seam) < stop else None
+        self.relative_decoder = nn.Embedding(spec.buckets, spec.heads) if max(start, seam) < stop else None
         blocks = {index: SourceBlock(spec) if index < seam else TargetBlock(spec) for index in range(start, stop)}
         self.layers = nn.ModuleDict({str(index): block for index, block in blocks.items()})
         self.norm = RMSNorm(spec.dim, spec.norm_eps) if last else None
@@ -133,7 +134,7 @@ class EncoderDecoder(TransformerPart):
         if self.first and self.embedding is not None:
             x = self.embedding(x)
         if self.relative_encoder is not None:
-            added = self.relative_encoder(x)
+            added = added_scores(self.relative_encoder, x, self.max_distance, causal=False)
             for name in self.sources:
                 x = self.layers[name](x, added)
         if self.encoder_norm is not None and self.embedding is not None:
@@ -143,7 +144,7 @@ class EncoderDecoder(TransformerPart):
         target = decoder_tokens.shape[1]
         memory, stream = x.split((x.shape[1] - target, target), dim=1)
         if self.relative_decoder is not None:
-            added = self.relative_decoder(stream)
+            added = added_scores(self.relative_decoder, stream, self.max_distance, causal=True)
             for name in self.targets:
                 stream = self.layers[name](stream, added, memory)
         if self.norm is not None and self.head is not None:

@@ -7,31 +7,23 @@ import math
 import torch
 from torch import Tensor, nn
 
-from hpctrain.records.encoder_decoder_spec import EncoderDecoderSpec
 
+def added_scores(table: nn.Embedding, x: Tensor, largest: int, causal: bool) -> Tensor:
+    """What is added to the scores of a sequence: [1, heads, seq, seq], minus infinity where causal attention sees
+    nothing.
 
-class RelativePositions(nn.Embedding):
-    """The table of a stack, shared by its blocks: [buckets, heads]."""
-
-    def __init__(self, spec: EncoderDecoderSpec, causal: bool) -> None:
-        super().__init__(spec.buckets, spec.heads)
-        self.causal = causal
-        self.max_distance = spec.max_distance
-
-    def forward(self, length: Tensor) -> Tensor:
-        """What is added to the scores of a sequence: [1, heads, seq, seq], minus infinity where causal attention sees
-        nothing.
-
-        Args:
-            length: a tensor [batch, seq, …] of that length.
-        """
-        seq = length.shape[1]
-        # Scores of one distance get one number: 2·seq − 1 look-ups, laid out over the square by shifted windows.
-        distances = torch.arange(1 - seq, seq, device=length.device)
-        table = super().forward(buckets(distances, self.num_embeddings, self.max_distance, self.causal)).t()
-        if self.causal:
-            table = table.masked_fill(distances > 0, -math.inf)
-        return table.unfold(1, seq, 1).flip(1)[None]
+    Args:
+        table: [buckets, heads], of a stack.
+        x: [batch, seq, dim].
+        largest: distance from which on no two are told apart.
+    """
+    seq = x.shape[1]
+    # Scores of one distance get one number: 2·seq − 1 look-ups, laid out over the square by shifted windows.
+    distances = torch.arange(1 - seq, seq, device=x.device)
+    numbers = table(buckets(distances, table.num_embeddings, largest, causal)).t()
+    if causal:
+        numbers = numbers.masked_fill(distances > 0, -math.inf)
+    return numbers.unfold(1, seq, 1).flip(1)[None]
 
 
 def buckets(distances: Tensor, count: int, largest: int, causal: bool) -> Tensor:

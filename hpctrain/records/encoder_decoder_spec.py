@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -119,15 +120,22 @@ class EncoderDecoderSpec(TransformerSpec):
             flops += 2.0 * target * self.vocabulary * self.dim
         return rows * flops
 
-    def boundary_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4, cut: int | None = None) -> int:
-        """Size of what travels between two stages: up to the seam the encoder's stream, behind it both.
-
-        Args:
-            cut: the block before which the model is cut; None: the largest of all cuts.
-        """
+    def boundary_length(self, seq_len: int, cut: int | None = None) -> int:
+        """Up to the seam the encoder's stream travels, behind it both."""
         both = cut is None or cut > self.seam
-        length = seq_len + (self.target_length(seq_len) if both else 0)
-        return rows * length * self.dim * bytes_per_value
+        return seq_len + (self.target_length(seq_len) if both else 0)
+
+    def shared_weights(self, cuts: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
+        """The embedding, where tokens enter the encoder and the decoder and where they leave as logits, and the tables
+        of relative positions, in each stage with blocks of their stack."""
+        stages = range(len(cuts))
+        at_seam = {stage for stage in stages if cuts[stage][0] <= self.seam < cuts[stage][1]}
+        holders = {
+            "embedding.weight": sorted({0} | at_seam | ({len(cuts) - 1} if self.tied else set())),
+            "relative_encoder.weight": [stage for stage in stages if cuts[stage][0] < min(cuts[stage][1], self.seam)],
+            "relative_decoder.weight": [stage for stage in stages if max(cuts[stage][0], self.seam) < cuts[stage][1]],
+        }
+        return {name: stages for name, stages in holders.items() if len(stages) > 1}
 
     def activation_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """What a block keeps for its backward pass, for one micro-batch of `rows` sequences: the mean of all blocks.

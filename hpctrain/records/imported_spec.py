@@ -5,6 +5,7 @@ The counterpart of `TransformerSpec`, with the same questions and answers; nothi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -112,6 +113,14 @@ class ImportedSpec(Part):
     def boundary_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4, cut: int | None = None) -> int:
         """Size of the hidden state [rows, seq, dim] that travels between two stages, wherever the cut is."""
         return rows * seq_len * self.dim * bytes_per_value
+
+    def boundary_length(self, seq_len: int, cut: int | None = None) -> int:
+        """Positions along the sequence of the hidden state."""
+        return seq_len
+
+    def shared_weights(self, cuts: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
+        """Weights that several stages hold: none; what front and back share cannot lie in two stages."""
+        return {}
 
     def activation_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """What one block keeps for its backward pass, for one micro-batch of `rows` sequences."""

@@ -7,6 +7,7 @@ the embedding, the last one the last norm and the head. Nothing here needs torch
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 from pydantic import Field
 
@@ -90,7 +91,19 @@ class TransformerSpec(Part):
         Args:
             cut: the block before which the model is cut; None: the largest of all cuts.
         """
-        return rows * seq_len * self.dim * bytes_per_value
+        return rows * self.boundary_length(seq_len, cut) * self.dim * bytes_per_value
+
+    def boundary_length(self, seq_len: int, cut: int | None = None) -> int:
+        """Positions along the sequence of what travels between two stages; see `boundary_bytes`."""
+        return seq_len
+
+    def shared_weights(self, cuts: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
+        """By name, the stages that hold a copy of a weight, where it is more than one.
+
+        Args:
+            cuts: the blocks [from, to) of each stage.
+        """
+        return {"embedding.weight": [0, len(cuts) - 1]} if self.tied and len(cuts) > 1 else {}
 
     def selective_flops(self, rows: int, seq_len: int) -> float:
         """Matrix products of a block that selective recomputation repeats: none, their results are kept."""

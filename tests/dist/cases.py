@@ -22,6 +22,10 @@ from hpctrain.parallel.gradients import gradient_norm, local_gradients
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
 from hpctrain.parallel.reduction import reducer_of
+from hpctrain.records.encoder_decoder_spec import EncoderDecoderSpec
+from hpctrain.records.encoder_spec import EncoderSpec
+from hpctrain.records.families import FamilySpec
+from hpctrain.records.gpt2_spec import Gpt2Spec
 from hpctrain.records.manifest import Manifest
 from hpctrain.records.model_spec import ModelSpec
 from hpctrain.records.plan import Plan, Replica, Stage
@@ -92,7 +96,7 @@ EVEN, SIZES, COUNTS, FOUR = [(2, 2), (2, 2)], [(3, 2), (1, 2)], [(2, 3), (1, 2)]
 V_SHAPES = {replica: V_SHAPE[0] for replica in (0, 1)}
 
 
-def sharded_plans(zero: int) -> dict[str, tuple[Plan, ModelSpec]]:
+def sharded_plans(zero: int) -> dict[str, tuple[Plan, FamilySpec]]:
     """Plans of one ZeRO level."""
     return {
         f"zero{zero} dp2": (make_plan(1, 2, 1, WHOLE, EVEN, zero=zero), SPEC),
@@ -128,7 +132,7 @@ FIVE_STAGES = {
 }
 """Stages of one block, and one with the head alone; backwards cut in two for some of them only."""
 
-PLANS: dict[str, tuple[Plan, ModelSpec]] = {
+PLANS: dict[str, tuple[Plan, FamilySpec]] = {
     "one": (make_plan(1, 1, 1, WHOLE, [(8, 1)]), SPEC),
     "one, micro-batches": (make_plan(1, 1, 1, WHOLE, [(2, 4)], "gpipe"), SPEC),
     "pp2 gpipe": (make_plan(2, 1, 1, HALF, [(2, 4)], "gpipe"), SPEC),
@@ -215,29 +219,61 @@ PLANS |= {
 }  # fmt: skip
 
 
-def batch(spec: ModelSpec, step: int) -> torch.Tensor:
+GPT2 = Gpt2Spec(layers=4, dim=32, heads=4, vocab=64, positions=20)
+ENCODER, ENCODER_ODD = (EncoderSpec(layers=4, dim=32, heads=4, vocab=vocab, positions=20) for vocab in (64, 67))
+T5 = EncoderDecoderSpec(layers=4, dim=32, heads=4, vocab=64, buckets=8, max_distance=10, decoder_seq=11)
+T5_GATED = T5.model_copy(update={"gated": True, "tied": False, "encoder_layers": 1, "vocab": 67})
+FAMILIES: dict[str, FamilySpec] = {"gpt2": GPT2, "encoder": ENCODER, "t5": T5, "t5 gated": T5_GATED}
+PLANS |= {
+    **{f"{name} {case}": (PLANS[case][0], spec) for name, spec in FAMILIES.items() for case in ("pp2 V", "tp2")},
+    "gpt2 tp2 sequence": (PLANS["tp2 sequence"][0], GPT2),
+    "encoder tp2 sequence": (PLANS["tp2 sequence"][0], ENCODER),
+    "encoder tp2 sequence, odd vocabulary": (PLANS["tp2 sequence"][0], ENCODER_ODD),
+    "t5 pp2 uneven": (PLANS["pp2 uneven"][0], T5),
+    "t5 pp2 head alone": (PLANS["pp2 head alone"][0], T5),
+    "t5 pp2 interleaved zero bubble": (PLANS["pp2 interleaved zero bubble"][0], T5),
+    "t5 gated pp2 full and selective": (PLANS["pp2 full and selective"][0], T5_GATED),
+    "t5 pp4": (PLANS["pp4"][0], T5),
+    "t5 pp2 dp2 uneven": (PLANS["pp2 dp2 uneven"][0], T5),
+    "t5 pp2 tp2": (PLANS["pp2 tp2"][0], T5),
+    "t5 zero3 pp2 dp2": (PLANS["zero3 pp2 dp2"][0], T5),
+    "gpt2 zero2 pp2 dp2": (PLANS["zero2 pp2 dp2"][0], GPT2),
+    "encoder zero1 dp2 tp2": (PLANS["zero1 dp2 tp2"][0], ENCODER),
+}
+
+
+def batch(spec: FamilySpec, step: int) -> torch.Tensor:
     """The global batch of a step: [ROWS, SEQ + 1]."""
     return torch.randint(0, spec.vocabulary, (ROWS, SEQ + 1), generator=torch.Generator().manual_seed(step))
+
+
+def examples(spec: FamilySpec, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Tokens and targets of some rows, and with two stacks what the decoder reads."""
+    if not isinstance(spec, EncoderDecoderSpec):
+        return rows[:, :-1], rows[:, 1:]
+    target = spec.target_length(SEQ)
+    return rows[:, :-1], rows[:, 1 : target + 1], rows[:, :target]
 
 
 REFERENCES: dict[str, dict[str, object]] = {}
 
 
-def reference(spec: ModelSpec) -> dict[str, object]:
+def reference(spec: FamilySpec) -> dict[str, object]:
     """What one process gives, computed once for each model."""
     if spec.sha256() not in REFERENCES:
         REFERENCES[spec.sha256()] = train_alone(spec)
     return REFERENCES[spec.sha256()]
 
 
-def train_alone(spec: ModelSpec) -> dict[str, object]:
+def train_alone(spec: FamilySpec) -> dict[str, object]:
     """One process, whole batch, no hpctrain wiring: losses, first gradients, parameters after STEPS steps."""
     model = build_stage(spec, 0, spec.layers, SEED)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=EPS)
     losses, gradients = [], {}
     for step in range(STEPS):
         tokens = batch(spec, step)
-        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        inputs, targets, *decoder_tokens = examples(spec, tokens)
+        loss = F.cross_entropy(model(inputs, *decoder_tokens).flatten(0, 1), targets.flatten())
         loss.backward()
         losses.append(float(loss.detach()))
         if step == 0:
@@ -248,7 +284,7 @@ def train_alone(spec: ModelSpec) -> dict[str, object]:
     return {"losses": losses, "gradients": gradients, "norm": norm, "parameters": dict(model.named_parameters())}
 
 
-def open_pipeline(plan: Plan, spec: ModelSpec, rank: int) -> tuple[Pipeline, Coordinate, Reducer]:
+def open_pipeline(plan: Plan, spec: FamilySpec, rank: int) -> tuple[Pipeline, Coordinate, Reducer]:
     """This rank's part of a plan."""
     coordinate, mesh = Coordinate.of(plan, rank), build_mesh(plan, "cpu")
     schedule, _ = schedule_of(plan, coordinate.dp)
@@ -257,11 +293,13 @@ def open_pipeline(plan: Plan, spec: ModelSpec, rank: int) -> tuple[Pipeline, Coo
     return pipeline, coordinate, reducer_of(plan, mesh, pipeline.stages, pipeline.parameters())
 
 
-def my_rows(plan: Plan, coordinate: Coordinate, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def my_rows(
+    plan: Plan, coordinate: Coordinate, tokens: torch.Tensor, spec: FamilySpec = SPEC
+) -> tuple[torch.Tensor, ...]:
     """This replica's part of a global batch."""
     start = sum(replica.rows for replica in plan.replicas[: coordinate.dp])
     mine = tokens[start : start + plan.replicas[coordinate.dp].rows]
-    return mine[:, :-1], mine[:, 1:]
+    return examples(spec, mine)
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -279,7 +317,7 @@ def job_loss(share: float, coordinate: Coordinate) -> float:
     return float(total)
 
 
-def run_equivalence(plan: Plan, spec: ModelSpec, rank: int) -> dict[str, float]:
+def run_equivalence(plan: Plan, spec: FamilySpec, rank: int) -> dict[str, float]:
     """Largest deviations of a plan from one process, the same number on every rank."""
     expected = reference(spec)
     pipeline, coordinate, reducer = open_pipeline(plan, spec, rank)
@@ -287,7 +325,7 @@ def run_equivalence(plan: Plan, spec: ModelSpec, rank: int) -> dict[str, float]:
     optimizer = torch.optim.AdamW([p for _, p in named], lr=1e-3, eps=EPS, foreach=False if plan.tp > 1 else None)
     found: dict[str, list[float]] = {key: [] for key in ("loss", "gradient", "norm", "validation", "parameter")}
     for step in range(STEPS):
-        rows = my_rows(plan, coordinate, batch(spec, step))
+        rows = my_rows(plan, coordinate, batch(spec, step), spec)
         # Before any training, and after some of it.
         valid = job_loss(pipeline.evaluate(*rows), coordinate) if step in (0, STEPS - 1) else None
         loss = job_loss(pipeline.step(*rows), coordinate)
@@ -320,7 +358,7 @@ def run_reshard(folder: Path, rank: int, world: int) -> dict[str, float]:
 
 
 def load_into_plans(
-    found: Published, expected: dict[str, torch.Tensor], rank: int, world: int, model: ModelSpec, few: bool
+    found: Published, expected: dict[str, torch.Tensor], rank: int, world: int, model: FamilySpec, few: bool
 ) -> dict[str, float]:
     """Largest difference of a loaded tensor from the expected one, by plan. The state lies the same way at every ZeRO
     level and under every schedule, so a few of the sharded plans are enough, and a few of all for further checkpoints."""
@@ -343,7 +381,7 @@ def load_into_plans(
     return results
 
 
-def save_state(folder: Path, plan: Plan, spec: ModelSpec, rank: int) -> None:
+def save_state(folder: Path, plan: Plan, spec: FamilySpec, rank: int) -> None:
     """Two steps on a plan, saved asynchronously; a third step must not reach the checkpoint."""
     pipeline, coordinate, reducer = open_pipeline(plan, spec, rank)
     named = pipeline.parameters()
@@ -351,7 +389,7 @@ def save_state(folder: Path, plan: Plan, spec: ModelSpec, rank: int) -> None:
     prepare_moments(named, optimizer)
     saver = CheckpointSaver(folder, dist.new_group(backend="gloo"), keep=2)
     for step in range(3):
-        pipeline.step(*my_rows(plan, coordinate, batch(spec, step)))
+        pipeline.step(*my_rows(plan, coordinate, batch(spec, step), spec))
         reducer.reduce(local_gradients([p for _, p in named]))
         pipeline.sum_ends()
         optimizer.step()
