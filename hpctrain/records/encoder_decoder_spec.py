@@ -89,8 +89,32 @@ class EncoderDecoderSpec(TransformerSpec):
         """Parameters beside the blocks of a stage, on one of `tp` devices, with the seam in the last stage."""
         shards = self.head_shards(tp)
         tables = int(first or last) + int(last and not self.tied)
-        relative = self.buckets * self.heads // tp
-        return tables * self.embedding_parameters() // shards + relative * (first + last) + 2 * self.dim * last
+        return tables * self.embedding_parameters() // shards + self._table(tp) * (first + last) + 2 * self.dim * last
+
+    def stage_parameters(self, blocks: int, tp: int = 1, *, first: bool, last: bool) -> int:
+        if first:
+            return self.parameters(0, blocks, tp)
+        if last:
+            return self.parameters(self.layers - blocks, self.layers, tp)
+        # The blocks around the seam have an embedding beside them, and decoder blocks are the larger ones.
+        decoders = min(blocks, self.layers - self.seam)
+        count = decoders * self._decoder_block(tp) + (blocks - decoders) * self._encoder_block(tp)
+        return count + self.embedding_parameters() // self.head_shards(tp) + self.dim + 2 * self._table(tp)
+
+    def mean_blocks(self, blocks: int, seq_len: int, *, first: bool, last: bool) -> tuple[float, float]:
+        """A stage between the ends has the mean FLOPs, and keeps as much as the blocks that keep most."""
+        flops, kept = self._block_flops(seq_len), self._kept(seq_len)
+        if first or last:
+            encoders = min(blocks, self.seam) if first else max(0, blocks - (self.layers - self.seam))
+            decoders = blocks - encoders
+            done, held = (encoders * each[0] + decoders * each[1] for each in (flops, kept))
+            return done / self._mean(*flops), held / self._mean(*kept)
+        return blocks, blocks * max(kept) / self._mean(*kept)
+
+    @property
+    def preferred_cut(self) -> int | None:
+        """The seam: only the encoder's stream passes it, and architectures part there."""
+        return self.seam
 
     def parameters(self, start: int = 0, stop: int | None = None, tp: int = 1) -> int:
         """Parameters of the blocks [start, stop), with all that lies beside them there, on one of `tp` devices.
@@ -104,20 +128,16 @@ class EncoderDecoderSpec(TransformerSpec):
         tables = int(first or seam or (last and self.tied)) + int(last and not self.tied)
         count = encoders * self._encoder_block(tp) + decoders * self._decoder_block(tp)
         count += tables * self.embedding_parameters() // self.head_shards(tp) + self.dim * (seam + last)
-        return count + self.buckets * self.heads // tp * (bool(encoders) + bool(decoders))
+        return count + self._table(tp) * (bool(encoders) + bool(decoders))
 
     def forward_flops(self, rows: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
         """As all families; a mask spares no scores here, because they have a table added to them."""
         stop = self.layers if stop is None else stop
-        source, target = seq_len, self.target_length(seq_len)
-        attention, feed_forward = 4 * self.dim * self.inner, self._feed_forward
-        encoder = source * (2.0 * (attention + feed_forward) + 4.0 * source * self.inner)
-        decoder = target * (2.0 * (attention + feed_forward) + 4.0 * target * self.inner)
-        decoder += 4.0 * self.dim * self.inner * (source + target) + 4.0 * source * target * self.inner
+        encoder, decoder = self._block_flops(seq_len)
         encoders, decoders = max(0, min(stop, self.seam) - start), max(0, stop - max(start, self.seam))
         flops = encoders * encoder + decoders * decoder
         if stop == self.layers:
-            flops += 2.0 * target * self.vocabulary * self.dim
+            flops += 2.0 * self.target_length(seq_len) * self.vocabulary * self.dim
         return rows * flops
 
     def boundary_length(self, seq_len: int, cut: int | None = None) -> int:
@@ -144,17 +164,12 @@ class EncoderDecoderSpec(TransformerSpec):
         attention keeps queries, keys and values, the softmax of the scores (torch has no fused attention that learns
         what is added to them) and its output; ReLU its output, a gated GELU four values of that width.
         """
-        source, target = seq_len, self.target_length(seq_len)
-        split = 4 * self.inner + (4 if self.gated else 1) * self.hidden
-        encoder = source * (split + self.heads * source)
-        decoder = target * (split + 2 * self.inner + self.heads * (target + source)) + 2 * source * self.inner
-        split_values = self._mean(encoder, decoder) / tp
-        return self.stream_bytes(rows, seq_len, bytes_per_value) + int(rows * bytes_per_value * split_values)
+        whole, split = self._mean(*self._whole(seq_len)), self._mean(*self._split(seq_len))
+        return int(rows * bytes_per_value * (whole + split / tp))
 
     def stream_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4) -> int:
         """The part of `activation_bytes` that tensor parallelism leaves whole: what the norms keep."""
-        whole = self._mean(6 * seq_len * self.dim, 9 * self.target_length(seq_len) * self.dim)
-        return int(rows * bytes_per_value * whole)
+        return int(rows * bytes_per_value * self._mean(*self._whole(seq_len)))
 
     def product_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """Results of a block's matrix products, which selective recomputation keeps: scores are among them."""
@@ -165,12 +180,42 @@ class EncoderDecoderSpec(TransformerSpec):
         whole = self._mean(2 * source * self.dim, 3 * target * self.dim)
         return int(rows * bytes_per_value * (whole + self._mean(encoder, decoder) / tp))
 
+    def _block_flops(self, seq_len: int) -> tuple[float, float]:
+        """Of an encoder's and of a decoder's block, for one sequence."""
+        source, target = seq_len, self.target_length(seq_len)
+        matrices = 2.0 * (4 * self.dim * self.inner + self._feed_forward)
+        encoder = source * (matrices + 4.0 * source * self.inner)
+        decoder = target * (matrices + 4.0 * target * self.inner)
+        cross = 4.0 * self.dim * self.inner * (source + target) + 4.0 * source * target * self.inner
+        return encoder, decoder + cross
+
+    def _whole(self, seq_len: int) -> tuple[float, float]:
+        """Values that the norms of an encoder's and of a decoder's block keep."""
+        return 6.0 * seq_len * self.dim, 9.0 * self.target_length(seq_len) * self.dim
+
+    def _split(self, seq_len: int) -> tuple[float, float]:
+        """Values that attention and feed-forward layer of an encoder's and of a decoder's block keep."""
+        source, target = seq_len, self.target_length(seq_len)
+        each = 4 * self.inner + (4 if self.gated else 1) * self.hidden
+        encoder = source * (each + self.heads * source)
+        decoder = target * (each + 2 * self.inner + self.heads * (target + source)) + 2 * source * self.inner
+        return encoder, decoder
+
+    def _kept(self, seq_len: int) -> tuple[float, float]:
+        """Values that an encoder's and a decoder's block keep on one device."""
+        whole, split = self._whole(seq_len), self._split(seq_len)
+        return whole[0] + split[0], whole[1] + split[1]
+
     def _mean(self, encoder: float, decoder: float) -> float:
         return (self.seam * encoder + (self.layers - self.seam) * decoder) / self.layers
 
     @property
     def _feed_forward(self) -> int:
         return (3 if self.gated else 2) * self.dim * self.hidden
+
+    def _table(self, tp: int) -> int:
+        """Parameters of a table of relative positions."""
+        return self.buckets * self.heads // tp
 
     def _encoder_block(self, tp: int) -> int:
         return (4 * self.dim * self.inner + self._feed_forward) // tp + 2 * self.dim

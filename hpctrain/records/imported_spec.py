@@ -110,6 +110,19 @@ class ImportedSpec(Part):
             flops += self.back_sizes.flops
         return self._sequences(rows, seq_len) * flops
 
+    def stage_parameters(self, blocks: int, tp: int = 1, *, first: bool, last: bool) -> int:
+        """As `parameters`, of a stage by its number of blocks and the ends it has."""
+        return blocks * self.block_parameters(tp) + self.end_parameters(tp, first=first, last=last)
+
+    def mean_blocks(self, blocks: int, seq_len: int, *, first: bool, last: bool) -> tuple[float, float]:
+        """How many blocks of mean size a stage amounts to, in FLOPs and in what it keeps: blocks are equal."""
+        return blocks, blocks
+
+    @property
+    def preferred_cut(self) -> int | None:
+        """The block before which the model is cut best: all cuts are alike."""
+        return None
+
     def boundary_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4, cut: int | None = None) -> int:
         """Size of the hidden state [rows, seq, dim] that travels between two stages, wherever the cut is."""
         return rows * seq_len * self.dim * bytes_per_value

@@ -85,6 +85,20 @@ class TransformerSpec(Part):
         ends = self.end_parameters(tp, first=start == 0, last=stop == self.layers)
         return (stop - start) * self.block_parameters(tp) + ends
 
+    def stage_parameters(self, blocks: int, tp: int = 1, *, first: bool, last: bool) -> int:
+        """As `parameters`, of a stage by its number of blocks and the ends it has; where it may lie anywhere between
+        them, the most that such a stage holds."""
+        return blocks * self.block_parameters(tp) + self.end_parameters(tp, first=first, last=last)
+
+    def mean_blocks(self, blocks: int, seq_len: int, *, first: bool, last: bool) -> tuple[float, float]:
+        """How many blocks of mean size a stage amounts to: in FLOPs, and in what it keeps for the backward pass."""
+        return blocks, blocks
+
+    @property
+    def preferred_cut(self) -> int | None:
+        """The block before which a model is cut best, where one of the cuts has less to send than others."""
+        return None
+
     def boundary_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4, cut: int | None = None) -> int:
         """Size of the activation [rows, seq, dim] that travels between two stages.
 
