@@ -39,6 +39,6 @@ def buckets(distances: Tensor, count: int, largest: int, causal: bool) -> Tensor
         count //= 2
         offset, away = (distances > 0).long() * count, distances.abs()
     near = count // 2
-    scale = (count - near) / math.log(largest / near)
-    far = near + (torch.log(away.clamp(min=1).float() / near) * scale).long()
+    # In this order, as powers of two fall on the edge of two rows: models that are published were trained with it.
+    far = near + (torch.log(away.clamp(min=1).float() / near) / math.log(largest / near) * (count - near)).long()
     return offset + torch.where(away < near, away, far.clamp(max=count - 1))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from hpctrain.records.transformer_spec import TransformerSpec
+from hpctrain.records.transformer_spec import TransformerSpec, family_is_said
 
 NOISE, SPAN = 0.15, 3.0
 """Share of the tokens that are hidden, and how many in a row, on average (Raffel et al. 2020)."""
@@ -19,6 +19,8 @@ class EncoderDecoderSpec(TransformerSpec):
     Blocks [0, encoder_layers) are the encoder's, the rest the decoder's. Where the model is cut within the decoder,
     the encoder's output travels along with the decoder's stream.
     """
+
+    model_config = ConfigDict(json_schema_extra=family_is_said)
 
     family: Literal["encoder_decoder"] = "encoder_decoder"
     """The kind of Transformer."""
@@ -161,8 +163,9 @@ class EncoderDecoderSpec(TransformerSpec):
         """What a block keeps for its backward pass, for one micro-batch of `rows` sequences: the mean of all blocks.
 
         Counted from the block as written. Each norm keeps its input, what it makes of it and its output (3 d). An
-        attention keeps queries, keys and values, the softmax of the scores (torch has no fused attention that learns
-        what is added to them) and its output; ReLU its output, a gated GELU four values of that width.
+        attention keeps queries, keys and values and its output; where positions are added to its scores their softmax,
+        too, because torch has no fused attention that learns what is added. ReLU keeps its output, a gated GELU four
+        values of that width.
         """
         whole, split = self._mean(*self._whole(seq_len)), self._mean(*self._split(seq_len))
         return int(rows * bytes_per_value * (whole + split / tp))
@@ -176,7 +179,7 @@ class EncoderDecoderSpec(TransformerSpec):
         source, target = seq_len, self.target_length(seq_len)
         split = 4 * self.inner + (2 if self.gated else 1) * self.hidden
         encoder = source * (split + self.heads * source)
-        decoder = target * (split + 2 * self.inner + self.heads * (target + source)) + 2 * source * self.inner
+        decoder = target * (split + 2 * self.inner + self.heads * target) + 2 * source * self.inner
         whole = self._mean(2 * source * self.dim, 3 * target * self.dim)
         return int(rows * bytes_per_value * (whole + self._mean(encoder, decoder) / tp))
 
@@ -198,7 +201,7 @@ class EncoderDecoderSpec(TransformerSpec):
         source, target = seq_len, self.target_length(seq_len)
         each = 4 * self.inner + (4 if self.gated else 1) * self.hidden
         encoder = source * (each + self.heads * source)
-        decoder = target * (each + 2 * self.inner + self.heads * (target + source)) + 2 * source * self.inner
+        decoder = target * (each + 2 * self.inner + self.heads * target) + 2 * source * self.inner
         return encoder, decoder
 
     def _kept(self, seq_len: int) -> tuple[float, float]:
@@ -236,7 +239,7 @@ def corrupted_lengths(seq_len: int) -> tuple[int, int]:
         spans = max(1, round(noise / SPAN))
         return tokens - noise + spans + 1, noise + spans + 1
 
-    tokens = max(2, seq_len)
+    tokens = max(1, seq_len - 1)  # what stands for a span is never longer than the span, so this fits
     while lengths(tokens + 1)[0] <= seq_len:
         tokens += 1
     return tokens, lengths(tokens)[1]

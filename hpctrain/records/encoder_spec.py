@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from hpctrain.records.biased_spec import BiasedSpec
+from hpctrain.records.transformer_spec import family_is_said
 
 SEGMENTS = 2
 """Rows of BERT's table of segments; a text without pairs of sentences uses the first one only."""
@@ -15,6 +16,8 @@ SEGMENTS = 2
 class EncoderSpec(BiasedSpec):
     """An encoder-only Transformer after Devlin et al. 2019: LayerNorm behind each layer, GELU, and a head of a matrix,
     GELU and norm before the table of tokens."""
+
+    model_config = ConfigDict(json_schema_extra=family_is_said)
 
     family: Literal["encoder"] = "encoder"
     """The kind of Transformer."""

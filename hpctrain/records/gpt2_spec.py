@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from hpctrain.records.biased_spec import BiasedSpec
+from hpctrain.records.transformer_spec import family_is_said
 
 
 class Gpt2Spec(BiasedSpec):
     """A decoder-only Transformer after Radford et al. 2019: LayerNorm before each layer, GELU in its tanh form."""
+
+    model_config = ConfigDict(json_schema_extra=family_is_said)
 
     family: Literal["gpt2"] = "gpt2"
     """The kind of Transformer."""

@@ -8,10 +8,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 from pydantic import Field
 
 from hpctrain.records.document import Part, content_sha256
+
+
+def family_is_said(schema: dict[str, Any]) -> None:
+    """Make `family` a required key in the schema for editors: only a decoder does without, and a schema has to tell the
+    families apart."""
+    schema["required"] = [*schema.get("required", []), "family"]
 
 
 class TransformerSpec(Part):
