@@ -33,7 +33,7 @@ PRESETS: dict[str, FamilySpec] = {
     "llama-3b": ModelSpec(layers=28, dim=3072, heads=24, kv_heads=8, ffn_dim=8192, tied=True, rope_base=500_000),
     "llama-8b": ModelSpec(layers=32, dim=4096, heads=32, kv_heads=8, ffn_dim=14336, rope_base=500_000),
     "llama-13b": ModelSpec(layers=40, dim=5120, heads=40, ffn_dim=13824),
-    "gpt2-10m": Gpt2Spec(layers=6, dim=384, heads=6),
+    "gpt2-30m": Gpt2Spec(layers=6, dim=384, heads=6),
     "gpt2-124m": Gpt2Spec(layers=12, dim=768, heads=12),
     "gpt2-355m": Gpt2Spec(layers=24, dim=1024, heads=16),
     "gpt2-774m": Gpt2Spec(layers=36, dim=1280, heads=20),

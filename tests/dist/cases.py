@@ -220,25 +220,18 @@ PLANS |= {
 
 
 GPT2 = Gpt2Spec(layers=4, dim=32, heads=4, vocab=64, positions=20)
-ENCODER, ENCODER_ODD = (EncoderSpec(layers=4, dim=32, heads=4, vocab=vocab, positions=20) for vocab in (64, 67))
+ENCODER = EncoderSpec(layers=4, dim=32, heads=4, vocab=64, positions=20)
 T5 = EncoderDecoderSpec(layers=4, dim=32, heads=4, vocab=64, buckets=8, max_distance=10, decoder_seq=11)
-T5_GATED = T5.model_copy(update={"gated": True, "tied": False, "encoder_layers": 1, "vocab": 67})
-FAMILIES: dict[str, FamilySpec] = {"gpt2": GPT2, "encoder": ENCODER, "t5": T5, "t5 gated": T5_GATED}
+GATED = T5.model_copy(update={"gated": True, "tied": False, "encoder_layers": 1, "vocab": 67})
 PLANS |= {
-    **{f"{name} {case}": (PLANS[case][0], spec) for name, spec in FAMILIES.items() for case in ("pp2 V", "tp2")},
-    "gpt2 tp2 sequence": (PLANS["tp2 sequence"][0], GPT2),
-    "encoder tp2 sequence": (PLANS["tp2 sequence"][0], ENCODER),
-    "encoder tp2 sequence, odd vocabulary": (PLANS["tp2 sequence"][0], ENCODER_ODD),
-    "t5 pp2 uneven": (PLANS["pp2 uneven"][0], T5),
-    "t5 pp2 head alone": (PLANS["pp2 head alone"][0], T5),
-    "t5 pp2 interleaved zero bubble": (PLANS["pp2 interleaved zero bubble"][0], T5),
-    "t5 gated pp2 full and selective": (PLANS["pp2 full and selective"][0], T5_GATED),
-    "t5 pp4": (PLANS["pp4"][0], T5),
-    "t5 pp2 dp2 uneven": (PLANS["pp2 dp2 uneven"][0], T5),
-    "t5 pp2 tp2": (PLANS["pp2 tp2"][0], T5),
-    "t5 zero3 pp2 dp2": (PLANS["zero3 pp2 dp2"][0], T5),
-    "gpt2 zero2 pp2 dp2": (PLANS["zero2 pp2 dp2"][0], GPT2),
-    "encoder zero1 dp2 tp2": (PLANS["zero1 dp2 tp2"][0], ENCODER),
+    "pp2 V, gpt2": (PLANS["pp2 V"][0], GPT2),
+    "pp2 V, encoder": (PLANS["pp2 V"][0], ENCODER),
+    "pp2 V, encoder-decoder": (PLANS["pp2 V"][0], T5),
+    "pp2 full and selective, encoder-decoder": (PLANS["pp2 full and selective"][0], GATED),
+    "tp2, encoder-decoder": (PLANS["tp2"][0], GATED),
+    "tp2 sequence, encoder": (PLANS["tp2 sequence"][0], ENCODER),
+    "pp4, encoder-decoder": (PLANS["pp4"][0], T5),
+    "zero3 pp2 dp2, encoder-decoder": (PLANS["zero3 pp2 dp2"][0], T5),
 }
 
 
