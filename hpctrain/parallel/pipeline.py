@@ -37,6 +37,7 @@ from hpctrain.parallel.stage import CountedStage, StageCounters
 from hpctrain.parallel.tensor import apply_tensor_parallel, vocabulary_is_split
 from hpctrain.parallel.tied import TiedCopies, tie_copies
 from hpctrain.records.imported_spec import Spec
+from hpctrain.records.objective import NEXT_TOKEN, AnyObjective, Lengths, lengths
 from hpctrain.records.plan import Plan
 from hpctrain.records.schedule import Schedule
 
@@ -63,6 +64,12 @@ class PipelineInputs:
     """Blocks are compiled at their first call."""
     timeout: timedelta | None = None
     """How long a rank waits for another one in one operation; None: torch's own times."""
+    objective: AnyObjective = NEXT_TOKEN
+
+    @property
+    def lengths(self) -> Lengths:
+        """Tokens of one sample."""
+        return lengths(self.objective, self.seq_len)
 
     @property
     def message_timeout(self) -> timedelta | None:
@@ -105,7 +112,7 @@ class Pipeline:
 
         Args:
             tokens: [rows, seq], of this replica.
-            targets: [rows, outputs].
+            targets: [rows, outputs], -100 where there is none.
             decoder_tokens: [rows, outputs], what the decoder of a model with two stacks reads; its stages are given
                 their micro-batch's part of it by that name.
 
@@ -211,7 +218,7 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
     for stage in stages:
         stage.random = random
     split_loss = vocabulary_is_split(spec, plan.tp)
-    loss = make_loss(plan.rows * spec.target_length(inputs.seq_len), mesh["tp"] if split_loss else None)
+    loss = make_loss(plan.rows * inputs.lengths.targets, mesh["tp"] if split_loss else None)
     if inputs.scaler is not None:
         loss = inputs.scaler.scaled(loss)
     if stages[-1].is_last:
@@ -282,8 +289,8 @@ def _logits(inputs: PipelineInputs, rows: int) -> Tensor:
     width = inputs.spec.vocabulary
     if vocabulary_is_split(inputs.spec, inputs.plan.tp):
         width //= inputs.plan.tp
-    dtype, seq = inputs.autocast or torch.float32, inputs.spec.target_length(inputs.seq_len)
-    return torch.empty(rows, seq, width, dtype=dtype, device="meta", requires_grad=True)
+    dtype = inputs.autocast or torch.float32
+    return torch.empty(rows, inputs.lengths.outputs, width, dtype=dtype, device="meta", requires_grad=True)
 
 
 def _actions_by_group_rank(

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from hpctrain.records.document import content_sha256
 from hpctrain.records.transformer_spec import TransformerSpec, family_is_said
 
 NOISE, SPAN = 0.15, 3.0
@@ -54,6 +55,10 @@ class EncoderDecoderSpec(TransformerSpec):
         if self.max_distance <= self.buckets // 2:
             raise ValueError(f"max_distance {self.max_distance} is not more than half of buckets {self.buckets}")
         return self
+
+    def sha256(self) -> str:
+        """As all families; how long a decoder's sequence is has no part in the weights."""
+        return content_sha256(self.model_copy(update={"decoder_seq": None}))
 
     @property
     def seam(self) -> int:
