@@ -143,11 +143,13 @@ def _lab(spec: Any, say: Say) -> Iterator[tuple[Any, Any]]:
 
 def _spec(preset: str) -> Any:
     from hpctrain.bench.scene import BYTES_VOCABULARY
-    from hpctrain.records.model_spec import PRESETS
+    from hpctrain.records.model_spec import ModelSpec
+    from hpctrain.records.presets import PRESETS
 
-    if preset not in PRESETS:
-        raise click.BadParameter(f"found {preset!r}; there are: {', '.join(PRESETS)}", param_hint="--preset")
-    return PRESETS[preset].model_copy(update={"vocab": BYTES_VOCABULARY})
+    decoders = {name: spec for name, spec in PRESETS.items() if isinstance(spec, ModelSpec)}
+    if preset not in decoders:
+        raise click.BadParameter(f"found {preset!r}; there are: {', '.join(decoders)}", param_hint="--preset")
+    return decoders[preset].model_copy(update={"vocab": BYTES_VOCABULARY})
 
 
 def _known(methods: Sequence[str], table: dict[str, Any]) -> list[str]:

@@ -101,7 +101,9 @@ class CostModel:
         """A stage that holds this share of the model."""
         key = (self.kind(unit), micro_batch, share)
         if key not in self._stages:
-            self._stages[key] = _stage(self.parts(unit, micro_batch), share, self.constants[unit.kind], unit.launch_s)
+            blocks, _ = self.work.mean_blocks(share)
+            parts, constants = self.parts(unit, micro_batch), self.constants[unit.kind]
+            self._stages[key] = _stage(parts, share, blocks, constants, unit.launch_s)
         return self._stages[key]
 
     def send(self, source: Unit, target: Unit, micro_batch: int) -> float:
@@ -186,18 +188,19 @@ class CostModel:
         return self.profile.at(unit.workers[0].type, len(unit.workers), micro_batch)
 
 
-def _stage(parts: Parts, share: Share, constants: Constants, launch_s: float) -> StageTime:
+def _stage(parts: Parts, share: Share, blocks: float, constants: Constants, launch_s: float) -> StageTime:
+    """A stage that amounts to that many blocks of mean size."""
     action_s = constants.action_ops * launch_s
-    times = [action_s + share.blocks * (parts.block[way] + parts.block_tp[way]) for way in (0, 1)]
+    times = [action_s + blocks * (parts.block[way] + parts.block_tp[way]) for way in (0, 1)]
     for present, part in ((share.first, parts.embedding), (share.last, parts.head)):
         if present:
             times = [times[way] + part[way] for way in (0, 1)]
     forward, backward = times
     inputs, weights = 0.0, backward
     if not share.first:
-        split = backward + action_s + share.blocks * parts.block_split
+        split = backward + action_s + blocks * parts.block_split
         inputs, weights = constants.inputs_share * split, (1 - constants.inputs_share) * split
-    return StageTime(forward, backward, share.blocks * sum(parts.block_tp), inputs, weights)
+    return StageTime(forward, backward, blocks * sum(parts.block_tp), inputs, weights)
 
 
 def codec_seconds(unit: Unit) -> CodecSeconds:

@@ -26,6 +26,7 @@ from hpctrain.planner.paper import solve_as_paper
 from hpctrain.planner.predict import Prediction, predict
 from hpctrain.planner.refine import refine
 from hpctrain.planner.saving import NO_SAVING, Saving
+from hpctrain.planner.seam import at_seam
 from hpctrain.planner.search import NO_SHARDS, Search
 from hpctrain.planner.workload import workload_of
 from hpctrain.records.codec import CodecSpec, keeps_state
@@ -99,6 +100,7 @@ def make_plan(
     cost = search.cost.with_work(replace(work, saving=best.layout.saving, codec=spec_of_sums.codec))
     if previous is not None:
         best = stay_in_place(cost, best, previous)
+    best = at_seam(cost, best)
     if isinstance(run.compression, AutoCompression) and not spec_of_sums.exact:
         bound_s = step_bound(fleet, work)  # the search's own is for the codec that it went by
     if spec_of_sums.compared and any(unit.codec_s is None for unit in best.layout.units()):

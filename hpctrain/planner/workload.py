@@ -131,8 +131,11 @@ class Workload:
 
     def parameters(self, share: Share, tp: int) -> int:
         """Parameters of a stage on one of `tp` devices."""
-        ends = self.spec.end_parameters(tp, first=share.first, last=share.last)
-        return share.blocks * self.spec.block_parameters(tp) + ends
+        return self.spec.stage_parameters(share.blocks, tp, first=share.first, last=share.last)
+
+    def mean_blocks(self, share: Share) -> tuple[float, float]:
+        """How many blocks of mean size a stage amounts to: in time, and in what it keeps for the backward pass."""
+        return self.spec.mean_blocks(share.blocks, self.seq_len, first=share.first, last=share.last)
 
     def micro_batch_sizes(self) -> list[int]:
         """Sizes to try: those that divide the batch, so that every micro-batch is equally long.

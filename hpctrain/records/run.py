@@ -17,10 +17,10 @@ from hpctrain.records.document import Document, Part
 from hpctrain.records.imported_spec import ImportedSpec, Spec
 from hpctrain.records.mistakes import dotted, mistakes_of
 from hpctrain.records.model_choice import Model
-from hpctrain.records.model_spec import PRESETS
 from hpctrain.records.objective import AnyObjective, Objective, settled
 from hpctrain.records.overrides import absent, apply_overrides, filled, overridden
 from hpctrain.records.plan import Recompute, ZeroLevel
+from hpctrain.records.presets import PRESETS
 from hpctrain.records.yaml_file import YamlFile, read_yaml
 
 COMPILE_S = 1800.0
@@ -255,6 +255,13 @@ class Run(Document):
     def _profiled_step_exists(self) -> Run:
         if self.profile.step is not None and self.profile.step > self.steps:
             raise ValueError(f"profile.step is {self.profile.step}, and the run has {self.steps} steps")
+        return self
+
+    @model_validator(mode="after")
+    def _model_takes_the_sequences(self) -> Run:
+        named = self.model.dims is not None or self.model.preset is not None
+        if named and (reason := self.spec().why_no_sequence(self.data.seq_len)):
+            raise ValueError(f"data.seq_len is {self.data.seq_len}, and {reason}")
         return self
 
     def spec(self) -> Spec:

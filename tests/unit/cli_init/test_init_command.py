@@ -20,7 +20,7 @@ from hpctrain.corpus.index import read_indexes
 from hpctrain.corpus.tokens import Corpus, open_validation
 from hpctrain.launch import starter as starter_module
 from hpctrain.launch.starter import Starter, check_starter, render, write_starter
-from hpctrain.records.model_spec import PRESETS
+from hpctrain.records.presets import PRESETS
 from hpctrain.records.run import FixedParallel, Optimizer, Run, read_run
 from hpctrain.records.yaml_file import parse_yaml
 
@@ -84,7 +84,7 @@ def test_a_folder_in_place_of_a_file_is_told(call: Call, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--preset", "tiny", "run.yaml: model.preset: found 'tiny'; allowed: tiny-1m"),
+        ("--preset", "tiny", "run.yaml: model.preset: found 'tiny'; did you mean 'tiny-1m'?"),
         ("--steps", "0", "run.yaml: steps: found 0; input should be greater than or equal to 1"),
         ("--name", "a b", "run.yaml: name: found 'a b'; string should match pattern"),
         ("--steps", "many", "'many' is not a valid integer"),

@@ -56,8 +56,7 @@ recovery:
         ":1: nmae: unknown key; did you mean 'name'?",
         ":2: steps: found 'many'; input should be a valid integer, unable to parse string as an integer",
         ":4: cluster.nodes: found '4-3'; at least one node, and the second number not below the first",
-        ":6: model.preset: found 'tinny'; allowed: tiny-1m, mini-10m, small-125m, medium-350m, large-1.3b, xl-7b, "
-        "xxl-70b",
+        ":6: model.preset: found 'tinny'; did you mean 'tiny-1m'?",
         ":7: data: found nothing; keys are expected below it",
         ":9: optimizer.lr: found -0.0001; input should be greater than 0",
         ":10: optimizer.betas[1]: missing; this key must be given",
