@@ -38,12 +38,13 @@ class NodeState:
 
 def scontrol(layout: Layout, *words: str) -> tuple[str, ...]:
     """scontrol of this lab, whatever SLURM_CONF says; times as seconds since 1970."""
-    return ("env", f"SLURM_CONF={layout.slurm_conf}", "SLURM_TIME_FORMAT=%s", "scontrol", *words)
+    return ("env", f"SLURM_CONF={layout.slurm_conf}", "SLURM_TIME_FORMAT=%s", layout.slurm.program("scontrol"), *words)
 
 
 def squeue(layout: Layout) -> tuple[str, ...]:
     """Asks for what `parse_jobs` reads."""
-    return ("env", f"SLURM_CONF={layout.slurm_conf}", "squeue", "--noheader", "--all", f"--format={_JOB_FORMAT}")
+    program = layout.slurm.program("squeue")
+    return ("env", f"SLURM_CONF={layout.slurm_conf}", program, "--noheader", "--all", f"--format={_JOB_FORMAT}")
 
 
 def parse_nodes(text: str) -> dict[str, NodeState]:

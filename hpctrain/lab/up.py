@@ -14,7 +14,8 @@ from hpctrain.lab import daemons
 from hpctrain.lab.cpu_share import CpuControl, find_cpu_control, share_files, share_folders
 from hpctrain.lab.down import clear, is_ready, leftovers
 from hpctrain.lab.hosts import with_lab, write_hosts
-from hpctrain.lab.layout import Layout
+from hpctrain.lab.installation import Installation
+from hpctrain.lab.layout import Layout, load_layout
 from hpctrain.lab.machine import Machine
 from hpctrain.lab.network import Command, build_commands
 from hpctrain.lab.queue import node_states
@@ -82,13 +83,13 @@ def draw(machine: Machine, layout: Layout, version: tuple[int, int]) -> Blueprin
     )
 
 
-def slurm_version(machine: Machine) -> tuple[int, int]:
-    """Version of slurmd: (22, 5).
+def slurm_version(machine: Machine, slurm: Installation) -> tuple[int, int]:
+    """Version of the slurmd that the lab runs: (22, 5).
 
     Raises:
         CommandError: slurmd does not say.
     """
-    words = machine.run(("slurmd", "-V")).stdout.split()
+    words = machine.run((slurm.program("slurmd"), "-V")).stdout.split()
     numbers = words[-1].split(".") if words else []
     if len(numbers) < 2 or not (numbers[0].isdigit() and numbers[1].isdigit()):
         raise CommandError(f"slurmd -V: found {' '.join(words)!r}, expected 'slurm 22.05.8' or the like")
@@ -113,7 +114,7 @@ def bring_up(machine: Machine, layout: Layout, replace: bool = False, tell: Tell
         tell(f"clearing what an earlier lab left: {left.summary()}")
         clear(machine, layout.folder)
     require_namespaces(machine)
-    blueprint = draw(machine, layout, slurm_version(machine))
+    blueprint = draw(machine, layout, slurm_version(machine, layout.slurm))
     try:
         _build(machine, blueprint, tell)
     except BaseException:  # a key press too: half a lab is of use to nobody
@@ -125,7 +126,7 @@ def _require_room(machine: Machine, layout: Layout, replace: bool) -> None:
     for folder in leftovers(machine, layout.folder).folders:
         if is_ready(machine, folder) and not replace:
             raise InputError(
-                f"a lab is up in {folder}; use it (export SLURM_CONF={folder / 'slurm.conf'}), "
+                f"a lab is up in {folder}; use it ({'; '.join(load_layout(folder).exports)}), "
                 "or take it down first: `hpctrain lab down`, or `lab up --replace`"
             )
     folder = layout.folder
