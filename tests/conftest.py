@@ -106,6 +106,15 @@ def _missing_lab() -> str | None:
     return None
 
 
+SLURM_NEXT = Path(os.environ.get("HPCTRAIN_SLURM_NEXT", "/opt/slurm-next"))
+"""Where tools/install-slurm-next puts a newer Slurm than this machine's own."""
+
+
+def _missing_slurm_next() -> str | None:
+    there = (SLURM_NEXT / "sbin" / "slurmd").exists()
+    return None if there else f"there is no newer Slurm in {SLURM_NEXT} (`tools/install-slurm-next`)"
+
+
 def _missing_shellcheck() -> str | None:
     return None if shutil.which("shellcheck") else "shellcheck is not installed (Debian: shellcheck)"
 
@@ -117,6 +126,7 @@ PARTS: dict[str, Callable[[], str | None]] = {
     "cxx": _missing_cxx,
     "measured_runs": _missing_measured_runs,
     "slurm": _missing_slurm,
+    "slurm_next": _missing_slurm_next,
     "lab": _missing_lab,
     "shellcheck": _missing_shellcheck,
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 from hpctrain.lab.layout import Layout
 from hpctrain.lab.machine import Machine
+from hpctrain.slurm.time import read_moment
 
 _FIELD = re.compile(r"(\w+)=(\S*)")
 _JOB_FORMAT = "%i|%j|%P|%T|%N|%r"
@@ -59,7 +60,7 @@ def parse_nodes(text: str) -> dict[str, NodeState]:
         flags = tuple(word.rstrip("*") for word in raw.split("+")) + (("NOT_RESPONDING",) if "*" in raw else ())
         started = fields.get("SlurmdStartTime", "")
         name = fields["NodeName"]
-        states[name] = NodeState(name, tuple(dict.fromkeys(flags)), float(started) if started.isdigit() else None)
+        states[name] = NodeState(name, tuple(dict.fromkeys(flags)), read_moment(started))
     return states
 
 

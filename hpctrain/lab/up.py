@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from hpctrain.lab.installation import Installation
 from hpctrain.lab.layout import Layout, load_layout
 from hpctrain.lab.machine import Machine
 from hpctrain.lab.network import Command, build_commands
-from hpctrain.lab.queue import node_states
+from hpctrain.lab.queue import node_states, scontrol
 from hpctrain.lab.requirements import require_namespaces
 from hpctrain.lab.slurm_conf import cgroup_conf, slurm_conf
 
@@ -26,6 +27,7 @@ Tell = Callable[[str], None]
 
 READY_TIMEOUT_S = 60.0
 _KEY_BYTES = 128
+_VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -89,11 +91,25 @@ def slurm_version(machine: Machine, slurm: Installation) -> tuple[int, int]:
     Raises:
         CommandError: slurmd does not say.
     """
-    words = machine.run((slurm.program("slurmd"), "-V")).stdout.split()
-    numbers = words[-1].split(".") if words else []
-    if len(numbers) < 2 or not (numbers[0].isdigit() and numbers[1].isdigit()):
-        raise CommandError(f"slurmd -V: found {' '.join(words)!r}, expected 'slurm 22.05.8' or the like")
-    return int(numbers[0]), int(numbers[1])
+    return _version_of(machine, (slurm.program("slurmd"), "-V"))
+
+
+def _version_of(machine: Machine, argv: Command) -> tuple[int, int]:
+    words = machine.run(argv).stdout.split()
+    found = _VERSION.match(words[-1]) if words else None
+    if found is None:
+        raise CommandError(f"{' '.join(argv[-2:])}: found {' '.join(words)!r}, expected 'slurm 22.05.8' or the like")
+    return int(found[1]), int(found[2])
+
+
+def _require_one_version(machine: Machine, layout: Layout) -> None:
+    """A newer scontrol on the path, as an earlier lab's `export PATH` puts it there, would get no answer it can read."""
+    daemon, client = slurm_version(machine, layout.slurm), _version_of(machine, scontrol(layout, "-V"))
+    if daemon != client:
+        raise InputError(
+            f"found a slurmd of Slurm {daemon[0]}.{daemon[1]:02d} and a scontrol of {client[0]}.{client[1]:02d}; correct "
+            "PATH, or name the folder of one of them with --slurm"
+        )
 
 
 def bring_up(machine: Machine, layout: Layout, replace: bool = False, tell: Tell = lambda text: None) -> None:
@@ -104,7 +120,7 @@ def bring_up(machine: Machine, layout: Layout, replace: bool = False, tell: Tell
         tell: called with a line at each phase.
 
     Raises:
-        InputError: a lab is up already, or the folder holds something else.
+        InputError: a lab is up already, the folder holds something else, or the path mixes two versions of Slurm.
         Refused: this machine cannot hold a lab.
         CommandError: a command or a daemon failed.
     """
@@ -137,6 +153,7 @@ def _require_room(machine: Machine, layout: Layout, replace: bool) -> None:
 def _build(machine: Machine, blueprint: Blueprint, tell: Tell) -> None:
     layout = blueprint.layout
     _record(machine, blueprint)
+    _require_one_version(machine, layout)
     tell(f"network: {len(layout.names)} nodes in {layout.spec.network}")
     machine.run_all(blueprint.commands)
     _limit_cpu(blueprint)
