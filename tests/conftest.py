@@ -23,6 +23,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # Several workers share this machine's cores: one thread each, unless somebody says otherwise.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Where tools/install-slurm-next puts a newer Slurm than this machine's own.
+os.environ.setdefault("HPCTRAIN_SLURM_NEXT", "/opt/slurm-next")
+
 # How long an example takes says more about the machine's load than about the code.
 hypothesis.settings.register_profile("suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("suite")
@@ -106,13 +109,10 @@ def _missing_lab() -> str | None:
     return None
 
 
-SLURM_NEXT = Path(os.environ.get("HPCTRAIN_SLURM_NEXT", "/opt/slurm-next"))
-"""Where tools/install-slurm-next puts a newer Slurm than this machine's own."""
-
-
 def _missing_slurm_next() -> str | None:
-    there = (SLURM_NEXT / "sbin" / "slurmd").exists()
-    return None if there else f"there is no newer Slurm in {SLURM_NEXT} (`tools/install-slurm-next`)"
+    prefix = Path(os.environ["HPCTRAIN_SLURM_NEXT"])
+    there = (prefix / "sbin" / "slurmd").exists()
+    return None if there else f"there is no newer Slurm in {prefix} (`tools/install-slurm-next`)"
 
 
 def _missing_shellcheck() -> str | None:

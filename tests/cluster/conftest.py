@@ -95,10 +95,20 @@ class Cluster:
         return (self.folder / "ready").exists()
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test marked with slurms("own", "next") runs on a lab of each; without the mark, on this machine's own Slurm."""
+    marker = metafunc.definition.get_closest_marker("slurms")
+    if marker is None:
+        return
+    newer = pytest.param(Path(os.environ["HPCTRAIN_SLURM_NEXT"]), id="next", marks=pytest.mark.requires("slurm_next"))
+    known = {"own": pytest.param(None, id="own"), "next": newer}
+    metafunc.parametrize("lab", [known[name] for name in marker.args], indirect=True, scope="session")
+
+
 @pytest.fixture(scope="session")
 def lab(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The lab of the test session. A test may take it down: whoever asks for `cluster` next builds it again."""
-    lab = Cluster(FOLDER, getattr(request, "param", None) or (Path(os.environ["XP"]) if "XP" in os.environ else None))
+    lab = Cluster(FOLDER, getattr(request, "param", None))
     lab.up()
     yield lab
     lab.lab("down")
