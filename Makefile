@@ -35,7 +35,8 @@ test: venv lint lab-packages ## lint and the whole suite; what this machine cann
 
 # As root on Debian the lab can run; as anybody else its tests are left out, and listed.
 lab-packages: venv
-	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then $(BIN)/python -c "$(INSTALL_LAB)"; fi
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then $(BIN)/python -c "$(INSTALL_LAB)" && \
+		{ tools/install-slurm-next "$${HPCTRAIN_SLURM_NEXT:-/opt/slurm-next}" || echo "tests with a newer Slurm are left out"; }; fi
 
 test-fast: venv ## the part of the suite that starts no processes: under a minute
 	$(BIN)/pytest -m "not slow"

@@ -59,7 +59,7 @@ def command() -> None:
 @click.argument("spec", type=click.Path(path_type=Path), required=False)
 @click.option("--nodes", type=click.IntRange(1, 500), help="Number of nodes, in place of a spec file.  [default: 4]")
 @click.option("--slurm", "prefix", type=click.Path(path_type=Path), metavar="PREFIX",
-              help="Another Slurm: the folder with its bin, sbin and lib/slurm.  [default: what is on the path]")  # fmt: skip
+              help="Folder with bin, sbin and lib/slurm of another Slurm.  [default: what the path has]")  # fmt: skip
 @click.option("--install", is_flag=True, help="Install missing Debian or Ubuntu packages first.")
 @click.option("--replace", is_flag=True, help="Take down a lab that is up.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
@@ -185,7 +185,7 @@ def _with_slurm(spec: LabSpec, prefix: Path | None) -> LabSpec:
     if prefix is None:
         return spec
     values = spec.to_json()
-    return LabSpec.from_json({**values, "slurm": {**values["slurm"], "prefix": os.path.abspath(prefix)}}, "--slurm")
+    return LabSpec.from_json({**values, "slurm": {**values["slurm"], "prefix": str(Path.cwd() / prefix)}}, "--slurm")
 
 
 def _version(machine: Machine, slurm: Installation) -> tuple[int, int]:

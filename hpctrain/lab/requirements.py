@@ -45,8 +45,8 @@ def require_programs(slurm: Installation, which: Which = shutil.which) -> None:
     absent = slurm.missing()
     if absent:
         raise InputError(
-            f"slurm.prefix: found '{slurm.prefix}', where there is no {absent[0]}; allowed: a folder with bin, sbin and "
-            f"lib/slurm of a Slurm; `tools/install-slurm-next {slurm.prefix}` makes one on Debian"
+            f"slurm.prefix: found '{slurm.prefix}', where there is no {absent[0]}; allowed: a folder with bin, sbin "
+            f"and lib/slurm of a Slurm; `tools/install-slurm-next {slurm.prefix}` makes one on Debian"
         )
     missing = missing_programs(slurm, which)
     if missing:

@@ -103,12 +103,12 @@ def _version_of(machine: Machine, argv: Command) -> tuple[int, int]:
 
 
 def _require_one_version(machine: Machine, layout: Layout) -> None:
-    """A newer scontrol on the path, as an earlier lab's `export PATH` puts it there, would get no answer it can read."""
+    """A newer scontrol on the path, as an earlier lab's `export PATH` puts it there, gets no answer it can read."""
     daemon, client = slurm_version(machine, layout.slurm), _version_of(machine, scontrol(layout, "-V"))
     if daemon != client:
         raise InputError(
-            f"found a slurmd of Slurm {daemon[0]}.{daemon[1]:02d} and a scontrol of {client[0]}.{client[1]:02d}; correct "
-            "PATH, or name the folder of one of them with --slurm"
+            f"found a slurmd of Slurm {daemon[0]}.{daemon[1]:02d} and a scontrol of {client[0]}.{client[1]:02d}; "
+            "correct PATH, or name the folder of one of them with --slurm"
         )
 
 

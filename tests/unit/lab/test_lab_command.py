@@ -13,6 +13,7 @@ from hpctrain.base.process import Finished
 from hpctrain.cli import lab as lab_command
 from hpctrain.cli.main import cli
 from hpctrain.lab import requirements
+from hpctrain.lab.installation import CLIENTS, DAEMONS
 from hpctrain.lab.machine import one_at_a_time
 
 
@@ -48,8 +49,8 @@ def test_another_slurm_is_told_with_its_path_and_stays_the_labs(lab, desk, tmp_p
     prefix = tmp_path / "slurm"
     with pytest.raises(InputError, match=f"slurm.prefix: found '{prefix}', where there is no {prefix}/sbin/slurmctld"):
         lab("up", "--slurm", str(prefix))
-    for path in ("sbin/slurmctld", "sbin/slurmd", "sbin/slurmstepd", "lib/slurm/auth_munge.so",
-                 *(f"bin/{name}" for name in ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun"))):  # fmt: skip
+    programs = [*(f"sbin/{name}" for name in DAEMONS), *(f"bin/{name}" for name in CLIENTS)]
+    for path in (*programs, "lib/slurm/auth_munge.so"):
         (prefix / path).parent.mkdir(parents=True, exist_ok=True)
         (prefix / path).touch()
     desk.answers.insert(0, lambda argv: Finished(argv, 0, "slurm 24.11.5\n", "") if argv[-1] == "-V" else None)
