@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,15 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture
+def patient(cluster) -> Iterator[None]:
+    """A grace time in which a run can leave on a busy machine too; it takes no longer than it needs."""
+    cluster.run("scontrol", "update", "PartitionName=low", "GraceTime=60")
+    yield
+    cluster.run("scontrol", "update", "PartitionName=low", "GraceTime=10")
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_preempted_run_goes_on_and_a_lost_nodes_job_is_requeued(cluster, project: Path) -> None:
     slurm = Slurm(SystemRunner(), cluster.env)
     assert slurm.config()["version"] >= "24.11"
