@@ -9,6 +9,7 @@ import os
 import resource
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -119,6 +120,10 @@ def _missing_shellcheck() -> str | None:
     return None if shutil.which("shellcheck") else "shellcheck is not installed (Debian: shellcheck)"
 
 
+def _missing_apptainer() -> str | None:
+    return None if shutil.which("apptainer") else "apptainer is not installed (Debian 12: tools/install-apptainer)"
+
+
 PARTS: dict[str, Callable[[], str | None]] = {
     "root": _missing_root,
     "userns": _missing_userns,
@@ -129,6 +134,7 @@ PARTS: dict[str, Callable[[], str | None]] = {
     "slurm_next": _missing_slurm_next,
     "lab": _missing_lab,
     "shellcheck": _missing_shellcheck,
+    "apptainer": _missing_apptainer,
 }
 """Part of a machine -> why it is missing, or None where it is there."""
 
@@ -149,6 +155,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             if part in required():
                 pytest.fail(f"{part} is missing though HPCTRAIN_REQUIRE names it: {reason}", pytrace=False)
             pytest.skip(f"{part}: {reason}")
+
+
+@pytest.fixture(scope="session")
+def small_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real image for runs on this machine: its Debian Python; it sees the packages of this installation.
+
+    Mark the test with requires("apptainer", "root").
+    """
+    image = tmp_path_factory.mktemp("image") / "small.sif"
+    words = ["image", "build", "--base", "cpu-small", "-o", str(image)]
+    subprocess.run([sys.executable, "-m", "hpctrain", *words], check=True)
+    return image
 
 
 @pytest.fixture

@@ -91,24 +91,22 @@ def slurm_version(machine: Machine, slurm: Installation) -> tuple[int, int]:
     Raises:
         CommandError: slurmd does not say.
     """
-    return _version_of(machine, (slurm.program("slurmd"), "-V"))
-
-
-def _version_of(machine: Machine, argv: Command) -> tuple[int, int]:
-    words = machine.run(argv).stdout.split()
+    words = machine.run((slurm.program("slurmd"), "-V")).stdout.split()
     found = _VERSION.match(words[-1]) if words else None
     if found is None:
-        raise CommandError(f"{' '.join(argv[-2:])}: found {' '.join(words)!r}, expected 'slurm 22.05.8' or the like")
+        raise CommandError(f"slurmd -V: found {' '.join(words)!r}, expected 'slurm 22.05.8' or the like")
     return int(found[1]), int(found[2])
 
 
 def _require_one_version(machine: Machine, layout: Layout) -> None:
     """A newer scontrol on the path, as an earlier lab's `export PATH` puts it there, gets no answer it can read."""
-    daemon, client = slurm_version(machine, layout.slurm), _version_of(machine, scontrol(layout, "-V"))
-    if daemon != client:
+    major, minor = slurm_version(machine, layout.slurm)
+    done = machine.try_run(scontrol(layout, "-V"))
+    words = " ".join((done.stdout + done.stderr).split())
+    if done.code != 0 or f" {major}.{minor:02d}." not in words:
         raise InputError(
-            f"found a slurmd of Slurm {daemon[0]}.{daemon[1]:02d} and a scontrol of {client[0]}.{client[1]:02d}; "
-            "correct PATH, or name the folder of one of them with --slurm"
+            f"slurmd is of Slurm {major}.{minor:02d} and scontrol says '{words[:200]}'; correct PATH, so that they are "
+            "of one version, or name the folder of one of them with --slurm"
         )
 
 

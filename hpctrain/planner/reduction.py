@@ -12,7 +12,7 @@ from typing import NamedTuple
 from hpctrain.planner.ground import Rings
 from hpctrain.planner.memory import BUCKET_BYTES
 from hpctrain.records.codec import wire_bytes
-from hpctrain.records.compression import Adaptive, Bf16, Codec, LocalSteps, PowerSgd, Tagc, TopK
+from hpctrain.records.compression import Adaptive, Bf16, Codec, LocalSteps, PowerSgd, Quantized, Tagc, TopK
 from hpctrain.records.topology import CodecSeconds
 
 
@@ -65,7 +65,7 @@ def sum_of(
 
 def uses_pairs(codec: Codec) -> bool:
     """Whether messages go from everyone to everyone, and not around a ring."""
-    return isinstance(codec, Bf16 | TopK | Adaptive)
+    return isinstance(codec, Bf16 | Quantized | TopK | Adaptive)
 
 
 def low_rank_width(dim: int, tp: int) -> float:
@@ -80,7 +80,7 @@ def _buckets(size_bytes: float) -> int:
 
 def _rounds(codec: Codec, size_bytes: float, n: int) -> float:
     match codec:
-        case Bf16():
+        case Bf16() | Quantized():
             return _buckets(size_bytes)
         case LocalSteps(every=every):
             return _buckets(size_bytes) / every
@@ -95,6 +95,8 @@ def _processor_s(codec: Codec, n: int, copy_s: float, each: CodecSeconds) -> flo
     match codec:
         case Bf16():
             return each.bf16
+        case Quantized():
+            return each.quantized
         case PowerSgd():
             return each.power_sgd
         case TopK() | Adaptive():

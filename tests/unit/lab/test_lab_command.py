@@ -75,7 +75,9 @@ def test_two_versions_on_the_path_are_told_and_nothing_stays(lab, desk, tmp_path
         return Finished(argv, 0, f"slurm {'24.11.5' if newer else '22.05.8'}\n", "") if argv[-1] == "-V" else None
 
     desk.answers.insert(0, versions)
-    with pytest.raises(InputError, match=r"a slurmd of Slurm 22\.05 and a scontrol of 24\.11; correct PATH, or name"):
+    with pytest.raises(
+        InputError, match=r"slurmd is of Slurm 22\.05 and scontrol says 'slurm 24\.11\.5'; correct PATH"
+    ):
         lab("up")
     assert not (tmp_path / "lab").exists()
 
