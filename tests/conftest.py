@@ -24,6 +24,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # Several workers share this machine's cores: one thread each, unless somebody says otherwise.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Where tools/install-slurm-next puts a newer Slurm than this machine's own.
+os.environ.setdefault("HPCTRAIN_SLURM_NEXT", "/opt/slurm-next")
+
 # How long an example takes says more about the machine's load than about the code.
 hypothesis.settings.register_profile("suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("suite")
@@ -107,6 +110,12 @@ def _missing_lab() -> str | None:
     return None
 
 
+def _missing_slurm_next() -> str | None:
+    prefix = Path(os.environ["HPCTRAIN_SLURM_NEXT"])
+    there = (prefix / "sbin" / "slurmd").exists()
+    return None if there else f"there is no newer Slurm in {prefix} (`tools/install-slurm-next`)"
+
+
 def _missing_shellcheck() -> str | None:
     return None if shutil.which("shellcheck") else "shellcheck is not installed (Debian: shellcheck)"
 
@@ -122,6 +131,7 @@ PARTS: dict[str, Callable[[], str | None]] = {
     "cxx": _missing_cxx,
     "measured_runs": _missing_measured_runs,
     "slurm": _missing_slurm,
+    "slurm_next": _missing_slurm_next,
     "lab": _missing_lab,
     "shellcheck": _missing_shellcheck,
     "apptainer": _missing_apptainer,

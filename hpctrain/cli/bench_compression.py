@@ -133,7 +133,7 @@ def _lab(spec: Any, say: Say) -> Iterator[tuple[Any, Any]]:
     layout = Layout(state_folder(os.environ), spec)
     require_root(machine, "up")
     with one_at_a_time():
-        require_programs()
+        require_programs(layout.slurm)
         bring_up(machine, layout, False, tell=say)
         try:
             yield machine, layout
