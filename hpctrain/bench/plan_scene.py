@@ -39,7 +39,7 @@ from hpctrain.records.topology import DeviceType, Fabric, Node, Provenance, Topo
 
 HALF = Framework(
     weight_bytes=2, gradient_bytes=2, state_bytes=12, checkpoint_bytes=0, stream_bytes=2, casts=False,
-    blocking_sends=True, split_sends=True, selective_sends_again=False, process_bytes=5.71e9,
+    blocking_sends=True, split_sends=True, selective_sends_again=False, process_bytes=5.71e9, bucket_bytes=1e9,
 )  # fmt: skip
 """Megatron in fp16: half weights and gradients, a master copy and moments in fp32 (Rajbhandari et al. 2020). Beside
 tensors: the most that a GH200 of the Sailor runs held (context, communicators, workspaces, what is cached)."""

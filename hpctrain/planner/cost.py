@@ -9,7 +9,7 @@ from hpctrain.planner.constants import CODEC_SECONDS, CONSTANTS, Constants
 from hpctrain.planner.ground import Ground
 from hpctrain.planner.layer_profile import LayerProfile, LayerTimes
 from hpctrain.planner.memory import MemoryModel
-from hpctrain.planner.network import Links, around, message_cost, number_sum_s, ring_sum_s
+from hpctrain.planner.network import Links, around, message_cost, number_sum_s, sum_s
 from hpctrain.planner.parts import Parts, measured, roofline
 from hpctrain.planner.reduction import NO_SUM, Sum, low_rank_width, sum_of, uses_pairs
 from hpctrain.planner.unit import Cells, Figures, Unit
@@ -152,6 +152,7 @@ class CostModel:
             return [NO_SUM] * len(shares)
         codec, tp = self.work.codec, len(cells[0][0].workers)
         exact = isinstance(codec, NoCompression)
+        bucket_bytes = self.work.framework.bucket_bytes
         rings, chunks = self.ground(cells).copies(shards, uses_pairs(codec)), len(shares) // len(cells[0])
         sums = []
         for share, rank in zip(shares, owner, strict=True):
@@ -160,7 +161,7 @@ class CostModel:
             copy_s = max(self.constants[unit.kind].reducer_bytes / unit.bytes_per_s for unit in units)
             size = float(self.work.framework.gradient_bytes * numbers)
             width, each = low_rank_width(self.work.spec.dim, tp), None if exact else slowest_codec(units)
-            sums.append(sum_of(codec, rings[rank], size, numbers, width, chunks, copy_s, each))
+            sums.append(sum_of(codec, rings[rank], size, numbers, width, chunks, copy_s, each, bucket_bytes))
         return sums
 
     def rounding_s(self, cells: Cells, rank: int) -> float:
@@ -173,7 +174,7 @@ class CostModel:
             return 0.0
         numbers = self.work.spec.end_parameters(len(first.workers), first=True, last=False)
         size = float(self.work.framework.gradient_bytes * numbers)
-        return max(ring_sum_s(self.links, pair, size) for pair in zip(first.places, last.places, strict=True))
+        return max(sum_s(self.links, pair, size) for pair in zip(first.places, last.places, strict=True))
 
     def norm_sum(self, cells: Cells) -> float:
         """The sum over all devices that clipping the gradient's norm needs."""

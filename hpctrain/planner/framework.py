@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+BUCKET_BYTES = 8 * 2**20
+"""Of the flat buffers in which a worker of ours sums its gradients."""
+
 
 @dataclass(frozen=True)
 class Framework:
@@ -17,6 +20,8 @@ class Framework:
     """Per parameter: the two moments of AdamW, and a master copy where weights are kept in half precision."""
     checkpoint_bytes: int = 12
     """Per parameter while a checkpoint is written beside the training: a copy of weight and moments."""
+    bucket_bytes: float = BUCKET_BYTES
+    """Most of the gradients that are summed at once between replicas."""
     stream_bytes: int = 4
     """Per value of the residual stream, which also travels between stages."""
     casts: bool = True

@@ -10,8 +10,6 @@ from hpctrain.records.codec import kept_bytes
 from hpctrain.schedule.generate import SPLIT_BACKWARD, make_schedule
 from hpctrain.schedule.placement import stages_by_rank
 
-BUCKET_BYTES = 32 * 2**20
-"""With several replicas: the flat buffer that gradients are summed in, piece by piece."""
 CAST_BYTES = 2
 """Per parameter in bf16 and fp16: the copy that autocast makes anew for each micro-batch and keeps until its backward
 pass, whether or not the weight itself is freed (seen with torch 2.13)."""
@@ -178,7 +176,7 @@ class MemoryModel:
             # The bucket that gradients are summed in; a large embedding is one of its own.
             each = work.framework.gradient_bytes
             table = float(each * work.spec.embedding_parameters() / work.head_shards(role.tp))
-            total += min(each * parameters, max(BUCKET_BYTES, table)) + self._kept_bytes * parameters
+            total += min(each * parameters, max(work.framework.bucket_bytes, table)) + self._kept_bytes * parameters
         return total
 
     @property
