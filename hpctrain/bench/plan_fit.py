@@ -31,9 +31,6 @@ PACKAGED: Mapping[str, float] = {
     "logits_passes": CUDA.logits_passes[0],
     "action_ops": CUDA.action_ops,
     "overlap_power": CUDA.overlap_power,
-    "score_passes": CUDA.score_passes[0],
-    "head_efficiency": CUDA.efficiency,
-    "skew": 0.01,
 }
 """What `fit` found on all runs that it is meant for; Megatron's fused optimizer is not ours."""
 LAST_MULTI = 40
@@ -50,9 +47,6 @@ START: Mapping[str, float] = {
     "logits_passes": 1.5,
     "action_ops": 38.0,
     "overlap_power": 4.0,
-    "score_passes": 3.0,
-    "head_efficiency": 0.75,
-    "skew": 0.02,
 }
 """Where a fit starts, and stays where the runs do not decide: CPU's counts (calls at 0.15 of them, activations at
 half, for kernels that are fused), a typical efficiency. None is taken from the runs, so what is held out is unseen."""
@@ -78,9 +72,6 @@ def constants_by(values: Mapping[str, float]) -> Constants:
         optimizer_bytes=values["optimizer_bytes"],
         step_ops=values["step_ops"],
         weight_passes=(weights, 2 * weights),
-        score_passes=(values["score_passes"], 2 * values["score_passes"]),
-        head_efficiency=values["head_efficiency"],
-        skew=values["skew"],
         logits_passes=(logits, 2 * logits),
         action_ops=values["action_ops"],
         overlap_power=max(1.0, values["overlap_power"]),

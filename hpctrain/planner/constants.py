@@ -24,24 +24,19 @@ class Constants:
     where the host runs ahead and only the longer of the two counts."""
     efficiency: float
     """Share of the device's FLOP/s that the products of a block reach; what is lost beside them is counted as bytes."""
-    head_efficiency: float
-    """Share of the device's FLOP/s that the head's products reach where one device has the whole vocabulary."""
     half_width: float
     """Width of a block's part on a device at which its products reach half of that: narrow matrices fill no GPU."""
     block_ops: Pair
     """Cost of a block's forward and backward calls (each module call costs several operations)."""
     tensor_parallel_ops: Pair
     """Added dispatch of a block's sharded tensors; it is the host's work."""
-    skew: float
-    """Share of a block's pass by which the later of two devices that sum is behind their mean; of n, log2(n) times."""
     sums_by_node: bool
-    """Whether the backend sums in each node and then between nodes where that is faster than one ring through all."""
+    """Whether the sums of tensor parallelism may go node by node (see `ring_sum_s`). For those over replicas one ring is
+    assumed anywhere, as the bounds of the search do."""
     collective_ops: float
     """Added to each hop of a tensor-parallel sum: its start on the host, and waiting for the others to start."""
     activation_passes: Pair
-    """Times that what a block keeps is read or written beside its products, attention's scores left out."""
-    score_passes: Pair
-    """The same for attention's scores, where they are kept."""
+    """Times that what a block keeps is read or written beside its products."""
     weight_passes: Pair
     """Times that a micro-batch reads or writes the weights: forward; backward with the sum into the gradient."""
     logits_passes: Pair
@@ -80,15 +75,12 @@ CPU = Constants(
     # an operation): within 15 % at 128 tokens or more and within 30 % below.
     overlap_power=1.0,
     efficiency=1.0,
-    head_efficiency=1.0,
     half_width=0.0,
     block_ops=(425.0, 675.0),
     tensor_parallel_ops=(2300.0, 3700.0),  # DTensor on one rank, where nothing is sent
-    skew=0.0,  # in the links' measured alpha
     sums_by_node=False,  # gloo has one ring through all
     collective_ops=0.0,  # in the links' measured alpha
     activation_passes=(6.0, 12.0),
-    score_passes=(6.0, 12.0),
     weight_passes=(1.5, 6.0),
     logits_passes=(1.5, 3.0),
     embedding_passes=(0.0, 4.0),
@@ -114,15 +106,12 @@ CUDA = Constants(
     # CPU operations: assumptions, nobody has measured them.
     overlap_power=3.8,  # *
     efficiency=0.8,  # * of a data sheet's peak; of a measured rate it is nearer to 1
-    head_efficiency=0.8,
     half_width=27.0,  # *
     block_ops=(140.0, 224.0),  # *
     tensor_parallel_ops=(345.0, 555.0),
-    skew=0.0,  # *
     sums_by_node=True,
     collective_ops=0.38,  # *
     activation_passes=(2.8, 5.6),  # *
-    score_passes=(2.8, 5.6),  # *
     weight_passes=(1.95, 3.9),  # *
     logits_passes=(1.4, 2.8),  # *
     embedding_passes=(0.0, 4.0),
@@ -142,10 +131,11 @@ CUDA = Constants(
 )
 
 CODEC_SECONDS = {
-    # Whole reductions of four gloo processes on loopback (decisions 40 and 42, and bf16's pieces), torch 2.13.
-    "cpu": CodecSeconds(bf16=2.6e-9, topk=11e-9, power_sgd=5.9e-9),
+    # Whole reductions of four gloo processes on loopback (decisions 40 and 42), and the pieces of bf16 and of integers
+    # of 4 bits, torch 2.13.
+    "cpu": CodecSeconds(bf16=2.6e-9, quantized=7e-9, topk=11e-9, power_sgd=5.9e-9),
     # An assumption: as many passes over memory at 50 times the bandwidth; nobody has measured them.
-    "cuda": CodecSeconds(bf16=0.05e-9, topk=0.22e-9, power_sgd=0.12e-9),
+    "cuda": CodecSeconds(bf16=0.05e-9, quantized=0.14e-9, topk=0.22e-9, power_sgd=0.12e-9),
 }
 """What compression takes on a device of that kind where it was not measured."""
 

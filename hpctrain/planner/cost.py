@@ -9,7 +9,7 @@ from hpctrain.planner.constants import CODEC_SECONDS, CONSTANTS, Constants
 from hpctrain.planner.ground import Ground
 from hpctrain.planner.layer_profile import LayerProfile, LayerTimes
 from hpctrain.planner.memory import MemoryModel
-from hpctrain.planner.network import Links, around, message_cost, number_sum_s, sum_s
+from hpctrain.planner.network import Links, around, message_cost, number_sum_s, ring_sum_s
 from hpctrain.planner.parts import Parts, measured, roofline
 from hpctrain.planner.reduction import NO_SUM, Sum, low_rank_width, sum_of, uses_pairs
 from hpctrain.planner.unit import Cells, Figures, Unit
@@ -174,7 +174,7 @@ class CostModel:
             return 0.0
         numbers = self.work.spec.end_parameters(len(first.workers), first=True, last=False)
         size = float(self.work.framework.gradient_bytes * numbers)
-        return max(sum_s(self.links, pair, size) for pair in zip(first.places, last.places, strict=True))
+        return max(ring_sum_s(self.links, pair, size) for pair in zip(first.places, last.places, strict=True))
 
     def norm_sum(self, cells: Cells) -> float:
         """The sum over all devices that clipping the gradient's norm needs."""

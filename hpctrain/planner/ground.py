@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, permutations
 
-from hpctrain.planner.constants import CONSTANTS
-from hpctrain.planner.network import Links, SumCost, around, message_cost, node_of, rings_leaving, sum_cost
+from hpctrain.planner.network import Links, around, message_cost, node_of, rings_leaving
 from hpctrain.planner.unit import Cells
 
 MOST_NODES = 64
@@ -25,14 +24,16 @@ class Rings:
     """Rings of `size` devices that sum at the same time."""
 
     size: int
-    costs: tuple[SumCost, ...]
-    """The unlike ones."""
+    costs: tuple[tuple[float, float, float], ...]
+    """The unlike ones: (alpha, beta within nodes, beta between nodes times the rings that share a card)."""
 
     def sum_s(self, size_bytes: float, chunks: int) -> float:
-        """All-reduce by the slowest ring, while each rank sums `chunks` stages."""
+        """All-reduce by the slowest ring, 2(n−1)(alpha + size/n·beta), while each rank sums `chunks` stages."""
         if self.size == 1:
             return 0.0
-        return max(cost.seconds(size_bytes, chunks=chunks) for cost in self.costs)
+        part = size_bytes / self.size
+        hop_s = max(a + max(within, chunks * between) * part for a, within, between in self.costs)
+        return 2 * (self.size - 1) * hop_s
 
 
 class Ground:
@@ -68,7 +69,7 @@ class Ground:
                 [places[at : at + shards] for places in column for at in range(0, len(places), shards)]
                 for column in self._columns
             ]
-            self._shard_rings[shards] = _rings(self.links, own, self._kind), self.copies(shards)
+            self._shard_rings[shards] = _rings(self.links, own), self.copies(shards)
         return self._shard_rings[shards]
 
     def copies(self, shards: int, pairs: bool = False) -> list[Rings]:
@@ -80,7 +81,7 @@ class Ground:
         """
         if (shards, pairs) not in self._copies:
             across = [[places[at::shards] for places in column for at in range(shards)] for column in self._columns]
-            self._copies[shards, pairs] = _rings(self.links, across, self._kind, pairs)
+            self._copies[shards, pairs] = _rings(self.links, across, pairs)
         return self._copies[shards, pairs]
 
     @cached_property
@@ -88,10 +89,6 @@ class Ground:
         """Of a ring through all devices."""
         places = [place for row in self.cells for unit in row for place in unit.places]
         return max((self.links.between(a, b)[0] for a, b in around(places)), default=0.0)
-
-    @property
-    def _kind(self) -> str:
-        return self.cells[0][0].kind
 
     @cached_property
     def _columns(self) -> list[list[tuple[str, ...]]]:
@@ -107,17 +104,25 @@ class Ground:
         )
 
 
-def _rings(links: Links, by_rank: Sequence[Sequence[Sequence[str]]], kind: str, pairs: bool = False) -> list[Rings]:
+def _rings(links: Links, by_rank: Sequence[Sequence[Sequence[str]]], pairs: bool = False) -> list[Rings]:
     every = [ring for rank in by_rank for ring in rank]
     leaving: Mapping[str, float] = _pairs_leaving(every) if pairs else rings_leaving(every)
-    by_node = CONSTANTS[kind].sums_by_node and not pairs
-    return [
-        Rings(
-            len(rings[0]),
-            tuple(sorted({sum_cost(links, ring, leaving, by_node, _crossed(ring) if pairs else None) for ring in rings})),
-        )
-        for rings in by_rank
-    ]
+    found = []
+    for rings in by_rank:
+        costs = set()
+        for places in rings:
+            alpha = within = between = 0.0
+            for source, target in _crossed(places) if pairs else around(places):
+                a, b = links.between(source, target)
+                alpha = max(alpha, a)
+                node = node_of(source)
+                if node == node_of(target):
+                    within = max(within, b)
+                else:
+                    between = max(between, b * leaving.get(node, 1))
+            costs.add((alpha, within, between))
+        found.append(Rings(len(rings[0]), tuple(sorted(costs))))
+    return found
 
 
 def _crossed(places: Sequence[str]) -> list[tuple[str, str]]:

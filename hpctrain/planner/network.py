@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from hpctrain.base.errors import InputError
 from hpctrain.records.link_cost import LinkCost
-
-
-Hop = tuple[str, str]
-"""From one 'node:device' to another."""
 
 
 class Links:
@@ -65,68 +60,34 @@ def message_cost(links: Links, sources: Sequence[str], targets: Sequence[str]) -
     return max(alpha for alpha, _ in costs), max(beta for _, beta in costs) * sharing
 
 
-class SumCost(NamedTuple):
-    """A group of `size` devices that all-reduce: the slowest hops of the ring through all of them."""
-
-    size: int
-    alpha: float
-    within: float
-    """Beta within nodes."""
-    between: float
-    """Beta between nodes, times the rings that share a card."""
-    nodes: int = 1
-    """Of equally many of the devices each, where the sum may go node by node; else 1."""
-    alpha_within: float = 0.0
-    """Alpha within nodes."""
-
-    def seconds(self, size_bytes: float, hop_s: float = 0.0, chunks: int = 1) -> float:
-        """All-reduce of `size_bytes`: around one ring, 2(n−1)(alpha + size/n·beta), or, if that is faster and allowed,
-        in each node and then between nodes, as NCCL's trees do.
-
-        Args:
-            hop_s: added to each hop's alpha by whoever starts it.
-            chunks: sums that each device takes part in at the same time.
-        """
-        n = self.size
-        beta = max(self.within, chunks * self.between)
-        ring = 2 * (n - 1) * (self.alpha + hop_s + beta * size_bytes / n)
-        if self.nodes == 1:
-            return ring
-        own, nodes = n // self.nodes, self.nodes
-        inside = 2 * (own - 1) * (self.alpha_within + hop_s + self.within * size_bytes / own)
-        outside = 2 * (nodes - 1) * (self.alpha + hop_s + chunks * self.between * size_bytes / nodes)
-        return min(ring, inside + outside)
-
-
-def sum_cost(
-    links: Links, places: Sequence[str], sharing: Mapping[str, float], by_node: bool, hops: Sequence[Hop] | None = None
-) -> SumCost:
-    """What a group's sum crosses.
+def ring_sum_s(
+    links: Links, places: Sequence[str], size_bytes: float, hop_s: float = 0.0, by_node: bool = False
+) -> float:
+    """Ring all-reduce, 2(n−1)(alpha + size/n·beta) by the slowest link of the ring.
 
     Args:
-        sharing: how many rings leave a node at the same time and divide its bandwidth; 1 where it is missing.
-        by_node: whether sums may go node by node.
-        hops: the links that count; left out, those of a ring.
+        hop_s: added to each hop's alpha by whoever starts it.
+        by_node: rings in each node and then between the nodes instead, where these have equally many of the devices and
+            that is faster: what NCCL's trees come to, which cross the network less often.
     """
-    alpha = within = between = alpha_within = 0.0
-    for source, target in around(places) if hops is None else hops:
-        a, b = links.between(source, target)
-        alpha = max(alpha, a)
-        node = node_of(source)
-        if node == node_of(target):
-            within, alpha_within = max(within, b), max(alpha_within, a)
-        else:
-            between = max(between, b * sharing.get(node, 1))
-    counts = Counter(map(node_of, places))
-    several = by_node and 1 < len(counts) < len(places) and len(set(counts.values())) == 1
-    return SumCost(len(places), alpha, within, between, len(counts) if several else 1, alpha_within)
-
-
-def sum_s(links: Links, places: Sequence[str], size_bytes: float, hop_s: float = 0.0, by_node: bool = False) -> float:
-    """All-reduce of a group that has its links for itself; see `SumCost`."""
-    if len(places) == 1:
+    n = len(places)
+    if n == 1:
         return 0.0
-    return sum_cost(links, places, {}, by_node).seconds(size_bytes, hop_s)
+    alpha, beta, alpha_within, beta_within = 0.0, 0.0, 0.0, 0.0
+    for source, target in around(places):
+        a, b = links.between(source, target)
+        alpha, beta = max(alpha, a), max(beta, b)
+        if node_of(source) == node_of(target):
+            alpha_within, beta_within = max(alpha_within, a), max(beta_within, b)
+    ring = 2 * (n - 1) * (alpha + hop_s + beta * size_bytes / n)
+    counts = Counter(map(node_of, places))
+    if not by_node or len(set(counts.values())) > 1 or len(counts) in (1, n):
+        return ring
+    nodes, own = len(counts), n // len(counts)
+    inside = 2 * (own - 1) * (alpha_within + hop_s + beta_within * size_bytes / own)
+    # A node's cards together are as fast as its link is to another node, however many of its devices send.
+    outside = 2 * (nodes - 1) * (alpha + hop_s + beta * size_bytes / nodes)
+    return min(ring, inside + outside)
 
 
 def number_sum_s(alpha: float, devices: int) -> float:
@@ -143,7 +104,7 @@ def rings_leaving(rings: Sequence[Sequence[str]]) -> dict[str, int]:
     return count
 
 
-def around(places: Sequence[str]) -> list[Hop]:
+def around(places: Sequence[str]) -> list[tuple[str, str]]:
     """The hops of a ring."""
     return list(zip(places, [*places[1:], *places[:1]], strict=True))
 

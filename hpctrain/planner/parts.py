@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hpctrain.planner.constants import Constants, Pair
 from hpctrain.planner.layer_profile import LayerTimes
-from hpctrain.planner.network import Links, sum_s
+from hpctrain.planner.network import Links, ring_sum_s
 from hpctrain.planner.unit import Unit
 from hpctrain.planner.workload import Workload
 
@@ -39,9 +39,6 @@ class Effort:
 
     def __add__(self, other: Effort) -> Effort:
         return Effort(self.device_s + other.device_s, self.host_s + other.host_s, self.message_s + other.message_s)
-
-    def __mul__(self, factor: float) -> Effort:
-        return Effort(self.device_s * factor, self.host_s * factor, self.message_s * factor)
 
     def seconds(self, constants: Constants) -> float:
         """Until all is done; where the host runs ahead, the longer of device and host counts most."""
@@ -77,17 +74,13 @@ def roofline(work: Workload, links: Links, constants: Constants, unit: Unit, mic
         return forward, backward
 
     block = _block(work, constants, unit, micro_batch)
-    late = 1 + constants.skew * math.log2(tp)
-    shared = tuple(
-        effort * late + sent
-        for effort, sent in zip(block, _tensor_parallel(work, links, constants, unit, micro_batch), strict=True)
-    )
+    shared = tuple(map(Effort.__add__, block, _tensor_parallel(work, links, constants, unit, micro_batch)))
     alone = block[0].seconds(constants), block[1].seconds(constants)
     return Parts(
         block=alone,
         block_tp=(shared[0].seconds(constants) - alone[0], shared[1].seconds(constants) - alone[1]),
         embedding=end(0.0, 0.0, (0.0, 0.0), constants.embedding_passes, constants.embedding_ops),
-        head=end(head_flops / head_tp * (constants.efficiency / constants.head_efficiency if head_tp == 1 else 1.0), logits, constants.logits_passes, constants.weight_passes, constants.head_ops),
+        head=end(head_flops / head_tp, logits, constants.logits_passes, constants.weight_passes, constants.head_ops),
         block_split=constants.split_passes * block_bytes / unit.bytes_per_s + constants.split_ops * unit.launch_s,
     )
 
@@ -109,16 +102,13 @@ def _block(work: Workload, constants: Constants, unit: Unit, micro_batch: int) -
     whole = spec.forward_flops(micro_batch, seq_len) - spec.forward_flops(micro_batch, seq_len, spec.layers)
     narrow = 1 + constants.half_width * tp / spec.dim
     flops, kept = narrow * whole / spec.layers / tp, work.block_bytes(micro_batch, tp)
-    scores = work.score_bytes(micro_batch, tp)
     weights = work.framework.weight_bytes * spec.block_parameters() / tp
     forward, backward = (
         _effort(
             constants,
             unit,
             (1 + way) * flops,
-            (kept - scores) * constants.activation_passes[way]
-            + scores * constants.score_passes[way]
-            + weights * constants.weight_passes[way],
+            kept * constants.activation_passes[way] + weights * constants.weight_passes[way],
             constants.block_ops[way],
         )
         for way in (0, 1)
@@ -130,12 +120,10 @@ def _block(work: Workload, constants: Constants, unit: Unit, micro_batch: int) -
         forward += Effort(host_s=constants.recompute_ops[0] * unit.launch_s)
         backward += Effort(host_s=(constants.recompute_ops[1] + constants.block_ops[0]) * unit.launch_s)
         if saving.recompute == "full":
-            touched = (kept - scores) * constants.activation_passes[0] + scores * constants.score_passes[0]
-            touched += weights * constants.weight_passes[0]
+            touched = kept * constants.activation_passes[0] + weights * constants.weight_passes[0]
         else:
             flops = narrow * spec.selective_flops(micro_batch, seq_len) / tp
-            again = work.selective_bytes(micro_batch, tp)
-            touched = (again - scores) * constants.activation_passes[0] + scores * constants.score_passes[0]
+            touched = work.selective_bytes(micro_batch, tp) * constants.activation_passes[0]
             if not flops:  # the whole block is gone through again, and only its products are kept
                 touched += weights * constants.weight_passes[0]
         backward += _effort(constants, unit, flops, touched, 0.0)
@@ -154,7 +142,7 @@ def _tensor_parallel(
         return Effort(), Effort()
     size = float(work.boundary_bytes(micro_batch))
     hop_s = constants.collective_ops * unit.launch_s
-    reduce = 2 * sum_s(links, unit.places, size, hop_s, constants.sums_by_node)
+    reduce = 2 * ring_sum_s(links, unit.places, size, hop_s, constants.sums_by_node)
     forward, backward = (Effort(0.0, ops * unit.launch_s, reduce) for ops in constants.tensor_parallel_ops)
     recompute = work.saving.recompute
     again = recompute == "full" or (recompute == "selective" and work.framework.selective_sends_again)

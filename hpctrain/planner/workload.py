@@ -102,12 +102,6 @@ class Workload:
         """What selective recomputation makes again of a block."""
         return float(self.spec.selective_bytes(micro_batch, self.seq_len, tp, self._mean_bytes))
 
-    def score_bytes(self, micro_batch: int, tp: int) -> float:
-        """What a block keeps of attention's scores; nothing where its attention is fused, so that selective
-        recomputation repeats no matrix product."""
-        kept = self.spec.selective_flops(micro_batch, self.seq_len) > 0
-        return self.selective_bytes(micro_batch, tp) if kept else 0.0
-
     @property
     def _mean_bytes(self) -> int:
         """Of an activation's value, between those of matrix products and those of the stream."""
