@@ -36,9 +36,8 @@ class PlainLoop:
         trainer = self._trainer
         first, count = trainer.rows
         start = self._step * trainer.plan.rows + first
-        rows = torch.from_numpy(trainer.train.rows(trainer.run.seed, start, count))
-        logits = self._model(rows[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        batch = trainer.train.batch(trainer.run.seed, start, count)
+        loss = F.cross_entropy(self._model(batch.inputs).flatten(0, 1), batch.targets.flatten())
         loss.backward()
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(self._module.parameters(), self._clip_norm)

@@ -113,8 +113,12 @@ def measure(
     settings: Settings,
     store: RowStore,
     progress: Callable[[str], None],
+    together: int | None = None,
 ) -> dict[str, Any]:
-    """Each place in one launch of all methods that the store has no row of yet; a place that has all is passed over.
+    """Each place with all methods that the store has no row of yet; a place that has all is passed over.
+
+    Args:
+        together: methods that take turns in one launch, whose rows are kept when it ends; None: all of them.
 
     Raises:
         InputError: there is no text on this machine.
@@ -127,9 +131,10 @@ def measure(
             with opened as place:
                 nodes = len(place.prefixes)
                 missing = [name for name in methods if store.find(method=name, link=place.link, nodes=nodes) is None]
-                if missing:
-                    progress(f"{len(missing)} methods on {nodes} nodes, {place.link}")
-                    for row in measure_place(runner, place, missing, settings, folder):
+                size = together or max(1, len(missing))
+                for launched in (missing[first : first + size] for first in range(0, len(missing), size)):
+                    progress(f"{', '.join(launched)} on {nodes} nodes, {place.link}")
+                    for row in measure_place(runner, place, launched, settings, folder):
                         store.add({key: value for key, value in asdict(row).items() if value is not None})
     return machine_and_versions("compression", as_json(settings)) | {"rows": store.rows}
 

@@ -144,8 +144,11 @@ METHODS: dict[str, Method] = {
     "fsdp2_bf16": Method("torch FSDP2, weights and gradients in bf16", _fsdp2(torch.bfloat16)),
     "dense": Method("ours, exact sums in fp32", _ours({"mode": "none"})),
     "bf16": Method("ours, bf16 on the wire", _ours({"mode": "bf16"})),
+    "int8": Method("ours, integers of 8 bits with feedback", _ours({"mode": "int8"})),
+    "int4": Method("ours, integers of 4 bits with feedback", _ours({"mode": "int4"})),
     "power_sgd_r1": Method("ours, products of rank 1", _ours({"mode": "power_sgd", "rank": 1})),
     "power_sgd_r4": Method("ours, products of rank 4", _ours({"mode": "power_sgd", "rank": 4})),
+    "power_sgd_r16": Method("ours, products of rank 16", _ours({"mode": "power_sgd", "rank": 16})),
     "topk_10": Method("ours, 10 % of each layer, exactly chosen, in fp32 (TopK-Sync)", _ours(_TOPK_SYNC)),
     "topk_7": Method(
         "ours, 7 % of each layer, by sampled thresholds, in bf16", _ours({"mode": "topk", "density": 0.07})

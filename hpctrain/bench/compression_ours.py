@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from hpctrain.bench.compression_trainee import ByReducer, Exchange
 from hpctrain.compress.build import build_reducer, build_scatters
 from hpctrain.compress.local_steps import LocalSteps
+from hpctrain.compress.owner_sums import OwnerReducer
 from hpctrain.compress.reducer import DenseReducer
 from hpctrain.compress.scatter_steps import ScatterSteps
 from hpctrain.compress.sparse_scatter import steps_of
@@ -33,17 +34,18 @@ def codec_spec(settings: dict[str, Any], dense_steps: int) -> CodecSpec:
 
 
 def open_reducer(settings: dict[str, Any], model: nn.Module, group: dist.ProcessGroup, dense_steps: int) -> ByReducer:
-    """Whole replicas with the reducer of a codec."""
+    """Whole replicas with the reducer of a codec, beside the backward pass where a worker has it there."""
     names, shapes = zip(*((name, parameter.shape) for name, parameter in model.named_parameters()), strict=True)
-    return ByReducer(model, build_reducer(group, names, shapes, codec_spec(settings, dense_steps)))
+    reducer = build_reducer(group, names, shapes, codec_spec(settings, dense_steps))
+    if isinstance(reducer, DenseReducer | OwnerReducer):
+        reducer.overlap(list(model.parameters()))
+    return ByReducer(model, reducer)
 
 
 def open_chosen(spec: CodecSpec, model: nn.Module, group: dist.ProcessGroup, dense_steps: int) -> Exchange:
-    """Whole replicas with the reducer of a plan's codec; exact sums beside the backward pass, as a worker has them."""
+    """Whole replicas with the reducer of a plan's codec."""
     exchange = open_reducer(spec.codec.model_dump(), model, group, dense_steps)
     exchange.choice = spec.mode
-    if isinstance(exchange.reducer, DenseReducer):
-        exchange.reducer.overlap(list(model.parameters()))
     return exchange
 
 

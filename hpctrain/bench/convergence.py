@@ -7,6 +7,7 @@ time that a step would take on a slower network, from the bytes and the processo
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import tempfile
 import time
@@ -24,6 +25,7 @@ from hpctrain.bench.compression_methods import METHODS, Occasion
 from hpctrain.bench.compression_trainee import Trainee
 from hpctrain.bench.ranks import run_ranks
 from hpctrain.bench.row_store import RowStore
+from hpctrain.corpus.found import find_text
 from hpctrain.corpus.tokens import Corpus
 from hpctrain.model.build import build_stage
 from hpctrain.records.model_spec import ModelSpec
@@ -98,10 +100,11 @@ def train_all(
     The reference is trained with every seed, asked for or not.
 
     Raises:
-        InputError: the file has rows of other settings, or there is no text on this machine.
+        InputError: the file has rows of other settings or another text, or there is no text on this machine.
         HpctrainError: a process failed; the rows before it are kept.
     """
-    store = RowStore(path, settings.as_json())
+    alike = what_rows_share(settings)
+    store = RowStore(path, alike)
     wanted = [(name, seed) for seed in seeds for name in dict.fromkeys((REFERENCE, *methods))]
     missing = [(name, seed) for name, seed in wanted if store.find(method=name, seed=seed) is None]
     if missing:
@@ -109,17 +112,27 @@ def train_all(
         with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
             folder = Path(name)
             make_text(folder / "corpus", settings.text_bytes)
-            run_ranks(train_jobs, settings.workers, missing, settings, folder, path)
-        store = RowStore(path, settings.as_json())
+            run_ranks(train_jobs, settings.workers, missing, settings, folder, path, alike)
+        store = RowStore(path, alike)
     return store.rows
 
 
+def what_rows_share(settings: Settings) -> dict[str, Any]:
+    """What must be the same for losses to be held side by side: the settings, and the text. Packages that are installed
+    between two trainings change the text that is found on a machine."""
+    text = hashlib.sha256()
+    for path in find_text(settings.text_bytes).files:
+        text.update(f"{path} {path.stat().st_size}\n".encode())
+    return settings.as_json() | {"text": text.hexdigest()[:16]}
+
+
 def train_jobs(
-    rank: int, world: int, jobs: Sequence[tuple[str, int]], settings: Settings, folder: Path, path: Path
-) -> None:
+    rank: int, world: int, jobs: Sequence[tuple[str, int]], settings: Settings, folder: Path, path: Path,
+    alike: dict[str, Any],
+) -> None:  # fmt: skip
     """What each worker does: these methods and seeds one after the other; the first worker writes the rows."""
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "meeting"), world), rank=rank, world_size=world)
-    store = RowStore(path, settings.as_json()) if rank == 0 else None
+    store = RowStore(path, alike) if rank == 0 else None
     for method, seed in jobs:
         training = _train(method, seed, settings, folder / "corpus", rank, world)
         if store is not None:

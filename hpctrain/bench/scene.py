@@ -7,10 +7,11 @@ from typing import Any
 
 import hpctrain
 from hpctrain.corpus.prepare import Options, prepare
+from hpctrain.records.data import Data
 from hpctrain.records.model_choice import Model
 from hpctrain.records.model_spec import ModelSpec
 from hpctrain.records.plan import Plan, Replica, Stage, ZeroLevel
-from hpctrain.records.run import Batch, Checkpoint, Data, Run, Validation
+from hpctrain.records.run import Batch, Checkpoint, Run, Validation
 
 BYTES_VOCABULARY = 320
 """Size of the vocabulary of the corpus below, whose tokens are bytes."""

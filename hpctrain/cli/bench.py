@@ -27,8 +27,8 @@ _PROBE_OPTIONS = {
 _COMPRESSION_OPTIONS = {
     "--pieces": set[str](),
     "--convergence": {"rates", "seeds", "methods", "steps", "preset", "output"},
-    "--lab": {"lab", "nodes", "rates", "methods", "steps", "preset", "output"},
-    "": {"nodes", "methods", "steps", "preset", "output"},
+    "--lab": {"lab", "nodes", "rates", "methods", "steps", "together", "preset", "output"},
+    "": {"nodes", "methods", "steps", "together", "preset", "output"},
 }
 """Kinds of `bench compression`, by the option that asks for each, and the other options that it takes."""
 _GIVEN = click.core.ParameterSource.COMMANDLINE
@@ -232,6 +232,10 @@ def _check_options(kind: str | None) -> None:
 @click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Seeds of each method.")
 @click.option("--method", "methods", multiple=True, help="Only this method; may be given again.")
 @click.option("--steps", type=click.IntRange(min=2), help="Steps of each row.  [default: 20; 2000 with --convergence]")
+@click.option(
+    "--together", type=click.IntRange(min=1),
+    help="Methods that take turns in one launch, whose rows are kept when it ends; on slow links few.  [default: all]",
+)  # fmt: skip
 @click.option("--preset", help="A preset's model in place of one of 10.87 M parameters (0.68 M with --convergence).")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, file_okay=False),
@@ -240,7 +244,8 @@ def _check_options(kind: str | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
 def compression(
     lab: Path | None, nodes: tuple[int, ...], rates: tuple[str, ...], methods: tuple[str, ...], steps: int | None,
-    preset: str | None, output: Path | None, convergence: bool, pieces: bool, seeds: int, as_json: bool,
+    together: int | None, preset: str | None, output: Path | None, convergence: bool, pieces: bool, seeds: int,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Ways of summing gradients in turns: time of a step, processor seconds, and bytes at the network interface.
 
@@ -263,7 +268,9 @@ def compression(
     elif convergence:
         record = bench_compression.convergence(rates, methods, seeds, steps or 2000, preset, output, people, _say)
     else:
-        record = bench_compression.steps(lab, nodes, rates, methods, steps or 20, preset, output, people, _say)
+        record = bench_compression.steps(
+            lab, nodes, rates, methods, steps or 20, together, preset, output, people, _say
+        )
     if as_json:
         click.echo(json.dumps(record, indent=1))
 

@@ -24,7 +24,7 @@ ALONE = "none"
 
 def steps(
     lab: Path | None, nodes: Sequence[int], rates: Sequence[str], methods: Sequence[str], count: int,
-    preset: str | None, output: Path | None, people: Console, say: Say,
+    together: int | None, preset: str | None, output: Path | None, people: Console, say: Say,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure steps of each method, on a lab that is brought up for it or on this machine; print the table."""
     from hpctrain.base.process import SystemRunner
@@ -40,7 +40,7 @@ def steps(
     if lab is None:
         store = RowStore(path, as_json(settings))
         places = [local_place(number) for number in nodes or (4,)]
-        record = measure(SystemRunner(), places, chosen, settings, store, say)
+        record = measure(SystemRunner(), places, chosen, settings, store, say, together)
     else:
         spec = read_lab_spec(lab)
         have = len(spec.nodes)
@@ -51,7 +51,7 @@ def steps(
         with _lab(spec, say) as (machine, layout):
             # One at a time: a place shapes its links when it is entered.
             opened = (lab_place(machine, layout, number, rate) for number in sizes for rate in rates)
-            record = measure(machine.runner, opened, chosen, settings, store, say)
+            record = measure(machine.runner, opened, chosen, settings, store, say, together)
     people.print(_steps_table(record["rows"]))
     return record
 

@@ -10,10 +10,12 @@ from itertools import accumulate
 import torch
 import torch.distributed as dist
 
-from hpctrain.compress.bf16 import Bf16Reducer
+from hpctrain.compress.bf16 import Bf16Wire
 from hpctrain.compress.dense_scatter import DenseScatter, Scatter
 from hpctrain.compress.feedback import Feedback, Reset
 from hpctrain.compress.low_rank import PowerSgdReducer, PowerSgdSettings
+from hpctrain.compress.owner_sums import OwnerReducer
+from hpctrain.compress.quantized import QuantizedWire
 from hpctrain.compress.reducer import DenseReducer, Reducer
 from hpctrain.compress.scatter_steps import ScatterSteps
 from hpctrain.compress.selectors import select
@@ -31,11 +33,12 @@ from hpctrain.records.compression import (
     LocalSteps,
     NoCompression,
     PowerSgd,
+    Quantized,
     Tagc,
     TopK,
 )
 
-Compressing = Bf16 | TopK | Adaptive | Tagc | PowerSgd
+Compressing = Bf16 | Quantized | TopK | Adaptive | Tagc | PowerSgd
 
 
 def build_reducer(
@@ -64,7 +67,9 @@ def build_reducer(
 def _compressing(group: dist.ProcessGroup, chosen: list[int], codec: Compressing) -> Reducer:
     match codec:
         case Bf16():
-            return Bf16Reducer(group, chosen)
+            return OwnerReducer(group, chosen, Bf16Wire())
+        case Quantized():
+            return OwnerReducer(group, chosen, QuantizedWire(codec.bits))
         case TopK() | Adaptive():
             counts = _counts(codec, group, len(chosen))
             feedback = _feedback(codec, codec.reset, codec.reset_every)

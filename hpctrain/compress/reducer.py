@@ -11,10 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.compress.arrivals import Arrivals
+from hpctrain.compress.departures import Departures, parts_of
+from hpctrain.records.codec import BUCKET_BYTES
 
-BUCKET_BYTES = 8 * 2**20
-"""Gradients are sent in pieces of this size: large enough for full bandwidth, small enough that some leave early."""
 IN_FLIGHT = 4
 """Pieces in memory of their own at a time."""
 
@@ -76,14 +75,10 @@ class DenseReducer(KeepsNothing):
         self._group = group
         self._world = dist.get_world_size(group)
         self._bucket_bytes = bucket_bytes
-        self._buckets: list[list[int]] = []
-        """Positions in the list of gradients, in the order in which they are sent."""
-        self._sent = 0
-        """Buckets sent in this step."""
+        self._departures = Departures(self._send, bucket_bytes)
         self._sent_bytes = 0
         self._flying: list[_Flight] = []
         self._spare: list[Tensor] = []
-        self._arrivals: Arrivals | None = None
 
     def overlap(self, parameters: list[nn.Parameter]) -> None:
         """From the second step on, send a bucket as soon as the backward pass has finished its gradients.
@@ -92,47 +87,41 @@ class DenseReducer(KeepsNothing):
         else is sent during the backward pass.
         """
         if self._world > 1:
-            self._arrivals = Arrivals(parameters, self._send_ready)
-            self._arrivals.listen()
+            self._departures.listen(parameters)
 
     def reduce(self, gradients: list[Tensor]) -> int:
-        if self._world == 1:
-            return 0
-        if not self._buckets:
-            self._buckets = positions(gradients, self._bucket_bytes)
-        for bucket in self._buckets[self._sent :]:
-            self._send([gradients[index] for index in bucket])
+        self.begin(gradients)
+        return self.finish()
+
+    def begin(self, gradients: list[Tensor]) -> None:
+        """The first half of `reduce`: send everything, and wait for nothing that need not be."""
+        if self._world > 1:
+            self._departures.complete(gradients)
+
+    def finish(self) -> int:
+        """The other half: the sums are there. Bytes that this rank put on the wire."""
         while self._flying:
             self._land()
-        if self._arrivals is not None:
-            self._arrivals.next_step()
         # A ring all-reduce sends every byte on 2·(n−1)/n times from each rank.
         sent_bytes = 2 * (self._world - 1) * self._sent_bytes // self._world
-        self._sent = self._sent_bytes = 0
+        self._sent_bytes = 0
         return sent_bytes
 
-    def _send_ready(self, arrivals: Arrivals) -> None:
-        # In the order of the buckets on every rank, whatever order they become ready in: the ranks must agree on it.
-        for bucket in self._buckets[self._sent :]:
-            if not all(arrivals.complete[index] for index in bucket):
-                return
-            self._send([arrivals.gradient(index) for index in bucket])
-
-    def _send(self, tensors: list[Tensor]) -> None:
+    def _send(self, number: int, tensors: list[Tensor]) -> None:
         if len(tensors) == 1 and tensors[0].is_contiguous():
             flat, kept = tensors[0], None
         else:
             kept = self._memory(tensors)
             flat = kept[: sum(tensor.numel() for tensor in tensors)]
             torch._foreach_copy_(parts_of(flat, tensors), tensors)
-        self._flying.append(_Flight(tensors, flat, kept, dist.all_reduce(flat, group=self._group, async_op=True)))
-        self._sent += 1
+        work = dist.all_reduce(flat, group=self._group, async_op=True)
+        self._flying.append(_Flight(number, tensors, flat, kept, work))
         self._sent_bytes += flat.numel() * flat.element_size()
 
     def _land(self) -> None:
         """Wait for what was sent first, and bring its sums home."""
         flight = self._flying.pop(0)
-        with ACTIVITY.doing(f"all-reduce over dp, bucket {self._sent - len(self._flying) - 1}", waits=True):
+        with ACTIVITY.doing(f"all-reduce over dp, bucket {flight.number}", waits=True):
             flight.work.wait()
         if flight.kept is not None:
             torch._foreach_copy_(flight.tensors, parts_of(flight.flat, flight.tensors))
@@ -152,36 +141,9 @@ class DenseReducer(KeepsNothing):
 class _Flight:
     """A bucket on the wire."""
 
+    number: int
     tensors: list[Tensor]
     flat: Tensor
     kept: Tensor | None
     """Memory to be used again; None where the gradient itself is summed in place."""
     work: dist.Work
-
-
-def parts_of(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    """Views of a flat tensor in the shapes of these, one after the other."""
-    parts = flat.split([tensor.numel() for tensor in tensors])
-    return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
-
-
-def positions(gradients: list[Tensor], limit_bytes: int) -> list[list[int]]:
-    """The buckets as positions, the last gradients first: a backward pass finishes them first."""
-    left = list(range(len(gradients)))[::-1]
-    groups = buckets([gradients[index] for index in left], limit_bytes)
-    return [[left.pop(0) for _ in group] for group in groups]
-
-
-def buckets(tensors: list[Tensor], limit_bytes: int) -> list[list[Tensor]]:
-    """Consecutive tensors of one dtype, grouped up to `limit_bytes`; a larger tensor is a bucket of its own."""
-    groups: list[list[Tensor]] = []
-    size = 0
-    for tensor in tensors:
-        bytes_ = tensor.numel() * tensor.element_size()
-        if groups and size + bytes_ <= limit_bytes and groups[-1][0].dtype == tensor.dtype:
-            groups[-1].append(tensor)
-            size += bytes_
-        else:
-            groups.append([tensor])
-            size = bytes_
-    return groups

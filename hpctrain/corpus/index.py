@@ -48,15 +48,6 @@ def read_indexes(folders: Sequence[str | Path], field: str = "data.train") -> li
     return indexes
 
 
-def vocabulary_of(folders: Sequence[str | Path], field: str = "data.train") -> int:
-    """Size of the vocabulary of the folders, which must agree on their tokenizer.
-
-    Raises:
-        InputError: see `read_indexes`.
-    """
-    return read_indexes(folders, field)[0].vocab_size
-
-
 def check_tokenizer(folders: Sequence[str | Path], tokenizer: str | Path, field: str = "data.tokenizer") -> None:
     """The folders must hold tokens of that tokenizer.json.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.base.errors import FileError, InputError, Mistake
-from hpctrain.corpus.index import read_indexes, same_tokens, tokenizer_option
+from hpctrain.corpus.index import read_index, read_indexes, same_tokens, tokenizer_option
 from hpctrain.corpus.sampler import sample
 from hpctrain.records.corpus_index import INDEX_NAME, CorpusIndex
 
@@ -75,7 +75,11 @@ class Corpus:
         The first seq_len columns are the input, the last seq_len the targets. Which sample is which depends on nothing
         but the seed and its number, so a process may ask for any part of a batch.
         """
-        _, windows = sample(seed, np.arange(start, start + count, dtype=np.int64), self.windows)
+        return self.pick(seed, np.arange(start, start + count, dtype=np.int64))
+
+    def pick(self, seed: int, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The samples of those numbers, int64 [n, seq_len + 1]; as `rows`."""
+        _, windows = sample(seed, samples, self.windows)
         return self.read_windows(windows)
 
     def read_windows(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -104,6 +108,22 @@ def open_validation(train: Sequence[str | Path], valid: Sequence[str | Path], se
         return Corpus.open(valid, "all", seq_len, "data.valid")
     enough = any(shard.split == "valid" and shard.tokens > seq_len for index in indexes for shard in index.shards)
     return Corpus.open(train, "valid", seq_len) if enough else None
+
+
+def open_named(train: Sequence[str | Path], named: Mapping[str, str], seq_len: int) -> dict[str, Corpus]:
+    """A corpus for each name: all of its folder.
+
+    Raises:
+        InputError: as `Corpus.open`, or a folder has another tokenizer than those in `train`.
+    """
+    index = read_indexes(train)[0]
+    for name, folder in named.items():
+        if not same_tokens(read_index(folder, f"data.valid.{name}"), index):
+            raise InputError(
+                f"data.valid.{name}: {folder}: its tokenizer is not that of data.train[0]; prepare it again with "
+                f"{tokenizer_option(train[0], index)}"
+            )
+    return {name: Corpus.open([folder], "all", seq_len, f"data.valid.{name}") for name, folder in named.items()}
 
 
 def _map_shard(folder: Path, number: int, index: CorpusIndex) -> NDArray[np.unsignedinteger]:

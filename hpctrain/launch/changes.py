@@ -27,6 +27,7 @@ _KEPT = {
     "code": "the copy in the run folder is what runs",
     "model": "the checkpoint holds this model's weights",
     "data": "the checkpoint says how far this data was read",
+    "objective": "the checkpoint's model has learned this so far",
     "batch": "the checkpoint counts samples in batches of this size",
     "precision": "the checkpoint holds what this precision needs, the loss scale for one",
 }

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from hpctrain.base.errors import CommandTimeout, HpctrainError, InputError
 from hpctrain.base.process import Runner
-from hpctrain.corpus.index import vocabulary_of
+from hpctrain.corpus.special import SpecialTokens, special_tokens
 from hpctrain.records.imported_spec import ImportedSpec, Spec
+from hpctrain.records.objective import NEXT_TOKEN, AnyObjective, settled
 from hpctrain.records.run import Run
 
 LIMIT_S = 600.0
@@ -28,13 +29,23 @@ def with_sizes(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run,
     if model.import_ is None:
         spec = run.spec()
         if not isinstance(spec, ImportedSpec) and spec.vocab is None:
-            spec = spec.model_copy(update={"vocab": vocabulary_of(run.data.train)})
+            spec = spec.model_copy(update={"vocab": needed_tokens(run, settled(run.objective, spec)).vocabulary})
         return run.with_spec(spec), spec
-    tokens = vocabulary_of(run.data.train)
+    # A model of one's own has one stack, whose default this is.
+    tokens = needed_tokens(run, run.objective or NEXT_TOKEN).vocabulary
     if model.measured is not None and model.is_measured(tokens, run.data.seq_len):
         return run, model.measured
     measured = _ask(run, tokens, code or (Path(run.code) if run.code else None), runner)
     return run.with_spec(measured), measured
+
+
+def needed_tokens(run: Run, objective: AnyObjective) -> SpecialTokens:
+    """The tokens of the data and those that the objective needs beside them.
+
+    Raises:
+        InputError, FileError: the data is not prepared, or its tokenizer cannot be read.
+    """
+    return special_tokens(run.data.train_folders, objective, run.data.seq_len)
 
 
 def _ask(run: Run, tokens: int, code: Path | None, runner: Runner) -> ImportedSpec:

@@ -13,8 +13,9 @@ from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.base.process import Runner
-from hpctrain.corpus.index import check_tokenizer, vocabulary_of
-from hpctrain.corpus.tokens import Corpus, open_validation
+from hpctrain.corpus.index import check_tokenizer
+from hpctrain.corpus.mixture import open_training
+from hpctrain.corpus.tokens import open_named, open_validation
 from hpctrain.launch.checks import check_devices, check_plan, check_topology, is_usable
 from hpctrain.launch.code import FOLDER, snapshot_code
 from hpctrain.launch.folder import (
@@ -26,12 +27,13 @@ from hpctrain.launch.folder import (
     render_run,
 )
 from hpctrain.launch.local import local_nodes
-from hpctrain.launch.own_model import with_sizes
+from hpctrain.launch.own_model import needed_tokens, with_sizes
 from hpctrain.launch.secrets import check_secrets
 from hpctrain.launch.staleness import staleness
 from hpctrain.launch.supervise import LocalJob, start_local_job
 from hpctrain.launch.trust import check_trusted
 from hpctrain.records.imported_spec import Spec
+from hpctrain.records.objective import lengths
 from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run, read_run
 from hpctrain.records.topology import Topology
@@ -65,15 +67,21 @@ def settle(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run, Spe
     run.require_runnable()
     check_secrets(run, os.environ)
     run, spec = with_sizes(run, runner, code)
-    vocabulary = vocabulary_of(run.data.train)
-    if spec.vocabulary < vocabulary:
+    objective, data = run.learned(), run.data
+    needed = needed_tokens(run, objective)
+    if spec.vocabulary < needed.vocabulary:
+        own = f", the objective {objective.mode} its own" if needed.vocabulary > needed.data_vocabulary else ""
         raise InputError(
-            f"model.dims.vocab: found {spec.vocabulary}; the data has tokens up to {vocabulary}: leave it out"
+            f"model.dims.vocab: found {spec.vocabulary}; the data has tokens up to {needed.data_vocabulary}{own}: "
+            f"leave it out, or make it {needed.vocabulary}"
         )
-    if run.data.tokenizer is not None:
-        check_tokenizer(run.data.train, run.data.tokenizer)
-    Corpus.open(run.data.train, "train", run.data.seq_len)
-    open_validation(run.data.train, run.data.valid, run.data.seq_len)
+    if data.tokenizer is not None:
+        check_tokenizer(data.train_folders, data.tokenizer)
+    length = lengths(objective, data.seq_len).raw
+    open_training(data.train_folders, data.weights, length)
+    named = data.valid if isinstance(data.valid, dict) else {}
+    open_validation(data.train_folders, [] if named else data.valid_folders, length)
+    open_named(data.train_folders, named, length)
     return run, spec
 
 
@@ -183,8 +191,8 @@ def _plan_inputs(run: Run) -> list[object]:
     """What a plan was made for; with any of it changed, another plan is needed."""
     recovery, cluster = run.recovery, run.cluster
     return [
-        run.batch, run.data.seq_len, run.precision, run.compile, run.parallel, run.compression, recovery.spares,
-        cluster.device, cluster.devices_per_node,
+        run.batch, run.data.seq_len, run.objective, run.precision, run.compile, run.parallel, run.compression,
+        recovery.spares, cluster.device, cluster.devices_per_node,
     ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from hpctrain.base.errors import HpctrainError
 from hpctrain.base.units import format_bytes, format_seconds
 from hpctrain.corpus.index import read_index
 from hpctrain.corpus.staged import VARIABLE, size_bytes, stage
-from hpctrain.records.run import Data
+from hpctrain.records.data import Data
 
 LEAST_S = 60.0
 SLOWEST_BYTES_PER_S = 50e6
@@ -68,4 +68,4 @@ def stage_base(data: Data, environ: Mapping[str, str]) -> Path:
 
 
 def _folders(data: Data) -> list[str]:
-    return list(dict.fromkeys([*data.train, *data.valid]))
+    return list(dict.fromkeys([*data.train_folders, *data.valid_folders]))

@@ -12,11 +12,12 @@ from torch.distributed.tensor import DTensor, Shard
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
-def make_loss(global_tokens: int, vocabulary_mesh: DeviceMesh | None) -> LossFunction:
-    """Sum of cross-entropies [nats] over a micro-batch, divided by the tokens of the global batch.
+def make_loss(global_targets: int, vocabulary_mesh: DeviceMesh | None) -> LossFunction:
+    """Sum of cross-entropies [nats] over a micro-batch, divided by the targets of the global batch. Positions
+    with target -100 count for nothing.
 
     Args:
-        global_tokens: rows × seq_len of the whole step, over all replicas.
+        global_targets: positions with a target in the whole step, over all replicas.
         vocabulary_mesh: the tp mesh when logits are split by vocabulary; the loss is then computed on the shards
             (torch's `loss_parallel`, which the caller must have entered around forward and backward).
     """
@@ -29,6 +30,6 @@ def make_loss(global_tokens: int, vocabulary_mesh: DeviceMesh | None) -> LossFun
         total = F.cross_entropy(flat, targets.flatten(), reduction="sum")
         if isinstance(total, DTensor):
             total = total.full_tensor()
-        return total / global_tokens
+        return total / global_targets
 
     return loss

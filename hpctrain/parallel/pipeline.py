@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,7 @@ from hpctrain.parallel.stage import CountedStage, StageCounters
 from hpctrain.parallel.tensor import apply_tensor_parallel, vocabulary_is_split
 from hpctrain.parallel.tied import TiedEnds, tie_ends
 from hpctrain.records.imported_spec import Spec
+from hpctrain.records.objective import NEXT_TOKEN, AnyObjective, Lengths, lengths
 from hpctrain.records.plan import Plan
 from hpctrain.records.schedule import Schedule
 
@@ -62,6 +64,12 @@ class PipelineInputs:
     """Blocks are compiled at their first call."""
     timeout: timedelta | None = None
     """How long a rank waits for another one in one operation; None: torch's own times."""
+    objective: AnyObjective = NEXT_TOKEN
+
+    @property
+    def lengths(self) -> Lengths:
+        """Tokens of one sample."""
+        return lengths(self.objective, self.seq_len)
 
     @property
     def message_timeout(self) -> timedelta | None:
@@ -98,18 +106,21 @@ class Pipeline:
         self._tied = tied
         self._scaler = scaler
 
-    def step(self, tokens: Tensor, targets: Tensor) -> float:
+    def step(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> float:
         """Forward and backward of this replica's share of a batch; gradients are left in the parameters, not reduced
         and, with a loss scale, multiplied by it.
 
         Args:
-            tokens, targets: [rows, seq], both of this replica.
+            tokens: [rows, seq], of this replica.
+            targets: [rows, outputs], -100 where there is none.
+            decoder_tokens: [rows, outputs], what the decoder of a model with two stacks reads; its stages are given
+                their micro-batch's part of it by that name.
 
         Returns:
             This replica's share of the mean loss (0 on ranks without the last stage).
         """
         start = mark(self.device)
-        loss = self._run(tokens, targets, train=True)
+        loss = self._run(tokens, targets, decoder_tokens, train=True)
         self._span = start, mark(self.device)
         if self._tied is not None:
             self._tied.add_here()
@@ -122,13 +133,13 @@ class Pipeline:
             with ACTIVITY.doing("sum the gradients of the tied matrix", waits=True):
                 self.stages[0].counters.sent_bytes += self._tied.sum_gradients()
 
-    def evaluate(self, tokens: Tensor, targets: Tensor) -> float:
+    def evaluate(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> float:
         """Forward only, nothing kept for a backward pass; as `step`."""
         for stage in self.stages:
             stage.submod.eval()
         try:
             with torch.no_grad():
-                return self._run(tokens, targets, train=False)
+                return self._run(tokens, targets, decoder_tokens, train=False)
         finally:
             for stage in self.stages:
                 stage.submod.train()
@@ -160,12 +171,15 @@ class Pipeline:
         """Counters by stage since the last call."""
         return {stage.stage_index: stage.take_counters() for stage in self.stages}
 
-    def _run(self, tokens: Tensor, targets: Tensor, train: bool) -> float:
+    def _run(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None, train: bool) -> float:
         # gloo accepts a message shorter than the buffer without an error, so a wrong shape must never get that far.
-        if tokens.shape != targets.shape or tokens.shape[0] != self.rows:
+        outputs = tokens if decoder_tokens is None else decoder_tokens
+        if tokens.shape[0] != self.rows or targets.shape != outputs.shape:
             raise ValueError(
-                f"tokens are {tuple(tokens.shape)}, expected {self.rows} rows and targets of the same shape"
+                f"tokens are {tuple(tokens.shape)} and targets {tuple(targets.shape)}, expected {self.rows} rows and "
+                f"targets of shape {tuple(outputs.shape)}"
             )
+        named: dict[str, Any] = {} if decoder_tokens is None else {"decoder_tokens": decoder_tokens}
         if self._tied is not None:
             self._tied.follow()
         losses: list[Tensor] = []
@@ -179,6 +193,7 @@ class Pipeline:
                 target=targets if self.last else None,
                 losses=losses,
                 return_outputs=False,
+                **named,
             )
         for stage in self.stages:
             stage.finish_sends()
@@ -203,7 +218,7 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
     for stage in stages:
         stage.random = random
     split_loss = vocabulary_is_split(spec, plan.tp)
-    loss = make_loss(plan.rows * inputs.seq_len, mesh["tp"] if split_loss else None)
+    loss = make_loss(plan.rows * inputs.lengths.targets, mesh["tp"] if split_loss else None)
     if inputs.scaler is not None:
         loss = inputs.scaler.scaled(loss)
     if stages[-1].is_last:
@@ -269,7 +284,7 @@ def _logits(inputs: PipelineInputs, rows: int) -> Tensor:
     if vocabulary_is_split(inputs.spec, inputs.plan.tp):
         width //= inputs.plan.tp
     dtype = inputs.autocast or torch.float32
-    return torch.empty(rows, inputs.seq_len, width, dtype=dtype, device="meta", requires_grad=True)
+    return torch.empty(rows, inputs.lengths.outputs, width, dtype=dtype, device="meta", requires_grad=True)
 
 
 def _actions_by_group_rank(

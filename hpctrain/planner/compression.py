@@ -13,14 +13,14 @@ from hpctrain.planner.neighbours import describe_excess
 from hpctrain.planner.predict import Prediction, predict
 from hpctrain.planner.reduction import Sum, low_rank_width
 from hpctrain.records.codec import CodecFigures, CodecSpec, keeps_state
-from hpctrain.records.compression import Bf16, Codec, NoCompression, PowerSgd, TopK
+from hpctrain.records.compression import Bf16, Codec, NoCompression, PowerSgd, Quantized, TopK
 from hpctrain.schedule.runnable import SHARDED_SUMS
 
 BF16_WORTH = 0.03
 """Share of a step that bf16 must save to be taken."""
 LOSSY_WORTH = 0.1
-"""Share of a step that must be saved, on top, for a way that leaves out a part of each gradient: predicted times
-have errors, and the loss falls more slowly."""
+"""Share of a step that must be saved, on top, for a way that puts off a part of each gradient: predicted times have
+errors, and the loss may fall more slowly."""
 WARMUP_SHARE = 0.1
 """Of a run's steps that low rank and sparse sums begin with exactly; of long runs, as many as their modes do."""
 DENSITY = 0.07
@@ -53,7 +53,7 @@ def candidates(steps: int, lossy: bool) -> list[Codec]:
 
     Args:
         steps: of the run.
-        lossy: with those that leave out a part of each gradient.
+        lossy: with those that put off a part of each gradient.
     """
     exact: list[Codec] = [NoCompression(), Bf16(mode="bf16")]
     if not lossy:
@@ -61,6 +61,8 @@ def candidates(steps: int, lossy: bool) -> list[Codec]:
     warmup = min(math.ceil(WARMUP_SHARE * steps), PowerSgd.model_fields["warmup_steps"].default)
     return [
         *exact,
+        Quantized(mode="int8"),
+        Quantized(mode="int4"),
         PowerSgd(mode="power_sgd", warmup_steps=warmup),
         TopK(mode="topk", density=DENSITY, warmup_steps=warmup),
     ]
@@ -131,7 +133,7 @@ def _try(cost: CostModel, layout: Layout, codec: Codec, steps: int, exact: _Trie
     if layout.shards < layout.dp:
         sums = own.gradient_sums(layout.cells, layout.shares, layout.owner, layout.shards)
         longest = max(sums, key=lambda each: each.seconds)
-    hidden_s = _hidden_s(own, layout, longest) if exact is None and longest is not None else 0.0
+    hidden_s = _hidden_s(own, layout, longest) if longest is not None else 0.0
     mean_step_s = prediction.total - hidden_s
     if exact is not None and keeps_state(codec):
         # Warm-up steps are summed exactly, after the backward pass.
@@ -141,17 +143,28 @@ def _try(cost: CostModel, layout: Layout, codec: Codec, steps: int, exact: _Trie
 
 
 def _hidden_s(cost: CostModel, layout: Layout, longest: Sum) -> float:
-    """Of the messages of exact sums, what passes while the last backward is still at work: where the replica is one
+    """Of the messages of dense sums, what passes while the last backward is still at work: where the replica is one
     stage on one device (elsewhere the links are busy with other messages), no more than that backward takes, and not
-    the embedding's, whose gradient is the last to be ready."""
-    if len(layout.blocks) > 1 or layout.tp > 1 or layout.shards > 1:
+    the embedding's, whose gradient is the last to be ready. Of sums that have owners it is the half that hands
+    gradients out; the sums follow a few buckets behind. Integers in fp16 wait until gradients are freed of the loss
+    scale, which is after the backward."""
+    match cost.work.codec:
+        case NoCompression():
+            share = 1.0
+        case Bf16():
+            share = 0.5
+        case Quantized() if cost.work.precision != "fp16":
+            share = 0.5
+        case _:
+            share = 0.0
+    if share == 0.0 or len(layout.blocks) > 1 or layout.tp > 1 or layout.shards > 1:
         return 0.0
     backward = (
         cost.stage(layout.unit(replica, 0), layout.micro_batch, layout.shares[0]).backward
         for replica in layout.cells.examples
     )
     early = 1 - cost.work.spec.embedding_parameters() / cost.work.spec.parameters()
-    return min(longest.wire_s * early, min(backward))
+    return min(longest.wire_s * early * share, min(backward))
 
 
 def _why_not(cost: CostModel, layout: Layout, codec: Codec) -> str | None:
@@ -160,7 +173,7 @@ def _why_not(cost: CostModel, layout: Layout, codec: Codec) -> str | None:
         return None
     if layout.shards == layout.dp:
         # Sparse sums can run there, by other messages.
-        why = SHARDED_SUMS if isinstance(codec, PowerSgd) else "how long its sums take there is not known"
+        why = SHARDED_SUMS if isinstance(codec, PowerSgd | Quantized) else "how long its sums take there is not known"
         return f"zero {layout.saving.zero} over all replicas: {why}"
     if isinstance(codec, PowerSgd):
         width = low_rank_width(cost.work.spec.dim, layout.tp)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BUCKET_BYTES = 8 * 2**20
-"""Of the flat buffers in which a worker of ours sums its gradients."""
+from hpctrain.records.codec import BUCKET_BYTES
 
 
 @dataclass(frozen=True)

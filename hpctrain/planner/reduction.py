@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from hpctrain.planner.ground import Rings
 from hpctrain.records.codec import wire_bytes
-from hpctrain.records.compression import Adaptive, Bf16, Codec, LocalSteps, PowerSgd, Tagc, TopK
+from hpctrain.records.compression import Adaptive, Bf16, Codec, LocalSteps, PowerSgd, Quantized, Tagc, TopK
 from hpctrain.records.topology import CodecSeconds
 
 
@@ -52,7 +52,7 @@ def sum_of(
         return NO_SUM
     if each is None:
         # The search asks for this again and again.
-        buckets = _buckets(size_bytes, bucket_bytes)
+        buckets = buckets_of(size_bytes, bucket_bytes)
         wire_s = buckets * rings.sum_s(size_bytes / buckets, chunks)
         return Sum(2 * (n - 1) * size_bytes / n, wire_s, numbers * copy_s)
     sent_bytes = wire_bytes(codec, size_bytes, n, width) / n
@@ -65,7 +65,7 @@ def sum_of(
 
 def uses_pairs(codec: Codec) -> bool:
     """Whether messages go from everyone to everyone, and not around a ring."""
-    return isinstance(codec, Bf16 | TopK | Adaptive)
+    return isinstance(codec, Bf16 | Quantized | TopK | Adaptive)
 
 
 def low_rank_width(dim: int, tp: int) -> float:
@@ -74,16 +74,17 @@ def low_rank_width(dim: int, tp: int) -> float:
     return 2 * dim / (1 + tp)
 
 
-def _buckets(size_bytes: float, bucket_bytes: float) -> int:
+def buckets_of(size_bytes: float, bucket_bytes: float) -> int:
+    """Pieces that a rank's gradients are summed in."""
     return max(1, math.ceil(size_bytes / bucket_bytes))
 
 
 def _rounds(codec: Codec, size_bytes: float, n: int, bucket_bytes: float) -> float:
     match codec:
-        case Bf16():
-            return _buckets(size_bytes, bucket_bytes)
+        case Bf16() | Quantized():
+            return buckets_of(size_bytes, bucket_bytes)
         case LocalSteps(every=every):
-            return _buckets(size_bytes, bucket_bytes) / every
+            return buckets_of(size_bytes, bucket_bytes) / every
         case PowerSgd():
             return 2  # the factors, one after the other; what is exempt travels with the first
         case Tagc():
@@ -95,6 +96,8 @@ def _processor_s(codec: Codec, n: int, copy_s: float, each: CodecSeconds) -> flo
     match codec:
         case Bf16():
             return each.bf16
+        case Quantized():
+            return each.quantized
         case PowerSgd():
             return each.power_sgd
         case TopK() | Adaptive():

@@ -13,18 +13,24 @@ from hpctrain.records.compression import (
     LocalSteps,
     NoCompression,
     PowerSgd,
+    Quantized,
     Tagc,
     TopK,
     Values,
 )
 from hpctrain.records.document import Part
 
+BUCKET_BYTES = 8 * 2**20
+"""Gradients are sent in pieces of this size: large enough for full bandwidth, small enough that some leave early."""
 RESIDUAL_BYTES = {"fp32": 4, "bf16": 2}
 """Of a number that was not sent."""
 FULL_BYTES = 4
 """Of a number in fp32, which gradients are."""
 VALUE_BYTES: dict[Values, float] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "sign": 1 / 8}
 """Bytes of a number that is sent; the scales of its block are not counted."""
+
+SCALE_BYTES = 4 / 256
+"""For each number that is sent as an integer: what the scale of its block adds."""
 
 
 class CodecFigures(Part):
@@ -98,6 +104,8 @@ def wire_bytes(codec: Codec, gradient_bytes: float, world: int, dim: float = 102
     match codec:
         case Bf16():
             return ring * numbers * 2
+        case Quantized():
+            return ring * numbers * (codec.bits / 8 + SCALE_BYTES)
         case TopK(density=density, values=values):
             return ring * numbers * sparse_bytes(density, values)
         case Adaptive(limits=limits, values=values):
@@ -122,6 +130,8 @@ def kept_bytes(codec: Codec, dim: int) -> float:
         dim: width of the model, the least side of a matrix.
     """
     match codec:
+        case Quantized():
+            return FULL_BYTES
         case TopK() | Tagc():
             return 0.0 if codec.feedback == "none" else RESIDUAL_BYTES[codec.residual]
         case Adaptive():

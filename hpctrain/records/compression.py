@@ -44,6 +44,21 @@ class Bf16(Part):
     '*', as 'layers.*.feed_forward.*'. The rest is summed exactly."""
 
 
+class Quantized(Part):
+    """Gradients travel as integers of few bits (as in ZeRO++, Wang et al. 2023)."""
+
+    mode: Literal["int8", "int4"]
+    """Gradients travel as integers of 8 or of 4 bits, with a scale for each 256 of them; what rounding takes is added
+    to the next gradient, and takes as much memory as the gradients."""
+    layers: Layers = "all"
+    """What is compressed, as in mode bf16."""
+
+    @property
+    def bits(self) -> Literal[8, 4]:
+        """Of each number."""
+        return 8 if self.mode == "int8" else 4
+
+
 class _Sparse(Part):
     """Settings of every mode that sends a choice of the numbers."""
 
@@ -158,18 +173,18 @@ class AutoCompression(Part):
     """The planner chooses."""
 
     mode: Literal["auto"]
-    """The planner chooses none or bf16 by measured links and devices, with `lossy` power_sgd or topk too; the plan says
-    why."""
+    """The planner chooses none or bf16 by measured links and devices, with `lossy` int8, int4, power_sgd or topk too;
+    the plan says why."""
     lossy: bool = False
-    """Whether modes may be chosen that leave out a part of each gradient. They are faster on slow links, and a model
-    that is trained for as many steps with them has a higher loss (docs/compression-figures.md)."""
+    """Whether modes may be chosen that put off a part of each gradient. They are faster on slow links, and a model that
+    is trained for as many steps with them may have a higher loss (docs/compression-figures.md)."""
 
 
 Codec = Annotated[
-    NoCompression | Bf16 | TopK | Adaptive | Tagc | PowerSgd | LocalSteps,
+    NoCompression | Bf16 | Quantized | TopK | Adaptive | Tagc | PowerSgd | LocalSteps,
     Field(discriminator="mode"),
 ]
 Compression = Annotated[
-    NoCompression | Bf16 | TopK | Adaptive | Tagc | PowerSgd | LocalSteps | AutoCompression,
+    NoCompression | Bf16 | Quantized | TopK | Adaptive | Tagc | PowerSgd | LocalSteps | AutoCompression,
     Field(discriminator="mode"),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import ClassVar
 
@@ -43,6 +44,28 @@ class CompressionFigures(Part):
     """Norm of what is kept back for later steps, by that of the gradient."""
 
 
+class ValidSet(Part):
+    """What was found on one named validation set."""
+
+    loss: float
+    """Mean cross-entropy, nats a target."""
+    perplexity: float | None = None
+    """Its exponential; absent where that is too large for a number."""
+
+    @classmethod
+    def of(cls, loss: float) -> ValidSet:
+        """The set's figures from its loss."""
+        return cls(loss=loss, perplexity=perplexity(loss))
+
+
+def perplexity(loss: float) -> float | None:
+    """e to the loss in nats; None where that is too large for a number."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return None
+
+
 class MetricRow(Document):
     """One optimizer step."""
 
@@ -56,9 +79,12 @@ class MetricRow(Document):
     step_time_s: float
     """How long the step took."""
     loss: float
-    """Mean cross-entropy over the global batch, nats a token."""
+    """Mean cross-entropy over the targets of the global batch, nats: of each token (next_token), of the hidden ones
+    (masked), of all that the decoder writes (span_corruption)."""
     valid_loss: float | None = None
     """The same over the validation batches, where this step validated."""
+    valid_sets: dict[str, ValidSet] | None = None
+    """The same for each validation set that the run file names."""
     lr: float
     grad_norm: float | None = None
     """Norm of the whole gradient before clipping; absent where it overflowed and the step was skipped."""
@@ -67,9 +93,12 @@ class MetricRow(Document):
     skipped: bool | None = None
     """With precision fp16: whether the gradients overflowed, so that the step changed no weight."""
     tokens: int
-    """Tokens of this step."""
+    """Tokens that the model read in this step: samples × data.seq_len, with or without a target; what the decoder of a
+    model with two stacks reads is not in it."""
     samples: int
     """Sequences consumed since the start of the run."""
+    source_samples: dict[str, int] | None = None
+    """Of them, how many came from each training folder; where folders have weights."""
     tokens_per_s: float
     bytes_sent: BytesSent
     compression: CompressionFigures | None = None

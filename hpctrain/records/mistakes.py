@@ -102,6 +102,8 @@ def _file_path(location: Path, model: type[BaseModel]) -> tuple[Path, list[type[
     path: list[str | int] = []
     here, owners, family = [model], [model], [model]
     for part in location:
+        if str(part).startswith("("):
+            continue  # the branch of a union by shape
         members = [owner for owner in here if _has_tag(owner, part)]
         if len(here) > 1 and members:
             here, family = members, here

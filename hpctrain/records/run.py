@@ -12,11 +12,13 @@ from pydantic import Field, ValidationError, model_validator
 from hpctrain.base.errors import FileError, InputError, Mistake
 from hpctrain.records.cluster import Cluster
 from hpctrain.records.compression import Compression, NoCompression
+from hpctrain.records.data import Data
 from hpctrain.records.document import Document, Part
 from hpctrain.records.imported_spec import ImportedSpec, Spec
 from hpctrain.records.mistakes import dotted, mistakes_of
 from hpctrain.records.model_choice import Model
 from hpctrain.records.model_spec import PRESETS
+from hpctrain.records.objective import AnyObjective, Objective, settled
 from hpctrain.records.overrides import absent, apply_overrides, filled, overridden
 from hpctrain.records.plan import Recompute, ZeroLevel
 from hpctrain.records.yaml_file import YamlFile, read_yaml
@@ -36,25 +38,6 @@ class Container(Part):
     """Whether the NVIDIA driver is made visible inside."""
     env: dict[str, str] = {}
     """Environment variables set inside."""
-
-
-class Data(Part):
-    """The corpus, prepared by `hpctrain data prepare`. Relative paths start at the run file's folder."""
-
-    train: list[str] = Field(min_length=1)
-    """Folders of token shards to train on."""
-    valid: list[str] = []
-    """Folders of token shards for validation. Default: the validation part that `data prepare` kept aside."""
-    tokenizer: str | None = None
-    """tokenizer.json. Default: the one that lies in the first training folder."""
-    seq_len: int = Field(default=256, ge=8)
-    """Tokens in a sequence."""
-    stage: Literal["none", "node"] = "none"
-    """none: workers read the folders where they are. node: each node copies them to its own disk first, checks them
-    against their index, and keeps them for its next run; without the room it reads them where they are."""
-    stage_folder: str | None = None
-    """Folder on each node's own disk; '$USER' and the like are filled in there. Default: $SLURM_TMPDIR, else $TMPDIR,
-    else /tmp."""
 
 
 class Batch(Part):
@@ -233,6 +216,9 @@ class Run(Document):
     """What is trained."""
     data: Data
     """What it is trained on."""
+    objective: Objective | None = None
+    """What it learns from the data. Default: next_token for a decoder, masked for an encoder, span_corruption for an
+    encoder-decoder."""
     batch: Batch
     """How many sequences make one optimizer step."""
     parallel: Parallel = AutoParallel()
@@ -284,6 +270,14 @@ class Run(Document):
         if self.model.import_ is not None:
             raise InputError("model.import: the model was not measured yet; a run folder's own run.yaml has its sizes")
         raise InputError("model.hf: this version trains models given by preset, dims or import only; use one of them")
+
+    def learned(self) -> AnyObjective:
+        """The objective as the file gives it, else that of the model's family.
+
+        Raises:
+            InputError: as `spec`, or a model of that family cannot learn it.
+        """
+        return settled(self.objective, self.spec())
 
     def with_spec(self, spec: Spec) -> Run:
         """The same run with its model written out, vocabulary included."""
@@ -355,16 +349,10 @@ def _from_override(mistake: Mistake) -> Mistake:
 
 
 def _resolve_paths(run: Run, base: Path) -> Run:
-    data = run.data.model_copy(
-        update={
-            "train": [str(base / Path(item).expanduser()) for item in run.data.train],
-            "valid": [str(base / Path(item).expanduser()) for item in run.data.valid],
-            "tokenizer": str(base / Path(run.data.tokenizer).expanduser()) if run.data.tokenizer else None,
-        }
-    )
     code = str(base / Path(run.code).expanduser()) if run.code else None
     secrets = str(base / Path(run.secrets_file).expanduser()) if run.secrets_file else None
     notify = run.notify
     if notify is not None and notify.url_file is not None:
         notify = notify.model_copy(update={"url_file": str(base / Path(notify.url_file).expanduser())})
+    data = run.data.resolved(base)
     return run.model_copy(update={"data": data, "code": code, "secrets_file": secrets, "notify": notify})

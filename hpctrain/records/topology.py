@@ -60,6 +60,8 @@ class CodecSeconds(Part):
 
     bf16: float = Field(gt=0)
     """Rounding, adding up in fp32, and copying back."""
+    quantized: float = Field(gt=0)
+    """Writing as integers of 4 bits, adding up, writing the sums and reading them, and keeping what rounding took."""
     topk: float = Field(gt=0)
     """Choosing 7 % of the numbers, writing, reading and applying a message of them, and keeping the rest."""
     power_sgd: float = Field(gt=0)

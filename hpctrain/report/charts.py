@@ -13,6 +13,7 @@ from typing import Any
 
 from hpctrain.records.metric import MetricRow
 from hpctrain.report.gather import RunView
+from hpctrain.report.validation import HELD_OUT, losses_by_set
 
 Trace = dict[str, Any]
 
@@ -51,18 +52,22 @@ def thinned(rows: Sequence[MetricRow]) -> list[MetricRow]:
 def loss_chart(view: RunView) -> Chart:
     """Training loss by generation, validation loss, and a line at each recovery."""
     traces = by_generation(view.rows, lambda row: row.loss, "nats a token")
-    valid = [row for row in view.history if row.valid_loss is not None]
-    if valid:
+    validated = [(row.step, losses) for row in view.history if (losses := losses_by_set(row))]
+    names = dict.fromkeys(name for _, losses in validated for name in losses)
+    for number, name in enumerate(names):
+        found = [(step, losses[name]) for step, losses in validated if name in losses]
+        title = name.replace(HELD_OUT, "validation", 1)
+        ink = "@ink" if name == HELD_OUT else colour(COLOURS - 1 - number)  # from the other end than generations
         traces.append(
             {
                 "type": "scatter",
                 "mode": "lines+markers",
-                "name": "validation",
-                "x": [row.step for row in valid],
-                "y": [row.valid_loss for row in valid],
-                "line": {"color": "@ink", "width": 1.5, "dash": "dot"},
-                "marker": {"size": 8, "symbol": "diamond", "color": "@ink"},
-                "hovertemplate": "validation %{y:.4f} after step %{x}<extra></extra>",
+                "name": title,
+                "x": [step for step, _ in found],
+                "y": [loss for _, loss in found],
+                "line": {"color": ink, "width": 1.5, "dash": "dot"},
+                "marker": {"size": 8, "symbol": "diamond", "color": ink},
+                "hovertemplate": f"{title} %{{y:.4f}} after step %{{x}}<extra></extra>",
             }
         )
     note = "Mean cross-entropy of the global batch. A vertical line marks the first step after a fault."

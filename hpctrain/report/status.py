@@ -13,6 +13,7 @@ from hpctrain.records.event import Event, read_events
 from hpctrain.records.metric import MetricRow, effective, read_metrics
 from hpctrain.records.run import Run, read_run
 from hpctrain.report.history import FAULTS, lost_steps, recoveries, restored_step, steady_step_time
+from hpctrain.report.validation import HELD_OUT, losses_by_set
 from hpctrain.report.words import describe
 
 State = Literal["queued", "starting", "running", "recovering", "requeued", "done", "failed", "cancelled", "unknown"]
@@ -46,6 +47,10 @@ class Status:
     """Steps done twice."""
     loss: float | None = None
     valid_loss: float | None = None
+    valid_sets: dict[str, dict[str, float]] | None = None
+    """Loss and perplexity of each validation set that the run file names."""
+    source_samples: dict[str, int] | None = None
+    """Samples so far from each training folder, where they have weights."""
     tokens_per_s: float | None = None
     eta_s: float | None = None
     """Time to the last step at the present pace; only while running."""
@@ -59,6 +64,12 @@ class Status:
     """When Slurm expects a waiting job to start, seconds since 1970. It looks again all the time."""
     needs_action: bool | None = None
     """True: the job waits until a person does what the reason says."""
+
+    @property
+    def valid_losses(self) -> dict[str, float]:
+        """The newest validation losses by how they are shown."""
+        own = {} if self.valid_loss is None else {HELD_OUT: self.valid_loss}
+        return own | {f"{HELD_OUT} {name}": found["loss"] for name, found in (self.valid_sets or {}).items()}
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; what is not known is absent."""
@@ -108,6 +119,7 @@ def decide_status(
     state, reason = _decide(run, _this_attempt(events), list(metrics), lock_held, age)
     pace = steady_step_time(rows[-50:])
     start = _newest(events, "generation_started")
+    validated = next((item for item in reversed(rows) if losses_by_set(item)), None)
     return Status(
         state=state,
         reason=reason,
@@ -120,12 +132,20 @@ def decide_status(
         recoveries=sum(recovery.done for recovery in recoveries(events)),
         lost_steps=lost_steps(metrics),
         loss=row.loss if row else None,
-        valid_loss=next((item.valid_loss for item in reversed(rows) if item.valid_loss is not None), None),
+        valid_loss=validated.valid_loss if validated else None,
+        valid_sets=_sets(validated),
+        source_samples=row.source_samples if row else None,
         tokens_per_s=row.tokens_per_s if row else None,
         eta_s=pace * (run.steps - row.step) if pace and row and state == "running" else None,
         weights_sha256=_weights(events) if state == "done" else None,
         last_sign_s=age,
     )
+
+
+def _sets(row: MetricRow | None) -> dict[str, dict[str, float]] | None:
+    if row is None or row.valid_sets is None:
+        return None
+    return {name: found.model_dump(exclude_none=True) for name, found in row.valid_sets.items()}
 
 
 def _step(events: Sequence[Event], row: MetricRow | None) -> int:

@@ -10,6 +10,7 @@ from hpctrain.records.plan import Plan
 from hpctrain.records.topology import Device, Topology
 from hpctrain.report.gather import PlanUse, RunView
 from hpctrain.report.history import FAULTS
+from hpctrain.report.validation import loss_words
 from hpctrain.report.words import describe
 
 ABSENT = "–"
@@ -80,7 +81,7 @@ def headline(view: RunView) -> list[Figure]:
     steady = "median, without first steps"
     figures = [
         Figure("Steps", f"{status.step} of {status.steps}", _left(view)),
-        Figure("Loss", _number(status.loss), f"validation {_number(status.valid_loss)}" if status.valid_loss else ""),
+        Figure("Loss", _number(status.loss), ", ".join(loss_words(status.valid_losses))),
         Figure("Throughput", f"{format_count(top.tokens_per_s)} tokens/s" if top.tokens_per_s else ABSENT, steady),
         Figure("Step time", _seconds(top.step_time_s), steady),
         Figure("Time", _seconds(top.elapsed_s), "from the first line written to the last"),

@@ -12,6 +12,7 @@ from hpctrain.base.units import format_count, format_seconds
 from hpctrain.records.event import Event
 from hpctrain.records.metric import MetricRow
 from hpctrain.report.status import Status
+from hpctrain.report.validation import loss_words, losses_by_set
 from hpctrain.report.words import describe
 
 _RECENT = 20
@@ -42,8 +43,7 @@ def progress_line(row: MetricRow, steps: int, step_time_s: float | None = None) 
         f"{format_seconds(left)} left" if row.step < steps else "last step",
         f"generation {row.generation}",
     ]
-    if row.valid_loss is not None:
-        parts.insert(2, f"valid {row.valid_loss:.4f}")
+    parts[2:2] = loss_words(losses_by_set(row))
     return "  ".join(parts)
 
 
@@ -65,7 +65,7 @@ def live_lines(items: Iterable[MetricRow | Event], steps: int, every_s: float = 
             yield Line(event_line(item), passing=False)
             continue
         recent.append(item.step_time_s)
-        important = item.step >= steps or item.valid_loss is not None
+        important = item.step >= steps or bool(losses_by_set(item))
         if important or item.time_s - shown >= every_s:
             shown = item.time_s
             yield Line(progress_line(item, steps, sum(recent) / len(recent)), passing=not important)
@@ -94,8 +94,7 @@ def status_lines(status: Status, now: float) -> list[str]:
     progress = [f"step {status.step}/{status.steps}"]
     if status.loss is not None:
         progress.append(f"loss {status.loss:.4f}")
-    if status.valid_loss is not None:
-        progress.append(f"valid {status.valid_loss:.4f}")
+    progress += loss_words(status.valid_losses)
     if status.tokens_per_s is not None:
         progress.append(f"{format_count(status.tokens_per_s)} tokens/s")
     if status.eta_s is not None:
@@ -105,6 +104,8 @@ def status_lines(status: Status, now: float) -> list[str]:
     if status.nodes:
         place += f"  nodes {', '.join(status.nodes)}"
     lines.append(place)
+    if status.source_samples is not None:
+        lines.append("  samples  " + "  ".join(f"{name} {count:,}" for name, count in status.source_samples.items()))
     if status.weights_sha256 is not None:
         lines.append(f"  weights sha256 {status.weights_sha256}")
     if status.recoveries or status.lost_steps:

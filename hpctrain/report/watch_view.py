@@ -16,6 +16,7 @@ from hpctrain.records.event import Event
 from hpctrain.records.metric import MetricRow
 from hpctrain.report.status import Status
 from hpctrain.report.terminal import event_line, progress_line, queue_lines
+from hpctrain.report.validation import loss_words, losses_by_set
 
 EVENTS = 8
 """Newest events that a view shows."""
@@ -92,7 +93,7 @@ class PlainView:
         moment = _clock_time(item.time_s)
         if isinstance(item, Event):
             return [f"{moment}  {event_line(item)}"]
-        if item.step < steps and item.valid_loss is None and item.time_s - self._progress_s < PROGRESS_EVERY_S:
+        if item.step < steps and not losses_by_set(item) and item.time_s - self._progress_s < PROGRESS_EVERY_S:
             return []
         self._progress_s = item.time_s
         return [f"{moment}  {progress_line(item, steps)}"]
@@ -102,8 +103,7 @@ def _figures(status: Status) -> str:
     parts = []
     if status.loss is not None:
         parts.append(f"loss {status.loss:.4f}")
-    if status.valid_loss is not None:
-        parts.append(f"valid {status.valid_loss:.4f}")
+    parts += loss_words(status.valid_losses)
     if status.tokens_per_s is not None:
         parts.append(f"{format_count(status.tokens_per_s)} tokens/s")
     return "  " + "  ".join(parts) if parts else ""

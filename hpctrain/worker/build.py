@@ -16,9 +16,8 @@ from torch.distributed.tensor import DTensor
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.wire import Message
 from hpctrain.compress.local_steps import LocalSteps
+from hpctrain.compress.owner_sums import OwnerReducer
 from hpctrain.compress.reducer import DenseReducer, Reducer
-from hpctrain.corpus.staged import on_this_node
-from hpctrain.corpus.tokens import Corpus, open_validation
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
 from hpctrain.parallel.reduction import meetings_of, reducer_of
@@ -32,6 +31,7 @@ from hpctrain.snapshot.checkpoint import CheckpointSaver, load
 from hpctrain.snapshot.published import verify
 from hpctrain.snapshot.state import collect, prepare_moments, set_optimizer_step
 from hpctrain.worker.deterministic import make_deterministic
+from hpctrain.worker.feed import Feed, open_feeds
 from hpctrain.worker.kept import give_back
 from hpctrain.worker.memory import peak_memory_bytes
 
@@ -87,8 +87,9 @@ class Trainer:
     parameters: list[nn.Parameter]
     optimizer: torch.optim.Optimizer
     reducer: Reducer
-    train: Corpus
-    valid: Corpus | None
+    train: Feed
+    valid: dict[str, Feed]
+    """By name; `HELD_OUT` has none."""
     saver: CheckpointSaver
     step: int
     """Steps done."""
@@ -128,7 +129,7 @@ def build(orders: StartOrder) -> Trainer:
     scaler = LossScaler(LossScale()) if run.precision == "fp16" else None
     inputs = PipelineInputs(
         plan, run.spec(), schedule, run.data.seq_len, run.seed, device, AUTOCAST[run.precision], scaler, run.compile,
-        timeout=timeout,
+        timeout=timeout, objective=run.learned(),
     )  # fmt: skip
     pipeline = build_pipeline(inputs, mesh, coordinate)
     optimizer = _optimizer(run, pipeline, plan)
@@ -138,12 +139,13 @@ def build(orders: StartOrder) -> Trainer:
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WRITER_TIMEOUT_S))
     with ACTIVITY.doing("load the checkpoint", waits=True):
         manifest = _restore(orders, pipeline, optimizer, scaler, group)
-        reducer = _reducer(mesh, plan, pipeline)
+        reducer = _reducer(mesh, plan, pipeline, scaled=scaler is not None)
         dropped = None
         if orders.restore is not None and manifest is not None:
             dropped = give_back(reducer, coordinate, plan, manifest, orders.folder / orders.restore, group)
     saver = CheckpointSaver(orders.folder / "checkpoints", group, run.checkpoint.keep)
     saver.prepare(collect(named, optimizer))
+    train, valid = open_feeds(run, device, os.environ)
     return Trainer(
         run=run,
         plan=plan,
@@ -156,8 +158,8 @@ def build(orders: StartOrder) -> Trainer:
         parameters=[parameter for _, parameter in named],
         optimizer=optimizer,
         reducer=reducer,
-        train=Corpus.open(on_this_node(run.data.train, os.environ), "train", run.data.seq_len),
-        valid=_validation(run),
+        train=train,
+        valid=valid,
         saver=saver,
         step=manifest.step if manifest is not None else 0,
         base_bytes=base_bytes,
@@ -218,11 +220,12 @@ def _optimizer(run: Run, pipeline: Pipeline, plan: Plan) -> torch.optim.Optimize
     )  # fmt: skip
 
 
-def _reducer(mesh: DeviceMesh, plan: Plan, pipeline: Pipeline) -> Reducer:
+def _reducer(mesh: DeviceMesh, plan: Plan, pipeline: Pipeline, scaled: bool) -> Reducer:
     reducer = reducer_of(plan, mesh, pipeline.stages, pipeline.parameters())
-    if isinstance(reducer, DenseReducer) and plan.tp == len(plan.stages) == 1:
-        # Elsewhere the backward pass has messages of its own on the same links, gradients are split, or the ends of a
-        # tied model are added up after it.
+    # Elsewhere the backward pass has messages of its own on the same links, gradients are split, or the ends of a tied
+    # model are added up after it. What a reducer keeps must not be scaled, and a step that overflows not be sent.
+    alone = plan.tp == len(plan.stages) == 1 and not (scaled and plan.compression[0].keeps_state)
+    if isinstance(reducer, DenseReducer | OwnerReducer) and alone:
         reducer.overlap([parameter for _, parameter in pipeline.parameters()])
     return reducer
 
@@ -247,10 +250,3 @@ def _restore(
             scaler.state = manifest.loss_scale
     set_optimizer_step(named, optimizer, manifest.step - skipped)
     return manifest
-
-
-def _validation(run: Run) -> Corpus | None:
-    if run.validation.batches == 0:
-        return None
-    train, valid = (on_this_node(folders, os.environ) for folders in (run.data.train, run.data.valid))
-    return open_validation(train, valid, run.data.seq_len)

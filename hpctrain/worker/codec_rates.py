@@ -7,10 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from hpctrain.compress.bf16 import Bf16Wire
 from hpctrain.compress.feedback import Feedback
 from hpctrain.compress.low_rank import Family
 from hpctrain.compress.message import decode, encode, rounded
 from hpctrain.compress.orthonormal import orthonormalize
+from hpctrain.compress.owner_sums import Wire
+from hpctrain.compress.quantized import QuantizedWire
 from hpctrain.compress.selectors import select
 from hpctrain.compress.values import ValueCode
 from hpctrain.records.topology import CodecSeconds
@@ -21,7 +24,7 @@ SIDE = 2048
 DENSITY = 0.07
 RANK = 4
 WORLD = 4
-"""Ranks whose parts are added up in bf16."""
+"""Ranks whose parts are added up."""
 CODEC_S = 0.15
 """Elapsed time for each codec: with the first call, less than a second for all."""
 
@@ -29,21 +32,25 @@ CODEC_S = 0.15
 def codec_seconds(device: torch.device, now: Now, limit_s: float = CODEC_S) -> CodecSeconds:
     """Seconds for each number of a gradient, by codec."""
     gradient = torch.randn(SIDE, SIDE, device=device).mul_(1e-5)
-    works = {"bf16": _bf16(gradient), "topk": _topk(gradient), "power_sgd": _power_sgd(gradient)}
+    works = {
+        "bf16": _dense(gradient, Bf16Wire()),
+        "quantized": _dense(gradient, QuantizedWire(4)),
+        "topk": _topk(gradient),
+        "power_sgd": _power_sgd(gradient),
+    }
     batch = 1 if device.type == "cpu" else 8
     numbers = float(gradient.numel())
     return CodecSeconds(**{name: 1 / rate(work, numbers, device, now, limit_s, batch) for name, work in works.items()})
 
 
-def _bf16(gradient: Tensor) -> Callable[[], object]:
-    """Round, add up the parts of `WORLD` ranks in fp32, round again, copy back."""
-    flat = gradient.view(-1)
-    wire = torch.empty(flat.numel(), dtype=torch.bfloat16, device=flat.device)
+def _dense(gradient: Tensor, wire: Wire) -> Callable[[], object]:
+    """Write, add up the parts of `WORLD` ranks, write the sums, read them."""
+    parts = torch.empty(WORLD, wire.bytes_of(gradient.numel() // WORLD), dtype=torch.uint8, device=gradient.device)
 
     def work() -> None:
-        wire.copy_(flat)
-        wire.view(WORLD, -1).sum(0, dtype=torch.float32).to(torch.bfloat16)
-        flat.copy_(wire)
+        wire.write([0], [gradient], parts)
+        wire.add_up([0], parts, 0)
+        wire.read([0], parts, [gradient])
 
     return work
 

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.records.run import Run
 from hpctrain.worker.build import Trainer
+from hpctrain.worker.feed import Batch
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,16 @@ class Finding:
     """The largest of the others, without its sign."""
 
 
-def diagnose(trainer: Trainer, step: int, tokens: Tensor, targets: Tensor, norm: float) -> str:
+def diagnose(trainer: Trainer, step: int, batch: Batch, norm: float) -> str:
     """Say in a line what is no number, where it began and what may help. Collective over the world.
 
     Args:
         step: the step that failed, 1 is the first.
-        tokens, targets: [rows, seq], this replica's share of its batch.
+        batch: this replica's share of it.
         norm: of the gradient, the same on every rank.
     """
     with ACTIVITY.doing("diagnosis of a value that is no number", waits=True):
-        share, forward = _forward(trainer, tokens, targets)
+        share, forward = _forward(trainer, batch)
         mine = (share if trainer.coordinate.tp == 0 else 0.0, forward, _gradient(trainer))
         everyone: list[tuple[float, Finding | None, Finding | None]] = [mine] * trainer.plan.world_size
         dist.all_gather_object(everyone, mine)
@@ -98,11 +99,11 @@ def _advice(run: Run, weights_are_lost: bool) -> str:
     return lower[0].upper() + lower[1:]
 
 
-def _forward(trainer: Trainer, tokens: Tensor, targets: Tensor) -> tuple[float, Finding | None]:
+def _forward(trainer: Trainer, batch: Batch) -> tuple[float, Finding | None]:
     """This replica's share of the loss, and the first place on this rank where activations are no numbers."""
     findings: list[Finding] = []
     with _watched(trainer, findings), torch.compiler.set_stance("force_eager"):
-        share = trainer.pipeline.evaluate(tokens, targets)
+        share = trainer.pipeline.evaluate(*batch)
     trainer.pipeline.take_counters()
     return share, min(findings, key=lambda found: found.order, default=None)
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from hpctrain.base.atomic import append_line
 from hpctrain.base.errors import StorageError
 from hpctrain.compress.reducer import REPORTED
 from hpctrain.parallel.stage import StageCounters
-from hpctrain.records.metric import BytesSent, CompressionFigures, MetricRow, RankPlacement
+from hpctrain.records.metric import BytesSent, CompressionFigures, MetricRow, RankPlacement, ValidSet
 from hpctrain.records.plan import Plan
 from hpctrain.worker.build import Trainer
+from hpctrain.worker.feed import HELD_OUT
 from hpctrain.worker.memory import peak_memory_bytes
 
 
@@ -176,13 +178,15 @@ def make_row(trainer: Trainer, job: JobStep, news: StepNews) -> MetricRow:
         time_s=time.time(),
         step_time_s=news.seconds,
         loss=job.loss,
-        valid_loss=news.valid_loss,
+        valid_loss=news.valid_losses.get(HELD_OUT),
+        valid_sets={name: ValidSet.of(loss) for name, loss in news.valid_losses.items() if name != HELD_OUT} or None,
         lr=news.lr,
         grad_norm=news.grad_norm if math.isfinite(news.grad_norm) else None,
         loss_scale=news.loss_scale,
         skipped=None if news.loss_scale is None else not math.isfinite(news.grad_norm),
         tokens=tokens,
         samples=trainer.step * plan.rows,
+        source_samples=trainer.train.taken(trainer.step * plan.rows),
         tokens_per_s=tokens / news.seconds,
         bytes_sent=job.bytes_sent,
         compression=job.compression,
@@ -203,7 +207,8 @@ class StepNews:
     seconds: float
     lr: float
     grad_norm: float
-    valid_loss: float | None
+    valid_losses: Mapping[str, float]
+    """By validation set; empty where there was no validation."""
     placement: list[RankPlacement] | None
     loss_scale: float | None = None
     """That the step was computed with."""

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import HpctrainError
-from hpctrain.corpus.tokens import Corpus
 from hpctrain.parallel.gradients import clip_gradients, finite_everywhere, gradient_norm, local_gradients
 from hpctrain.records.manifest import Manifest
 from hpctrain.records.run import Optimizer
@@ -23,6 +22,7 @@ from hpctrain.snapshot.state import collect
 from hpctrain.worker.build import Trainer
 from hpctrain.worker.diagnose import diagnose
 from hpctrain.worker.emit import JobStep, MetricsLog, RankStep, StepNews, gather, make_row, placements
+from hpctrain.worker.feed import Batch, Feed
 from hpctrain.worker.kept import kept_by_reducer
 from hpctrain.worker.orders import Orders
 from hpctrain.worker.profile import profiled, trace_path
@@ -103,7 +103,7 @@ class Loop:
         self._first = False
         if job.save or self._is_due(trainer.run.checkpoint.every):
             self.save()
-        self._validate_and_tell(job, StepNews(seconds, lr, norm, None, placed, scale))
+        self._validate_and_tell(job, StepNews(seconds, lr, norm, {}, placed, scale))
         self._tell_saved(trainer.saver.finished())
         return job
 
@@ -136,10 +136,10 @@ class Loop:
         """This replica's share of the loss, and this rank's part of its gradients, not reduced."""
         self.trainer.pipeline.random.step = step
         with ACTIVITY.doing("read the batch"):
-            tokens, targets = self._batch(self.trainer.train, step * self.trainer.plan.rows, self.trainer.run.seed)
+            batch = self._batch(self.trainer.train, step * self.trainer.plan.rows, self.trainer.run.seed)
         counter = CollectiveCounter() if self._first and self.trainer.plan.tp > 1 else None
         with counter or contextlib.nullcontext():
-            share = self.trainer.pipeline.step(tokens, targets)
+            share = self.trainer.pipeline.step(*batch)
             gradients = local_gradients(self.trainer.parameters)
         if counter is not None:
             self._tp_bytes = counter.sent_bytes
@@ -184,7 +184,7 @@ class Loop:
         self._tell_saved(trainer.saver.finished(wait=True))  # the worker leaves at once; a good checkpoint must not go
         self._tell_compiling()  # with hooks in them, blocks are compiled anew
         batch = self._batch(trainer.train, (step - 1) * trainer.plan.rows, trainer.run.seed)
-        return HpctrainError(diagnose(trainer, step, *batch, norm))
+        return HpctrainError(diagnose(trainer, step, batch, norm))
 
     def _validate_and_tell(self, job: JobStep, news: StepNews) -> None:
         """Validate where it is due, then tell of the step. A failed validation costs neither row nor checkpoint.
@@ -192,18 +192,17 @@ class Loop:
         Raises:
             Exception: whatever the validation raised, once the checkpoint under way is on disk.
         """
-        valid = self.trainer.valid if self._is_due(self.trainer.run.validation.every) else None
         try:
-            if valid is not None:
-                news = replace(news, valid_loss=self._validate(valid))
+            if self.trainer.valid and self._is_due(self.trainer.run.validation.every):
+                news = replace(news, valid_losses=self._validate())
         except Exception:
             self._tell_saved(self.trainer.saver.finished(wait=True))
             raise
         finally:
             self._tell(job, news)
 
-    def _validate(self, corpus: Corpus) -> float:
-        """The mean loss over the validation batches, always the same samples. Collective over the world.
+    def _validate(self) -> dict[str, float]:
+        """The mean loss over each set's validation batches, always the same samples. Collective over the world.
 
         Raises:
             HpctrainError: it is no number.
@@ -213,30 +212,31 @@ class Loop:
             self._first_validation = False
             self._tell_compiling()  # once more: what is compiled for training keeps what a backward pass needs
         starts = [index * trainer.plan.rows for index in range(trainer.run.validation.batches)]
-        shares = [trainer.pipeline.evaluate(*self._batch(corpus, start, 0)) for start in starts]
+        parts = [(feed, start) for feed in trainer.valid.values() for start in starts]
+        shares = [trainer.pipeline.evaluate(*self._batch(feed, start, 0)) for feed, start in parts]
         losses = torch.tensor(shares, dtype=torch.float64)
         trainer.pipeline.take_counters()
         # Every tp rank computes the same loss: one of them speaks for the row.
         losses *= trainer.coordinate.tp == 0
         with ACTIVITY.doing("all-reduce of the validation's losses", waits=True):
             dist.all_reduce(losses)
-        for loss, start in zip(losses.tolist(), starts, strict=True):
+        for loss, (feed, start) in zip(losses.tolist(), parts, strict=True):
             if not math.isfinite(loss):
                 self._tell_compiling()
-                batch = self._batch(corpus, start, 0)
-                raise HpctrainError(f"validation after {diagnose(trainer, trainer.step, *batch, loss)}")
-        return float(losses.mean())
+                batch = self._batch(feed, start, 0)
+                raise HpctrainError(f"validation after {diagnose(trainer, trainer.step, batch, loss)}")
+        means = losses.view(len(trainer.valid), -1).mean(1)
+        return dict(zip(trainer.valid, means.tolist(), strict=True))
 
     def _tell_compiling(self) -> None:
         """Ask for the time that compiling takes, where blocks are compiled; until the next step is told."""
         if self.trainer.run.compile:
             self.orders.tell("compiling")
 
-    def _batch(self, corpus: Corpus, start: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Tokens and next tokens [rows, seq] of this replica, for the global batch that starts at sample `start`."""
+    def _batch(self, feed: Feed, start: int, seed: int) -> Batch:
+        """This replica's rows of the global batch that starts at sample `start`."""
         first, count = self.trainer.rows
-        rows = torch.from_numpy(corpus.rows(seed, start + first, count)).to(self.trainer.device)
-        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+        return feed.batch(seed, start + first, count)
 
     def _is_due(self, every: int) -> bool:
         return self.trainer.step % every == 0 or self.trainer.step == self.trainer.run.steps

@@ -9,14 +9,19 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+import two_stacks
 from processes import largest, launch, process_group
 from torch.distributed.tensor import DTensor
 
 from hpctrain.compress.reducer import Reducer
+from hpctrain.corpus.objective import examples
+from hpctrain.corpus.special import SpecialTokens
 from hpctrain.model.build import build_stage
 from hpctrain.parallel.gradients import gradient_norm, local_gradients
 from hpctrain.parallel.mesh import Coordinate, build_mesh
@@ -24,6 +29,7 @@ from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
 from hpctrain.parallel.reduction import reducer_of
 from hpctrain.records.manifest import Manifest
 from hpctrain.records.model_spec import ModelSpec
+from hpctrain.records.objective import NEXT_TOKEN, AnyObjective, Masked
 from hpctrain.records.plan import Plan, Replica, Stage
 from hpctrain.schedule.resolve import schedule_of
 from hpctrain.snapshot.checkpoint import CheckpointSaver, load
@@ -220,24 +226,38 @@ def batch(spec: ModelSpec, step: int) -> torch.Tensor:
     return torch.randint(0, spec.vocabulary, (ROWS, SEQ + 1), generator=torch.Generator().manual_seed(step))
 
 
-REFERENCES: dict[str, dict[str, object]] = {}
+MASKED = Masked(mode="masked")
 
 
-def reference(spec: ModelSpec) -> dict[str, object]:
-    """What one process gives, computed once for each model."""
-    if spec.sha256() not in REFERENCES:
-        REFERENCES[spec.sha256()] = train_alone(spec)
-    return REFERENCES[spec.sha256()]
+def samples(spec: ModelSpec, step: int, objective: AnyObjective) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets of the global batch of a step, each [ROWS, SEQ]."""
+    tokens = batch(spec, step)
+    if objective is not MASKED:
+        return tokens[:, :-1], tokens[:, 1:]
+    special = SpecialTokens(spec.vocabulary - 1, spec.vocabulary, end_of_text=0, mask=spec.vocabulary - 1)
+    made = examples(MASKED, special, SEQ, SEED, np.arange(step * ROWS, (step + 1) * ROWS), tokens.numpy())
+    return torch.from_numpy(made.inputs), torch.from_numpy(made.targets)
 
 
-def train_alone(spec: ModelSpec) -> dict[str, object]:
+REFERENCES: dict[tuple[str, AnyObjective], dict[str, object]] = {}
+
+
+def reference(spec: ModelSpec, objective: AnyObjective) -> dict[str, object]:
+    """What one process gives, computed once for each model and objective."""
+    key = spec.sha256(), objective
+    if key not in REFERENCES:
+        REFERENCES[key] = train_alone(spec, objective)
+    return REFERENCES[key]
+
+
+def train_alone(spec: ModelSpec, objective: AnyObjective) -> dict[str, object]:
     """One process, whole batch, no hpctrain wiring: losses, first gradients, parameters after STEPS steps."""
     model = build_stage(spec, 0, spec.layers, SEED)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=EPS)
     losses, gradients = [], {}
     for step in range(STEPS):
-        tokens = batch(spec, step)
-        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        inputs, targets = samples(spec, step, objective)
+        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=-100)
         loss.backward()
         losses.append(float(loss.detach()))
         if step == 0:
@@ -248,20 +268,27 @@ def train_alone(spec: ModelSpec) -> dict[str, object]:
     return {"losses": losses, "gradients": gradients, "norm": norm, "parameters": dict(model.named_parameters())}
 
 
-def open_pipeline(plan: Plan, spec: ModelSpec, rank: int) -> tuple[Pipeline, Coordinate, Reducer]:
+def open_pipeline(
+    plan: Plan, spec: ModelSpec, rank: int, objective: AnyObjective = NEXT_TOKEN
+) -> tuple[Pipeline, Coordinate, Reducer]:
     """This rank's part of a plan."""
     coordinate, mesh = Coordinate.of(plan, rank), build_mesh(plan, "cpu")
     schedule, _ = schedule_of(plan, coordinate.dp)
-    inputs = PipelineInputs(plan, spec, schedule, SEQ, SEED, torch.device("cpu"))
+    inputs = PipelineInputs(plan, spec, schedule, SEQ, SEED, torch.device("cpu"), objective=objective)
     pipeline = build_pipeline(inputs, mesh, coordinate)
     return pipeline, coordinate, reducer_of(plan, mesh, pipeline.stages, pipeline.parameters())
 
 
 def my_rows(plan: Plan, coordinate: Coordinate, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """This replica's part of a global batch."""
-    start = sum(replica.rows for replica in plan.replicas[: coordinate.dp])
-    mine = tokens[start : start + plan.replicas[coordinate.dp].rows]
+    mine = tokens[my_part(plan, coordinate)]
     return mine[:, :-1], mine[:, 1:]
+
+
+def my_part(plan: Plan, coordinate: Coordinate) -> slice:
+    """This replica's rows of a global batch."""
+    start = sum(replica.rows for replica in plan.replicas[: coordinate.dp])
+    return slice(start, start + plan.replicas[coordinate.dp].rows)
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -279,15 +306,17 @@ def job_loss(share: float, coordinate: Coordinate) -> float:
     return float(total)
 
 
-def run_equivalence(plan: Plan, spec: ModelSpec, rank: int) -> dict[str, float]:
+def run_equivalence(
+    plan: Plan, spec: ModelSpec, rank: int, objective: AnyObjective = NEXT_TOKEN
+) -> dict[str, float]:
     """Largest deviations of a plan from one process, the same number on every rank."""
-    expected = reference(spec)
-    pipeline, coordinate, reducer = open_pipeline(plan, spec, rank)
+    expected = reference(spec, objective)
+    pipeline, coordinate, reducer = open_pipeline(plan, spec, rank, objective)
     named = pipeline.parameters()
     optimizer = torch.optim.AdamW([p for _, p in named], lr=1e-3, eps=EPS, foreach=False if plan.tp > 1 else None)
     found: dict[str, list[float]] = {key: [] for key in ("loss", "gradient", "norm", "validation", "parameter")}
     for step in range(STEPS):
-        rows = my_rows(plan, coordinate, batch(spec, step))
+        rows = [part[my_part(plan, coordinate)] for part in samples(spec, step, objective)]
         # Before any training, and after some of it.
         valid = job_loss(pipeline.evaluate(*rows), coordinate) if step in (0, STEPS - 1) else None
         loss = job_loss(pipeline.step(*rows), coordinate)
@@ -305,6 +334,22 @@ def run_equivalence(plan: Plan, spec: ModelSpec, rank: int) -> dict[str, float]:
     fingerprint(named)  # copies on several ranks are equal bit by bit, or this is an error
     found["parameter"] = [deviation(p, expected["parameters"][name]) for name, p in named]
     return {key: largest(values) for key, values in found.items()}
+
+
+def run_two_stacks(rank: int) -> dict[str, float]:
+    """Deviations of a model whose second stage reads tokens of its own; in the form of `run_equivalence`."""
+    plan, spec = PLANS["pp2 uneven"]
+    parts = two_stacks.batch(SEQ, ROWS, spec.vocabulary)
+    expected, gradients = two_stacks.alone(spec.vocabulary, spec.dim, parts)
+    with mock.patch("hpctrain.parallel.pipeline.build_part", two_stacks.stage):
+        pipeline, coordinate, _ = open_pipeline(plan, spec, rank, two_stacks.OBJECTIVE)
+    valid = job_loss(pipeline.evaluate(*parts), coordinate)
+    loss = job_loss(pipeline.step(*parts), coordinate)
+    found = [deviation(p.grad, gradients[name]) for name, p in pipeline.parameters()]
+    return {
+        "loss": abs(loss - expected), "validation": abs(valid - expected), "gradient": largest(found), "norm": 0.0,
+        "parameter": 0.0,
+    }  # fmt: skip
 
 
 def run_reshard(folder: Path, rank: int, world: int) -> dict[str, float]:
@@ -377,11 +422,16 @@ def save_state(folder: Path, plan: Plan, spec: ModelSpec, rank: int) -> None:
 
 def equivalence(folder: Path, rank: int, world: int) -> dict[str, Any]:
     with process_group(folder, rank, world):
-        return {
-            name: run_equivalence(plan, spec, rank) for name, (plan, spec) in PLANS.items() if plan.world_size == world
-        }
+        here = {name: case for name, case in PLANS.items() if case[0].world_size == world}
+        results = {name: run_equivalence(*case, rank) for name, case in here.items()}
+        masked = {name: case for name, case in here.items() if name in HIDING}
+        if world == 2:
+            results["pp2, two stacks"] = run_two_stacks(rank)
+        return results | {f"{name}, masked": run_equivalence(*case, rank, MASKED) for name, case in masked.items()}
 
 
+HIDING = ("dp2 uneven", "tp2", "tp2 odd vocabulary", "pp2 tp2 sequence, tied")
+"""Plans that are tried with masked targets too: the loss of some positions only, whole and split by vocabulary."""
 SAVED = ("pp2 dp2 uneven", "zero3 dp2 tp2", "zero2 dp4 in pairs", "pp2 tp2 sequence, tied")
 FEW = (
     "one", "pp2 interleaved", "tp2", "dp2 tp2", "zero1 dp2", "zero1 dp2 tp2", "zero1 dp4 in pairs",

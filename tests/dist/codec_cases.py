@@ -17,6 +17,7 @@ from processes import largest, launch, process_group
 from scatter_cases import conserved
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
+from wire_cases import dense_wire
 
 from hpctrain.compress.build import build_reducer
 from hpctrain.corpus.prepare import Options, prepare
@@ -34,6 +35,8 @@ SHAPES = {"layers.0.mlp.up.weight": (96, 64), "layers.0.attention.q.weight": (64
 CODECS: dict[str, dict[str, Any]] = {
     "bf16": {"mode": "bf16"},
     "bf16, without attention": {"mode": "bf16", "layers": "non_attention"},
+    "int8": {"mode": "int8"},
+    "int4": {"mode": "int4"},
     "topk, all of it": {"mode": "topk", "density": 1, "selector": "exact", "values": "fp32", "warmup_steps": 0},
     "tagc, all of it": {"mode": "tagc", "density": 1, "layers": "all", "warmup_steps": 0},
     "power_sgd, whole rank": {"mode": "power_sgd", "rank": 64, "min_compression": 1, "warmup_steps": 0},
@@ -45,7 +48,7 @@ ALL_OF_IT = {"mode": "topk", "density": 1, "selector": "exact", "values": "fp32"
 SOME_OF_IT = {"mode": "topk", "density": 0.1, "warmup_steps": 1}
 SPARSE_SCATTERS = {
     "warm-up and bf16": SOME_OF_IT,
-    "int8": {**SOME_OF_IT, "values": "int8"},
+    "values of int8": {**SOME_OF_IT, "values": "int8"},
     "profiles": {"mode": "adaptive", "warmup_steps": 2, "reprofile_every": 3},
     "flush": {**SOME_OF_IT, "reset": "flush", "reset_every": 4},
 }
@@ -197,6 +200,8 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
     with process_group(folder, rank, world):
         for name, codec in CODECS.items():
             found[name] = sums(codec, rank, world)
+        for mode in ("bf16", "int8", "int4"):
+            found[f"dense, {mode}"] = dense_wire(mode, rank)
         found["sharded over all"] = sharded({"mode": "bf16"}, rank, zero=2)
         # The stages in the middle have no parameters beside those of their blocks.
         stages = {"cuts": QUARTERS, "schedule": "interleaved_1f1b"}

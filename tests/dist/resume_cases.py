@@ -106,11 +106,11 @@ def state_of(trainer: Trainer) -> list[tuple[str, torch.Tensor]]:
 def validated_twice(trainer: Trainer) -> bool:
     """Whether a validation draws nothing: it gives the same in another step. Ends the trainer."""
     first, count = trainer.rows
-    rows = torch.from_numpy(trainer.train.rows(0, first, count))
+    batch = trainer.train.batch(0, first, count)
     found = []
     for step in (100, 200):
         trainer.pipeline.random.step = step
-        found.append(trainer.pipeline.evaluate(rows[:, :-1], rows[:, 1:]))
+        found.append(trainer.pipeline.evaluate(*batch))
     leave()
     return found[0] == found[1]
 

@@ -23,6 +23,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
         # One rounding of each of four numbers, and one of their sum, to 8 bits.
         ("bf16", {UP: 2**-7, QUERY: 2**-7, NORM: 1e-6}),
         ("bf16, without attention", {UP: 2**-7, QUERY: 1e-6, NORM: 1e-6}),
+        # The same to a 127th or a 7th of the largest number around, and what the step before has left of it.
+        ("int8", {UP: 2**-5, QUERY: 2**-5, NORM: 1e-6}),
+        ("int4", {UP: 0.5, QUERY: 0.5, NORM: 1e-6}),
         ("topk, all of it", {UP: 1e-6, QUERY: 1e-6, NORM: 1e-6}),
         ("tagc, all of it", {UP: 1e-6, QUERY: 1e-6, NORM: 1e-6}),
         ("power_sgd, whole rank", {UP: 1e-6, QUERY: 1e-6, NORM: 1e-6}),
@@ -40,7 +43,26 @@ def test_bytes_of_bf16_are_half_of_the_ring(found: dict[str, Any]) -> None:
     """Four ranks: 2·3/4 of each matrix at two bytes a number, of the norm at four."""
     assert found["bf16"]["counted"] == 1.5 * (2 * (96 * 64 + 64 * 64) + 4 * 64)
     assert found["bf16, without attention"]["counted"] == 1.5 * (2 * 96 * 64 + 4 * (64 * 64 + 64))
+    # Both matrices are a multiple of four parts of blocks of 256 numbers, each with a scale of four bytes.
+    assert found["int8"]["counted"] == 1.5 * ((96 * 64 + 64 * 64) * (1 + 4 / 256) + 4 * 64)
+    assert found["int4"]["counted"] == 1.5 * ((96 * 64 + 64 * 64) * (1 / 2 + 4 / 256) + 4 * 64)
     assert found["bf16"]["calls"] == ["gloo:all_gather", "gloo:all_reduce", "gloo:all_to_all"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["bf16", "int8", "int4"])
+def test_dense_sums_leave_beside_the_backward_pass_and_keep_what_rounding_took(mode: str, found: dict[str, Any]) -> None:
+    case = found[f"dense, {mode}"]
+    assert case["unequal"] == 0, "beside or behind the backward pass, resumed or in one go"
+    first, *later = case["early"]
+    assert first == 0
+    assert set(later) == {case["early"][1]}
+    assert later[0] > 2
+    assert case["errors"] < (2**-7 if mode == "bf16" else 1e-6)
+    assert case["kept"] == (0 if mode == "bf16" else 6)
+    assert case["broken are finite"] == case["others are not"] == case["touched"] == 0
+    if mode != "bf16":
+        assert 0 < case["ratio"] < (0.02 if mode == "int8" else 0.4)
 
 
 @pytest.mark.slow
@@ -61,7 +83,7 @@ def test_a_sharded_state_gets_exact_sums_where_all_is_chosen(zero: int, found: d
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("codec", ["warm-up and bf16", "int8", "profiles", "flush"])
+@pytest.mark.parametrize("codec", ["warm-up and bf16", "values of int8", "profiles", "flush"])
 def test_what_a_sharded_sum_leaves_out_is_kept(codec: str, found: dict[str, Any]) -> None:
     case = found[codec]
     assert case["error"] < 1e-6

@@ -12,7 +12,8 @@ from train_site import Site
 pytestmark = pytest.mark.slow
 
 TWO_STAGES = (
-    "run.yaml", "--local", "2", "-t", "four.json", "--set", "steps=4", "--set", "validation.batches=0",
+    "run.yaml", "--local", "2", "-t", "four.json", "--set", "steps=4",
+    "--set", "objective={mode: masked}", "--set", "data.valid={own: data}",
     "--set", "checkpoint.every=2", "--set", "parallel={mode: fixed, pp: 2, micro_batch: 2}",
     "--set", "deterministic=true",
 )  # fmt: skip
@@ -40,6 +41,15 @@ def test_a_profiled_deterministic_run_gives_traces_and_the_weights_of_the_same_r
         assert any(re.match(rf"recv output of stage 0 mb {micro_batch} from rank \d", name) for name in back)
         assert any(re.match(rf"send gradient for stage 0 mb {micro_batch} to rank \d", name) for name in back)
     assert {"reduce dp", "optimizer", "checkpoint copy"} <= front & back
+    last = first.rows[-1]
+    assert last.valid_loss is not None
+    assert last.valid_sets is not None
+    told = site.command("eval", str(first.folder), "data", "--samples", "8", "--json")
+    assert told.returncode == 0, told.stderr
+    answer = json.loads(told.stdout)
+    assert (answer["step"], answer["data"][0]["tokens"], answer["data"][0]["targets"]) == (4, 8 * 64, 8 * 10)
+    for key, value in last.valid_sets["own"]:
+        assert answer["data"][0][key] == pytest.approx(value, rel=1e-5)
     second = site.train(*TWO_STAGES)
     hashes = [outcome.events[-1].data["weights_sha256"] for outcome in (first, second)]
     assert len(hashes[0]) == 64

@@ -43,8 +43,8 @@ def test_a_scene_and_what_it_gave_come_back_from_their_files(tmp_path: Path) -> 
 
 
 FAMILIES = [
-    "none", "ddp_fp32", "ddp_bf16", "powersgd_r4", "fsdp2_fp32", "dense", "bf16", "power_sgd_r4", "topk_10", "tagc_2x",
-    "adaptive_paper", "adaptive", "auto", "local_steps", "fsdp2_dense", "fsdp2_sparse",
+    "none", "ddp_fp32", "ddp_bf16", "powersgd_r4", "fsdp2_fp32", "dense", "bf16", "int4", "power_sgd_r4", "topk_10",
+    "tagc_2x", "adaptive_paper", "adaptive", "auto", "local_steps", "fsdp2_dense", "fsdp2_sparse",
 ]  # fmt: skip
 """One method of each kind; the others differ in a number."""
 
@@ -64,6 +64,8 @@ def test_every_method_has_its_turns(tmp_path: Path) -> None:
     assert rows["ddp_bf16"].counted_bytes_per_parameter == 2
     assert rows["ddp_fp32"].bytes_per_parameter > 3.9
     assert rows["bf16"].counted_bytes_per_parameter == pytest.approx(2, rel=0.02)
+    assert rows["int4"].counted_bytes_per_parameter == pytest.approx(0.53, rel=0.1)
+    assert abs(rows["int4"].loss - rows["dense"].loss) < 0.1  # type: ignore[operator]
     # A sharded weight is gathered twice, and its gradient sent once; the root's and small parts are padded.
     assert rows["fsdp2_dense"].counted_bytes_per_parameter == pytest.approx(6, rel=0.1)
     # Weights once in bf16, and 10 % of the gradients at about 3 bytes each; beside what is too small for either.
@@ -132,6 +134,7 @@ def test_a_process_that_fails_is_told_with_its_last_words_and_ends_the_others(tm
         (["--preset", "huge"], "there are: tiny-1m"),
         (["--seeds", "3"], "--seeds: not without --lab, --convergence or --pieces"),
         (["--rate", "1gbit"], "--rate: not without --lab"),
+        (["--convergence", "--together", "2"], "--together: not with --convergence"),
         (["--convergence", "--nodes", "4"], "--nodes: not with --convergence"),
         (["--pieces", "--convergence"], "--convergence: not with --pieces"),
         (["--convergence", "--method", "auto"], "there are: none, ddp_fp32"),

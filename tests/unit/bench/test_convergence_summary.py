@@ -11,10 +11,11 @@ import pytest
 
 from hpctrain.base.errors import InputError
 from hpctrain.bench.compression import make_text
-from hpctrain.bench.convergence import Settings, train_all, train_jobs
+from hpctrain.bench.convergence import Settings, train_all, train_jobs, what_rows_share
 from hpctrain.bench.convergence_page import write_page
 from hpctrain.bench.convergence_summary import Summary, band, loss_at, step_seconds, steps_to, summarise
 from hpctrain.bench.row_store import RowStore
+from hpctrain.corpus.found import FoundText
 from hpctrain.records.model_spec import ModelSpec
 
 MBIT = 1e6
@@ -134,7 +135,7 @@ TINY = Settings(workers=1, steps=11, rows=1, seq_len=16, spec=ModelSpec(layers=1
 def test_a_row_for_each_training_as_soon_as_it_is_done(tmp_path: Path) -> None:
     make_text(tmp_path / "corpus", 20_000)
     path = tmp_path / "rows.jsonl"
-    train_jobs(0, 1, [("dense", 1), ("ddp_fp32", 1), ("dense", 2)], TINY, tmp_path, path)
+    train_jobs(0, 1, [("dense", 1), ("ddp_fp32", 1), ("dense", 2)], TINY, tmp_path, path, TINY.as_json())
     rows = RowStore(path, TINY.as_json()).rows
     assert [(row["method"], row["seed"]) for row in rows] == [("dense", 1), ("ddp_fp32", 1), ("dense", 2)]
     for row in rows:
@@ -146,9 +147,18 @@ def test_a_row_for_each_training_as_soon_as_it_is_done(tmp_path: Path) -> None:
 
 
 def test_what_is_in_the_file_is_not_trained_again(tmp_path: Path) -> None:
-    store = RowStore(tmp_path / "rows.jsonl", TINY.as_json())
+    store = RowStore(tmp_path / "rows.jsonl", what_rows_share(TINY))
     for name in ("dense", "bf16"):
         store.add(row(name, 1, 1.25))
     told: list[str] = []
     assert train_all(["bf16"], [1], TINY, tmp_path / "rows.jsonl", told.append) == store.rows
     assert told == [], "nothing was missing, so nothing was started"
+
+
+def test_losses_on_another_text_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    RowStore(tmp_path / "rows.jsonl", what_rows_share(TINY)).add(row("dense", 1, 1.25))
+    one = tmp_path / "one.txt"
+    one.write_text("some words")
+    monkeypatch.setattr("hpctrain.bench.convergence.find_text", lambda limit: FoundText((one,), 10, "one file"))
+    with pytest.raises(InputError, match=r"were measured with text = .*; give the same settings, or another folder"):
+        train_all(["dense"], [1], TINY, tmp_path / "rows.jsonl", print)

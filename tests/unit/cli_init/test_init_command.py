@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError
 from hpctrain.corpus.found import FoundText
-from hpctrain.corpus.index import vocabulary_of
+from hpctrain.corpus.index import read_indexes
 from hpctrain.corpus.tokens import Corpus, open_validation
 from hpctrain.launch import starter as starter_module
 from hpctrain.launch.starter import Starter, check_starter, render, write_starter
@@ -37,11 +37,11 @@ def test_yes_asks_nothing_and_writes_a_run_that_has_its_data(call: Call, tmp_pat
     assert run.optimizer == Optimizer(lr=1e-4, betas=(0.9, 0.999), warmup_steps=1000)
     run.require_runnable()
     assert run.data.train == [str(tmp_path / "data")]
-    assert 257 < vocabulary_of(run.data.train) <= 4096
-    corpus = Corpus.open(run.data.train, "train", run.data.seq_len)
+    assert 257 < read_indexes(run.data.train_folders)[0].vocab_size <= 4096
+    corpus = Corpus.open(run.data.train_folders, "train", run.data.seq_len)
     assert corpus.windows > run.steps * run.batch.global_
     assert corpus.rows(run.seed, 0, 16).max() < corpus.vocab_size
-    valid = open_validation(run.data.train, run.data.valid, run.data.seq_len)
+    valid = open_validation(run.data.train_folders, run.data.valid_folders, run.data.seq_len)
     assert valid is not None
     assert valid.windows >= run.validation.batches * run.batch.global_
     size = sum(path.stat().st_size for path in tmp_path.rglob("*.bin"))
@@ -185,7 +185,7 @@ def test_the_keys_in_the_comments_are_real_keys() -> None:
             value["parallel"]["mode"] = "fixed"
         Run.from_json(value, key[1])
         tried += 1
-    assert tried == 30
+    assert tried == 31
 
 
 def test_the_container_in_the_comments_is_a_real_one() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.corpus.index import check_tokenizer, vocabulary_of
+from hpctrain.corpus.index import check_tokenizer, read_indexes
 from hpctrain.corpus.prepare import Options, prepare
 from hpctrain.corpus.tokens import Corpus, open_validation
 
@@ -111,26 +111,26 @@ def test_too_little_text_is_told(folder: Path) -> None:
 def test_a_missing_folder_is_told_with_its_field_and_the_next_thing_to_do(tmp_path: Path, folder: Path) -> None:
     missing = tmp_path / "data"
     with pytest.raises(InputError) as caught:
-        vocabulary_of([str(folder), str(missing)])
+        read_indexes([str(folder), str(missing)])
     assert str(caught.value) == (
         f"data.train[1]: {missing}: no such folder; make it with `hpctrain data prepare IN... -o {missing}`"
     )
     missing.mkdir()
     with pytest.raises(InputError, match=r"data\.train\[0\]: .*: found no index\.json in it"):
-        vocabulary_of([missing])
+        read_indexes([missing])
     with pytest.raises(InputError, match=r"data\.train: found no folder"):
-        vocabulary_of([])
+        read_indexes([])
 
 
 def test_folders_with_other_tokens_are_not_mixed(tmp_path: Path, folder: Path) -> None:
-    assert vocabulary_of([folder]) == 257
+    assert read_indexes([folder])[0].vocab_size == 257
     (tmp_path / "a.txt").write_text("some words " * 500)
     prepare([tmp_path / "a.txt"], tmp_path / "bpe", Options("train:260"))
     message = (
         r"data\.train\[1\]: .*its tokenizer \(trained [0-9a-f]{8}, vocabulary 260\) is not that of .*--tokenizer bytes"
     )
     with pytest.raises(InputError, match=message):
-        vocabulary_of([folder, tmp_path / "bpe"])
+        read_indexes([folder, tmp_path / "bpe"])
     with pytest.raises(InputError, match=rf"data\.valid\[0\]: .*--tokenizer {tmp_path}/bpe/tokenizer\.json"):
         open_validation([tmp_path / "bpe"], [folder], 8)
 

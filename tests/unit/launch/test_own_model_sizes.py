@@ -10,6 +10,7 @@ import pytest
 
 from hpctrain.base.errors import CommandTimeout, HpctrainError, InputError
 from hpctrain.base.process import Finished, Process
+from hpctrain.corpus.special import SpecialTokens
 from hpctrain.launch import own_model
 from hpctrain.launch.own_model import with_sizes
 from hpctrain.records.imported_spec import ImportedSpec, PartSizes
@@ -59,7 +60,8 @@ def run(**model: object) -> Run:
 
 @pytest.fixture(autouse=True)
 def vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_model, "vocabulary_of", lambda folders: TOKENS)
+    tokens = SpecialTokens(TOKENS, TOKENS, 0)
+    monkeypatch.setattr(own_model, "special_tokens", lambda folders, objective, seq_len: tokens)
 
 
 def test_the_answer_becomes_part_of_the_run(tmp_path: Path) -> None:

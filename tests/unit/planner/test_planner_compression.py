@@ -19,7 +19,7 @@ from hpctrain.planner.saving import Saving
 from hpctrain.planner.search import Search
 from hpctrain.planner.unit import Cells, make_units
 from hpctrain.planner.workload import workload_of
-from hpctrain.records.compression import Bf16, NoCompression, PowerSgd, TopK
+from hpctrain.records.compression import Bf16, NoCompression, PowerSgd, Quantized, TopK
 from hpctrain.records.plan import Plan
 from hpctrain.records.topology import CodecSeconds
 
@@ -38,7 +38,7 @@ def compared(plan: Plan):
 
 
 def test_slow_links_are_given_low_rank_and_fast_ones_exact_sums(plan, topology):
-    asked = {"compression": AUTO, "parallel": fixed(dp=2), "dims": LARGE, "steps": 1000}
+    asked = {"compression": AUTO, "parallel": fixed(dp=2), "dims": LARGE, "steps": 10_000}
     slow, fast = plan(topology(default=SLOW), **asked), plan(topology(default=FAST), **asked)
     assert (slow.codec.mode, fast.codec.mode) == ("power_sgd", "none")
     assert slow.codec.warmup_steps == 100
@@ -46,12 +46,13 @@ def test_slow_links_are_given_low_rank_and_fast_ones_exact_sums(plan, topology):
     assert slow.predicted.step_time_s["total"] < 0.5 * exact.predicted.step_time_s["total"]
     assert slow.predicted.bound_s <= slow.predicted.step_time_s["total"]
     for made in (slow, fast):
-        assert list(compared(made)) == ["none", "bf16", "power_sgd", "topk"]
+        assert list(compared(made)) == ["none", "bf16", "int8", "int4", "power_sgd", "topk"]
         assert [each.verdict for each in compared(made).values()].count("chosen") == 1
         assert compared(made)[made.codec.mode].verdict == "chosen"
         assert compared(made)[made.codec.mode].step_s <= compared(made)["none"].step_s
         assert Plan.model_validate_json(made.model_dump_json(by_alias=True)).compression == made.compression
-    assert compared(fast)["none"].hidden_s > 0
+    assert all(compared(fast)[mode].hidden_s > 0 for mode in ("none", "bf16", "int8", "int4"))
+    assert all(compared(fast)[mode].hidden_s == 0 for mode in ("power_sgd", "topk"))
     assert "no other way saves enough" in fast.compression[0].reason
 
 
@@ -79,15 +80,15 @@ def test_no_link_makes_it_slower_than_exact_sums_by_its_own_model(plan, topology
 
 
 def test_a_run_that_is_over_before_its_warm_up_is_not_compressed_by_halves(run):
-    assert [getattr(codec, "warmup_steps", None) for codec in candidates(20, True)] == [None, None, 2, 2]
-    assert [getattr(codec, "warmup_steps", None) for codec in candidates(10**6, True)] == [None, None, 100, 100]
+    assert [getattr(codec, "warmup_steps", None) for codec in candidates(20, True)] == [None] * 4 + [2, 2]
+    assert [getattr(codec, "warmup_steps", None) for codec in candidates(10**6, True)] == [None] * 4 + [100, 100]
 
 
 def test_measured_devices_decide_and_unmeasured_ones_are_said(plan, topology):
     asked = {"compression": AUTO, "parallel": fixed(dp=2), "dims": LARGE, "steps": 1000}
     note = "What compression takes was not measured on some devices; typical values stand in."
     assert note in plan(topology(default=SLOW), **asked).notes
-    quick = CodecSeconds(bf16=1e-9, topk=1e-12, power_sgd=2e-7)
+    quick = CodecSeconds(bf16=1e-9, quantized=1e-7, topk=1e-12, power_sgd=2e-7)
     made = plan(topology(default=SLOW, codec_s=quick), **asked)
     assert note not in made.notes
     assert made.codec.mode == "topk", "low rank is slow on these devices"
@@ -101,7 +102,7 @@ def test_narrow_matrices_are_not_of_low_rank(plan, topology):
 
 
 def test_a_sharded_state_is_summed_by_what_keeps_nothing_or_between_its_copies(plan, topology):
-    asked = {"compression": AUTO, "dims": LARGE, "steps": 1000}
+    asked = {"compression": AUTO, "dims": LARGE, "steps": 10_000}
     whole = plan(topology(default=SLOW), parallel=fixed(dp=2, zero=2), **asked)
     assert whole.codec.mode == "bf16"
     assert compared(whole)["power_sgd"].verdict.startswith("zero 2 over all replicas: ")
@@ -118,8 +119,8 @@ def test_replicas_are_chosen_where_only_compression_makes_them_fast(plan, topolo
     slow = topology(default=(1e-4, 1e-6))
     exact = plan(slow, compression={"mode": "none"}, **asked)
     made = plan(slow, compression=AUTO, **asked)
-    assert made.predicted.step_time_s["total"] < exact.predicted.step_time_s["total"]
-    assert (made.dp, made.codec.mode) == (2, "power_sgd")
+    assert compared(made)[made.codec.mode].step_s < 0.9 * exact.predicted.step_time_s["total"]
+    assert (exact.dp, made.dp, made.codec.mode) == (1, 2, "int4")
 
 
 def test_what_is_kept_counts_as_memory_once_more_while_a_checkpoint_is_written(run):
@@ -133,6 +134,7 @@ def test_what_is_kept_counts_as_memory_once_more_while_a_checkpoint_is_written(r
     assert need(2, mode="topk", residual="bf16") - need(2, mode="none") == 4 * numbers
     assert need(2, mode="power_sgd") - need(2, mode="none") == pytest.approx(8 * numbers * (1 + 12 / 512))
     assert need(2, mode="bf16") == need(2, mode="none")
+    assert need(2, mode="int4") - need(2, mode="none") == 8 * numbers
     assert need(1, mode="topk") == need(1, mode="none")
     assert need(4, 2, mode="topk") - need(4, 2, mode="none") == 4 * numbers
 
@@ -163,7 +165,7 @@ def test_bytes_and_rounds_of_each_way(topology, run):
     fleet = find_fleet(run(), topology((1, 1, 1, 1), default=(1e-3, 1e-8)))
     cells = Cells((unit,) for unit in make_units(fleet, 1))
     ground = Ground(cells, fleet.links)
-    each = CodecSeconds(bf16=1e-9, topk=4e-9, power_sgd=2e-9)
+    each = CodecSeconds(bf16=1e-9, quantized=3e-9, topk=4e-9, power_sgd=2e-9)
     numbers = 1_000_000
 
     def found(codec):
@@ -173,6 +175,7 @@ def test_bytes_and_rounds_of_each_way(topology, run):
     ring = 2 * 3 / 4 * numbers
     for codec, sent, turns, processor in (
         (Bf16(mode="bf16"), 2 * ring, 1, 1e-3),
+        (Quantized(mode="int4"), ring * (0.5 + 1 / 64), 1, 3e-3),
         (PowerSgd(mode="power_sgd"), 4 * ring * 8 / 1024, 2, 2e-3),
         (TopK(mode="topk", density=0.07), ring * 0.21, 3, 5e-3),
     ):
@@ -203,7 +206,7 @@ def test_a_plan_that_is_read_back_is_predicted_with_its_codec(plan, topology, ru
 
 def test_the_command_explains_the_choice(topology, run, tmp_path):
     topology(default=SLOW).write(tmp_path / "topology.json")
-    asked = run(compression=AUTO, parallel=fixed(dp=2), dims=LARGE, steps=1000)
+    asked = run(compression=AUTO, parallel=fixed(dp=2), dims=LARGE, steps=10_000)
     (tmp_path / "run.yaml").write_text(asked.model_dump_json(by_alias=True, exclude_none=True))
     done = CliRunner().invoke(
         command,

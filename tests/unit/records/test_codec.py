@@ -22,6 +22,9 @@ def codec(**settings: Any) -> CodecSpec:
     [
         ({"mode": "none"}, 1.0),
         ({"mode": "bf16"}, 1 / 2),
+        # A scale of four bytes for each 256 numbers.
+        ({"mode": "int8"}, (1 + 1 / 64) / 4),
+        ({"mode": "int4"}, (1 / 2 + 1 / 64) / 4),
         # A value of two bytes and a position, or a bit for every position, whichever is less.
         ({"mode": "topk", "density": 0.01}, (0.01 * 2 + 0.01) / 4),
         ({"mode": "topk", "density": 0.25, "values": "int8"}, (0.25 + 1 / 8) / 4),

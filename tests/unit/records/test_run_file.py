@@ -82,7 +82,10 @@ recovery:
         ("name: a b", ":5: name: found 'a b'; string should match pattern"),
         ("name: " + "x" * 200, ":5: name: found '" + "x" * 56 + "...; string should match"),
         ("seed: -1", ":5: seed: found -1; input should be greater than or equal to 0"),
-        ("compression: {mode: topq}", ":5: compression.mode: found 'topq'; allowed: 'none', 'bf16', 'topk'"),
+        (
+            "compression: {mode: topq}",
+            ":5: compression.mode: found 'topq'; allowed: 'none', 'bf16', 'int8'",
+        ),
         ("compression: {mode: topk, layers: 3}", ":5: compression.layers: found 3; allowed: all, non_attention, or a"),
         ("schema: hpctrain.run/v9", ": schema is 'hpctrain.run/v9', this version reads 'hpctrain.run/v1'"),
     ],
@@ -170,6 +173,43 @@ def test_a_mistake_in_an_override_points_at_no_line_of_the_file(tmp_path: Path) 
         ": batch.glob: unknown key; did you mean 'global'? (given by --set)",
         ": optimizer.lrr: unknown key; did you mean 'lr'? (given by --set)",
     ]
+
+
+def test_weighted_and_named_data_start_there_too(tmp_path: Path) -> None:
+    text = GOOD.replace("[corpus]", "[{path: a, weight: 2}, {path: /b, weight: 0.5}], valid: {web: v, code: /c}")
+    data = read_run(written(tmp_path, text)).data
+    assert (data.train_folders, data.weights) == ([str(tmp_path / "a"), "/b"], [2.0, 0.5])
+    assert data.valid == {"web": str(tmp_path / "v"), "code": "/c"}
+    assert data.valid_folders == [str(tmp_path / "v"), "/c"]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("[{path: a, weight: 0}]", "data.train[0].weight: found 0; input should be greater than 0"),
+        ("[{path: a, wieght: 1}]", "data.train[0].wieght: unknown key; did you mean 'weight'?"),
+        ("[a, 3]", "data.train[1]: found 3; input should be a valid string"),
+        ("[a, {path: b, weight: 1}]", "train: a has no weight and others have; give every folder one, or none"),
+        ("[{path: a, weight: 1}, {path: a, weight: 2}]", "train: a is there twice; add its weights up"),
+        ("[a], valid: {no good: v}", "string should match pattern"),
+        ("[a], valid: 3", "data.valid: found 3; input should be a valid list"),
+    ],
+)
+def test_mistakes_in_the_data_are_told(tmp_path: Path, data: str, said: str) -> None:
+    assert said in " ".join(mistakes(written(tmp_path, GOOD.replace("[corpus]", data))))
+
+
+@pytest.mark.parametrize(
+    ("objective", "said"),
+    [
+        ("{mode: maskd}", "objective.mode: found 'maskd'; allowed: 'next_token', 'masked', 'span_corruption'"),
+        ("{mode: masked, mean_span: 3}", "objective.mean_span: not a key of this mode"),
+        ("{mode: masked, mask_fraction: 0.95}", "more than the whole; lower one of them"),
+        ("{mode: span_corruption, fraction: 0.6}", "objective.fraction: found 0.6; input should be less than or equal"),
+    ],
+)
+def test_mistakes_in_the_objective_are_told(tmp_path: Path, objective: str, said: str) -> None:
+    assert said in " ".join(mistakes(written(tmp_path, f"{GOOD}objective: {objective}\n")))
 
 
 def test_relative_data_start_at_the_files_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

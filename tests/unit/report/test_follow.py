@@ -92,7 +92,10 @@ def test_however_a_file_is_written_each_line_is_seen_once(tmp_path_factory, cuts
 
 def test_a_progress_line(make):
     line = progress_line(make.row(7, 10, 1, valid_loss=3.25, loss=4.0), 200, step_time_s=2.0)
-    assert line == "step   7/200  loss 4.0000  valid 3.2500  4.1k tokens/s  6 min 26 s left  generation 1"
+    assert (
+        line
+        == "step   7/200  loss 4.0000  valid 3.2500 (perplexity 25.79)  4.1k tokens/s  6 min 26 s left  generation 1"
+    )
     assert "last step" in progress_line(make.row(200, 10), 200)
 
 

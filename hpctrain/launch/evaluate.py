@@ -1,0 +1,137 @@
+"""Judging a checkpoint on other data: what is asked is checked here, a worker process computes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpctrain.base.errors import CheckpointError, HpctrainError, InputError
+from hpctrain.base.process import Runner
+from hpctrain.corpus.index import describe_tokenizer, read_index, same_tokens, tokenizer_option
+from hpctrain.corpus.prepare import Options, prepare
+from hpctrain.corpus.tokens import Split
+from hpctrain.launch.trust import check_trusted
+from hpctrain.records.corpus_index import INDEX_NAME, CorpusIndex
+from hpctrain.records.metric import perplexity
+from hpctrain.records.run import Run, read_run
+from hpctrain.snapshot.published import folder_name, listed, newest, verify
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a checkpoint makes of one corpus."""
+
+    path: str
+    """As it was named."""
+    loss: float
+    """Mean cross-entropy, nats a target."""
+    perplexity: float | None
+    """None where it is too large for a number."""
+    samples: int
+    """Sequences that were read."""
+    tokens: int
+    """Tokens in them."""
+    targets: int
+    """Of what the loss is the mean."""
+
+
+def evaluate(
+    folder: Path, data: Sequence[str], step: int | None, split: Split, samples: int | None, runner: Runner
+) -> tuple[int, list[Judged]]:
+    """The step of the checkpoint, and what it makes of each of `data`: corpus folders, or text, which the run's
+    tokenizer turns into one for the time being.
+
+    Args:
+        step: of the checkpoint; default: the newest that is whole.
+        split: which part of corpus folders; text has no parts.
+        samples: most sequences of each; default: all.
+
+    Raises:
+        InputError: no such checkpoint, or data that the run's model cannot read.
+        CheckpointError: the checkpoint is not what was written.
+        HpctrainError: the worker failed.
+    """
+    check_trusted(folder)
+    run = read_run(folder / "run.yaml")
+    checkpoint = _checkpoint(folder, step, run.spec().sha256())
+    with _corpora(run, data) as corpora:
+        question = {
+            "folder": str(folder.resolve()),
+            "checkpoint": str(checkpoint.resolve()),
+            "data": [str(path.resolve()) for path in corpora],
+            "split": split,
+            "samples": samples,
+        }
+        found = _ask(question, runner)
+    judged = [
+        Judged(
+            name, item["loss"], perplexity(item["loss"]),
+            item["samples"], item["samples"] * run.data.seq_len, item["targets"],
+        )
+        for name, item in zip(data, found, strict=True)
+    ]  # fmt: skip
+    return int(checkpoint.name.rpartition("-")[2]), judged
+
+
+def _checkpoint(folder: Path, step: int | None, model_sha256: str) -> Path:
+    checkpoints = folder / "checkpoints"
+    if step is None:
+        found, skipped = newest(checkpoints, model_sha256)
+        if found is None:
+            why = f" ({skipped[0].path.name}: {skipped[0].reason})" if skipped else ""
+            raise InputError(f"{folder}: has no checkpoint to evaluate{why}; it gets one every checkpoint.every steps")
+        return found.path
+    path = checkpoints / folder_name(step)
+    there = listed(checkpoints)
+    if path not in there:
+        steps = ", ".join(str(int(item.name.rpartition("-")[2])) for item in there) or "none"
+        raise InputError(f"--step {step}: {folder} has no checkpoint of that step; it has: {steps}")
+    try:
+        verify(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}; leave --step out for the newest that is whole") from None
+    return path
+
+
+@contextlib.contextmanager
+def _corpora(run: Run, data: Sequence[str]) -> Iterator[list[Path]]:
+    """A corpus folder for each of `data`; those made of text are gone afterwards."""
+    home = run.data.train_folders[0]
+    index = read_index(home, "data.train[0]")
+    with tempfile.TemporaryDirectory(prefix="hpctrain-eval-") as made:
+        yield [_corpus(Path(path), Path(made) / str(number), home, index) for number, path in enumerate(data)]
+
+
+def _corpus(path: Path, made: Path, home: str, index: CorpusIndex) -> Path:
+    tokenizer = tokenizer_option(home, index).removeprefix("--tokenizer ")
+    if not (path / INDEX_NAME).exists():
+        if not path.exists():
+            raise InputError(f"DATA: {path}: no such file or folder; name corpus folders, or text")
+        prepare([path], made, Options(tokenizer=tokenizer, valid_fraction=0.0))
+        return made
+    found = read_index(path, "DATA")
+    if not same_tokens(found, index):
+        raise InputError(
+            f"DATA: {path}: its tokenizer ({describe_tokenizer(found)}) is not that of the run "
+            f"({describe_tokenizer(index)}); name the text itself, or prepare it again with --tokenizer {tokenizer}"
+        )
+    return path
+
+
+def _ask(question: Mapping[str, object], runner: Runner) -> list[dict[str, Any]]:
+    done = runner.run([sys.executable, "-m", "hpctrain.worker", "eval", json.dumps(question)])
+    try:
+        answer = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        said = done.stderr.strip().splitlines() or ["it said nothing"]
+        raise HpctrainError(f"the process that evaluates ended with code {done.code}: {said[-1]}") from None
+    if "error" in answer:
+        kind = InputError if done.code == InputError.exit_code else HpctrainError
+        raise kind(answer["error"])
+    return list(answer["sets"])

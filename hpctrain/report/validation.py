@@ -1,0 +1,25 @@
+"""Validation losses as a person reads them: each set with its perplexity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hpctrain.records.metric import MetricRow, perplexity
+
+HELD_OUT = "valid"
+
+
+def losses_by_set(row: MetricRow) -> dict[str, float]:
+    """The validation losses of a step by how they are shown; empty where it did not validate."""
+    own = {} if row.valid_loss is None else {HELD_OUT: row.valid_loss}
+    return own | {f"{HELD_OUT} {name}": found.loss for name, found in (row.valid_sets or {}).items()}
+
+
+def loss_words(losses: Mapping[str, float]) -> list[str]:
+    """['valid 3.2500 (perplexity 25.79)', 'valid code 4.1000 (perplexity 60.34)']."""
+    return [f"{name} {loss:.4f} ({_perplexity(loss)})" for name, loss in losses.items()]
+
+
+def _perplexity(loss: float) -> str:
+    value = perplexity(loss)
+    return "perplexity too large to tell" if value is None else f"perplexity {value:.4g}"

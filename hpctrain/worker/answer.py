@@ -1,0 +1,24 @@
+"""How a worker's verb answers on stdout in JSON what it was asked on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+from hpctrain.base.errors import HpctrainError
+
+
+def answer(make: Callable[[], dict[str, Any]]) -> int:
+    """Print what `make` gives, or {"error": …} for an error that is a person's to mend; its exit code."""
+    # Code of other people may print: the answer goes where they cannot reach, and what they say to stderr.
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    with out:
+        try:
+            json.dump(make(), out, allow_nan=False)
+        except HpctrainError as error:
+            json.dump({"error": str(error)}, out)
+            return error.exit_code
+    return 0

@@ -1,0 +1,122 @@
+"""Dense sums in fewer bytes by themselves; called by the cases beside it, on four ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from processes import largest
+from torch import Tensor, nn
+
+from hpctrain.compress.bf16 import Bf16Wire
+from hpctrain.compress.owner_sums import OwnerReducer
+from hpctrain.compress.quantized import QuantizedWire
+
+STEPS = 5
+BUCKET_BYTES = 60_000
+"""Buckets of the model below: seven, of one layer or two."""
+
+
+class _Counting:
+    """Counts the buckets that are written."""
+
+    written = 0
+
+    def write(self, bucket: Sequence[int], tensors: list[Tensor], outgoing: Tensor) -> None:
+        self.written += 1
+        super().write(bucket, tensors, outgoing)  # type: ignore[misc]
+
+
+class _CountingBf16(_Counting, Bf16Wire): ...
+
+
+class _CountingIntegers(_Counting, QuantizedWire): ...
+
+
+def wire_of(mode: str) -> Any:
+    return _CountingBf16() if mode == "bf16" else _CountingIntegers(8 if mode == "int8" else 4)
+
+
+class Trainee:
+    """A model whose gradients are summed, beside its backward pass or behind it."""
+
+    def __init__(self, mode: str, beside: bool) -> None:
+        torch.manual_seed(0)
+        sides = (48, 90, 131, 64, 200, 33, 48)
+        layers = [nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in zip(sides, sides[1:], strict=False)]
+        self.model = nn.Sequential(*layers)
+        self.parameters = list(self.model.parameters())
+        self.chosen = [index for index, parameter in enumerate(self.parameters) if parameter.dim() > 1]
+        self.wire = wire_of(mode)
+        self.reducer = OwnerReducer(dist.group.WORLD, self.chosen, self.wire, BUCKET_BYTES)
+        if beside:
+            self.reducer.overlap(self.parameters)
+
+    def step(self, rank: int, step: int, bad: bool = False) -> tuple[list[Tensor], list[Tensor], int]:
+        """Gradients of this rank, their sums, and buckets that left before the backward pass was over."""
+        x = torch.randn(6, 48, generator=torch.Generator().manual_seed(100 * step + rank))
+        self.model.zero_grad(set_to_none=True)
+        # What leaves beside the backward pass is no longer this rank's own gradient when that is over.
+        alone = torch.autograd.grad(self.model(x).square().sum(), self.parameters)
+        if bad:
+            alone = tuple(grad * torch.inf if index == 0 else grad for index, grad in enumerate(alone))
+        before = self.wire.written
+        self.model(x).square().sum().backward()
+        early = self.wire.written - before
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        if bad:
+            gradients[0].copy_(alone[0])
+        self.reducer.reduce(gradients)
+        return list(alone), [grad.clone() for grad in gradients], early
+
+
+def summed_over_ranks(tensors: list[Tensor]) -> list[Tensor]:
+    sums = [tensor.double() for tensor in tensors]
+    for tensor in sums:
+        dist.all_reduce(tensor)
+    return sums
+
+
+def dense_wire(mode: str, rank: int) -> dict[str, Any]:
+    """What was given against what was applied and is kept; beside the backward pass against behind it; a reducer that
+    takes over half-way; a gradient that is not finite on one rank."""
+    behind, beside = Trainee(mode, beside=False), Trainee(mode, beside=True)
+    later = Trainee(mode, beside=False)
+    given = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in behind.parameters]
+    applied = [tensor.clone() for tensor in given]
+    unequal, early = 0.0, []
+    for step in range(STEPS):
+        if step == STEPS // 2:
+            later.reducer.load_state({key: tensor.clone() for key, tensor in behind.reducer.state().items()})
+        alone, sums, _ = behind.step(rank, step)
+        _, other, left_early = beside.step(rank, step)
+        early.append(left_early)
+        pairs = list(zip(sums, other, strict=True))
+        if step >= STEPS // 2:
+            _, resumed, _ = later.step(rank, step)
+            pairs += zip(sums, resumed, strict=True)
+        unequal += sum(float(not torch.equal(a, b)) for a, b in pairs)
+        given = [a + b for a, b in zip(given, alone, strict=True)]
+        applied = [a + b for a, b in zip(applied, sums, strict=True)]
+    kept = [torch.zeros_like(tensor) for tensor in given]
+    state = {key: tensor.clone() for key, tensor in behind.reducer.state().items()}
+    for key, tensor in state.items():
+        index = behind.chosen[int(key.removeprefix("residual."))]
+        kept[index] = tensor.double().view_as(kept[index])
+    given, kept = summed_over_ranks(given), summed_over_ranks(kept)
+    errors = [float((a - b - c).norm() / a.norm()) for a, b, c in zip(given, applied, kept, strict=True)]
+    ratio = behind.reducer.metrics().get("residual_norm_ratio")
+    _, broken, _ = behind.step(rank, STEPS, bad=rank == 1)
+    after = behind.reducer.state()
+    return {
+        "errors": largest([max(errors)]),
+        "unequal": largest([unequal]),
+        "early": early,
+        "kept": len(state),
+        "ratio": ratio,
+        "broken are finite": largest([float(broken[0].isfinite().any())]),
+        "others are not": largest([float(not all(tensor.isfinite().all() for tensor in broken[4:]))]),
+        "touched": largest([float("residual.0" in state and not torch.equal(state["residual.0"], after["residual.0"]))]),
+    }
