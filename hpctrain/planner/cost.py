@@ -129,9 +129,13 @@ class CostModel:
                 return self._updates[key]
             parameters = self.work.parameters(share, len(unit.workers)) / shards
             tensors = share.blocks * TENSORS_PER_BLOCK + share.first + 2 * share.last
-            touched_s = parameters * constants.optimizer_bytes / unit.bytes_per_s
-            ops = constants.optimizer_ops if shards == 1 else constants.sharded_optimizer_ops
-            self._updates[key] = touched_s + tensors * ops * unit.launch_s
+            if len(unit.workers) > 1:
+                touched, ops = constants.split_optimizer_bytes, constants.split_optimizer_ops
+            elif shards > 1:
+                touched, ops = constants.sharded_optimizer_bytes, constants.sharded_optimizer_ops
+            else:
+                touched, ops = constants.optimizer_bytes, constants.optimizer_ops
+            self._updates[key] = parameters * touched / unit.bytes_per_s + tensors * ops * unit.launch_s
         return self._updates[key]
 
     def once(self, unit: Unit) -> float:

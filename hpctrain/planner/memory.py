@@ -6,10 +6,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from hpctrain.planner.workload import Share, Workload
-from hpctrain.records.codec import kept_bytes
+from hpctrain.records.codec import BUCKET_BYTES, kept_bytes
 from hpctrain.schedule.generate import SPLIT_BACKWARD, make_schedule
 from hpctrain.schedule.placement import stages_by_rank
 
+FLYING_BYTES = 4 * BUCKET_BYTES
+"""With several replicas: the buffers of gradients that are on the wire."""
 CAST_BYTES = 2
 """Per parameter in bf16 and fp16: the copy that autocast makes anew for each micro-batch and keeps until its backward
 pass, whether or not the weight itself is freed (seen with torch 2.13)."""
@@ -173,10 +175,10 @@ class MemoryModel:
         parameters = sum(self._count(share, role.tp) for share in shares)
         total = float(work.framework.bytes_per_parameter * parameters)
         if role.dp > 1:
-            # The bucket that gradients are summed in; a large embedding is one of its own.
+            # The buckets that gradients are summed in; a large embedding is one of its own.
             each = work.framework.gradient_bytes
             table = float(each * work.spec.embedding_parameters() / work.head_shards(role.tp))
-            total += min(each * parameters, max(work.framework.bucket_bytes, table)) + self._kept_bytes * parameters
+            total += min(each * parameters, max(FLYING_BYTES, table)) + self._kept_bytes * parameters
         return total
 
     @property
