@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from hpctrain.base.errors import InputError
@@ -139,7 +140,7 @@ class Workload:
         Raises:
             InputError: the size given by hand does not.
         """
-        sizes = [size for size in range(1, self.rows + 1) if self.rows % size == 0]
+        sizes = list(_divisors(self.rows))
         if self.fixed is None or self.fixed.micro_batch is None:
             return sizes
         if self.fixed.micro_batch not in sizes:
@@ -162,6 +163,11 @@ class Workload:
             for order in ORDERS
             if self.spec.layers >= order.chunks * pp and not (whole and order.schedule in SPLIT_BACKWARD)
         ]
+
+
+@lru_cache(maxsize=64)
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(each for each in range(1, number + 1) if number % each == 0)
 
 
 def workload_of(run: Run, spec: Spec) -> tuple[Workload, list[str]]:
