@@ -29,6 +29,9 @@ class Framework:
     """Whether a rank stands still while it sends between stages; else it computes meanwhile."""
     split_sends: bool = False
     """Whether each of a unit's devices sends a part of the activation; else each sends the whole."""
+    split_streams: int = 5
+    """Residual streams that a block keeps more when it is split over tensor parallelism. Seen on CPU with tp 2 at two
+    widths (torch 2.13): copies that DTensor's sums make."""
     process_bytes: float | None = None
     """Per device beside all tensors that are counted; None: what a worker of ours takes."""
     selective_sends_again: bool = True

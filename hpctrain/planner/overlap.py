@@ -1,4 +1,4 @@
-"""How much of the sums over replicas passes while the backward pass is still at work, as the workers' reducers do it."""
+"""How much of the sums over replicas passes while the backward pass is at work, as the workers' reducers do it."""
 
 from __future__ import annotations
 
