@@ -24,8 +24,9 @@ from hpctrain.planner.columns_room import micro_batches_held
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.crowd import Crowd
 from hpctrain.planner.degrees import Shape
-from hpctrain.planner.memory import BUCKET_BYTES, RankRole
+from hpctrain.planner.memory import RankRole
 from hpctrain.planner.network import number_sum_s
+from hpctrain.planner.overlap import early_share
 from hpctrain.planner.unit_class import UnitClass, unit_classes
 from hpctrain.planner.workload import Order, Share
 from hpctrain.records.compression import NoCompression
@@ -297,8 +298,9 @@ def _sums(columns: Columns, each: UnitClass, numbers: Values) -> Values:
     if work.saving.zero:
         sent = work.gathered_bytes / work.framework.gradient_bytes + 1
         return (dp - 1) * sent * beta * size / dp
-    buckets = np.maximum(1, np.ceil(size / BUCKET_BYTES))
-    return 2 * (dp - 1) * (buckets * alpha + beta * size / dp) + numbers * each.copy
+    buckets = np.maximum(1, np.ceil(size / work.framework.bucket_bytes))
+    late = 1 - early_share(work, columns.pp * columns.order.chunks, columns.tp)
+    return late * 2 * (dp - 1) * (buckets * alpha + beta * size / dp) + numbers * each.copy
 
 
 def _classes(

@@ -131,9 +131,13 @@ class CostModel:
                 return self._updates[key]
             parameters = self.work.parameters(share, len(unit.workers)) / shards
             tensors = share.blocks * TENSORS_PER_BLOCK + share.first + 2 * share.last
-            touched_s = parameters * constants.optimizer_bytes / unit.bytes_per_s
-            ops = constants.optimizer_ops if shards == 1 else constants.sharded_optimizer_ops
-            self._updates[key] = touched_s + tensors * ops * unit.launch_s
+            if len(unit.workers) > 1:
+                touched, ops = constants.split_optimizer_bytes, constants.split_optimizer_ops
+            elif shards > 1:
+                touched, ops = constants.sharded_optimizer_bytes, constants.sharded_optimizer_ops
+            else:
+                touched, ops = constants.optimizer_bytes, constants.optimizer_ops
+            self._updates[key] = parameters * touched / unit.bytes_per_s + tensors * ops * unit.launch_s
         return self._updates[key]
 
     def once(self, unit: Unit) -> float:
@@ -154,6 +158,7 @@ class CostModel:
             return [NO_SUM] * len(shares)
         codec, tp = self.work.codec, len(cells[0][0].workers)
         exact = isinstance(codec, NoCompression)
+        bucket_bytes = self.work.framework.bucket_bytes
         rings, chunks = self.ground(cells).copies(shards, uses_pairs(codec)), len(shares) // len(cells[0])
         sums = []
         for share, rank in zip(shares, owner, strict=True):
@@ -162,7 +167,7 @@ class CostModel:
             copy_s = max(self.constants[unit.kind].reducer_bytes / unit.bytes_per_s for unit in units)
             size = float(self.work.framework.gradient_bytes * numbers)
             width, each = low_rank_width(self.work.spec.dim, tp), None if exact else slowest_codec(units)
-            sums.append(sum_of(codec, rings[rank], size, numbers, width, chunks, copy_s, each))
+            sums.append(sum_of(codec, rings[rank], size, numbers, width, chunks, copy_s, each, bucket_bytes))
         return sums
 
     def rounding_s(self, cells: Cells, rank: int) -> float:

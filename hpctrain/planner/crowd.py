@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from hpctrain.planner.bound import relative_speeds
 from hpctrain.planner.cost import CostModel
+from hpctrain.planner.overlap import early_share
 from hpctrain.planner.share_out import share_out
 from hpctrain.planner.unit import Unit
 from hpctrain.planner.workload import Order
@@ -97,7 +98,7 @@ class Bounds:
         pace, count = self._pace(crowd, size), self.cost.work.rows // size
         total, _, fastest = _fastest(pace, pp * dp)
         most = -(-count // dp)
-        start, per_parameter = self._tail(crowd, dp)
+        start, per_parameter = self._tail(crowd, pp * order.chunks, dp)
         parameters = self.cost.work.spec.parameters() / crowd.tp
         work = pace.work + 2 * pp * order.chunks * pace.action
         split = order.schedule in SPLIT_BACKWARD
@@ -123,7 +124,7 @@ class Bounds:
         equal = len(pace.speeds) == 1
         if equal and not split:
             most = -(-count // dp)
-            _, per_parameter = self._tail(crowd, dp)
+            _, per_parameter = self._tail(crowd, pp * order.chunks, dp)
             tail = self.cost.work.spec.parameters() / crowd.tp * per_parameter
             return (most * work + tail * (1 - way / most)) / (pp - way * (pp - 1) / most)
         if split:
@@ -161,7 +162,7 @@ class Bounds:
         )
         return self._paces[key]
 
-    def _tail(self, crowd: Crowd, dp: int) -> tuple[float, float]:
+    def _tail(self, crowd: Crowd, stages: int, dp: int) -> tuple[float, float]:
         """(seconds, seconds per parameter of a device) that follow a rank's last action at least."""
         work, saving = self.cost.work, self.cost.work.saving
         shards = dp if saving.zero and saving.shard == "all" else 1
@@ -172,7 +173,8 @@ class Bounds:
         if not isinstance(work.codec, NoCompression):
             return 0.0, update  # a codec sends less, and some sum in fewer messages
         sent = work.gathered_bytes + work.framework.gradient_bytes if saving.zero else 2 * work.framework.gradient_bytes
-        return 2 * (dp - 1) * alpha, update + sent * (dp - 1) / dp * beta
+        late = 1 - early_share(work, stages, crowd.tp)
+        return late * 2 * (dp - 1) * alpha, update + late * sent * (dp - 1) / dp * beta
 
     def _on_the_way(self, crowd: Crowd, order: Order, size: int) -> tuple[float, float]:
         """Part of a rank's work that must be over before the next rank starts, or begins after it has ended; and the

@@ -12,6 +12,8 @@ from hpctrain.schedule.resolve import schedule_of
 
 COMPILED_SPLIT = "torch cannot compile the backward of matrices that are split over devices"
 COMPILED_HALVES = "a compiled block cannot do one half of its backward (I, W)"
+WHOLE_SUMS = ("none", "bf16")
+"""Modes of compression that send every number of a sharded gradient."""
 SHARDED_SUMS = "its messages bring sums to all ranks, where each is to get those of its own part"
 SUMS_PER_MICRO_BATCH = "a choice of the gradient would be sent for each micro-batch instead of each step"
 SCALED_SUMS = "a part of the gradient is sent before it is known whether another one overflows"
@@ -71,7 +73,7 @@ def _check_compression(plan: Plan, run: Run) -> None:
 def _check_sharded(plan: Plan, run: Run) -> None:
     """Gradients that are summed within the backward pass, into the parts of all replicas."""
     mode = plan.codec.mode
-    if mode in ("none", "bf16"):
+    if mode in WHOLE_SUMS:
         return
     found = f"compression.mode: found {mode} with zero {plan.zero} over all replicas"
     if mode not in ("topk", "adaptive"):
@@ -79,7 +81,7 @@ def _check_sharded(plan: Plan, run: Run) -> None:
             f"{found}; {SHARDED_SUMS}; use none, bf16, topk or adaptive, parallel.zero 0, or parallel.shard node"
         )
     most = max(replica.micro_batches for replica in plan.replicas)
-    if plan.zero > 1 and most > 1:
+    if sums_each_micro_batch(mode, plan.zero, most):
         raise InputError(
             f"{found} and {most} micro-batches; {SUMS_PER_MICRO_BATCH}; use parallel.zero 1, one micro-batch, none or "
             "bf16, or parallel.shard node"
@@ -89,6 +91,18 @@ def _check_sharded(plan: Plan, run: Run) -> None:
 
 
 def _tied(plan: Plan, run: Run) -> bool:
+def sums_each_micro_batch(mode: str, zero: int, micro_batches: int) -> bool:
+    """Whether gradients that are sharded over all replicas would be sent in every micro-batch by a mode that keeps back
+    a part of them, which none can do (see `SUMS_PER_MICRO_BATCH`).
+
+    Args:
+        mode: of the codec.
+        micro_batches: the most of any replica.
+    """
+    return mode not in WHOLE_SUMS and zero > 1 and micro_batches > 1
+
+
+def _tied(run: Run) -> bool:
     spec = run.model.measured if run.model.import_ is not None else run.spec()
     return spec is not None and bool(spec.shared_weights([stage.layers for stage in plan.stages]))
 
