@@ -90,7 +90,6 @@ def _check_sharded(plan: Plan, run: Run) -> None:
         raise InputError(f"{found} and precision fp16; {SCALED_SUMS}; use precision bf16, or compression none or bf16")
 
 
-def _tied(plan: Plan, run: Run) -> bool:
 def sums_each_micro_batch(mode: str, zero: int, micro_batches: int) -> bool:
     """Whether gradients that are sharded over all replicas would be sent in every micro-batch by a mode that keeps back
     a part of them, which none can do (see `SUMS_PER_MICRO_BATCH`).
@@ -102,7 +101,7 @@ def sums_each_micro_batch(mode: str, zero: int, micro_batches: int) -> bool:
     return mode not in WHOLE_SUMS and zero > 1 and micro_batches > 1
 
 
-def _tied(run: Run) -> bool:
+def _tied(plan: Plan, run: Run) -> bool:
     spec = run.model.measured if run.model.import_ is not None else run.spec()
     return spec is not None and bool(spec.shared_weights([stage.layers for stage in plan.stages]))
 
