@@ -19,7 +19,8 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 from hpctrain.compress.build import build_reducer
-from hpctrain.corpus.prepare import Options, prepare
+from hpctrain.corpus.options import Options
+from hpctrain.corpus.prepare import prepare
 from hpctrain.parallel.gradients import local_gradients
 from hpctrain.parallel.mesh import Coordinate
 from hpctrain.records.codec import CodecSpec
