@@ -106,8 +106,9 @@ def prepare_command(
 
     IN is a file (text, .jsonl, .json, .parquet, .arrow; the first three plain, .gz or .zst), a folder that `datasets`
     saved, or a folder: of one with .jsonl or .parquet files these are taken, of its splits the training one; of any
-    other all .md .py .rst .tex .txt files. Text files that are not UTF-8 are skipped and counted. The same text and options
-    give the same folder, byte for byte, with any number of workers. Killed, the same command goes on where it was.
+    other all .md .py .rst .tex .txt files. Text files that are not UTF-8 are skipped and counted. The same text and
+    options give the same folder, byte for byte, with any number of workers. Killed, the same command goes on where it
+    was.
     """
     if recipe_file is not None:
         _check_alone(context, inputs)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import heapq
-import io
 import json
 import zipfile
 from array import array
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.base.atomic import write_bytes
+from hpctrain.base.atomic import storage_errors
 from hpctrain.base.errors import InputError
 from hpctrain.corpus.passages import NotTextError, Passage, bucket_of, digest_of, rank_of
 from hpctrain.corpus.pieces import Piece, Unit
@@ -104,13 +103,15 @@ def read_scan(path: Path, limit_bytes: int | None) -> tuple[UnitScan, NDArray[np
             if head.pop("limit_bytes") != limit_bytes:
                 return None
             texts = bytes(file["texts"])
-            ends = np.cumsum(file["lengths"]).tolist()
-            starts = [0, *ends[:-1]]
+            stops = np.cumsum(file["lengths"])
+            starts = stops - file["lengths"]
             sample = [
-                (int(rank), texts[start:end].decode())
-                for rank, start, end in zip(file["ranks"].tolist(), starts, ends, strict=True)
+                (int(rank), texts[start:stop].decode())
+                for rank, start, stop in zip(file["ranks"], starts, stops, strict=True)
             ]
-            return UnitScan(**{**head, "pieces": tuple(head["pieces"])}), file["buckets"], sample
+            buckets = no_bytes()
+            buckets[file["filled"]] = file["bytes"]
+            return UnitScan(**{**head, "pieces": tuple(head["pieces"])}), buckets, sample
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         return None
 
@@ -227,17 +228,22 @@ def _add_all(passages: Iterator[Passage], tally: _Tally) -> None:
 
 
 def _keep(path: Path, scan: UnitScan, limit_bytes: int | None, tally: _Tally) -> None:
+    """Whole or not there after a kill; after a power cut perhaps damaged, which its checksums tell, and made again."""
     tally.flush()
     head = json.dumps({**dataclasses.asdict(scan), "limit_bytes": limit_bytes}).encode()
     sample = tally.sample.texts()
     texts = [text.encode() for _, text in sample]
-    data = io.BytesIO()
-    np.savez_compressed(
-        data,
-        head=np.frombuffer(head, dtype=np.uint8),
-        buckets=tally.buckets,
-        ranks=np.array([rank for rank, _ in sample], dtype=np.int64),
-        lengths=np.array([len(text) for text in texts], dtype=np.int64),
-        texts=np.frombuffer(b"".join(texts), dtype=np.uint8),
-    )
-    write_bytes(path, data.getvalue())
+    filled = np.flatnonzero(tally.buckets)
+    temporary = path.with_suffix(".tmp")
+    with storage_errors(path):
+        with temporary.open("wb") as file:
+            np.savez(
+                file,
+                head=np.frombuffer(head, dtype=np.uint8),
+                filled=filled,
+                bytes=tally.buckets[filled],
+                ranks=np.array([rank for rank, _ in sample], dtype=np.int64),
+                lengths=np.array([len(text) for text in texts], dtype=np.int64),
+                texts=np.frombuffer(b"".join(texts), dtype=np.uint8),
+            )
+        temporary.replace(path)

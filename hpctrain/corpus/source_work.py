@@ -180,15 +180,24 @@ def _scan_until_full(work: SourceWork, tasks: list[ScanTask], pool: Pool, report
     results = pool.run(tasks, report)
     for task, scan in zip(tasks, results, strict=True):
         if limit is not None and total + scan.text_bytes > limit:
-            last = dataclasses.replace(task, limit_bytes=limit - total)
-            if limit > total or not total:
-                work.scans.append(last.run(lambda count: None))
-                work.scan_tasks.append(last)
+            _scan_up_to(work, task, limit - total)
             break
         work.scans.append(scan)
         work.scan_tasks.append(task)
         total += scan.text_bytes
     results.close()
+
+
+def _scan_up_to(work: SourceWork, task: ScanTask, limit_bytes: int) -> None:
+    """Scan a unit up to a limit; of a source that has no text yet, one passage at least."""
+    limits = [limit_bytes] if work.scans else [limit_bytes, 0]
+    for limit in limits:
+        last = dataclasses.replace(task, limit_bytes=limit)
+        scan = last.run(lambda count: None)
+        if scan.passages:
+            work.scans.append(scan)
+            work.scan_tasks.append(last)
+            return
 
 
 def _offer(work: SourceWork, unit: Unit, sample_bytes: int) -> int:
@@ -227,6 +236,6 @@ def _nothing_found(work: SourceWork) -> str:
     counts = work.counts()
     skipped = counts.skipped_not_text + counts.skipped_unreadable
     return (
-        f"IN: {', '.join(map(str, work.source.inputs))}: found no text ({skipped} files skipped); taken from folders are "
-        f"{' '.join(TEXT_SUFFIXES)} .jsonl .parquet, plain, .gz or .zst, as UTF-8; name other files one by one"
+        f"IN: {', '.join(map(str, work.source.inputs))}: found no text ({skipped} files skipped); taken from folders "
+        f"are {' '.join(TEXT_SUFFIXES)} .jsonl .parquet, plain, .gz or .zst, as UTF-8; name other files one by one"
     )
