@@ -57,9 +57,9 @@ def prepare_sources(
     Raises:
         InputError, StorageError: see `prepare`.
     """
-    folder = folder.resolve()
     _check(sources, options)
     check_target(folder, options.force)
+    folder = folder.resolve()
     size = trained_size(options.tokenizer)
     given = load_tokenizer(options.tokenizer) if size is None else None
     works = [SourceWork.find(f"source-{number}", source) for number, source in enumerate(sources)]

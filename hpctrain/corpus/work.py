@@ -21,7 +21,7 @@ from typing import Any
 from hpctrain.base.atomic import storage_errors, sync_folder, write_json
 from hpctrain.base.errors import FileError, InputError, StorageError
 from hpctrain.corpus.pieces import InputFile
-from hpctrain.corpus.shards import check_target, swap
+from hpctrain.corpus.shards import swap
 from hpctrain.records.document import read_json
 
 WORK_NAME = "work.json"
@@ -45,7 +45,6 @@ def work_folder(folder: Path, command: Mapping[str, Any], force: bool) -> Iterat
         StorageError: it cannot be written; what was finished is kept.
     """
     partial = partial_of(folder)
-    check_target(folder, force)
     with storage_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         partial.mkdir(exist_ok=True)

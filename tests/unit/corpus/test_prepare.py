@@ -259,7 +259,7 @@ def test_after_an_interrupt_units_that_are_finished_are_kept(text: Path, tmp_pat
 def test_unfinished_work_of_another_command_is_dropped_only_by_force(text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     interrupted(text, out, Options(unit_bytes=6000, workers=1), 0)
-    with pytest.raises(InputError, match=r"unfinished work of another command \(tokenizer differs\); give that command"):
+    with pytest.raises(InputError, match=r"unfinished work of another command \(tokenizer differs\); give"):
         prepare([text], out, Options("train:300", unit_bytes=6000))
     (text / "00.txt").write_text("other")
     with pytest.raises(InputError, match="input files differs"):

@@ -108,7 +108,12 @@ def test_a_text_is_shared_out_at_line_ends(tmp_path: Path) -> None:
 def test_small_files_go_together_and_archives_stay_whole(tmp_path: Path) -> None:
     sizes = [("a.txt", 10), ("b.txt", 10), ("c.txt.gz", 500), ("d.txt", 30), ("e.txt", 5)]
     units = plan_units([(InputFile(tmp_path / name, "text"), size) for name, size in sizes], 30, row_groups)
-    assert [[piece.path.name for piece in unit] for unit in units] == [["a.txt", "b.txt"], ["c.txt.gz"], ["d.txt"], ["e.txt"]]
+    assert [[piece.path.name for piece in unit] for unit in units] == [
+        ["a.txt", "b.txt"],
+        ["c.txt.gz"],
+        ["d.txt"],
+        ["e.txt"],
+    ]
 
 
 @pytest.mark.parametrize(
