@@ -17,7 +17,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "init": ("hpctrain.cli.init", "Write a commented run file fitted to this machine."),
     "doctor": ("hpctrain.cli.doctor", "Say what this machine and its cluster allow, and what would bite a run."),
     "image": ("hpctrain.cli.image", "Build and check the images that runs happen in."),
-    "data": ("hpctrain.cli.data", "Turn text files into token shards."),
+    "data": ("hpctrain.cli.data", "Turn text into token shards, and check them."),
     "probe": ("hpctrain.cli.probe", "Measure nodes, devices and links into a topology file."),
     "topology": ("hpctrain.cli.topology", "Read, compare and convert topology files."),
     "plan": ("hpctrain.cli.plan", "From a run file and a topology to a plan, with its reasons."),

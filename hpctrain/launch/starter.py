@@ -11,7 +11,8 @@ import jinja2
 from hpctrain.base.atomic import storage_errors, write_text
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.corpus.found import FOUND_BYTES, find_text
-from hpctrain.corpus.prepare import Options, Progress, no_progress, prepare
+from hpctrain.corpus.options import Options, Progress, no_progress
+from hpctrain.corpus.prepare import prepare
 from hpctrain.corpus.shards import check_target
 from hpctrain.records.corpus_index import INDEX_NAME, CorpusIndex
 from hpctrain.records.run import Run, read_run
