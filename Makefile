@@ -37,7 +37,7 @@ test: venv lint lab-packages ## lint and the whole suite; what this machine cann
 # mirror has no Apptainer or no newer Slurm leaves theirs out, unless HPCTRAIN_REQUIRE names them.
 lab-packages: venv
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  $(BIN)/python -c "$(INSTALL_LAB)"; \
+	  $(BIN)/python -c "$(INSTALL_LAB)" || exit 1; \
 	  tools/install-slurm-next "$${HPCTRAIN_SLURM_NEXT:-/opt/slurm-next}" >/dev/null || \
 	    echo "make: no newer Slurm: its tests are left out" >&2; \
 	  tools/install-apptainer >/dev/null || echo "make: no apptainer: tests of images are left out" >&2; \

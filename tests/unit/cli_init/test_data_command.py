@@ -157,7 +157,8 @@ def test_the_example_of_a_recipe_makes_corpora_with_one_tokenizer(call: Call, tm
     assert {name: index["sources"]["documents"] for name, index in indexes.items()} == {"c4": 120, "wikipedia": 40}
     assert indexes["c4"]["tokenizer"] == indexes["wikipedia"]["tokenizer"]
     assert "    - {path: data/c4, weight: 0.9}\n    - {path: data/wikipedia, weight: 0.1}" in done.err
-    assert all(index.vocab_size <= 300 for index in read_indexes([tmp_path / "data" / "c4", tmp_path / "data" / "wikipedia"]))
+    folders = [tmp_path / "data" / name for name in ("c4", "wikipedia")]
+    assert all(index.vocab_size <= 300 for index in read_indexes(folders))
     tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "data" / "wikipedia" / "tokenizer.json"))
     found = np.fromfile(tmp_path / "data" / "wikipedia" / "train-00000.bin", dtype="<u2")
     assert "is about a town.\nIt is old." in tokenizer.decode(found.tolist())
