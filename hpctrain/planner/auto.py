@@ -104,10 +104,12 @@ class _Auto:
                 self._open(option)
                 continue
             search = self._search(option.saving)
-            if devices <= EVERY_COUNT and not self._has_time(search, option):
+            asked = (option.shape, option.order, option.size)
+            # The cheapest question first.
+            if search.is_too_large(*asked) or (devices <= EVERY_COUNT and not self._has_time(search, option)):
                 self._save_more(option)
                 continue
-            if not search.may_fit(option.shape, option.order, option.size):
+            if not search.may_fit(*asked):
                 self._save_more(option)
                 continue
             before = self.best
@@ -194,12 +196,18 @@ class _Auto:
             search = self._search(saving)
             orders = search.work.orders(option.shape[0])
             # What saves memory goes on from schedules that are too slow as well as from those that do not fit.
-            by_columns = len(self.plain.fleet.workers) <= EVERY_COUNT and not self.saves_memory
-            if self.best is not None and by_columns:
-                any_has_time = search.any_has_time(option.shape, option.size, self.best.total)
-                orders = [order for order in orders if any_has_time or order.schedule in V_SHAPED]
+            if not self.saves_memory and not self._any_can_win(search, option):
+                orders = [order for order in orders if order.schedule in V_SHAPED]
             for order in orders:
                 self._put(option, order, saving)
+
+    def _any_can_win(self, search: Search, option: _Option) -> bool:
+        """False when of these degrees and this micro-batch no schedule but a V-shaped one fits and beats the best."""
+        if not search.any_may_fit(option.shape, option.size):
+            return False
+        if self.best is None or len(self.plain.fleet.workers) > EVERY_COUNT:
+            return True
+        return search.any_has_time(option.shape, option.size, self.best.total)
 
     def _savings(self, shape: Shape) -> Iterator[Saving]:
         """Those to begin with; `_save_more` goes on from those that do not fit."""
