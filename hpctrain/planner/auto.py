@@ -14,6 +14,7 @@ from hpctrain.planner.columns import Columns
 from hpctrain.planner.degrees import EVERY_COUNT, Shape, least_used
 from hpctrain.planner.fit import why_undefined
 from hpctrain.planner.predict import Prediction
+from hpctrain.planner.refine import adjust
 from hpctrain.planner.saving import Saving
 from hpctrain.planner.search import Explored, Search
 from hpctrain.planner.workload import Order
@@ -31,6 +32,10 @@ HOPELESS = 3
 """Times as many options that do not fit count the same."""
 FIRST_PLACEMENTS = 2
 """Placements of an option that are compared on very many devices; all are of the best one."""
+NEAR = 1.1
+"""Times as slow as the best an option with several stages a rank may be and still have its blocks shifted."""
+SHIFTS = 100
+"""Changes that are tried on it."""
 MORE: dict[Recompute, Recompute] = {"none": "selective", "selective": "full"}
 
 
@@ -174,8 +179,24 @@ class _Auto:
         found = search.explore(shape, order, size, self.best, cells=made)
         if found.best is not self.best:
             self.best, self.winner = found.best, search
+        fits = fits or found.fits
+        if fits and order.chunks > 1:
+            self._shift(search, option, made)
         self.looked_at.append((option, columns))
-        return fits or found.fits
+        return fits
+
+    def _shift(self, search: Search, option: _Option, made: list[Cells]) -> None:
+        """Whether an option with several stages a rank beats the best when these hold unlike numbers of blocks.
+
+        Layouts are made with equal ones. Where ranks are unlike, that can be a tenth slower.
+        """
+        assert option.order is not None, "only options with a schedule are looked at"
+        near = search.nearest(option.shape, option.order, option.size, made)
+        if near is None or self.best is None or near.total > NEAR * self.best.total:
+            return
+        found = adjust(search.cost, near, SHIFTS)
+        if found.total < self.best.total * (1 - 1e-9):
+            self.best, self.winner = found, search
 
     def _bound(self, lowest: float) -> float:
         """With the plans that leave more devices idle than those that are tried."""

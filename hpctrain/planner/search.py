@@ -186,6 +186,14 @@ class Search:
                 best, limit = found, found.total * (1 - 1e-9)
         return Explored(best, fits)
 
+    def nearest(self, shape: Shape, order: Order, size: int, cells: Sequence[Cells]) -> Prediction | None:
+        """Of the likely placements and these the one with the smallest bound, where one fits."""
+        layouts = [fit_layout(self.cost, each, order, size) for each in [*self._placements(shape), *cells]]
+        fitting = [layout for layout in layouts if not layout.excess(self.cost.memory)]
+        if not fitting:
+            return None
+        return predict(self.cost, min(fitting, key=lambda layout: lower_bound(self.cost, layout)))
+
     def _placements(self, shape: Shape) -> list[Cells]:
         if shape not in self._orders:
             pp, dp, tp = shape
