@@ -123,24 +123,33 @@ class MemoryModel:
 
     def need(self, role: RankRole, blocks: tuple[int, ...]) -> float:
         """Peak bytes of a device whose stages (one, or several chunks) hold these numbers of blocks."""
-        role = _alike(role)
-        key = (role, blocks)
-        if key not in self._needs:
-            self._needs[key] = self._compute(role, blocks)
-        return self._needs[key]
+        found = self._needs.get((role, blocks))
+        if found is None:
+            alike = _alike(role)
+            found = self._needs.get((alike, blocks))
+            if found is None:
+                found = self._needs[alike, blocks] = self._compute(alike, blocks)
+            self._needs[role, blocks] = found
+        return found
 
     def most_blocks(self, role: RankRole, memory_bytes: float) -> int:
         """The most blocks that fit into the usable part of that memory; -1 when not even none."""
-        role = _alike(role)
-        key = (role, memory_bytes)
-        if key not in self._most:
-            low, high, chunks = -1, self.work.spec.layers, role.stages // role.pp
-            while low < high:
-                middle = (low + high + 1) // 2
-                fits = self.need(role, in_chunks(middle, chunks)) <= self.work.usable * memory_bytes
-                low, high = (middle, high) if fits else (low, middle - 1)
-            self._most[key] = low
-        return self._most[key]
+        found = self._most.get((role, memory_bytes))
+        if found is None:
+            alike = _alike(role)
+            found = self._most.get((alike, memory_bytes))
+            if found is None:
+                found = self._most[alike, memory_bytes] = self._find_most(alike, memory_bytes)
+            self._most[role, memory_bytes] = found
+        return found
+
+    def _find_most(self, role: RankRole, memory_bytes: float) -> int:
+        low, high, chunks = -1, self.work.spec.layers, role.stages // role.pp
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self.need(role, in_chunks(middle, chunks)) <= self.work.usable * memory_bytes
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
 
     def _compute(self, role: RankRole, blocks: tuple[int, ...]) -> float:
         stages = stages_by_rank(role.schedule, role.pp, role.stages)[role.rank]

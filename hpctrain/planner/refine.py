@@ -15,6 +15,8 @@ from hpctrain.planner.unit import Cells
 
 TURNS = 60
 """Orders of the winner's pipeline ranks that are tried."""
+TURNED_UNITS = 50_000
+"""Units in all of them together: on very many devices each order takes a while."""
 REFINEMENTS = 400
 """Changes of one block or one micro-batch that are tried on the winner; those that were begun are finished."""
 
@@ -50,11 +52,12 @@ def adjust(cost: CostModel, best: Prediction, most: int) -> Prediction:
 def _turn(cost: CostModel, best: Prediction, allowed: Callable[[Cells], bool]) -> Prediction:
     order, size = best.layout.order, best.layout.micro_batch
     tried: set[tuple[int, ...]] = set()
-    while len(tried) < TURNS:
+    most = min(TURNS, -(-TURNED_UNITS // (best.layout.pp * best.layout.dp)))
+    while len(tried) < most:
         better = best
         for cells in rank_orders(best.layout.cells):
             key = tuple(unit.index for row in cells for unit in row)
-            if key in tried or len(tried) >= TURNS or not allowed(cells):
+            if key in tried or len(tried) >= most or not allowed(cells):
                 continue
             tried.add(key)
             better = _faster(cost, better, fit_layout(cost, cells, order, size))
