@@ -17,6 +17,7 @@ from hpctrain.planner.predict import Prediction
 from hpctrain.planner.refine import adjust
 from hpctrain.planner.saving import Saving
 from hpctrain.planner.search import Explored, Search
+from hpctrain.planner.unit import Cells
 from hpctrain.planner.workload import Order
 from hpctrain.records.codec import keeps_state
 from hpctrain.records.plan import Recompute

@@ -242,7 +242,7 @@ class Search:
         return self.room.is_too_large(shape, self._most_shards(shape), order, size)
 
     def any_may_fit(self, shape: Shape, size: int) -> bool:
-        """False when no schedule but a V-shaped one has room for the model, as far as 1f1b tells (see `KEEPS_LEAST`)."""
+        """False when no schedule but a V-shaped one has room for the model, as `KEEPS_LEAST` tells."""
         saving = self.work.saving
         if saving.zero or saving.recompute != "none":
             return True  # a stage of several is gathered, or made again, in smaller pieces

@@ -29,13 +29,11 @@ def test_no_stage_keeps_fewer_micro_batches_than_with_1f1b(order):
 
 
 def test_stages_of_a_rank_hold_unlike_numbers_of_blocks_where_that_is_faster(topology, run):
-    # Half of the devices are slow, so equal stages would let the fast ones wait for them twice.
-    asked = run(rows=32, seq_len=512, dims={"layers": 12, "dim": 512, "heads": 8})
-    asked = asked.model_copy(update={"parallel": type(asked).model_validate(
-        {**asked.model_dump(mode="json", by_alias=True),
-         "parallel": {"mode": "fixed", "pp": 2, "dp": 1, "tp": 1, "schedule": "interleaved_1f1b"}}
-    ).parallel})  # fmt: skip
-    made = make_plan(asked, asked.spec(), topology([1.0, 0.3]))
+    by_hand = {"mode": "fixed", "pp": 2, "dp": 1, "tp": 1, "schedule": "interleaved_1f1b", "micro_batch": 1}
+    asked = run(rows=2, seq_len=512, dims={"layers": 12, "dim": 512, "heads": 8}, parallel=by_hand)
+    made = make_plan(asked, asked.spec(), topology([1.0, 0.5]))
     first, second, third, fourth = (stage.layers[1] - stage.layers[0] for stage in made.stages)
-    assert first + third > second + fourth
     assert abs(first - third) > 1 or abs(second - fourth) > 1
+    # With equal stages it is 8 %.
+    best = make_plan(asked, asked.spec(), topology([1.0, 0.5]), solver="exact").predicted.step_time_s["total"]
+    assert made.predicted.step_time_s["total"] == pytest.approx(best, rel=0.04)
