@@ -126,14 +126,14 @@ class CostModel:
         return way if way == "none" or apart(a, b) else "none"
 
     def rounding(self, unit: Unit, micro_batch: int, messages: Messages) -> float:
-        """What a unit takes to write, or to read, a message between two stages. A number counts as half of what summing
-        one of a gradient takes, which is written, added up, written again and read."""
+        """What a unit takes to write, or to read, a message between two stages. A number counts as a quarter of what
+        summing one of a gradient takes, which is written, added up, written again and read."""
         if messages == "none":
             return 0.0
         each = codec_seconds(unit)
         number_s = each.bf16 if messages == "bf16" else each.quantized
         numbers = self.work.hidden_bytes(micro_batch, len(unit.workers)) / self.work.framework.stream_bytes
-        return numbers * number_s / 2
+        return numbers * number_s / 4
 
     def optimizer(self, unit: Unit, share: Share, micro_batch: int, shards: int = 1) -> float:
         """Update of a stage's parameters, or of this replica's part of them."""

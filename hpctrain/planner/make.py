@@ -97,18 +97,20 @@ def make_plan(
         best, notes, bound_s = winner.best, winner.notes, winner.bound_s
     best, spec_of_sums = decision.prediction, decision.spec
     cost = search.cost.with_work(replace(work, saving=best.layout.saving, codec=spec_of_sums.codec))
-    chose = bool(spec_of_sums.compared)
+    by_codec_s = bool(spec_of_sums.compared)
+    unsearched = isinstance(run.compression, AutoCompression) and not spec_of_sums.exact
     if run.compression.messages == "auto":
         lossy = isinstance(run.compression, AutoCompression) and run.compression.lossy
         choice = choose_messages(cost, best.layout, lossy)
         cost, best = cost.with_work(replace(cost.work, messages=choice.messages)), choice.prediction
+        unsearched |= any(messages != "none" for messages in choice.messages)
         if choice.reason is not None:
-            notes, chose = [*notes, choice.reason], True
+            notes, by_codec_s = [*notes, choice.reason], True
     if previous is not None:
         best = stay_in_place(cost, best, previous)
-    if isinstance(run.compression, AutoCompression) and not spec_of_sums.exact:
-        bound_s = step_bound(fleet, work)  # the search's own is for the codec that it went by
-    if chose and any(unit.codec_s is None for unit in best.layout.units()):
+    if unsearched:
+        bound_s = step_bound(fleet, work)  # the search's own is for the ways that it went by
+    if by_codec_s and any(unit.codec_s is None for unit in best.layout.units()):
         notes.append("What compression takes was not measured on some devices; typical values stand in.")
     idle = len(fleet.workers) - len(best.layout.units()) * best.layout.tp
     if idle:
