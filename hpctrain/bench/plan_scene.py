@@ -40,9 +40,11 @@ from hpctrain.records.topology import DeviceType, Fabric, Node, Provenance, Topo
 HALF = Framework(
     weight_bytes=2, gradient_bytes=2, state_bytes=12, checkpoint_bytes=0, stream_bytes=2, casts=False,
     blocking_sends=True, split_sends=True, selective_sends_again=False, process_bytes=5.71e9,
+    bucket_bytes=1e9, split_streams=0,
 )  # fmt: skip
 """Megatron in fp16: half weights and gradients, a master copy and moments in fp32 (Rajbhandari et al. 2020). Beside
-tensors: the most that a GH200 of the Sailor runs held (context, communicators, workspaces, what is cached)."""
+tensors: the most that a GH200 of the Sailor runs held (context, communicators, workspaces, what is cached). Gradients
+are summed in DeepSpeed's buckets of 5e8 numbers (its configuration reference)."""
 SINGLE = replace(HALF, weight_bytes=4, gradient_bytes=4, state_bytes=8, stream_bytes=4)
 PRE_UNITS = 3
 """AMP's pipeline units before the first block; there are as many after the last one."""

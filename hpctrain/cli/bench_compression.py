@@ -141,7 +141,7 @@ def _lab(spec: Any, say: Say) -> Iterator[tuple[Any, Any]]:
     layout = Layout(state_folder(os.environ), spec)
     require_root(machine, "up")
     with one_at_a_time():
-        require_programs()
+        require_programs(layout.slurm)
         bring_up(machine, layout, False, tell=say)
         try:
             yield machine, layout
@@ -151,11 +151,13 @@ def _lab(spec: Any, say: Say) -> Iterator[tuple[Any, Any]]:
 
 def _spec(preset: str) -> Any:
     from hpctrain.bench.scene import BYTES_VOCABULARY
-    from hpctrain.records.model_spec import PRESETS
+    from hpctrain.records.model_spec import ModelSpec
+    from hpctrain.records.presets import PRESETS
 
-    if preset not in PRESETS:
-        raise click.BadParameter(f"found {preset!r}; there are: {', '.join(PRESETS)}", param_hint="--preset")
-    return PRESETS[preset].model_copy(update={"vocab": BYTES_VOCABULARY})
+    decoders = {name: spec for name, spec in PRESETS.items() if isinstance(spec, ModelSpec)}
+    if preset not in decoders:
+        raise click.BadParameter(f"found {preset!r}; there are: {', '.join(decoders)}", param_hint="--preset")
+    return decoders[preset].model_copy(update={"vocab": BYTES_VOCABULARY})
 
 
 def _known(methods: Sequence[str], table: dict[str, Any]) -> list[str]:

@@ -7,9 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from hpctrain.compress.arrivals import Arrivals
-
-BUCKET_BYTES = 8 * 2**20
-"""Gradients are sent in pieces of this size: large enough for full bandwidth, small enough that some leave early."""
+from hpctrain.records.codec import BUCKET_BYTES
 
 
 class Departures:

@@ -11,9 +11,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.compress.departures import BUCKET_BYTES, Departures
+from hpctrain.compress.departures import Departures
 from hpctrain.compress.gathering import all_gather
 from hpctrain.compress.reducer import DenseReducer
+from hpctrain.records.codec import BUCKET_BYTES
 
 SCATTERED = 2
 """Buckets that are handed out before the first of them is added up: of those behind it one is always on the wire."""

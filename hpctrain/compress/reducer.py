@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.compress.departures import BUCKET_BYTES, Departures, parts_of
+from hpctrain.compress.departures import Departures, parts_of
+from hpctrain.records.codec import BUCKET_BYTES
 
 IN_FLIGHT = 4
 """Pieces in memory of their own at a time."""

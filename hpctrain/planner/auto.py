@@ -10,20 +10,21 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from hpctrain.planner.bound import step_bound
+from hpctrain.planner.columns import Columns
 from hpctrain.planner.degrees import EVERY_COUNT, Shape, least_used
+from hpctrain.planner.fit import why_undefined
 from hpctrain.planner.predict import Prediction
 from hpctrain.planner.saving import Saving
 from hpctrain.planner.search import Explored, Search
 from hpctrain.planner.workload import Order
 from hpctrain.records.codec import keeps_state
-from hpctrain.records.model_spec import ModelSpec
 from hpctrain.records.plan import Recompute
+from hpctrain.schedule.placement import V_SHAPED
 
-FEW = 8
-"""Up to this many devices the search goes on until nothing can win."""
-PATIENCE = ((64, 6), (512, 3))
-"""(devices, options without a better plan) after which a search on more devices than `FEW` leaves a pair of pp and tp:
-bounds of unlike pairs are not equally near to what there is behind them."""
+PATIENCE = ((512, 3), (2048, 5))
+"""(devices, options without a better plan) after which a search on more devices than `EVERY_COUNT` leaves a pair of pp
+and tp: bounds of unlike pairs are not equally near to what there is behind them. On fewer it ends when nothing can win.
+"""
 LEAST_PATIENCE = 2
 """The same for still more devices."""
 HOPELESS = 3
@@ -78,6 +79,8 @@ class _Auto:
         self.searches = {plain.work.saving: plain}
         self.queue: list[_Option] = []
         self.numbers = itertools.count()
+        self.looked_at: list[tuple[_Option, Columns]] = []
+        """Whose bounds by columns are worked out in the end, as far as they matter then."""
         self.best: Prediction | None = None
         self.winner = plain
 
@@ -87,35 +90,43 @@ class _Auto:
                 bound = min(self._work_s(saving, shape, size) for saving in self._savings(shape))
                 self._push(_Option(bound, next(self.numbers), shape, size, None, self.plain.work.saving))
         devices = len(self.plain.fleet.workers)
-        patience = next((options for most, options in PATIENCE if devices <= most), LEAST_PATIENCE)
         most = None if devices <= EVERY_COUNT else FIRST_PLACEMENTS
+        patience = next((options for limit, options in PATIENCE if devices <= limit), LEAST_PATIENCE)
         lowest, ended = math.inf, True
         tried: dict[tuple[int, int], int] = {}
         while self.queue and not (self.best is not None and self.queue[0].bound_s >= self.best.total):
             option = heapq.heappop(self.queue)
             pair = (option.shape[0], option.shape[2])
-            if devices > FEW and self.best is not None and tried.get(pair, 0) >= HOPELESS * patience:
+            if devices > EVERY_COUNT and self.best is not None and tried.get(pair, 0) >= HOPELESS * patience:
                 lowest, ended = min(lowest, option.bound_s), False
                 continue
             if option.order is None:
                 self._open(option)
                 continue
             search = self._search(option.saving)
+            if devices <= EVERY_COUNT and not self._has_time(search, option):
+                self._save_more(option)
+                continue
             if not search.may_fit(option.shape, option.order, option.size):
                 self._save_more(option)
                 continue
-            lowest = min(lowest, option.bound_s)
             before = self.best
-            found = self._look(search, option.shape, option.order, option.size, most)
-            if found.best is not before:
-                tried[pair] = 0
+            if devices <= EVERY_COUNT:
+                fits = self._look_closely(search, option)
             else:
-                tried[pair] = tried.get(pair, 0) + (HOPELESS if found.fits else 1)
-            if not found.fits:
+                fits = self._look(search, option.shape, option.order, option.size, most).fits
+                lowest = min(lowest, option.bound_s)
+            tried[pair] = 0 if self.best is not before else tried.get(pair, 0) + (HOPELESS if fits else 1)
+            if not fits:
                 self._save_more(option)
         self._improve(most)
         if self.queue:
             lowest = min(lowest, self.queue[0].bound_s)
+        for option, columns in self.looked_at:
+            most_s = math.inf if self.best is None else min(lowest, self.best.total)
+            lowest = min(
+                lowest, columns.bracket(option.bound_s, most_s)[0] if math.isfinite(most_s) else option.bound_s
+            )
         return Found(self.winner, self.best, self._bound(lowest), ended)
 
     def _improve(self, most: int | None) -> None:
@@ -138,6 +149,32 @@ class _Auto:
             self.best, self.winner = found.best, search
         return found
 
+    def _has_time(self, search: Search, option: _Option) -> bool:
+        """Whether an option could beat the best if memory did not matter."""
+        assert option.order is not None, "only options with a schedule are looked at"
+        if self.best is None or why_undefined(search.cost, *option.shape[:2], option.order, option.size):
+            return self.best is None
+        return search.columns(option.shape, option.order, option.size).has_time(self.best.total)
+
+    def _look_closely(self, search: Search, option: _Option) -> bool:
+        """Whether an option beats the best, with placements made for it, too; whether something fits."""
+        shape, order, size = option.shape, option.order, option.size
+        assert order is not None, "only options with a schedule are looked at"
+        if why_undefined(search.cost, shape[0], shape[1], order, size):
+            return False
+        columns = search.columns(shape, order, size)
+        if self.best is not None and not columns.may_end_by(self.best.total):
+            return False
+        fits = self._look(search, shape, order, size, None).fits
+        start = option.bound_s
+        _, high = columns.bracket(start, columns.some_end(start) if self.best is None else self.best.total)
+        made = search.placements_by(columns, high)
+        found = search.explore(shape, order, size, self.best, cells=made)
+        if found.best is not self.best:
+            self.best, self.winner = found.best, search
+        self.looked_at.append((option, columns))
+        return fits or found.fits
+
     def _bound(self, lowest: float) -> float:
         """With the plans that leave more devices idle than those that are tried."""
         fleet, work = self.plain.fleet, self.plain.work
@@ -154,7 +191,14 @@ class _Auto:
     def _open(self, option: _Option) -> None:
         """Put the schedules of these degrees and this micro-batch into the queue."""
         for saving in self._savings(option.shape):
-            for order in self._search(saving).work.orders(option.shape[0]):
+            search = self._search(saving)
+            orders = search.work.orders(option.shape[0])
+            # What saves memory goes on from schedules that are too slow as well as from those that do not fit.
+            by_columns = len(self.plain.fleet.workers) <= EVERY_COUNT and not self.saves_memory
+            if self.best is not None and by_columns:
+                any_has_time = search.any_has_time(option.shape, option.size, self.best.total)
+                orders = [order for order in orders if any_has_time or order.schedule in V_SHAPED]
+            for order in orders:
                 self._put(option, order, saving)
 
     def _savings(self, shape: Shape) -> Iterator[Saving]:
@@ -164,7 +208,7 @@ class _Auto:
         if not self.saves_memory:
             return
         _, dp, tp = shape
-        split = tp > 1 and isinstance(work.spec, ModelSpec) and work.seq_len % tp == 0
+        split = tp > 1 and work.spec.splits_sequence and work.seq_len % tp == 0
         # What is kept of gradients goes with no sum within the backward pass; those within nodes are exact.
         shard: Literal["all", "node"] = "node" if keeps_state(work.codec) else "all"
         if dp > 1:

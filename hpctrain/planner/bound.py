@@ -16,7 +16,7 @@ def step_bound(fleet: Fleet, work: Workload) -> float:
     may avoid them.
     """
     parts = [_unavoidable(work, worker, fleet.constants[worker.kind]) for worker in fleet.workers]
-    speeds = relative_speeds(parts)
+    speeds, whole = relative_speeds(parts)
     together = sum(speeds)
     # Device u, busy for compute and update, is not done before T. Weighted by speed over all devices:
     # T >= sum(w_u · busy_u) + sum(w_u · update_u), and every parameter is updated somewhere.
@@ -24,20 +24,21 @@ def step_bound(fleet: Fleet, work: Workload) -> float:
         speed / together * fleet.constants[worker.kind].optimizer_bytes / worker.bytes_per_s
         for speed, worker in zip(speeds, fleet.workers, strict=True)
     )
-    return work.rows * sum(parts[0]) / together + work.spec.parameters() * lightest
+    return work.rows * whole / together + work.spec.parameters() * lightest
 
 
-def relative_speeds(parts: Sequence[Sequence[float]]) -> list[float]:
-    """Speed of each device against the first, at the part of the work that it is best at.
+def relative_speeds(parts: Sequence[Sequence[float]]) -> tuple[list[float], float]:
+    """Speed of each device against the first, at the first part of the work, and how much work there is.
 
-    A device that did everything at the pace of its best part would be that fast, so sums of these never
-    underestimate what devices can do together, however the parts are shared out.
+    Every part counts as the least that any device's seconds for it are worth at that device's speed. So no device does
+    more work in a second than its speed, however the parts are shared out.
 
     Args:
         parts: [device][part] seconds of each part of the work.
     """
-    reference = parts[0]
-    return [max((a / b for a, b in zip(reference, own, strict=True) if b > 0), default=1.0) for own in parts]
+    speeds = [parts[0][0] / own[0] for own in parts]
+    by_part = zip(*parts, strict=True)
+    return speeds, sum(min(s * each for s, each in zip(speeds, part, strict=True)) for part in by_part)
 
 
 def _unavoidable(work: Workload, worker: Worker, constants: Constants) -> tuple[float, float]:

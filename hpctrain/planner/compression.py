@@ -10,6 +10,7 @@ from hpctrain.base.units import format_seconds
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.layout import Layout
 from hpctrain.planner.neighbours import describe_excess
+from hpctrain.planner.overlap import hidden_s
 from hpctrain.planner.predict import Prediction, predict
 from hpctrain.planner.reduction import Sum, low_rank_width
 from hpctrain.records.codec import CodecFigures, CodecSpec, keeps_state
@@ -133,38 +134,13 @@ def _try(cost: CostModel, layout: Layout, codec: Codec, steps: int, exact: _Trie
     if layout.shards < layout.dp:
         sums = own.gradient_sums(layout.cells, layout.shares, layout.owner, layout.shards)
         longest = max(sums, key=lambda each: each.seconds)
-    hidden_s = _hidden_s(own, layout, longest) if longest is not None else 0.0
-    mean_step_s = prediction.total - hidden_s
+    hidden = hidden_s(own, layout, longest.wire_s) if longest is not None else 0.0
+    mean_step_s = prediction.total
     if exact is not None and keeps_state(codec):
         # Warm-up steps are summed exactly, after the backward pass.
         share = min(1.0, getattr(codec, "warmup_steps", 0) / steps)
-        mean_step_s = share * exact.prediction.total + (1 - share) * mean_step_s
-    return _Tried(codec, prediction, longest, hidden_s, mean_step_s)
-
-
-def _hidden_s(cost: CostModel, layout: Layout, longest: Sum) -> float:
-    """Of the messages of dense sums, what passes while the last backward is still at work: where the replica is one
-    stage on one device (elsewhere the links are busy with other messages), no more than that backward takes, and not
-    the embedding's, whose gradient is the last to be ready. Of sums that have owners it is the half that hands
-    gradients out; the sums follow a few buckets behind. Integers in fp16 wait until gradients are freed of the loss
-    scale, which is after the backward."""
-    match cost.work.codec:
-        case NoCompression():
-            share = 1.0
-        case Bf16():
-            share = 0.5
-        case Quantized() if cost.work.precision != "fp16":
-            share = 0.5
-        case _:
-            share = 0.0
-    if share == 0.0 or len(layout.blocks) > 1 or layout.tp > 1 or layout.shards > 1:
-        return 0.0
-    backward = (
-        cost.stage(layout.unit(replica, 0), layout.micro_batch, layout.shares[0]).backward
-        for replica in layout.cells.examples
-    )
-    early = 1 - cost.work.spec.embedding_parameters() / cost.work.spec.parameters()
-    return min(longest.wire_s * early * share, min(backward))
+        mean_step_s = share * (exact.prediction.total + exact.hidden_s) + (1 - share) * mean_step_s
+    return _Tried(codec, prediction, longest, hidden, mean_step_s)
 
 
 def _why_not(cost: CostModel, layout: Layout, codec: Codec) -> str | None:

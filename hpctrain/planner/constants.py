@@ -30,6 +30,9 @@ class Constants:
     """Cost of a block's forward and backward calls (each module call costs several operations)."""
     tensor_parallel_ops: Pair
     """Added dispatch of a block's sharded tensors; it is the host's work."""
+    sums_by_node: bool
+    """Whether the sums of tensor parallelism may go node by node (see `ring_sum_s`). For those over replicas one ring
+    is assumed anywhere, as the bounds of the search do."""
     collective_ops: float
     """Added to each hop of a tensor-parallel sum: its start on the host, and waiting for the others to start."""
     activation_passes: Pair
@@ -49,8 +52,12 @@ class Constants:
     """Bytes touched per parameter by the update: AdamW, the gradient's norm and clipping."""
     optimizer_ops: float
     """Operations per tensor in that update."""
+    sharded_optimizer_bytes: float
+    """Bytes touched for parameters that are sharded over replicas, whose AdamW is another."""
     sharded_optimizer_ops: float
-    """The same for a tensor that is sharded over replicas."""
+    split_optimizer_bytes: float
+    """Bytes touched for parameters that are split over tensor parallelism."""
+    split_optimizer_ops: float
     shard_ops: Pair
     """Added to a block by `fully_shard`."""
     recompute_ops: Pair
@@ -75,6 +82,7 @@ CPU = Constants(
     half_width=0.0,
     block_ops=(425.0, 675.0),
     tensor_parallel_ops=(2300.0, 3700.0),  # DTensor on one rank, where nothing is sent
+    sums_by_node=False,  # gloo has one ring through all
     collective_ops=0.0,  # in the links' measured alpha
     activation_passes=(6.0, 12.0),
     weight_passes=(1.5, 6.0),
@@ -83,9 +91,12 @@ CPU = Constants(
     embedding_ops=(12.0, 25.0),
     head_ops=(100.0, 150.0),
     action_ops=250.0,
-    optimizer_bytes=110.0,  # AdamW without fused kernels 55, the norm in double precision 50, clipping 5
-    optimizer_ops=60.0,
-    sharded_optimizer_ops=170.0,
+    optimizer_bytes=37.0,  # fused AdamW 22, the norm 9, clipping 6
+    optimizer_ops=8.0,
+    sharded_optimizer_bytes=89.0,  # AdamW over lists of tensors 74
+    sharded_optimizer_ops=30.0,
+    split_optimizer_bytes=114.0,  # AdamW tensor by tensor 98
+    split_optimizer_ops=100.0,
     shard_ops=(500.0, 700.0),  # one rank, nothing sent: 0.41 and 0.5 to 0.6 ms
     recompute_ops=(340.0, 670.0),
     split_ops=1000.0,
@@ -100,29 +111,33 @@ CUDA = Constants(
     # `hpctrain bench plan` fits those marked *, on published runs of Megatron on A100s (vTrain, MICRO 2024), and says
     # how far they are off elsewhere. The others are those of the CPU, counted as if a kernel launch were 6 to 7 tiny
     # CPU operations: assumptions, nobody has measured them.
-    overlap_power=3.8,  # *
-    efficiency=0.8,  # * of a data sheet's peak; of a measured rate it is nearer to 1
-    half_width=27.0,  # *
-    block_ops=(140.0, 224.0),  # *
+    overlap_power=3.82,  # *
+    efficiency=0.81,  # * of a data sheet's peak; of a measured rate it is nearer to 1
+    half_width=22.5,  # *
+    block_ops=(141.0, 225.6),  # *
     tensor_parallel_ops=(345.0, 555.0),
-    collective_ops=0.38,  # *
-    activation_passes=(2.8, 5.6),  # *
-    weight_passes=(1.95, 3.9),  # *
-    logits_passes=(1.4, 2.8),  # *
+    sums_by_node=True,
+    collective_ops=0.868,  # *
+    activation_passes=(2.98, 5.96),  # *
+    weight_passes=(2.03, 4.06),  # *
+    logits_passes=(1.58, 3.16),  # *
     embedding_passes=(0.0, 4.0),
     embedding_ops=(1.8, 3.8),
     head_ops=(15.0, 22.0),
-    action_ops=138.0,  # *
+    action_ops=77.9,  # *
     optimizer_bytes=110.0,
     optimizer_ops=9.0,
+    sharded_optimizer_bytes=110.0,
     sharded_optimizer_ops=25.0,
+    split_optimizer_bytes=140.0,
+    split_optimizer_ops=30.0,
     shard_ops=(75.0, 105.0),
     recompute_ops=(51.0, 100.0),
     split_ops=150.0,
     split_passes=3.0,
     inputs_share=0.55,
     reducer_bytes=16.0,
-    step_ops=71.0,  # *
+    step_ops=60.2,  # *
 )
 
 CODEC_SECONDS = {

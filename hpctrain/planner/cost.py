@@ -14,7 +14,6 @@ from hpctrain.planner.parts import Parts, measured, roofline
 from hpctrain.planner.reduction import NO_SUM, Sum, low_rank_width, sum_of, uses_pairs
 from hpctrain.planner.unit import Cells, Figures, Unit
 from hpctrain.planner.workload import Share, Workload
-from hpctrain.records.codec import FULL_BYTES, message_bytes_per_number
 from hpctrain.records.compression import Messages, NoCompression
 from hpctrain.records.topology import CodecSeconds
 
@@ -102,7 +101,9 @@ class CostModel:
         """A stage that holds this share of the model."""
         key = (self.kind(unit), micro_batch, share)
         if key not in self._stages:
-            self._stages[key] = _stage(self.parts(unit, micro_batch), share, self.constants[unit.kind], unit.launch_s)
+            blocks, _ = self.work.mean_blocks(share)
+            parts, constants = self.parts(unit, micro_batch), self.constants[unit.kind]
+            self._stages[key] = _stage(parts, share, blocks, constants, unit.launch_s)
         return self._stages[key]
 
     def send(self, source: Unit, target: Unit, micro_batch: int, messages: Messages = "none") -> float:
@@ -110,10 +111,7 @@ class CostModel:
         if source is target:
             return 0.0
         tp = len(source.workers)
-        size = self.work.hidden_bytes(micro_batch, tp)
-        if self.work.framework.split_sends and not self.work.saving.sequence_parallel:
-            size /= tp
-        size *= message_bytes_per_number(messages) / FULL_BYTES
+        size = self.work.message_bytes(micro_batch, tp, messages)
         key = (source, target)
         if key not in self._messages:
             self._messages[key] = message_cost(self.links, source.places, target.places)
@@ -146,9 +144,13 @@ class CostModel:
                 return self._updates[key]
             parameters = self.work.parameters(share, len(unit.workers)) / shards
             tensors = share.blocks * TENSORS_PER_BLOCK + share.first + 2 * share.last
-            touched_s = parameters * constants.optimizer_bytes / unit.bytes_per_s
-            ops = constants.optimizer_ops if shards == 1 else constants.sharded_optimizer_ops
-            self._updates[key] = touched_s + tensors * ops * unit.launch_s
+            if len(unit.workers) > 1:
+                touched, ops = constants.split_optimizer_bytes, constants.split_optimizer_ops
+            elif shards > 1:
+                touched, ops = constants.sharded_optimizer_bytes, constants.sharded_optimizer_ops
+            else:
+                touched, ops = constants.optimizer_bytes, constants.optimizer_ops
+            self._updates[key] = parameters * touched / unit.bytes_per_s + tensors * ops * unit.launch_s
         return self._updates[key]
 
     def once(self, unit: Unit) -> float:
@@ -169,6 +171,7 @@ class CostModel:
             return [NO_SUM] * len(shares)
         codec, tp = self.work.codec, len(cells[0][0].workers)
         exact = isinstance(codec, NoCompression)
+        bucket_bytes = self.work.framework.bucket_bytes
         rings, chunks = self.ground(cells).copies(shards, uses_pairs(codec)), len(shares) // len(cells[0])
         sums = []
         for share, rank in zip(shares, owner, strict=True):
@@ -177,7 +180,7 @@ class CostModel:
             copy_s = max(self.constants[unit.kind].reducer_bytes / unit.bytes_per_s for unit in units)
             size = float(self.work.framework.gradient_bytes * numbers)
             width, each = low_rank_width(self.work.spec.dim, tp), None if exact else slowest_codec(units)
-            sums.append(sum_of(codec, rings[rank], size, numbers, width, chunks, copy_s, each))
+            sums.append(sum_of(codec, rings[rank], size, numbers, width, chunks, copy_s, each, bucket_bytes))
         return sums
 
     def rounding_s(self, cells: Cells, rank: int) -> float:
@@ -203,18 +206,19 @@ class CostModel:
         return self.profile.at(unit.workers[0].type, len(unit.workers), micro_batch)
 
 
-def _stage(parts: Parts, share: Share, constants: Constants, launch_s: float) -> StageTime:
+def _stage(parts: Parts, share: Share, blocks: float, constants: Constants, launch_s: float) -> StageTime:
+    """A stage that amounts to that many blocks of mean size."""
     action_s = constants.action_ops * launch_s
-    times = [action_s + share.blocks * (parts.block[way] + parts.block_tp[way]) for way in (0, 1)]
+    times = [action_s + blocks * (parts.block[way] + parts.block_tp[way]) for way in (0, 1)]
     for present, part in ((share.first, parts.embedding), (share.last, parts.head)):
         if present:
             times = [times[way] + part[way] for way in (0, 1)]
     forward, backward = times
     inputs, weights = 0.0, backward
     if not share.first:
-        split = backward + action_s + share.blocks * parts.block_split
+        split = backward + action_s + blocks * parts.block_split
         inputs, weights = constants.inputs_share * split, (1 - constants.inputs_share) * split
-    return StageTime(forward, backward, share.blocks * sum(parts.block_tp), inputs, weights)
+    return StageTime(forward, backward, blocks * sum(parts.block_tp), inputs, weights)
 
 
 def apart(a: Unit, b: Unit) -> bool:

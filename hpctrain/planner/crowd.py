@@ -10,12 +10,15 @@ solved here in closed form.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from hpctrain.planner.bound import relative_speeds
 from hpctrain.planner.cost import CostModel
+from hpctrain.planner.overlap import early_share
 from hpctrain.planner.share_out import share_out
 from hpctrain.planner.unit import Unit
 from hpctrain.planner.workload import Order
@@ -38,10 +41,21 @@ class Crowd:
         self.tp = len(units[0].workers) if units else 1
         self.total = len(units)
         self.within_nodes = all(len({worker.node for worker in unit.workers}) == 1 for unit, _ in self.kinds)
-        self.most_in_a_node = max(Counter(unit.workers[0].node for unit in units).values(), default=0)
+        self.by_node = sorted(Counter(unit.workers[0].node for unit in units).values(), reverse=True)
+        self.most_in_a_node = max(self.by_node, default=0)
         within = [cost.links.between(unit.places[0], unit.places[0])[1] for unit, _ in self.kinds]
         self.within_beta = min(within, default=0.0)
         self.alpha, self.between_beta = cost.links.least()
+
+    def least_nodes(self, size: int) -> int:
+        """The fewest nodes on which there are so many units."""
+        return 1 + bisect_left(list(accumulate(self.by_node)), size)
+
+    def ring(self, size: int, chunks: int) -> tuple[float, float]:
+        """The least alpha and beta of a hop of a ring through so many units, each of which sums `chunks` stages."""
+        if size <= self.most_in_a_node:
+            return 0.0, min(self.between_beta, self.within_beta) if self.between_beta else 0.0
+        return self.alpha, self.between_beta * chunks * (self.tp if self.within_nodes else 1)
 
 
 class _Pace(NamedTuple):
@@ -52,7 +66,7 @@ class _Pace(NamedTuple):
     seconds: list[float]
     """The whole model on one unit."""
     work: float
-    """The whole model on the reference, a unit of speed 1."""
+    """Of the whole model: no unit of speed s does more than s a second."""
     action: float
     """The least speed times cost of starting an action."""
     split: float
@@ -84,7 +98,7 @@ class Bounds:
         pace, count = self._pace(crowd, size), self.cost.work.rows // size
         total, _, fastest = _fastest(pace, pp * dp)
         most = -(-count // dp)
-        start, per_parameter = self._tail(crowd, dp)
+        start, per_parameter = self._tail(crowd, pp * order.chunks, dp)
         parameters = self.cost.work.spec.parameters() / crowd.tp
         work = pace.work + 2 * pp * order.chunks * pace.action
         split = order.schedule in SPLIT_BACKWARD
@@ -110,7 +124,7 @@ class Bounds:
         equal = len(pace.speeds) == 1
         if equal and not split:
             most = -(-count // dp)
-            _, per_parameter = self._tail(crowd, dp)
+            _, per_parameter = self._tail(crowd, pp * order.chunks, dp)
             tail = self.cost.work.spec.parameters() / crowd.tp * per_parameter
             return (most * work + tail * (1 - way / most)) / (pp - way * (pp - 1) / most)
         if split:
@@ -127,7 +141,7 @@ class Bounds:
         layers = self.cost.work.spec.layers
         timed = [self.cost.parts(unit, size) for unit, _ in crowd.kinds]
         parts = [(layers * (sum(t.block) + sum(t.block_tp)), sum(t.embedding), sum(t.head)) for t in timed]
-        speeds = relative_speeds(parts)
+        speeds, whole = relative_speeds(parts)
         order = sorted(range(len(speeds)), key=lambda kind: -speeds[kind])
         actions = [2 * self.cost.constants[u.kind].action_ops * u.launch_s for u, _ in crowd.kinds]
         action = min(
@@ -139,7 +153,7 @@ class Bounds:
             [speeds[kind] for kind in order],
             [crowd.kinds[kind][1] for kind in order],
             [sum(parts[kind]) + actions[kind] for kind in order],
-            sum(parts[0]),
+            whole,
             action,
             layers * min(s * t.block_split for s, t in zip(speeds, timed, strict=True)),
             max(t.block_split / block for t, block in zip(timed, blocks, strict=True)),
@@ -148,23 +162,19 @@ class Bounds:
         )
         return self._paces[key]
 
-    def _tail(self, crowd: Crowd, dp: int) -> tuple[float, float]:
+    def _tail(self, crowd: Crowd, stages: int, dp: int) -> tuple[float, float]:
         """(seconds, seconds per parameter of a device) that follow a rank's last action at least."""
         work, saving = self.cost.work, self.cost.work.saving
         shards = dp if saving.zero and saving.shard == "all" else 1
         update = min(self.cost.constants[u.kind].optimizer_bytes / u.bytes_per_s for u, _ in crowd.kinds) / shards
         if dp == 1 or (saving.zero and saving.shard == "node"):
             return 0.0, 0.0 if saving.shard == "node" else update
-        crosses = dp > crowd.most_in_a_node
-        if crosses:
-            beta = crowd.between_beta * (crowd.tp if crowd.within_nodes else 1)
-        else:
-            beta = min(crowd.between_beta, crowd.within_beta) if crowd.between_beta else 0.0
+        alpha, beta = crowd.ring(dp, 1)
         if not isinstance(work.codec, NoCompression):
             return 0.0, update  # a codec sends less, and some sum in fewer messages
-        start = 2 * (dp - 1) * crowd.alpha if crosses else 0.0
         sent = work.gathered_bytes + work.framework.gradient_bytes if saving.zero else 2 * work.framework.gradient_bytes
-        return start, update + sent * (dp - 1) / dp * beta
+        late = 1 - early_share(work, stages, crowd.tp)
+        return late * 2 * (dp - 1) * alpha, update + late * sent * (dp - 1) / dp * beta
 
     def _on_the_way(self, crowd: Crowd, order: Order, size: int) -> tuple[float, float]:
         """Part of a rank's work that must be over before the next rank starts, or begins after it has ended; and the

@@ -12,6 +12,7 @@ from hpctrain.planner.memory import in_chunks
 from hpctrain.planner.share_out import share_out
 from hpctrain.planner.unit import Cells, Unit
 from hpctrain.planner.workload import Order
+from hpctrain.schedule.runnable import SUMS_PER_MICRO_BATCH, sums_each_micro_batch
 
 
 def why_undefined(cost: CostModel, pp: int, dp: int, order: Order, micro_batch: int) -> str | None:
@@ -24,10 +25,16 @@ def why_undefined(cost: CostModel, pp: int, dp: int, order: Order, micro_batch: 
         return f"the model's {layers} blocks are too few for the {pp * order.chunks} stages of schedule {order}"
     if reason := cost.work.spec.why_no_pipeline(pp * order.chunks):
         return reason
-    if cost.work.saving.equal_counts and total % dp:
+    saving = cost.work.saving
+    if saving.equal_counts and total % dp:
         return (
             f"{total} micro-batches of {micro_batch} do not go evenly into {dp} replicas, as zero "
-            f"{cost.work.saving.zero} needs, which sums gradients after each"
+            f"{saving.zero} needs, which sums gradients after each"
+        )
+    if saving.shard == "all" and sums_each_micro_batch(cost.work.codec.mode, saving.zero, -(-total // dp)):
+        return (
+            f"{-(-total // dp)} micro-batches with compression {cost.work.codec.mode} and zero {saving.zero}: "
+            f"{SUMS_PER_MICRO_BATCH}"
         )
     return None
 

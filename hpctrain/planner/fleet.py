@@ -68,7 +68,10 @@ class Fleet:
                 tensor_parallel_ops=(shared * each.tensor_parallel_ops[0], shared * each.tensor_parallel_ops[1]),
                 optimizer_bytes=update * each.optimizer_bytes,
                 optimizer_ops=update * each.optimizer_ops,
+                sharded_optimizer_bytes=update * each.sharded_optimizer_bytes,
                 sharded_optimizer_ops=update * each.sharded_optimizer_ops,
+                split_optimizer_bytes=update * each.split_optimizer_bytes,
+                split_optimizer_ops=update * each.split_optimizer_ops,
                 step_ops=update * each.step_ops,
             )
             for kind, each in CONSTANTS.items()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hpctrain.records.codec import BUCKET_BYTES
+
 
 @dataclass(frozen=True)
 class Framework:
@@ -17,6 +19,8 @@ class Framework:
     """Per parameter: the two moments of AdamW, and a master copy where weights are kept in half precision."""
     checkpoint_bytes: int = 12
     """Per parameter while a checkpoint is written beside the training: a copy of weight and moments."""
+    bucket_bytes: float = BUCKET_BYTES
+    """Most of the gradients that are summed at once between replicas."""
     stream_bytes: int = 4
     """Per value of the residual stream, which also travels between stages."""
     casts: bool = True
@@ -25,6 +29,9 @@ class Framework:
     """Whether a rank stands still while it sends between stages; else it computes meanwhile."""
     split_sends: bool = False
     """Whether each of a unit's devices sends a part of the activation; else each sends the whole."""
+    split_streams: int = 5
+    """Residual streams that a block keeps more when it is split over tensor parallelism. Seen on CPU with tp 2 at two
+    widths (torch 2.13): copies that DTensor's sums make."""
     process_bytes: float | None = None
     """Per device beside all tensors that are counted; None: what a worker of ours takes."""
     selective_sends_again: bool = True

@@ -22,6 +22,8 @@ Values = NDArray[np.float64]
 
 TAIL = math.log(20)
 """95 of 100 draws of an exponential distribution are below this many times its mean."""
+SPREAD = TAIL - math.log(2)
+"""Means between its p50 and its p95."""
 
 
 class LinkJitter:
@@ -32,8 +34,13 @@ class LinkJitter:
         for link in topology.fabric.links:
             for ends, figures in (((link.a, link.b), link.ab), ((link.b, link.a), link.ba)):
                 if figures.latency_s is not None and figures.latency_s.p95 > figures.latency_s.p50:
-                    # An exponential's p95 and p50 lie ln 20 − ln 2 means apart.
-                    self._mean[ends] = (figures.latency_s.p95 - figures.latency_s.p50) / (TAIL - math.log(2))
+                    self._mean[ends] = (figures.latency_s.p95 - figures.latency_s.p50) / SPREAD
+        if topology.pairs is not None:
+            # Of large clusters the figures lie in a matrix; NaN where a pair was not measured.
+            later = topology.pairs["latency_p95_s"] - topology.pairs["latency_p50_s"]
+            nodes = topology.pairs.nodes
+            for a, b in np.argwhere(later > 0).tolist():
+                self._mean.setdefault((nodes[a], nodes[b]), float(later[a, b]) / SPREAD)
 
     def __bool__(self) -> bool:
         return bool(self._mean)

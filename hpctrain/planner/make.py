@@ -25,7 +25,9 @@ from hpctrain.planner.neighbours import describe_excess, describe_shape, rejecte
 from hpctrain.planner.objective import FASTEST, Objective
 from hpctrain.planner.paper import solve_as_paper
 from hpctrain.planner.predict import Prediction, predict
+from hpctrain.planner.refine import refine
 from hpctrain.planner.saving import NO_SAVING, Saving
+from hpctrain.planner.seam import at_seam
 from hpctrain.planner.search import NO_SHARDS, Search
 from hpctrain.planner.workload import workload_of
 from hpctrain.records.codec import CodecSpec, keeps_state
@@ -108,6 +110,7 @@ def make_plan(
             notes, by_codec_s = [*notes, choice.reason], True
     if previous is not None:
         best = stay_in_place(cost, best, previous)
+    best = at_seam(cost, best)
     if unsearched:
         bound_s = step_bound(fleet, work)  # the search's own is for the ways that it went by
     if by_codec_s and any(unit.codec_s is None for unit in best.layout.units()):
@@ -206,7 +209,7 @@ def _search(plain: Search, shapes: list[Shape], find: Callable[[Search, list[Sha
         notes.append("There were too many orders of devices to try all; the likely ones were tried.")
     if not found.ended:
         notes.append("Options that could be faster by the bound were left when many others had not been.")
-    best = predict(search.cost, search.refine(found.best).layout, whole=True)
+    best = predict(search.cost, refine(search.cost, found.best, search.can_shard).layout, whole=True)
     return Winner(search, best, rejected, notes, min(found.bound_s, best.total))
 
 

@@ -6,12 +6,16 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from hpctrain.planner.workload import Share, Workload
-from hpctrain.records.codec import kept_bytes
+from hpctrain.records.codec import BUCKET_BYTES, kept_bytes
 from hpctrain.schedule.generate import SPLIT_BACKWARD, make_schedule
 from hpctrain.schedule.placement import stages_by_rank
 
-BUCKET_BYTES = 32 * 2**20
-"""With several replicas: the flat buffer that gradients are summed in, piece by piece."""
+FLYING_BYTES = 4 * BUCKET_BYTES
+"""With several replicas: the buffers of gradients that are on the wire."""
+FREED_COPIES = {"cpu": 2.5, "cuda": 0.0}
+"""With ZeRO: fp32 copies of a stage's whole weights and gradients that were freed block by block and that the process
+still holds, as glibc's heap keeps them. CPU: 1 to 2.1 seen with ZeRO 1, 2.5 with ZeRO 3, on two replicas of 3 and 7
+million parameters (torch 2.13). CUDA: what is allocated counts, not what the allocator keeps."""
 CAST_BYTES = 2
 """Per parameter in bf16 and fp16: the copy that autocast makes anew for each micro-batch and keeps until its backward
 pass, whether or not the weight itself is freed (seen with torch 2.13)."""
@@ -146,12 +150,15 @@ class MemoryModel:
     def _activations(self, role: RankRole, shares: list[Share]) -> float:
         work = self.work
         block = work.block_bytes(role.micro_batch, role.tp)
-        kept = work.kept_bytes(role.micro_batch, role.tp)
         boundary = work.hidden_bytes(role.micro_batch, role.tp)
+        kept = work.kept_bytes(role.micro_batch, role.tp)
+        if role.tp > 1:
+            kept += work.framework.split_streams * boundary
         logits = work.spec.logits_bytes(role.micro_batch, work.seq_len, work.head_shards(role.tp))
         # What came in and what goes out is kept beside the blocks' own.
         each = [
-            share.blocks * kept + 2 * boundary + logits * share.last + self._kept_casts(role, share) for share in shares
+            work.mean_blocks(share)[1] * kept + 2 * boundary + logits * share.last + self._kept_casts(role, share)
+            for share in shares
         ]
         moments = live_micro_batches(role.schedule, role.pp, role.stages, role.micro_batches)[role.rank]
         most = max(sum(live * size for live, size in zip(moment, each, strict=True)) for moment in moments)
@@ -175,10 +182,10 @@ class MemoryModel:
         parameters = sum(self._count(share, role.tp) for share in shares)
         total = float(work.framework.bytes_per_parameter * parameters)
         if role.dp > 1:
-            # The bucket that gradients are summed in; a large embedding is one of its own.
+            # The buckets that gradients are summed in; a large embedding is one of its own.
             each = work.framework.gradient_bytes
             table = float(each * work.spec.embedding_parameters() / work.head_shards(role.tp))
-            total += min(each * parameters, max(BUCKET_BYTES, table)) + self._kept_bytes * parameters
+            total += min(each * parameters, max(FLYING_BYTES, table)) + self._kept_bytes * parameters
         return total
 
     @property
@@ -206,7 +213,8 @@ class MemoryModel:
         weights = work.gathered_bytes * (parameters if zero < 3 else at_work)
         gradients = gradient_bytes * (parameters if zero == 1 else at_work)
         kept = self._kept_bytes * parameters / role.shards if role.shards < role.dp else 0.0
-        return parts + weights + gradients + gradient_bytes * piece + kept
+        freed = FREED_COPIES[role.kind] * work.framework.weight_bytes * parameters
+        return parts + weights + gradients + gradient_bytes * piece + kept + freed
 
 
 def in_chunks(count: int, chunks: int) -> tuple[int, ...]:

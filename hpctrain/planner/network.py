@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 
 from hpctrain.base.errors import InputError
 from hpctrain.records.link_cost import LinkCost
@@ -60,28 +61,33 @@ def message_cost(links: Links, sources: Sequence[str], targets: Sequence[str]) -
 
 
 def ring_sum_s(
-    links: Links,
-    places: Sequence[str],
-    size_bytes: float,
-    sharing: Mapping[str, int] | None = None,
-    hop_s: float = 0.0,
+    links: Links, places: Sequence[str], size_bytes: float, hop_s: float = 0.0, by_node: bool = False
 ) -> float:
     """Ring all-reduce, 2(n−1)(alpha + size/n·beta) by the slowest link of the ring.
 
     Args:
-        sharing: how many rings leave a node at the same time and divide its bandwidth.
         hop_s: added to each hop's alpha by whoever starts it.
+        by_node: rings in each node and then between the nodes instead, where these have equally many of the devices and
+            that is faster: what NCCL's trees come to, which cross the network less often.
     """
     n = len(places)
     if n == 1:
         return 0.0
-    alpha = beta = 0.0
+    alpha, beta, alpha_within, beta_within = 0.0, 0.0, 0.0, 0.0
     for source, target in around(places):
         a, b = links.between(source, target)
-        if sharing and node_of(source) != node_of(target):
-            b *= sharing.get(node_of(source), 1)
         alpha, beta = max(alpha, a), max(beta, b)
-    return 2 * (n - 1) * (alpha + hop_s + beta * size_bytes / n)
+        if node_of(source) == node_of(target):
+            alpha_within, beta_within = max(alpha_within, a), max(beta_within, b)
+    ring = 2 * (n - 1) * (alpha + hop_s + beta * size_bytes / n)
+    counts = Counter(map(node_of, places))
+    if not by_node or len(set(counts.values())) > 1 or len(counts) in (1, n):
+        return ring
+    nodes, own = len(counts), n // len(counts)
+    inside = 2 * (own - 1) * (alpha_within + hop_s + beta_within * size_bytes / own)
+    # A node's cards together are as fast as its link is to another node, however many of its devices send.
+    outside = 2 * (nodes - 1) * (alpha + hop_s + beta * size_bytes / nodes)
+    return min(ring, inside + outside)
 
 
 def number_sum_s(alpha: float, devices: int) -> float:

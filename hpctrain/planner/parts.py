@@ -142,7 +142,7 @@ def _tensor_parallel(
         return Effort(), Effort()
     size = float(work.boundary_bytes(micro_batch))
     hop_s = constants.collective_ops * unit.launch_s
-    reduce = 2 * ring_sum_s(links, unit.places, size, hop_s=hop_s)
+    reduce = 2 * ring_sum_s(links, unit.places, size, hop_s, constants.sums_by_node)
     forward, backward = (Effort(0.0, ops * unit.launch_s, reduce) for ops in constants.tensor_parallel_ops)
     recompute = work.saving.recompute
     again = recompute == "full" or (recompute == "selective" and work.framework.selective_sends_again)

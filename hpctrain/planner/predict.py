@@ -10,6 +10,7 @@ from hpctrain.base.units import format_seconds
 from hpctrain.planner.cost import CostModel, StageTime
 from hpctrain.planner.finish import finish_times
 from hpctrain.planner.layout import Layout
+from hpctrain.planner.overlap import hidden_s
 from hpctrain.planner.shard_time import ShardTime, shard_times
 from hpctrain.planner.simulate import Pace, Timeline, simulate
 from hpctrain.records.compression import Bf16, Messages, NoCompression
@@ -246,9 +247,10 @@ def _shard_times(cost: CostModel, layout: Layout) -> list[ShardTime]:
 
 
 def _gradient_sums(cost: CostModel, layout: Layout, sharded: list[ShardTime]) -> list[float]:
-    """Seconds by pipeline rank: each sums its gradients over the replicas when its last backward is done."""
+    """Seconds by pipeline rank, from its last backward on, until its gradients are summed over the replicas."""
     if layout.shards == 1:
-        by_stage = [each.seconds for each in cost.gradient_sums(layout.cells, layout.shares, layout.owner)]
+        sums = cost.gradient_sums(layout.cells, layout.shares, layout.owner)
+        by_stage = [each.seconds - hidden_s(cost, layout, each.wire_s) for each in sums]
     else:
         by_stage = [each.per_step(layout.saving.zero) for each in sharded]
     tied = cost.tied_sum(layout.unit(0, 0), layout.unit(0, len(layout.blocks) - 1))

@@ -10,7 +10,6 @@ import math
 from typing import NamedTuple
 
 from hpctrain.planner.ground import Rings
-from hpctrain.planner.memory import BUCKET_BYTES
 from hpctrain.records.codec import wire_bytes
 from hpctrain.records.compression import Adaptive, Bf16, Codec, LocalSteps, PowerSgd, Quantized, Tagc, TopK
 from hpctrain.records.topology import CodecSeconds
@@ -35,7 +34,7 @@ NO_SUM = Sum(0.0, 0.0, 0.0)
 
 def sum_of(
     codec: Codec, rings: Rings, size_bytes: float, numbers: float, width: float, chunks: int, copy_s: float,
-    each: CodecSeconds | None,
+    each: CodecSeconds | None, bucket_bytes: float,
 ) -> Sum:  # fmt: skip
     """The sum of gradients of `size_bytes` uncompressed.
 
@@ -46,19 +45,20 @@ def sum_of(
         chunks: stages that each device sums at the same time.
         copy_s: seconds to gather a number of a gradient into a flat bucket, and to copy its sum back.
         each: seconds for each number by codec, on the slowest device; None for exact sums.
+        bucket_bytes: most that is summed at once.
     """
     n = rings.size
     if n == 1:
         return NO_SUM
     if each is None:
         # The search asks for this again and again.
-        buckets = _buckets(size_bytes)
+        buckets = buckets_of(size_bytes, bucket_bytes)
         wire_s = buckets * rings.sum_s(size_bytes / buckets, chunks)
         return Sum(2 * (n - 1) * size_bytes / n, wire_s, numbers * copy_s)
     sent_bytes = wire_bytes(codec, size_bytes, n, width) / n
     # What a ring all-reduce would have to sum to send as much.
     alike_bytes = sent_bytes * n / (2 * (n - 1))
-    rounds = _rounds(codec, size_bytes, n)
+    rounds = _rounds(codec, size_bytes, n, bucket_bytes)
     wire_s = rounds * rings.sum_s(alike_bytes / rounds, chunks)
     return Sum(sent_bytes, wire_s, numbers * _processor_s(codec, n, copy_s, each))
 
@@ -74,16 +74,17 @@ def low_rank_width(dim: int, tp: int) -> float:
     return 2 * dim / (1 + tp)
 
 
-def _buckets(size_bytes: float) -> int:
-    return max(1, math.ceil(size_bytes / BUCKET_BYTES))
+def buckets_of(size_bytes: float, bucket_bytes: float) -> int:
+    """Pieces that a rank's gradients are summed in."""
+    return max(1, math.ceil(size_bytes / bucket_bytes))
 
 
-def _rounds(codec: Codec, size_bytes: float, n: int) -> float:
+def _rounds(codec: Codec, size_bytes: float, n: int, bucket_bytes: float) -> float:
     match codec:
         case Bf16() | Quantized():
-            return _buckets(size_bytes)
+            return buckets_of(size_bytes, bucket_bytes)
         case LocalSteps(every=every):
-            return _buckets(size_bytes) / every
+            return buckets_of(size_bytes, bucket_bytes) / every
         case PowerSgd():
             return 2  # the factors, one after the other; what is exempt travels with the first
         case Tagc():

@@ -8,15 +8,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from hpctrain.planner.columns import Columns
+from hpctrain.planner.columns_placement import by_mixtures
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.crowd import Bounds, Crowd
 from hpctrain.planner.degrees import Shape, degrees
 from hpctrain.planner.fit import fit_layout, why_undefined
 from hpctrain.planner.fleet import Fleet
-from hpctrain.planner.layout import Excess, Layout
-from hpctrain.planner.memory import RankRole
-from hpctrain.planner.placement import placements, rank_orders
+from hpctrain.planner.layout import Excess
+from hpctrain.planner.placement import placements
 from hpctrain.planner.predict import Prediction, lower_bound, predict
+from hpctrain.planner.room import Room
 from hpctrain.planner.saving import Saving, shard_size
 from hpctrain.planner.unit import Cells, Unit, alike_classes, make_units
 from hpctrain.planner.workload import Order, Workload
@@ -30,14 +32,6 @@ NO_SHARDS = (
     "shard node needs as many replicas of every stage in each node, two or more, and no placement has that; "
     "use shard all, or other degrees"
 )
-TURNS = 60
-"""Orders of the winner's pipeline ranks that are tried."""
-REFINEMENTS = 400
-"""Changes of one block or one micro-batch that are tried on the winner; those that were begun are finished."""
-
-
-NOTHING = 1e9
-"""Blocks that are missing where a device cannot even hold what stands beside them."""
 
 
 class Explored(NamedTuple):
@@ -62,7 +56,7 @@ class Search:
     _units: dict[int, tuple[list[Unit], list[int]]] = field(default_factory=dict)
     _crowds: dict[int, Crowd] = field(default_factory=dict)
     _orders: dict[Shape, list[Cells]] = field(default_factory=dict)
-    _room: dict[tuple[int, int, int, int, Order], tuple[int, int]] = field(default_factory=dict)
+    _columns: dict[tuple[Shape, Order, int], Columns] = field(default_factory=dict)
 
     def saving(self, saving: Saving) -> Search:
         """A search of the same fleet for plans that save memory in another way."""
@@ -81,6 +75,18 @@ class Search:
     @cached_property
     def bounds(self) -> Bounds:
         return Bounds(self.cost)
+
+    @cached_property
+    def room(self) -> Room:
+        return Room(self.cost)
+
+    def columns(self, shape: Shape, order: Order, size: int) -> Columns:
+        """The bound by columns of these degrees, this schedule and this micro-batch."""
+        key = (shape, order, size)
+        if key not in self._columns:
+            shards = self._most_shards(shape)
+            self._columns[key] = Columns(self.cost, self.crowd(shape[2]), shape, order, size, shards)
+        return self._columns[key]
 
     def units(self, tp: int) -> tuple[list[Unit], list[int]]:
         """The units of that size, and which of them are alike."""
@@ -151,21 +157,25 @@ class Search:
         size: int,
         best: Prediction | None,
         most: int | None = None,
+        *,
+        cells: Sequence[Cells] | None = None,
     ) -> Explored:
         """The better of `best` and what this shape has with this schedule at this micro-batch size.
 
         Args:
             most: placements that are looked at; default: all.
+            cells: placements to look at. Default: the likely ones.
         """
         pp, dp, _ = shape
         if why_undefined(self.cost, pp, dp, order, size):
             return Explored(best, fits=False)
         limit = math.inf if best is None else best.total * (1 - 1e-9)
         fits = False
-        for cells in self._placements(shape)[:most]:
-            if not self._can_hold(shape, shard_size(cells, self.work.saving), order, size):
+        crowd = self.crowd(shape[2])
+        for each in (self._placements(shape) if cells is None else cells)[:most]:
+            if not self.room.can_hold(crowd, shape, shard_size(each, self.work.saving), order, size):
                 continue
-            layout = fit_layout(self.cost, cells, order, size)
+            layout = fit_layout(self.cost, each, order, size)
             if layout.excess(self.cost.memory):
                 continue
             fits = True
@@ -175,45 +185,6 @@ class Search:
             if found.total < limit:
                 best, limit = found, found.total * (1 - 1e-9)
         return Explored(best, fits)
-
-    def refine(self, best: Prediction) -> Prediction:
-        """Exchange pipeline ranks, then move single blocks between neighbours and single micro-batches between
-        replicas, while that helps."""
-        best = self._turn(best)
-        tried = 0
-        while tried < REFINEMENTS:
-            better = best
-            for layout in _changes(best.layout):
-                tried += 1
-                better = self._faster(better, layout)
-            if better is best:
-                break
-            best = better
-        return best
-
-    def _turn(self, best: Prediction) -> Prediction:
-        order, size = best.layout.order, best.layout.micro_batch
-        tried: set[tuple[int, ...]] = set()
-        while len(tried) < TURNS:
-            better = best
-            for cells in rank_orders(best.layout.cells):
-                key = tuple(unit.index for row in cells for unit in row)
-                if key in tried or len(tried) >= TURNS or not self.can_shard(cells):
-                    continue
-                tried.add(key)
-                better = self._faster(better, fit_layout(self.cost, cells, order, size))
-            if better is best:
-                break
-            best = better
-        return best
-
-    def _faster(self, best: Prediction, layout: Layout) -> Prediction:
-        """The layout's prediction where it fits and is faster by more than rounding, else `best`."""
-        limit = best.total * (1 - 1e-6)
-        if layout.excess(self.cost.memory) or lower_bound(self.cost, layout) >= limit:
-            return best
-        found = predict(self.cost, layout)
-        return found if found.total < limit else best
 
     def _placements(self, shape: Shape) -> list[Cells]:
         if shape not in self._orders:
@@ -256,66 +227,27 @@ class Search:
 
     def may_fit(self, shape: Shape, order: Order, size: int) -> bool:
         """False when no placement of the shape has room for the model."""
-        shards = 1
-        if self.work.saving.zero:
-            shards = shape[1]
-            if self.work.saving.shard == "node":
-                shards = max((shard_size(cells, self.work.saving) for cells in self._placements(shape)), default=1)
-        return self._can_hold(shape, shards, order, size)
+        return self.room.can_hold(self.crowd(shape[2]), shape, self._most_shards(shape), order, size)
 
-    def _can_hold(self, shape: Shape, shards: int, order: Order, size: int) -> bool:
-        """Whether the pipeline ranks have room for all blocks with the devices shared out as well as can be.
+    def placements_by(self, columns: Columns, limit_s: float) -> list[Cells]:
+        """Placements that the bound by columns says may be done in the time."""
+        mixtures = columns.mixtures_by(limit_s)
+        if mixtures is None:
+            return []
+        units = self.units(columns.tp)[0]
+        classes = [[unit for unit in units if self.cost.kind(unit) in each.kinds] for each in columns.classes]
+        return [cells for cells in by_mixtures(classes, mixtures) if self.can_shard(cells)]
 
-        Larger micro-batches need no less memory, so a size is looked at only between one that fits and one that does
-        not, and the smallest comes first: mostly it says no for all.
-        """
-        pp, dp, tp = shape
-        key = (pp, dp, tp, shards, order)
-        smallest = self.work.micro_batch_sizes()[0]
-        for each in (size,) if key in self._room else dict.fromkeys((smallest, size)):
-            fitting, too_large = self._room.get(key, (0, self.work.rows + 1))
-            if fitting < each < too_large:
-                holds = self._holds(shape, shards, order, each)
-                self._room[key] = (each, too_large) if holds else (fitting, each)
-        return size <= self._room[key][0]
+    def any_has_time(self, shape: Shape, size: int, limit_s: float) -> bool:
+        """False when no schedule but a V-shaped one is done in the time, even with memory without end."""
+        crowd, shards = self.crowd(shape[2]), self._most_shards(shape)
+        return Columns(self.cost, crowd, shape, Order("1f1b"), size, shards, waits=False).has_time(limit_s)
 
-    def _holds(self, shape: Shape, shards: int, order: Order, size: int) -> bool:
-        pp, dp, tp = shape
-        # Some replica has at least this many micro-batches, and keeps the fewest activations with just as many.
-        count = max(1, -(-(self.work.rows // size) // dp))
-        kind, stages = self.crowd(tp).kinds[0][0].kind, pp * order.chunks
-        roles = [RankRole(kind, order.schedule, pp, rank, stages, dp, tp, shards, size, count) for rank in range(pp)]
-        return self._room_for(roles) >= self.work.spec.layers
-
-    def _room_for(self, roles: Sequence[RankRole]) -> float:
-        """Blocks that the pipeline ranks hold at most; below nothing where one of them holds not even none.
-
-        A rank holds what the smallest of its replicas' units holds, so no more ranks have large memories than there
-        are large units for all their replicas.
-        """
-        sizes: dict[float, int] = {}
-        for unit, number in self.crowd(roles[0].tp).kinds:
-            sizes[unit.memory_bytes] = sizes.get(unit.memory_bytes, 0) + number
-        levels = sorted(sizes)
-        most = sum(self._held(roles, levels[-1]))
-        if len(levels) == 1 or most < self.work.spec.layers:
-            return most  # not enough even where all are as large as the largest
-        room, units = 0.0, sum(sizes.values())
-        below = [0.0] * len(roles)
-        for level in levels:
-            held = self._held(roles, level)
-            ranks = min(len(roles), units // roles[0].dp)
-            if level == levels[0] or ranks == len(roles):
-                room = sum(held)
-            else:
-                room += sum(sorted((a - b for a, b in zip(held, below, strict=True)), reverse=True)[:ranks])
-            below, units = held, units - sizes[level]
-        return room
-
-    def _held(self, roles: Sequence[RankRole], memory_bytes: float) -> list[float]:
-        """[pipeline rank] -> blocks that so much memory holds at most."""
-        held = (float(self.cost.memory.most_blocks(role, memory_bytes)) for role in roles)
-        return [blocks if blocks >= 0 else -NOTHING for blocks in held]
+    def _most_shards(self, shape: Shape) -> int:
+        """Replicas that share a state at most."""
+        if self.work.saving.zero and self.work.saving.shard == "node":
+            return max((shard_size(cells, self.work.saving) for cells in self._placements(shape)), default=1)
+        return shape[1] if self.work.saving.zero else 1
 
     def _why_not(self, shape: Shape) -> str | None:
         pp, dp, tp = shape
@@ -337,28 +269,3 @@ class Search:
         if pp * dp > units:
             return f"pp × dp = {pp * dp} groups of {tp} equal devices are needed, there are {units}"
         return None
-
-
-def _changes(layout: Layout) -> Iterator[Layout]:
-    """Layouts that differ by one block between neighbouring stages or one micro-batch between unlike
-    replicas."""
-    last = len(layout.blocks) - 1
-    for giver, taker in _neighbours(len(layout.blocks)):
-        may_be_empty = giver in (0, last)
-        if layout.blocks[giver] > (0 if may_be_empty else 1):
-            yield replace(layout, blocks=_moved(layout.blocks, giver, taker))
-    if layout.saving.equal_counts:
-        return
-    # Replicas with the same devices and as many micro-batches are one and the same, wherever they stand.
-    for giver in layout.unlike:
-        for taker in layout.unlike:
-            if giver != taker and layout.micro_batches[giver] > 1:
-                yield replace(layout, micro_batches=_moved(layout.micro_batches, giver, taker))
-
-
-def _neighbours(count: int) -> list[tuple[int, int]]:
-    return [pair for index in range(count - 1) for pair in ((index, index + 1), (index + 1, index))]
-
-
-def _moved(counts: tuple[int, ...], giver: int, taker: int) -> tuple[int, ...]:
-    return tuple(count - (index == giver) + (index == taker) for index, count in enumerate(counts))

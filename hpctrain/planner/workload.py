@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from hpctrain.base.errors import InputError
 from hpctrain.planner.framework import OURS, Framework
 from hpctrain.planner.saving import NO_SAVING, Saving, saving_of
+from hpctrain.records.codec import FULL_BYTES, message_bytes_per_number
 from hpctrain.records.compression import AutoCompression, Codec, Messages, NoCompression
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.run import FixedParallel, Run
@@ -126,6 +128,11 @@ class Workload:
         """The part of the residual stream on one of `tp` devices: all of it, or its part of the sequence."""
         return self.boundary_bytes(micro_batch) / (tp if self.saving.sequence_parallel else 1)
 
+    def message_bytes(self, micro_batch: int, tp: int, messages: Messages) -> float:
+        """What one of `tp` devices sends to the next stage, or back."""
+        size = self.hidden_bytes(micro_batch, tp) * message_bytes_per_number(messages) / FULL_BYTES
+        return size / tp if self.framework.split_sends and not self.saving.sequence_parallel else size
+
     def messages_behind(self, stage: int) -> Messages:
         """How messages between a stage and the next one travel where they lie on different nodes."""
         return self.messages if isinstance(self.messages, str) else self.messages[stage]
@@ -136,8 +143,11 @@ class Workload:
 
     def parameters(self, share: Share, tp: int) -> int:
         """Parameters of a stage on one of `tp` devices."""
-        ends = self.spec.end_parameters(tp, first=share.first, last=share.last)
-        return share.blocks * self.spec.block_parameters(tp) + ends
+        return self.spec.stage_parameters(share.blocks, tp, first=share.first, last=share.last)
+
+    def mean_blocks(self, share: Share) -> tuple[float, float]:
+        """How many blocks of mean size a stage amounts to: in time, and in what it keeps for the backward pass."""
+        return self.spec.mean_blocks(share.blocks, self.seq_len, first=share.first, last=share.last)
 
     def micro_batch_sizes(self) -> list[int]:
         """Sizes to try: those that divide the batch, so that every micro-batch is equally long.
@@ -145,7 +155,7 @@ class Workload:
         Raises:
             InputError: the size given by hand does not.
         """
-        sizes = [size for size in range(1, self.rows + 1) if self.rows % size == 0]
+        sizes = list(_divisors(self.rows))
         if self.fixed is None or self.fixed.micro_batch is None:
             return sizes
         if self.fixed.micro_batch not in sizes:
@@ -168,6 +178,11 @@ class Workload:
             for order in ORDERS
             if self.spec.layers >= order.chunks * pp and not (whole and order.schedule in SPLIT_BACKWARD)
         ]
+
+
+@lru_cache(maxsize=64)
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(each for each in range(1, number + 1) if number % each == 0)
 
 
 def workload_of(run: Run, spec: Spec) -> tuple[Workload, list[str]]:

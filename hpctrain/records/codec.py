@@ -21,6 +21,8 @@ from hpctrain.records.compression import (
 )
 from hpctrain.records.document import Part
 
+BUCKET_BYTES = 8 * 2**20
+"""Gradients are sent in pieces of this size: large enough for full bandwidth, small enough that some leave early."""
 RESIDUAL_BYTES = {"fp32": 4, "bf16": 2}
 """Of a number that was not sent."""
 FULL_BYTES = 4

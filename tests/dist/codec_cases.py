@@ -21,7 +21,8 @@ from torch.profiler import ProfilerActivity, profile
 from wire_cases import dense_wire
 
 from hpctrain.compress.build import build_reducer
-from hpctrain.corpus.prepare import Options, prepare
+from hpctrain.corpus.options import Options
+from hpctrain.corpus.prepare import prepare
 from hpctrain.parallel.gradients import local_gradients
 from hpctrain.parallel.mesh import Coordinate
 from hpctrain.records.codec import CodecSpec

@@ -14,6 +14,7 @@ from hpctrain.planner.fit import fit_layout
 from hpctrain.planner.fleet import find_fleet
 from hpctrain.planner.placement import rank_orders
 from hpctrain.planner.predict import lower_bound, predict
+from hpctrain.planner.refine import refine
 from hpctrain.planner.search import Search
 from hpctrain.planner.workload import Order, workload_of
 from hpctrain.records.plan import Plan
@@ -110,7 +111,7 @@ def test_of_many_devices_no_exchange_of_pipeline_ranks_beats_the_chosen_order(ru
     (work, _), fleet = workload_of(asked, asked.spec()), find_fleet(asked, made)
     search = Search(work, fleet, CostModel(work, fleet.links))
     best = search.best(search.shapes(), [16])
-    refined = search.refine(best)
+    refined = refine(search.cost, best, search.can_shard)
     assert refined.total < best.total
     for cells in rank_orders(refined.layout.cells):
         other = predict(search.cost, fit_layout(search.cost, cells, Order("interleaved_zero_bubble"), 16))

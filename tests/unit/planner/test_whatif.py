@@ -14,6 +14,7 @@ from hpctrain.planner.predict import predict, simulate_step
 from hpctrain.planner.replay import scene_of
 from hpctrain.planner.whatif import Changes, changed, plan_without
 from hpctrain.records.link_cost import LinkCost
+from hpctrain.records.pair_matrix import PairMatrix
 
 PLANS = [
     {"pp": 2, "dp": 2, "tp": 1, "schedule": "1f1b", "micro_batch": 2},
@@ -144,3 +145,12 @@ def test_measured_spread_is_met_by_a_single_message(topology, late_links):
     drawn = np.random.default_rng(0).exponential(mean, 100_000)
     p50, p95 = np.quantile(drawn, [0.5, 0.95])
     assert p95 - p50 == pytest.approx(2e-3 - 5e-5, rel=0.05)
+
+
+def test_of_many_nodes_the_spread_is_that_of_the_matrix(topology):
+    made = topology((1.0, 1.0))
+    pairs = PairMatrix([node.id for node in made.nodes])
+    pairs["latency_p50_s"][0, 1], pairs["latency_p95_s"][0, 1] = 5e-5, 2e-3
+    jitter = LinkJitter(made.with_pairs(pairs))
+    assert jitter.mean_s(["local0:cpu0"], ["local1:cpu0"]) == pytest.approx(1.95e-3 / np.log(10), rel=1e-4)
+    assert jitter.mean_s(["local1:cpu0"], ["local0:cpu0"]) == 0

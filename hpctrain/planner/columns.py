@@ -1,0 +1,329 @@
+"""A bound that knows that all replicas are cut alike, that blocks and micro-batches come whole, and what fits.
+
+A column is a pipeline rank's units over all replicas. They hold the same blocks, so a column with b of them does all
+micro-batches of a step only if its units together can: the sum over units of floor(time / time of a micro-batch), as
+far as memory goes. For each rank and each mixture of kinds the largest such b is worked out, and a knapsack over ranks
+says how many blocks all columns together hold, with no more units of a kind than there are. Where these are fewer than
+the model has, no layout is done in the time.
+
+What is left out, so that it stays a bound: a column's micro-batches may be shared out over replicas as is best for it
+alone (only the largest number of any replica is common to all), a pass through the pipeline counts as if all its units
+were the fastest, and only those hops count that must cross nodes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.planner.columns_room import micro_batches_held
+from hpctrain.planner.cost import CostModel
+from hpctrain.planner.crowd import Crowd
+from hpctrain.planner.degrees import Shape
+from hpctrain.planner.memory import RankRole
+from hpctrain.planner.network import number_sum_s
+from hpctrain.planner.overlap import early_share
+from hpctrain.planner.unit_class import UnitClass, unit_classes
+from hpctrain.planner.workload import Order, Share
+from hpctrain.records.compression import NoCompression
+from hpctrain.schedule.generate import SPLIT_BACKWARD
+from hpctrain.schedule.placement import stage_ranks
+
+Values = NDArray[np.float64]
+
+MOST_MIXTURES = 200
+"""Kinds are told apart as far as their mixtures in a column are no more than that."""
+MOST_CLASSES = 3
+WINDOWS = 10
+"""Ranges for the largest number of micro-batches of a replica that are looked at one by one."""
+NEAR = 1e-3
+"""Relative width at which the search for the bound ends."""
+NEVER = -1e6
+"""Blocks of a mixture that cannot be."""
+ROUNDING = 1e-9
+DOUBLED = 12
+"""Times that a bound is doubled in search of a time that may be enough."""
+
+
+class _Times(NamedTuple):
+    """Seconds by [rank, class, blocks]."""
+
+    forward: Values
+    backward: Values
+    both: Values
+    """Forward and backward, as the schedule makes them."""
+    sums: Values
+    update: Values
+    way: Values
+    """[rank] -> before its first forward at least."""
+
+
+class Columns:
+    """Of one shape, schedule and micro-batch size.
+
+    Args:
+        shards: replicas that share a state, at most.
+        waits: with what the order of actions makes ranks wait for; without, the bound of 1f1b is one for every schedule
+            in which the ends of the model lie on the first and the last rank.
+    """
+
+    def __init__(
+        self, cost: CostModel, crowd: Crowd, shape: Shape, order: Order, size: int, shards: int = 1, waits: bool = True
+    ) -> None:
+        self.cost, self.crowd, self.order, self.size, self.shards = cost, crowd, order, size, shards
+        self.waits = waits
+        self.pp, self.dp, self.tp = shape
+        self.count, self.layers = cost.work.rows // size, cost.work.spec.layers
+        owner = stage_ranks(order.schedule, self.pp, self.pp * order.chunks)
+        self.first, self.last = owner[0], owner[-1]
+        self.classes, self.mixtures = _classes(cost, crowd, size, shards, self.dp)
+        sends = self._hops_s()
+        self.forward_s = min(self._whole(each, (0,)) for each in self.classes) + sends
+        self.pass_s = min(self._whole(each, (0, 1)) for each in self.classes) + 2 * sends
+        crosses = self.pp * self.dp > crowd.most_in_a_node
+        self.norm_s = number_sum_s(crowd.alpha, self.pp * self.dp * self.tp) if crosses else 0.0
+        self._times = _times(self)
+        self.first_sum_s = float(self._times.sums[self.first, :, 0].min())
+
+    def has_time(self, limit_s: float) -> bool:
+        """False when no layout is done in `limit_s` seconds, even with memory without end."""
+        return self._knapsack(self._held(self._caps(limit_s)))[0] >= self.layers
+
+    def may_end_by(self, limit_s: float) -> bool:
+        """False when no layout is done in `limit_s` seconds."""
+        return self._knapsack(self._held(np.minimum(self._caps(limit_s), self._rooms)))[0] >= self.layers
+
+    def bracket(self, low: float, high: float) -> tuple[float, float]:
+        """Two times near to each other: no layout beats the first, and what is looked at here allows the second.
+
+        Args:
+            low: seconds that no layout beats.
+            high: seconds to end with; both are this where no layout is done by then.
+        """
+        if high <= low or not self.may_end_by(high):
+            return high, high
+        while high - low > NEAR * high:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.may_end_by(middle) else (middle, high)
+        return low, high
+
+    def some_end(self, low: float) -> float:
+        """Seconds above `low` that what is looked at here allows, unless it allows nothing."""
+        found = (low * 2**power for power in range(DOUBLED))
+        return next((each for each in found if self.may_end_by(each)), low)
+
+    @cached_property
+    def _rooms(self) -> Values:
+        owned = self.shards if self.cost.work.saving.zero else 1
+        role = RankRole(
+            "", self.order.schedule, self.pp, 0, self.pp * self.order.chunks, self.dp, self.tp, owned, self.size, 1
+        )
+        rows = []
+        for rank in range(self.pp):
+            roles = [(role._replace(kind=each.kind, rank=rank), each.memory_bytes) for each in self.classes]
+            rows.append([micro_batches_held(self.cost.memory, *each, -(-self.count // self.dp)) for each in roles])
+        return np.array(rows)
+
+    def _held(self, caps: Values) -> Values:
+        """[rank, class, blocks] -> micro-batches of a unit that holds these, to [rank, window, mixture] -> blocks."""
+        least = -(-self.count // self.dp)
+        even = self.cost.work.saving.equal_counts or len(self.classes) == 1
+        most = least if even else int(min(self.count - self.dp + 1, caps.max()))
+        windows = _windows(least, max(most, least))
+        used = self.mixtures > 0
+        # [rank, mixture, blocks]: each class of a mixture can do one at least, and the best of them so many.
+        able = np.where(used[None, :, :, None], caps[:, None], np.inf).min(axis=2) >= 1
+        best = np.where(used[None, :, :, None], caps[:, None], 0).max(axis=2)
+        held = np.empty((self.pp, len(windows), len(self.mixtures)))
+        for index, (low, high) in enumerate(windows):
+            together = np.einsum("mk,rkb->rmb", self.mixtures, np.minimum(caps, high))
+            fits = able & (together >= self.count) & (best >= low)
+            # Both times and bytes grow with the blocks, so those that fit come first.
+            held[:, index] = fits.sum(axis=2) - 1
+        ends = np.array([rank in (self.first, self.last) for rank in range(self.pp)])
+        held[held < np.where(ends, 0, self.order.chunks)[:, None, None]] = NEVER
+        return held
+
+    def _knapsack(self, held: Values) -> tuple[float, list[Values]]:
+        """The most blocks with one mixture for each rank, in the best window, and what is reached on the way.
+
+        Args:
+            held: [rank, window, mixture] -> blocks.
+
+        Returns:
+            Blocks, and [rank] -> [window, units of each class but the last] -> blocks up to this rank.
+        """
+        *told, rest = (each.number for each in self.classes)
+        sizes = [min(number, self.pp * self.dp) + 1 for number in told]
+        reached = np.full((held.shape[1], *sizes), NEVER)
+        reached.reshape(len(reached), -1)[:, 0] = 0
+        way = [reached]
+        for column in held:
+            after = np.full_like(reached, NEVER)
+            for blocks, mixture in zip(column.T, self.mixtures, strict=True):
+                taken = mixture[:-1].tolist()
+                if blocks.max() < 0 or any(each >= size for each, size in zip(taken, sizes, strict=True)):
+                    continue
+                to = (slice(None), *(slice(each, None) for each in taken))
+                of = (slice(None), *(slice(0, size - each) for each, size in zip(taken, sizes, strict=True)))
+                np.maximum(after[to], reached[of] + blocks.reshape(-1, *(1 for _ in sizes)), out=after[to])
+            reached = after
+            way.append(after)
+        if sizes:
+            # The units that are left are of the last class.
+            left = self.pp * self.dp - np.indices(sizes).sum(axis=0)
+            reached[:, (left < 0) | (left > rest)] = NEVER
+        return float(reached.max()), way
+
+    def mixtures_by(self, limit_s: float) -> list[tuple[int, ...]] | None:
+        """[rank] -> units of each class, the fastest first, with which the columns hold the most blocks in the time.
+
+        None where that is not enough.
+        """
+        held = self._held(np.minimum(self._caps(limit_s), self._rooms))
+        most, way = self._knapsack(held)
+        if most < self.layers:
+            return None
+        at = tuple(int(each) for each in np.unravel_index(int(way[-1].argmax()), way[-1].shape))
+        found: list[tuple[int, ...]] = []
+        for rank in range(self.pp - 1, -1, -1):
+            window, used = at[0], at[1:]
+            for number, mixture in enumerate(self.mixtures):
+                before = tuple(a - int(b) for a, b in zip(used, mixture[:-1], strict=True))
+                gained = held[rank, window, number]
+                if (
+                    min(before, default=0) >= 0
+                    and gained >= 0
+                    and way[rank][(window, *before)] + gained == way[rank + 1][at]
+                ):
+                    found.append(tuple(mixture.tolist()))
+                    at = (window, *before)
+                    break
+        return found[::-1]
+
+    def _caps(self, limit_s: float) -> Values:
+        """[rank, class, blocks] -> micro-batches that end in the time."""
+        times = self._times
+        forward, backward, both = times.forward, times.backward, times.both
+        tail = times.sums + times.update
+        caps = (limit_s - times.way[:, None, None] * self.waits - tail) / both
+        if self.pp > 1 and self.order.chunks == 1 and self.waits:
+            if self.order.schedule in SPLIT_BACKWARD:
+                caps[-1] = np.minimum(caps[-1], (limit_s - self.forward_s + forward[-1] - tail[-1]) / both[-1])
+            else:
+                # So many forwards come before the first backward, which waits for a pass through all later ranks; with
+                # gpipe all forwards of all ranks come before the last rank's first backward.
+                gpipe = self.order.schedule == "gpipe"
+                early = np.array([1 if gpipe else self.pp - rank for rank in range(self.pp)])[:, None, None]
+                at_first = np.full_like(tail, self.first_sum_s)
+                at_first[self.first] = times.sums[self.first]
+                to_end = limit_s - self.pass_s - at_first - times.update + backward
+                to_own = limit_s - self.forward_s - tail
+                for left in (to_end, to_own):
+                    late = (left + early * forward) / both
+                    caps = np.minimum(caps, np.where(late >= early, late, np.minimum(early, left / backward)))
+                if not gpipe:
+                    # The first rank goes on with a micro-batch only when an earlier one is back, from every rank.
+                    trips = (limit_s - tail[0]) / self.pass_s * (1 + ROUNDING)
+                    caps[0] = np.minimum(caps[0], self.pp * np.floor(np.maximum(trips, 0)))
+        return np.asarray(np.floor(np.maximum(caps, 0) * (1 + ROUNDING) + ROUNDING))
+
+    def _hops_s(self) -> float:
+        """Seconds of the messages of a pass one way that must go from node to node."""
+        crowd, work = self.crowd, self.cost.work
+        hops = crowd.least_nodes(self.pp) - 1
+        # The search knows one way for all stages.
+        size = work.message_bytes(self.size, self.tp, work.messages_behind(0))
+        return hops * (crowd.alpha + crowd.between_beta * (self.tp if crowd.within_nodes else 1) * size)
+
+    def _whole(self, each: UnitClass, ways: tuple[int, ...]) -> float:
+        """The whole model, forward or both ways, if all units were of this class."""
+        return sum(
+            self.layers * each.block[way] + each.embedding[way] + each.head[way] + self.pp * each.action for way in ways
+        )
+
+
+def _times(columns: Columns) -> _Times:
+    """Ranks that are neither first nor last are alike."""
+    by_ends: dict[tuple[bool, bool], tuple[Values, ...]] = {}
+    rows = []
+    for rank in range(columns.pp):
+        ends = (rank == columns.first, rank == columns.last)
+        if ends not in by_ends:
+            by_ends[ends] = _of_ends(columns, *ends)
+        rows.append(by_ends[ends])
+    forward, backward, both, sums, update = (np.array(values) for values in zip(*rows, strict=True))
+    # Where a rank has several stages, these may hold a single block each.
+    way = [
+        min(
+            rank * each.action + max(0, rank - 1) * each.block[0] + (columns.first == 0) * each.embedding[0]
+            for each in columns.classes
+        )
+        for rank in range(columns.pp)
+    ]
+    return _Times(forward, backward, both, sums, update, np.array([0.0, *way[1:]]))
+
+
+def _of_ends(columns: Columns, first: bool, last: bool) -> tuple[Values, ...]:
+    """[class, blocks] of each of `_Times` but the way, for a rank with the model's first or last stage or none."""
+    order, work, tp = columns.order, columns.cost.work, columns.tp
+    blocks = np.arange(columns.layers + 1, dtype=float)
+    split = order.schedule in SPLIT_BACKWARD and not first
+    beside, block = (work.parameters(share, tp) for share in (Share(0, first, last), Share(1, False, False)))
+    rows = []
+    for each in columns.classes:
+        forward, backward = (
+            order.chunks * each.action + first * each.embedding[way] + last * each.head[way] + blocks * each.block[way]
+            for way in (0, 1)
+        )
+        # The first stage's backward is not cut, and it may hold all blocks of its rank.
+        both = forward + backward + split * (order.chunks * each.action + blocks * each.split)
+        update = each.update(blocks, first, last) + each.once + columns.norm_s
+        rows.append((forward, backward, both, _sums(columns, each, beside + block * blocks), update))
+    return tuple(np.array(values) for values in zip(*rows, strict=True))
+
+
+def _sums(columns: Columns, each: UnitClass, numbers: Values) -> Values:
+    """Seconds of a rank's gradient sums; nothing where a codec may send less, or they stay within nodes."""
+    work, dp = columns.cost.work, columns.dp
+    if dp == 1 or not isinstance(work.codec, NoCompression) or (work.saving.zero and work.saving.shard == "node"):
+        return np.zeros_like(numbers)
+    size = numbers * work.framework.gradient_bytes
+    alpha, beta = columns.crowd.ring(dp, columns.order.chunks)
+    if work.saving.zero:
+        sent = work.gathered_bytes / work.framework.gradient_bytes + 1
+        return (dp - 1) * sent * beta * size / dp
+    buckets = np.maximum(1, np.ceil(size / work.framework.bucket_bytes))
+    late = 1 - early_share(work, columns.pp * columns.order.chunks, columns.tp)
+    return late * 2 * (dp - 1) * (buckets * alpha + beta * size / dp) + numbers * each.copy
+
+
+def _classes(
+    cost: CostModel, crowd: Crowd, size: int, shards: int, dp: int
+) -> tuple[list[UnitClass], NDArray[np.int64]]:
+    """Kinds that are told apart, and [mixture, class] -> units of a column."""
+    for most in range(MOST_CLASSES, 0, -1):
+        classes = unit_classes(cost, crowd, size, shards, most)
+        least = [min(each.number, dp) for each in classes]
+        ways = [
+            ways for ways in itertools.product(*(range(number, -1, -1) for number in least[:-1])) if sum(ways) <= dp
+        ]
+        mixtures = [(*few, dp - sum(few)) for few in ways if dp - sum(few) <= least[-1]]
+        if len(mixtures) <= MOST_MIXTURES:
+            break
+    return classes, np.array(mixtures)
+
+
+def _windows(least: int, most: int) -> list[tuple[int, int]]:
+    """Ranges that cover all numbers, narrow where they begin."""
+    found: list[tuple[int, int]] = []
+    start, width = least, 0
+    while start <= most:
+        end = most if len(found) == WINDOWS - 1 else min(most, start + width)
+        found.append((start, end))
+        start, width = end + 1, max(2 * width, (most - least) // 2**WINDOWS, 1)
+    return found

@@ -1,0 +1,81 @@
+"""The bound by columns against layouts made at random: what a layout does, the bound must allow."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hpctrain.planner.cost import CostModel
+from hpctrain.planner.fit import why_undefined
+from hpctrain.planner.fleet import find_fleet
+from hpctrain.planner.layout import Layout
+from hpctrain.planner.predict import predict
+from hpctrain.planner.saving import Saving
+from hpctrain.planner.search import Search
+from hpctrain.planner.unit import Cells
+from hpctrain.planner.workload import workload_of
+
+SAVINGS = (Saving(), Saving(), Saving(zero=1), Saving(zero=2), Saving(zero=3, recompute="full"))
+
+
+def search_of(run, topology, saving=SAVINGS[0]):
+    work, fleet = workload_of(run, run.spec())[0], find_fleet(run, topology)
+    work = replace(work, saving=saving, framework=fleet.framework)
+    return Search(work, fleet, CostModel(work, fleet.links, fleet.constants))
+
+
+def parts_of(rng, total, parts, least):
+    """`total` in so many random parts of at least `least` each; None where that cannot be."""
+    if total < parts * least:
+        return None
+    counts = [least] * parts
+    for _ in range(total - parts * least):
+        counts[rng.randrange(parts)] += 1
+    return tuple(counts)
+
+
+def random_layout(search, rng):
+    """Some devices in some order with some cut, share of the batch, micro-batch and schedule."""
+    pp, dp, tp = rng.choice(search.shapes())
+    size, order = rng.choice(search.work.micro_batch_sizes()), rng.choice(search.work.orders(pp))
+    units, stages = search.units(tp)[0], pp * order.chunks
+    if (search.work.saving.zero and dp == 1) or why_undefined(search.cost, pp, dp, order, size):
+        return None
+    middle = parts_of(rng, search.work.spec.layers, stages, 1)
+    if middle is None:
+        return None
+    blocks = list(middle)
+    if stages > 2 and rng.random() < 0.4:  # the ends may be without a block
+        blocks[1], blocks[0] = blocks[1] + blocks[0], 0
+    total = search.work.rows // size
+    counts = (total // dp,) * dp if search.work.saving.equal_counts else parts_of(rng, total, dp, 1)
+    chosen = rng.sample(units, pp * dp)
+    cells = Cells(tuple(chosen[start : start + pp]) for start in range(0, pp * dp, pp))
+    return Layout(cells, order.schedule, size, counts, tuple(blocks), search.work.saving)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(st.sampled_from([1.0, 0.9, 0.6, 0.3]), min_size=2, max_size=6),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([(1e-6, 1e-11), (5e-5, 1e-9), (5e-3, 1e-7)]),
+    st.sampled_from([5.6e8, 6.5e8, 8e9]),
+    st.sampled_from(SAVINGS),
+    st.sampled_from([1, 16]),
+    st.integers(0, 2**32),
+)
+def test_no_layout_ends_before_the_bound(topology, run, speeds, devices, link, memory, saving, wide, seed):
+    asked = run(rows=12, seq_len=32 * wide, dims={"layers": 7, "dim": 64 * wide})
+    search = search_of(asked, topology(speeds, devices=devices, default=link, memory=memory), saving)
+    rng = random.Random(seed)
+    for _ in range(25):
+        layout = random_layout(search, rng)
+        if layout is None or layout.excess(search.cost.memory):
+            continue
+        took = predict(search.cost, layout, whole=True).total
+        columns = search.columns(layout.shape, layout.order, layout.micro_batch)
+        assert columns.may_end_by(took * (1 + 1e-9))
+        assert columns.bracket(0.0, 2 * took)[0] <= took * (1 + 1e-9)
