@@ -210,7 +210,7 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
     replica = plan.replicas[coordinate.dp]
     owner = plan.stage_owner()
     stages = [
-        _build_stage(inputs, mesh, index, replica.micro_batch)
+        _build_stage(inputs, mesh, index, coordinate.dp)
         for index in range(len(plan.stages))
         if owner[index] == coordinate.pp
     ]
@@ -235,8 +235,9 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
     return Pipeline(stages, runtime, evaluation, replica.rows, split_loss, random, tied, inputs.scaler)
 
 
-def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, rows: int) -> CountedStage:
+def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, replica: int) -> CountedStage:
     spec, count = inputs.spec, len(inputs.plan.stages)
+    rows = inputs.plan.replicas[replica].micro_batch
     first, last = index == 0, index == count - 1
     start, stop = inputs.plan.stages[index].layers
     module = build_part(spec, start, stop, first=first, last=last, seed=inputs.seed)
@@ -267,6 +268,8 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, rows: int
         post=_batch_p2p,
         message_timeout=inputs.message_timeout,
         autocast=inputs.autocast,
+        before="none" if first else inputs.plan.messages(replica, index - 1),
+        behind=inputs.plan.messages(replica, index),
     )
 
 

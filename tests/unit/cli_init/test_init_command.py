@@ -185,7 +185,7 @@ def test_the_keys_in_the_comments_are_real_keys() -> None:
             value["parallel"]["mode"] = "fixed"
         Run.from_json(value, key[1])
         tried += 1
-    assert tried == 31
+    assert tried == 32
 
 
 def test_the_container_in_the_comments_is_a_real_one() -> None:
