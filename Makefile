@@ -8,8 +8,8 @@ BIN := $(VENV)/bin
 # The content of the two files decides whether the environment is up to date, so a fresh checkout's times do not matter.
 STAMP := $(VENV)/.made-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
 
-INSTALL_LAB := from hpctrain.lab.machine import this_machine; from hpctrain.lab.requirements import install; \
-	install(this_machine())
+INSTALL_LAB := from hpctrain.lab.installation import Installation; from hpctrain.lab.machine import this_machine; \
+	from hpctrain.lab.requirements import install; install(this_machine(), Installation(None))
 
 help: ## list the recipes
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -33,9 +33,15 @@ lint: venv ## style, types and the layers of the house
 test: venv lint lab-packages ## lint and the whole suite; what this machine cannot run is listed by name
 	tools/run-tests $(BIN)/pytest
 
-# As root on Debian the lab can run; as anybody else its tests are left out, and listed.
+# As root on Debian the lab and images can run; as anybody else their tests are left out, and listed. A machine whose
+# mirror has no Apptainer or no newer Slurm leaves theirs out, unless HPCTRAIN_REQUIRE names them.
 lab-packages: venv
-	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then $(BIN)/python -c "$(INSTALL_LAB)"; fi
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  $(BIN)/python -c "$(INSTALL_LAB)" || exit 1; \
+	  tools/install-slurm-next "$${HPCTRAIN_SLURM_NEXT:-/opt/slurm-next}" >/dev/null || \
+	    echo "make: no newer Slurm: its tests are left out" >&2; \
+	  tools/install-apptainer >/dev/null || echo "make: no apptainer: tests of images are left out" >&2; \
+	fi
 
 test-fast: venv ## the part of the suite that starts no processes: under a minute
 	$(BIN)/pytest -m "not slow"

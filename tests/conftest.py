@@ -9,6 +9,7 @@ import os
 import resource
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 # Several workers share this machine's cores: one thread each, unless somebody says otherwise.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Where tools/install-slurm-next puts a newer Slurm than this machine's own.
+os.environ.setdefault("HPCTRAIN_SLURM_NEXT", "/opt/slurm-next")
 
 # How long an example takes says more about the machine's load than about the code.
 hypothesis.settings.register_profile("suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -106,8 +110,18 @@ def _missing_lab() -> str | None:
     return None
 
 
+def _missing_slurm_next() -> str | None:
+    prefix = Path(os.environ["HPCTRAIN_SLURM_NEXT"])
+    there = (prefix / "sbin" / "slurmd").exists()
+    return None if there else f"there is no newer Slurm in {prefix} (`tools/install-slurm-next`)"
+
+
 def _missing_shellcheck() -> str | None:
     return None if shutil.which("shellcheck") else "shellcheck is not installed (Debian: shellcheck)"
+
+
+def _missing_apptainer() -> str | None:
+    return None if shutil.which("apptainer") else "apptainer is not installed (Debian 12: tools/install-apptainer)"
 
 
 PARTS: dict[str, Callable[[], str | None]] = {
@@ -117,8 +131,10 @@ PARTS: dict[str, Callable[[], str | None]] = {
     "cxx": _missing_cxx,
     "measured_runs": _missing_measured_runs,
     "slurm": _missing_slurm,
+    "slurm_next": _missing_slurm_next,
     "lab": _missing_lab,
     "shellcheck": _missing_shellcheck,
+    "apptainer": _missing_apptainer,
 }
 """Part of a machine -> why it is missing, or None where it is there."""
 
@@ -139,6 +155,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             if part in required():
                 pytest.fail(f"{part} is missing though HPCTRAIN_REQUIRE names it: {reason}", pytrace=False)
             pytest.skip(f"{part}: {reason}")
+
+
+@pytest.fixture(scope="session")
+def small_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real image for runs on this machine: its Debian Python; it sees the packages of this installation.
+
+    Mark the test with requires("apptainer", "root").
+    """
+    image = tmp_path_factory.mktemp("image") / "small.sif"
+    words = ["image", "build", "--base", "cpu-small", "-o", str(image)]
+    subprocess.run([sys.executable, "-m", "hpctrain", *words], check=True)
+    return image
 
 
 @pytest.fixture

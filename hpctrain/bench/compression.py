@@ -19,7 +19,8 @@ from hpctrain.bench.compression_traffic import LOOPBACK
 from hpctrain.bench.record import machine_and_versions
 from hpctrain.bench.row_store import RowStore
 from hpctrain.corpus.found import find_text
-from hpctrain.corpus.prepare import Options, prepare
+from hpctrain.corpus.options import Options
+from hpctrain.corpus.prepare import prepare
 from hpctrain.lab.faults import shape
 from hpctrain.lab.layout import NODE_INTERFACE, Layout
 from hpctrain.lab.machine import Machine

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import hpctrain
-from hpctrain.corpus.prepare import Options, prepare
+from hpctrain.corpus.options import Options
+from hpctrain.corpus.prepare import prepare
 from hpctrain.records.data import Data
 from hpctrain.records.model_choice import Model
 from hpctrain.records.model_spec import ModelSpec

@@ -18,7 +18,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_delta, format_seconds, format_si
 from hpctrain.cli.live import watch
 from hpctrain.cli.progress import phases
-from hpctrain.corpus.prepare import Progress
+from hpctrain.corpus.options import Progress
 from hpctrain.launch.probe_local import probe_local
 from hpctrain.launch.starter import Starter, write_starter
 from hpctrain.launch.supervise import LocalJob

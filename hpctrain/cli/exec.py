@@ -12,6 +12,7 @@ import click
 from hpctrain.base.errors import InputError, Refused
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.watched import status_of
+from hpctrain.launch.entering import entering, step_options
 from hpctrain.launch.folder import RunFolder, lock_holder
 from hpctrain.launch.step import (
     choose_node,
@@ -84,7 +85,8 @@ def _in_job(
         raise _not_running(folder, status)
     chosen = choose_node(node, nodes_of_attempt(attempts), status.nodes, info.nodes)
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    argv = step_command(job, chosen, run.cluster.setup, words, terminal)
+    inside = entering(run, folder, words, with_code=True)
+    argv = step_command(job, chosen, run.cluster.setup, inside, terminal, step_options(run, folder))
     return argv, step_environment(folder, status.attempt, os.environ)
 
 
@@ -100,7 +102,9 @@ def _here(
     nodes = nodes_of_attempt(RunFolder(folder).attempts())
     if nodes:
         choose_node(node, nodes, status.nodes, nodes)
-    return words, local_step_environment(folder, status.attempt, max(1, len(nodes)), os.environ)
+    return entering(run, folder, words, with_code=True), local_step_environment(
+        folder, status.attempt, max(1, len(nodes)), os.environ
+    )
 
 
 def _not_running(folder: Path, status: Status) -> Refused:

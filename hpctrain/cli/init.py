@@ -13,7 +13,7 @@ import click
 from hpctrain.cli.data import summary
 from hpctrain.cli.progress import phases
 from hpctrain.launch.starter import Started, Starter, check_starter, write_starter
-from hpctrain.records.model_spec import PRESETS
+from hpctrain.records.presets import PRESETS
 
 
 @click.command()

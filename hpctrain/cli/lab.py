@@ -19,6 +19,7 @@ from hpctrain.lab.faults import cut as cut_pair
 from hpctrain.lab.faults import heal as heal_nodes
 from hpctrain.lab.faults import kill_nodes
 from hpctrain.lab.faults import shape as shape_links
+from hpctrain.lab.installation import Installation
 from hpctrain.lab.layout import Layout, load_layout, state_folder
 from hpctrain.lab.machine import Machine, one_at_a_time, this_machine
 from hpctrain.lab.network import DIRECTIONS
@@ -57,32 +58,35 @@ def command() -> None:
 @command.command()
 @click.argument("spec", type=click.Path(path_type=Path), required=False)
 @click.option("--nodes", type=click.IntRange(1, 500), help="Number of nodes, in place of a spec file.  [default: 4]")
+@click.option("--slurm", "prefix", type=click.Path(path_type=Path), metavar="PREFIX",
+              help="Folder with bin, sbin and lib/slurm of another Slurm.  [default: what the path has]")  # fmt: skip
 @click.option("--install", is_flag=True, help="Install missing Debian or Ubuntu packages first.")
 @click.option("--replace", is_flag=True, help="Take down a lab that is up.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
-def up(spec: Path | None, nodes: int | None, install: bool, replace: bool, dry_run: bool) -> None:
+def up(spec: Path | None, nodes: int | None, prefix: Path | None, install: bool, replace: bool, dry_run: bool) -> None:
     """Build a lab, from SPEC.yaml or of --nodes nodes, and print the line to export.
 
     What an earlier lab left behind is cleared first. The last line on stdout is `export SLURM_CONF=…`, so that
-    `eval "$(hpctrain lab up)"` makes sbatch, srun and squeue speak to the lab.
+    `eval "$(hpctrain lab up)"` makes sbatch, srun and squeue speak to the lab; with --slurm, a line for PATH comes
+    before it.
     """
     if spec is not None and nodes is not None:
         raise click.UsageError("give either SPEC or --nodes, not both")
-    layout = Layout(state_folder(os.environ), _spec(spec, nodes))
+    layout = Layout(state_folder(os.environ), _with_slurm(_spec(spec, nodes), prefix))
     machine = this_machine()
     if dry_run:
-        for line in draw(machine, layout, _version(machine)).lines():
+        for line in draw(machine, layout, _version(machine, layout.slurm)).lines():
             click.echo(line)
         return
     requirements.require_root(machine, "up")
     with one_at_a_time():
-        if install and requirements.install(machine):
+        if install and requirements.install(machine, layout.slurm):
             click.echo("installed: " + " ".join(requirements.PACKAGES), err=True)
-        requirements.require_programs()
+        requirements.require_programs(layout.slurm)
         began_s = machine.clock.now()
         bring_up(machine, layout, replace, tell=lambda text: click.echo(text, err=True))
     click.echo(f"up: {len(layout.names)} nodes in {machine.clock.now() - began_s:.1f} s", err=True)
-    click.echo(f"export SLURM_CONF={layout.slurm_conf}")
+    _export(layout)
 
 
 @command.command()
@@ -105,6 +109,7 @@ def status(as_json: bool) -> None:
         click.echo(json.dumps(found.to_json(), allow_nan=False))
         return
     _show(found)
+    _export(layout)
 
 
 @command.command()
@@ -176,9 +181,18 @@ def _spec(path: Path | None, nodes: int | None) -> LabSpec:
     return LabSpec.from_json({"nodes": nodes} if nodes is not None else {}, "--nodes")
 
 
-def _version(machine: Machine) -> tuple[int, int]:
+def _with_slurm(spec: LabSpec, prefix: Path | None) -> LabSpec:
+    if prefix is None:
+        return spec
+    values = spec.to_json()
+    return LabSpec.from_json({**values, "slurm": {**values["slurm"], "prefix": str(Path.cwd() / prefix)}}, "--slurm")
+
+
+def _version(machine: Machine, slurm: Installation) -> tuple[int, int]:
     """For a dry run on a machine without Slurm: that of Debian 12."""
-    return (22, 5) if "slurmd" in requirements.missing_programs() else slurm_version(machine)
+    if slurm.prefix is None and "slurmd" in requirements.missing_programs(slurm):
+        return (22, 5)
+    return slurm_version(machine, slurm)
 
 
 def _show(found: LabStatus) -> None:
@@ -189,7 +203,11 @@ def _show(found: LabStatus) -> None:
         click.echo(f"job {job['id']} {job['name']}: {job['state'].lower()} in {job['partition']}{where}")
     if not found.controller:
         click.echo("the controller does not run; `hpctrain lab up --replace` builds the lab anew")
-    click.echo(f"export SLURM_CONF={found.slurm_conf}")
+
+
+def _export(layout: Layout) -> None:
+    for line in layout.exports:
+        click.echo(line)
 
 
 def _table(found: LabStatus) -> Table:

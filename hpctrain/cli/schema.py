@@ -8,11 +8,18 @@ import click
 
 from hpctrain.records.document import Document
 from hpctrain.records.plan import Plan
+from hpctrain.records.recipe import Recipe
 from hpctrain.records.run import Run
 from hpctrain.records.site import Site
 from hpctrain.records.topology import Topology
 
-KINDS: dict[str, type[Document]] = {"run": Run, "site": Site, "topology": Topology, "plan": Plan}
+KINDS: dict[str, type[Document]] = {
+    "run": Run,
+    "recipe": Recipe,
+    "site": Site,
+    "topology": Topology,
+    "plan": Plan,
+}
 
 
 @click.command()

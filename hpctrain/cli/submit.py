@@ -15,6 +15,7 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError, Refused
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.trust import owner_only
+from hpctrain.cli.image_checks import check_before_queueing
 from hpctrain.cli.own_job import become_job, begin_own_job, earlier_run
 from hpctrain.cli.own_job import option as own_job_option
 from hpctrain.cli.profile import option as profile_option
@@ -113,6 +114,7 @@ def _submit_to_slurm(prepared: Prepared, slurm: Slurm, seeds: list[int], asked: 
     run, lines = with_exported(prepared.run, os.environ)
     if seeds:
         lines.append(f"{len(seeds)} runs, one for each seed; what follows is for each of them")
+    lines += check_before_queueing(run)
     checked, start = _taken_by_slurm(run, slurm)
     _say([*lines, *checked.lines], asked.as_json)
     prepared = replace(prepared, run=checked.run)

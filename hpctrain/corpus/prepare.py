@@ -1,162 +1,114 @@
-"""Text files to a corpus folder: read once to learn what is there, then again to write tokens, in bounded memory."""
+"""Text to corpus folders: read once to learn what is there, then again to write tokens, in bounded memory.
+
+Both readings go over units of the input, by as many processes as there are; what a unit gives depends on nothing else,
+so the result does not depend on how many there were, nor on how often the command was killed in between.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from hpctrain import __version__
 from hpctrain.base.errors import InputError
-from hpctrain.corpus.shards import SHARD_TOKENS, ShardWriter, check_target, new_folder
-from hpctrain.corpus.sources import (
-    TEXT_SUFFIXES,
-    Scan,
-    list_files,
-    passage_bytes,
-    read_passages,
-    scan_files,
-    validation_mask,
-)
-from hpctrain.corpus.tokenizer import Tokenizer, load_tokenizer, train_tokenizer, trained_size
-from hpctrain.records.corpus_index import INDEX_NAME, CorpusIndex, Shard, Sources
-
-TRAINING_SAMPLE_BYTES = 4 * 1024 * 1024
-"""Text that a tokenizer is trained on: enough for 32k merges, a second of work."""
-
-BATCH_BYTES = 4 * 1024 * 1024
-"""Text that is encoded at once, over all cores."""
-
-Progress = Callable[[str, int, int], None]
-"""Called with the phase ('reading', 'encoding'), what is done of it and the whole (files, bytes)."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a corpus is made."""
-
-    tokenizer: str = "bytes"
-    """bytes, train:N, or the path of a tokenizer.json."""
-    valid_fraction: float = 0.01
-    """Share of the text kept aside for validation."""
-    limit_bytes: int | None = None
-    """Stop after that much text."""
-    force: bool = False
-    """Replace a corpus that lies in the folder."""
-    shard_tokens: int = SHARD_TOKENS
-    """Most tokens in a shard."""
-
-
-DEFAULTS = Options()
-
-
-def no_progress(phase: str, done: int, total: int) -> None:
-    """Tells nobody."""
+from hpctrain.corpus.check import file_sha256
+from hpctrain.corpus.clean import check_cleaning
+from hpctrain.corpus.finish import write_corpus
+from hpctrain.corpus.options import DEFAULTS, Options, Progress, Source, no_progress
+from hpctrain.corpus.pool import Pool, usable_cpus
+from hpctrain.corpus.shards import check_target
+from hpctrain.corpus.source_work import SourceWork, clean_sample, encode_all, scan_all
+from hpctrain.corpus.tokenizer import load_tokenizer, train_tokenizer, trained_size
+from hpctrain.corpus.work import new_corpus, publish, state_of, work_folder
+from hpctrain.records.corpus_index import CorpusIndex
+from hpctrain.records.recipe import RECIPE_NAME, Recipe
 
 
 def prepare(
     inputs: Sequence[Path], folder: Path, options: Options = DEFAULTS, progress: Progress = no_progress
 ) -> CorpusIndex:
-    """Make a corpus folder of the inputs (files, or folders with text files); it appears only when it is whole.
+    """Make a corpus folder of the inputs (files or folders); it appears only when it is whole.
 
-    The same text and options give the same folder, byte for byte, in whatever order the inputs are named.
+    The same text and options give the same folder, byte for byte, in whatever order the inputs are named. After a kill
+    or an error the same call goes on where it was.
 
     Raises:
         InputError: an input is missing or holds no text, the folder holds something, or an option is wrong.
-        StorageError: the folder cannot be written; nothing of it is left behind.
+        StorageError: the folder cannot be written; what is finished is kept beside it.
     """
-    _check_options(options)
+    return prepare_sources([Source("", tuple(inputs), options)], folder, options, progress)[""]
+
+
+def prepare_sources(
+    sources: Sequence[Source],
+    folder: Path,
+    options: Options,
+    progress: Progress = no_progress,
+    recipe: Recipe | None = None,
+) -> dict[str, CorpusIndex]:
+    """Make a corpus folder of each source, with one tokenizer for all, which is trained over all of them.
+
+    Args:
+        options: of them, those that are not a source's own: tokenizer, sample_bytes, workers, force.
+        recipe: where the sources are from; a copy goes beside their folders.
+
+    Raises:
+        InputError, StorageError: see `prepare`.
+    """
+    _check(sources, options)
     check_target(folder, options.force)
+    folder = folder.resolve()
     size = trained_size(options.tokenizer)
     given = load_tokenizer(options.tokenizer) if size is None else None
-    files = list_files(inputs)
-    cut = passage_bytes(files, options.valid_fraction)
-    scan = scan_files(files, cut, options.limit_bytes, lambda done, total: progress("reading", done, total))
-    if not scan.files:
-        raise InputError(_nothing_found(inputs, scan))
-    tokenizer = given or train_tokenizer(size or 0, _training_sample(scan, cut))
-    with new_folder(folder) as temporary:
-        index = _write(temporary, scan, cut, tokenizer, options, progress)
-        index.write(temporary / INDEX_NAME)
-    return index
+    works = [SourceWork.find(f"source-{number}", source) for number, source in enumerate(sources)]
+    workers = options.workers or max(1, min(usable_cpus(), sum(len(work.units) for work in works)))
+    sampled = 0 if given else options.sample_bytes
+    with work_folder(folder, _command(works, options, recipe), options.force) as partial, Pool(workers) as pool:
+        scan_all(works, partial, pool, sampled, progress)
+        tokenizer = given or train_tokenizer(size or 0, clean_sample(works, partial, pool, sampled))
+        shards = encode_all(works, partial, folder, pool, tokenizer, progress)
+        corpus = new_corpus(partial)
+        indexes = {
+            work.source.name: write_corpus(
+                corpus / work.source.name, parts, tokenizer, work.counts(), work.shard_tokens
+            )
+            for work, parts in zip(works, shards, strict=True)
+        }
+        if recipe is not None:
+            recipe.write(corpus / RECIPE_NAME)
+        publish(partial, folder)
+    return indexes
 
 
-def _check_options(options: Options) -> None:
-    if not 0 <= options.valid_fraction < 1:
-        raise InputError(f"--valid-fraction: found {options.valid_fraction:g}, allowed: from 0 to below 1")
-    if options.limit_bytes is not None and options.limit_bytes < 1:
-        raise InputError(f"--limit-bytes: found {options.limit_bytes}, allowed: 1 or more")
+def _check(sources: Sequence[Source], options: Options) -> None:
+    for own in (source.options for source in sources):
+        if not 0 <= own.valid_fraction < 1:
+            raise InputError(f"--valid-fraction: found {own.valid_fraction:g}, allowed: from 0 to below 1")
+        if own.limit_bytes is not None and own.limit_bytes < 1:
+            raise InputError(f"--limit-bytes: found {own.limit_bytes}, allowed: 1 or more")
+        check_cleaning(own.clean)
+    for name, value in (("--workers", options.workers), ("--sample-bytes", options.sample_bytes)):
+        if value is not None and value < 1:
+            raise InputError(f"{name}: found {value}, allowed: 1 or more")
 
 
-def _nothing_found(inputs: Sequence[Path], scan: Scan) -> str:
-    skipped = scan.skipped_not_text + scan.skipped_unreadable
-    return (
-        f"IN: {', '.join(map(str, inputs))}: found no text ({skipped} files skipped); taken from folders are "
-        f"{' '.join(TEXT_SUFFIXES)}, plain or .gz, as UTF-8; name other files one by one"
-    )
-
-
-def _training_sample(scan: Scan, cut: int) -> Iterator[str]:
-    """Every n-th passage, so that all parts of the corpus have their share of the sample."""
-    every = max(1, math.ceil(scan.text_bytes / TRAINING_SAMPLE_BYTES))
-    for number, (text, _) in enumerate(read_passages(scan, cut)):
-        if number % every == 0:
-            yield text
-
-
-def _write(
-    folder: Path, scan: Scan, cut: int, tokenizer: Tokenizer, options: Options, progress: Progress
-) -> CorpusIndex:
-    dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
-    train = ShardWriter(folder, "train", dtype, options.shard_tokens)
-    valid = ShardWriter(folder, "valid", dtype, options.shard_tokens)
-    with contextlib.closing(train), contextlib.closing(valid):
-        done = 0
-        for batch in _batches(scan, cut, validation_mask(scan, options.valid_fraction)):
-            for passage, tokens in zip(batch, tokenizer.encode([p.text for p in batch]), strict=True):
-                writer = valid if passage.valid else train
-                writer.append(np.append(tokens, tokenizer.end_of_text) if passage.ends else tokens)
-            done += sum(passage.size_bytes for passage in batch)
-            progress("encoding", done, scan.text_bytes)
-        shards: list[Shard] = train.finish() + valid.finish()
-    return CorpusIndex(
-        vocab_size=tokenizer.vocab_size,
-        dtype=dtype,
-        tokenizer=tokenizer.save(folder),
-        shards=shards,
-        sources=Sources(
-            files=len(scan.files),
-            text_bytes=scan.text_bytes,
-            skipped_not_text=scan.skipped_not_text,
-            skipped_unreadable=scan.skipped_unreadable,
-        ),
-    )
-
-
-@dataclass(frozen=True)
-class _Passage:
-    text: str
-    size_bytes: int
-    valid: bool
-    ends: bool
-    """Whether the end-of-text token follows."""
-
-
-def _batches(scan: Scan, cut: int, valid: NDArray[np.bool_]) -> Iterator[list[_Passage]]:
-    """Passages in batches that are worth spreading over all cores."""
-    batch: list[_Passage] = []
-    held = 0
-    for number, (text, last) in enumerate(read_passages(scan, cut)):
-        # Where the next passage goes to the other split, this one is followed by other text: end it here.
-        ends = last or bool(valid[number + 1] != valid[number])
-        batch.append(_Passage(text, scan.sizes[number], bool(valid[number]), ends))
-        held += scan.sizes[number]
-        if held >= BATCH_BYTES:
-            yield batch
-            batch, held = [], 0
-    if batch:
-        yield batch
+def _command(works: Sequence[SourceWork], options: Options, recipe: Recipe | None) -> dict[str, Any]:
+    """All that decides about the result, as plain JSON: unfinished work of a command that differs is another's."""
+    libraries = ["tokenizers", *(["spacy"] if any(work.source.options.clean.sentences for work in works) else [])]
+    return {
+        "hpctrain": __version__,
+        "libraries": {name: version(name) for name in libraries},
+        "tokenizer": options.tokenizer,
+        "tokenizer file": file_sha256(Path(options.tokenizer)) if Path(options.tokenizer).is_file() else None,
+        "sample_bytes": options.sample_bytes,
+        "sources": [work.source.name for work in works],
+        "input files": [state_of(work.found.files) for work in works],
+        **{
+            key: [getattr(work.source.options, key) for work in works]
+            for key in ("valid_fraction", "limit_bytes", "shard_tokens", "text_field", "skip_bad", "unit_bytes")
+        },
+        "clean": [work.source.options.clean.to_json() for work in works],
+        "recipe": recipe.to_json() if recipe else None,
+    }

@@ -1,22 +1,20 @@
-"""Writing token shards of bounded size, and the folder that appears only when it is whole."""
+"""Writing token shards of bounded size, and the folder that they go to."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
-import secrets
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.base.atomic import storage_errors, sync_folder
 from hpctrain.base.errors import InputError
 from hpctrain.records.corpus_index import INDEX_NAME, Shard
+from hpctrain.records.recipe import RECIPE_NAME
 
 SHARD_TOKENS = 2**26
 """Most tokens in a shard: 128 MiB at two bytes a token, a size that every file system moves well."""
@@ -77,6 +75,11 @@ class ShardWriter:
         self._tokens = 0
 
 
+def holds_corpus(folder: Path) -> bool:
+    """Whether `hpctrain data prepare` made it."""
+    return (folder / INDEX_NAME).is_file() or (folder / RECIPE_NAME).is_file()
+
+
 def check_target(folder: Path, force: bool) -> None:
     """Refuse to write where something else lies, before any work is done.
 
@@ -89,39 +92,30 @@ def check_target(folder: Path, force: bool) -> None:
         raise InputError(f"-o {folder}: found a file; name a new folder")
     if not any(folder.iterdir()):
         return
-    if not (folder / INDEX_NAME).is_file():
+    if not holds_corpus(folder):
         raise InputError(f"-o {folder}: the folder is not empty and holds no corpus; name a new folder")
     if not force:
         raise InputError(f"-o {folder}: the folder holds a corpus already; add --force to replace it")
 
 
-@contextlib.contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside `folder` that takes its place on success and is gone after any error.
+def link(source: Path, target: Path) -> None:
+    """Give a file a second name; where the file system has no such thing, the new name only."""
+    try:
+        os.link(source, target)
+    except OSError:
+        source.rename(target)
 
-    Raises:
-        StorageError: something in it could not be written; the old folder is unchanged.
+
+def swap(temporary: Path, folder: Path) -> None:
+    """Put a folder in another's place.
+
+    Two renames, because a folder that is not empty cannot be replaced in one; the old one comes back on an error.
     """
-    folder = folder.resolve()
-    temporary = folder.with_name(f"{folder.name}.tmp-{os.getpid()}-{secrets.token_hex(3)}")
-    with storage_errors(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.mkdir()
-            yield temporary
-            sync_folder(temporary)
-            _swap(temporary, folder)
-            sync_folder(folder.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _swap(temporary: Path, folder: Path) -> None:
-    """Two renames, because a folder that is not empty cannot be replaced in one; the old one comes back on an error."""
     if not folder.exists():
         temporary.rename(folder)
         return
     old = temporary.with_name(f"{temporary.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
     folder.rename(old)
     try:
         temporary.rename(folder)

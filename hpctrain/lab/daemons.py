@@ -35,7 +35,7 @@ def munged_argv(layout: Layout) -> tuple[str, ...]:
 
 def slurmctld_argv(layout: Layout) -> tuple[str, ...]:
     """The controller, on the host itself."""
-    return ("slurmctld", "-D", "-f", str(layout.slurm_conf))
+    return (layout.slurm.program("slurmctld"), "-D", "-f", str(layout.slurm_conf))
 
 
 def slurmd_argv(layout: Layout, name: str, control: CpuControl | None) -> tuple[str, ...]:
@@ -47,7 +47,8 @@ def slurmd_argv(layout: Layout, name: str, control: CpuControl | None) -> tuple[
     join = str(control.join_file(name)) if shared and control is not None else ""
     return (
         "nsenter", f"--net={NETNS / layout.namespace(name)}", "unshare", "--uts",
-        "sh", "-c", _ENTER, "sh", name, join, "slurmd", "-D", "-f", str(layout.slurm_conf), "-N", name,
+        "sh", "-c", _ENTER, "sh", name, join,
+        layout.slurm.program("slurmd"), *layout.slurm.slurmd_options, "-D", "-f", str(layout.slurm_conf), "-N", name,
     )  # fmt: skip
 
 
@@ -104,7 +105,7 @@ def _is_daemon(argv: Sequence[str], folder: Path, program: str | None) -> bool:
     name = Path(argv[0]).name
     if program is not None and name != program:
         return False
-    if name not in PROGRAMS and not (name in ON_THE_WAY and "slurmd" in argv):
+    if name not in PROGRAMS and not (name in ON_THE_WAY and any(Path(word).name == "slurmd" for word in argv)):
         return False
     conf, socket = str(folder / "slurm.conf"), f"--socket={folder / 'munge' / 'socket'}"
     return conf in argv or socket in argv

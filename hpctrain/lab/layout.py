@@ -11,6 +11,7 @@ from pathlib import Path
 from ClusterShell.NodeSet import NodeSet, NodeSetParseError
 
 from hpctrain.base.errors import InputError
+from hpctrain.lab.installation import Installation
 from hpctrain.records.lab_spec import LabNode, LabSpec
 
 FOLDER_VARIABLE = "HPCTRAIN_LAB"
@@ -73,8 +74,19 @@ class Layout:
         return self.folder / "ready"
 
     @property
+    def slurm(self) -> Installation:
+        """The Slurm that it runs."""
+        prefix = self.spec.slurm.prefix
+        return Installation(Path(prefix) if prefix else None)
+
+    @property
     def slurm_conf(self) -> Path:
         return self.folder / "slurm.conf"
+
+    @property
+    def exports(self) -> list[str]:
+        """Shell lines after which Slurm's commands speak to this lab."""
+        return self.slurm.exports(self.slurm_conf)
 
     @property
     def logs(self) -> Path:

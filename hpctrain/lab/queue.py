@@ -8,6 +8,7 @@ from typing import Any
 
 from hpctrain.lab.layout import Layout
 from hpctrain.lab.machine import Machine
+from hpctrain.slurm.time import read_moment
 
 _FIELD = re.compile(r"(\w+)=(\S*)")
 _JOB_FORMAT = "%i|%j|%P|%T|%N|%r"
@@ -38,12 +39,13 @@ class NodeState:
 
 def scontrol(layout: Layout, *words: str) -> tuple[str, ...]:
     """scontrol of this lab, whatever SLURM_CONF says; times as seconds since 1970."""
-    return ("env", f"SLURM_CONF={layout.slurm_conf}", "SLURM_TIME_FORMAT=%s", "scontrol", *words)
+    return ("env", f"SLURM_CONF={layout.slurm_conf}", "SLURM_TIME_FORMAT=%s", layout.slurm.program("scontrol"), *words)
 
 
 def squeue(layout: Layout) -> tuple[str, ...]:
     """Asks for what `parse_jobs` reads."""
-    return ("env", f"SLURM_CONF={layout.slurm_conf}", "squeue", "--noheader", "--all", f"--format={_JOB_FORMAT}")
+    program = layout.slurm.program("squeue")
+    return ("env", f"SLURM_CONF={layout.slurm_conf}", program, "--noheader", "--all", f"--format={_JOB_FORMAT}")
 
 
 def parse_nodes(text: str) -> dict[str, NodeState]:
@@ -58,7 +60,7 @@ def parse_nodes(text: str) -> dict[str, NodeState]:
         flags = tuple(word.rstrip("*") for word in raw.split("+")) + (("NOT_RESPONDING",) if "*" in raw else ())
         started = fields.get("SlurmdStartTime", "")
         name = fields["NodeName"]
-        states[name] = NodeState(name, tuple(dict.fromkeys(flags)), float(started) if started.isdigit() else None)
+        states[name] = NodeState(name, tuple(dict.fromkeys(flags)), read_moment(started))
     return states
 
 

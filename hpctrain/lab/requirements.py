@@ -6,12 +6,15 @@ import shutil
 from collections.abc import Callable
 
 from hpctrain.base.errors import InputError, Refused
+from hpctrain.lab.installation import Installation
 from hpctrain.lab.layout import FABRIC
 from hpctrain.lab.machine import Machine
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "iproute2", "util-linux", "hostname")
 """Debian and Ubuntu packages that bring PROGRAMS."""
-PROGRAMS = ("slurmctld", "slurmd", "scontrol", "squeue", "munged", "ip", "tc", "nsenter", "unshare", "hostname")
+SLURM_PROGRAMS = ("slurmctld", "slurmd", "scontrol", "squeue")
+MACHINE_PROGRAMS = ("munged", "ip", "tc", "nsenter", "unshare", "hostname")
+PROGRAMS = (*SLURM_PROGRAMS, *MACHINE_PROGRAMS)
 
 _INSTALL_TIMEOUT_S = 900.0
 Which = Callable[[str], str | None]
@@ -27,18 +30,25 @@ def require_root(machine: Machine, verb: str) -> None:
         raise InputError(f"lab {verb}: needs root, this is user id {machine.uid()}; run it with sudo")
 
 
-def missing_programs(which: Which = shutil.which) -> list[str]:
-    """Programs that are not on the path."""
-    return [program for program in PROGRAMS if which(program) is None]
+def missing_programs(slurm: Installation, which: Which = shutil.which) -> list[str]:
+    """Programs that should be on the path and are not."""
+    wanted = PROGRAMS if slurm.prefix is None else MACHINE_PROGRAMS
+    return [program for program in wanted if which(program) is None]
 
 
-def require_programs(which: Which = shutil.which) -> None:
+def require_programs(slurm: Installation, which: Which = shutil.which) -> None:
     """All programs are there.
 
     Raises:
         InputError: some are not.
     """
-    missing = missing_programs(which)
+    absent = slurm.missing()
+    if absent:
+        raise InputError(
+            f"slurm.prefix: found '{slurm.prefix}', where there is no {absent[0]}; allowed: a folder with bin, sbin "
+            f"and lib/slurm of a Slurm; `tools/install-slurm-next {slurm.prefix}` makes one on Debian"
+        )
+    missing = missing_programs(slurm, which)
     if missing:
         raise InputError(
             f"not found on the path: {', '.join(missing)}; `hpctrain lab up --install` installs them "
@@ -46,24 +56,25 @@ def require_programs(which: Which = shutil.which) -> None:
         )
 
 
-def install(machine: Machine, which: Which = shutil.which) -> bool:
+def install(machine: Machine, slurm: Installation, which: Which = shutil.which) -> bool:
     """Install what is missing with apt-get; False when nothing was.
 
     Raises:
         InputError: there is no apt-get.
         Refused: apt-get failed.
     """
-    if not missing_programs(which):
+    missing = missing_programs(slurm, which)
+    if not missing:
         return False
     if which("apt-get") is None:
-        raise InputError(f"--install: there is no apt-get here; install {', '.join(missing_programs(which))} by hand")
+        raise InputError(f"--install: there is no apt-get here; install {', '.join(missing)} by hand")
     for words in (("update",), ("install", "-y", "--no-install-recommends", *PACKAGES)):
         argv = ("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", *words)
         done = machine.runner.run(argv, timeout_s=_INSTALL_TIMEOUT_S)
         if done.code != 0:
             last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no words"]
             raise Refused(f"apt-get {' '.join(words)}: ended with {done.code}: {last[0]}")
-    require_programs(which)
+    require_programs(slurm, which)
     return True
 
 

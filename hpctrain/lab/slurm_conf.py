@@ -60,8 +60,9 @@ def _files(layout: Layout) -> list[str]:
 
 
 def _behaviour(layout: Layout) -> list[str]:
-    slurm = layout.spec.slurm
+    slurm, plugins = layout.spec.slurm, layout.slurm.plugins
     lines = [
+        *([] if plugins is None else [f"PluginDir={plugins}"]),
         "ProctrackType=proctrack/linuxproc",
         "TaskPlugin=task/none",
         "SelectType=select/cons_tres",

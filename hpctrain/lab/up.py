@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,10 +15,11 @@ from hpctrain.lab import daemons
 from hpctrain.lab.cpu_share import CpuControl, find_cpu_control, share_files, share_folders
 from hpctrain.lab.down import clear, is_ready, leftovers
 from hpctrain.lab.hosts import with_lab, write_hosts
-from hpctrain.lab.layout import Layout
+from hpctrain.lab.installation import Installation
+from hpctrain.lab.layout import Layout, load_layout
 from hpctrain.lab.machine import Machine
 from hpctrain.lab.network import Command, build_commands
-from hpctrain.lab.queue import node_states
+from hpctrain.lab.queue import node_states, scontrol
 from hpctrain.lab.requirements import require_namespaces
 from hpctrain.lab.slurm_conf import cgroup_conf, slurm_conf
 
@@ -25,6 +27,7 @@ Tell = Callable[[str], None]
 
 READY_TIMEOUT_S = 60.0
 _KEY_BYTES = 128
+_VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -82,17 +85,29 @@ def draw(machine: Machine, layout: Layout, version: tuple[int, int]) -> Blueprin
     )
 
 
-def slurm_version(machine: Machine) -> tuple[int, int]:
-    """Version of slurmd: (22, 5).
+def slurm_version(machine: Machine, slurm: Installation) -> tuple[int, int]:
+    """Version of the slurmd that the lab runs: (22, 5).
 
     Raises:
         CommandError: slurmd does not say.
     """
-    words = machine.run(("slurmd", "-V")).stdout.split()
-    numbers = words[-1].split(".") if words else []
-    if len(numbers) < 2 or not (numbers[0].isdigit() and numbers[1].isdigit()):
+    words = machine.run((slurm.program("slurmd"), "-V")).stdout.split()
+    found = _VERSION.match(words[-1]) if words else None
+    if found is None:
         raise CommandError(f"slurmd -V: found {' '.join(words)!r}, expected 'slurm 22.05.8' or the like")
-    return int(numbers[0]), int(numbers[1])
+    return int(found[1]), int(found[2])
+
+
+def _require_one_version(machine: Machine, layout: Layout) -> None:
+    """A newer scontrol on the path, as an earlier lab's `export PATH` puts it there, gets no answer it can read."""
+    major, minor = slurm_version(machine, layout.slurm)
+    done = machine.try_run(scontrol(layout, "-V"))
+    words = " ".join((done.stdout + done.stderr).split())
+    if done.code != 0 or f" {major}.{minor:02d}." not in words:
+        raise InputError(
+            f"slurmd is of Slurm {major}.{minor:02d} and scontrol says '{words[:200]}'; correct PATH, so that they are "
+            "of one version, or name the folder of one of them with --slurm"
+        )
 
 
 def bring_up(machine: Machine, layout: Layout, replace: bool = False, tell: Tell = lambda text: None) -> None:
@@ -103,7 +118,7 @@ def bring_up(machine: Machine, layout: Layout, replace: bool = False, tell: Tell
         tell: called with a line at each phase.
 
     Raises:
-        InputError: a lab is up already, or the folder holds something else.
+        InputError: a lab is up already, the folder holds something else, or the path mixes two versions of Slurm.
         Refused: this machine cannot hold a lab.
         CommandError: a command or a daemon failed.
     """
@@ -113,7 +128,7 @@ def bring_up(machine: Machine, layout: Layout, replace: bool = False, tell: Tell
         tell(f"clearing what an earlier lab left: {left.summary()}")
         clear(machine, layout.folder)
     require_namespaces(machine)
-    blueprint = draw(machine, layout, slurm_version(machine))
+    blueprint = draw(machine, layout, slurm_version(machine, layout.slurm))
     try:
         _build(machine, blueprint, tell)
     except BaseException:  # a key press too: half a lab is of use to nobody
@@ -125,7 +140,7 @@ def _require_room(machine: Machine, layout: Layout, replace: bool) -> None:
     for folder in leftovers(machine, layout.folder).folders:
         if is_ready(machine, folder) and not replace:
             raise InputError(
-                f"a lab is up in {folder}; use it (export SLURM_CONF={folder / 'slurm.conf'}), "
+                f"a lab is up in {folder}; use it ({'; '.join(load_layout(folder).exports)}), "
                 "or take it down first: `hpctrain lab down`, or `lab up --replace`"
             )
     folder = layout.folder
@@ -136,6 +151,7 @@ def _require_room(machine: Machine, layout: Layout, replace: bool) -> None:
 def _build(machine: Machine, blueprint: Blueprint, tell: Tell) -> None:
     layout = blueprint.layout
     _record(machine, blueprint)
+    _require_one_version(machine, layout)
     tell(f"network: {len(layout.names)} nodes in {layout.spec.network}")
     machine.run_all(blueprint.commands)
     _limit_cpu(blueprint)

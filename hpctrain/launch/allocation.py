@@ -39,7 +39,7 @@ def run_in_allocation(folder: RunFolder, run: Run, job_id: str, runner: Runner, 
         CommandError: bash cannot be started.
     """
     script = folder.path / "job.sh"
-    write_text(script, render_job(run, folder.path, direct_command(folder.path), submitted=False), mode=0o755)
+    write_text(script, render_job(run, folder.path, direct_command(run, folder.path), submitted=False), mode=0o755)
     marks = [folder.path / name for name in (JOB_FILE, ALLOCATION)]
     try:
         for mark in marks:

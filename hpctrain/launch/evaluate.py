@@ -14,7 +14,8 @@ from typing import Any
 from hpctrain.base.errors import CheckpointError, HpctrainError, InputError
 from hpctrain.base.process import Runner
 from hpctrain.corpus.index import describe_tokenizer, read_index, same_tokens, tokenizer_option
-from hpctrain.corpus.prepare import Options, prepare
+from hpctrain.corpus.options import Options
+from hpctrain.corpus.prepare import prepare
 from hpctrain.corpus.tokens import Split
 from hpctrain.launch.trust import check_trusted
 from hpctrain.records.corpus_index import INDEX_NAME, CorpusIndex

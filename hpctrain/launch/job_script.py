@@ -13,6 +13,7 @@ import jinja2
 from hpctrain import __version__
 from hpctrain.base.errors import InputError
 from hpctrain.base.packaged import packaged
+from hpctrain.launch.entering import step_options
 from hpctrain.records.cluster import Mail
 from hpctrain.records.run import Run
 from hpctrain.slurm.features import of_groups
@@ -65,7 +66,7 @@ def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_
         folder=shlex.quote(str(folder)),
         log_folder=_path(folder),
         python=shlex.quote(sys.executable),
-        srun_options=_srun_options(run),
+        srun_options=_srun_options(run) + step_options(run, folder),
         offline=not run.cluster.internet,
         command=command,
         submitted=submitted,

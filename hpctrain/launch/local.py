@@ -10,6 +10,8 @@ from pathlib import Path
 from ClusterShell.NodeSet import NodeSet
 
 from hpctrain.base.process import Process, Runner
+from hpctrain.launch.entering import entering, python_of
+from hpctrain.records.run import Run
 
 
 def local_nodes(count: int) -> list[str]:
@@ -36,10 +38,17 @@ def start_local_node(
     log: Path,
     extra: Sequence[str] = (),
     keep_fds: Sequence[int] = (),
+    run: Run | None = None,
 ) -> Process:
-    """Start one virtual node: `python -m hpctrain.node VERB --folder F --node local0 --nodes local[0-3] --local`."""
-    argv = [sys.executable, "-m", "hpctrain.node", verb, "--folder", str(folder), "--node", node]
+    """Start one virtual node: `python -m hpctrain.node VERB --folder F --node local0 --nodes local[0-3] --local`.
+
+    Args:
+        run: of the run folder `folder`: its image, where it has one, is where the node is.
+    """
+    python = sys.executable if run is None else python_of(run)
+    argv = [python, "-m", "hpctrain.node", verb, "--folder", str(folder), "--node", node]
     argv += ["--nodes", str(NodeSet.fromlist(list(nodes))), "--local"]
     # Told, not asked by the child: a parent that dies at once would already be another one by then.
     argv += ["--parent", str(os.getpid()), *extra]
+    argv = argv if run is None else entering(run, folder, argv)
     return runner.start(argv, env=local_environment(len(nodes)), log=log, keep_fds=keep_fds)

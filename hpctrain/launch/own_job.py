@@ -42,7 +42,7 @@ def take_job(folder: Path, run: Run, job: str) -> list[str]:
         StorageError: the run folder cannot be written.
     """
     script = folder / "job.sh"
-    write_text(script, render_job(run, folder, direct_command(folder), by_hand=True), mode=0o755)
+    write_text(script, render_job(run, folder, direct_command(run, folder), by_hand=True), mode=0o755)
     if job_id(folder) != job:
         (folder / MARK).unlink(missing_ok=True)
         record_job(folder, job)

@@ -9,8 +9,9 @@ from pathlib import Path
 from hpctrain.base.errors import CommandTimeout, HpctrainError, InputError
 from hpctrain.base.process import Runner
 from hpctrain.corpus.special import SpecialTokens, special_tokens
+from hpctrain.records.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.imported_spec import ImportedSpec, Spec
-from hpctrain.records.objective import NEXT_TOKEN, AnyObjective, settled
+from hpctrain.records.objective import NEXT_TOKEN, AnyObjective, lengths, settled
 from hpctrain.records.run import Run
 
 LIMIT_S = 600.0
@@ -30,6 +31,9 @@ def with_sizes(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run,
         spec = run.spec()
         if not isinstance(spec, ImportedSpec) and spec.vocab is None:
             spec = spec.model_copy(update={"vocab": needed_tokens(run, settled(run.objective, spec)).vocabulary})
+        if isinstance(spec, EncoderDecoderSpec) and spec.decoder_seq is None:
+            outputs = lengths(settled(run.objective, spec), run.data.seq_len).outputs
+            spec = spec.model_copy(update={"decoder_seq": outputs})
         return run.with_spec(spec), spec
     # A model of one's own has one stack, whose default this is.
     tokens = needed_tokens(run, run.objective or NEXT_TOKEN).vocabulary

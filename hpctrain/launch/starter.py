@@ -11,10 +11,10 @@ import jinja2
 from hpctrain.base.atomic import storage_errors, write_text
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.corpus.found import FOUND_BYTES, find_text
-from hpctrain.corpus.prepare import Options, Progress, no_progress, prepare
+from hpctrain.corpus.options import Options, Progress, no_progress
+from hpctrain.corpus.prepare import prepare
 from hpctrain.corpus.shards import check_target
 from hpctrain.records.corpus_index import INDEX_NAME, CorpusIndex
-from hpctrain.records.model_spec import PRESETS
 from hpctrain.records.run import Run, read_run
 from hpctrain.records.yaml_file import parse_yaml
 
@@ -116,7 +116,6 @@ def render(starter: Starter, file_name: str = "run.yaml") -> str:
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
         file_name=file_name,
-        presets=list(PRESETS),
         **{key: getattr(starter, key) for key in Starter.__dataclass_fields__ if key != "lr"},
         lr=f"{starter.lr:g}",
     )

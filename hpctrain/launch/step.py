@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -32,16 +33,20 @@ def choose_node(asked: str | None, attempt: Sequence[str], members: Sequence[str
     return next(name for names in wanted for name in names if name in job)
 
 
-def step_command(job_id: str, node: str, setup: Sequence[str], command: Sequence[str], terminal: bool) -> list[str]:
+def step_command(
+    job_id: str, node: str, setup: Sequence[str], command: Sequence[str], terminal: bool, options: str = ""
+) -> list[str]:
     """srun's argv for a step beside the training, which goes on: it shares CPUs, memory and GPUs with it.
 
     Args:
         setup: cluster.setup: a command finds the modules and the environment that the workers have.
+        options: more for srun, as a shell reads them.
         terminal: whether a person sits at one; then the command gets a terminal of its own.
     """
     argv = ["srun", f"--jobid={job_id}", "--overlap", f"--nodelist={node}", "--nodes=1", "--ntasks=1"]
     # An allocation's --ntasks-per-node=8 would hold for its steps too.
     argv += ["--ntasks-per-node=1", "--cpu-bind=none", "--export=ALL", *(["--pty"] if terminal else [])]
+    argv += shlex.split(options)
     return [*argv, *_after_setup(setup, command)]
 
 

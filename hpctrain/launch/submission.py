@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from submitit.slurm.slurm import SlurmExecutor
 
 from hpctrain.base.atomic import storage_errors, write_text
 from hpctrain.base.errors import CommandError, InputError, StorageError
+from hpctrain.launch.entering import python_of, task_of
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.job_script import render_job
 from hpctrain.records.locate import record_job
@@ -27,8 +27,8 @@ A_YEAR_MIN = 366 * 24 * 60
 """Local runs have no time limit; submitit wants one."""
 
 
-def become(argv: list[str], devices: str | None = None, detach: bool = False) -> None:
-    """What submitit's task runs: the process turns into `argv`.
+def become(words: list[str], devices: str | None = None, detach: bool = False) -> None:
+    """What submitit's task runs: the process turns into its own Python with `words`; in an image that is the image's.
 
     exec resets signal handlers, so submitit's own are gone: it ignores SIGTERM and lets rank 0 alone requeue.
 
@@ -42,12 +42,12 @@ def become(argv: list[str], devices: str | None = None, detach: bool = False) ->
         env = {name: value for name, value in env.items() if not name.startswith("SUBMITIT_")}
         env.pop(DEVICES, None)
         env |= {DEVICES: devices} if devices is not None else {}
-    os.execve(argv[0], argv, env)
+    os.execve(sys.executable, [sys.executable, *words], env)
 
 
-def node_command() -> list[str]:
-    """The program of each node's task; which node it is comes from Slurm's environment."""
-    return [sys.executable, "-m", "hpctrain.node", "run"]
+def node_words(folder: Path) -> list[str]:
+    """What Python runs as each node's task; which node it is comes from Slurm's environment."""
+    return ["-m", "hpctrain.node", "run", "--folder", str(folder)]
 
 
 class ScriptExecutor(SlurmExecutor):
@@ -64,7 +64,7 @@ class ScriptExecutor(SlurmExecutor):
 
 def preview(run: Run, folder: Path) -> str:
     """job.sh as it would be submitted."""
-    return render_job(run, folder, _task_command(folder))
+    return render_job(run, folder, _task_command(run, folder))
 
 
 def submit_job(folder: RunFolder, run: Run) -> str:
@@ -83,10 +83,9 @@ def submit_job(folder: RunFolder, run: Run) -> str:
         raise InputError(
             "no Slurm on the path (srun was not found); log in to the cluster, or use `hpctrain train --local N`"
         ) from None
-    argv = [*node_command(), "--folder", str(folder.path)]
     with _in_clean_environment():
         try:
-            job: submitit.Job[Any] = executor.submit(become, argv)
+            job: submitit.Job[Any] = executor.submit(become, node_words(folder.path))
         except FailedJobError as error:
             raise CommandError(f"sbatch refused the job: {_last_line(str(error))}") from None
         return _recorded(folder, job)
@@ -96,11 +95,11 @@ def submit_local(folder: RunFolder, count: int) -> str:
     """Start a supervisor with `count` virtual nodes in the background; its process id comes back as the job's id."""
     executor = submitit.LocalExecutor(folder.path / "submitit")
     executor.update_parameters(timeout_min=A_YEAR_MIN)
-    argv = [sys.executable, "-m", "hpctrain", "train", "--resume", str(folder.path), "--local", str(count)]
+    words = ["-m", "hpctrain", "train", "--resume", str(folder.path), "--local", str(count)]
     # submitit hides all GPUs from local jobs that ask for none. That one variable goes into its pickle: a whole
     # environment there would leave the person's tokens in the run folder.
     with _silent_children(folder.path / "logs" / "supervisor.log"):
-        job: submitit.Job[Any] = executor.submit(become, argv, os.environ.get(DEVICES), True)
+        job: submitit.Job[Any] = executor.submit(become, words, os.environ.get(DEVICES), True)
     return _recorded(folder, job)
 
 
@@ -114,13 +113,13 @@ def _recorded(folder: RunFolder, job: submitit.Job[Any]) -> str:
     return str(job.job_id)
 
 
-def direct_command(folder: Path) -> str:
+def direct_command(run: Run, folder: Path) -> str:
     """What each node's task runs where no submitit job stands behind it."""
-    return shlex.join([*node_command(), "--folder", str(folder)])
+    return task_of(run, folder, [python_of(run), *node_words(folder)])
 
 
-def _task_command(folder: Path) -> str:
-    return f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {shlex.quote(str(folder / 'submitit'))}"
+def _task_command(run: Run, folder: Path) -> str:
+    return task_of(run, folder, [python_of(run), "-u", "-m", "submitit.core._submit", str(folder / "submitit")])
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from hpctrain.launch.local import local_nodes, start_local_node
 from hpctrain.launch.notify import tell
 from hpctrain.records.attempt import ExitClass
 from hpctrain.records.event import Event, read_events
-from hpctrain.records.run import NotifyState
+from hpctrain.records.run import NotifyState, Run, read_run
 
 POLL_S = 0.2
 
@@ -124,10 +124,10 @@ def start_local_job(folder: RunFolder, count: int, lock: RunLock, runner: Runner
     attempt = folder.begin_attempt(nodes, clock.wall())
     logs = folder.path / "logs" / str(attempt)
     logs.mkdir(parents=True, exist_ok=True)
-    job = LocalJob(folder, attempt, {}, clock)
+    job, run = LocalJob(folder, attempt, {}, clock), read_run(folder.path / "run.yaml")
     try:
         for node in nodes:
-            job.processes[node] = _start(folder.path, node, nodes, attempt, logs, lock, runner)
+            job.processes[node] = _start(folder.path, run, node, nodes, attempt, logs, lock, runner)
     except BaseException:
         job.kill()
         raise
@@ -135,7 +135,7 @@ def start_local_job(folder: RunFolder, count: int, lock: RunLock, runner: Runner
 
 
 def _start(
-    folder: Path, node: str, nodes: list[str], attempt: int, logs: Path, lock: RunLock, runner: Runner
+    folder: Path, run: Run, node: str, nodes: list[str], attempt: int, logs: Path, lock: RunLock, runner: Runner
 ) -> Process:
     return start_local_node(
         "run",
@@ -146,4 +146,5 @@ def _start(
         logs / f"{node}.agent.log",
         extra=("--attempt", str(attempt)),
         keep_fds=(lock.descriptor,),
+        run=run,
     )

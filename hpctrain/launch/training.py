@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from hpctrain.corpus.mixture import open_training
 from hpctrain.corpus.tokens import open_named, open_validation
 from hpctrain.launch.checks import check_devices, check_plan, check_topology, is_usable
 from hpctrain.launch.code import FOLDER, snapshot_code
+from hpctrain.launch.entering import check_container
 from hpctrain.launch.folder import (
     RunFolder,
     create_run_folder,
@@ -107,6 +109,7 @@ def prepare(
         Refused: topology or plan are of other nodes.
     """
     run, spec = settle(read_run(run_file, overrides, defaults), runner)
+    check_container(run.container, not queued, shutil.which)
     topology = Topology.read(topology_file) if topology_file else None
     plan = Plan.read(plan_file) if plan_file else None
     nodes = [] if queued else local_nodes(count or fewest_nodes(run))
@@ -166,6 +169,7 @@ def resume(path: Path, count: int | None, overrides: tuple[str, ...], runner: Ru
     check_trusted(folder.path)
     before = read_run(folder.path / "run.yaml")
     run, spec = settle(read_run(folder.path / "run.yaml", overrides), runner, _own_code(folder.path))
+    check_container(run.container, True, shutil.which)
     if spec.sha256() != before.spec().sha256():
         raise InputError(f"{path}: a run keeps its model (and its tokenizer); start a new run to train another one")
     attempts = folder.attempts()

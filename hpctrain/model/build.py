@@ -1,15 +1,21 @@
-"""From a ModelSpec to initialised modules. The weights depend on the seed and their names alone, not on the cut."""
+"""From a spec to initialised modules. The weights depend on the seed and their names alone, not on the cut."""
 
 from __future__ import annotations
-
-import math
-import zlib
 
 import torch
 from torch import nn
 
 from hpctrain.model.decoder import Decoder
+from hpctrain.model.encoder import Encoder
+from hpctrain.model.encoder_decoder import EncoderDecoder
+from hpctrain.model.gpt2 import Gpt2
 from hpctrain.model.imported import build_imported
+from hpctrain.model.initial import initialise
+from hpctrain.model.transformer_part import TransformerPart
+from hpctrain.records.encoder_decoder_spec import EncoderDecoderSpec
+from hpctrain.records.encoder_spec import EncoderSpec
+from hpctrain.records.families import FamilySpec
+from hpctrain.records.gpt2_spec import Gpt2Spec
 from hpctrain.records.imported_spec import ImportedSpec, Spec
 from hpctrain.records.model_spec import ModelSpec
 
@@ -27,26 +33,21 @@ def build_part(spec: Spec, start: int, stop: int, *, first: bool, last: bool, se
     if isinstance(spec, ImportedSpec):
         return build_imported(spec, start, stop, first=first, last=last, seed=seed)
     with torch.device("meta"):
-        module = Decoder(spec, start, stop, first, last)
+        module = outline(spec, start, stop, first, last)
     module.to_empty(device="cpu")
     module.tie()
     initialise(module, spec, seed)
     return module
 
 
-@torch.no_grad()
-def initialise(module: nn.Module, spec: ModelSpec, seed: int) -> None:
-    """Fill every parameter from a generator of its own, seeded by (seed, name).
-
-    Normal with `init_std`; the two projections that write to the stream are scaled by 1/√(2·layers)
-    (Radford et al. 2019); norms start at one.
-    """
-    for name, parameter in module.named_parameters():
-        if parameter.dim() < 2:
-            parameter.fill_(1.0)
-            continue
-        generator = torch.Generator().manual_seed((seed << 32 | zlib.crc32(name.encode())) & (2**63 - 1))
-        std = spec.init_std
-        if name.endswith((".wo.weight", ".w2.weight")):
-            std /= math.sqrt(2 * spec.layers)
-        parameter.normal_(0.0, std, generator=generator)
+def outline(spec: FamilySpec, start: int, stop: int, first: bool, last: bool) -> TransformerPart:
+    """The stage's modules, before their weights have values."""
+    match spec:
+        case ModelSpec():
+            return Decoder(spec, start, stop, first, last)
+        case Gpt2Spec():
+            return Gpt2(spec, start, stop, first, last)
+        case EncoderSpec():
+            return Encoder(spec, start, stop, first, last)
+        case EncoderDecoderSpec():
+            return EncoderDecoder(spec, start, stop, first, last)

@@ -9,22 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hpctrain.model.norm import RMSNorm
+from hpctrain.model.transformer_part import TransformerPart
 from hpctrain.records.model_spec import ModelSpec
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square norm (Zhang & Sennrich 2019), computed in fp32 whatever comes in."""
-
-    def __init__(self, dim: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [..., dim] -> [..., dim]."""
-        wide = x.float()
-        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return scaled.to(x.dtype) * self.weight
 
 
 class Attention(nn.Module):
@@ -81,28 +68,18 @@ class Block(nn.Module):
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
-class Decoder(nn.Module):
-    """Blocks [start, stop) of a decoder, with embedding at the front and head at the back where they belong.
-
-    Parameter names hold the global block number, so they are the same however the model is cut. A tied head's matrix
-    is called embedding.weight wherever it lies; a last stage that is not the first holds a copy of it under that name.
-    """
+class Decoder(TransformerPart):
+    """Blocks [start, stop) of a decoder, with embedding at the front and head at the back where they belong."""
 
     def __init__(self, spec: ModelSpec, start: int, stop: int, first: bool, last: bool) -> None:
         super().__init__()
         self.first = first
-        self.tied = spec.tied and last
-        self.embedding = nn.Embedding(spec.vocabulary, spec.dim) if first or self.tied else None
+        self.tied_here = spec.tied and last
+        self.embedding = nn.Embedding(spec.vocabulary, spec.dim) if first or self.tied_here else None
         self.layers = nn.ModuleDict({str(index): Block(spec) for index in range(start, stop)})
         self.norm = RMSNorm(spec.dim, spec.norm_eps) if last else None
         self.head = nn.Linear(spec.dim, spec.vocabulary, bias=False) if last else None
         self.tie()
-
-    def tie(self) -> None:
-        """Make a tied head's matrix the very parameter of the embedding. To be called again after anything that
-        replaces parameters: moving off the meta device, splitting them over devices."""
-        if self.tied and self.head is not None and self.embedding is not None:
-            self.head.weight = self.embedding.weight
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens [batch, seq] (first) or activations [batch, seq, dim] in; activations or logits (last) out."""

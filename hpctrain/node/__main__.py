@@ -13,6 +13,7 @@ from hpctrain.base.stamp import stamp_output
 VERBS = {
     "probe": ("hpctrain.node.probe", "main"),
     "run": ("hpctrain.node.run", "main"),
+    "enter": ("hpctrain.node.enter", "main"),
     "begin": ("hpctrain.node.attempt", "begin"),
     "end": ("hpctrain.node.attempt", "end"),
 }

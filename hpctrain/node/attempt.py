@@ -175,10 +175,20 @@ def _go_on_as_new_job(folder: RunFolder, run: Run, job: str, slurm: Slurm, now: 
         slurm.requeue(job)
         return
     _say(f"the run goes on as job {following}")
+    _keep_from_coming_back(job, slurm)
     _move_followers(folder, slurm)
     if is_cancelled(folder.path):
         # Who cancelled it did not see that job.
         slurm.cancel(following)
+
+
+def _keep_from_coming_back(job: str, slurm: Slurm) -> None:
+    """Slurm from 24.11 on requeues a preempted job that ends within its grace time, and the next job would wait for it
+    to come back and end. A site that forbids the change makes the run slower, not wrong."""
+    try:
+        slurm.update(job, Requeue=0)
+    except HpctrainError as error:
+        _say(f"if Slurm requeues this job, the next one waits for it ({error})")
 
 
 def _pass_on(folder: RunFolder, run: Run, job: str, slurm: Slurm, now: float) -> None:

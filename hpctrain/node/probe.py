@@ -12,6 +12,7 @@ from pathlib import Path
 from hpctrain.base.atomic import write_json
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.process import SystemRunner
+from hpctrain.node.parent import Parent
 from hpctrain.node.place import add_place_arguments, place_of
 from hpctrain.probe.prior import prior_of
 from hpctrain.probe.resident import probe_nodes
@@ -60,7 +61,8 @@ def _keep(measured: Topology, folder: Path) -> None:
 
 def _end_with(parent: int) -> None:
     """End this process when the one that started it is gone, at whatever moment that was."""
-    while os.getppid() == parent:
+    started_for = Parent(parent)
+    while not started_for.is_gone():
         time.sleep(0.5)
     os._exit(1)
 

@@ -24,6 +24,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.launch.secrets import secret_values
 from hpctrain.launch.trust import check_trusted
 from hpctrain.node.leaving import leave
+from hpctrain.node.parent import Parent
 from hpctrain.node.place import add_place_arguments, place_of
 from hpctrain.node.planning import GenerationMaker
 from hpctrain.node.staging import stage_data, staging_limit_s
@@ -102,7 +103,7 @@ class _StopRequest:
     """
 
     def __init__(self, parent: int | None) -> None:
-        self._parent = parent
+        self._parent = None if parent is None else Parent(parent)
         self._asked = False
         self._at_once = False
 
@@ -128,7 +129,7 @@ class _StopRequest:
             self._at_once = False
 
     def __call__(self) -> bool:
-        return self._asked or (self._parent is not None and os.getppid() != self._parent)
+        return self._asked or (self._parent is not None and self._parent.is_gone())
 
     def _ask(self, *_: object) -> None:
         self._asked = True

@@ -35,7 +35,7 @@ from hpctrain.parallel.shard import apply_sharding
 from hpctrain.parallel.sharded_stage import ShardedStage
 from hpctrain.parallel.stage import CountedStage, StageCounters
 from hpctrain.parallel.tensor import apply_tensor_parallel, vocabulary_is_split
-from hpctrain.parallel.tied import TiedEnds, tie_ends
+from hpctrain.parallel.tied import TiedCopies, tie_copies
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.objective import NEXT_TOKEN, AnyObjective, Lengths, lengths
 from hpctrain.records.plan import Plan
@@ -89,7 +89,7 @@ class Pipeline:
         replica_rows: int,
         split_loss: bool,
         random: RandomStream,
-        tied: TiedEnds | None = None,
+        tied: TiedCopies | None = None,
         scaler: LossScaler | None = None,
     ) -> None:
         self.stages = stages
@@ -127,10 +127,10 @@ class Pipeline:
         return loss
 
     def sum_ends(self) -> None:
-        """After the reduction over replicas, and before anything looks at the gradients: those of a tied matrix at the
-        two ends of the pipeline become their sum."""
+        """After the reduction over replicas, and before anything looks at the gradients: those of copies of
+        a weight in several stages become their sum."""
         if self._tied is not None:
-            with ACTIVITY.doing("sum the gradients of the tied matrix", waits=True):
+            with ACTIVITY.doing("sum the gradients of weights in several stages", waits=True):
                 self.stages[0].counters.sent_bytes += self._tied.sum_gradients()
 
     def evaluate(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> float:
@@ -155,9 +155,9 @@ class Pipeline:
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Names (the same however the model is cut) and parameters of this rank, each name once."""
-        follower = self._tied.follower if self._tied is not None else None
+        followers = {id(copy) for copy in self._tied.followers} if self._tied is not None else set()
         named = [item for stage in self.stages for item in stage.submod.named_parameters()]
-        return [(name, parameter) for name, parameter in named if parameter is not follower]
+        return [(name, parameter) for name, parameter in named if id(parameter) not in followers]
 
     def copies(self) -> dict[nn.Parameter, int]:
         """Pipeline ranks that hold a parameter, where it is more than one."""
@@ -210,7 +210,7 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
     replica = plan.replicas[coordinate.dp]
     owner = plan.stage_owner()
     stages = [
-        _build_stage(inputs, mesh, index, replica.micro_batch)
+        _build_stage(inputs, mesh, index, coordinate.dp)
         for index in range(len(plan.stages))
         if owner[index] == coordinate.pp
     ]
@@ -231,12 +231,13 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
     runtime.fwd_recv_ops = NotedReceives("output of", -1, owners, inputs.device, inputs.message_timeout)
     runtime.bwd_recv_ops = NotedReceives("gradient for", 1, owners, inputs.device, inputs.message_timeout)
     evaluation = _forwards(runtime.pipeline_order_with_comms)
-    tied = _tied(inputs, coordinate, stages) if spec.tied and len(plan.stages) > 1 else None
+    tied = _tied(inputs, coordinate, stages)
     return Pipeline(stages, runtime, evaluation, replica.rows, split_loss, random, tied, inputs.scaler)
 
 
-def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, rows: int) -> CountedStage:
+def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, replica: int) -> CountedStage:
     spec, count = inputs.spec, len(inputs.plan.stages)
+    rows = inputs.plan.replicas[replica].micro_batch
     first, last = index == 0, index == count - 1
     start, stop = inputs.plan.stages[index].layers
     module = build_part(spec, start, stop, first=first, last=last, seed=inputs.seed)
@@ -254,28 +255,36 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, rows: int
         gathered = inputs.autocast if spec.gathers_cast else None
         apply_sharding(module, sharding_mesh(mesh, inputs.plan), inputs.plan.zero, gathered)
         kind = partial(ShardedStage, plan=inputs.plan)
-    seq = inputs.seq_len // inputs.plan.tp if inputs.plan.sequence_parallel else inputs.seq_len
     # Static shapes on every stage spare torch the trial run of the real model at the first step.
-    hidden = torch.empty(rows, seq, spec.dim, device="meta", requires_grad=True)
     tokens = torch.empty(rows, inputs.seq_len, dtype=torch.long, device="meta")
     return kind(
         module,
         index,
         count,
         inputs.device,
-        input_args=tokens if first else hidden,
-        output_args=_logits(inputs, rows) if last else hidden,
+        input_args=tokens if first else _hidden(inputs, rows, start),
+        output_args=_logits(inputs, rows) if last else _hidden(inputs, rows, stop),
         group=mesh.get_group("pp"),
         post=_batch_p2p,
         message_timeout=inputs.message_timeout,
         autocast=inputs.autocast,
+        before="none" if first else inputs.plan.messages(replica, index - 1),
+        behind=inputs.plan.messages(replica, index),
     )
 
 
-def _tied(inputs: PipelineInputs, coordinate: Coordinate, stages: list[CountedStage]) -> TiedEnds | None:
-    first = next((stage.submod for stage in stages if stage.is_first), None)
-    last = next((stage.submod for stage in stages if stage.is_last), None)
-    return tie_ends(inputs.plan, coordinate.rank, first, last, inputs.timeout)
+def _tied(inputs: PipelineInputs, coordinate: Coordinate, stages: list[CountedStage]) -> TiedCopies | None:
+    shared = inputs.spec.shared_weights([stage.layers for stage in inputs.plan.stages])
+    held = {stage.stage_index: stage.submod for stage in stages}
+    return tie_copies(inputs.plan, coordinate.rank, shared, held, inputs.timeout)
+
+
+def _hidden(inputs: PipelineInputs, rows: int, cut: int) -> Tensor:
+    """What passes from one stage to the next as a shape, on one of the devices that share a stage."""
+    seq = inputs.spec.boundary_length(inputs.seq_len, cut)
+    if inputs.plan.sequence_parallel:
+        seq //= inputs.plan.tp
+    return torch.empty(rows, seq, inputs.spec.dim, device="meta", requires_grad=True)
 
 
 def _logits(inputs: PipelineInputs, rows: int) -> Tensor:

@@ -23,6 +23,9 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from hpctrain.model.part import blocks_of
+from hpctrain.records.encoder_decoder_spec import EncoderDecoderSpec
+from hpctrain.records.encoder_spec import EncoderSpec
+from hpctrain.records.families import FamilySpec
 from hpctrain.records.imported_spec import ImportedSpec, Spec
 
 SEQUENCE = Shard(1)
@@ -48,10 +51,13 @@ def apply_tensor_parallel(module: nn.Module, mesh: DeviceMesh, spec: Spec, seque
         return
     stream = SEQUENCE if sequence else Replicate()
     for block in blocks_of(module).values():
-        parallelize_module(block, mesh, _block_styles(stream))
+        names = {name for name, _ in block.named_modules()}
+        parallelize_module(
+            block, mesh, {name: style for name, style in _block_styles(stream, spec).items() if name in names}
+        )
     split = vocabulary_is_split(spec, mesh.size())
-    for name, style in _end_styles(stream, split).items():
-        part = getattr(module, name)
+    for name, style in _end_styles(stream, split, spec).items():
+        part = getattr(module, name, None)
         if part is not None:
             parallelize_module(part, mesh, style)
     module.tie()  # type: ignore[operator]
@@ -62,40 +68,55 @@ def _declared_styles(spec: ImportedSpec) -> dict[str, ParallelStyle]:
     return {name: styles[split]() for name, split in spec.tensor_parallel.items()}
 
 
-def _block_styles(stream: Placement) -> dict[str, ParallelStyle]:
+def _block_styles(stream: Placement, spec: FamilySpec) -> dict[str, ParallelStyle]:
+    """Styles of the parts that a block of any family may have."""
+
     # PrepareModuleInput makes one DTensor of the input, so that the gradients of its users are summed before the
     # collective of the backward pass: one instead of one for each of q, k and v.
-    def whole_input() -> PrepareModuleInput:
-        return PrepareModuleInput(input_layouts=(stream,), desired_input_layouts=(Replicate(),))
+    def whole_input(*more: Placement | None) -> PrepareModuleInput:
+        whole = tuple(None if layout is None else Replicate() for layout in more)
+        return PrepareModuleInput(input_layouts=(stream, *more), desired_input_layouts=(Replicate(), *whole))
 
-    styles = {
-        "attention": whole_input(),
-        "attention.wq": ColwiseParallel(),
-        "attention.wk": ColwiseParallel(),
-        "attention.wv": ColwiseParallel(),
-        "attention.wo": RowwiseParallel(output_layouts=stream),
+    two_streams = isinstance(spec, EncoderDecoderSpec)
+    styles: dict[str, ParallelStyle] = {
+        # What is added to the scores has the heads of this device already.
+        "attention": whole_input(None) if two_streams else whole_input(),
+        "cross_attention": whole_input(None, stream),
         "feed_forward": whole_input(),
         "feed_forward.w1": ColwiseParallel(),
         "feed_forward.w3": ColwiseParallel(),
         "feed_forward.w2": RowwiseParallel(output_layouts=stream),
     }
+    for attention in ("attention", "cross_attention"):
+        styles |= {f"{attention}.{name}": ColwiseParallel() for name in ("wq", "wk", "wv")}
+        styles[f"{attention}.wo"] = RowwiseParallel(output_layouts=stream)
     if stream == SEQUENCE:
-        styles |= {"attention_norm": SequenceParallel(), "feed_forward_norm": SequenceParallel()}
+        styles |= {
+            "attention_norm": SequenceParallel(use_local_output=True),
+            "feed_forward_norm": SequenceParallel(use_local_output=True),
+        }
     return styles
 
 
-def _end_styles(stream: Placement, split: bool) -> dict[str, ParallelStyle]:
-    """Styles of embedding, last norm and head."""
-    styles: dict[str, ParallelStyle] = {}
+def _end_styles(stream: Placement, split: bool, spec: FamilySpec) -> dict[str, ParallelStyle]:
+    """Styles of the parts that a model of any family may have beside its blocks."""
+    # The matrix in an encoder's head is whole on every device, and so is what it works on.
+    before_head = Replicate() if isinstance(spec, EncoderSpec) else stream
+    styles: dict[str, ParallelStyle] = {"relative_encoder": ColwiseParallel(), "relative_decoder": ColwiseParallel()}
     if split:
         styles["embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)
-        styles["head"] = ColwiseParallel(input_layouts=stream)
-    elif stream == SEQUENCE:
-        # A whole embedding is looked up by every rank, which keeps its part; a whole head works on the whole sequence.
-        styles["embedding"] = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=stream)
-        styles["head"] = PrepareModuleInput(
-            input_layouts=stream, desired_input_layouts=Replicate(), use_local_output=True
-        )
-    if stream == SEQUENCE:
-        styles["norm"] = SequenceParallel()
-    return styles
+        styles["head"] = ColwiseParallel(input_layouts=before_head)
+    if stream != SEQUENCE:
+        return styles
+    # What every rank looks up whole, it keeps its part of; what is whole works on the whole sequence.
+    for name in ("positions", "segments") if split else ("embedding", "positions", "segments"):
+        styles[name] = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=stream)
+    gathered = PrepareModuleInput(input_layouts=stream, desired_input_layouts=Replicate(), use_local_output=True)
+    if isinstance(spec, EncoderSpec):
+        styles["transform"] = gathered
+    elif not split:
+        styles["head"] = gathered
+    return styles | {
+        "embedding_norm": SequenceParallel(use_local_output=True),
+        "norm": SequenceParallel(use_local_output=True),
+    }

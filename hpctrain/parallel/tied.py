@@ -1,11 +1,14 @@
-"""A tied matrix in a cut model: the first stage looks tokens up in it, the last one uses it as its head.
+"""Weights that several stages of a cut model hold: each uses its own copy, and the copies' gradients are summed.
 
-Each end holds a copy, and every use adds to the same gradient: the copies' gradients are summed. On two ranks, both
-copies then take the same step. On one rank, the last stage's copy follows the first stage's, which alone has a state.
+A tied matrix lies at both ends: the first stage looks tokens up in it, the last one uses it as its head. In an
+encoder-decoder the first decoder block looks tokens up, too, and every stage has the relative positions of its blocks.
+Of copies on several ranks each takes the same step. Of copies on one rank the others follow the first, which alone has
+a state.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 
 import torch
@@ -16,87 +19,109 @@ from torch.distributed.tensor import DTensor
 from hpctrain.parallel.gradients import local_gradients
 from hpctrain.records.plan import Plan
 
-NAME = "embedding.weight"
 
+class TiedCopies:
+    """The copies that this rank holds."""
 
-class TiedEnds:
-    """The copies of the tied matrix that this rank holds, at the first and at the last stage."""
+    def __init__(self, held: Mapping[str, list[nn.Module]], groups: Mapping[str, dist.ProcessGroup | None]) -> None:
+        self._held = held
+        """By name, the stages with a copy, in the model's order."""
+        self._groups = groups
+        """By name, the ranks with a copy; None where this one has all of them."""
 
-    def __init__(self, first: nn.Module | None, last: nn.Module | None, group: dist.ProcessGroup | None) -> None:
-        self._modules = [module for module in (first, last) if module is not None]
-        self._group = group
-        """This rank and the one at the other end; None where both ends are here."""
-
-    @property
-    def copies(self) -> list[nn.Parameter]:
+    def copies(self, name: str) -> list[nn.Parameter]:
         """The parameters themselves, asked for anew because sharding replaces them."""
-        return [module.get_parameter(NAME) for module in self._modules]
+        return [module.get_parameter(name) for module in self._held[name]]
 
     @property
-    def follower(self) -> nn.Parameter | None:
-        """The copy that has no state of its own."""
-        return self.copies[1] if len(self._modules) == 2 else None
+    def followers(self) -> list[nn.Parameter]:
+        """The copies that have no state of their own."""
+        return [copy for name in self._held for copy in self.copies(name)[1:]]
 
     def holders(self) -> dict[nn.Parameter, int]:
         """Pipeline ranks that hold the parameter, where it is more than one."""
-        return dict.fromkeys(self.copies, 2) if self._group is not None else {}
+        groups = {name: group for name, group in self._groups.items() if group is not None}
+        return {self.copies(name)[0]: dist.get_world_size(group) for name, group in groups.items()}
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Before a step: bring the last stage's copy up to date where both ends are here."""
-        if len(self._modules) == 2:
-            source, target = self.copies
-            _local(target).copy_(_local(source))
+        """Before a step: bring the copies that follow another one up to date."""
+        for name in self._held:
+            first, *others = self.copies(name)
+            for other in others:
+                _local(other).copy_(_local(first))
 
     def add_here(self) -> None:
-        """After the backward passes: where both ends are here, one gradient for both uses."""
-        if len(self._modules) == 2:
-            source, target = self.copies
-            mine, other = local_gradients([source, target])
-            mine += other
-            target.grad = None
+        """After the backward passes: one gradient for all uses on this rank."""
+        for name in self._held:
+            first, *others = self.copies(name)
+            if not others:
+                continue
+            mine, *gradients = local_gradients([first, *others])
+            for gradient in gradients:
+                mine += gradient
+            for other in others:
+                other.grad = None
 
     def sum_gradients(self) -> int:
-        """After the reduction over replicas: add the other end's gradient. Collective over the two ends.
+        """After the reduction over replicas: add the gradients of the other ranks. Collective over those with a copy.
 
         Not before it: the order in which a reduction adds depends on where in a message a value stands, which differs
-        between the ends. A sum of two is the same on both, bit by bit.
+        between the stages. These messages are the same on all, and so is their sum, bit by bit.
 
         Returns:
             Bytes this rank put on the wire.
         """
-        if self._group is None:
-            return 0
-        (mine,) = local_gradients(self.copies)
-        dist.all_reduce(mine, group=self._group)
-        # A ring all-reduce of two sends every byte once from each.
-        return mine.numel() * mine.element_size()
+        sent = 0
+        for name, group in self._groups.items():
+            if group is None:
+                continue
+            (mine,) = local_gradients(self.copies(name)[:1])
+            dist.all_reduce(mine, group=group)
+            count = dist.get_world_size(group)
+            sent += 2 * (count - 1) * mine.numel() * mine.element_size() // count  # of a ring
+        return sent
 
 
-def tie_ends(
-    plan: Plan, rank: int, first: nn.Module | None, last: nn.Module | None, timeout: timedelta | None = None
-) -> TiedEnds | None:
-    """Join the ends of a cut model with a tied matrix. Collective over the world: every rank calls it.
+def tie_copies(
+    plan: Plan,
+    rank: int,
+    shared: Mapping[str, list[int]],
+    held: Mapping[int, nn.Module],
+    timeout: timedelta | None = None,
+) -> TiedCopies | None:
+    """Join the copies of shared weights. Collective over the world: every rank calls it.
 
     Args:
-        first, last: the stages at the ends that this rank holds; one module of one stage is tied in itself.
-        timeout: how long one end waits for the other; None: torch's own time, half an hour with gloo and ten minutes
+        shared: by name, the stages with a copy, in order.
+        held: by number, the stages that this rank holds.
+        timeout: how long one rank waits for the others; None: torch's own time, half an hour with gloo and ten minutes
             with NCCL.
 
     Returns:
-        None on ranks that hold no end.
+        None on ranks that hold no copy.
     """
     owner = plan.stage_owner()
-    ends = owner[0], owner[len(plan.stages) - 1]
-    group = None
-    if ends[0] != ends[1]:
-        mesh = plan.mesh()
+    mesh = plan.mesh()
+    made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+    groups: dict[str, dist.ProcessGroup | None] = {}
+    here: dict[str, list[nn.Module]] = {}
+    for name, stages in shared.items():
+        own = [held[stage] for stage in stages if stage in held]
+        if own:
+            here[name], groups[name] = own, None
+        owners = sorted({owner[stage] for stage in stages})
+        if len(owners) == 1:
+            continue
         # Along tp in ascending order, as in build_mesh.
-        columns = [[member for row in mesh[pp] for member in sorted(row)] for pp in ends]
-        for pair in zip(*columns, strict=True):
-            made = dist.new_group(sorted(pair), timeout=timeout)
-            group = made if rank in pair else group
-    return TiedEnds(first, last, group) if first is not None or last is not None else None
+        columns = [[member for row in mesh[pp] for member in sorted(row)] for pp in owners]
+        for members in zip(*columns, strict=True):
+            key = tuple(sorted(members))
+            if key not in made:
+                made[key] = dist.new_group(list(key), timeout=timeout)
+            if rank in key:
+                groups[name] = made[key]
+    return TiedCopies(here, groups) if here else None
 
 
 def _local(parameter: nn.Parameter) -> torch.Tensor:

@@ -18,11 +18,10 @@ from hpctrain.planner.saving import Saving
 from hpctrain.planner.search import Explored, Search
 from hpctrain.planner.workload import Order
 from hpctrain.records.codec import keeps_state
-from hpctrain.records.model_spec import ModelSpec
 from hpctrain.records.plan import Recompute
 from hpctrain.schedule.placement import V_SHAPED
 
-PATIENCE = ((512, 3),)
+PATIENCE = ((512, 3), (2048, 5))
 """(devices, options without a better plan) after which a search on more devices than `EVERY_COUNT` leaves a pair of pp
 and tp: bounds of unlike pairs are not equally near to what there is behind them. On fewer it ends when nothing can win.
 """
@@ -209,7 +208,7 @@ class _Auto:
         if not self.saves_memory:
             return
         _, dp, tp = shape
-        split = tp > 1 and isinstance(work.spec, ModelSpec) and work.seq_len % tp == 0
+        split = tp > 1 and work.spec.splits_sequence and work.seq_len % tp == 0
         # What is kept of gradients goes with no sum within the backward pass; those within nodes are exact.
         shard: Literal["all", "node"] = "node" if keeps_state(work.codec) else "all"
         if dp > 1:

@@ -18,7 +18,6 @@ from hpctrain.planner.saving import NO_SAVING, Saving
 from hpctrain.planner.search import Search
 from hpctrain.planner.unit import alike_classes
 from hpctrain.planner.workload import Order
-from hpctrain.records.model_spec import ModelSpec
 from hpctrain.records.plan import Recompute, ZeroLevel
 
 MOST_DEVICES = 8
@@ -76,7 +75,7 @@ def _savings() -> Iterator[Saving]:
 def _layouts(search: Search, shape: Shape, order: Order, size: int) -> Iterator[Layout]:
     pp, dp, tp = shape
     work, stages = search.work, pp * order.chunks
-    split = tp > 1 and isinstance(work.spec, ModelSpec) and work.seq_len % tp == 0
+    split = tp > 1 and work.spec.splits_sequence and work.seq_len % tp == 0
     if work.saving.sequence_parallel and not split:
         return
     total = work.rows // size

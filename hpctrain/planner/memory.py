@@ -157,7 +157,8 @@ class MemoryModel:
         logits = work.spec.logits_bytes(role.micro_batch, work.seq_len, work.head_shards(role.tp))
         # What came in and what goes out is kept beside the blocks' own.
         each = [
-            share.blocks * kept + 2 * boundary + logits * share.last + self._kept_casts(role, share) for share in shares
+            work.mean_blocks(share)[1] * kept + 2 * boundary + logits * share.last + self._kept_casts(role, share)
+            for share in shares
         ]
         moments = live_micro_batches(role.schedule, role.pp, role.stages, role.micro_batches)[role.rank]
         most = max(sum(live * size for live, size in zip(moment, each, strict=True)) for moment in moments)

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from hpctrain.records.cleaning import AS_IT_IS, Cleaning
 from hpctrain.records.document import Document, Part
 
 INDEX_NAME = "index.json"
@@ -42,13 +43,21 @@ class Sources(Part):
     """What the corpus was made from."""
 
     files: int = Field(ge=0)
-    """Text files that are in it."""
+    """Files that are in it."""
+    documents: int = Field(default=0, ge=0)
+    """Documents in them: records, or whole text files."""
     text_bytes: int = Field(ge=0)
     """Their size, uncompressed."""
     skipped_not_text: int = Field(default=0, ge=0)
     """Files left out because they are binary or not UTF-8."""
     skipped_unreadable: int = Field(default=0, ge=0)
     """Files left out because they could not be read: permission, a damaged archive."""
+    skipped_bad: int = Field(default=0, ge=0)
+    """Records left out because they are damaged or hold no text."""
+    other_splits: int = Field(default=0, ge=0)
+    """Files left out because their names call them validation or test, beside others called train."""
+    clean: Cleaning = AS_IT_IS
+    """What was done to the text."""
 
 
 class CorpusIndex(Document):

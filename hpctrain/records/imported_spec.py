@@ -1,16 +1,17 @@
 """A model that a factory in the person's own code makes: how it is built, and the sizes that a process measured of it.
 
-The counterpart of `ModelSpec`, with the same questions and answers; nothing here needs torch.
+The counterpart of `TransformerSpec`, with the same questions and answers; nothing here needs torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field
 
 from hpctrain.records.document import Part
-from hpctrain.records.model_spec import ModelSpec
+from hpctrain.records.families import FamilySpec
 
 Split = Literal["columns", "rows"]
 """columns: each device computes a part of the linear's outputs; rows: each takes a part of its inputs, and the parts
@@ -109,9 +110,30 @@ class ImportedSpec(Part):
             flops += self.back_sizes.flops
         return self._sequences(rows, seq_len) * flops
 
-    def boundary_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4) -> int:
-        """Size of the hidden state [rows, seq, dim] that travels between two stages."""
+    def stage_parameters(self, blocks: int, tp: int = 1, *, first: bool, last: bool) -> int:
+        """As `parameters`, of a stage by its number of blocks and the ends it has."""
+        return blocks * self.block_parameters(tp) + self.end_parameters(tp, first=first, last=last)
+
+    def mean_blocks(self, blocks: int, seq_len: int, *, first: bool, last: bool) -> tuple[float, float]:
+        """How many blocks of mean size a stage amounts to, in FLOPs and in what it keeps: blocks are equal."""
+        return blocks, blocks
+
+    @property
+    def preferred_cut(self) -> int | None:
+        """The block before which the model is cut best: all cuts are alike."""
+        return None
+
+    def boundary_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4, cut: int | None = None) -> int:
+        """Size of the hidden state [rows, seq, dim] that travels between two stages, wherever the cut is."""
         return rows * seq_len * self.dim * bytes_per_value
+
+    def boundary_length(self, seq_len: int, cut: int | None = None) -> int:
+        """Positions along the sequence of the hidden state."""
+        return seq_len
+
+    def shared_weights(self, cuts: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
+        """Weights that several stages hold: none; what front and back share cannot lie in two stages."""
+        return {}
 
     def activation_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """What one block keeps for its backward pass, for one micro-batch of `rows` sequences."""
@@ -161,6 +183,19 @@ class ImportedSpec(Part):
             return "front and back of the imported model share a weight, which cannot lie in two stages"
         return None
 
+    def why_no_sequence(self, seq_len: int) -> str | None:
+        """None: the model was made for the length of the data's sequences."""
+        return None
+
+    def target_length(self, seq_len: int) -> int:
+        """Positions of a sequence that there are logits for."""
+        return seq_len
+
+    @property
+    def splits_sequence(self) -> bool:
+        """Whether the stream can be split along the sequence: which modules of the model are norms is not known."""
+        return False
+
     @property
     def gathers_cast(self) -> bool:
         """Whether sharded weights are cast to the precision of matrix products before they are gathered: never, a
@@ -172,5 +207,5 @@ class ImportedSpec(Part):
         return rows * seq_len / self.seq_len
 
 
-Spec = ModelSpec | ImportedSpec
+Spec = FamilySpec | ImportedSpec
 """A model as the planner and the workers are told of it."""

@@ -24,6 +24,8 @@ FIRST_NODE = 10
 _RATE = re.compile(r"^(\d+(?:\.\d+)?)(kbit|mbit|gbit)$")
 _BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _WALL_TIME = r"^(UNLIMITED|INFINITE|(\d+-)?\d+(:\d+){0,2})$"
+# Slurm's configuration has no way to quote a path, and PATH none for a colon.
+_FOLDER = r"^/[^\s#%,=:]*[^\s#%,=:/]$"
 _NODE_NAME = r"^[a-z][a-z0-9-]{0,30}$"
 
 
@@ -120,6 +122,9 @@ class LabPartition(Part):
 class LabSlurm(Part):
     """Settings of the Slurm in the lab. The defaults make faults show in seconds, not in minutes."""
 
+    prefix: str | None = Field(default=None, pattern=_FOLDER)
+    """Folder of another Slurm than this machine's own, with bin, sbin and lib/slurm in it. Default: what is on the
+    path."""
     preempt_send_user_signal: bool = True
     """Whether a preempted job gets the signal that it asked for with --signal. Real clusters differ in this."""
     slurmd_timeout_s: int = Field(default=10, ge=2)

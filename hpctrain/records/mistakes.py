@@ -13,6 +13,8 @@ from hpctrain.base.errors import Mistake
 
 Path = tuple[str | int, ...]
 
+_DISCRIMINATORS = ("mode", "family")
+"""The keys that tell the members of a union apart."""
 _SCALARS = (str, int, float, bool, type(None))
 
 
@@ -118,9 +120,9 @@ def _file_path(location: Path, model: type[BaseModel]) -> tuple[Path, list[type[
 
 
 def _has_tag(owner: type[BaseModel], part: str | int) -> bool:
-    """Whether pydantic calls this member of a union `part`: the value of its discriminator, which is `mode`."""
-    mode = owner.model_fields.get("mode")
-    return mode is not None and get_origin(mode.annotation) is Literal and part in get_args(mode.annotation)
+    """Whether pydantic calls this member of a union `part`: the value of its discriminator."""
+    tags = [owner.model_fields[name].annotation for name in _DISCRIMINATORS if name in owner.model_fields]
+    return any(get_origin(tag) is Literal and part in get_args(tag) for tag in tags)
 
 
 def _line_of(path: Path, lines: Mapping[Path, int]) -> int | None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
 from hpctrain.records.document import Part
+from hpctrain.records.families import FamilySpec
 from hpctrain.records.imported_spec import ImportedSpec, Split
-from hpctrain.records.model_spec import PRESETS, ModelSpec
+from hpctrain.records.mistakes import nearest
+from hpctrain.records.presets import PRESETS
 
 
 class Model(Part):
@@ -17,8 +19,8 @@ class Model(Part):
 
     preset: str | None = None
     """A named model (see `hpctrain init`)."""
-    dims: ModelSpec | None = None
-    """A model by its dimensions."""
+    dims: Annotated[FamilySpec, Field(discriminator="family")] | None = None
+    """A model by its dimensions; without `family` a decoder."""
     hf: str | None = None
     """A Hugging Face model folder to start from."""
     import_: str | None = Field(default=None, alias="import")
@@ -46,6 +48,11 @@ class Model(Part):
             raise ValueError(f"{own[0]} goes with import; found it with {given[0]}")
         return self
 
+    @field_validator("dims", mode="before")
+    @classmethod
+    def _decoder_by_default(cls, value: Any) -> Any:
+        return {"family": "decoder", **value} if isinstance(value, dict) else value
+
     @field_validator("import_")
     @classmethod
     def _factory(cls, value: str | None) -> str | None:
@@ -70,5 +77,5 @@ class Model(Part):
     @classmethod
     def _known(cls, value: str | None) -> str | None:
         if value is not None and value not in PRESETS:
-            raise ValueError(f"allowed: {', '.join(PRESETS)}")
+            raise ValueError(nearest(value, PRESETS))
         return value

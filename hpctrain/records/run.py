@@ -17,10 +17,10 @@ from hpctrain.records.document import Document, Part
 from hpctrain.records.imported_spec import ImportedSpec, Spec
 from hpctrain.records.mistakes import dotted, mistakes_of
 from hpctrain.records.model_choice import Model
-from hpctrain.records.model_spec import PRESETS
 from hpctrain.records.objective import AnyObjective, Objective, settled
 from hpctrain.records.overrides import absent, apply_overrides, filled, overridden
 from hpctrain.records.plan import Recompute, ZeroLevel
+from hpctrain.records.presets import PRESETS
 from hpctrain.records.yaml_file import YamlFile, read_yaml
 
 COMPILE_S = 1800.0
@@ -28,16 +28,18 @@ COMPILE_S = 1800.0
 
 
 class Container(Part):
-    """An Apptainer image that the run happens in."""
+    """An image that the run happens in: its agents and its workers; the job's script stays outside."""
 
     image: str
-    """Path of the .sif file."""
+    """Path of the .sif file; for pyxis any image that it takes."""
+    runtime: Literal["auto", "apptainer", "singularity", "pyxis"] = "auto"
+    """What starts it. auto: Apptainer, else SingularityCE. pyxis: Slurm itself (srun --container-image)."""
     binds: list[str] = []
-    """Further bind mounts, SOURCE[:TARGET[:ro]]."""
+    """Further bind mounts, SOURCE[:TARGET[:ro]]. The run folder, the data and hpctrain are seen inside anyway."""
     nv: Literal["auto", "yes", "no"] = "auto"
     """Whether the NVIDIA driver is made visible inside."""
     env: dict[str, str] = {}
-    """Environment variables set inside."""
+    """Environment variables set inside; $NAME stands for a variable of the job."""
 
 
 class Batch(Part):
@@ -211,7 +213,7 @@ class Run(Document):
     cluster: Cluster = Cluster()
     """Where the run goes."""
     container: Container | None = None
-    """The Apptainer image that the run happens in. Default: none."""
+    """The image that the run happens in. Default: none."""
     model: Model
     """What is trained."""
     data: Data
@@ -255,6 +257,13 @@ class Run(Document):
             raise ValueError(f"profile.step is {self.profile.step}, and the run has {self.steps} steps")
         return self
 
+    @model_validator(mode="after")
+    def _model_takes_the_sequences(self) -> Run:
+        named = self.model.dims is not None or self.model.preset is not None
+        if named and (reason := self.spec().why_no_sequence(self.data.seq_len)):
+            raise ValueError(f"data.seq_len is {self.data.seq_len}, and {reason}")
+        return self
+
     def spec(self) -> Spec:
         """The model's dimensions, as far as the file says; the vocabulary may still be open.
 
@@ -291,8 +300,6 @@ class Run(Document):
         Raises:
             InputError: names the field.
         """
-        if self.container is not None:
-            raise InputError("container: runs inside an image are not supported by this version; remove the key")
         if self.model.import_ is None:
             self.spec()
 
@@ -355,4 +362,17 @@ def _resolve_paths(run: Run, base: Path) -> Run:
     if notify is not None and notify.url_file is not None:
         notify = notify.model_copy(update={"url_file": str(base / Path(notify.url_file).expanduser())})
     data = run.data.resolved(base)
-    return run.model_copy(update={"data": data, "code": code, "secrets_file": secrets, "notify": notify})
+    container = _resolve_container(run.container, base) if run.container is not None else None
+    update = {"data": data, "code": code, "secrets_file": secrets, "notify": notify, "container": container}
+    return run.model_copy(update=update)
+
+
+def _resolve_container(container: Container, base: Path) -> Container:
+    binds = []
+    for item in container.binds:
+        source, colon, rest = item.partition(":")
+        binds.append(f"{base / Path(source).expanduser()}{colon}{rest}")
+    image = container.image
+    if container.runtime != "pyxis" or image.endswith(".sqsh"):  # others are names in a registry
+        image = str(base / Path(image).expanduser())
+    return container.model_copy(update={"image": image, "binds": binds})

@@ -17,7 +17,7 @@ WHOLE_SUMS = ("none", "bf16")
 SHARDED_SUMS = "its messages bring sums to all ranks, where each is to get those of its own part"
 SUMS_PER_MICRO_BATCH = "a choice of the gradient would be sent for each micro-batch instead of each step"
 SCALED_SUMS = "a part of the gradient is sent before it is known whether another one overflows"
-TIED_MEETINGS = "the two ends' copies would meet apart, with sums that differ in their last bits"
+TIED_MEETINGS = "their copies would meet apart, with sums that differ in their last bits"
 RECOMPUTED_HALVES = "with backwards in two halves (I, W) torch would compute a block again for each of its matrices"
 
 
@@ -35,6 +35,11 @@ def check_runnable(plan: Plan, run: Run) -> None:
     if plan.sequence_parallel and run.model.import_ is not None:
         raise InputError(
             "sequence_parallel: found true with model.import; which modules of your own model are norms is not known; "
+            "switch sequence_parallel off"
+        )
+    if plan.sequence_parallel and not run.spec().splits_sequence:
+        raise InputError(
+            "sequence_parallel: found true with an encoder_decoder; its two streams travel as one along the sequence; "
             "switch sequence_parallel off"
         )
     if run.compile and plan.tp > 1:
@@ -58,10 +63,10 @@ def _check_compression(plan: Plan, run: Run) -> None:
     mode = plan.codec.mode
     if plan.shards > 1 and not plan.reduces_copies:
         _check_sharded(plan, run)
-    if mode == "local_steps" and plan.pp > 1 and plan.dp > 2 and _tied(run):
+    if mode == "local_steps" and plan.pp > 1 and plan.dp > 2 and _tied(plan, run):
         raise InputError(
-            f"compression.mode: found local_steps with pp {plan.pp} and a tied embedding; {TIED_MEETINGS}; use another "
-            "mode, parallel.pp 1, or a model with tied: false"
+            f"compression.mode: found local_steps with pp {plan.pp} and weights in several stages (a tied "
+            f"embedding, an encoder_decoder's relative positions); {TIED_MEETINGS}; use another mode, or parallel.pp 1"
         )
 
 
@@ -96,9 +101,9 @@ def sums_each_micro_batch(mode: str, zero: int, micro_batches: int) -> bool:
     return mode not in WHOLE_SUMS and zero > 1 and micro_batches > 1
 
 
-def _tied(run: Run) -> bool:
+def _tied(plan: Plan, run: Run) -> bool:
     spec = run.model.measured if run.model.import_ is not None else run.spec()
-    return spec is not None and spec.tied
+    return spec is not None and bool(spec.shared_weights([stage.layers for stage in plan.stages]))
 
 
 def _half_backwards(plan: Plan) -> Iterator[Action]:

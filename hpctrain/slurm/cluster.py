@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from hpctrain.slurm.fields import node_names, number, records, required, text_or_none
+from hpctrain.slurm.fields import node_names, number, records, required, text_or_none, whole
 from hpctrain.slurm.gres import Gres, parse_gres
 from hpctrain.slurm.time import read_duration
 
@@ -271,10 +271,11 @@ def _over_time_limit(text: str) -> int | None:
 
 def _first_number(text: str) -> int:
     """The number a value begins with: '10 sec' -> 10; 0 where there is none."""
-    found = re.match(r"\d+", text)
-    return int(found[0]) if found else 0
+    found = re.match(r"\d+", text, re.ASCII)
+    return (found and whole(found[0])) or 0
 
 
 def _option(text: str, name: str, default: int) -> int:
-    found = re.search(rf"(?:^|,){name}=(\d+)", text)
-    return int(found[1]) if found else default
+    found = re.search(rf"(?:^|,){name}=(\d+)", text, re.ASCII)
+    value = whole(found[1]) if found else None
+    return default if value is None else value

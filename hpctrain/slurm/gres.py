@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 _OUTSIDE_BRACKETS = re.compile(r",(?![^(]*\))")
 _BRACKETS = re.compile(r"\([^)]*\)")
-_COUNT = re.compile(r"(\d+)([KMGTP]?)", re.IGNORECASE)
+_COUNT = re.compile(r"(\d{1,18})([KMGTP]?)", re.IGNORECASE | re.ASCII)
 _FACTOR = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 
 

@@ -9,7 +9,7 @@ from enum import Enum
 from hpctrain.base.clock import utc_text
 from hpctrain.base.errors import CommandError
 from hpctrain.base.units import format_seconds
-from hpctrain.slurm.fields import node_names, number, records, required, text_or_none
+from hpctrain.slurm.fields import node_names, number, records, required, text_or_none, whole
 from hpctrain.slurm.reasons import is_stuck, reason_words
 from hpctrain.slurm.time import read_duration, read_moment
 
@@ -224,9 +224,8 @@ def _job(values: Mapping[str, str]) -> JobInfo:
 
 def _exit(text: str) -> tuple[int | None, int | None]:
     """Exit code and signal: '3:0' is (3, 0); squeue 22.05 prints the status of wait(2), 768 for the same."""
-    code, colon, by_signal = text.partition(":")
-    if not code.isdigit():
+    first, colon, second = text.partition(":")
+    code = whole(first)
+    if code is None:
         return None, None
-    if colon:
-        return int(code), int(by_signal or 0)
-    return int(code) >> 8, int(code) & 0x7F
+    return (code, whole(second) or 0) if colon else (code >> 8, code & 0x7F)

@@ -9,6 +9,8 @@ _NO_LIMIT = ("unlimited", "infinite", "-1")
 _FORMS = "minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes:seconds, UNLIMITED"
 _PLAIN = re.compile(r"(?:(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>\d+)|(?P<minutes>\d+))", re.ASCII)
 _DAYS = re.compile(r"(?P<d>\d+)-(?P<h>\d+)(?::(?P<m>\d+)(?::(?P<s>\d+))?)?", re.ASCII)
+_YEAR_10000_S = 253402300800.0
+"""Beyond it no moment can be written as a date."""
 _UNITS_S = {"d": 86400, "h": 3600, "m": 60, "s": 1, "minutes": 60}
 
 
@@ -53,9 +55,8 @@ def read_moment(text: str) -> float | None:
 
     hpctrain asks Slurm for seconds (SLURM_TIME_FORMAT=%s); the default form is local time without a zone.
     """
-    if text.isascii() and text.isdigit():
-        return float(text)
     try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
+        seconds = float(text) if text.isascii() and text.isdigit() else datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
         return None
+    return seconds if 0 <= seconds < _YEAR_10000_S else None

@@ -29,13 +29,19 @@ class Cluster:
     status_every_s = 3.0
     """`hpctrain status` takes half a second of processor time, which the run under test needs."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, prefix: Path | None = None) -> None:
+        """
+        Args:
+            prefix: folder of the Slurm that it runs, where that is not this machine's own.
+        """
+        self.folder, self._prefix = folder, prefix
         self.env = {
             **{key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_", "SRUN_"))},
             "HPCTRAIN_LAB": str(folder),
             "SLURM_CONF": str(folder / "slurm.conf"),
         }
+        if prefix is not None:
+            self.env["PATH"] = f"{prefix / 'bin'}:{os.environ['PATH']}"
 
     def run(self, *argv: str, timeout_s: float = 270, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command against the lab; when it must succeed and does not, its words are in the failure."""
@@ -51,6 +57,10 @@ class Cluster:
     def lab(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """`hpctrain lab WORDS`."""
         return self.run(sys.executable, "-m", "hpctrain", "lab", *words, check=check)
+
+    def up(self) -> None:
+        """Build it."""
+        self.lab("up", "--nodes", "4", *(() if self._prefix is None else ("--slurm", str(self._prefix))))
 
     def node_state(self, node: str) -> str:
         """As sinfo says: 'idle', 'down*'."""
@@ -85,11 +95,21 @@ class Cluster:
         return (self.folder / "ready").exists()
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test marked with slurms("own", "next") runs on a lab of each; without the mark, on this machine's own Slurm."""
+    marker = metafunc.definition.get_closest_marker("slurms")
+    if marker is None:
+        return
+    newer = pytest.param(Path(os.environ["HPCTRAIN_SLURM_NEXT"]), id="next", marks=pytest.mark.requires("slurm_next"))
+    known = {"own": pytest.param(None, id="own"), "next": newer}
+    metafunc.parametrize("lab", [known[name] for name in marker.args], indirect=True, scope="session")
+
+
 @pytest.fixture(scope="session")
-def lab() -> Iterator[Cluster]:
+def lab(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The lab of the test session. A test may take it down: whoever asks for `cluster` next builds it again."""
-    lab = Cluster(FOLDER)
-    lab.lab("up", "--nodes", "4")
+    lab = Cluster(FOLDER, getattr(request, "param", None))
+    lab.up()
     yield lab
     lab.lab("down")
 
@@ -98,7 +118,7 @@ def lab() -> Iterator[Cluster]:
 def cluster(lab: Cluster) -> Iterator[Cluster]:
     """A healthy lab of four idle nodes; jobs and faults of the test are gone after it."""
     if not lab.is_up():
-        lab.lab("up", "--nodes", "4")
+        lab.up()
     yield lab
     if lab.is_up():
         lab.run("scancel", "--user=root", "--full")

@@ -12,7 +12,18 @@ from hpctrain.slurm.job import JobState, pending_words
 from hpctrain.slurm.limits import Request, check_request
 from hpctrain.slurm.watch import Watcher
 
-pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab"), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.requires("slurm", "lab"),
+    pytest.mark.slurms("own", "next"),
+    pytest.mark.timeout(900),
+]
+
+ENDS_AT_ONCE = """#!/bin/bash
+trap 'exit 0' USR1
+echo ready
+while true; do sleep 0.1; done
+"""
 
 
 @pytest.fixture
@@ -64,6 +75,24 @@ def test_a_job_from_its_submission_to_its_end(cluster, slurm, script):
     assert [change.after.state for change in changes] == [JobState.CANCELLED]
     assert watcher.all_ended
     assert slurm.job("99999") is None
+
+
+def test_who_brings_back_a_job_that_ends_within_its_grace_time(cluster, slurm, tmp_path):
+    """The older Slurm calls it done; the newer one requeues it, unless the job has said that it must not."""
+    path = tmp_path / "ends.sh"
+    path.write_text(ENDS_AT_ONCE)
+    options = ("--partition=low", "--exclusive", "--requeue", "--signal=B:USR1@30", f"--output={tmp_path}/%j.out")
+    stays, goes = (submit(cluster, *options, f"--nodelist={node}", str(path)) for node in ("node0", "node1"))
+    outputs = [tmp_path / f"{job_id}.out" for job_id in (stays, goes)]
+    cluster.wait(lambda: all(out.exists() and out.read_text() for out in outputs), 30, "both jobs listen")
+    slurm.update(stays, Requeue=0)
+    cluster.run("srun", "--partition=high", "--nodelist=node[0-1]", "--nodes=2", "--exclusive", "true")
+    cluster.wait(lambda: slurm.job(goes).state is not JobState.COMPLETING, 30, "it is known what becomes of the jobs")
+    newer = slurm.config()["version"] >= "24"
+    assert (slurm.job(goes).state, slurm.job(goes).restarts) == (
+        (JobState.PENDING, 1) if newer else (JobState.COMPLETED, 0)
+    )
+    assert slurm.job(stays).state is (JobState.PREEMPTED if newer else JobState.COMPLETED)
 
 
 def test_a_script_before_it_is_submitted(cluster, slurm, script):

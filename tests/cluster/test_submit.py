@@ -51,7 +51,10 @@ class Project:
         return done
 
     def submit(self, *words: str) -> Job:
-        told = json.loads(self.hpctrain("submit", "run.yaml", "--json", "-t", "topology.json", *words).stdout)
+        return self.job(json.loads(self.hpctrain("submit", "run.yaml", "--json", "-t", "topology.json", *words).stdout))
+
+    def job(self, told: dict[str, str]) -> Job:
+        """The run that `submit --json` told of."""
         return Job(self, told["name"], Path(told["folder"]), told["job_id"])
 
 

@@ -27,9 +27,13 @@ from hpctrain.parallel.gradients import gradient_norm, local_gradients
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
 from hpctrain.parallel.reduction import reducer_of
+from hpctrain.records.encoder_decoder_spec import EncoderDecoderSpec
+from hpctrain.records.encoder_spec import EncoderSpec
+from hpctrain.records.families import FamilySpec
+from hpctrain.records.gpt2_spec import Gpt2Spec
 from hpctrain.records.manifest import Manifest
 from hpctrain.records.model_spec import ModelSpec
-from hpctrain.records.objective import NEXT_TOKEN, AnyObjective, Masked
+from hpctrain.records.objective import NEXT_TOKEN, AnyObjective, Masked, SpanCorruption, lengths
 from hpctrain.records.plan import Plan, Replica, Stage
 from hpctrain.schedule.resolve import schedule_of
 from hpctrain.snapshot.checkpoint import CheckpointSaver, load
@@ -98,7 +102,7 @@ EVEN, SIZES, COUNTS, FOUR = [(2, 2), (2, 2)], [(3, 2), (1, 2)], [(2, 3), (1, 2)]
 V_SHAPES = {replica: V_SHAPE[0] for replica in (0, 1)}
 
 
-def sharded_plans(zero: int) -> dict[str, tuple[Plan, ModelSpec]]:
+def sharded_plans(zero: int) -> dict[str, tuple[Plan, FamilySpec]]:
     """Plans of one ZeRO level."""
     return {
         f"zero{zero} dp2": (make_plan(1, 2, 1, WHOLE, EVEN, zero=zero), SPEC),
@@ -134,7 +138,7 @@ FIVE_STAGES = {
 }
 """Stages of one block, and one with the head alone; backwards cut in two for some of them only."""
 
-PLANS: dict[str, tuple[Plan, ModelSpec]] = {
+PLANS: dict[str, tuple[Plan, FamilySpec]] = {
     "one": (make_plan(1, 1, 1, WHOLE, [(8, 1)]), SPEC),
     "one, micro-batches": (make_plan(1, 1, 1, WHOLE, [(2, 4)], "gpipe"), SPEC),
     "pp2 gpipe": (make_plan(2, 1, 1, HALF, [(2, 4)], "gpipe"), SPEC),
@@ -221,17 +225,37 @@ PLANS |= {
 }  # fmt: skip
 
 
-def batch(spec: ModelSpec, step: int) -> torch.Tensor:
+GPT2 = Gpt2Spec(layers=4, dim=32, heads=4, vocab=64, positions=20)
+ENCODER = EncoderSpec(layers=4, dim=32, heads=4, vocab=64, positions=20)
+T5 = EncoderDecoderSpec(layers=4, dim=32, heads=4, vocab=64, buckets=8, max_distance=10)
+GATED = T5.model_copy(update={"gated": True, "tied": False, "encoder_layers": 1, "vocab": 67})
+PLANS |= {
+    "pp2 V, gpt2": (PLANS["pp2 V"][0], GPT2),
+    "pp2 V, encoder": (PLANS["pp2 V"][0], ENCODER),
+    "pp2 V, encoder-decoder": (PLANS["pp2 V"][0], T5),
+    "pp2 full and selective, encoder-decoder": (PLANS["pp2 full and selective"][0], GATED),
+    "tp2, encoder-decoder": (PLANS["tp2"][0], GATED),
+    "tp2 sequence, encoder": (PLANS["tp2 sequence"][0], ENCODER),
+    "pp4, encoder-decoder": (PLANS["pp4"][0], T5),
+    "zero3 pp2 dp2, encoder-decoder": (PLANS["zero3 pp2 dp2"][0], T5),
+}
+
+
+def batch(spec: FamilySpec, step: int) -> torch.Tensor:
     """The global batch of a step: [ROWS, SEQ + 1]."""
     return torch.randint(0, spec.vocabulary, (ROWS, SEQ + 1), generator=torch.Generator().manual_seed(step))
 
 
 MASKED = Masked(mode="masked")
+SPANS = SpanCorruption(mode="span_corruption")
 
 
-def samples(spec: ModelSpec, step: int, objective: AnyObjective) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets of the global batch of a step, each [ROWS, SEQ]."""
+def samples(spec: FamilySpec, step: int, objective: AnyObjective) -> tuple[torch.Tensor, ...]:
+    """Inputs and targets of the global batch of a step, each [ROWS, SEQ], and with two stacks what the decoder reads."""
     tokens = batch(spec, step)
+    if objective is SPANS:
+        target = lengths(SPANS, SEQ).outputs
+        return tokens[:, :-1], tokens[:, 1 : target + 1], tokens[:, :target]
     if objective is not MASKED:
         return tokens[:, :-1], tokens[:, 1:]
     special = SpecialTokens(spec.vocabulary - 1, spec.vocabulary, end_of_text=0, mask=spec.vocabulary - 1)
@@ -242,7 +266,7 @@ def samples(spec: ModelSpec, step: int, objective: AnyObjective) -> tuple[torch.
 REFERENCES: dict[tuple[str, AnyObjective], dict[str, object]] = {}
 
 
-def reference(spec: ModelSpec, objective: AnyObjective) -> dict[str, object]:
+def reference(spec: FamilySpec, objective: AnyObjective) -> dict[str, object]:
     """What one process gives, computed once for each model and objective."""
     key = spec.sha256(), objective
     if key not in REFERENCES:
@@ -250,14 +274,14 @@ def reference(spec: ModelSpec, objective: AnyObjective) -> dict[str, object]:
     return REFERENCES[key]
 
 
-def train_alone(spec: ModelSpec, objective: AnyObjective) -> dict[str, object]:
+def train_alone(spec: FamilySpec, objective: AnyObjective) -> dict[str, object]:
     """One process, whole batch, no hpctrain wiring: losses, first gradients, parameters after STEPS steps."""
     model = build_stage(spec, 0, spec.layers, SEED)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=EPS)
     losses, gradients = [], {}
     for step in range(STEPS):
-        inputs, targets = samples(spec, step, objective)
-        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=-100)
+        inputs, targets, *decoder_tokens = samples(spec, step, objective)
+        loss = F.cross_entropy(model(inputs, *decoder_tokens).flatten(0, 1), targets.flatten(), ignore_index=-100)
         loss.backward()
         losses.append(float(loss.detach()))
         if step == 0:
@@ -269,7 +293,7 @@ def train_alone(spec: ModelSpec, objective: AnyObjective) -> dict[str, object]:
 
 
 def open_pipeline(
-    plan: Plan, spec: ModelSpec, rank: int, objective: AnyObjective = NEXT_TOKEN
+    plan: Plan, spec: FamilySpec, rank: int, objective: AnyObjective = NEXT_TOKEN
 ) -> tuple[Pipeline, Coordinate, Reducer]:
     """This rank's part of a plan."""
     coordinate, mesh = Coordinate.of(plan, rank), build_mesh(plan, "cpu")
@@ -307,7 +331,7 @@ def job_loss(share: float, coordinate: Coordinate) -> float:
 
 
 def run_equivalence(
-    plan: Plan, spec: ModelSpec, rank: int, objective: AnyObjective = NEXT_TOKEN
+    plan: Plan, spec: FamilySpec, rank: int, objective: AnyObjective = NEXT_TOKEN
 ) -> dict[str, float]:
     """Largest deviations of a plan from one process, the same number on every rank."""
     expected = reference(spec, objective)
@@ -365,7 +389,7 @@ def run_reshard(folder: Path, rank: int, world: int) -> dict[str, float]:
 
 
 def load_into_plans(
-    found: Published, expected: dict[str, torch.Tensor], rank: int, world: int, model: ModelSpec, few: bool
+    found: Published, expected: dict[str, torch.Tensor], rank: int, world: int, model: FamilySpec, few: bool
 ) -> dict[str, float]:
     """Largest difference of a loaded tensor from the expected one, by plan. The state lies the same way at every ZeRO
     level and under every schedule, so a few of the sharded plans are enough, and a few of all for further checkpoints."""
@@ -388,7 +412,7 @@ def load_into_plans(
     return results
 
 
-def save_state(folder: Path, plan: Plan, spec: ModelSpec, rank: int) -> None:
+def save_state(folder: Path, plan: Plan, spec: FamilySpec, rank: int) -> None:
     """Two steps on a plan, saved asynchronously; a third step must not reach the checkpoint."""
     pipeline, coordinate, reducer = open_pipeline(plan, spec, rank)
     named = pipeline.parameters()
@@ -420,10 +444,15 @@ def save_state(folder: Path, plan: Plan, spec: ModelSpec, rank: int) -> None:
     dist.barrier()
 
 
+def usual(spec: FamilySpec) -> AnyObjective:
+    """What a model of this form is tried with."""
+    return SPANS if isinstance(spec, EncoderDecoderSpec) else NEXT_TOKEN
+
+
 def equivalence(folder: Path, rank: int, world: int) -> dict[str, Any]:
     with process_group(folder, rank, world):
         here = {name: case for name, case in PLANS.items() if case[0].world_size == world}
-        results = {name: run_equivalence(*case, rank) for name, case in here.items()}
+        results = {name: run_equivalence(*case, rank, usual(case[1])) for name, case in here.items()}
         masked = {name: case for name, case in here.items() if name in HIDING}
         if world == 2:
             results["pp2, two stacks"] = run_two_stacks(rank)

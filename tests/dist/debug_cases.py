@@ -20,7 +20,8 @@ from loop_cases import StoppingOrders, leave, make_folder, open_trainer
 from processes import launch
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.corpus.prepare import Options, prepare
+from hpctrain.corpus.options import Options
+from hpctrain.corpus.prepare import prepare
 from hpctrain.records.metric import read_metrics
 from hpctrain.snapshot.fingerprint import fingerprint
 from hpctrain.worker.build import Trainer

@@ -21,7 +21,8 @@ from cases import HALF, PLANS, ROWS, SEED, SEQ, SPEC, WHOLE, deviation, make_pla
 from processes import largest, launch
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.corpus.prepare import Options, prepare
+from hpctrain.corpus.options import Options
+from hpctrain.corpus.prepare import prepare
 from hpctrain.corpus.tokens import Corpus
 from hpctrain.model.build import build_stage
 from hpctrain.records.metric import effective, read_metrics

@@ -17,7 +17,8 @@ from loop_cases import StoppingOrders, leave, make_folder, open_trainer
 from processes import largest, launch
 
 from hpctrain.compress.reducer import DenseReducer
-from hpctrain.corpus.prepare import Options, prepare
+from hpctrain.corpus.options import Options
+from hpctrain.corpus.prepare import prepare
 from hpctrain.records.metric import effective, read_metrics
 from hpctrain.records.plan import Plan
 from hpctrain.snapshot.state import collect

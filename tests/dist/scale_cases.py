@@ -16,7 +16,8 @@ from loop_cases import MODEL, StoppingOrders, leave, make_folder, open_trainer
 from processes import largest, launch
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.corpus.prepare import Options, prepare
+from hpctrain.corpus.options import Options
+from hpctrain.corpus.prepare import prepare
 from hpctrain.records.manifest import LossScale
 from hpctrain.records.metric import MetricRow, effective, read_metrics
 from hpctrain.records.plan import Plan

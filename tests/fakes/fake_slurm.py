@@ -208,6 +208,8 @@ class FakeSlurm:
                 job = replace(job, dependency=value)
             elif field == "TimeLimit":
                 job = replace(job, time_limit_s=parse_time_limit(value))
+            elif field == "Requeue":
+                job = replace(job, requeue=value == "1")
             else:
                 text = f"Update of this parameter is not supported: {field}={value}\nRequest aborted\n"
                 return self._reply(argv, error=text)

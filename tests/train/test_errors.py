@@ -77,7 +77,7 @@ def test_a_plan_of_other_nodes_is_refused(site: Site) -> None:
 def test_what_cannot_run_yet_is_said_at_once(site: Site) -> None:
     code, said = refused(site, "run.yaml", "--set", "container={image: train.sif}")
     assert code == 2
-    assert "container:" in said
+    assert "container.image: " in said
     code, said = refused(site, "run.yaml", "--set", "model={hf: /some/folder}")
     assert code == 2
     assert "model.hf" in said

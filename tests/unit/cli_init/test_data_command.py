@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import filecmp
+import gzip
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import tokenizers
+import yaml
 
+from hpctrain.corpus.index import read_indexes
 from hpctrain.records.corpus_index import CorpusIndex
 
 Call = Callable[..., Any]
@@ -55,7 +65,7 @@ def test_options_reach_the_corpus(call: Call, text: Path, tmp_path: Path) -> Non
         (("text", "-o", "text"), "hpctrain: -o text: the folder is not empty and holds no corpus; name a new folder"),
         (("text", "-o", "out", "--tokenizer", "train:9"), "hpctrain: --tokenizer train:9: found '9' after train:"),
         (("text",), "Missing option '-o'"),
-        ((), "Missing argument 'IN...'"),
+        (("-o", "out"), "Missing argument 'IN...' (or --recipe FILE)"),
     ],
 )
 def test_wrong_use_is_told_and_ends_with_2(call: Call, text: Path, args: tuple[str, ...], message: str) -> None:
@@ -79,7 +89,141 @@ def test_progress_elsewhere_than_on_a_terminal_is_a_few_plain_lines(call: Call, 
     assert "\x1b" not in done.err
 
 
-@pytest.mark.parametrize("kind", ["run", "topology", "plan"])
+def jsonl(path: Path, texts: list[str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = "".join(json.dumps({"text": text, "url": "u"}) + "\n" for text in texts).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def test_options_of_records_and_cleaning_reach_the_corpus(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"body": "ﬁne  text\\n"}\nbad\n{"body": "more"}\n')
+    args = ("a.jsonl", "-o", "out", "--text-field", "body", "--normalize", "nfkc", "--whitespace", "collapse")
+    done = call("data", "prepare", *args)
+    assert done.code == 2
+    assert "a.jsonl:2: not valid JSON" in done.err
+    done = call("data", "prepare", *args, "--skip-bad", "--valid-fraction", "0", "--force")
+    assert done.code == 0, done.err
+    assert "skipped: 1 records that hold no text or are damaged" in done.out
+    tokens = np.fromfile(tmp_path / "out" / "train-00000.bin", dtype="<u2")
+    assert tokens.tolist() == [*b"fine text", 256, *b"more", 256]
+    sources = CorpusIndex.read(tmp_path / "out" / "index.json").sources
+    assert (sources.documents, sources.skipped_bad, sources.clean.normalize) == (2, 1, "nfkc")
+
+
+def test_check_tells_every_file_that_is_not_what_was_written(call: Call, text: Path, tmp_path: Path) -> None:
+    assert call("data", "prepare", "text", "-o", "out", "--tokenizer", "train:280").code == 0
+    done = call("data", "check", "out")
+    assert (done.code, done.out.startswith("out: 2 shards with ")) == (0, True)
+    shard = tmp_path / "out" / "train-00000.bin"
+    data = shard.read_bytes()
+    shard.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    (tmp_path / "out" / "valid-00000.bin").unlink()
+    (tmp_path / "out" / "tokenizer.json").write_text("{}")
+    done = call("data", "check", "out")
+    assert done.code == 2
+    for mistake in (
+        "shards[0]: train-00000.bin is not what was written (its hash differs); prepare the folder again",
+        "shards[1]: valid-00000.bin cannot be read: No such file or directory",
+        "tokenizer: tokenizer.json is not what was written",
+    ):
+        assert mistake in done.err
+    assert "no such folder" in call("data", "check", "nothing").err
+    assert "found no index.json in it" in call("data", "check", "text").err
+
+
+RECIPE = Path(__file__).parents[3] / "docs" / "examples" / "data_recipe" / "recipe.yaml"
+
+
+def test_the_example_of_a_recipe_makes_corpora_with_one_tokenizer(call: Call, tmp_path: Path) -> None:
+    recipe = yaml.safe_load(RECIPE.read_text())
+    recipe["tokenizer"] = "train:300"
+    recipe["clean"].pop("sentences")  # spaCy takes seconds to load; tests of cleaning have it
+    recipe["valid_fraction"] = recipe["sources"][1]["valid_fraction"] = 0.1
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    for number in range(2):
+        texts = [f"A page  that was crawled, {number} {n}." for n in range(60)]
+        jsonl(tmp_path / "r" / f"c4/en/c4-train.0000{number}-of-01024.json.gz", texts)
+    jsonl(tmp_path / "r/c4/en/c4-validation.00000-of-00008.json.gz", ["kept out"])
+    articles = [f"Article number {n} is about a town.\n\nIt is old." for n in range(40)]
+    table = pa.table({"id": [str(n) for n in range(40)], "title": ["t"] * 40, "text": articles})
+    (tmp_path / "r/wikipedia/20231101.en").mkdir(parents=True)
+    pq.write_table(table, tmp_path / "r/wikipedia/20231101.en/train-00000-of-00041.parquet", row_group_size=7)
+
+    done = call("data", "prepare", "--recipe", "r/recipe.yaml", "-o", "data", "--json")
+    assert done.code == 0, done.err
+    indexes = json.loads(done.out)
+    assert {name: index["sources"]["documents"] for name, index in indexes.items()} == {"c4": 120, "wikipedia": 40}
+    assert indexes["c4"]["tokenizer"] == indexes["wikipedia"]["tokenizer"]
+    assert "    - {path: data/c4, weight: 0.9}\n    - {path: data/wikipedia, weight: 0.1}" in done.err
+    folders = [tmp_path / "data" / name for name in ("c4", "wikipedia")]
+    assert all(index.vocab_size <= 300 for index in read_indexes(folders))
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "data" / "wikipedia" / "tokenizer.json"))
+    found = np.fromfile(tmp_path / "data" / "wikipedia" / "train-00000.bin", dtype="<u2")
+    assert "is about a town.\nIt is old." in tokenizer.decode(found.tolist())
+    checked = call("data", "check", "data")
+    assert [line.partition(":")[0] for line in checked.out.splitlines()] == ["data/c4", "data/wikipedia"]
+    assert call("data", "prepare", "--recipe", "r/recipe.yaml", "-o", "data").code == 2
+    assert call("data", "prepare", "--recipe", "r/recipe.yaml", "-o", "data", "--force").code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "args", "message"),
+    [
+        ("sources: []", (), "r.yaml:1: sources: "),
+        ("sources:\n  - {name: a, path: x}\n  - {name: a, path: y}", (), "found the name 'a' twice"),
+        ("sources: [{name: ../a, path: x}]", (), "r.yaml:1: sources[0].name: "),
+        ("sources: [{name: a, path: x, wieght: 2}]", (), "wieght"),
+        ("sources: [{name: a, path: nothing.txt}]", (), "nothing.txt: no such file or folder"),
+        ("sources: [{name: a, path: '*.none'}]", (), "*.none: found no such file below"),
+        ("sources: [{name: a, path: text}]", ("text",), "found IN text beside --recipe; name it as a source"),
+        ("sources: [{name: a, path: text}]", ("--skip-bad",), "found --skip-bad beside --recipe; write it into the"),
+    ],
+)
+def test_a_recipe_that_cannot_be_used_is_told(
+    call: Call, tmp_path: Path, text: str, args: tuple[str, ...], message: str
+) -> None:
+    (tmp_path / "r.yaml").write_text(text)
+    done = call("data", "prepare", "--recipe", "r.yaml", "-o", "out", *args)
+    assert done.code == 2
+    assert message in done.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_workers_change_nothing_and_a_kill_costs_no_finished_unit(tmp_path: Path) -> None:
+    lines = [f"line {n} of a text that takes a while: {n * n}" for n in range(1000)]
+    source = jsonl(tmp_path / "a.jsonl", ["\n".join(lines[n % 900 :]) for n in range(1600)])
+    assert source.stat().st_size > 30_000_000  # three units or more
+
+    def command(out: str, workers: int) -> list[str]:
+        args = [str(source), "-o", str(tmp_path / out), "--workers", str(workers), "--valid-fraction", "0.05"]
+        return [sys.executable, "-m", "hpctrain", "data", "prepare", *args]
+
+    assert subprocess.run(command("one", 1), capture_output=True, check=False).returncode == 0
+    partial = tmp_path / "two.partial" / "source-0"
+    first = subprocess.Popen(command("two", 2), stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        while first.poll() is None and not list(partial.glob("unit-0000?/unit.json")):
+            time.sleep(0.01)
+        workers = psutil.Process(first.pid).children(recursive=True)
+    finally:
+        first.kill()
+        first.wait()
+    # Workers see that their parent is gone, and end too.
+    assert psutil.wait_procs(workers, timeout=30)[1] == []
+    assert not (tmp_path / "two").exists()
+    kept = {path: path.stat().st_ino for path in partial.glob("unit-0000?/train-*.bin") if path.parent.suffix == ""}
+    assert kept
+    assert subprocess.run(command("two", 2), capture_output=True, check=False).returncode == 0
+    names = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "two").iterdir())
+    assert filecmp.cmpfiles(tmp_path / "one", tmp_path / "two", names, shallow=False) == (names, [], [])
+    assert set(kept.values()) <= {path.stat().st_ino for path in (tmp_path / "two").iterdir()}
+
+
+@pytest.mark.parametrize("kind", ["run", "recipe", "topology", "plan"])
 def test_schema_prints_a_json_schema_with_every_meaning(call: Call, kind: str) -> None:
     done = call("schema", kind)
     schema = json.loads(done.out)
@@ -99,7 +243,7 @@ def test_the_schema_of_a_run_file_explains_its_keys(call: Call) -> None:
 def test_an_unknown_schema_is_told(call: Call) -> None:
     done = call("schema", "image")
     assert done.code == 2
-    assert "'image' is not one of 'run', 'site', 'topology', 'plan'" in done.err
+    assert "'image' is not one of 'run', 'recipe', 'site', 'topology', 'plan'" in done.err
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from hpctrain.corpus.index import read_indexes
 from hpctrain.corpus.tokens import Corpus, open_validation
 from hpctrain.launch import starter as starter_module
 from hpctrain.launch.starter import Starter, check_starter, render, write_starter
-from hpctrain.records.model_spec import PRESETS
+from hpctrain.records.presets import PRESETS
 from hpctrain.records.run import FixedParallel, Optimizer, Run, read_run
 from hpctrain.records.yaml_file import parse_yaml
 
@@ -84,7 +84,7 @@ def test_a_folder_in_place_of_a_file_is_told(call: Call, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--preset", "tiny", "run.yaml: model.preset: found 'tiny'; allowed: tiny-1m"),
+        ("--preset", "tiny", "run.yaml: model.preset: found 'tiny'; did you mean 'tiny-1m'?"),
         ("--steps", "0", "run.yaml: steps: found 0; input should be greater than or equal to 1"),
         ("--name", "a b", "run.yaml: name: found 'a b'; string should match pattern"),
         ("--steps", "many", "'many' is not a valid integer"),
@@ -177,7 +177,7 @@ def test_the_keys_in_the_comments_are_real_keys() -> None:
     tried = 0
     for number, line in enumerate(lines):
         key = re.match(r"^\s*# +([a-z_]+): ", line)
-        if not key or key[1] in ("image", "binds", "nv", "env", "mode", "dims"):
+        if not key or key[1] in ("image", "runtime", "binds", "nv", "env", "mode", "dims"):
             continue
         changed = [*lines[:number], line.replace("# ", "", 1), *lines[number + 1 :]]
         value = parse_yaml("\n".join(changed)).value
@@ -185,7 +185,7 @@ def test_the_keys_in_the_comments_are_real_keys() -> None:
             value["parallel"]["mode"] = "fixed"
         Run.from_json(value, key[1])
         tried += 1
-    assert tried == 31
+    assert tried == 32
 
 
 def test_the_container_in_the_comments_is_a_real_one() -> None:
@@ -195,7 +195,7 @@ def test_the_container_in_the_comments_is_a_real_one() -> None:
     value = {**parse_yaml(render(Starter())).value, **parse_yaml(plain).value}
     container = Run.from_json(value).container
     assert container is not None
-    assert container.model_fields_set == {"image", "binds", "nv", "env"}
+    assert container.model_fields_set == {"image", "runtime", "binds", "nv", "env"}
 
 
 def test_every_section_of_a_run_file_is_in_it() -> None:

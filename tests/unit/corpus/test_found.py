@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from hpctrain.corpus.found import Place, find_text, usual_places
-from hpctrain.corpus.prepare import Options, prepare
+from hpctrain.corpus.options import Options
+from hpctrain.corpus.prepare import prepare
 
 EVERYTHING = re.compile(".*")
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.corpus.mixture import PERIOD, Mixture, counts_of, open_training, order_of, place, short_names
-from hpctrain.corpus.prepare import Options, prepare
+from hpctrain.corpus.options import Options
+from hpctrain.corpus.prepare import prepare
 from hpctrain.corpus.tokens import Corpus
 
 LENGTH = 32

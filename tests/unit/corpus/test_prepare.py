@@ -14,13 +14,14 @@ import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpctrain.base.errors import InputError, StorageError
-from hpctrain.corpus.prepare import Options, prepare
+from hpctrain.base.errors import HpctrainError, InputError, StorageError
+from hpctrain.corpus.options import Options
+from hpctrain.corpus.prepare import prepare
 from hpctrain.corpus.tokenizer import END_OF_TEXT, load_tokenizer
 from hpctrain.records.corpus_index import CorpusIndex
 
 ONE_FOLDER = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=25
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=10
 )
 
 
@@ -170,7 +171,7 @@ def test_a_file_that_is_no_tokenizer_is_told(text: Path, tmp_path: Path) -> None
 
 def test_no_text_at_all_is_told_with_what_is_taken(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match=r"found no text \(1 files skipped\); taken from folders are \.md"):
+    with pytest.raises(InputError, match=r"found no text \(1 files skipped\); taken from folders are \.md .*\.parquet"):
         prepare([tmp_path], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -207,37 +208,117 @@ def test_an_empty_or_linked_folder_is_filled(text: Path, tmp_path: Path) -> None
 SmallFiles = Callable[[int], AbstractContextManager[None]]
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(text: Path, tmp_path: Path, small_files: SmallFiles) -> None:
-    with small_files(4096), pytest.raises(StorageError, match=r"out: cannot write: "):
-        prepare([text], tmp_path / "sub" / "out")
-    assert list((tmp_path / "sub").iterdir()) == []
+def test_a_full_disk_is_one_line_and_the_same_call_goes_on(text: Path, tmp_path: Path, small_files: SmallFiles) -> None:
+    out = tmp_path / "sub" / "out"
+    with small_files(8192), pytest.raises(StorageError, match=r"out: cannot write: .*the same command goes on"):
+        prepare([text], out)
+    assert {path.name for path in out.parent.iterdir()} == {"out.partial"}
+    prepare([text], out)
+    prepare([text], tmp_path / "other")
+    assert snapshot(out) == snapshot(tmp_path / "other")
+    assert {path.name for path in out.parent.iterdir()} == {"out"}
 
 
 def test_a_full_disk_keeps_the_corpus_that_was_there(text: Path, tmp_path: Path, small_files: SmallFiles) -> None:
     out = tmp_path / "out"
     prepare([text], out)
     before = snapshot(out)
-    with small_files(4096), pytest.raises(StorageError):
+    with small_files(8192), pytest.raises(StorageError):
         prepare([text], out, Options("train:300", force=True))
     assert snapshot(out) == before
-    assert {path.name for path in tmp_path.iterdir()} == {"text", "out"}
 
 
-def test_an_interrupt_leaves_nothing(text: Path, tmp_path: Path) -> None:
+def interrupted(text: Path, out: Path, options: Options, bytes_encoded: int) -> None:
+    """Ends in the middle of encoding."""
+
     def interrupt(phase: str, done: int, total: int) -> None:
-        if phase == "encoding":
+        if phase == "encoding" and done >= bytes_encoded:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prepare([text], tmp_path / "out", progress=interrupt)
-    assert {path.name for path in tmp_path.iterdir()} == {"text"}
+        prepare([text], out, options, interrupt)
+
+
+def test_after_an_interrupt_units_that_are_finished_are_kept(text: Path, tmp_path: Path) -> None:
+    options = Options("train:300", unit_bytes=6000, workers=1)
+    prepare([text], tmp_path / "whole", options)
+    interrupted(text, tmp_path / "out", options, 20_000)
+    assert not (tmp_path / "out").exists()
+    source = tmp_path / "out.partial" / "source-0"
+    units = sorted(path for path in source.iterdir() if path.name.startswith("unit-") and path.suffix != ".tmp")
+    assert len(units) >= 2
+    # One that was damaged since is made again, one that is whole is not touched.
+    (units[0] / "train-00000.bin").write_bytes(b"other")
+    kept = (units[1] / "train-00000.bin").stat().st_ino
+    prepare([text], tmp_path / "out", options)
+    assert snapshot(tmp_path / "out") == snapshot(tmp_path / "whole")
+    assert kept in {path.stat().st_ino for path in (tmp_path / "out").iterdir()}
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_unfinished_work_of_another_command_is_dropped_only_by_force(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    interrupted(text, out, Options(unit_bytes=6000, workers=1), 0)
+    with pytest.raises(InputError, match=r"unfinished work of another command \(tokenizer differs\); give"):
+        prepare([text], out, Options("train:300", unit_bytes=6000))
+    (text / "00.txt").write_text("other")
+    with pytest.raises(InputError, match="input files differs"):
+        prepare([text], out, Options(unit_bytes=6000))
+    prepare([text], out, Options(force=True))
+    assert (out / "index.json").is_file()
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_two_commands_never_make_the_same_folder(text: Path, tmp_path: Path) -> None:
+    def again(phase: str, done: int, total: int) -> None:
+        prepare([text], tmp_path / "out")
+
+    with pytest.raises(InputError, match="another command is making this corpus now"):
+        prepare([text], tmp_path / "out", progress=again)
+
+
+def test_a_folder_of_somebody_else_in_the_way_is_left_alone(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "mine").write_text("x")
+    with pytest.raises(InputError, match=r"found mine and no work\.json; move it away"):
+        prepare([text], tmp_path / "out", Options(force=True))
+    assert (tmp_path / "out.partial" / "mine").read_text() == "x"
+
+
+def test_text_that_changes_between_the_readings_is_told(text: Path, tmp_path: Path) -> None:
+    def change(phase: str, done: int, total: int) -> None:
+        if phase == "reading" and done == total:
+            (text / "07.txt").write_text("other")
+
+    with pytest.raises(HpctrainError, match=r"00\.txt \(or one of the 39 behind it\): changed while it was read"):
+        prepare([text], tmp_path / "out", progress=change)
+    assert not (tmp_path / "out").exists()
+
+
+def test_units_change_neither_the_documents_nor_the_splits(text: Path, tmp_path: Path) -> None:
+    found = []
+    for number, size in enumerate((None, 3000)):
+        index = prepare([text], tmp_path / f"{number}", Options(valid_fraction=0.2, unit_bytes=size, workers=1))
+        found.append([documents(tokens(tmp_path / f"{number}", index, split), 256) for split in ("train", "valid")])
+    assert found[0] == found[1]
+    assert sum(shard.split == "valid" for shard in index.shards) == 1
+
+
+@pytest.mark.parametrize("limit", [1, 3000, 17_000, 10**6])
+def test_a_limit_is_kept_over_units(text: Path, tmp_path: Path, limit: int) -> None:
+    options = Options(limit_bytes=limit, unit_bytes=3000, valid_fraction=0.2, workers=1)
+    index = prepare([text], tmp_path / "out", options)
+    whole = sum(path.stat().st_size for path in text.iterdir())
+    largest = max(path.stat().st_size for path in text.iterdir())
+    assert min(limit, whole) - largest < index.sources.text_bytes <= max(limit, largest)
+    assert index.tokens("train") + index.tokens("valid") >= index.sources.text_bytes
 
 
 def test_progress_reaches_its_end(text: Path, tmp_path: Path) -> None:
     seen: dict[str, tuple[int, int]] = {}
     prepare([text], tmp_path / "out", progress=lambda phase, done, total: seen.update({phase: (done, total)}))
     size = sum(path.stat().st_size for path in text.iterdir())
-    assert seen == {"reading": (40, 40), "encoding": (size, size)}
+    assert seen == {"reading": (size, size), "encoding": (size, size)}
 
 
 def test_the_index_is_one_that_people_and_scripts_can_read(text: Path, tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import HpctrainError, StorageError
 from hpctrain.corpus import staged
 from hpctrain.corpus.index import read_index
-from hpctrain.corpus.prepare import Options, prepare
+from hpctrain.corpus.options import Options
+from hpctrain.corpus.prepare import prepare
 from hpctrain.corpus.staged import VARIABLE, is_whole, on_this_node, size_bytes, stage
 from hpctrain.corpus.tokens import Corpus
 

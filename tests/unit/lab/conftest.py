@@ -82,7 +82,7 @@ class Desk:
             if self.control_alias is None:
                 return Finished(argv, 1, "", 'Device "hpctctl" does not exist.')
             return self.says(argv, json.dumps([{"ifname": argv[5], "ifalias": self.control_alias}]))
-        if argv[-2:] == ("slurmd", "-V"):
+        if argv[-1] == "-V":
             return self.says(argv, "slurm-wlm 22.05.8\n")
         return self.says(argv, "")
 

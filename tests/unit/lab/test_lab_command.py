@@ -13,6 +13,7 @@ from hpctrain.base.process import Finished
 from hpctrain.cli import lab as lab_command
 from hpctrain.cli.main import cli
 from hpctrain.lab import requirements
+from hpctrain.lab.installation import CLIENTS, DAEMONS
 from hpctrain.lab.machine import one_at_a_time
 
 
@@ -21,10 +22,10 @@ def lab(monkeypatch, machine, desk, tmp_path):
     """Calls `hpctrain lab …`; an error of hpctrain's own is raised."""
     monkeypatch.setenv("HPCTRAIN_LAB", str(tmp_path / "lab"))
     monkeypatch.setattr(lab_command, "this_machine", lambda: machine)
-    monkeypatch.setattr(requirements, "missing_programs", lambda which=None: [])
+    monkeypatch.setattr(requirements, "missing_programs", lambda slurm, which=None: [])
 
     def idle(argv):
-        if "scontrol" not in argv:
+        if argv[-3:-1] != ("show", "node"):
             return None
         nodes = [line.split()[1] for line in machine.hosts.read_text().splitlines() if "hpctrain-lab" in line]
         return Finished(argv, 0, "\n".join(f"NodeName={n} State=IDLE SlurmdStartTime=1" for n in nodes), "")
@@ -44,6 +45,43 @@ def test_up_prints_the_line_to_export_and_nothing_else_on_stdout(lab, tmp_path):
     assert "up: 3 nodes in 0.0 s" in done.stderr
 
 
+def test_another_slurm_is_told_with_its_path_and_stays_the_labs(lab, desk, tmp_path):
+    prefix = tmp_path / "slurm"
+    with pytest.raises(InputError, match=f"slurm.prefix: found '{prefix}', where there is no {prefix}/sbin/slurmctld"):
+        lab("up", "--slurm", str(prefix))
+    programs = [*(f"sbin/{name}" for name in DAEMONS), *(f"bin/{name}" for name in CLIENTS)]
+    for path in (*programs, "lib/slurm/auth_munge.so"):
+        (prefix / path).parent.mkdir(parents=True, exist_ok=True)
+        (prefix / path).touch()
+    desk.answers.insert(0, lambda argv: Finished(argv, 0, "slurm 24.11.5\n", "") if argv[-1] == "-V" else None)
+    export = f'export PATH={prefix}/bin:"$PATH"\nexport SLURM_CONF={tmp_path}/lab/slurm.conf\n'
+    assert lab("up", "--nodes", "1", "--slurm", str(prefix)).stdout == export
+    assert f"PluginDir={prefix}/lib/slurm\n" in (tmp_path / "lab/slurm.conf").read_text()
+    assert (tmp_path / "lab/cgroup.conf").read_text() == "CgroupPlugin=disabled\n"
+    started = [argv for argv in desk.ran("start") if str(prefix / "sbin/slurmd") in argv]
+    assert len(started) == 1
+    assert started[0][-7:-5] == ("-d", f"{prefix}/sbin/slurmstepd")
+    assert desk.ran("start", str(prefix / "sbin/slurmctld"))
+    # Later commands know it from the lab's own record.
+    desk.log.clear()
+    lab("status", "--json")
+    assert {argv[3] for argv in desk.ran("env") if "node" in argv} == {f"{prefix}/bin/scontrol"}
+    assert lab("down").stderr.startswith("taken down: 3 daemons")
+
+
+def test_two_versions_on_the_path_are_told_and_nothing_stays(lab, desk, tmp_path):
+    def versions(argv):
+        newer = "env" in argv
+        return Finished(argv, 0, f"slurm {'24.11.5' if newer else '22.05.8'}\n", "") if argv[-1] == "-V" else None
+
+    desk.answers.insert(0, versions)
+    with pytest.raises(
+        InputError, match=r"slurmd is of Slurm 22\.05 and scontrol says 'slurm 24\.11\.5'; correct PATH"
+    ):
+        lab("up")
+    assert not (tmp_path / "lab").exists()
+
+
 def test_up_reads_a_spec_file_and_tells_its_mistakes(lab, tmp_path):
     path = tmp_path / "spec.yaml"
     path.write_text("nodes: [{name: left}, {name: right}]\n")
@@ -58,7 +96,7 @@ def test_a_dry_run_needs_no_root_and_starts_nothing(lab, machine, desk, monkeypa
     monkeypatch.setattr(lab_command, "this_machine", lambda: dataclasses.replace(machine, uid=lambda: 1000))
     done = lab("up", "--nodes", "2", "--dry-run")
     assert "ip netns add hpct-node1\n" in done.stdout
-    assert [argv for argv in desk.log if argv != ("slurmd", "-V")] == []
+    assert [argv for argv in desk.log if argv[-1] != "-V"] == []
 
 
 @pytest.mark.parametrize(

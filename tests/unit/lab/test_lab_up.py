@@ -10,11 +10,13 @@ from hpctrain.base.errors import CommandError, InputError, Refused
 from hpctrain.base.process import Finished
 from hpctrain.lab.daemons import daemon_pids, running_slurmd, slurmd_argv
 from hpctrain.lab.down import clear, leftovers
+from hpctrain.lab.installation import Installation
 from hpctrain.lab.layout import Layout, load_layout
 from hpctrain.lab.requirements import PACKAGES, PROGRAMS, install, require_namespaces, require_programs, require_root
 from hpctrain.lab.up import bring_up, draw, slurm_version
 from hpctrain.records.lab_spec import LabSpec
 
+OWN = Installation(None)
 IDLE = "NodeName={name} NodeAddr=198.18.7.10 State=IDLE SlurmdStartTime=1000 Reason=none"
 
 
@@ -171,10 +173,10 @@ def test_a_shared_cpu_needs_a_controller(machine, tmp_path):
 
 
 def test_the_version_of_slurm(machine, desk):
-    assert slurm_version(machine) == (22, 5)
+    assert slurm_version(machine, OWN) == (22, 5)
     desk.answers.append(lambda argv: Finished(argv, 0, "what?\n", ""))
     with pytest.raises(CommandError, match="slurmd -V: found 'what\\?'"):
-        slurm_version(machine)
+        slurm_version(machine, OWN)
 
 
 def test_a_user_who_is_not_root_is_told(machine):
@@ -198,7 +200,7 @@ def test_what_is_missing_is_installed_once(machine, desk):
         return name if name in there else None
 
     with pytest.raises(InputError, match="not found on the path: slurmd, munged; `hpctrain lab up --install`"):
-        require_programs(which)
+        require_programs(OWN, which)
 
     def apt(argv):
         if "install" in argv:
@@ -206,15 +208,15 @@ def test_what_is_missing_is_installed_once(machine, desk):
         return
 
     desk.answers.append(apt)
-    assert install(machine, which)
+    assert install(machine, OWN, which)
     assert desk.log[-1][-len(PACKAGES) :] == PACKAGES
-    assert not install(machine, which)
+    assert not install(machine, OWN, which)
     assert len(desk.log) == 2
 
 
 def test_an_installation_that_fails_says_why(machine, desk):
     desk.answers.append(lambda argv: Finished(argv, 100, "", "noise\nE: Unable to locate package slurmd\n"))
     with pytest.raises(Refused, match="apt-get update: ended with 100: E: Unable to locate package slurmd"):
-        install(machine, lambda name: name if name == "apt-get" else None)
+        install(machine, OWN, lambda name: name if name == "apt-get" else None)
     with pytest.raises(InputError, match="there is no apt-get here; install slurmctld, slurmd"):
-        install(machine, lambda name: None)
+        install(machine, OWN, lambda name: None)

@@ -13,7 +13,8 @@ import yaml
 
 from hpctrain.base.errors import CheckpointError, HpctrainError, InputError
 from hpctrain.base.process import Finished
-from hpctrain.corpus.prepare import Options, prepare
+from hpctrain.corpus.options import Options
+from hpctrain.corpus.prepare import prepare
 from hpctrain.launch.evaluate import evaluate
 from hpctrain.records.manifest import Manifest
 from hpctrain.records.run import read_run

@@ -82,7 +82,7 @@ def test_nothing_of_the_submitters_environment_is_in_the_script(monkeypatch: pyt
 def test_the_script_of_a_job_submitted_by_hand_is_the_golden_one() -> None:
     asked = run(device="cuda", devices_per_node=4, setup=["module load cuda"], constraint="a100")
     folder = Path("/shared/runs/gpt 1")
-    text = neutral(render_job(asked, folder, direct_command(folder), by_hand=True))
+    text = neutral(render_job(asked, folder, direct_command(asked, folder), by_hand=True))
     assert text == GOLDEN.with_name("own_job.sh").read_text()
 
 

@@ -8,8 +8,8 @@ from run_folders import RUN
 
 from hpctrain.launch import space
 from hpctrain.launch.space import space_words
-from hpctrain.records.model_spec import PRESETS
 from hpctrain.records.plan import Plan
+from hpctrain.records.presets import PRESETS
 from hpctrain.records.run import Run
 
 SPEC = PRESETS["tiny-1m"].model_copy(update={"vocab": 256})

@@ -84,10 +84,12 @@ def test_a_message_on_cuda_is_waited_for_on_the_stream_that_needs_it(device: Dev
 def test_the_ends_of_a_tied_model_wait_as_long_on_cuda_as_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages are left to NCCL's own watch there; a group must be told its time when it is made."""
     given: list[timedelta | None] = []
-    monkeypatch.setattr(pipeline, "tie_ends", lambda *arguments: given.append(arguments[-1]))
+    monkeypatch.setattr(pipeline, "tie_copies", lambda *arguments: given.append(arguments[-1]))
     nothing: Any = None
+    plan: Any = SimpleNamespace(stages=[])
+    spec: Any = SimpleNamespace(shared_weights=lambda cuts: {})
     for kind, messages in (("cpu", timedelta(seconds=7)), ("cuda", None)):
-        inputs = PipelineInputs(nothing, nothing, nothing, 1, 1, torch.device(kind), timeout=timedelta(seconds=7))
+        inputs = PipelineInputs(plan, spec, nothing, 1, 1, torch.device(kind), timeout=timedelta(seconds=7))
         assert inputs.message_timeout == messages
         pipeline._tied(inputs, SimpleNamespace(rank=0), [])  # type: ignore[arg-type]
     assert given == [timedelta(seconds=7)] * 2

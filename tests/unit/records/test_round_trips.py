@@ -64,7 +64,7 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
                 "name": NAMES,
                 "seed": st.integers(0, 2**63 - 1),
                 "cluster": st.fixed_dictionaries({}, optional={"time": st.just("1:30:00"), "nodes": SIZES}),
-                "container": st.none() | st.fixed_dictionaries({"image": st.text(min_size=1)}),
+                "container": st.none() | st.fixed_dictionaries({"image": st.just("/images/a.sif")}),
                 "parallel": st.just({"mode": "auto"}) | fixed,
                 "optimizer": optimizer,
             },

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from hpctrain.records.corpus_index import CorpusIndex
 from hpctrain.records.mistakes import known_keys, models_in
 from hpctrain.records.plan import Plan
+from hpctrain.records.recipe import Recipe
 from hpctrain.records.run import Run
 from hpctrain.records.topology import Topology
 
@@ -43,12 +44,12 @@ def undocumented(schema: Any) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("model", [Run, Plan, Topology, CorpusIndex])
+@pytest.mark.parametrize("model", [Run, Plan, Topology, CorpusIndex, Recipe])
 def test_every_key_has_a_description(model: type[BaseModel]) -> None:
     assert undocumented(model.model_json_schema(by_alias=True)) == []
 
 
-@pytest.mark.parametrize("model", [Run, Plan, Topology, CorpusIndex])
+@pytest.mark.parametrize("model", [Run, Plan, Topology, CorpusIndex, Recipe])
 def test_every_file_has_a_schema_for_editors(model: type[BaseModel]) -> None:
     schema = json.loads(json.dumps(model.model_json_schema(by_alias=True)))
     assert schema["additionalProperties"] is False

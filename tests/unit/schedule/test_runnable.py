@@ -100,7 +100,7 @@ def test_what_can_run_passes(found: Plan, asked: Run) -> None:
                 ],
             ),
             run(model={"dims": {"layers": 2, "dim": 16, "heads": 2, "tied": True}}),
-            "compression.mode: found local_steps with pp 2 and a tied embedding; .* use another mode",
+            "compression.mode: found local_steps with pp 2 and weights in several stages .* use another mode",
         ),
         (plan(schedule="custom"), run(), "plan: actions.0.: no table is given"),
     ],

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.corpus.objective import NO_TARGET, Examples, examples
-from hpctrain.corpus.prepare import Options, prepare
+from hpctrain.corpus.options import Options
+from hpctrain.corpus.prepare import prepare
 from hpctrain.corpus.special import SpecialTokens, special_tokens
 from hpctrain.records.imported_spec import Spec
-from hpctrain.records.model_spec import PRESETS
 from hpctrain.records.objective import NEXT_TOKEN, AnyObjective, Masked, SpanCorruption, lengths, settled
+from hpctrain.records.presets import PRESETS
 
 VOCABULARY = 1000
 MASKED = Masked(mode="masked")

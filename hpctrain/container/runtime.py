@@ -1,0 +1,70 @@
+"""The program that starts images on this machine, and what it must be told here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hpctrain.base.errors import InputError
+
+Name = Literal["apptainer", "singularity"]
+NAMES: tuple[Name, ...] = ("apptainer", "singularity")
+Which = Callable[[str], "str | None"]
+_CAP_SYS_RESOURCE = 24
+"""Number of the capability; <linux/capability.h>."""
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Apptainer, or SingularityCE, which takes the same options."""
+
+    name: Name
+    path: str
+
+    @property
+    def prefix(self) -> str:
+        """How the variables begin that are set inside: APPTAINERENV_."""
+        return f"{self.name.upper()}ENV_"
+
+
+@dataclass(frozen=True)
+class Host:
+    """What decides how an image is started on a machine."""
+
+    is_root: bool
+    may_raise_limits: bool
+    """Has CAP_SYS_RESOURCE. Root without it (inside another container) cannot start an image the usual way."""
+    has_nvidia: bool
+    """The NVIDIA driver is loaded."""
+
+    @property
+    def needs_user_namespace(self) -> bool:
+        """Whether a user namespace must be asked for: others than root get one anyway, or need none."""
+        return self.is_root and not self.may_raise_limits
+
+
+def find_runtime(asked: str, which: Which) -> Runtime:
+    """The program asked for; `auto`: Apptainer, else SingularityCE.
+
+    Raises:
+        InputError: it is not on the path.
+    """
+    for name in NAMES:
+        path = which(name) if asked in ("auto", name) else None
+        if path is not None:
+            return Runtime(name, path)
+    wanted = "neither apptainer nor singularity" if asked == "auto" else f"no {asked}"
+    raise InputError(f"container: {wanted} on the path; load its module first (in cluster.setup for a job)")
+
+
+def this_host(status: Path = Path("/proc/self/status"), driver: Path = Path("/dev/nvidiactl")) -> Host:
+    """The machine that this process runs on."""
+    try:
+        lines = status.read_text().splitlines()
+    except OSError:
+        lines = []
+    held = next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
+    return Host(os.getuid() == 0, bool(held >> _CAP_SYS_RESOURCE & 1), driver.exists())

@@ -1,0 +1,182 @@
+"""Tasks over worker processes, with results in the order of the tasks and little of them in memory.
+
+`concurrent.futures` is not enough: its workers outlive a parent that is killed, end only with their task on an
+interrupt, and cannot tell how far they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Protocol, TypeVar
+
+from hpctrain.base.errors import FileError, HpctrainError, InputError
+
+AHEAD = 2
+"""Tasks a worker that may be started before the first of them has its result taken."""
+_END_S = 5.0
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Task(Protocol[R_co]):
+    """A piece of work that can be sent to another process."""
+
+    def run(self, report: Callable[[int], None]) -> R_co:
+        """Do it; tell `report` by how much the work has advanced."""
+
+
+class Pool:
+    """Worker processes, started when they are needed; one worker is this process itself."""
+
+    def __init__(self, workers: int) -> None:
+        self._count = workers
+        self._workers: list[_Worker] = []
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop()
+
+    def run(self, tasks: Iterable[Task[R_co]], report: Callable[[int], None]) -> Generator[R_co, None, None]:
+        """The results, in the order of the tasks.
+
+        Raises:
+            HpctrainError: what a task raised, or a worker was killed; no task goes on after that.
+        """
+        if self._count == 1:
+            for task in tasks:
+                yield task.run(report)
+            return
+        if not self._workers:
+            self._workers = [_start() for _ in range(self._count)]
+        done = False
+        try:
+            yield from self._in_order(iter(tasks), report)
+            done = True
+        finally:
+            if not done:
+                self._stop()
+
+    def _in_order(self, tasks: Iterator[Task[R_co]], report: Callable[[int], None]) -> Iterator[R_co]:
+        idle = list(self._workers)
+        busy: dict[Connection, tuple[_Worker, int]] = {}
+        results: dict[int, Any] = {}
+        sent = taken = 0
+        more = True
+        while more or busy:
+            while more and idle and sent - taken < AHEAD * self._count:
+                task = next(tasks, None)
+                if task is None:
+                    more = False
+                    break
+                worker = idle.pop()
+                worker.send(task)
+                busy[worker.connection] = (worker, sent)
+                sent += 1
+            for connection in wait(list(busy)):
+                assert isinstance(connection, Connection)
+                worker, number = busy[connection]
+                kind, value = worker.receive()
+                if kind == "advanced":
+                    report(value)
+                    continue
+                if kind == "failed":
+                    raise value
+                results[number] = value
+                idle.append(worker)
+                del busy[connection]
+            while taken in results:
+                yield results.pop(taken)
+                taken += 1
+
+    def _stop(self) -> None:
+        for worker in self._workers:
+            worker.process.terminate()
+        for worker in self._workers:
+            worker.process.join(_END_S)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+            worker.connection.close()
+        self._workers = []
+
+
+@dataclass(frozen=True)
+class _Worker:
+    process: BaseProcess
+    connection: Connection
+
+    def send(self, task: Any) -> None:
+        try:
+            self.connection.send(task)
+        except OSError:
+            raise self._lost() from None
+
+    def receive(self) -> tuple[str, Any]:
+        try:
+            answer: tuple[str, Any] = self.connection.recv()
+        except (EOFError, OSError):
+            raise self._lost() from None
+        return answer
+
+    def _lost(self) -> HpctrainError:
+        self.process.join(_END_S)
+        code = self.process.exitcode
+        how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
+        return HpctrainError(
+            f"a worker process ended {how}; where memory is short, use fewer --workers (signal 9 often means that)"
+        )
+
+
+def usable_cpus() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _start() -> _Worker:
+    # Not by fork: libraries here have threads, whose locks a fork may copy in the middle of something.
+    context = multiprocessing.get_context("spawn")
+    own, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    return _Worker(process, own)
+
+
+def _serve(connection: Connection) -> None:
+    """The life of a worker: a task after the other, until the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the parent ends us
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the cores are taken by the other workers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            connection.send(_answer(connection.recv(), lambda count: connection.send(("advanced", count))))
+
+
+def _answer(task: Task[Any], report: Callable[[int], None]) -> tuple[str, Any]:
+    try:
+        return "done", task.run(report)
+    except FileError as error:
+        return "failed", InputError(str(error))
+    except HpctrainError as error:
+        return "failed", error
+    except Exception:
+        return "failed", RuntimeError(traceback.format_exc())
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed tells nobody: without this, its workers would go on writing for whoever comes next."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

@@ -1,0 +1,101 @@
+"""Tables on disk: Parquet, and the Arrow files that `datasets` saves. A row is a document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hpctrain.base.errors import InputError
+from hpctrain.corpus.pieces import Piece
+from hpctrain.corpus.records import BadRecords
+
+BATCH_ROWS = 128
+"""Rows that are held as Python text at once."""
+
+
+def parquet_documents(piece: Piece, field: str, bad: BadRecords) -> Iterator[str]:
+    """The text column of the piece's row groups, read one batch at a time.
+
+    Raises:
+        InputError: no Parquet file, no such column, or a row without text that may not be left out.
+        OSError: the file cannot be read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(piece.path, pre_buffer=False) as file:
+            _check_column(piece.path, file.schema_arrow, field)
+            stop = file.num_row_groups if piece.stop is None else piece.stop
+            groups = range(piece.start, stop)
+            row = sum(file.metadata.row_group(group).num_rows for group in range(piece.start))
+            batches = file.iter_batches(BATCH_ROWS, row_groups=groups, columns=[field], use_threads=False)
+            yield from _texts(batches, piece.path, row, bad)
+    except pa.ArrowInvalid as error:
+        bad.found(str(piece.path), f"damaged, or no Parquet file: {_first_line(error)}")
+
+
+def arrow_documents(piece: Piece, field: str, bad: BadRecords) -> Iterator[str]:
+    """The text column of an Arrow file, in the stream format (`datasets`) or the file format (Feather).
+
+    Raises:
+        InputError: no Arrow file, no such column, or a row without text that may not be left out.
+        OSError: the file cannot be read.
+    """
+    import pyarrow as pa
+
+    try:
+        with pa.OSFile(str(piece.path), "rb") as file:
+            of_file_format = file.read(6) == b"ARROW1"
+            file.seek(0)
+            reader = pa.ipc.open_file(file) if of_file_format else pa.ipc.open_stream(file)
+            _check_column(piece.path, reader.schema, field)
+            numbers = range(reader.num_record_batches) if of_file_format else ()
+            batches = (reader.get_batch(number) for number in numbers) if of_file_format else iter(reader)
+            slices = (
+                batch.select([field]).slice(first, BATCH_ROWS)
+                for batch in batches
+                for first in range(0, batch.num_rows, BATCH_ROWS)
+            )
+            yield from _texts(slices, piece.path, 0, bad)
+    except pa.ArrowInvalid as error:
+        bad.found(str(piece.path), f"damaged, or no Arrow file: {_first_line(error)}")
+
+
+def row_groups(path: Path) -> list[int]:
+    """Bytes of each row group of a Parquet file; empty where it cannot be read, which its reader tells."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            return [file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups)]
+    except (pa.ArrowInvalid, OSError):
+        return []
+
+
+def _texts(batches: Iterator[Any], path: Path, row: int, bad: BadRecords) -> Iterator[str]:
+    for batch in batches:
+        for text in batch.column(0).to_pylist():
+            row += 1
+            if text is None:
+                bad.found(f"{path}: row {row}", "found no text")
+            else:
+                yield text
+
+
+def _check_column(path: Path, schema: Any, field: str) -> None:
+    import pyarrow as pa
+
+    if field not in schema.names:
+        raise InputError(
+            f"{path}: found no column {field!r}; its columns: {', '.join(schema.names)}; name one with --text-field"
+        )
+    kind = schema.field(field).type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise InputError(f"{path}: the column {field!r} holds {kind}, expected text; name another with --text-field")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,154 @@
+"""A Dockerfile as parts of an Apptainer definition: read by spython, in a form that spython converts rightly."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shlex
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from spython.main.parse.parsers import DockerParser
+
+from hpctrain.base.errors import FileError, InputError, Mistake
+
+_NO_MEANING = ("HEALTHCHECK", "EXPOSE", "STOPSIGNAL", "USER", "LABEL", "MAINTAINER", "VOLUME", "ONBUILD", "SHELL")
+"""Instructions that say nothing in an Apptainer image: it runs as who starts it, and nobody watches it."""
+_LOCAL = {"docker-archive:": "docker-archive", "localimage:": "localimage", "oci-archive:": "oci-archive"}
+"""How a base begins that is a file."""
+
+
+@dataclass(frozen=True)
+class Dockerfile:
+    """What a definition takes from a Dockerfile."""
+
+    path: str
+    bootstrap: str
+    source: str
+    files: list[tuple[str, str]]
+    """(file beside the Dockerfile, place inside)."""
+    environment: list[str]
+    """NAME=value, quoted for a shell."""
+    commands: list[str]
+    """Lines of %post."""
+    run: str
+    """The command of %runscript; empty for none."""
+    dropped: list[str]
+    """Instructions that say nothing in an Apptainer image."""
+
+
+def read_dockerfile(path: Path) -> Dockerfile:
+    """Read a Dockerfile of one stage.
+
+    Raises:
+        FileError: it cannot be read, has several stages, or an instruction that has no equivalent.
+    """
+    try:
+        lines = _instructions(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(path, [Mistake("", f"cannot read: {error}")]) from None
+    dropped = [line for _, word, line in lines if word in _NO_MEANING]
+    kept = [_rewritten(path, number, word, line) for number, word, line in lines if word not in _NO_MEANING]
+    if sum(line.startswith("FROM ") for line in kept) != 1:
+        raise FileError(path, [Mistake("FROM", "only Dockerfiles with one FROM can be built; build the others first")])
+    recipe = _parse(path, kept)
+    source = str(recipe.fromHeader)
+    bootstrap, name = next(
+        ((kind, source[len(start) :]) for start, kind in _LOCAL.items() if source.startswith(start)), ("docker", source)
+    )
+    if bootstrap != "docker":
+        name = str(path.parent / name)
+    return Dockerfile(
+        path=path.name, bootstrap=bootstrap, source=name,
+        files=[(str((path.parent / str(origin)).resolve()), str(target)) for origin, target in recipe.files],
+        environment=list(recipe.environ), commands=_exported(recipe.install, recipe.environ),
+        run=_run_line(recipe.entrypoint, recipe.cmd), dropped=dropped,
+    )  # fmt: skip
+
+
+def _instructions(text: str) -> list[tuple[int, str, str]]:
+    """(line number, instruction in capitals, whole instruction in one line)."""
+    found: list[tuple[int, str, str]] = []
+    start, parts = 0, [""]
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.lstrip().startswith("#") or not (line.strip() or parts != [""]):
+            continue
+        if parts == [""]:
+            start, parts = number, []
+        body = line.rstrip()
+        parts.append(body.removesuffix("\\").strip())
+        if not body.endswith("\\"):
+            whole = " ".join(filter(None, parts))
+            found.append((start, whole.split(maxsplit=1)[0].upper(), whole))
+            parts = [""]
+    return found
+
+
+def _rewritten(path: Path, number: int, word: str, line: str) -> str:
+    """The instruction in a form that spython converts rightly."""
+    rest = line[len(word) :].strip()
+    if word in ("RUN", "CMD", "ENTRYPOINT") and rest.startswith("["):
+        try:
+            return f"{word} {shlex.join(json.loads(rest))}"
+        except (ValueError, TypeError):
+            raise FileError(path, [Mistake(word, f"found {rest!r}; write a JSON list, or a command", number)]) from None
+    if word == "ENV" and "=" not in rest.split(maxsplit=1)[0]:
+        name, _, value = rest.partition(" ")
+        return f'ENV {name}="{value.strip()}"'
+    if word in ("COPY", "ADD"):
+        options = [item for item in rest.split() if item.startswith("--")]
+        if any(item.startswith("--from") for item in options):
+            raise FileError(
+                path, [Mistake(word, "--from: several stages cannot be built; build the others first", number)]
+            )
+        rest = " ".join(item for item in rest.split() if not item.startswith("--"))
+        rest = " ".join(json.loads(rest)) if rest.startswith("[") else rest
+        if word == "ADD" and re.match(r"(https?|ftp)://", rest):
+            return f"RUN {_download(rest)}"
+        return f"{word} {rest}"
+    if word not in ("RUN", "CMD", "ENTRYPOINT", "ENV", "ARG", "FROM", "WORKDIR"):
+        raise FileError(path, [Mistake(word, "is no instruction that can be built", number)])
+    return f"{word} {rest}"
+
+
+def _download(rest: str) -> str:
+    """curl for ADD of an address; into a folder it keeps its name."""
+    *addresses, target = rest.split()
+    names = [target + address.rsplit("/", 1)[-1] if target.endswith("/") else target for address in addresses]
+    pairs = zip(addresses, names, strict=True)
+    return " && ".join(f"curl -fsSL --create-dirs -o {shlex.quote(name)} {shlex.quote(url)}" for url, name in pairs)
+
+
+def _parse(path: Path, lines: list[str]) -> DockerParser:
+    logging.getLogger("spython").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory(prefix="hpctrain-") as folder:
+        rewritten = Path(folder, "Dockerfile")
+        rewritten.write_text("\n".join(lines) + "\n")
+        try:
+            recipes = DockerParser(str(rewritten)).recipe
+        except Exception as error:  # whatever a parser of other people's files stumbles over
+            raise FileError(
+                path, [Mistake("", f"spython cannot read it: {error}; write a definition by hand")]
+            ) from None
+    recipe = next(iter(recipes.values()))
+    if not recipe.fromHeader:
+        raise InputError(f"{path}: FROM names nothing")
+    return recipe
+
+
+def _exported(commands: list[str], environment: list[str]) -> list[str]:
+    """ENV and ARG are seen by what RUN starts."""
+    assigned = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+    names = {item.partition("=")[0] for item in environment}
+    out = []
+    for line in commands:
+        plain = bool(assigned.match(line)) and (line.partition("=")[0] in names or len(shlex.split(line)) == 1)
+        out.append(f"    export {line}" if plain else f"    {line}")
+    return out
+
+
+def _run_line(entrypoint: str | list[str] | None, command: str | list[str] | None) -> str:
+    words = [item if isinstance(item, str) else " ".join(item) for item in (entrypoint, command) if item]
+    return f'exec {" ".join(words)} "$@"' if words else ""

@@ -1,0 +1,88 @@
+"""What a Python inside an image sees, as one JSON object on stdout. Started by its path: nothing of hpctrain is
+imported, as what it needs may be missing there.
+
+usage: python3 inside.py look PACKAGE... | signals
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+WAIT_S = 10.0
+
+
+def look(packages: list[str]) -> dict[str, Any]:
+    """Versions, devices, folders."""
+    infiniband = Path("/dev/infiniband")
+    return {
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "packages": {name: _version(name) for name in packages},
+        "torch": _torch(),
+        "infiniband": sorted(path.name for path in infiniband.iterdir()) if infiniband.is_dir() else [],
+        "nvidia": Path("/dev/nvidiactl").exists(),
+        "home": _why_not_writable(os.environ.get("HOME", "/")),
+        "temporary": _why_not_writable(tempfile.gettempdir()),
+        "shared_memory": _why_not_writable("/dev/shm"),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _torch() -> dict[str, Any]:
+    try:
+        torch = importlib.import_module("torch")
+        distributed = importlib.import_module("torch.distributed")
+    except Exception as error:  # a library that it needs may be missing in any way
+        first = str(error).partition("\n")[0]
+        return {"error": f"{type(error).__name__}: {first}"}
+    there = distributed.is_available()
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if there and distributed.is_nccl_available() else None
+    return {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "gloo": there and distributed.is_gloo_available(),
+        "nccl": nccl,
+        "devices": torch.cuda.device_count(),
+    }
+
+
+def _why_not_writable(folder: str) -> str | None:
+    """None where a file can be made."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+
+
+def signals() -> dict[str, Any]:
+    """Says that it is ready, then which signals came; and reads from the image again once they have."""
+    came: set[str] = set()
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, lambda got, _: came.add(signal.Signals(got).name))
+    print("ready", flush=True)
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline and len(came) < 2:
+        time.sleep(0.05)
+    time.sleep(0.3)  # the image's file system had the same signals
+    importlib.import_module("wave")  # a file of the image that nobody has read yet
+    return {"came": sorted(came)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(look(sys.argv[2:]) if sys.argv[1] == "look" else signals()), flush=True)

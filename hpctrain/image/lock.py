@@ -1,0 +1,104 @@
+"""The lock of an image: the exact versions of everything that hpctrain needs, as installed here."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import platform
+import re
+from collections.abc import Sequence
+
+from packaging.requirements import Requirement
+
+from hpctrain.base.errors import InputError
+from hpctrain.base.process import Runner
+
+OWN = "hpctrain"
+SEEDS = (
+    "python3-minimal", "bash", "dash", "coreutils", "grep", "sed", "libc-bin", "libstdc++6", "libgcc-s1", "media-types",
+)  # fmt: skip
+"""Debian packages that a small image is made of, with what these depend on; libstdc++6 is for torch."""
+_LEFT_OUT = ("debconf", "dpkg", "perl-base", "tar", "install-info", "login", "mawk", "gcc-12-base")
+"""Only needed where packages are installed."""
+
+
+def locked_packages(extras: Sequence[str] = ()) -> list[str]:
+    """NAME==VERSION of every package that hpctrain needs, in order; a build's own mark (+cpu) is no part of it.
+
+    Args:
+        extras: those of hpctrain's extras that the image is to have.
+
+    Raises:
+        InputError: a package is not installed here.
+    """
+    found: dict[str, str] = {}
+    waiting = [(OWN, tuple(extras))]
+    while waiting:
+        name, wanted = waiting.pop()
+        try:
+            distribution = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            raise InputError(f"{name}: not installed here, and hpctrain needs it; install hpctrain again") from None
+        if name != OWN:
+            found[name] = distribution.version.partition("+")[0]
+        for text in distribution.requires or []:
+            requirement = Requirement(text)
+            key = _normal(requirement.name)
+            if key not in found and key != OWN and _applies(requirement, wanted):
+                waiting.append((key, tuple(requirement.extras)))
+    return [f"{name}=={version}" for name, version in sorted(found.items())]
+
+
+def lock_sha256(lock: Sequence[str]) -> str:
+    """Names a lock."""
+    return hashlib.sha256("\n".join(lock).encode()).hexdigest()
+
+
+def debian_packages(runner: Runner) -> list[str]:
+    """NAME=VERSION of the Debian packages that this machine's own Python consists of, in order.
+
+    Raises:
+        InputError: this is no Debian, or its Python is another one than hpctrain's.
+    """
+    python = ".".join(platform.python_version_tuple()[:2])
+    wanted = [*SEEDS, f"python{python}-minimal", f"libpython{python}-stdlib"]
+    known = _installed(runner)
+    if f"python{python}-minimal" not in known:
+        raise InputError(
+            f"--base cpu-small: takes Debian's own python{python}, which is not installed here (apt-get install "
+            "python3); choose another base: cpu, cuda, rocm, localimage:PATH or a Dockerfile"
+        )
+    found: set[str] = set()
+    waiting = [name for name in wanted if name in known]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += [other for other in known[name][1] if other in known and other not in _LEFT_OUT]
+    return [f"{name}={known[name][0]}" for name in sorted(found)]
+
+
+def _installed(runner: Runner) -> dict[str, tuple[str, list[str]]]:
+    """{package: (version, those that it depends on)} of this machine."""
+    fields = r"${Package}\t${Version}\t${db:Status-Status}\t${Pre-Depends}, ${Depends}\n"
+    done = runner.run(["dpkg-query", "-W", "-f", fields], timeout_s=60)
+    known: dict[str, tuple[str, list[str]]] = {}
+    for line in done.stdout.splitlines():
+        name, version, state, needed = line.split("\t")
+        if state == "installed":
+            # Of alternatives, "a | b", both that are installed; a version or an architecture behind a name is no name.
+            known[name] = (version, [word for item in re.split(r"[,|]", needed) if (word := _name(item))])
+    return known
+
+
+def _name(item: str) -> str:
+    return re.split(r"[\s:(]", item.strip(), maxsplit=1)[0]
+
+
+def _applies(requirement: Requirement, extras: Sequence[str]) -> bool:
+    marker = requirement.marker
+    return marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras))
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,67 @@
+"""Commands of a run, inside its image where it has one; what of that can be checked before anything starts."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpctrain.base.errors import InputError
+from hpctrain.container.binds import check_binds, run_binds
+from hpctrain.container.entry import PYTHON, pyxis_command, pyxis_options
+from hpctrain.container.runtime import Which, find_runtime
+from hpctrain.records.run import Container, Run
+
+
+def python_of(run: Run) -> str:
+    """The Python that the run's processes start with: this one, or the image's."""
+    return sys.executable if run.container is None else PYTHON
+
+
+def entering(run: Run, folder: Path, command: Sequence[str], with_code: bool = False) -> list[str]:
+    """The argv that runs `command` where the run's processes run; under pyxis Slurm has seen to that."""
+    if run.container is None or run.container.runtime == "pyxis":
+        return list(command)
+    more = ["--with-code"] if with_code else []
+    return [sys.executable, "-m", "hpctrain.node", "enter", "--folder", str(folder), *more, "--", *command]
+
+
+def task_of(run: Run, folder: Path, command: Sequence[str]) -> str:
+    """The same as a step's task, for a shell."""
+    if run.container is not None and run.container.runtime == "pyxis":
+        return pyxis_command(run.container, command)
+    return shlex.join(entering(run, folder, command))
+
+
+def step_options(run: Run, folder: Path) -> str:
+    """srun's options for a step in the image, with a space behind; empty where srun need not know of it."""
+    if run.container is None or run.container.runtime != "pyxis":
+        return ""
+    binds = run_binds(run, folder, {})
+    return shlex.join(pyxis_options(run.container, binds)) + " "
+
+
+def check_container(container: Container | None, local: bool, which: Which) -> None:
+    """The image and what it is to see are there.
+
+    Args:
+        local: the run's processes start on this machine.
+
+    Raises:
+        InputError: the image, a bind or, for a local run, the program that starts it, is not there.
+    """
+    if container is None:
+        return
+    check_binds(container.binds)
+    if container.runtime == "pyxis":
+        if local:
+            raise InputError("container.runtime: found pyxis; it is Slurm's: a local run takes auto")
+        return
+    image = Path(container.image)
+    if not image.exists():
+        raise InputError(
+            f"container.image: {image}: there is no such file; build one with `hpctrain image build -o {image.name}`"
+        )
+    if local:  # a job may load the module that brings it
+        find_runtime(container.runtime, which)

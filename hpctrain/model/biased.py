@@ -1,0 +1,56 @@
+"""Attention and feed-forward layer of GPT-2 and BERT: a bias at every matrix, GELU.
+
+Shapes: activations x [batch, seq, dim], queries and keys [batch, heads, seq, head_dim].
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hpctrain.records.biased_spec import BiasedSpec
+
+
+class BiasedAttention(nn.Module):
+    """Self-attention (Vaswani et al. 2017) with biases."""
+
+    def __init__(self, spec: BiasedSpec, causal: bool) -> None:
+        super().__init__()
+        self.head_dim = spec.head_dim
+        self.causal = causal
+        self.wq = nn.Linear(spec.dim, spec.dim)
+        self.wk = nn.Linear(spec.dim, spec.dim)
+        self.wv = nn.Linear(spec.dim, spec.dim)
+        self.wo = nn.Linear(spec.dim, spec.dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [batch, seq, dim] -> [batch, seq, dim]."""
+        batch, seq, _ = x.shape
+        q, k, v = (w(x).view(batch, seq, -1, self.head_dim).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.wo(out.transpose(1, 2).reshape(batch, seq, -1))
+
+
+class GeluLayer(nn.Module):
+    """Feed-forward layer w2(GELU(w1 x)) (Hendrycks & Gimpel 2016), exact or in its tanh form."""
+
+    def __init__(self, spec: BiasedSpec, form: Literal["none", "tanh"]) -> None:
+        super().__init__()
+        self.form = form
+        self.w1 = nn.Linear(spec.dim, spec.hidden)
+        self.w2 = nn.Linear(spec.hidden, spec.dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [batch, seq, dim] -> [batch, seq, dim]."""
+        return self.w2(F.gelu(self.w1(x), approximate=self.form))
+
+
+class Positions(nn.Embedding):
+    """The learned positions of a sequence."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens [batch, seq] -> [1, seq, dim]."""
+        return super().forward(torch.arange(x.shape[1], device=x.device)[None])

@@ -1,0 +1,66 @@
+"""An encoder-only Transformer in the form of BERT (Devlin et al. 2019), with the head that fills in masked tokens."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hpctrain.model.biased import BiasedAttention, GeluLayer, Positions
+from hpctrain.model.norm import LayerNorm
+from hpctrain.model.transformer_part import TransformerPart
+from hpctrain.records.encoder_spec import SEGMENTS, EncoderSpec
+
+
+class EncoderBlock(nn.Module):
+    """One layer: attention and feed-forward layer, each added to the stream, with a norm behind the sum."""
+
+    def __init__(self, spec: EncoderSpec) -> None:
+        super().__init__()
+        self.attention = BiasedAttention(spec, causal=False)
+        self.attention_norm = LayerNorm(spec.dim, spec.norm_eps)
+        self.feed_forward = GeluLayer(spec, "none")
+        self.feed_forward_norm = LayerNorm(spec.dim, spec.norm_eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [batch, seq, dim] -> [batch, seq, dim]."""
+        x = self.attention_norm(x + self.attention(x))
+        return self.feed_forward_norm(x + self.feed_forward(x))
+
+
+class FirstSegment(nn.Embedding):
+    """The table of segments, of which a text without pairs of sentences has the first in every place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens [batch, seq] -> [1, seq, dim]."""
+        return super().forward(torch.zeros(1, x.shape[1], dtype=torch.long, device=x.device))
+
+
+class Encoder(TransformerPart):
+    """Blocks [start, stop), with embedding, positions and segments at the front and the head at the back."""
+
+    def __init__(self, spec: EncoderSpec, start: int, stop: int, first: bool, last: bool) -> None:
+        super().__init__()
+        self.tied_here = spec.tied and last
+        self.norm = None  # each block ends with one
+        self.embedding = nn.Embedding(spec.vocabulary, spec.dim) if first or self.tied_here else None
+        self.positions = Positions(spec.positions, spec.dim) if first else None
+        self.segments = FirstSegment(SEGMENTS, spec.dim) if first else None
+        self.embedding_norm = LayerNorm(spec.dim, spec.norm_eps) if first else None
+        self.layers = nn.ModuleDict({str(index): EncoderBlock(spec) for index in range(start, stop)})
+        self.transform = nn.Linear(spec.dim, spec.dim) if last else None
+        self.transform_norm = LayerNorm(spec.dim, spec.norm_eps) if last else None
+        self.head = nn.Linear(spec.dim, spec.vocabulary) if last else None
+        self.tie()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens [batch, seq] (first) or activations [batch, seq, dim] in; activations or logits (last) out."""
+        if self.embedding is not None and self.embedding_norm is not None:
+            assert self.positions is not None, "a first stage has all of the front"
+            assert self.segments is not None, "a first stage has all of the front"
+            x = self.embedding_norm(self.embedding(x) + self.positions(x) + self.segments(x))
+        for block in self.layers.values():
+            x = block(x)
+        if self.head is not None and self.transform is not None and self.transform_norm is not None:
+            x = self.head(self.transform_norm(F.gelu(self.transform(x))))
+        return x

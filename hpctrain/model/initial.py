@@ -1,0 +1,51 @@
+"""The initial weights, by family. They depend on the seed and their names alone, not on the cut."""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import torch
+from torch import nn
+
+from hpctrain.records.encoder_decoder_spec import EncoderDecoderSpec
+from hpctrain.records.encoder_spec import EncoderSpec
+from hpctrain.records.families import FamilySpec
+
+
+@torch.no_grad()
+def initialise(module: nn.Module, spec: FamilySpec, seed: int) -> None:
+    """Fill every parameter: biases with zeros, norms with ones, the rest from a normal distribution, with a generator
+    of its own, seeded by (seed, name)."""
+    for name, parameter in module.named_parameters():
+        if parameter.dim() < 2:
+            parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
+            continue
+        generator = torch.Generator().manual_seed((seed << 32 | zlib.crc32(name.encode())) & (2**63 - 1))
+        parameter.normal_(0.0, standard_deviation(spec, name), generator=generator)
+
+
+def standard_deviation(spec: FamilySpec, name: str) -> float:
+    """Of a matrix by its name.
+
+    `init_std`; with a norm in front of each layer, the two projections that write to the stream are scaled by
+    1/√(2·layers) (Radford et al. 2019). T5: 1/√(width that comes in), queries less by the root of a head's width,
+    which its scores are not divided by.
+    """
+    if isinstance(spec, EncoderDecoderSpec):
+        return _of_t5(spec, name)
+    if name.endswith((".wo.weight", ".w2.weight")) and not isinstance(spec, EncoderSpec):
+        return spec.init_std / math.sqrt(2 * spec.layers)
+    return spec.init_std
+
+
+def _of_t5(spec: EncoderDecoderSpec, name: str) -> float:
+    if name == "embedding.weight":
+        return 1.0
+    if name.endswith(".wq.weight"):
+        return (spec.dim * spec.head_width) ** -0.5
+    if name.endswith(".wo.weight"):
+        return spec.inner**-0.5
+    if name.endswith(".w2.weight"):
+        return spec.hidden**-0.5
+    return spec.dim**-0.5

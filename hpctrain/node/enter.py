@@ -1,0 +1,62 @@
+"""`python -m hpctrain.node enter`: this process turns into a command, inside the run's image where it has one.
+
+It runs on each node, outside: what the node has (driver, temporary folders, runtime) decides how the image starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpctrain.base.process import SystemRunner
+from hpctrain.container.binds import run_binds
+from hpctrain.container.entry import entry_command, entry_environment
+from hpctrain.container.keeper import keep_files
+from hpctrain.container.runtime import Host, Which, find_runtime, this_host
+from hpctrain.launch.code import FOLDER
+from hpctrain.launch.trust import check_trusted
+from hpctrain.records.run import Run, read_run
+
+TOOLS = "image-tools"
+"""Folder in a run folder: what each node puts on the path of the program that starts the image."""
+
+
+def main(argv: list[str]) -> int:
+    """Turn into the command; comes back only by an error.
+
+    Raises:
+        InputError: others can write to the run folder, no runtime is on the path here, or a path cannot be bound.
+    """
+    parser = argparse.ArgumentParser(prog="hpctrain.node enter")
+    parser.add_argument("--folder", type=Path, required=True, help="the run folder")
+    parser.add_argument("--with-code", action="store_true", help="the run's copy of the person's code can be imported")
+    parser.add_argument("command", nargs="+", help="behind --")
+    options = parser.parse_args(argv)
+    check_trusted(options.folder)
+    run = read_run(options.folder / "run.yaml")
+    words, env = entered(run, options.folder, options.command, os.environ, this_host(), shutil.which, options.with_code)
+    SystemRunner().become(words, env)
+
+
+def entered(
+    run: Run, folder: Path, command: list[str], environ: Mapping[str, str], host: Host, which: Which, with_code: bool
+) -> tuple[list[str], dict[str, str]]:
+    """Argv and environment of the command on this node.
+
+    Raises:
+        InputError: no runtime is on the path here, or a path cannot be bound.
+        StorageError: the run folder cannot be written.
+    """
+    if run.container is None:
+        return command, dict(environ)
+    runtime = find_runtime(run.container.runtime, which)
+    argv = entry_command(runtime, host, run.container, run_binds(run, folder, environ), command)
+    code = folder / FOLDER if with_code and (folder / FOLDER).is_dir() else None
+    env = entry_environment(run.container, environ, runtime.prefix, code)
+    # Under Slurm all of a killed node's processes are ended by it.
+    alone = "SLURM_JOB_ID" not in environ
+    return argv, keep_files(env, folder / TOOLS / platform.node(), which, alone)

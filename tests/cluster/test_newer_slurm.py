@@ -1,0 +1,96 @@
+"""A run on a newer Slurm than this machine's own: submitted, preempted, back, done; beside it, a lost node's job."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hpctrain.base.process import SystemRunner
+from hpctrain.records.metric import read_metrics
+from hpctrain.slurm.commands import Slurm
+from hpctrain.slurm.job import JobState
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.requires("slurm", "lab"),
+    pytest.mark.slurms("next"),
+    pytest.mark.timeout(900),
+]
+
+STEPS = 300
+RUN = {
+    "name": "newer",
+    "steps": STEPS,
+    "seed": 3,
+    "cluster": {"kind": "slurm", "partition": "low", "nodes": "1", "time": "20", "device": "cpu",
+                "sbatch": ["--nodelist=node0", "--exclusive"]},
+    "model": {"dims": {"layers": 2, "dim": 32, "heads": 2}},
+    "data": {"train": ["data"], "seq_len": 64},
+    "batch": {"global": 4},
+    "checkpoint": {"every": 1000, "keep": 2},
+    "validation": {"batches": 0},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("newer")
+    text = Path(__file__).resolve().parents[2] / "hpctrain" / "base"
+    words = ["data", "prepare", str(text), "-o", str(path / "data"), "--tokenizer", "bytes"]
+    subprocess.run([sys.executable, "-m", "hpctrain", *words], check=True, capture_output=True)
+    (path / "run.yaml").write_text(yaml.safe_dump(RUN))
+    return path
+
+
+@pytest.fixture
+def patient(cluster) -> Iterator[None]:
+    """A grace time in which a run can leave on a busy machine too; it takes no longer than it needs."""
+    cluster.run("scontrol", "update", "PartitionName=low", "GraceTime=60")
+    yield
+    cluster.run("scontrol", "update", "PartitionName=low", "GraceTime=10")
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_preempted_run_goes_on_and_a_lost_nodes_job_is_requeued(cluster, project: Path) -> None:
+    slurm = Slurm(SystemRunner(), cluster.env)
+    assert slurm.config()["version"] >= "24.11"
+
+    def hpctrain(*words: str) -> str:
+        argv = [sys.executable, "-m", "hpctrain", *words]
+        done = subprocess.run(
+            argv, cwd=project, env=cluster.env, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    lone = ("--parsable", "--requeue", "--nodelist=node3", "--output=/dev/null", "--wrap", "sleep 300")
+    lost = cluster.run("sbatch", *lone).stdout.strip()
+    cluster.wait(lambda: slurm.job(lost).state is JobState.RUNNING, 30, "the lone job runs")
+    cluster.lab("kill", "node3")
+    told = json.loads(hpctrain("submit", "run.yaml", "--json"))
+    folder, first = Path(told["folder"]), told["job_id"]
+    cluster.wait(lambda: len(read_metrics(folder / "metrics.jsonl")) > 10, 90, "the run trains")
+    assert json.loads(hpctrain("status", told["name"], "--json"))["state"] == "running"
+    preempting = ("--partition=high", "--nodelist=node0", "--exclusive", "--output=/dev/null")
+    cluster.run("sbatch", *preempting, "--wrap", "sleep 2")
+    attempts = folder / "attempts.jsonl"
+
+    def ended() -> list[dict[str, object]]:
+        lines = [json.loads(line) for line in attempts.read_text().splitlines()]
+        return [line for line in lines if "end" in line]
+
+    cluster.wait(lambda: len(ended()) == 2, 120, attempts.read_text)
+    assert [line["class"] for line in ended()] == ["resumable", "done"], attempts.read_text()
+    # The notice was enough to save, and the next job did not wait for the first one to come back.
+    assert [row.step for row in read_metrics(folder / "metrics.jsonl")] == list(range(1, STEPS + 1))
+    assert (slurm.job(first).state, slurm.job(first).restarts) == (JobState.PREEMPTED, 0)
+    assert json.loads(hpctrain("status", told["name"], "--json"))["state"] == "done"
+    cluster.wait(lambda: slurm.job(lost).restarts == 1, 60, "Slurm gives the lost node up")
+    assert slurm.job(lost).state.is_waiting
+    assert cluster.node_state("node3") == "down*"

@@ -1,0 +1,49 @@
+"""The whole run inside a real image on the lab: submitted, a node lost, preempted, and finished all the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_submit import Project, prepared  # noqa: F401 - a fixture
+
+from hpctrain.records.event import read_events
+from hpctrain.records.metric import read_metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab", "apptainer"), pytest.mark.timeout(900)]
+
+
+def test_a_run_in_an_image_survives_a_lost_node_and_a_preemption(
+    cluster, prepared: Path, small_image: Path  # noqa: F811
+) -> None:  # fmt: skip
+    project = Project(cluster, prepared)
+    run = ["submit", "run.yaml", "--set", f"container={{image: {small_image}, env: {{SEEN_INSIDE: $SLURM_JOB_ID}}}}"]
+    told = json.loads(project.hpctrain(*run, "--json", "--set", "cluster.nodes=3-4", "--set", "steps=120").stdout)
+    job = project.job(told)
+    job.wait_for_step(10)
+    inside = project.hpctrain("exec", job.name, "node1", "--", "env").stdout
+    seen = dict(line.split("=", 1) for line in inside.splitlines() if "=" in line)
+    assert seen["HPCTRAIN_IMAGE"] == str(small_image)
+    assert seen["SEEN_INSIDE"] == job.job_id
+    cluster.lab("kill", "node2")
+    cluster.wait(lambda: read_metrics(job.folder / "metrics.jsonl")[-1].generation > 0, 120, job.explain)
+    cluster.run("sbatch", "-p", "high", "-N3", "--exclusive", "--wrap", "sleep 3", "-o", "/dev/null")
+    job.wait_until_done()
+    job.assert_whole(120)
+    kinds = [event.kind for event in read_events(job.folder / "events.jsonl")]
+    assert "node_lost" in kinds
+    # The notice reached the agents inside, whose image was still there to save with.
+    assert "preempted" in kinds
+    assert len(job.attempts()) >= 2
+
+
+def test_a_check_of_the_image_sends_what_slurm_sends(small_image: Path) -> None:
+    words = [sys.executable, "-m", "hpctrain", "image", "check", str(small_image), "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)}
+    assert done.returncode in (0, 3), done.stdout
+    assert found["signals"]["value"] == "SIGTERM and SIGUSR2 are delivered"
+    assert found["torch"]["level"] == found["submitit"]["level"] == "ok"

@@ -1,0 +1,59 @@
+"""Tasks over processes: their order, their errors, and a worker that is killed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import json, os, signal, sys, time
+from dataclasses import dataclass
+from hpctrain.base.errors import FileError, HpctrainError, Mistake
+from hpctrain.corpus.pool import Pool
+
+@dataclass(frozen=True)
+class Task:
+    number: int
+    kind: str = "fine"
+
+    def run(self, report):
+        report(self.number)
+        if self.kind == "wrong file":
+            raise FileError("f", [Mistake("key", "is wrong", 3)])
+        if self.kind == "mistake":
+            raise ZeroDivisionError
+        if self.kind == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.2 if self.number == 0 else 0)
+        return self.number, os.getpid()
+
+def outcome(pool, kind):
+    try:
+        list(pool.run([Task(0), Task(1, kind), Task(2)], lambda count: None))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+if __name__ == "__main__":
+    seen = []
+    with Pool(2) as pool:
+        results = list(pool.run(map(Task, range(9)), seen.append))
+        told = [outcome(pool, kind) for kind in ("wrong file", "mistake", "killed")]
+        again = [number for number, _ in pool.run(map(Task, range(3)), seen.append)]
+    print(json.dumps([[r[0] for r in results], len({r[1] for r in results}), sum(seen), told, again]))
+"""
+
+
+@pytest.mark.slow
+def test_results_are_in_order_and_errors_end_the_work(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=True)
+    numbers, processes, advanced, told, again = json.loads(done.stdout)
+    assert (numbers, processes, advanced, again) == (list(range(9)), 2, 36 + 3, [0, 1, 2])
+    assert told[0] == "InputError: f:3: key: is wrong"
+    assert told[1].startswith("RuntimeError: Traceback")
+    assert "ZeroDivisionError" in told[1]
+    assert told[2].startswith("HpctrainError: a worker process ended by signal 9; where memory is short, use fewer")

@@ -1,0 +1,49 @@
+"""What is kept aside, from the bytes of the passages in each bucket of hashes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpctrain.corpus.passages import BUCKETS, bucket_of, digest_of
+from hpctrain.corpus.scan import smallest
+from hpctrain.corpus.split import no_bytes, validation_limit
+
+
+@given(
+    sizes=st.dictionaries(st.integers(0, BUCKETS - 1), st.integers(1, 10**6), min_size=2, max_size=50),
+    fraction=st.floats(0.001, 0.999),
+)
+def test_as_much_as_fits_but_something_and_never_all(sizes: dict[int, int], fraction: float) -> None:
+    buckets = no_bytes()
+    buckets[list(sizes)] = list(sizes.values())
+    limit = validation_limit(buckets, fraction)
+    aside = buckets[:limit].sum()
+    first = buckets[min(sizes)]
+    assert 0 < aside < buckets.sum()
+    assert aside <= max(fraction * buckets.sum(), first)
+    following = buckets[limit:][buckets[limit:] > 0][0]
+    assert aside + following > fraction * buckets.sum() or aside + following == buckets.sum()
+
+
+@pytest.mark.parametrize(("filled", "fraction"), [([], 0.5), ([7], 0.5), ([7, 9], 0.0)])
+def test_nothing_is_kept_aside_of_one_text_or_when_nothing_shall_be(filled: list[int], fraction: float) -> None:
+    buckets = no_bytes()
+    buckets[filled] = 10
+    assert validation_limit(buckets, fraction) == 0
+
+
+def test_documents_spread_over_the_buckets() -> None:
+    sizes = np.bincount([bucket_of(digest_of(f"document {n}")) for n in range(5000)], minlength=BUCKETS)
+    below = sizes[: validation_limit(sizes, 0.1)].sum()
+    assert below == pytest.approx(500, abs=5)
+
+
+def test_the_sample_is_the_smallest_ranks_that_fit_whatever_their_order() -> None:
+    texts = [(rank * 7919 % 101, f"{rank:03}") for rank in range(100)]
+    expected = sorted(texts)[:10]
+    assert smallest([texts], 30) == expected
+    assert smallest([texts[60:], texts[:60]], 31) == expected
+    assert smallest([[(5, "longer than that")]], 3) == [(5, "longer than that")]

@@ -1,0 +1,77 @@
+"""Models of every family are planned; an encoder-decoder's blocks are unequal, and its seam is where it is cut."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpctrain.planner import make_plan
+from hpctrain.planner.workload import Share, workload_of
+from hpctrain.records.encoder_decoder_spec import EncoderDecoderSpec
+from hpctrain.records.families import FamilySpec
+from hpctrain.records.link import LinkClass
+from hpctrain.records.presets import PRESETS
+from hpctrain.records.run import Run
+from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
+
+
+def topology(count: int) -> Topology:
+    device = Device(
+        id="cuda0", type="gpu", flops={"fp32": 4e13, "bf16": 1.5e14}, memory_bytes=2.4e10, memory_bytes_per_s=9e11,
+        launch_s=5e-6,
+    )  # fmt: skip
+    return Topology(
+        provenance=Provenance(version="0", created="2099-01-01T00:00:00Z", transport="tcp", loopback=False),
+        device_types={"gpu": DeviceType(kind="cuda", name="gpu")},
+        nodes=[Node(id=f"n{i}", addr=f"10.0.0.{i + 1}", devices=[device]) for i in range(count)],
+        fabric=Fabric(classes=[LinkClass(id="switch", alpha_s=2e-5, beta_s_per_byte=1e-10, pairs=6)]),
+    )
+
+
+def run(spec: FamilySpec, **parallel: object) -> Run:
+    return Run.model_validate(
+        {
+            "steps": 1,
+            "model": {"dims": spec.model_copy(update={"vocab": 32000})},
+            "data": {"train": ["d"], "seq_len": 512},
+            "batch": {"global": 32},
+            "precision": "bf16",
+            "parallel": {"mode": "fixed", **parallel} if parallel else {"mode": "auto"},
+        }
+    )
+
+
+@pytest.mark.parametrize("preset", ["gpt2-355m", "paper-12x768", "encoder-1.3b", "t5-770m", "t5-v1.1-780m"])
+def test_a_preset_of_every_family_is_planned(preset: str) -> None:
+    asked = run(PRESETS[preset])
+    plan = make_plan(asked, asked.spec(), topology(4))
+    assert plan.layers == asked.spec().layers
+    assert plan.predicted is not None
+    assert plan.predicted.bound_s is not None
+    assert 0 < plan.predicted.bound_s <= plan.predicted.step_time_s["total"]
+    assert max(plan.predicted.memory_bytes.values()) <= 2.4e10
+
+
+def test_a_cut_near_the_seam_goes_there_where_it_costs_next_to_nothing() -> None:
+    # A decoder's sequence at which its blocks take as long as the encoder's: any cut in the middle is as good.
+    spec = EncoderDecoderSpec(layers=12, encoder_layers=7, dim=512, heads=8, decoder_seq=370)
+    asked = run(spec, pp=2, tp=1, schedule="1f1b")
+    free = run(PRESETS["bert-41m"].model_copy(update={"layers": 12}), pp=2, tp=1, schedule="1f1b")
+    cut, other = (make_plan(each, each.spec(), topology(2)).stages[0].layers[1] for each in (asked, free))
+    assert cut == 7
+    assert other != 7
+
+
+def test_a_stage_amounts_to_the_blocks_that_it_holds() -> None:
+    spec = EncoderDecoderSpec(layers=8, dim=64, heads=4, vocab=100, decoder_seq=16)
+    work, _ = workload_of(run(spec), spec)
+    encoder, decoder = (work.mean_blocks(Share(4, first, not first)) for first in (True, False))
+    # 512 tokens in the encoder, 16 in the decoder, whose cross-attention looks at all 512.
+    assert encoder[0] > 3 * decoder[0]
+    assert encoder[1] > 3 * decoder[1]
+    assert work.mean_blocks(Share(8, True, True)) == pytest.approx((8, 8))
+    between = work.mean_blocks(Share(2, False, False))
+    assert between[0] == 2
+    assert between[1] == pytest.approx(encoder[1] / 2)
+    for share in (Share(4, True, False), Share(4, False, True), Share(8, True, True)):
+        start = 0 if share.first else 4
+        assert work.parameters(share, 2) == spec.parameters(start, start + share.blocks, 2)

@@ -1,0 +1,134 @@
+"""The families in a run file, and what is known of a model without building it."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpctrain.base.errors import FileError
+from hpctrain.records.encoder_decoder_spec import EncoderDecoderSpec, corrupted_lengths
+from hpctrain.records.encoder_spec import EncoderSpec
+from hpctrain.records.gpt2_spec import Gpt2Spec
+from hpctrain.records.model_spec import ModelSpec
+from hpctrain.records.presets import PRESETS
+from hpctrain.records.run import Run, read_run
+
+TEXT = """\
+steps: 1
+model: {dims: {DIMS}}
+data: {train: [d], seq_len: 64}
+batch: {global: 1}
+"""
+
+
+def read(folder: Path, dims: str) -> Run:
+    (folder / "run.yaml").write_text(TEXT.replace("DIMS", dims))
+    return read_run(folder / "run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("dims", "expected"),
+    [
+        ("layers: 2, dim: 8, heads: 2", ModelSpec(layers=2, dim=8, heads=2)),
+        ("family: gpt2, layers: 2, dim: 8, heads: 2", Gpt2Spec(layers=2, dim=8, heads=2)),
+        ("family: encoder, layers: 2, dim: 8, heads: 2", EncoderSpec(layers=2, dim=8, heads=2)),
+        ("family: encoder_decoder, layers: 2, dim: 8, heads: 2", EncoderDecoderSpec(layers=2, dim=8, heads=2)),
+    ],
+)
+def test_the_family_decides_which_keys_there_are(tmp_path: Path, dims: str, expected: ModelSpec) -> None:
+    run = read(tmp_path, dims)
+    assert run.spec() == expected
+    assert Run.from_json(run.to_json()) == run
+
+
+@pytest.mark.parametrize(
+    ("dims", "message"),
+    [
+        ("family: bert, layers: 2, dim: 8, heads: 2", r":2: model\.dims\.family: found 'bert'; allowed: 'decoder'"),
+        (
+            "family: gpt2, layers: 2, dim: 8, heads: 2, gated: true",
+            r":2: model\.dims\.gated: not a key of this mode",
+        ),
+        ("family: gpt2, layers: 2, dim: 8, heads: 3", r"dim 8 is not a multiple of heads 3"),
+        ("family: gpt2, layers: 2, dim: 8, heads: 2, positions: 32", "data.seq_len is 64, and the model has 32 positi"),
+        ("family: encoder_decoder, layers: 4, encoder_layers: 4, dim: 8, heads: 2", "leaves no decoder block"),
+        ("family: encoder_decoder, layers: 4, dim: 8, heads: 2, max_distance: 16", "not more than half of buckets 32"),
+    ],
+)
+def test_a_mistake_is_told_in_the_words_of_the_file(tmp_path: Path, dims: str, message: str) -> None:
+    with pytest.raises(FileError, match=message):
+        read(tmp_path, dims)
+
+
+@pytest.mark.parametrize(
+    ("preset", "vocabulary", "count"),
+    [
+        # Counts that were published with these models.
+        ("gpt2-124m", 50257, 124_439_808),
+        ("gpt2-1.5b", 50257, 1_557_611_200),
+        ("t5-60m", 32128, 60_506_624),
+        ("t5-11b", 32128, 11_307_321_344),
+        ("t5-v1.1-77m", 32128, 76_961_152),
+        ("llama-8b", 128256, 8_030_261_248),
+        ("bert-110m", 30522, 109_514_298),
+        ("paper-12x768", 32000, 110_650_880),
+        ("encoder-1.3b", 32000, 1_279_423_744),
+    ],
+)
+def test_presets_have_the_size_in_their_names(preset: str, vocabulary: int, count: int) -> None:
+    assert PRESETS[preset].model_copy(update={"vocab": vocabulary}).parameters() == count
+
+
+@given(st.integers(8, 1200))
+def test_span_corruption_fills_the_sequence(seq_len: int) -> None:
+    tokens, targets = corrupted_lengths(seq_len)
+
+    def inputs(count: int) -> int:
+        noise = max(1, round(count * 0.15))
+        return count - noise + max(1, round(noise / 3)) + 1
+
+    assert inputs(tokens) <= seq_len < inputs(tokens + 1)
+    assert targets == tokens - inputs(tokens) + 2 * max(1, round(max(1, round(tokens * 0.15)) / 3)) + 2
+
+
+def test_span_corruption_of_512_tokens_is_that_of_t5() -> None:
+    assert corrupted_lengths(512) == (568, 114)
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.booleans(), st.integers(1, 4))
+def test_stages_share_out_flops_and_tensor_parallelism_divides(
+    encoders: int, decoders: int, gated: bool, cuts: int
+) -> None:
+    layers = encoders + decoders
+    spec = EncoderDecoderSpec(
+        layers=layers, encoder_layers=encoders, dim=16, heads=4, head_dim=8, vocab=60, gated=gated, decoder_seq=5
+    )
+    edges = sorted({0, layers, *(layers * cut // 4 for cut in range(cuts))})
+    parts = [spec.forward_flops(2, 12, start, stop) for start, stop in itertools.pairwise(edges)]
+    assert sum(parts) == pytest.approx(spec.forward_flops(2, 12))
+    assert spec.parameters(tp=2) < spec.parameters() < 2 * spec.parameters(tp=2)
+    assert spec.activation_bytes(2, 12, tp=2) - spec.stream_bytes(2, 12) == pytest.approx(
+        (spec.activation_bytes(2, 12) - spec.stream_bytes(2, 12)) / 2, abs=1
+    )
+    # A model in two stages: in FLOPs and in what is kept, both together are all of it.
+    first, last = (
+        spec.mean_blocks(count, 12, first=end, last=not end) for count, end in ((1, True), (layers - 1, False))
+    )
+    assert first[0] + last[0] == pytest.approx(layers)
+    assert first[1] + last[1] == pytest.approx(layers)
+
+
+def test_the_table_of_presets_says_their_sizes() -> None:
+    lines = (Path(__file__).parents[3] / "docs" / "models.md").read_text().splitlines()
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
+    found = {row[0]: row[-1] for row in rows if row[0] in PRESETS}
+    assert found.keys() == PRESETS.keys()
+    for name, said in found.items():
+        number, unit = said.split()
+        count = PRESETS[name].model_copy(update={"vocab": 32000}).parameters()
+        size, half_a_digit = {"M": (1e6, 0.5), "B": (1e9, 0.005)}[unit]
+        assert count / size == pytest.approx(float(number), abs=half_a_digit), name
