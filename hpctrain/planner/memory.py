@@ -12,10 +12,10 @@ from hpctrain.schedule.placement import stages_by_rank
 
 FLYING_BYTES = 4 * BUCKET_BYTES
 """With several replicas: the buffers of gradients that are on the wire."""
-FREED_COPIES = {"cpu": (0.0, 2.0, 3.0, 3.0), "cuda": (0.0, 0.0, 0.0, 0.0)}
+FREED_COPIES = {"cpu": (0.0, 2.0, 2.0, 3.3), "cuda": (0.0, 0.0, 0.0, 0.0)}
 """[level of ZeRO] -> fp32 copies of a rank's whole parameters that were gathered or summed, freed, and still lie in the
-process, as glibc's heap keeps them. CPU: 1.0 to 2.1 seen at level 1, 2.5 and 3.0 at level 3, on two replicas of 3 to 13
-million parameters (torch 2.13); level 2 as level 3. CUDA: what the allocator keeps does not count."""
+process, as glibc's heap keeps them. CPU: 1.0 to 2.1 seen at level 1, 1.8 at level 2, 2.5 to 3.3 at level 3, on two
+replicas of 3 to 29 million parameters (torch 2.13). CUDA: what the allocator keeps does not count."""
 CAST_BYTES = 2
 """Per parameter in bf16 and fp16: the copy that autocast makes anew for each micro-batch and keeps until its backward
 pass, whether or not the weight itself is freed (seen with torch 2.13)."""
