@@ -66,9 +66,7 @@ def export(
     run = read_run(folder / "run.yaml")
     spec = run.spec()
     if isinstance(spec, ImportedSpec):
-        raise InputError(
-            f"{folder}: model.import: transformers has no class for a model of one's own; nothing to export"
-        )
+        raise InputError(f"{folder}: model.import: transformers has no class for a model of your own")
     output = output.resolve()
     _check_output(output, force)
     checkpoint = checkpoint_of(folder, step, spec.sha256())

@@ -19,8 +19,8 @@ LIMIT_S = 600.0
 
 
 def with_sizes(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run, Spec]:
-    """The run with its model written out: the vocabulary of its data, what lies in a Hugging Face folder, the sizes of a
-    model of the person's own.
+    """The run with its model written out: the vocabulary of its data, what lies in a Hugging Face folder, the sizes of
+    a model of the person's own.
 
     Args:
         code: folder that is searched first for their packages; default: the run file's.
