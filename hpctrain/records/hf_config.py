@@ -124,10 +124,13 @@ def architecture(config: Mapping[str, Any], source: str) -> str:
     Raises:
         FileError: it is none that is known here.
     """
-    named = config.get("architectures") or [_BY_TYPE.get(str(config.get("model_type")))]
+    named, kind = config.get("architectures"), config.get("model_type")
+    if not named and kind in _BY_TYPE:
+        return _BY_TYPE[str(kind)]
     if isinstance(named, list) and len(named) == 1 and named[0] in _READERS:
         return str(named[0])
-    raise FileError(source, [Mistake("architectures", f"found {named!r}; allowed: {', '.join(_READERS)}")])
+    text = f"found {_shown(named)} (model_type {_shown(kind)}); allowed: {', '.join(_READERS)}"
+    raise FileError(source, [Mistake("architectures", text)])
 
 
 def dropout_of(config: Mapping[str, Any]) -> list[str]:

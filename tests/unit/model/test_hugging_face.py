@@ -134,10 +134,8 @@ def changed(folder: Path, copy: Path, **tensors: torch.Tensor | None) -> Path:
     """A copy with other tensors; None takes one away."""
     copy.mkdir()
     (copy / "config.json").write_bytes((folder / "config.json").read_bytes())
-    held = {**load_file(folder / "model.safetensors"), **{name: t for name, t in tensors.items() if t is not None}}
-    save_file(
-        {name: held[name] for name in held if tensors.get(name, held[name]) is not None}, copy / "model.safetensors"
-    )
+    held = {**load_file(folder / "model.safetensors"), **tensors}
+    save_file({name: tensor for name, tensor in held.items() if tensor is not None}, copy / "model.safetensors")
     return copy
 
 
@@ -187,11 +185,8 @@ def test_files_that_are_no_weights_are_refused(gpt2: Path, tmp_path: Path) -> No
     with pytest.raises(InputError, match=r"has no model\.safetensors.*is a pickle"):
         read_folder(tmp_path)
     whole = (gpt2 / "model.safetensors").read_bytes()
-    for data, said in (
-        (b"", "not a safetensors file"),
-        (b"\xff" * 64, "not a safetensors file"),
-        (whole[:-4], "bytes"),
-    ):
+    no_format = "not a safetensors file"
+    for data, said in ((b"", no_format), (b"\xff" * 64, no_format), (whole[:-4], "bytes, its header says")):
         (tmp_path / "model.safetensors").write_bytes(data)
         with pytest.raises(InputError, match=said):
             read_folder(tmp_path)
