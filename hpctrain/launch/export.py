@@ -82,8 +82,8 @@ def export(
             "dtype": dtype,
             "shard_bytes": shard_bytes,
         }
-        _ask(question, runner)
         config = _write_beside(made, run, spec, dtype, done)
+        _ask(question, runner)
         if len(files) > 1:
             write_json(made / "model.safetensors.index.json", index_of(files, BYTES[dtype]))
         names = sorted(path.name for path in made.iterdir())

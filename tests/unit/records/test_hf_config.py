@@ -32,7 +32,7 @@ def test_every_preset_comes_back(preset: str) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"rope_scaling": {"rope_type": "llama3"}}, 'found {"rope_type": "llama3"}; allowed: null, or rope_type default'),
+        ({"rope_scaling": {"rope_type": "llama3"}}, '{"rope_type": "llama3"}; allowed: null, or rope_type default'),
         ({"rope_parameters": {"type": "yarn"}}, "rope_parameters: found"),
         ({"attention_bias": True}, "attention_bias: found true; allowed: false"),
         ({"hidden_act": "gelu"}, 'hidden_act: found "gelu"; allowed: "silu" or "swish"'),
