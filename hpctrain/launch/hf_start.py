@@ -7,6 +7,7 @@ from pathlib import Path
 import tokenizers
 
 from hpctrain.base.errors import InputError
+from hpctrain.corpus.hf_tokenizer import byte_tokenizer
 from hpctrain.corpus.index import describe_tokenizer, read_indexes
 from hpctrain.corpus.tokenizer import TOKENIZER_NAME
 from hpctrain.model.hf_folder import read_folder
@@ -48,16 +49,15 @@ def _check_tokenizer(run: Run, folder: Path) -> None:
     home = Path(run.data.train_folders[0])
     index = read_indexes(run.data.train_folders)[0]
     known = _vocabulary(path, "model.hf")
-    held = _vocabulary(home / index.tokenizer.file, "data.train[0]") if index.tokenizer.file else {}
-    other = [text for text, number in held.items() if known.get(text) != number]
-    if held and not other:
-        return
-    text, number = (other[0], held[other[0]]) if other else ("", 0)
-    example = f"; its token {number} is {text!r}, the model's {_named(known, number)}" if other else ""
-    raise InputError(
-        f"model.hf: {folder}: the data was made with another tokenizer ({describe_tokenizer(index)}){example}; prepare "
-        f"it again with --tokenizer {path}"
-    )
+    file = index.tokenizer.file
+    held = _vocabulary(home / file, "data.train[0]") if file else byte_tokenizer().get_vocab(with_added_tokens=True)
+    other = min(((number, text) for text, number in held.items() if known.get(text) != number), default=None)
+    if other is not None:
+        number, text = other
+        raise InputError(
+            f"model.hf: {folder}: the data was made with another tokenizer ({describe_tokenizer(index)}): its token "
+            f"{number} is {text!r}, the model's {_named(known, number)}; prepare it again with --tokenizer {path}"
+        )
 
 
 def _named(vocabulary: dict[str, int], number: int) -> str:

@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import InputError
 from hpctrain.model.hf_folder import Stored, place_of, stored_tensors, weights_sha256
 from hpctrain.records.hf_model import HfModel
@@ -38,7 +39,7 @@ class HfWeights:
 
         Only the bytes of these parameters are read, one tensor at a time.
         """
-        with contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack, ACTIVITY.doing("read the weights of model.hf", waits=True):
             files: dict[Path, Any] = {}
             for name, parameter in module.named_parameters():
                 tensor, number = self._tensors[name]

@@ -83,6 +83,8 @@ def test_the_loss_is_that_of_transformers_before_and_after(trained: Outcome, sit
     assert not list(site.path.glob(".out*"))
     assert trained.losses()[2] == pytest.approx(loss_of(site.path / "out", rows[2]), abs=0.5)
     assert read_run(trained.folder / "run.yaml").model.hf == str(site.path / "gpt2")
+    again = site.command("train", "run.yaml", "--local", "1", "--dry-run", "--set", "model={hf: out}")
+    assert again.returncode == 0, again.stderr
     # As a start for other data, the folder is held against that data's tokens.
     vocabulary = {f"w{number}": number for number in range(300)}
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="w0"))
