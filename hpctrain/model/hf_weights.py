@@ -39,7 +39,7 @@ class HfWeights:
 
         Only the bytes of these parameters are read, one tensor at a time.
         """
-        with contextlib.ExitStack() as stack, ACTIVITY.doing("read the weights of model.hf", waits=True):
+        with contextlib.ExitStack() as stack, ACTIVITY.doing("read the weights of model.hf"):
             files: dict[Path, Any] = {}
             for name, parameter in module.named_parameters():
                 tensor, number = self._tensors[name]
