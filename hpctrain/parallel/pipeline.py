@@ -22,7 +22,7 @@ from torch.distributed.pipelining.schedules import _Action, _batch_p2p, _Computa
 from torch.distributed.tensor.parallel import loss_parallel
 
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.model.build import build_part
+from hpctrain.model.build import Fill, build_part
 from hpctrain.model.part import blocks_of
 from hpctrain.parallel.clock import Mark, mark, seconds_between
 from hpctrain.parallel.loss import make_loss
@@ -65,6 +65,8 @@ class PipelineInputs:
     timeout: timedelta | None = None
     """How long a rank waits for another one in one operation; None: torch's own times."""
     objective: AnyObjective = NEXT_TOKEN
+    fill: Fill | None = None
+    """Where the first weights come from; None: from the seed."""
 
     @property
     def lengths(self) -> Lengths:
@@ -240,7 +242,7 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, replica: 
     rows = inputs.plan.replicas[replica].micro_batch
     first, last = index == 0, index == count - 1
     start, stop = inputs.plan.stages[index].layers
-    module = build_part(spec, start, stop, first=first, last=last, seed=inputs.seed)
+    module = build_part(spec, start, stop, first=first, last=last, seed=inputs.seed, fill=inputs.fill)
     if inputs.plan.shards == 1 or inputs.plan.tp > 1:
         module.to(inputs.device)  # sharding takes a plain stage there block by block
     if inputs.plan.tp > 1:
