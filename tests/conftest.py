@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import itertools
 import os
 import resource
@@ -124,6 +125,11 @@ def _missing_apptainer() -> str | None:
     return None if shutil.which("apptainer") else "apptainer is not installed (Debian 12: tools/install-apptainer)"
 
 
+def _missing_transformers() -> str | None:
+    there = importlib.util.find_spec("transformers") is not None
+    return None if there else "transformers is not installed (`pip install 'hpctrain[hf]'`)"
+
+
 PARTS: dict[str, Callable[[], str | None]] = {
     "root": _missing_root,
     "userns": _missing_userns,
@@ -135,6 +141,7 @@ PARTS: dict[str, Callable[[], str | None]] = {
     "lab": _missing_lab,
     "shellcheck": _missing_shellcheck,
     "apptainer": _missing_apptainer,
+    "transformers": _missing_transformers,
 }
 """Part of a machine -> why it is missing, or None where it is there."""
 

@@ -19,9 +19,10 @@ import torch.distributed as dist
 
 from hpctrain.bench.compression_auto import Work
 from hpctrain.bench.compression_methods import METHODS, Occasion
+from hpctrain.bench.compression_pipelines import PIPELINES, PipelineTrainee, open_pipeline
 from hpctrain.bench.compression_scene import Outcome, Samples, Scene, Settings
 from hpctrain.bench.compression_traffic import Counter, header_factor
-from hpctrain.bench.compression_trainee import ByReducer, Trainee
+from hpctrain.bench.compression_trainee import Trainee
 from hpctrain.corpus.tokens import Corpus
 from hpctrain.model.build import build_stage
 
@@ -38,7 +39,7 @@ class Contest:
         self._parent = os.getppid()
         self._train = Corpus.open([folder / CORPUS_FOLDER], "train", self._settings.seq_len)
         self._valid = Corpus.open([folder / CORPUS_FOLDER], "valid", self._settings.seq_len)
-        self.trainees = {name: _open(name, self._settings, scene.nodes) for name in scene.methods}
+        self.trainees = {name: _open(name, self._settings, rank, scene.nodes) for name in scene.methods}
         self._counter = Counter(scene.interface, scene.nodes)
         self._steps = dict.fromkeys(scene.methods, 0)
         self._found: dict[str, list[dict[str, float | None]]] = {name: [] for name in scene.methods}
@@ -70,13 +71,13 @@ class Contest:
 
     def _block(self, name: str, count: int, keep: bool) -> None:
         for _ in range(count):
-            rows = self._rows(self._steps[name])
+            rows = self._rows(self._steps[name], every=name in PIPELINES)
             self._steps[name] += 1
             found = self._timed(self.trainees[name], rows)
             if keep:
                 self._found[name].append(found)
 
-    def _timed(self, trainee: Trainee, rows: torch.Tensor) -> dict[str, float | None]:
+    def _timed(self, trainee: Trainee | PipelineTrainee, rows: torch.Tensor) -> dict[str, float | None]:
         if os.getppid() != self._parent:
             sys.exit("the bench is gone")
         dist.barrier()
@@ -87,9 +88,11 @@ class Contest:
         dist.barrier()  # by now the others have received what this one sent
         return {"wall": wall_s, "cpu": cpu_s, "bytes": self._counter.read() - sent, "counted": told.sent_bytes}
 
-    def _rows(self, step: int) -> torch.Tensor:
-        count = self._settings.rows
-        start = (step * self._scene.nodes + self._rank) * count
+    def _rows(self, step: int, every: bool) -> torch.Tensor:
+        """This process's rows of a step, or everybody's."""
+        count, nodes = self._settings.rows, self._scene.nodes
+        start = (step * nodes + (0 if every else self._rank)) * count
+        count *= nodes if every else 1
         return torch.from_numpy(self._train.rows(self._settings.seed, start, count))
 
     def _samples(self, name: str, ranks: list[dict[str, list[dict[str, float | None]]]]) -> Samples:
@@ -103,11 +106,13 @@ class Contest:
             interface_bytes=[_mean([one["bytes"] for one in step]) for step in steps],
             counted_bytes=None if None in counted else _mean(counted),
             loss=loss if math.isfinite(loss) else None,
-            choice=exchange.choice if isinstance(exchange := self.trainees[name].exchange, ByReducer) else None,
+            choice=self.trainees[name].choice,
         )
 
 
-def _open(name: str, settings: Settings, world: int) -> Trainee:
+def _open(name: str, settings: Settings, rank: int, world: int) -> Trainee | PipelineTrainee:
+    if name in PIPELINES:
+        return open_pipeline(PIPELINES[name], settings, rank, world)
     model = build_stage(settings.spec, 0, settings.spec.layers, settings.seed)
     group = dist.new_group(list(range(world)))
     work = Work(settings.spec, settings.rows, settings.seq_len)

@@ -104,6 +104,11 @@ class Trainee:
         self._scale = 1.0 if exchange.averages else 1.0 / world
         self._clip_norm = clip_norm
 
+    @property
+    def choice(self) -> str | None:
+        """The mode that the planner chose, where it did."""
+        return self.exchange.choice if isinstance(self.exchange, ByReducer) else None
+
     def step(self, rows: Tensor) -> Told:
         """One step on int64 [rows, seq_len + 1]; every process brings as many rows."""
         loss = _loss(self.exchange.model, rows)

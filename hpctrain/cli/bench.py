@@ -27,8 +27,8 @@ _PROBE_OPTIONS = {
 _COMPRESSION_OPTIONS = {
     "--pieces": set[str](),
     "--convergence": {"rates", "seeds", "methods", "steps", "preset", "output"},
-    "--lab": {"lab", "nodes", "rates", "methods", "steps", "together", "preset", "output"},
-    "": {"nodes", "methods", "steps", "together", "preset", "output"},
+    "--lab": {"lab", "nodes", "rates", "methods", "steps", "together", "preset", "output", "activations"},
+    "": {"nodes", "methods", "steps", "together", "preset", "output", "activations"},
 }
 """Kinds of `bench compression`, by the option that asks for each, and the other options that it takes."""
 _GIVEN = click.core.ParameterSource.COMMANDLINE
@@ -228,6 +228,10 @@ def _check_options(kind: str | None) -> None:
     help="Rate of the lab's links, or of the network that --convergence simulates; may be given again.",
 )  # fmt: skip
 @click.option("--convergence", is_flag=True, help="Rather train with each method, and hold the losses side by side.")
+@click.option(
+    "--activations", is_flag=True,
+    help="Rather a pipeline over the nodes, its messages in fp32, bf16 and int8.  [--nodes: 2 and 4 in a lab]",
+)  # fmt: skip
 @click.option("--pieces", is_flag=True, help="Rather what choosing and writing numbers costs, beside torch's top-k.")
 @click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Seeds of each method.")
 @click.option("--method", "methods", multiple=True, help="Only this method; may be given again.")
@@ -244,8 +248,8 @@ def _check_options(kind: str | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
 def compression(
     lab: Path | None, nodes: tuple[int, ...], rates: tuple[str, ...], methods: tuple[str, ...], steps: int | None,
-    together: int | None, preset: str | None, output: Path | None, convergence: bool, pieces: bool, seeds: int,
-    as_json: bool,
+    together: int | None, preset: str | None, output: Path | None, convergence: bool, activations: bool,
+    pieces: bool, seeds: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Ways of summing gradients in turns: time of a step, processor seconds, and bytes at the network interface.
 
@@ -269,7 +273,7 @@ def compression(
         record = bench_compression.convergence(rates, methods, seeds, steps or 2000, preset, output, people, _say)
     else:
         record = bench_compression.steps(
-            lab, nodes, rates, methods, steps or 20, together, preset, output, people, _say
+            lab, nodes, rates, methods, steps or 20, together, preset, activations, output, people, _say
         )
     if as_json:
         click.echo(json.dumps(record, indent=1))

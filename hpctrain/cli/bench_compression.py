@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +24,25 @@ ALONE = "none"
 
 def steps(
     lab: Path | None, nodes: Sequence[int], rates: Sequence[str], methods: Sequence[str], count: int,
-    together: int | None, preset: str | None, output: Path | None, people: Console, say: Say,
+    together: int | None, preset: str | None, activations: bool, output: Path | None, people: Console, say: Say,
 ) -> dict[str, Any]:  # fmt: skip
-    """Measure steps of each method, on a lab that is brought up for it or on this machine; print the table."""
+    """Measure steps of each method, on a lab that is brought up for it or on this machine; print the table.
+
+    Args:
+        activations: not ways of summing gradients but pipelines over the nodes.
+    """
     from hpctrain.base.process import SystemRunner
     from hpctrain.bench.compression import lab_place, local_place, measure
     from hpctrain.bench.compression_methods import METHODS
-    from hpctrain.bench.compression_scene import Settings, as_json
+    from hpctrain.bench.compression_pipelines import PIPELINE_SPEC, PIPELINES
+    from hpctrain.bench.compression_scene import BENCH_SPEC, Settings, as_json
     from hpctrain.bench.row_store import RowStore
     from hpctrain.records.lab_spec import read_lab_spec
 
-    settings = Settings(steps=count) if preset is None else Settings(steps=count, spec=_spec(preset))
-    chosen = _known(methods, METHODS) or list(METHODS)
+    usual = Settings(spec=PIPELINE_SPEC, rows=2, seq_len=128) if activations else Settings(spec=BENCH_SPEC)
+    settings = replace(usual, steps=count, spec=usual.spec if preset is None else _spec(preset))
+    table: dict[str, Any] = PIPELINES if activations else METHODS
+    chosen = _known(methods, table) or list(table)
     path = output / ROWS_FILE if output else None
     if lab is None:
         store = RowStore(path, as_json(settings))
@@ -44,7 +51,8 @@ def steps(
     else:
         spec = read_lab_spec(lab)
         have = len(spec.nodes)
-        sizes = list(nodes) or [number for number in (4, 8) if number <= have] or [have]
+        usual_sizes = (2, 4) if activations else (4, 8)
+        sizes = list(nodes) or [number for number in usual_sizes if number <= have] or [have]
         if max(sizes) > have:
             raise InputError(f"--nodes {max(sizes)}: {lab} has {have}; give at most that many")
         store = RowStore(path, as_json(settings))

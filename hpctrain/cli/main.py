@@ -37,6 +37,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "prune": ("hpctrain.cli.prune", "List what old runs and checkpoints would free; remove it with --yes."),
     "report": ("hpctrain.cli.report", "Write a run's report.html."),
     "eval": ("hpctrain.cli.eval", "Loss and perplexity of a run's checkpoint on other data."),
+    "export": ("hpctrain.cli.export", "Write a run's checkpoint as a Hugging Face folder that transformers loads."),
     "lab": ("hpctrain.cli.lab", "A real Slurm of several nodes on this machine, with faults on demand."),
     "bench": ("hpctrain.cli.bench", "Side-by-side measurements on this machine."),
     "schema": ("hpctrain.cli.schema", "Print the JSON Schema of a file, for editors."),

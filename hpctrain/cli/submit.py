@@ -30,6 +30,7 @@ from hpctrain.launch.allocation import run_in_allocation
 from hpctrain.launch.code import left_out_words
 from hpctrain.launch.estimate import estimate_start
 from hpctrain.launch.folder import RunFolder, removed_on_error
+from hpctrain.launch.hf_start import start_words
 from hpctrain.launch.job_nodes import nodes_of_allocation
 from hpctrain.launch.own_job import check_kind
 from hpctrain.launch.queue import Checked, check_queue, wait_for_job
@@ -97,6 +98,7 @@ def command(
     prepared = prepare(run_file, overrides, None, topology, plan, SystemRunner(), queued, values)
     warn_if_stale(prepared.topology, prepared.nodes or None)
     _say(space_words(prepared.run, prepared.spec, runs_folder(), prepared.plan), as_json)
+    _say(start_words(prepared.run), as_json)
     if not queued:
         _submit_here(prepared, asked)
     elif _is_inside():

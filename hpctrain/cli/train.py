@@ -19,6 +19,7 @@ from hpctrain.cli.profile import traces_line, with_profile
 from hpctrain.cli.remembered import remember_run
 from hpctrain.cli.stale import warn_if_stale
 from hpctrain.launch.code import left_out_words
+from hpctrain.launch.hf_start import start_words
 from hpctrain.launch.space import space_words
 from hpctrain.launch.supervise import LocalJob
 from hpctrain.launch.training import Prepared, prepare, resume, runs_folder, start
@@ -61,7 +62,7 @@ def command(
             return
         job = start(prepared, runs_folder(), SystemRunner(), SystemClock())
         said = space_words(prepared.run, prepared.spec, runs_folder(), prepared.plan)
-        for line in [*said, *left_out_words(job.folder.path)]:
+        for line in [*said, *start_words(prepared.run), *left_out_words(job.folder.path)]:
             click.echo(f"hpctrain: {line}", err=True)
     _watch(job, as_json)
 

@@ -85,7 +85,7 @@ def run_binds(run: Run, folder: Path, environ: Mapping[str, str]) -> list[Bind]:
         InputError: a path cannot be handed to a container runtime.
     """
     data = run.data
-    files = [*data.train_folders, *data.valid_folders, *filter(None, [data.tokenizer, run.secrets_file])]
+    files = [*data.train_folders, *data.valid_folders, *filter(None, [data.tokenizer, run.model.hf, run.secrets_file])]
     found = program_binds() + [bind for path in files for bind in _same(Path(path), read_only=True)]
     found += _same(folder)
     for path in _temporary(run, environ):

@@ -60,7 +60,7 @@ def evaluate(
     """
     check_trusted(folder)
     run = read_run(folder / "run.yaml")
-    checkpoint = _checkpoint(folder, step, run.spec().sha256())
+    checkpoint = checkpoint_of(folder, step, run.spec().sha256())
     with _corpora(run, data) as corpora:
         question = {
             "folder": str(folder.resolve()),
@@ -80,13 +80,19 @@ def evaluate(
     return int(checkpoint.name.rpartition("-")[2]), judged
 
 
-def _checkpoint(folder: Path, step: int | None, model_sha256: str) -> Path:
+def checkpoint_of(folder: Path, step: int | None, model_sha256: str) -> Path:
+    """The checkpoint of a step, or the newest, of a run; verified whole.
+
+    Raises:
+        InputError: there is none.
+        CheckpointError: it is not what was written.
+    """
     checkpoints = folder / "checkpoints"
     if step is None:
         found, skipped = newest(checkpoints, model_sha256)
         if found is None:
             why = f" ({skipped[0].path.name}: {skipped[0].reason})" if skipped else ""
-            raise InputError(f"{folder}: has no checkpoint to evaluate{why}; it gets one every checkpoint.every steps")
+            raise InputError(f"{folder}: has no checkpoint yet{why}; it gets one every checkpoint.every steps")
         return found.path
     path = checkpoints / folder_name(step)
     there = listed(checkpoints)

@@ -9,6 +9,7 @@ from pathlib import Path
 from hpctrain.base.errors import CommandTimeout, HpctrainError, InputError
 from hpctrain.base.process import Runner
 from hpctrain.corpus.special import SpecialTokens, special_tokens
+from hpctrain.launch.hf_start import with_folder
 from hpctrain.records.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.imported_spec import ImportedSpec, Spec
 from hpctrain.records.objective import NEXT_TOKEN, AnyObjective, lengths, settled
@@ -18,17 +19,22 @@ LIMIT_S = 600.0
 
 
 def with_sizes(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run, Spec]:
-    """The run with its model written out: the vocabulary of its data, and the sizes of a model of the person's own.
+    """The run with its model written out: the vocabulary of its data, what lies in a Hugging Face folder, the sizes of
+    a model of the person's own.
 
     Args:
         code: folder that is searched first for their packages; default: the run file's.
 
     Raises:
         InputError: the data is not prepared, or something is wrong with their model.
+        FileError: a Hugging Face folder cannot be used.
     """
+    run = with_folder(run)
     model = run.model
     if model.import_ is None:
         spec = run.spec()
+        if reason := spec.why_no_sequence(run.data.seq_len):
+            raise InputError(f"data.seq_len is {run.data.seq_len}, and {reason}")
         if not isinstance(spec, ImportedSpec) and spec.vocab is None:
             spec = spec.model_copy(update={"vocab": needed_tokens(run, settled(run.objective, spec)).vocabulary})
         if isinstance(spec, EncoderDecoderSpec) and spec.decoder_seq is None:

@@ -66,16 +66,17 @@ def settle(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run, Spe
             a secret, or names one that is not there.
         FileError: a token shard was cut short.
     """
-    run.require_runnable()
     check_secrets(run, os.environ)
     run, spec = with_sizes(run, runner, code)
     objective, data = run.learned(), run.data
     needed = needed_tokens(run, objective)
     if spec.vocabulary < needed.vocabulary:
         own = f", the objective {objective.mode} its own" if needed.vocabulary > needed.data_vocabulary else ""
+        field, remedy = "model.dims.vocab", f"leave it out, or make it {needed.vocabulary}"
+        if run.model.hf is not None:
+            field, remedy = "model.hf: config.json: vocab_size", "prepare the data with the model's own tokenizer"
         raise InputError(
-            f"model.dims.vocab: found {spec.vocabulary}; the data has tokens up to {needed.data_vocabulary}{own}: "
-            f"leave it out, or make it {needed.vocabulary}"
+            f"{field}: found {spec.vocabulary}; the data has tokens up to {needed.data_vocabulary}{own}: {remedy}"
         )
     if data.tokenizer is not None:
         check_tokenizer(data.train_folders, data.tokenizer)

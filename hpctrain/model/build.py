@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -28,15 +30,28 @@ def build_stage(spec: Spec, start: int, stop: int, seed: int) -> nn.Module:
     return build_part(spec, start, stop, first=start == 0, last=stop == spec.layers, seed=seed)
 
 
-def build_part(spec: Spec, start: int, stop: int, *, first: bool, last: bool, seed: int) -> nn.Module:
-    """As `build_stage`, with the ends said by the caller (an empty stage at either end looks like the other)."""
+Fill = Callable[[nn.Module], None]
+"""Gives the parameters of a plain stage their values."""
+
+
+def build_part(
+    spec: Spec, start: int, stop: int, *, first: bool, last: bool, seed: int, fill: Fill | None = None
+) -> nn.Module:
+    """As `build_stage`, with the ends said by the caller (an empty stage at either end looks like the other).
+
+    Args:
+        fill: where the weights come from, for a model that the seed does not decide.
+    """
     if isinstance(spec, ImportedSpec):
         return build_imported(spec, start, stop, first=first, last=last, seed=seed)
     with torch.device("meta"):
         module = outline(spec, start, stop, first, last)
     module.to_empty(device="cpu")
     module.tie()
-    initialise(module, spec, seed)
+    if fill is not None:
+        fill(module)
+    else:
+        initialise(module, spec, seed)
     return module
 
 

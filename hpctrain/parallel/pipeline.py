@@ -22,7 +22,7 @@ from torch.distributed.pipelining.schedules import _Action, _batch_p2p, _Computa
 from torch.distributed.tensor.parallel import loss_parallel
 
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.model.build import build_part
+from hpctrain.model.build import Fill, build_part
 from hpctrain.model.part import blocks_of
 from hpctrain.parallel.clock import Mark, mark, seconds_between
 from hpctrain.parallel.loss import make_loss
@@ -65,6 +65,8 @@ class PipelineInputs:
     timeout: timedelta | None = None
     """How long a rank waits for another one in one operation; None: torch's own times."""
     objective: AnyObjective = NEXT_TOKEN
+    fill: Fill | None = None
+    """Where the first weights come from; None: from the seed."""
 
     @property
     def lengths(self) -> Lengths:
@@ -210,7 +212,7 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
     replica = plan.replicas[coordinate.dp]
     owner = plan.stage_owner()
     stages = [
-        _build_stage(inputs, mesh, index, replica.micro_batch)
+        _build_stage(inputs, mesh, index, coordinate.dp)
         for index in range(len(plan.stages))
         if owner[index] == coordinate.pp
     ]
@@ -235,11 +237,12 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
     return Pipeline(stages, runtime, evaluation, replica.rows, split_loss, random, tied, inputs.scaler)
 
 
-def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, rows: int) -> CountedStage:
+def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, replica: int) -> CountedStage:
     spec, count = inputs.spec, len(inputs.plan.stages)
+    rows = inputs.plan.replicas[replica].micro_batch
     first, last = index == 0, index == count - 1
     start, stop = inputs.plan.stages[index].layers
-    module = build_part(spec, start, stop, first=first, last=last, seed=inputs.seed)
+    module = build_part(spec, start, stop, first=first, last=last, seed=inputs.seed, fill=inputs.fill)
     if inputs.plan.shards == 1 or inputs.plan.tp > 1:
         module.to(inputs.device)  # sharding takes a plain stage there block by block
     if inputs.plan.tp > 1:
@@ -267,6 +270,8 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, rows: int
         post=_batch_p2p,
         message_timeout=inputs.message_timeout,
         autocast=inputs.autocast,
+        before="none" if first else inputs.plan.messages(replica, index - 1),
+        behind=inputs.plan.messages(replica, index),
     )
 
 

@@ -14,9 +14,12 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
 from hpctrain.base.activity import ACTIVITY
+from hpctrain.compress.activations import message_code
 from hpctrain.parallel.clock import Mark, mark, seconds_between
 from hpctrain.parallel.messages import NotedWork
+from hpctrain.parallel.neighbour import Neighbour
 from hpctrain.parallel.randomness import RandomStream
+from hpctrain.records.compression import Messages
 
 PostSends = Callable[[list[dist.P2POp]], list[dist.Work]]
 """Starts sends as torch's schedules start theirs."""
@@ -27,7 +30,8 @@ class StageCounters:
     """What a stage did since the last reset."""
 
     forward_s: float = 0.0
-    """Forward and loss, with the collectives of tensor parallelism and sharding in them; no sends and no receives."""
+    """Forward and loss, with the collectives of tensor parallelism and sharding in them, and with writing and reading
+    messages in fewer bytes; no sends and no receives."""
     backward_s: float = 0.0
     """Backward, in one piece or in two, likewise; where gradients are summed beside it, with its waits for a sum on the
     way whose memory the next one needs."""
@@ -50,8 +54,15 @@ class CountedStage(PipelineStage):
         post: PostSends,
         message_timeout: timedelta | None = None,
         autocast: torch.dtype | None = None,
+        before: Messages = "none",
+        behind: Messages = "none",
         **kwargs: Any,
     ) -> None:
+        """
+        Args:
+            before: how messages from and to the stage before travel in training; evaluation sends all in full.
+            behind: the same of the stage behind.
+        """
         super().__init__(*args, **kwargs)
         self.counters = StageCounters()
         """What was done since they were taken; its times are added then."""
@@ -61,6 +72,9 @@ class CountedStage(PipelineStage):
         self.random: RandomStream | None = None
         self._autocast = autocast
         self._sends: list[NotedWork] = []
+        self._before, self._behind = (
+            None if code is None else Neighbour(code) for code in (message_code(before), message_code(behind))
+        )
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self.counters.forwards += 1
@@ -71,11 +85,15 @@ class CountedStage(PipelineStage):
             self._clock("forward", f"forward stage {self.stage_index} mb {fwd_chunk_id}"),
             torch.autocast(self.device.type, self._autocast, enabled=enabled),
         ):
+            if self._before is not None:
+                self._before.read(fwd_chunk_id)
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         part = "backward" if kwargs.get("full_backward", True) else "backward of inputs,"
         with self._clock("backward", f"{part} stage {self.stage_index} mb {bwd_chunk_id}"):
+            if self._behind is not None:
+                self._behind.read(bwd_chunk_id)
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
@@ -92,13 +110,18 @@ class CountedStage(PipelineStage):
         return counted
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        return self._send(
-            f"output of stage {self.stage_index} mb {fwd_chunk_id}", super().get_fwd_send_ops, fwd_chunk_id
-        )
+        what = f"output of stage {self.stage_index} mb {fwd_chunk_id}"
+        return self._send(what, super().get_fwd_send_ops(fwd_chunk_id), self._behind, "forward")
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         what = f"gradient for stage {self.stage_index - 1} mb {bwd_chunk_id}"
-        return self._send(what, super().get_bwd_send_ops, bwd_chunk_id)
+        return self._send(what, super().get_bwd_send_ops(bwd_chunk_id), self._before, "backward")
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._receive(fwd_chunk_id, super().get_fwd_recv_ops(fwd_chunk_id), self._before)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._receive(bwd_chunk_id, super().get_bwd_recv_ops(bwd_chunk_id), self._behind)
 
     def take_counters(self) -> StageCounters:
         """What was done since the last call; on CUDA it waits until the device has done it."""
@@ -113,16 +136,25 @@ class CountedStage(PipelineStage):
         while self._sends:
             self._sends.pop(0).wait()
 
-    def _send(self, what: str, operations_of: Callable[[int], list[dist.P2POp]], chunk: int) -> list[dist.P2POp]:
-        """Send here instead of in the schedule, which is left nothing to do: here it is known what is sent where."""
-        operations = operations_of(chunk)
+    def _send(self, what: str, operations: list[dist.P2POp], to: Neighbour | None, part: str) -> list[dist.P2POp]:
+        """Send here instead of in the schedule, which is left nothing to do: here it is known what is sent where.
+
+        Args:
+            part: forward or backward, whose time it is to write messages in fewer bytes.
+        """
         if not operations:
             return []
+        if to is not None and self.submod.training:
+            with self._clock(part, f"write {what}"):
+                operations = to.written(operations)
         self.counters.sent_bytes += sum(op.tensor.numel() * op.tensor.element_size() for op in operations)
         operation = f"send {what} to rank {operations[0].peer}"
         with ACTIVITY.doing(operation, waits=True):
             self._sends.append(NotedWork(self._post(operations), operation, self._message_timeout))
         return []
+
+    def _receive(self, chunk: int, operations: list[dist.P2POp], of: Neighbour | None) -> list[dist.P2POp]:
+        return of.expected(chunk, operations) if of is not None and self.submod.training else operations
 
     def _clock(self, part: str, operation: str) -> _Stopwatch:
         return _Stopwatch(self._spans, part, self.device, operation)

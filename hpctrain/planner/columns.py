@@ -236,9 +236,8 @@ class Columns:
         """Seconds of the messages of a pass one way that must go from node to node."""
         crowd, work = self.crowd, self.cost.work
         hops = crowd.least_nodes(self.pp) - 1
-        size = work.hidden_bytes(self.size, self.tp)
-        if work.framework.split_sends and not work.saving.sequence_parallel:
-            size /= self.tp
+        # The search knows one way for all stages.
+        size = work.message_bytes(self.size, self.tp, work.messages_behind(0))
         return hops * (crowd.alpha + crowd.between_beta * (self.tp if crowd.within_nodes else 1) * size)
 
     def _whole(self, each: UnitClass, ways: tuple[int, ...]) -> float:

@@ -9,12 +9,12 @@ from hpctrain.planner.constants import CODEC_SECONDS, CONSTANTS, Constants
 from hpctrain.planner.ground import Ground
 from hpctrain.planner.layer_profile import LayerProfile, LayerTimes
 from hpctrain.planner.memory import MemoryModel
-from hpctrain.planner.network import Links, around, message_cost, number_sum_s, ring_sum_s
+from hpctrain.planner.network import Links, around, message_cost, node_of, number_sum_s, ring_sum_s
 from hpctrain.planner.parts import Parts, measured, roofline
 from hpctrain.planner.reduction import NO_SUM, Sum, low_rank_width, sum_of, uses_pairs
 from hpctrain.planner.unit import Cells, Figures, Unit
 from hpctrain.planner.workload import Share, Workload
-from hpctrain.records.compression import NoCompression
+from hpctrain.records.compression import Messages, NoCompression
 from hpctrain.records.topology import CodecSeconds
 
 TENSORS_PER_BLOCK = 9
@@ -106,19 +106,32 @@ class CostModel:
             self._stages[key] = _stage(parts, share, blocks, constants, unit.launch_s)
         return self._stages[key]
 
-    def send(self, source: Unit, target: Unit, micro_batch: int) -> float:
-        """A boundary activation, or its gradient, from one unit to another."""
+    def send(self, source: Unit, target: Unit, micro_batch: int, messages: Messages = "none") -> float:
+        """A boundary activation, or its gradient, from one unit to another; `rounding` comes on top."""
         if source is target:
             return 0.0
         tp = len(source.workers)
-        size = self.work.hidden_bytes(micro_batch, tp)
-        if self.work.framework.split_sends and not self.work.saving.sequence_parallel:
-            size /= tp
+        size = self.work.message_bytes(micro_batch, tp, messages)
         key = (source, target)
         if key not in self._messages:
             self._messages[key] = message_cost(self.links, source.places, target.places)
         alpha, beta = self._messages[key]
         return alpha + beta * size
+
+    def messages(self, a: Unit, b: Unit, stage: int) -> Messages:
+        """How messages between a stage on `a` and the next one on `b` travel."""
+        way = self.work.messages_behind(stage)
+        return way if way == "none" or apart(a, b) else "none"
+
+    def rounding(self, unit: Unit, micro_batch: int, messages: Messages) -> float:
+        """What a unit takes to write, or to read, a message between two stages. A number counts as a quarter of what
+        summing one of a gradient takes, which is written, added up, written again and read."""
+        if messages == "none":
+            return 0.0
+        each = codec_seconds(unit)
+        number_s = each.bf16 if messages == "bf16" else each.quantized
+        numbers = self.work.hidden_bytes(micro_batch, len(unit.workers)) / self.work.framework.stream_bytes
+        return numbers * number_s / 4
 
     def optimizer(self, unit: Unit, share: Share, micro_batch: int, shards: int = 1) -> float:
         """Update of a stage's parameters, or of this replica's part of them."""
@@ -206,6 +219,11 @@ def _stage(parts: Parts, share: Share, blocks: float, constants: Constants, laun
         split = backward + action_s + blocks * parts.block_split
         inputs, weights = constants.inputs_share * split, (1 - constants.inputs_share) * split
     return StageTime(forward, backward, blocks * sum(parts.block_tp), inputs, weights)
+
+
+def apart(a: Unit, b: Unit) -> bool:
+    """Whether any of the messages between two units leaves a node."""
+    return any(node_of(x) != node_of(y) for x, y in zip(a.places, b.places, strict=True))
 
 
 def codec_seconds(unit: Unit) -> CodecSeconds:

@@ -19,6 +19,7 @@ from hpctrain.planner.degrees import Shape
 from hpctrain.planner.exact import find_exact
 from hpctrain.planner.fleet import find_fleet
 from hpctrain.planner.layout import Excess, Layout
+from hpctrain.planner.messages import choose_messages
 from hpctrain.planner.moves import moves_between, stay_in_place
 from hpctrain.planner.neighbours import describe_excess, describe_shape, rejected_neighbours
 from hpctrain.planner.objective import FASTEST, Objective
@@ -30,7 +31,7 @@ from hpctrain.planner.seam import at_seam
 from hpctrain.planner.search import NO_SHARDS, Search
 from hpctrain.planner.workload import workload_of
 from hpctrain.records.codec import CodecSpec, keeps_state
-from hpctrain.records.compression import AutoCompression, PowerSgd
+from hpctrain.records.compression import AutoCompression, Messages, PowerSgd
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.plan import Plan, Predicted, Rejected, Replica, Stage, ZeroLevel
 from hpctrain.records.profile import Profile
@@ -98,18 +99,28 @@ def make_plan(
         best, notes, bound_s = winner.best, winner.notes, winner.bound_s
     best, spec_of_sums = decision.prediction, decision.spec
     cost = search.cost.with_work(replace(work, saving=best.layout.saving, codec=spec_of_sums.codec))
+    by_codec_s = bool(spec_of_sums.compared)
+    unsearched = isinstance(run.compression, AutoCompression) and not spec_of_sums.exact
+    if run.compression.messages == "auto":
+        lossy = isinstance(run.compression, AutoCompression) and run.compression.lossy
+        choice = choose_messages(cost, best.layout, lossy)
+        cost, best = cost.with_work(replace(cost.work, messages=choice.messages)), choice.prediction
+        unsearched |= any(messages != "none" for messages in choice.messages)
+        if choice.reason is not None:
+            notes, by_codec_s = [*notes, choice.reason], True
     if previous is not None:
         best = stay_in_place(cost, best, previous)
     best = at_seam(cost, best)
-    if isinstance(run.compression, AutoCompression) and not spec_of_sums.exact:
-        bound_s = step_bound(fleet, work)  # the search's own is for the codec that it went by
-    if spec_of_sums.compared and any(unit.codec_s is None for unit in best.layout.units()):
+    if unsearched:
+        bound_s = step_bound(fleet, work)  # the search's own is for the ways that it went by
+    if by_codec_s and any(unit.codec_s is None for unit in best.layout.units()):
         notes.append("What compression takes was not measured on some devices; typical values stand in.")
     idle = len(fleet.workers) - len(best.layout.units()) * best.layout.tp
     if idle:
         notes.append(f"{idle} of {len(fleet.workers)} usable devices stay idle.")
     plan = _plan(
         best,
+        cost,
         run_sha256=run.sha256(),
         topology_sha256=topology.sha256(),
         provisional=provisional,
@@ -129,7 +140,7 @@ def _decision(run: Run, cost: CostModel, best: Prediction) -> Decision:
     cost = cost.with_work(replace(cost.work, saving=best.layout.saving))
     if isinstance(run.compression, AutoCompression):
         return decide(cost, best.layout, run.steps, run.compression.lossy)
-    return Decision(CodecSpec(codec=run.compression), best, best.total)
+    return Decision(CodecSpec(codec=cost.work.codec), best, best.total)
 
 
 def _fastest(
@@ -247,23 +258,34 @@ def _nearest(search: Search, shapes: list[Shape]) -> tuple[Shape, Excess] | str:
     return next(lack for _, lack in lacks if isinstance(lack, str))
 
 
-def _plan(best: Prediction, **known: object) -> Plan:
-    layout = best.layout
+def _plan(best: Prediction, cost: CostModel, **known: object) -> Plan:
+    layout, saving = best.layout, best.layout.saving
     edges = [0, *accumulate(layout.blocks)]
     values = {
         "pp": layout.pp,
         "dp": layout.dp,
         "tp": layout.tp,
-        "zero": layout.saving.zero,
+        "zero": saving.zero,
         "shard": layout.shards if 1 < layout.shards < layout.dp else None,
-        "sequence_parallel": layout.saving.sequence_parallel,
+        "sequence_parallel": saving.sequence_parallel,
         "schedule": layout.schedule,
-        "stages": [Stage(layers=edge, recompute=layout.saving.recompute) for edge in pairwise(edges)],
+        "stages": [
+            Stage(layers=edge, recompute=saving.recompute, messages=_messages(cost, layout, stage))
+            for stage, edge in enumerate(pairwise(edges))
+        ],
         "replicas": [_replica(layout, replica) for replica in range(layout.dp)],
         "ranks": [place for rank in range(layout.pp) for row in layout.cells for place in row[rank].places],
         "actions": {replica: _actions(layout, replica) for replica in range(layout.dp)},
     }
     return Plan.model_validate(values | known)
+
+
+def _messages(cost: CostModel, layout: Layout, stage: int) -> Messages:
+    """How messages behind a stage travel, where any leave a node."""
+    if stage == len(layout.blocks) - 1:
+        return "none"
+    hops = [(layout.unit(replica, stage), layout.unit(replica, stage + 1)) for replica in range(layout.dp)]
+    return next((way for way in (cost.messages(a, b, stage) for a, b in hops) if way != "none"), "none")
 
 
 def _replica(layout: Layout, replica: int) -> Replica:

@@ -12,14 +12,14 @@ from hpctrain.schedule.placement import stages_by_rank
 
 FLYING_BYTES = 4 * BUCKET_BYTES
 """With several replicas: the buffers of gradients that are on the wire."""
-FREED_COPIES = {"cpu": 2.5, "cuda": 0.0}
-"""With ZeRO: fp32 copies of a stage's whole weights and gradients that were freed block by block and that the process
-still holds, as glibc's heap keeps them. CPU: 1 to 2.1 seen with ZeRO 1, 2.5 with ZeRO 3, on two replicas of 3 and 7
-million parameters (torch 2.13). CUDA: what is allocated counts, not what the allocator keeps."""
+FREED_COPIES = {"cpu": (0.0, 2.0, 2.0, 3.3), "cuda": (0.0, 0.0, 0.0, 0.0)}
+"""[level of ZeRO] -> fp32 copies of a rank's whole parameters that were gathered or summed, freed, and still lie in the
+process, as glibc's heap keeps them. CPU: 1.0 to 2.1 seen at level 1, 1.8 at level 2, 2.5 to 3.3 at level 3, on two
+replicas of 3 to 29 million parameters (torch 2.13). CUDA: what the allocator keeps does not count."""
 CAST_BYTES = 2
 """Per parameter in bf16 and fp16: the copy that autocast makes anew for each micro-batch and keeps until its backward
 pass, whether or not the weight itself is freed (seen with torch 2.13)."""
-PROCESS_BYTES = {"cpu": 430e6, "cuda": 1.0e9}
+PROCESS_BYTES = {"cpu": 440e6, "cuda": 1.0e9}
 """Before any tensor. CPU: Python with torch, its pipelining and gloo, measured 317 MB (torch 2.13), and what a worker's
 resident peak held beside its tensors, 40 to 110 MB. CUDA: context, kernels and NCCL buffers, an assumption."""
 
@@ -240,7 +240,7 @@ class MemoryModel:
         weights = work.gathered_bytes * (parameters if zero < 3 else at_work)
         gradients = gradient_bytes * (parameters if zero == 1 else at_work)
         kept = self._kept_bytes * parameters / role.shards if role.shards < role.dp else 0.0
-        freed = FREED_COPIES[role.kind] * work.framework.weight_bytes * parameters
+        freed = FREED_COPIES[role.kind][zero] * work.framework.weight_bytes * parameters
         return parts + weights + gradients + gradient_bytes * piece + kept + freed
 
 

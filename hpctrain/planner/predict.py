@@ -13,7 +13,7 @@ from hpctrain.planner.layout import Layout
 from hpctrain.planner.overlap import hidden_s
 from hpctrain.planner.shard_time import ShardTime, shard_times
 from hpctrain.planner.simulate import Pace, Timeline, simulate
-from hpctrain.records.compression import Bf16, NoCompression
+from hpctrain.records.compression import Bf16, Messages, NoCompression
 from hpctrain.schedule.generate import SPLIT_BACKWARD, make_schedule
 
 TERMS = ("compute", "pipeline_bubble", "pipeline_send", "tensor_parallel", "data_parallel", "optimizer")
@@ -193,12 +193,23 @@ def _pace(cost: CostModel, layout: Layout, replica: int, sharded: list[ShardTime
     times = _stage_times(cost, layout, replica)
     units = [layout.unit(replica, stage) for stage in range(len(times))]
     hops = list(pairwise(units))
-    waits = [each.per_micro_batch(layout.saving.zero) for each in sharded]
+    ways: list[Messages] = [cost.messages(a, b, stage) for stage, (a, b) in enumerate(hops)]
+    # A stage reads what comes from the one before and writes for the one behind, and the other way round.
+    rounding = [
+        sum(cost.rounding(unit, layout.micro_batch, way) for way in pair)
+        for unit, pair in zip(units, pairwise(["none", *ways, "none"]), strict=True)
+    ]
+    waits = [
+        (forward + own, backward + own, inputs + own, weights)
+        for own, (forward, backward, inputs, weights) in zip(
+            rounding, (each.per_micro_batch(layout.saving.zero) for each in sharded), strict=True
+        )
+    ]
     return Pace(
         forward=tuple(stage.forward + wait[0] for stage, wait in zip(times, waits, strict=True)),
         backward=tuple(stage.backward + wait[1] for stage, wait in zip(times, waits, strict=True)),
-        send=tuple(cost.send(a, b, layout.micro_batch) for a, b in hops),
-        send_back=tuple(cost.send(b, a, layout.micro_batch) for a, b in hops),
+        send=tuple(cost.send(a, b, layout.micro_batch, way) for (a, b), way in zip(hops, ways, strict=True)),
+        send_back=tuple(cost.send(b, a, layout.micro_batch, way) for (a, b), way in zip(hops, ways, strict=True)),
         inputs=tuple(stage.inputs + wait[2] for stage, wait in zip(times, waits, strict=True)),
         weights=tuple(stage.weights + wait[3] for stage, wait in zip(times, waits, strict=True)),
         blocking=cost.work.framework.blocking_sends,

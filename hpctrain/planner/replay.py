@@ -43,6 +43,7 @@ def scene_of(run: Run, spec: Spec, plan: Plan, topology: Topology) -> Scene:
     work, _ = workload_of(run, spec)
     saving = _saving(plan)
     work = replace(work, saving=saving, fixed=None, codec=plan.codec)
+    work = replace(work, messages=tuple(stage.messages for stage in plan.stages))
     # The plan says which devices it uses; spares, bad nodes and a limit on devices were the planner's concern.
     free = run.model_copy(
         update={

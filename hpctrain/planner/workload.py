@@ -9,7 +9,8 @@ from typing import NamedTuple
 from hpctrain.base.errors import InputError
 from hpctrain.planner.framework import OURS, Framework
 from hpctrain.planner.saving import NO_SAVING, Saving, saving_of
-from hpctrain.records.compression import AutoCompression, Codec, NoCompression
+from hpctrain.records.codec import FULL_BYTES, message_bytes_per_number
+from hpctrain.records.compression import AutoCompression, Codec, Messages, NoCompression
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.run import FixedParallel, Run
 from hpctrain.schedule.generate import SPLIT_BACKWARD
@@ -72,6 +73,8 @@ class Workload:
     """Who trains."""
     codec: Codec = EXACT
     """How gradients are summed over replicas."""
+    messages: Messages | tuple[Messages, ...] = "none"
+    """How messages to the next stage, and from it, travel between nodes: all in one way, or by stage."""
     usable: float = USABLE
     """Share of a device's memory that a plan may fill."""
 
@@ -127,6 +130,15 @@ class Workload:
     def hidden_bytes(self, micro_batch: int, tp: int) -> float:
         """The part of the residual stream on one of `tp` devices: all of it, or its part of the sequence."""
         return self.boundary_bytes(micro_batch) / (tp if self.saving.sequence_parallel else 1)
+
+    def message_bytes(self, micro_batch: int, tp: int, messages: Messages) -> float:
+        """What one of `tp` devices sends to the next stage, or back."""
+        size = self.hidden_bytes(micro_batch, tp) * message_bytes_per_number(messages) / FULL_BYTES
+        return size / tp if self.framework.split_sends and not self.saving.sequence_parallel else size
+
+    def messages_behind(self, stage: int) -> Messages:
+        """How messages between a stage and the next one travel where they lie on different nodes."""
+        return self.messages if isinstance(self.messages, str) else self.messages[stage]
 
     def head_shards(self, tp: int) -> int:
         """Parts that embedding and head are cut into."""
@@ -189,7 +201,11 @@ def workload_of(run: Run, spec: Spec) -> tuple[Workload, list[str]]:
         )
     fixed = run.parallel if isinstance(run.parallel, FixedParallel) else None
     saving, notes = saving_of(run)
-    codec = NoCompression() if isinstance(run.compression, AutoCompression) else run.compression
-    work = Workload(spec, run.batch.global_, run.data.seq_len, run.precision, fixed, saving, run.compile, codec=codec)
+    asked = run.compression
+    codec = NoCompression() if isinstance(asked, AutoCompression) else asked.model_copy(update={"activations": None})
+    work = Workload(
+        spec, run.batch.global_, run.data.seq_len, run.precision, fixed, saving, run.compile, codec=codec,
+        messages="none" if asked.messages == "auto" else asked.messages,
+    )  # fmt: skip
     work.micro_batch_sizes()
     return work, notes

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hpctrain.records.compression import (
     Adaptive,
     Bf16,
     Codec,
     LocalSteps,
+    Messages,
     NoCompression,
     PowerSgd,
     Quantized,
@@ -63,6 +64,14 @@ class CodecSpec(Part):
     """With mode auto: why this one."""
     compared: list[CodecFigures] = []
     """With mode auto: the ways that were compared, the most exact first."""
+
+    @model_validator(mode="after")
+    def _only_gradients(self) -> CodecSpec:
+        if self.codec.activations is not None:
+            raise ValueError(
+                f"codec.activations: found {self.codec.activations}; a plan says it by stage: stages[…].messages"
+            )
+        return self
 
     @property
     def mode(self) -> str:
@@ -121,6 +130,16 @@ def wire_bytes(codec: Codec, gradient_bytes: float, world: int, dim: float = 102
         case LocalSteps(every=every):
             return ring * gradient_bytes / every
     return ring * gradient_bytes
+
+
+def message_bytes_per_number(messages: Messages) -> float:
+    """Of an activation, or of its gradient, between two pipeline stages."""
+    match messages:
+        case "bf16":
+            return VALUE_BYTES["bf16"]
+        case "int8":
+            return VALUE_BYTES["int8"] + SCALE_BYTES
+    return FULL_BYTES
 
 
 def kept_bytes(codec: Codec, dim: int) -> float:

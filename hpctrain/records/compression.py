@@ -22,19 +22,35 @@ Selector = Literal["exact", "sampled", "block", "random"]
 Feedback = Literal["none", "standard", "decayed", "paper"]
 Reset = Literal["none", "zero", "flush"]
 Values = Literal["fp32", "fp16", "bf16", "int8", "sign"]
+Messages = Literal["none", "bf16", "int8"]
+"""How a message between two pipeline stages travels."""
 
 SMALLEST_NUMBERS = 4096
 """Parameters of fewer numbers are always summed exactly; so are those of one dimension."""
 
 
-class NoCompression(Part):
+class _Compression(Part):
+    """What every mode has."""
+
+    activations: Messages | Literal["auto"] | None = None
+    """How activations and their gradients travel between pipeline stages on different nodes. none: in fp32; bf16; int8:
+    integers of 8 bits with a scale for each 256 of them; auto: the planner chooses none or bf16, with mode auto and
+    `lossy` int8 too. Left out: auto with mode auto, else none."""
+
+    @property
+    def messages(self) -> Messages | Literal["auto"]:
+        """`activations`, where it is left out too."""
+        return self.activations or "none"
+
+
+class NoCompression(_Compression):
     """Exact sums in full precision."""
 
     mode: Literal["none"] = "none"
     """Exact sums in full precision."""
 
 
-class Bf16(Part):
+class Bf16(_Compression):
     """Gradients travel in bfloat16."""
 
     mode: Literal["bf16"]
@@ -44,7 +60,7 @@ class Bf16(Part):
     '*', as 'layers.*.feed_forward.*'. The rest is summed exactly."""
 
 
-class Quantized(Part):
+class Quantized(_Compression):
     """Gradients travel as integers of few bits (as in ZeRO++, Wang et al. 2023)."""
 
     mode: Literal["int8", "int4"]
@@ -59,7 +75,7 @@ class Quantized(Part):
         return 8 if self.mode == "int8" else 4
 
 
-class _Sparse(Part):
+class _Sparse(_Compression):
     """Settings of every mode that sends a choice of the numbers."""
 
     layers: Layers = "all"
@@ -141,7 +157,7 @@ class Tagc(_Sparse):
     """What is compressed, as in mode topk."""
 
 
-class PowerSgd(Part):
+class PowerSgd(_Compression):
     """Matrices as products of two thin ones (Vogels et al. 2019)."""
 
     mode: Literal["power_sgd"]
@@ -156,7 +172,7 @@ class PowerSgd(Part):
     """What is compressed, as in mode topk."""
 
 
-class LocalSteps(Part):
+class LocalSteps(_Compression):
     """Replicas train on their own and meet every few steps (DiLoCo, Douillard et al. 2023)."""
 
     mode: Literal["local_steps"]
@@ -169,7 +185,7 @@ class LocalSteps(Part):
     """Nesterov momentum over the meetings."""
 
 
-class AutoCompression(Part):
+class AutoCompression(_Compression):
     """The planner chooses."""
 
     mode: Literal["auto"]
@@ -178,6 +194,10 @@ class AutoCompression(Part):
     lossy: bool = False
     """Whether modes may be chosen that put off a part of each gradient. They are faster on slow links, and a model that
     is trained for as many steps with them may have a higher loss (docs/compression-figures.md)."""
+
+    @property
+    def messages(self) -> Messages | Literal["auto"]:
+        return self.activations or "auto"
 
 
 Codec = Annotated[

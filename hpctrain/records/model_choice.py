@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from hpctrain.records.document import Part
 from hpctrain.records.families import FamilySpec
+from hpctrain.records.hf_model import HfModel
 from hpctrain.records.imported_spec import ImportedSpec, Split
 from hpctrain.records.mistakes import nearest
 from hpctrain.records.presets import PRESETS
@@ -22,7 +23,9 @@ class Model(Part):
     dims: Annotated[FamilySpec, Field(discriminator="family")] | None = None
     """A model by its dimensions; without `family` a decoder."""
     hf: str | None = None
-    """A Hugging Face model folder to start from."""
+    """A Hugging Face model folder to start from: config.json and safetensors files."""
+    found: HfModel | None = None
+    """Written by hpctrain into the run folder: what was found in the folder that `hf` names."""
     import_: str | None = Field(default=None, alias="import")
     """A factory in your own code, 'package.module:factory'."""
     args: dict[str, Any] | None = None
@@ -46,6 +49,8 @@ class Model(Part):
         own = [key for key in ("args", "front", "blocks", "back", "tensor_parallel", "measured") if getattr(self, key)]
         if own and self.import_ is None:
             raise ValueError(f"{own[0]} goes with import; found it with {given[0]}")
+        if self.found is not None and self.hf is None:
+            raise ValueError(f"found goes with hf; found it with {given[0]}")
         return self
 
     @field_validator("dims", mode="before")

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from hpctrain.records.codec import CodecSpec
-from hpctrain.records.compression import Codec
+from hpctrain.records.compression import Codec, Messages
 from hpctrain.records.document import Document, Part
 from hpctrain.records.profile import Profile
 from hpctrain.records.schedule import Action, Schedule
@@ -28,6 +28,9 @@ class Stage(Part):
     recompute: Recompute = "none"
     """Which activations are computed again in the backward pass: none; selective: all but the results of matrix
     products and attention; full: everything within a block."""
+    messages: Messages = "none"
+    """How its output travels to the next stage, and the gradient of that back, where they lie on different nodes. none:
+    in fp32; bf16; int8: integers of 8 bits with a scale for each 256 of them."""
 
 
 class Replica(Part):
@@ -185,6 +188,11 @@ class Plan(Document):
             if start == stop and index not in (0, last):
                 raise ValueError(f"stages[{index}].layers: found no block; only the first and last stage may be empty")
             expected = stop
+        if self.stages[last].messages != "none":
+            raise ValueError(
+                f"stages[{last}].messages: found {self.stages[last].messages}; the last stage has no next one, so only "
+                "none is allowed"
+            )
         if len(self.stages) < self.pp:
             raise ValueError(f"stages: found {len(self.stages)}, allowed: at least one for each of pp {self.pp}")
         if len(self.replicas) != self.dp:
@@ -303,6 +311,16 @@ class Plan(Document):
         """Pipeline rank of each stage of a replica."""
         rows = self.pipeline_rows(replica)
         return [rows.index(tuple(row)) for row in self.replicas[replica].devices]
+
+    def messages(self, replica: int, stage: int) -> Messages:
+        """How messages between a stage and the next one travel in a replica. Devices that share a stage hold the same
+        numbers, so all of them send in one way, also where only some of the pairs are of two nodes."""
+        devices = self.replicas[replica].devices
+        if stage == len(devices) - 1:
+            return "none"
+        pairs = zip(devices[stage], devices[stage + 1], strict=True)
+        apart = any(a.partition(":")[0] != b.partition(":")[0] for a, b in pairs)
+        return self.stages[stage].messages if apart else "none"
 
     def mesh(self) -> list[list[list[int]]]:
         """Global ranks as [pp][dp][tp]."""

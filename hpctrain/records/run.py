@@ -268,7 +268,7 @@ class Run(Document):
         """The model's dimensions, as far as the file says; the vocabulary may still be open.
 
         Raises:
-            InputError: the model is of a form that this version cannot build, or was not measured yet.
+            InputError: what `hf` or `import` names was not looked at yet.
         """
         if self.model.dims is not None:
             return self.model.dims
@@ -276,9 +276,11 @@ class Run(Document):
             return PRESETS[self.model.preset]
         if self.model.measured is not None:
             return self.model.measured
+        if self.model.found is not None:
+            return self.model.found.dims
         if self.model.import_ is not None:
             raise InputError("model.import: the model was not measured yet; a run folder's own run.yaml has its sizes")
-        raise InputError("model.hf: this version trains models given by preset, dims or import only; use one of them")
+        raise InputError("model.hf: the folder was not read yet; a run folder's own run.yaml has what was in it")
 
     def learned(self) -> AnyObjective:
         """The objective as the file gives it, else that of the model's family.
@@ -292,16 +294,10 @@ class Run(Document):
         """The same run with its model written out, vocabulary included."""
         if isinstance(spec, ImportedSpec):
             return self.model_copy(update={"model": self.model.model_copy(update={"measured": spec})})
+        if self.model.found is not None:
+            found = self.model.found.model_copy(update={"dims": spec})
+            return self.model_copy(update={"model": self.model.model_copy(update={"found": found})})
         return self.model_copy(update={"model": Model(dims=spec)})
-
-    def require_runnable(self) -> None:
-        """Refuse what the file may say and this version cannot do yet, before anything starts.
-
-        Raises:
-            InputError: names the field.
-        """
-        if self.model.import_ is None:
-            self.spec()
 
 
 def read_run(path: Path, overrides: tuple[str, ...] = (), defaults: Mapping[str, Any] = MappingProxyType({})) -> Run:
@@ -363,7 +359,16 @@ def _resolve_paths(run: Run, base: Path) -> Run:
         notify = notify.model_copy(update={"url_file": str(base / Path(notify.url_file).expanduser())})
     data = run.data.resolved(base)
     container = _resolve_container(run.container, base) if run.container is not None else None
-    update = {"data": data, "code": code, "secrets_file": secrets, "notify": notify, "container": container}
+    update: dict[str, Any] = {
+        "data": data,
+        "code": code,
+        "secrets_file": secrets,
+        "notify": notify,
+        "container": container,
+    }
+    if run.model.hf is not None:
+        folder = str(base / Path(run.model.hf).expanduser())
+        update["model"] = run.model.model_copy(update={"hf": folder})
     return run.model_copy(update=update)
 
 

@@ -12,6 +12,7 @@ from hpctrain.base.stamp import stamp_output
 VERBS = {
     "describe": "hpctrain.worker.describe",
     "eval": "hpctrain.worker.evaluate",
+    "export": "hpctrain.worker.export",
     "measure": "hpctrain.worker.measure",
     "torch": "hpctrain.worker.torch_state",
     "train": "hpctrain.worker.train",

@@ -18,6 +18,8 @@ from hpctrain.base.wire import Message
 from hpctrain.compress.local_steps import LocalSteps
 from hpctrain.compress.owner_sums import OwnerReducer
 from hpctrain.compress.reducer import DenseReducer, Reducer
+from hpctrain.model.build import Fill
+from hpctrain.model.hf_weights import HfWeights
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
 from hpctrain.parallel.reduction import meetings_of, reducer_of
@@ -129,7 +131,7 @@ def build(orders: StartOrder) -> Trainer:
     scaler = LossScaler(LossScale()) if run.precision == "fp16" else None
     inputs = PipelineInputs(
         plan, run.spec(), schedule, run.data.seq_len, run.seed, device, AUTOCAST[run.precision], scaler, run.compile,
-        timeout=timeout, objective=run.learned(),
+        timeout=timeout, objective=run.learned(), fill=_first_weights(orders, run),
     )  # fmt: skip
     pipeline = build_pipeline(inputs, mesh, coordinate)
     optimizer = _optimizer(run, pipeline, plan)
@@ -199,6 +201,13 @@ def _join(orders: StartOrder, plan: Plan, device: torch.device, timeout: timedel
         device_id=device if device.type == "cuda" else None,
     )  # fmt: skip
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "0")) or torch.get_num_threads())
+
+
+def _first_weights(orders: StartOrder, run: Run) -> Fill | None:
+    """What the stages are filled from, where it is not the seed; a checkpoint needs no folder any more."""
+    if run.model.hf is None or run.model.found is None or orders.restore is not None:
+        return None
+    return HfWeights(run.model.found, Path(run.model.hf)).fill
 
 
 def _optimizer(run: Run, pipeline: Pipeline, plan: Plan) -> torch.optim.Optimizer:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from cases import EVEN, FOUR, HALF, QUARTERS, SPEC, WHOLE, batch, deviation, make_plan, my_rows, open_pipeline, whole
 from loop_cases import StoppingOrders, leave, make_folder, open_trainer
+from message_cases import ROUNDED, beside_full
 from processes import largest, launch, process_group
 from scatter_cases import conserved
 from torch.distributed.tensor import DTensor
@@ -210,6 +211,8 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
             found[f"sharded, all of it, zero {zero}"] = sharded(ALL_OF_IT, rank, shares=ONE_EACH, zero=zero, **stages)
         for name, codec in SPARSE_SCATTERS.items():
             found[name] = conserved(codec, rank, world)
+        for name in ROUNDED:
+            found[f"messages, {name}"] = beside_full(name, rank)
         found["sharded in pairs"] = sharded({"mode": "bf16"}, rank, zero=1, shard=2)
     return found | training(folder, rank, world)
 

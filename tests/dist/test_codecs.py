@@ -172,3 +172,16 @@ def test_a_step_that_overflows_in_fp16_leaves_what_is_kept_alone(found: dict[str
     assert case["skipped"][-1] is False
     assert case["counted"] == case["skipped"].count(False)
     assert case["finite"]
+
+
+@pytest.mark.slow
+def test_messages_between_stages_are_as_near_and_as_short_as_promised(found: dict[str, Any]) -> None:
+    cases = {name: case for name, case in found.items() if name.startswith("messages, ")}
+    assert len(cases) == 5
+    for name, case in cases.items():
+        assert case["sent"] == case["expected"], name
+        # Of each number 2^-9 in bf16, or half of a 127th of the largest around it, at three boundaries there and back.
+        assert 0 < case["gradient"] < 2e-2, name
+        assert case["loss"] < 1e-3, name
+        assert case["unequal"] == 0, name
+        assert case["validation"] == 0, f"{name}: evaluation sends all in full"

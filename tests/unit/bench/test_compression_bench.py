@@ -44,7 +44,7 @@ def test_a_scene_and_what_it_gave_come_back_from_their_files(tmp_path: Path) -> 
 
 FAMILIES = [
     "none", "ddp_fp32", "ddp_bf16", "powersgd_r4", "fsdp2_fp32", "dense", "bf16", "int4", "power_sgd_r4", "topk_10",
-    "tagc_2x", "adaptive_paper", "adaptive", "auto", "local_steps", "fsdp2_dense", "fsdp2_sparse",
+    "tagc_2x", "adaptive_paper", "adaptive", "auto", "local_steps", "fsdp2_dense", "fsdp2_sparse", "pp_fp32", "pp_int8",
 ]  # fmt: skip
 """One method of each kind; the others differ in a number."""
 
@@ -80,6 +80,11 @@ def test_every_method_has_its_turns(tmp_path: Path) -> None:
     assert {row.choice for name, row in rows.items() if name != "auto"} == {None}
     assert rows["auto"].choice == "none", "a loopback is fast"
     assert rows["auto"].loss == pytest.approx(rows["dense"].loss, abs=1e-4)
+    # Two micro-batches of 16 tokens; each rank sends a message for each, of 64 numbers a token.
+    parameters = SMALL.spec.parameters()
+    for name, each in (("pp_fp32", 4), ("pp_int8", 1 + 4 / 256)):
+        assert rows[name].counted_bytes_per_parameter == pytest.approx(2 * 16 * 64 * each / parameters)
+        assert rows[name].loss == pytest.approx(rows["dense"].loss, abs=1e-4 if name == "pp_fp32" else 0.01)
     # Exact sums and means give the same model; the one without sums is another.
     assert rows["dense"].loss == pytest.approx(rows["ddp_fp32"].loss, abs=1e-4)
     assert rows["fsdp2_fp32"].loss == pytest.approx(rows["ddp_fp32"].loss, abs=1e-4)

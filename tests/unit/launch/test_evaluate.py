@@ -92,7 +92,7 @@ def test_the_newest_whole_checkpoint_counts_unless_a_step_is_named(folder: Path,
         evaluate(folder, data, 7, "all", None, Worker(of_two))  # type: ignore[arg-type]
     for step in (5, 10):
         (folder / "checkpoints" / f"step-{step:08}" / "0.distcp").unlink()
-    with pytest.raises(InputError, match=r"has no checkpoint to evaluate \(step-00000010: .*checkpoint\.every"):
+    with pytest.raises(InputError, match=r"has no checkpoint yet \(step-00000010: .*checkpoint\.every"):
         evaluate(folder, data, None, "all", None, Worker(of_two))  # type: ignore[arg-type]
 
 

@@ -19,6 +19,7 @@ from hpctrain.planner.saving import Saving
 from hpctrain.planner.search import Search
 from hpctrain.planner.unit import Cells, make_units
 from hpctrain.planner.workload import workload_of
+from hpctrain.records.codec import BUCKET_BYTES
 from hpctrain.records.compression import Bf16, NoCompression, PowerSgd, Quantized, TopK
 from hpctrain.records.plan import Plan
 from hpctrain.records.topology import CodecSeconds
@@ -144,10 +145,10 @@ WHOLE = {"layers": 1, "dim": 1024, "heads": 1, "vocab": 8192}
 
 
 def test_memory_is_saved_by_what_goes_with_the_codec(plan, topology, run):
-    tight = topology((1, 1), memory=1.3e9, default=SLOW)
+    tight = topology((1, 1, 1, 1), memory=1.4e9, default=SLOW)
     asked = {"dims": WHOLE, "rows": 4, "steps": 1000}
     made = plan(tight, compression=AUTO, **asked)
-    assert (made.zero, made.shards, made.codec.mode) == (1, 2, "bf16")
+    assert (made.zero, made.shards, made.codec.mode) == (1, 4, "bf16")
     with pytest.raises(Refused, match=r"or compression.mode bf16, which keeps nothing"):
         plan(tight, compression={"mode": "topk"}, **asked)
 
@@ -170,7 +171,7 @@ def test_bytes_and_rounds_of_each_way(topology, run):
 
     def found(codec):
         (rings,) = ground.copies(1, uses_pairs(codec))
-        return sum_of(codec, rings, 4.0 * numbers, numbers, 1024, 1, 1e-10, each)
+        return sum_of(codec, rings, 4.0 * numbers, numbers, 1024, 1, 1e-10, each, BUCKET_BYTES)
 
     ring = 2 * 3 / 4 * numbers
     for codec, sent, turns, processor in (
@@ -184,7 +185,7 @@ def test_bytes_and_rounds_of_each_way(topology, run):
         assert one.wire_s == pytest.approx(turns * 6 * 1e-3 + 1e-8 * sent)
         assert one.processor_s == pytest.approx(processor)
     (rings,) = ground.copies(1)
-    exact = sum_of(NoCompression(), rings, 4.0 * numbers, numbers, 1024, 1, 1e-10, None)
+    exact = sum_of(NoCompression(), rings, 4.0 * numbers, numbers, 1024, 1, 1e-10, None, BUCKET_BYTES)
     assert (exact.sent_bytes, exact.wire_s) == (4 * ring, pytest.approx(6e-3 + 4e-8 * ring))
 
 

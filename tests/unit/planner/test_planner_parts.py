@@ -96,6 +96,17 @@ def test_sums_and_messages_follow_alpha_and_beta(topology):
     assert ring_sum_s(links, ["local0:cpu0", "local1:cpu0", "local2:cpu0"], 3000) == pytest.approx(4 * (1e-3 + 1e-3))
 
 
+def test_a_sum_goes_node_by_node_where_that_is_faster(topology):
+    links = Links(LinkCost(topology((1, 1), devices=4, default=(1e-6, 1e-6))))
+    eight = [f"local{node}:cpu{device}" for node in (0, 1) for device in range(4)]
+    size = 1e6
+    ring, by_node = ring_sum_s(links, eight, size), ring_sum_s(links, eight, size, by_node=True)
+    assert ring == pytest.approx(2 * 7 / 8 * size * 1e-6, rel=0.01), "each byte crosses the network 7/4 times"
+    assert by_node == pytest.approx(size * 1e-6, rel=0.01), "once; what is summed within nodes is nearly free here"
+    assert ring_sum_s(links, eight[:5], size, by_node=True) == ring_sum_s(links, eight[:5], size), "4 and 1 on a node"
+    assert ring_sum_s(links, eight[:4], size, by_node=True) == ring_sum_s(links, eight[:4], size), "one node"
+
+
 def units(count):
     return [Unit(index, ()) for index in range(count)]
 

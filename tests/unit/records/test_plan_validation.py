@@ -47,6 +47,19 @@ def test_the_plan_itself_is_valid() -> None:
     assert plan.table(0) is None
 
 
+def test_only_messages_that_leave_a_node_are_rounded_and_all_of_a_stage_alike() -> None:
+    value = changed("stages.0.messages", "int8")
+    value["replicas"][1]["devices"] = [["c:cpu0"], ["c:cpu1"]]
+    value["ranks"][3] = "c:cpu1"
+    plan = Plan.from_json(value)
+    assert [plan.messages(replica, 0) for replica in (0, 1)] == ["int8", "none"]
+    assert plan.messages(0, 1) == "none"
+    value = {"pp": 2, "dp": 1, "tp": 2, "stages": value["stages"], "ranks": ["a:cpu0", "a:cpu1", "a:cpu2", "b:cpu0"]}
+    devices = [["a:cpu0", "a:cpu1"], ["a:cpu2", "b:cpu0"]]
+    value["replicas"] = [{"rows": 8, "micro_batch": 2, "micro_batches": 4, "devices": devices}]
+    assert Plan.from_json(value).messages(0, 0) == "int8", "one of the two pairs leaves the node"
+
+
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
@@ -56,6 +69,12 @@ def test_the_plan_itself_is_valid() -> None:
         ("stages.0.layers", [1, 3], r"stages\[0\]\.layers: found \[1, 3\), expected it to start at 0"),
         ("stages.1.layers", [4, 6], r"stages\[1\]\.layers: found \[4, 6\), expected it to start at 3"),
         ("stages.1.layers", [3, 2], r"stages\[1\]\.layers: found \[3, 2\)"),
+        ("stages.1.messages", "bf16", r"stages\[1\]\.messages: found bf16; the last stage has no next one"),
+        (
+            "compression",
+            [{"codec": {"mode": "none", "activations": "int8"}}],
+            r"codec\.activations: found int8; a plan says it by stage",
+        ),
         ("pp", 3, "stages: found 2, allowed: at least one for each of pp 3"),
         ("pp", 1, r"replicas\[0\]\.devices: its stages lie on 2 sets of devices, pp is 1"),
         ("dp", 1, "replicas: found 2, dp is 1"),

@@ -250,7 +250,6 @@ def test_models_of_other_forms_are_understood_and_declined(tmp_path: Path) -> No
 
 def test_a_model_of_one_s_own_has_dimensions_when_it_was_measured(tmp_path: Path) -> None:
     run = read_run(written(tmp_path, GOOD.replace("preset: tiny-1m", "import: my.models:make")))
-    run.require_runnable()
     with pytest.raises(InputError, match=r"model\.import: the model was not measured yet"):
         run.spec()
 

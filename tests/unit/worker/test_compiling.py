@@ -33,11 +33,11 @@ def test_the_first_validation_compiles(
     trainer: Any = SimpleNamespace(
         run=SimpleNamespace(compile=compiles, validation=SimpleNamespace(batches=0)),
         step=0, folder=tmp_path, coordinate=SimpleNamespace(tp=0), pipeline=SimpleNamespace(take_counters=dict),
+        plan=SimpleNamespace(rows=1), valid={"valid": None},
     )  # fmt: skip
     said: list[str] = []
     orders: Any = SimpleNamespace(tell=said.append)
     loop = Loop(trainer, orders)
-    nothing: Any = None
     for _ in range(2):
-        loop._validate(nothing)
+        loop._validate()
     assert said == told

@@ -1,0 +1,206 @@
+"""A run's checkpoint as a Hugging Face folder: everything but the tensors is written here, a worker writes those."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpctrain.base.atomic import storage_errors, sync_folder, write_json, write_text
+from hpctrain.base.errors import HpctrainError, InputError
+from hpctrain.base.process import Runner
+from hpctrain.base.room import check_room
+from hpctrain.corpus.hf_tokenizer import hf_tokenizer
+from hpctrain.corpus.special import SpecialTokens, special_tokens
+from hpctrain.launch.evaluate import checkpoint_of
+from hpctrain.launch.trust import check_trusted
+from hpctrain.records.families import FamilySpec
+from hpctrain.records.hf_config import CONFIG_NAME
+from hpctrain.records.hf_config_of_spec import TokenIds, config_of, continued_config
+from hpctrain.records.hf_shards import BYTES, index_of, shared_out
+from hpctrain.records.hf_tensors import tensors_of
+from hpctrain.records.imported_spec import ImportedSpec
+from hpctrain.records.run import Run, read_run
+
+_SURPLUS_BYTES = 1 << 20
+"""Room for what is no tensor, a tokenizer aside."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A folder that was written."""
+
+    step: int
+    """Of the checkpoint."""
+    architecture: str
+    files: list[str]
+    size_bytes: int
+    parameters: int
+
+
+def export(
+    folder: Path, output: Path, step: int | None, dtype: str, shard_bytes: int, force: bool, runner: Runner
+) -> Exported:
+    """Write the folder beside its place and rename it: it is whole or not there.
+
+    Args:
+        folder: the run's.
+        step: of the checkpoint; default: the newest that is whole.
+        dtype: float32, bfloat16 or float16.
+        shard_bytes: the largest file.
+        force: a model folder that is there already is replaced.
+
+    Raises:
+        InputError: no such checkpoint, a model of the person's own, or the output is in use.
+        CheckpointError: the checkpoint is not what was written.
+        StorageError: there is no room, or nobody may write there.
+        HpctrainError: the worker failed.
+    """
+    check_trusted(folder)
+    run = read_run(folder / "run.yaml")
+    spec = run.spec()
+    if isinstance(spec, ImportedSpec):
+        raise InputError(f"{folder}: model.import: transformers has no class for a model of your own")
+    output = output.resolve()
+    _check_output(output, force)
+    checkpoint = checkpoint_of(folder, step, spec.sha256())
+    files = shared_out(tensors_of(spec), BYTES[dtype], shard_bytes)
+    done = int(checkpoint.name.rpartition("-")[2])
+    with _made_whole(output) as made:
+        size = sum(tensor.count for group in files.values() for tensor in group) * BYTES[dtype]
+        check_room(made, size + _SURPLUS_BYTES, "the exported model", len(files))
+        question = {
+            "folder": str(folder.resolve()),
+            "checkpoint": str(checkpoint.resolve()),
+            "output": str(made),
+            "dtype": dtype,
+            "shard_bytes": shard_bytes,
+        }
+        config = _write_beside(made, run, spec, dtype, done)
+        _ask(question, runner)
+        if len(files) > 1:
+            write_json(made / "model.safetensors.index.json", index_of(files, BYTES[dtype]))
+        names = sorted(path.name for path in made.iterdir())
+        size = sum((made / name).stat().st_size for name in names)
+    return Exported(done, config["architectures"][0], names, size, spec.parameters())
+
+
+def _write_beside(made: Path, run: Run, spec: FamilySpec, dtype: str, step: int) -> dict[str, Any]:
+    """config.json, the tokenizer's files, generation_config.json and the model card; the first comes back."""
+    home = run.data.train_folders[0]
+    special = special_tokens([home], run.learned(), run.data.seq_len)
+    ids = TokenIds(special.end_of_text, special.start)
+    recorded = run.model.found
+    config = (
+        continued_config(recorded.config, spec, run.data.seq_len)
+        if recorded is not None
+        else config_of(spec, run.data.seq_len, ids)
+    )
+    config["torch_dtype"] = dtype
+    write_json(made / CONFIG_NAME, config)
+    longest = config.get("n_positions") or config.get("max_position_embeddings") or run.data.seq_len
+    tokenizer = hf_tokenizer(Path(home), special, longest)
+    write_text(made / "tokenizer.json", tokenizer.tokenizer)
+    write_json(made / "tokenizer_config.json", dict(tokenizer.config))
+    if spec.family != "encoder":
+        write_json(made / "generation_config.json", _generation(config, special))
+    write_text(made / "README.md", _card(run, spec, config, step))
+    return config
+
+
+def _generation(config: dict[str, Any], special: SpecialTokens) -> dict[str, Any]:
+    keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    found = {key: config[key] for key in keys if config.get(key) is not None}
+    return {"eos_token_id": special.end_of_text, **found}
+
+
+def _card(run: Run, spec: FamilySpec, config: dict[str, Any], step: int) -> str:
+    began = "weights of another model" if run.model.found is not None else "seeded weights"
+    tokens = step * run.batch.global_ * run.data.seq_len
+    return f"""---
+library_name: transformers
+tags:
+- hpctrain
+---
+
+# {run.name}
+
+{config["architectures"][0]}, {spec.parameters():,} parameters, trained with hpctrain from {began}.
+
+| | |
+|---|---|
+| steps | {step:,} |
+| tokens read | {tokens:,} |
+| sequence | {run.data.seq_len} tokens |
+| objective | {run.learned().mode} |
+| precision | {run.precision} |
+
+What the data was, what the model is good for and what it is not: say so here before you publish it.
+"""
+
+
+def _check_output(output: Path, force: bool) -> None:
+    """Raises:
+    InputError: something lies there that would be lost.
+    """
+    if not output.exists():
+        return
+    if not output.is_dir():
+        raise InputError(f"-o {output}: found a file; name a folder that is not there yet")
+    try:
+        held = sorted(path.name for path in output.iterdir())
+    except OSError as error:
+        raise InputError(f"-o {output}: cannot look into it: {error.strerror}") from None
+    if not held:
+        return
+    if not force:
+        raise InputError(f"-o {output}: holds {held[0]}; name a new folder, or replace the model in it with --force")
+    if CONFIG_NAME not in held or any((output / name).is_dir() for name in held):
+        raise InputError(
+            f"-o {output}: --force replaces a folder with a model ({CONFIG_NAME} and files beside it), and this holds "
+            f"other things; name a new folder"
+        )
+
+
+@contextlib.contextmanager
+def _made_whole(output: Path) -> Iterator[Path]:
+    """A folder beside `output` that takes its place when the block has ended, and is gone when it fails."""
+    made = output.with_name(f".{output.name}.{secrets.token_hex(4)}.tmp")
+    aside = made.with_suffix(".old")
+    with storage_errors(made):
+        made.mkdir(parents=True)
+    try:
+        yield made
+        with storage_errors(output):
+            sync_folder(made)
+            if output.exists() and any(output.iterdir()):
+                output.rename(aside)
+            try:
+                made.rename(output)
+            except OSError:
+                if aside.exists():
+                    aside.rename(output)
+                raise
+            sync_folder(output.parent)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+        if output.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _ask(question: dict[str, object], runner: Runner) -> None:
+    done = runner.run([sys.executable, "-m", "hpctrain.worker", "export", json.dumps(question)])
+    try:
+        answer = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        said = done.stderr.strip().splitlines() or ["it said nothing"]
+        raise HpctrainError(f"the process that exports ended with code {done.code}: {said[-1]}") from None
+    if "error" in answer:
+        kind = InputError if done.code == InputError.exit_code else HpctrainError
+        raise kind(answer["error"])

@@ -1,0 +1,65 @@
+"""Weights from a Hugging Face folder into a stage, and from parameters into the tensors of such a folder."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from hpctrain.base.activity import ACTIVITY
+from hpctrain.base.errors import InputError
+from hpctrain.model.hf_folder import Stored, place_of, stored_tensors, weights_sha256
+from hpctrain.records.hf_model import HfModel
+from hpctrain.records.hf_tensors import HfTensor, tensors_of
+
+
+class HfWeights:
+    """The weights of a folder, of which each stage reads its own."""
+
+    def __init__(self, found: HfModel, folder: Path) -> None:
+        self._tensors: dict[str, tuple[HfTensor, int]] = {}
+        for tensor in tensors_of(found.dims):
+            for number, name in enumerate(tensor.own):
+                self._tensors.setdefault(name, (tensor, number))
+        self._stored = stored_tensors(folder, found.dims)
+        if weights_sha256(self._stored) != found.weights_sha256:
+            raise InputError(
+                f"model.hf: {folder}: its weights are not those that were there when the run was made; put them back, "
+                "or start a new run"
+            )
+
+    @torch.no_grad()
+    def fill(self, module: nn.Module) -> None:
+        """Give every parameter of a plain stage its weights, in the type that it has.
+
+        Only the bytes of these parameters are read, one tensor at a time.
+        """
+        with contextlib.ExitStack() as stack, ACTIVITY.doing("read the weights of model.hf"):
+            files: dict[Path, Any] = {}
+            for name, parameter in module.named_parameters():
+                tensor, number = self._tensors[name]
+                stored = place_of(tensor, self._stored)
+                assert stored is not None, "a folder was checked when the run was made, and is the same"
+                if stored.file not in files:
+                    files[stored.file] = stack.enter_context(safe_open(stored.file, framework="pt"))
+                parameter.copy_(_part(files[stored.file], stored, tensor, number))
+
+
+def _part(file: Any, stored: Stored, tensor: HfTensor, number: int) -> Tensor:
+    """One of our parameters out of a tensor that may hold several."""
+    width = tensor.shape[-1] // len(tensor.own)
+    where = slice(number * width, (number + 1) * width)
+    piece = file.get_slice(stored.name)
+    part: Tensor = piece[:, where] if len(tensor.shape) == 2 else piece[where]
+    return part.t() if tensor.transposed else part
+
+
+def joined(tensor: HfTensor, own: Sequence[Tensor]) -> Tensor:
+    """A folder's tensor out of our parameters, in their order."""
+    parts = [part.t() if tensor.transposed else part for part in own]
+    return torch.cat(parts, dim=-1).contiguous()

@@ -1,0 +1,96 @@
+"""A run from a folder of transformers, and back: the same loss on the same batch at both ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+from train_site import Outcome, Site, small_topology
+
+from hpctrain.corpus.tokens import Corpus
+from hpctrain.records.run import read_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.requires("transformers")]
+
+SETTINGS = (
+    "steps=3", "checkpoint.every=2", "validation={every: 3, batches: 0}", "batch.global=4",
+    "parallel={mode: fixed, pp: 2, micro_batch: 2}", "optimizer={lr: 0.01, warmup_steps: 0}",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(site: Site) -> Outcome:
+    """Three steps from a GPT-2 of transformers, in two stages."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=300, n_positions=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=256, eos_token_id=256,
+        resid_pdrop=0.1,
+    )  # fmt: skip
+    transformers.GPT2LMHeadModel(config).save_pretrained(site.path / "gpt2")
+    small_topology(2).write(site.path / "two.json")
+    words = [word for text in ("model={hf: gpt2}", *SETTINGS) for word in ("--set", text)]
+    return site.train("run.yaml", "--local", "2", "-t", "two.json", *words)
+
+
+def loss_of(folder: Path, rows: np.ndarray) -> float:
+    """transformers' own loss of a batch [n, seq + 1]."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokens = torch.from_numpy(rows)
+    with torch.no_grad():
+        logits = model(input_ids=tokens[:, :-1]).logits
+    return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()))
+
+
+def test_the_loss_is_that_of_transformers_before_and_after(trained: Outcome, site: Site, tmp_path: Path) -> None:
+    import transformers
+
+    assert trained.code == 0, trained.said
+    assert trained.folder is not None
+    assert "resid_pdrop 0.1, embd_pdrop 0.1, attn_pdrop 0.1; models here have no dropout" in trained.said
+    corpus = Corpus.open([str(site.path / "data")], "train", 64)
+    rows = [corpus.rows(3, 4 * step, 4) for step in range(3)]
+    assert trained.losses()[0] == pytest.approx(loss_of(site.path / "gpt2", rows[0]), abs=1e-5)
+    # Nothing in the run folder needs the folder any more.
+    (site.path / "gpt2").rename(tmp_path / "gone")
+    run = trained.folder.name
+    done = site.command("export", run, "-o", "out", "--step", "2", "--max-shard-size", "60KB", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["step"], told["architecture"]) == (2, "GPT2LMHeadModel")
+    assert "model.safetensors.index.json" in told["files"]
+    assert trained.losses()[2] == pytest.approx(loss_of(site.path / "out", rows[2]), abs=1e-5)
+    config = json.loads((site.path / "out" / "config.json").read_text())
+    assert (config["resid_pdrop"], config["eos_token_id"]) == (0.1, 256)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(site.path / "out")
+    text = "def café():\n\treturn 'x'  # …"
+    assert tokenizer(text)["input_ids"] == list(text.encode())
+    assert tokenizer.decode(list(text.encode())) == text
+    assert tokenizer.eos_token_id == 256
+    twice = site.command("export", run, "-o", "out")
+    assert twice.returncode == 2
+    assert "--force" in twice.stderr
+    half = site.command("export", run, "-o", "out", "--force", "--dtype", "bfloat16")
+    assert half.returncode == 0, half.stderr
+    assert sorted(path.name for path in site.path.glob("out*")) == ["out"]
+    assert not list(site.path.glob(".out*"))
+    assert trained.losses()[2] == pytest.approx(loss_of(site.path / "out", rows[2]), abs=0.5)
+    assert read_run(trained.folder / "run.yaml").model.hf == str(site.path / "gpt2")
+    again = site.command("train", "run.yaml", "--local", "1", "--dry-run", "--set", "model={hf: out}")
+    assert again.returncode == 0, again.stderr
+    # As a start for other data, the folder is held against that data's tokens.
+    vocabulary = {f"w{number}": number for number in range(300)}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="w0"))
+    words.save(str(site.path / "out" / "tokenizer.json"))
+    done = site.command("train", "run.yaml", "--local", "1", "--dry-run", "--set", "model={hf: out}")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "another tokenizer (bytes, vocabulary 257)" in done.stderr
+    assert f"--tokenizer {site.path / 'out' / 'tokenizer.json'}" in done.stderr

@@ -1,0 +1,197 @@
+"""Random models that transformers itself builds and saves, in our words and back again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from hpctrain.base.errors import InputError
+from hpctrain.model.build import build_part
+from hpctrain.model.hf_folder import read_folder
+from hpctrain.model.hf_weights import HfWeights, joined
+from hpctrain.records.families import FamilySpec
+from hpctrain.records.hf_config_of_spec import TokenIds, config_of
+from hpctrain.records.hf_shards import index_of, shared_out
+from hpctrain.records.hf_tensors import tensors_of
+
+TOLERANCE = 1e-5
+LLAMA: dict[str, Any] = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "rope_theta": 5e5,
+}  # fmt: skip
+GPT2: dict[str, Any] = {"vocab_size": 97, "n_positions": 64, "n_embd": 32, "n_layer": 3, "n_head": 4}
+GPT2 |= {"bos_token_id": 1, "eos_token_id": 1}
+BERT: dict[str, Any] = {
+    "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 56,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+T5: dict[str, Any] = {
+    "vocab_size": 97, "d_model": 32, "d_kv": 6, "d_ff": 56, "num_layers": 1, "num_decoder_layers": 2, "num_heads": 4,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20,
+}  # fmt: skip
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama:ForCausalLM", LLAMA),
+    "llama-tied": ("Llama:ForCausalLM", {**LLAMA, "tie_word_embeddings": True}),
+    "mistral": ("Mistral:ForCausalLM", {**LLAMA, "sliding_window": None}),
+    "gpt2": ("GPT2:LMHeadModel", GPT2),
+    "gpt2-untied": ("GPT2:LMHeadModel", {**GPT2, "tie_word_embeddings": False}),
+    "bert": ("Bert:ForMaskedLM", BERT),
+    "bert-untied": ("Bert:ForMaskedLM", {**BERT, "tie_word_embeddings": False}),
+    "bert-two-heads": ("Bert:ForPreTraining", BERT),
+    "t5": ("T5:ForConditionalGeneration", T5),
+    "t5-v1.1": ("T5:ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+}
+TOKENS = torch.randint(0, 97, (2, 40), generator=torch.Generator().manual_seed(1))
+DECODED = torch.randint(0, 97, (2, 29), generator=torch.Generator().manual_seed(2))
+
+
+def built(case: str) -> nn.Module:
+    """transformers' own model with numbers that leave none of its parts idle."""
+    import transformers
+
+    name, settings = CASES[case]
+    kind, _, head = name.partition(":")
+    model = getattr(transformers, kind + head)(getattr(transformers, f"{kind}Config")(**settings)).eval()
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.2, generator=generator)
+    return model
+
+
+@torch.no_grad()
+def theirs(model: nn.Module) -> torch.Tensor:
+    named = {"decoder_input_ids": DECODED} if model.config.model_type == "t5" else {}
+    found = model(input_ids=TOKENS, **named)
+    return found.prediction_logits if hasattr(found, "prediction_logits") else found.logits
+
+
+@torch.no_grad()
+def ours(spec: FamilySpec, fill: Callable[[nn.Module], None]) -> torch.Tensor:
+    """Logits of the model in as many stages as it has blocks: each is filled by itself."""
+    x, named = TOKENS, {"decoder_tokens": DECODED} if spec.family == "encoder_decoder" else {}
+    for start in range(spec.layers):
+        last = start == spec.layers - 1
+        x = build_part(spec, start, start + 1, first=start == 0, last=last, seed=0, fill=fill)(x, **named)
+    return x
+
+
+def exported(spec: FamilySpec, module: nn.Module, folder: Path, limit: int) -> Path:
+    """A folder of a whole model, as the export writes it."""
+    folder.mkdir()
+    own = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    files = shared_out(tensors_of(spec), 4, limit)
+    for name, tensors in files.items():
+        held = {tensor.name: joined(tensor, [own[part] for part in tensor.own]) for tensor in tensors}
+        save_file(held, folder / name, metadata={"format": "pt"})
+    if len(files) > 1:
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index_of(files, 4)))
+    (folder / "config.json").write_text(json.dumps(config_of(spec, 64, TokenIds(1, start=0))))
+    return folder
+
+
+@pytest.mark.requires("transformers")
+@pytest.mark.parametrize("case", CASES)
+def test_logits_agree_both_ways(case: str, tmp_path: Path) -> None:
+    import transformers
+
+    model = built(case)
+    model.save_pretrained(tmp_path / "in", max_shard_size="20KB")
+    found = read_folder(tmp_path / "in")
+    weights = HfWeights(found, tmp_path / "in")
+    assert found.dims.vocab == 97
+    assert (ours(found.dims, weights.fill) - theirs(model)).abs().max() <= TOLERANCE
+    whole = build_part(found.dims, 0, found.dims.layers, first=True, last=True, seed=5)
+    out = exported(found.dims, whole, tmp_path / "out", 30_000)
+    name = json.loads((out / "config.json").read_text())["architectures"][0]
+    loaded, report = getattr(transformers, name).from_pretrained(out, output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    with torch.no_grad():
+        named = {"decoder_tokens": DECODED} if found.dims.family == "encoder_decoder" else {}
+        assert (whole(TOKENS, **named) - theirs(loaded.eval())).abs().max() <= TOLERANCE
+    again = read_folder(out)
+    assert again.dims == found.dims
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder without transformers: our own GPT-2, seeded."""
+    from hpctrain.records.gpt2_spec import Gpt2Spec
+
+    spec = Gpt2Spec(layers=2, dim=16, heads=2, vocab=50, positions=32, ffn_dim=64)
+    module = build_part(spec, 0, 2, first=True, last=True, seed=1)
+    return exported(spec, module, tmp_path_factory.mktemp("hf") / "gpt2", 1 << 30)
+
+
+def changed(folder: Path, copy: Path, **tensors: torch.Tensor | None) -> Path:
+    """A copy with other tensors; None takes one away."""
+    copy.mkdir()
+    (copy / "config.json").write_bytes((folder / "config.json").read_bytes())
+    held = {**load_file(folder / "model.safetensors"), **tensors}
+    save_file({name: tensor for name, tensor in held.items() if tensor is not None}, copy / "model.safetensors")
+    return copy
+
+
+def test_early_names_and_short_numbers_are_read(gpt2: Path, tmp_path: Path) -> None:
+    found = read_folder(gpt2)
+    held = load_file(gpt2 / "model.safetensors")
+    early = {name.removeprefix("transformer."): tensor.bfloat16() for name, tensor in held.items()}
+    early |= {"h.0.attn.bias": torch.ones(1, 1, 32, 32), "lm_head.weight": held["transformer.wte.weight"]}
+    (tmp_path / "config.json").write_bytes((gpt2 / "config.json").read_bytes())
+    save_file({name: tensor.clone() for name, tensor in early.items()}, tmp_path / "model.safetensors")
+    module = build_part(
+        found.dims, 0, 2, first=True, last=True, seed=0, fill=HfWeights(read_folder(tmp_path), tmp_path).fill
+    )
+    assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
+    expected = held["transformer.h.1.attn.c_attn.weight"][:, 16:32].t().bfloat16().float()
+    assert torch.equal(module.get_parameter("layers.1.attention.wk.weight"), expected)
+
+
+def test_tensors_that_do_not_fit_are_named(gpt2: Path, tmp_path: Path) -> None:
+    copy = partial(changed, gpt2)
+    for number, (tensors, said) in enumerate([
+        ({"transformer.ln_f.bias": None}, "transformer.ln_f.bias: no such tensor; config.json says it has shape [16]"),
+        ({"score.weight": torch.ones(2)}, "score.weight: no part of a gpt2 here"),
+        ({"transformer.wpe.weight": torch.ones(8, 16)}, "found shape [8, 16]; config.json says [32, 16]"),
+        ({"transformer.ln_f.bias": torch.ones(16, dtype=torch.int8)}, "found numbers of type I8"),
+    ]):  # fmt: skip
+        folder = copy(tmp_path / str(number), **tensors)
+        with pytest.raises(InputError) as refused:
+            read_folder(folder)
+        assert said in str(refused.value)
+        assert len(str(refused.value).splitlines()) == 1
+
+
+def test_weights_that_changed_since_are_refused(gpt2: Path, tmp_path: Path) -> None:
+    found = read_folder(gpt2)
+    HfWeights(found, gpt2)
+    copy = changed(gpt2, tmp_path / "other", **{"transformer.ln_f.bias": torch.ones(16)})
+    with pytest.raises(InputError, match="not those that were there when the run was made"):
+        HfWeights(found, copy)
+
+
+def test_files_that_are_no_weights_are_refused(gpt2: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((gpt2 / "config.json").read_bytes())
+    with pytest.raises(InputError, match=r"has no model\.safetensors$"):
+        read_folder(tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(InputError, match=r"has no model\.safetensors.*is a pickle"):
+        read_folder(tmp_path)
+    whole = (gpt2 / "model.safetensors").read_bytes()
+    no_format = "not a safetensors file"
+    for data, said in ((b"", no_format), (b"\xff" * 64, no_format), (whole[:-4], "bytes, its header says")):
+        (tmp_path / "model.safetensors").write_bytes(data)
+        with pytest.raises(InputError, match=said):
+            read_folder(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../model.safetensors"}}')
+    with pytest.raises(InputError, match="weight_map"):
+        read_folder(tmp_path)
+    with pytest.raises(InputError, match="no such folder"):
+        read_folder(tmp_path / "nowhere")
