@@ -121,7 +121,8 @@ def _main(name: str) -> None:
     started = time.process_time()
     predicted = make_plan(run, run.spec(), topology).predicted
     took = time.process_time() - started
-    assert predicted is not None and predicted.bound_s is not None, "the planner predicts what it makes"
+    assert predicted is not None, "the planner predicts what it makes"
+    assert predicted.bound_s is not None, "and bounds it"
     total = predicted.step_time_s["total"]
     print(json.dumps({"search_s": took, "step_s": total, "gap_pct": 100 * (1 - predicted.bound_s / total)}))
 
