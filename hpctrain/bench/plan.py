@@ -21,7 +21,7 @@ from hpctrain.bench.plan_profiles import FOLDER, read_figures
 from hpctrain.bench.plan_runs import read_runs
 from hpctrain.bench.plan_scene import Scene, scenes_of
 from hpctrain.bench.plan_score import Errors, baseline, by_problem, errors_of, rankings, time_errors
-from hpctrain.bench.plan_search import brute_force_gap_pct, search_seconds
+from hpctrain.bench.plan_search import brute_force_gap_pct, search_figures, seconds_by_size
 from hpctrain.bench.record import make_record
 
 FILE = "measured_runs.csv"
@@ -79,7 +79,8 @@ def measure(path: Path, runner: Runner, search_limit_s: float, progress: Callabl
     }
     if search_limit_s:
         progress("searches")
-        record["search_time_s"], record["search_unfinished"] = search_seconds(runner, search_limit_s)
+        record["searches"], record["search_unfinished"] = search_figures(runner, search_limit_s)
+        record["search_time_s"] = seconds_by_size(record["searches"])
         progress("every plan of a small problem")
         record["gap_pct"] = brute_force_gap_pct()
     return record

@@ -1,19 +1,20 @@
 """How long the planner searches, and how far its plan is from the best of all plans of a small problem.
 
-As a program, `python -m hpctrain.bench.plan_search GPUS` searches once and prints its seconds of processor time, so
+As a program, `python -m hpctrain.bench.plan_search CASE` searches once and prints its seconds of processor time, so
 that others on the machine do not count.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 import time
 from collections.abc import Iterator
 
-from hpctrain import __version__
 from hpctrain.base.errors import CommandTimeout
 from hpctrain.base.process import Runner
+from hpctrain.bench.plan_cases import CASES, published, scene_of_case
 from hpctrain.planner import make_plan
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.exact import compositions
@@ -22,33 +23,38 @@ from hpctrain.planner.layout import Layout
 from hpctrain.planner.predict import predict
 from hpctrain.planner.unit import Cells, make_units
 from hpctrain.planner.workload import Workload, workload_of
-from hpctrain.records.link import LinkClass
 from hpctrain.records.run import Run
-from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
+from hpctrain.records.topology import Device, Node, Topology
 from hpctrain.schedule.generate import why_no_table
 
-SIZES = (8, 32, 256, 1024, 10_000)
-"""GPUs of the timed searches."""
 
-
-def search_seconds(runner: Runner, limit_s: float) -> tuple[dict[str, float], dict[str, str]]:
-    """Processor seconds of a search by number of GPUs, and why the other numbers have none."""
-    found: dict[str, float] = {}
+def search_figures(runner: Runner, limit_s: float) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
+    """Processor seconds, predicted step and gap of a search by the name of its case, and why others have none."""
+    found: dict[str, dict[str, float]] = {}
     unfinished: dict[str, str] = {}
-    for gpus in map(str, SIZES):
-        if unfinished:
-            unfinished[gpus] = "not tried after the smaller one"
+    late: set[tuple[str, str]] = set()
+    for case in CASES:
+        if (case.machines, case.model) in late:
+            unfinished[case.name] = "not tried after the smaller one"
             continue
         try:
-            done = runner.run([sys.executable, "-m", "hpctrain.bench.plan_search", gpus], timeout_s=limit_s)
+            done = runner.run([sys.executable, "-m", "hpctrain.bench.plan_search", case.name], timeout_s=limit_s)
         except CommandTimeout:
-            unfinished[gpus] = f"took longer than {limit_s:g} s"
-            continue
-        if done.code:
-            unfinished[gpus] = f"failed: {done.stderr.strip().rpartition(chr(10))[2]}"
+            unfinished[case.name] = f"took longer than {limit_s:g} s"
         else:
-            found[gpus] = float(done.stdout)
+            if done.code:
+                unfinished[case.name] = f"failed: {done.stderr.strip().rpartition(chr(10))[2]}"
+            else:
+                found[case.name] = json.loads(done.stdout)
+        if case.name in unfinished:
+            late.add((case.machines, case.model))
     return found, unfinished
+
+
+def seconds_by_size(figures: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Of the 7B model on equal GPUs, by their number."""
+    equal = {case.name: str(case.gpus) for case in CASES if (case.machines, case.model) == ("equal", "7B")}
+    return {equal[name]: each["search_s"] for name, each in figures.items() if name in equal}
 
 
 def brute_force_gap_pct() -> float:
@@ -94,18 +100,6 @@ def _small_run() -> Run:
     )
 
 
-def _large_run() -> Run:
-    return Run.model_validate(
-        {
-            "steps": 1,
-            "precision": "bf16",
-            "model": {"dims": {"layers": 32, "dim": 4096, "heads": 32, "vocab": 32000}},
-            "data": {"train": ["data"], "seq_len": 2048},
-            "batch": {"global": 1024},
-        }
-    )
-
-
 def _unlike_devices() -> Topology:
     nodes = [
         Node(
@@ -119,40 +113,19 @@ def _unlike_devices() -> Topology:
         )
         for number, speed in enumerate((1.0, 0.7, 0.4))
     ]  # fmt: skip
-    return _topology(nodes, "cpu", alpha_s=5e-5, bytes_per_s=1e9)
+    return published(nodes, "cpu", alpha_s=5e-5, bytes_per_s=1e9)
 
 
-def _equal_gpus(count: int) -> Topology:
-    """Nodes of eight equal GPUs: A100-like figures."""
-    gpu = Device(
-        id="cuda0", type="type0", flops={"bf16": 2.5e14}, memory_bytes=80e9, memory_bytes_per_s=1.6e12, launch_s=6e-6
-    )
-    nodes = [
-        Node(
-            id=f"node{number}", addr="", intra_bytes_per_s=2.3e11,
-            devices=[gpu.model_copy(update={"id": f"cuda{index}"}) for index in range(8)],
-        )
-        for number in range(count // 8)
-    ]  # fmt: skip
-    return _topology(nodes, "cuda", alpha_s=1e-5, bytes_per_s=1e11)
-
-
-def _topology(nodes: list[Node], kind: str, alpha_s: float, bytes_per_s: float) -> Topology:
-    types = {device.type for node in nodes for device in node.devices}
-    return Topology(
-        provenance=Provenance(version=__version__, created="", transport="tcp", mode="published"),
-        device_types={name: DeviceType(kind=kind, name=name) for name in types},
-        nodes=nodes,
-        fabric=Fabric(classes=[LinkClass(id="all", alpha_s=alpha_s, beta_s_per_byte=1 / bytes_per_s, pairs=0)]),
-    )
-
-
-def _main(gpus: int) -> None:
-    run, topology = _large_run(), _equal_gpus(gpus)
+def _main(name: str) -> None:
+    run, topology = scene_of_case(next(case for case in CASES if case.name == name))
     started = time.process_time()
-    make_plan(run, run.spec(), topology)
-    print(time.process_time() - started)
+    predicted = make_plan(run, run.spec(), topology).predicted
+    took = time.process_time() - started
+    assert predicted is not None, "the planner predicts what it makes"
+    assert predicted.bound_s is not None, "and bounds it"
+    total = predicted.step_time_s["total"]
+    print(json.dumps({"search_s": took, "step_s": total, "gap_pct": 100 * (1 - predicted.bound_s / total)}))
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]))
+    _main(sys.argv[1])

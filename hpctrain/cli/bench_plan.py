@@ -7,8 +7,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from hpctrain.base.units import format_seconds
-
 
 def show(record: dict[str, Any], console: Console) -> None:
     """Errors and rankings by problem, then what concerns the search."""
@@ -17,6 +15,8 @@ def show(record: dict[str, Any], console: Console) -> None:
         console.print(_memory(record))
     if record["rankings"]:
         console.print(_rankings(record))
+    if record.get("searches"):
+        console.print(_searches(record))
     for text in _sentences(record):
         console.print(text, soft_wrap=True)
 
@@ -59,6 +59,13 @@ def _rankings(record: dict[str, Any]) -> Table:
     return table
 
 
+def _searches(record: dict[str, Any]) -> Table:
+    table = Table("machines and model", "step, s", "gap at most, %", "search, s", title="searches, in processor time")
+    for name, each in record["searches"].items():
+        table.add_row(name, f"{each['step_s']:.3g}", f"{each['gap_pct']:.1f}", f"{each['search_s']:.2f}")
+    return table
+
+
 def _sentences(record: dict[str, Any]) -> list[str]:
     said = []
     if record["left_out"]:
@@ -67,9 +74,7 @@ def _sentences(record: dict[str, Any]) -> list[str]:
     if record["failed_runs"]:
         said.append(f"{record['failed_runs']} runs failed when they were measured and have no time")
     if "search_time_s" in record:
-        times = [f"{size} GPUs {format_seconds(took)}" for size, took in record["search_time_s"].items()]
-        late = [f"{size} GPUs {reason}" for size, reason in record["search_unfinished"].items()]
-        said.append(f"searches, a 7B model on nodes of eight: {', '.join([*times, *late])}")
+        said += [f"search {name}: {reason}" for name, reason in record["search_unfinished"].items()]
         said.append(f"against every plan of a small problem: {record['gap_pct']:.2f} % slower than the best")
     machine, versions = record["machine"], record["versions"]
     said.append(

@@ -14,8 +14,10 @@ from hpctrain.planner.columns import Columns
 from hpctrain.planner.degrees import EVERY_COUNT, Shape, least_used
 from hpctrain.planner.fit import why_undefined
 from hpctrain.planner.predict import Prediction
+from hpctrain.planner.refine import adjust
 from hpctrain.planner.saving import Saving
 from hpctrain.planner.search import Explored, Search
+from hpctrain.planner.unit import Cells
 from hpctrain.planner.workload import Order
 from hpctrain.records.codec import keeps_state
 from hpctrain.records.plan import Recompute
@@ -31,6 +33,10 @@ HOPELESS = 3
 """Times as many options that do not fit count the same."""
 FIRST_PLACEMENTS = 2
 """Placements of an option that are compared on very many devices; all are of the best one."""
+NEAR = 1.1
+"""Times as slow as the best an option with several stages a rank may be and still have its blocks shifted."""
+SHIFTS = 100
+"""Changes that are tried on it."""
 MORE: dict[Recompute, Recompute] = {"none": "selective", "selective": "full"}
 
 
@@ -104,10 +110,12 @@ class _Auto:
                 self._open(option)
                 continue
             search = self._search(option.saving)
-            if devices <= EVERY_COUNT and not self._has_time(search, option):
+            asked = (option.shape, option.order, option.size)
+            # The cheapest question first.
+            if search.is_too_large(*asked) or (devices <= EVERY_COUNT and not self._has_time(search, option)):
                 self._save_more(option)
                 continue
-            if not search.may_fit(option.shape, option.order, option.size):
+            if not search.may_fit(*asked):
                 self._save_more(option)
                 continue
             before = self.best
@@ -172,8 +180,24 @@ class _Auto:
         found = search.explore(shape, order, size, self.best, cells=made)
         if found.best is not self.best:
             self.best, self.winner = found.best, search
+        fits = fits or found.fits
+        if fits and order.chunks > 1:
+            self._shift(search, option, made)
         self.looked_at.append((option, columns))
-        return fits or found.fits
+        return fits
+
+    def _shift(self, search: Search, option: _Option, made: list[Cells]) -> None:
+        """Whether an option with several stages a rank beats the best when these hold unlike numbers of blocks.
+
+        Layouts are made with equal ones. Where ranks are unlike, that can be a tenth slower.
+        """
+        assert option.order is not None, "only options with a schedule are looked at"
+        near = search.nearest(option.shape, option.order, option.size, made)
+        if near is None or self.best is None or near.total > NEAR * self.best.total:
+            return
+        found = adjust(search.cost, near, SHIFTS)
+        if found.total < self.best.total * (1 - 1e-9):
+            self.best, self.winner = found, search
 
     def _bound(self, lowest: float) -> float:
         """With the plans that leave more devices idle than those that are tried."""
@@ -194,12 +218,18 @@ class _Auto:
             search = self._search(saving)
             orders = search.work.orders(option.shape[0])
             # What saves memory goes on from schedules that are too slow as well as from those that do not fit.
-            by_columns = len(self.plain.fleet.workers) <= EVERY_COUNT and not self.saves_memory
-            if self.best is not None and by_columns:
-                any_has_time = search.any_has_time(option.shape, option.size, self.best.total)
-                orders = [order for order in orders if any_has_time or order.schedule in V_SHAPED]
+            if not self.saves_memory and not self._any_can_win(search, option):
+                orders = [order for order in orders if order.schedule in V_SHAPED]
             for order in orders:
                 self._put(option, order, saving)
+
+    def _any_can_win(self, search: Search, option: _Option) -> bool:
+        """False when of these degrees and this micro-batch no schedule but a V-shaped one fits and beats the best."""
+        if not search.any_may_fit(option.shape, option.size):
+            return False
+        if self.best is None or len(self.plain.fleet.workers) > EVERY_COUNT:
+            return True
+        return search.any_has_time(option.shape, option.size, self.best.total)
 
     def _savings(self, shape: Shape) -> Iterator[Saving]:
         """Those to begin with; `_save_more` goes on from those that do not fit."""

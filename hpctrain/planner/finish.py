@@ -1,6 +1,6 @@
 """When the ranks of a replica are done, fast: the same arithmetic as `simulate`, without a record of every action.
 
-Long tables repeat themselves. Beyond a few rounds each further round takes as long as the one before, so the search
+Long tables repeat themselves. Beyond a few rounds each two further rounds take as long as the two before, so the search
 looks at two short tables and goes on along the line through them; the plan that is written is worked out whole.
 """
 
@@ -16,6 +16,8 @@ ROUNDS = 3
 """Rounds of `pp` micro-batches after which a table is taken to repeat itself."""
 ROUNDED = ("interleaved_1f1b", "interleaved_zero_bubble")
 """Schedules whose first rounds are longer where the numbers do not divide."""
+PERIOD = 2
+"""Rounds after which what repeats itself every second micro-batch does so, be `pp` even or odd."""
 
 
 class Step(NamedTuple):
@@ -42,14 +44,16 @@ def finish_times(
     """
     rest = micro_batches % pp if schedule in ROUNDED else 0
     short = pp * (ROUNDS + rest) + (rest if schedule in ROUNDED else micro_batches % pp)
-    if whole or pp == 1 or micro_batches <= short + pp:
+    # Whole periods are left over, so that the line meets the table where they begin.
+    short += (micro_batches - short) // pp % PERIOD * pp
+    if whole or pp == 1 or micro_batches <= short + PERIOD * pp:
         if pp == 1:
             return (_alone(schedule, stages, micro_batches, pace),)
         return _timed(_program(schedule, pp, stages, micro_batches), pp, pace)
     first = _timed(_program(schedule, pp, stages, short), pp, pace)
-    second = _timed(_program(schedule, pp, stages, short + pp), pp, pace)
-    rounds = (micro_batches - short) / pp
-    return tuple(a + rounds * (b - a) for a, b in zip(first, second, strict=True))
+    second = _timed(_program(schedule, pp, stages, short + PERIOD * pp), pp, pace)
+    periods = (micro_batches - short) / (PERIOD * pp)
+    return tuple(a + periods * (b - a) for a, b in zip(first, second, strict=True))
 
 
 def _alone(schedule: str, stages: int, micro_batches: int, pace: Pace) -> float:

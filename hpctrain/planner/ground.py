@@ -110,7 +110,8 @@ def _rings(links: Links, by_rank: Sequence[Sequence[Sequence[str]]], pairs: bool
     found = []
     for rings in by_rank:
         costs = set()
-        for places in rings:
+        # Rings through the same nodes cost the same.
+        for places in {tuple(map(node_of, places)): places for places in rings}.values():
             alpha = within = between = 0.0
             for source, target in _crossed(places) if pairs else around(places):
                 a, b = links.between(source, target)

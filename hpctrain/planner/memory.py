@@ -100,35 +100,56 @@ def _alike(role: RankRole) -> RankRole:
     return role._replace(dp=role.shards * min(role.dp // role.shards, 2), micro_batches=_as_full(role))
 
 
+class _Sizes(NamedTuple):
+    """Bytes on a device by micro-batch and tp, whatever the stage."""
+
+    block: float
+    """Of a block that is at work."""
+    kept: float
+    """Of a block from its forward to its backward pass."""
+    boundary: float
+    logits: float
+
+
 class MemoryModel:
     """Answers with bytes; remembers what it computed."""
 
     def __init__(self, work: Workload) -> None:
         self.work = work
+        self._sizes: dict[tuple[int, int], _Sizes] = {}
         self._needs: dict[tuple[RankRole, tuple[int, ...]], float] = {}
         self._most: dict[tuple[RankRole, float], int] = {}
         self._parameters: dict[tuple[Share, int], int] = {}
 
     def need(self, role: RankRole, blocks: tuple[int, ...]) -> float:
         """Peak bytes of a device whose stages (one, or several chunks) hold these numbers of blocks."""
-        role = _alike(role)
-        key = (role, blocks)
-        if key not in self._needs:
-            self._needs[key] = self._compute(role, blocks)
-        return self._needs[key]
+        found = self._needs.get((role, blocks))
+        if found is None:
+            alike = _alike(role)
+            found = self._needs.get((alike, blocks))
+            if found is None:
+                found = self._needs[alike, blocks] = self._compute(alike, blocks)
+            self._needs[role, blocks] = found
+        return found
 
     def most_blocks(self, role: RankRole, memory_bytes: float) -> int:
         """The most blocks that fit into the usable part of that memory; -1 when not even none."""
-        role = _alike(role)
-        key = (role, memory_bytes)
-        if key not in self._most:
-            low, high, chunks = -1, self.work.spec.layers, role.stages // role.pp
-            while low < high:
-                middle = (low + high + 1) // 2
-                fits = self.need(role, in_chunks(middle, chunks)) <= self.work.usable * memory_bytes
-                low, high = (middle, high) if fits else (low, middle - 1)
-            self._most[key] = low
-        return self._most[key]
+        found = self._most.get((role, memory_bytes))
+        if found is None:
+            alike = _alike(role)
+            found = self._most.get((alike, memory_bytes))
+            if found is None:
+                found = self._most[alike, memory_bytes] = self._find_most(alike, memory_bytes)
+            self._most[role, memory_bytes] = found
+        return found
+
+    def _find_most(self, role: RankRole, memory_bytes: float) -> int:
+        low, high, chunks = -1, self.work.spec.layers, role.stages // role.pp
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self.need(role, in_chunks(middle, chunks)) <= self.work.usable * memory_bytes
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
 
     def _compute(self, role: RankRole, blocks: tuple[int, ...]) -> float:
         stages = stages_by_rank(role.schedule, role.pp, role.stages)[role.rank]
@@ -149,12 +170,7 @@ class MemoryModel:
 
     def _activations(self, role: RankRole, shares: list[Share]) -> float:
         work = self.work
-        block = work.block_bytes(role.micro_batch, role.tp)
-        boundary = work.hidden_bytes(role.micro_batch, role.tp)
-        kept = work.kept_bytes(role.micro_batch, role.tp)
-        if role.tp > 1:
-            kept += work.framework.split_streams * boundary
-        logits = work.spec.logits_bytes(role.micro_batch, work.seq_len, work.head_shards(role.tp))
+        block, kept, boundary, logits = self._sizes_of(role.micro_batch, role.tp)
         # What came in and what goes out is kept beside the blocks' own.
         each = [
             work.mean_blocks(share)[1] * kept + 2 * boundary + logits * share.last + self._kept_casts(role, share)
@@ -166,6 +182,17 @@ class MemoryModel:
         if work.saving.recompute == "none":
             return most + block
         return most + 2 * block + max(self._casts(role, share) - self._kept_casts(role, share) for share in shares)
+
+    def _sizes_of(self, micro_batch: int, tp: int) -> _Sizes:
+        key = (micro_batch, tp)
+        if key not in self._sizes:
+            work = self.work
+            boundary, kept = work.hidden_bytes(micro_batch, tp), work.kept_bytes(micro_batch, tp)
+            if tp > 1:
+                kept += work.framework.split_streams * boundary
+            logits = work.spec.logits_bytes(micro_batch, work.seq_len, work.head_shards(tp))
+            self._sizes[key] = _Sizes(work.block_bytes(micro_batch, tp), kept, boundary, logits)
+        return self._sizes[key]
 
     def _casts(self, role: RankRole, share: Share) -> float:
         """The copies of a stage's weights that autocast makes in one forward pass; an embedding has none, it is no

@@ -54,6 +54,11 @@ def message_cost(links: Links, sources: Sequence[str], targets: Sequence[str]) -
     if len(sources) == 1:
         return links.between(sources[0], targets[0])
     pairs = list(zip(sources, targets, strict=True))
+    if len(ends := {(node_of(source), node_of(target)) for source, target in pairs}) == 1:
+        # As units mostly stand: a link is one between nodes.
+        ((one, other),) = ends
+        alpha, beta = links.between(sources[0], targets[0])
+        return alpha, beta * (len(pairs) if one != other else 1)
     leaving = [node_of(source) for source, target in pairs if node_of(source) != node_of(target)]
     sharing = max((leaving.count(node) for node in leaving), default=1)
     costs = [links.between(source, target) for source, target in pairs]

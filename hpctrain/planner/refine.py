@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import permutations
 
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.fit import fit_layout
@@ -14,6 +15,8 @@ from hpctrain.planner.unit import Cells
 
 TURNS = 60
 """Orders of the winner's pipeline ranks that are tried."""
+TURNED_UNITS = 50_000
+"""Units in all of them together: on very many devices each order takes a while."""
 REFINEMENTS = 400
 """Changes of one block or one micro-batch that are tried on the winner; those that were begun are finished."""
 
@@ -25,9 +28,17 @@ def refine(cost: CostModel, best: Prediction, allowed: Callable[[Cells], bool]) 
     Args:
         allowed: whether the devices may stand like that.
     """
-    best = _turn(cost, best, allowed)
+    return adjust(cost, _turn(cost, best, allowed), REFINEMENTS)
+
+
+def adjust(cost: CostModel, best: Prediction, most: int) -> Prediction:
+    """Move single blocks and micro-batches while that helps.
+
+    Args:
+        most: changes after which no further round of them is begun.
+    """
     tried = 0
-    while tried < REFINEMENTS:
+    while tried < most:
         better = best
         for layout in _changes(best.layout):
             tried += 1
@@ -41,11 +52,12 @@ def refine(cost: CostModel, best: Prediction, allowed: Callable[[Cells], bool]) 
 def _turn(cost: CostModel, best: Prediction, allowed: Callable[[Cells], bool]) -> Prediction:
     order, size = best.layout.order, best.layout.micro_batch
     tried: set[tuple[int, ...]] = set()
-    while len(tried) < TURNS:
+    most = min(TURNS, -(-TURNED_UNITS // (best.layout.pp * best.layout.dp)))
+    while len(tried) < most:
         better = best
         for cells in rank_orders(best.layout.cells):
             key = tuple(unit.index for row in cells for unit in row)
-            if key in tried or len(tried) >= TURNS or not allowed(cells):
+            if key in tried or len(tried) >= most or not allowed(cells):
                 continue
             tried.add(key)
             better = _faster(cost, better, fit_layout(cost, cells, order, size))
@@ -65,10 +77,10 @@ def _faster(cost: CostModel, best: Prediction, layout: Layout) -> Prediction:
 
 
 def _changes(layout: Layout) -> Iterator[Layout]:
-    """Layouts that differ by one block between neighbouring stages or one micro-batch between unlike
-    replicas."""
+    """Layouts that differ by one block between neighbouring stages, or stages of one rank, or by one micro-batch
+    between unlike replicas."""
     last = len(layout.blocks) - 1
-    for giver, taker in _neighbours(len(layout.blocks)):
+    for giver, taker in dict.fromkeys([*_neighbours(len(layout.blocks)), *_of_one_rank(layout)]):
         may_be_empty = giver in (0, last)
         if layout.blocks[giver] > (0 if may_be_empty else 1):
             yield replace(layout, blocks=_moved(layout.blocks, giver, taker))
@@ -83,6 +95,12 @@ def _changes(layout: Layout) -> Iterator[Layout]:
 
 def _neighbours(count: int) -> list[tuple[int, int]]:
     return [pair for index in range(count - 1) for pair in ((index, index + 1), (index + 1, index))]
+
+
+def _of_one_rank(layout: Layout) -> Iterator[tuple[int, int]]:
+    """What a rank computes stays the same, but not how long the others wait for it."""
+    for stages in layout.stages_by_rank:
+        yield from permutations(stages, 2)
 
 
 def _moved(counts: tuple[int, ...], giver: int, taker: int) -> tuple[int, ...]:

@@ -37,6 +37,11 @@ class Room:
                 self._fitting[key] = (each, too_large) if holds else (fitting, each)
         return size <= self._fitting[key][0]
 
+    def is_too_large(self, shape: Shape, shards: int, order: Order, size: int) -> bool:
+        """Whether `can_hold` was already found to say no, without working anything out."""
+        known = self._fitting.get((*shape, shards, order))
+        return known is not None and size >= known[1]
+
     def _holds(self, crowd: Crowd, shape: Shape, shards: int, order: Order, size: int) -> bool:
         pp, dp, tp = shape
         # Some replica has at least this many micro-batches, and keeps the fewest activations with just as many.

@@ -21,7 +21,7 @@ from hpctrain.planner.predict import Prediction, lower_bound, predict
 from hpctrain.planner.room import Room
 from hpctrain.planner.saving import Saving, shard_size
 from hpctrain.planner.unit import Cells, Unit, alike_classes, make_units
-from hpctrain.planner.workload import Order, Workload
+from hpctrain.planner.workload import KEEPS_LEAST, Order, Workload
 from hpctrain.records.codec import keeps_state
 from hpctrain.records.compression import Codec
 from hpctrain.schedule.runnable import COMPILED_SPLIT
@@ -186,6 +186,14 @@ class Search:
                 best, limit = found, found.total * (1 - 1e-9)
         return Explored(best, fits)
 
+    def nearest(self, shape: Shape, order: Order, size: int, cells: Sequence[Cells]) -> Prediction | None:
+        """Of the likely placements and these the one with the smallest bound, where one fits."""
+        layouts = [fit_layout(self.cost, each, order, size) for each in [*self._placements(shape), *cells]]
+        fitting = [layout for layout in layouts if not layout.excess(self.cost.memory)]
+        if not fitting:
+            return None
+        return predict(self.cost, min(fitting, key=lambda layout: lower_bound(self.cost, layout)))
+
     def _placements(self, shape: Shape) -> list[Cells]:
         if shape not in self._orders:
             pp, dp, tp = shape
@@ -228,6 +236,17 @@ class Search:
     def may_fit(self, shape: Shape, order: Order, size: int) -> bool:
         """False when no placement of the shape has room for the model."""
         return self.room.can_hold(self.crowd(shape[2]), shape, self._most_shards(shape), order, size)
+
+    def is_too_large(self, shape: Shape, order: Order, size: int) -> bool:
+        """Whether `may_fit` is already known to say no."""
+        return self.room.is_too_large(shape, self._most_shards(shape), order, size)
+
+    def any_may_fit(self, shape: Shape, size: int) -> bool:
+        """False when no schedule but a V-shaped one has room for the model, as `KEEPS_LEAST` tells."""
+        saving = self.work.saving
+        if saving.zero or saving.recompute != "none":
+            return True  # a stage of several is gathered, or made again, in smaller pieces
+        return self.may_fit(shape, KEEPS_LEAST, size)
 
     def placements_by(self, columns: Columns, limit_s: float) -> list[Cells]:
         """Placements that the bound by columns says may be done in the time."""

@@ -39,6 +39,9 @@ ORDERS = (
     Order("zbv", 2),
 )
 """In order of preference where they are equally fast: the first keeps the fewest activations."""
+KEEPS_LEAST = ORDERS[0]
+"""No rank of another keeps fewer micro-batches in any of its stages at its fullest moment. A V-shaped one may fit where
+this does not, for its first and its last stage share a rank."""
 
 
 class Share(NamedTuple):

@@ -28,7 +28,7 @@ def joules(plan, topology, watts):
     return seconds(plan) * sum(watts[topology.device(place).type] for place in plan.ranks)
 
 
-@pytest.mark.parametrize(("nodes", "p95"), [(3, 5e-5), (4, 2e-2), (4, 5e-2)])
+@pytest.mark.parametrize(("nodes", "p95"), [(3, 2e-2), (4, 2e-2), (4, 5e-2)])
 def test_robust_differs_from_time_and_is_better_by_its_own_measure(nodes, p95, run, topology, late_links):
     made = late_links(topology((1.0,) * nodes), p95)
     fast, safe = planned(run(), made), planned(run(), made, goal="robust")

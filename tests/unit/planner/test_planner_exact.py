@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import InputError
@@ -95,7 +95,12 @@ def test_what_is_too_much_for_every_plan_says_what_to_use(plan, topology):
         plan(topology([1.0] * 9), solver="exact")
 
 
+# Three ranks whose table repeats itself every second micro-batch; from `values` come forward, backward, send, back.
+ODD = [1.0, 1.0, 0.5, 1.0, 1.0, 0.5, 1.0, 0.25, 1.0, 1.0]
+
+
 @settings(max_examples=40, deadline=None)
+@example("1f1b", 3, 27, False, ODD)
 @given(
     st.sampled_from(NAMES),
     st.integers(1, 4),
@@ -119,5 +124,5 @@ def test_fast_times_are_those_of_the_simulated_table(name, pp, count, blocking, 
     if pp > 1:
         assert whole == pytest.approx([line.rank_end(rank) for rank in range(pp)])
     short = finish_times(name, pp, stages, count, pace)
-    # Stages ten times as long as others, and messages as long as stages: 2.03 % is the most that was ever seen.
+    # Stages ten times as long as others, and messages as long as stages: 2.1 % is the most that was ever seen.
     assert max(short) == pytest.approx(max(whole), rel=0.05)
