@@ -85,6 +85,11 @@ class EncoderDecoderSpec(TransformerSpec):
         """No: two streams travel as one along the sequence."""
         return False
 
+    @property
+    def halves_backward(self) -> bool:
+        """No: a stage uses its table of positions, and perhaps its embedding, more than once."""
+        return False
+
     def block_parameters(self, tp: int = 1) -> int:
         """Parameters of a block on one of `tp` devices: the mean of all, rounded up."""
         decoders = self.layers - self.seam

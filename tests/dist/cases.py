@@ -94,6 +94,13 @@ V_SHAPE = {
     }
 }
 """Two neighbouring stages on one rank, and backwards cut in two."""
+V_WHOLE = {
+    0: {
+        0: ["0F0", "0F1", "3F0", "3B0", "3F1", "3B1", "0B0", "0B1"],
+        1: ["1F0", "2F0", "1F1", "2F1", "2B0", "1B0", "2B1", "1B1"],
+    }
+}
+"""The same stages with whole backwards."""
 CUSTOM = {0: {0: ["0F0", "0F1", "2F0", "2F1", "2B1", "2B0", "0B1", "0B0"], 1: ["1F0", "1F1", "1B1", "1B0"]}}
 
 EVEN, SIZES, COUNTS, FOUR = [(2, 2), (2, 2)], [(3, 2), (1, 2)], [(2, 3), (1, 2)], [(1, 2)] * 4
@@ -230,7 +237,8 @@ GATED = T5.model_copy(update={"gated": True, "tied": False, "encoder_layers": 1,
 PLANS |= {
     "pp2 V, gpt2": (PLANS["pp2 V"][0], GPT2),
     "pp2 V, encoder": (PLANS["pp2 V"][0], ENCODER),
-    "pp2 V, encoder-decoder": (PLANS["pp2 V"][0], T5),
+    "pp2 V, encoder-decoder": (make_plan(2, 1, 1, QUARTERS, [(4, 2)], "custom", owner=V_OWNER, actions=V_WHOLE), T5),
+    "pp2 1f1b, encoder-decoder": (PLANS["pp2 1f1b"][0], T5),
     "pp2 full and selective, encoder-decoder": (PLANS["pp2 full and selective"][0], GATED),
     "tp2, encoder-decoder": (PLANS["tp2"][0], GATED),
     "tp2 sequence, encoder": (PLANS["tp2 sequence"][0], ENCODER),
