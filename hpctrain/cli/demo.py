@@ -51,11 +51,7 @@ WORKER_DIES_AT, NODE_DIES_AT = 50, 85
     help="Folder for everything that the demo writes.",
 )  # fmt: skip
 @click.option(
-    "--model",
-    type=click.Choice(list(STARTERS)),
-    default="decoder",
-    show_default=True,
-    help="What kind of model trains.",
+    "--model", type=click.Choice(list(STARTERS)), default="decoder", show_default=True, help="What is trained."
 )
 def command(output: Path, model: str) -> None:
     """The whole chain once, on this machine: no Slurm, no root, under 3 minutes.

@@ -60,7 +60,6 @@ def test_an_encoder_learns_to_fill_in_hidden_text(encoder: Outcome, site: Site) 
     assert encoder.folder is not None
     assert read_run(encoder.folder / "run.yaml").learned().mode == "masked"
     assert len(losses) == STEPS // EVERY
-    print(encoder.losses(), losses)
     assert losses[-1] < losses[0] - 0.3
     done = site.command("eval", str(encoder.folder), "data", "--split", "valid", "--samples", "32", "--json")
     assert done.returncode == 0, done.stderr
@@ -74,7 +73,6 @@ def test_an_encoder_decoder_learns_to_write_out_spans(encoder_decoder: Outcome) 
     rows = encoder_decoder.rows
     assert {row.generation for row in rows} == {0, 1}
     assert [row.step for row in effective(rows)] == list(range(1, STEPS + 1))
-    print(encoder_decoder.losses(), losses)
     again = {row.step: row.loss for row in rows if row.generation == 1}
     twice = [row for row in rows if row.generation == 0 and row.step in again]
     assert twice

@@ -84,10 +84,9 @@ def test_the_backward_of_an_encoder_decoder_is_never_halved() -> None:
     spec = PRESETS["t5-60m"].model_copy(update={"vocab": 8192})
     free, halved = run(spec, pp=4, tp=1), run(spec, pp=4, tp=1, schedule="interleaved_zero_bubble")
     assert make_plan(free, spec, topology(4)).schedule in ("gpipe", "1f1b", "interleaved_1f1b")
-    with pytest.raises(InputError, match="parallel.schedule: found interleaved_zero_bubble; an encoder_decoder uses"):
+    with pytest.raises(InputError, match=r"parallel\.schedule: found interleaved_zero_bubble; an encoder_decoder uses"):
         make_plan(halved, spec, topology(4))
-    other = PRESETS["bert-41m"]
-    by_hand = make_plan(run(other, pp=4, tp=1, schedule="interleaved_zero_bubble"), other, topology(4))
-    assert by_hand.layers <= spec.layers
+    other = PRESETS["bert-41m"].model_copy(update={"vocab": 8192})
+    halves = make_plan(run(other, pp=4, tp=1, schedule="interleaved_zero_bubble"), other, topology(4))
     with pytest.raises(InputError, match=r"actions: found 1I0; an encoder_decoder .*; use schedule 1f1b"):
-        check_runnable(by_hand, free)
+        check_runnable(halves, free)
