@@ -131,8 +131,8 @@ def _plan(folder: Path, run_file: Path, topology: Topology) -> None:
 
 
 def _train(folder: Path, run_file: Path, task: str) -> Path:
-    why = f"{task} SIGKILL comes without warning: the agents end the generation and start the next."
-    _say(4, "Train, and lose a worker and a node", why)
+    _say(4, "Train, and lose a worker and a node", task)
+    click.echo("    SIGKILL, no warning: the agents end the generation and start the next.")
     prepared: Prepared = prepare(run_file, (), NODES, folder / "topology.json", folder / "plan.json", SystemRunner())
     job = start(prepared, folder / "runs", SystemRunner(), SystemClock())
     ended = watch(job, prepared.run.steps, sys.stdout, _Saboteur(job).see)
