@@ -100,7 +100,7 @@ def _check_split_backward(given: FixedParallel, run: Run) -> None:
             f"parallel.recompute: found {given.recompute!r} with schedule {given.schedule}; {RECOMPUTED_HALVES}; use "
             "schedule 1f1b, gpipe or interleaved_1f1b, or recompute none"
         )
-    if not run.spec().halves_backward:
+    if run.model.import_ is None and not run.spec().halves_backward:
         raise InputError(
             f"parallel.schedule: found {given.schedule}; {SHARED_HALVES}; use 1f1b, gpipe or interleaved_1f1b"
         )
