@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import click
@@ -25,15 +25,20 @@ from hpctrain.launch.supervise import LocalJob
 from hpctrain.launch.training import Prepared, prepare, settle, start
 from hpctrain.planner import make_plan
 from hpctrain.records.metric import MetricRow, effective, read_metrics
-from hpctrain.records.plan import Plan
 from hpctrain.records.run import read_run
 from hpctrain.records.topology import Topology
 from hpctrain.report.render import write_report
 
 NODES = 4
-STARTER = Starter(
+DECODER = Starter(
     name="demo", steps=120, nodes=NODES, lr=2e-3, checkpoint_every=20, text_bytes=12_000_000, tokenizer="train:2048"
 )
+STARTERS = {"decoder": DECODER, "encoder": replace(DECODER, preset="bert-4m")}
+"""The demo's run by the family of its model."""
+TASKS = {
+    "decoder": "The model learns to name the next token.",
+    "encoder": "The model learns to fill in tokens that are hidden from it.",
+}
 MARK = ".hpctrain-demo"
 """Lies in a folder that belongs to the demo."""
 WORKER_DIES_AT, NODE_DIES_AT = 50, 85
@@ -45,7 +50,10 @@ WORKER_DIES_AT, NODE_DIES_AT = 50, 85
     "-o", "--output", type=click.Path(path_type=Path, file_okay=False), default=Path("demo"), show_default=True,
     help="Folder for everything that the demo writes.",
 )  # fmt: skip
-def command(output: Path) -> None:
+@click.option(
+    "--model", type=click.Choice(list(STARTERS)), default="decoder", show_default=True, help="What is trained."
+)
+def command(output: Path, model: str) -> None:
     """The whole chain once, on this machine: no Slurm, no root, under 3 minutes.
 
     Text found on this machine becomes tokens; four virtual nodes are measured; a plan is made; a Transformer trains by
@@ -53,11 +61,11 @@ def command(output: Path) -> None:
     """
     began = time.monotonic()
     folder = _own_folder(output.resolve())
-    run_file = _text(folder)
+    run_file = _text(folder, STARTERS[model])
     topology = _probe(folder)
     _plan(folder, run_file, topology)
-    run_folder = _train(folder, run_file)
-    _report(run_folder, time.monotonic() - began)
+    run_folder = _train(folder, run_file, TASKS[model])
+    _report(run_folder, time.monotonic() - began, STARTERS[model].preset)
 
 
 def _own_folder(folder: Path) -> Path:
@@ -75,11 +83,11 @@ def _say(number: int, title: str, why: str) -> None:
     click.echo(f"    {why}")
 
 
-def _text(folder: Path) -> Path:
+def _text(folder: Path, starter: Starter) -> Path:
     _say(1, "Text to tokens", "Training text is looked for on this machine; a tokenizer is trained on it.")
     run_file = folder / "run.yaml"
     with phases() as progress:
-        started = write_starter(run_file, STARTER, with_data=True, force=True, progress=_quietly(progress))
+        started = write_starter(run_file, starter, with_data=True, force=True, progress=_quietly(progress))
     click.echo(f"    {started.found}")
     if started.index is not None:
         tokens = sum(shard.tokens for shard in started.index.shards)
@@ -108,7 +116,7 @@ def _probe(folder: Path) -> Topology:
     return topology
 
 
-def _plan(folder: Path, run_file: Path, topology: Topology) -> Plan:
+def _plan(folder: Path, run_file: Path, topology: Topology) -> None:
     _say(3, "Plan", "Every way to cut and copy the model is costed on the measured figures; the fastest wins.")
     run, spec = settle(read_run(run_file), SystemRunner())
     plan = make_plan(run, spec, topology)
@@ -120,12 +128,11 @@ def _plan(folder: Path, run_file: Path, topology: Topology) -> Plan:
     for rejected in plan.rejected[:3]:
         slower = format_delta(rejected.delta_s) if rejected.delta_s is not None else "cannot run"
         click.echo(f"    not {rejected.change}: {slower}, {rejected.reason}")
-    return plan
 
 
-def _train(folder: Path, run_file: Path) -> Path:
-    why = "SIGKILL, no warning: the agents end the generation and start the next."
-    _say(4, "Train, and lose a worker and a node", why)
+def _train(folder: Path, run_file: Path, task: str) -> Path:
+    _say(4, "Train, and lose a worker and a node", task)
+    click.echo("    SIGKILL, no warning: the agents end the generation and start the next.")
     prepared: Prepared = prepare(run_file, (), NODES, folder / "topology.json", folder / "plan.json", SystemRunner())
     job = start(prepared, folder / "runs", SystemRunner(), SystemClock())
     ended = watch(job, prepared.run.steps, sys.stdout, _Saboteur(job).see)
@@ -153,7 +160,7 @@ class _Saboteur:
             self.job.processes["local1"].kill()
 
 
-def _report(run_folder: Path, seconds: float) -> None:
+def _report(run_folder: Path, seconds: float, preset: str) -> None:
     _say(5, "Report", "Loss, throughput, the measured network, the plan and the recoveries in one file.")
     rows = effective(read_metrics(run_folder / "metrics.jsonl"))
     write_report(run_folder, run_folder / "report.html", SystemClock().wall())
@@ -163,4 +170,4 @@ def _report(run_folder: Path, seconds: float) -> None:
     click.echo("Next: change something in the plan by hand, and train by it:")
     click.echo(f"    hpctrain train {base}/run.yaml -t {base}/topology.json -p {base}/plan.json")
     click.echo("or write a run file of your own:")
-    click.echo("    hpctrain init")
+    click.echo(f"    hpctrain init --preset {preset}")

@@ -15,6 +15,8 @@ from hpctrain.corpus.options import Options, Progress, no_progress
 from hpctrain.corpus.prepare import prepare
 from hpctrain.corpus.shards import check_target
 from hpctrain.records.corpus_index import INDEX_NAME, CorpusIndex
+from hpctrain.records.objective import settled
+from hpctrain.records.presets import PRESETS
 from hpctrain.records.run import Run, read_run
 from hpctrain.records.yaml_file import parse_yaml
 
@@ -118,6 +120,7 @@ def render(starter: Starter, file_name: str = "run.yaml") -> str:
         file_name=file_name,
         **{key: getattr(starter, key) for key in Starter.__dataclass_fields__ if key != "lr"},
         lr=f"{starter.lr:g}",
+        objective=settled(None, PRESETS[starter.preset]).mode,
     )
 
 

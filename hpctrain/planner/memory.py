@@ -101,6 +101,7 @@ def _alike(role: RankRole) -> RankRole:
 
 
 class _Sizes(NamedTuple):
+<<<<<<< HEAD
     """Bytes on a device by micro-batch and tp, whatever the stage."""
 
     block: float
@@ -108,6 +109,16 @@ class _Sizes(NamedTuple):
     kept: float
     """Of a block from its forward to its backward pass."""
     boundary: float
+=======
+    """Bytes of one micro-batch on one device."""
+
+    block: float
+    """What a block holds while it is at work."""
+    kept: float
+    """What a block keeps for its backward pass."""
+    boundary: float
+    """The stream between two stages."""
+>>>>>>> s-M4
     logits: float
 
 
@@ -120,6 +131,8 @@ class MemoryModel:
         self._needs: dict[tuple[RankRole, tuple[int, ...]], float] = {}
         self._most: dict[tuple[RankRole, float], int] = {}
         self._parameters: dict[tuple[Share, int], int] = {}
+        self._means: dict[Share, float] = {}
+        self._sizes: dict[tuple[int, int], _Sizes] = {}
 
     def need(self, role: RankRole, blocks: tuple[int, ...]) -> float:
         """Peak bytes of a device whose stages (one, or several chunks) hold these numbers of blocks."""
@@ -168,12 +181,29 @@ class MemoryModel:
             self._parameters[key] = self.work.parameters(share, tp)
         return self._parameters[key]
 
+    def _mean_blocks(self, share: Share) -> float:
+        """How many blocks of mean size a stage amounts to in what it keeps."""
+        if share not in self._means:
+            self._means[share] = self.work.mean_blocks(share)[1]
+        return self._means[share]
+
+    def _sizes_of(self, micro_batch: int, tp: int) -> _Sizes:
+        if (micro_batch, tp) not in self._sizes:
+            work = self.work
+            boundary = work.hidden_bytes(micro_batch, tp)
+            kept = work.kept_bytes(micro_batch, tp)
+            if tp > 1:
+                kept += work.framework.split_streams * boundary
+            logits = work.spec.logits_bytes(micro_batch, work.seq_len, work.head_shards(tp))
+            self._sizes[micro_batch, tp] = _Sizes(work.block_bytes(micro_batch, tp), kept, boundary, logits)
+        return self._sizes[micro_batch, tp]
+
     def _activations(self, role: RankRole, shares: list[Share]) -> float:
         work = self.work
         block, kept, boundary, logits = self._sizes_of(role.micro_batch, role.tp)
         # What came in and what goes out is kept beside the blocks' own.
         each = [
-            work.mean_blocks(share)[1] * kept + 2 * boundary + logits * share.last + self._kept_casts(role, share)
+            self._mean_blocks(share) * kept + 2 * boundary + logits * share.last + self._kept_casts(role, share)
             for share in shares
         ]
         moments = live_micro_batches(role.schedule, role.pp, role.stages, role.micro_batches)[role.rank]

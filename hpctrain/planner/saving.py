@@ -11,7 +11,7 @@ from hpctrain.planner.unit import Cells
 from hpctrain.records.plan import Recompute, ZeroLevel
 from hpctrain.records.run import FixedParallel, Run
 from hpctrain.schedule.generate import SPLIT_BACKWARD
-from hpctrain.schedule.runnable import COMPILED_HALVES, RECOMPUTED_HALVES
+from hpctrain.schedule.runnable import COMPILED_HALVES, RECOMPUTED_HALVES, SHARED_HALVES
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def saving_of(run: Run) -> tuple[Saving, list[str]]:
         return NO_SAVING, []
     given = run.parallel
     _check_sequence_parallel(given, run.data.seq_len)
-    _check_split_backward(given, run.compile)
+    _check_split_backward(given, run)
     saving = Saving(given.zero, given.shard, given.sequence_parallel, given.recompute)
     if saving.zero == 0 and saving.shard == "node":
         raise InputError("parallel.shard: found 'node' with zero 0, which shards nothing; set parallel.zero to 1 to 3")
@@ -87,7 +87,7 @@ def _check_sequence_parallel(given: FixedParallel, seq_len: int) -> None:
         )
 
 
-def _check_split_backward(given: FixedParallel, compiled: bool) -> None:
+def _check_split_backward(given: FixedParallel, run: Run) -> None:
     """Backwards in two pieces keep torch from some things.
 
     Recomputed activations are made once for each weight of a block then: measured with torch 2.13, the backward for
@@ -100,7 +100,11 @@ def _check_split_backward(given: FixedParallel, compiled: bool) -> None:
             f"parallel.recompute: found {given.recompute!r} with schedule {given.schedule}; {RECOMPUTED_HALVES}; use "
             "schedule 1f1b, gpipe or interleaved_1f1b, or recompute none"
         )
-    if compiled:
+    if run.model.import_ is None and not run.spec().halves_backward:
+        raise InputError(
+            f"parallel.schedule: found {given.schedule}; {SHARED_HALVES}; use 1f1b, gpipe or interleaved_1f1b"
+        )
+    if run.compile:
         raise InputError(
             f"compile: found true with parallel.schedule {given.schedule}; {COMPILED_HALVES}; use schedule 1f1b, "
             "gpipe or interleaved_1f1b"

@@ -175,7 +175,7 @@ class Workload:
             return [order for order in given if self.spec.layers >= order.chunks * pp] or given[:1]
         if pp == 1:
             return [Order("1f1b")]  # forwards and backwards of one stage take the same time in any order
-        whole = self.compiled or self.saving.recompute != "none"
+        whole = self.compiled or self.saving.recompute != "none" or not self.spec.halves_backward
         return [
             order
             for order in ORDERS

@@ -8,10 +8,8 @@ from typing import Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from hpctrain.records.document import content_sha256
+from hpctrain.records.spans import longest_text
 from hpctrain.records.transformer_spec import TransformerSpec, family_is_said
-
-NOISE, SPAN = 0.15, 3.0
-"""Share of the tokens that are hidden, and how many in a row, on average (Raffel et al. 2020)."""
 
 
 class EncoderDecoderSpec(TransformerSpec):
@@ -80,11 +78,16 @@ class EncoderDecoderSpec(TransformerSpec):
 
     def target_length(self, seq_len: int) -> int:
         """Tokens in a decoder's sequence, beside an encoder's of `seq_len`."""
-        return self.decoder_seq or corrupted_lengths(seq_len)[1]
+        return self.decoder_seq or longest_text(seq_len).outputs
 
     @property
     def splits_sequence(self) -> bool:
         """No: two streams travel as one along the sequence."""
+        return False
+
+    @property
+    def halves_backward(self) -> bool:
+        """No: a stage uses its table of positions, and perhaps its embedding, more than once."""
         return False
 
     def block_parameters(self, tp: int = 1) -> int:
@@ -230,21 +233,3 @@ class EncoderDecoderSpec(TransformerSpec):
 
     def _decoder_block(self, tp: int) -> int:
         return (8 * self.dim * self.inner + self._feed_forward) // tp + 3 * self.dim
-
-
-def corrupted_lengths(seq_len: int) -> tuple[int, int]:
-    """(tokens of a text, tokens of its targets) such that span corruption makes inputs of at most `seq_len` of it.
-
-    Of n tokens, round(NOISE·n) are hidden in round(NOISE·n / SPAN) spans; in the inputs each span is one token, and
-    an end follows; in the targets a token goes before each span, and an end follows. n is the largest that fits.
-    """
-
-    def lengths(tokens: int) -> tuple[int, int]:
-        noise = max(1, round(tokens * NOISE))
-        spans = max(1, round(noise / SPAN))
-        return tokens - noise + spans + 1, noise + spans + 1
-
-    tokens = max(1, seq_len - 1)  # what stands for a span is never longer than the span, so this fits
-    while lengths(tokens + 1)[0] <= seq_len:
-        tokens += 1
-    return tokens, lengths(tokens)[1]

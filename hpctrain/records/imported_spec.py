@@ -197,6 +197,11 @@ class ImportedSpec(Part):
         return False
 
     @property
+    def halves_backward(self) -> bool:
+        """Whether a stage's backward can be cut into one for its inputs and one for its weights (I, W)."""
+        return True
+
+    @property
     def gathers_cast(self) -> bool:
         """Whether sharded weights are cast to the precision of matrix products before they are gathered: never, a
         person's own model keeps its stream in what it computes in; its weights stay fp32, as without sharding."""

@@ -71,7 +71,9 @@ def _text(item: Any, key: str, owners: list[type[BaseModel]], family: list[type[
     kind, found = item["type"], item.get("input")
     if kind == "extra_forbidden":
         if any(key in known_keys(member) for member in family):
-            return f"not a key of this mode; allowed: {', '.join(known for o in owners for known in known_keys(o))}"
+            told_apart_by = next(name for name in _DISCRIMINATORS if name in family[0].model_fields)
+            allowed = ", ".join(known for owner in owners for known in known_keys(owner))
+            return f"not a key of this {told_apart_by}; allowed: {allowed}"
         return f"unknown key; {nearest(key, {known for owner in owners for known in known_keys(owner)})}"
     if kind == "missing":
         return "missing; this key must be given"

@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from hpctrain.base.errors import InputError
 from hpctrain.records.document import Part
 from hpctrain.records.imported_spec import ImportedSpec, Spec
+from hpctrain.records.spans import FRACTION, MEAN_SPAN, longest_text
 
 
 class NextToken(Part):
@@ -49,9 +50,9 @@ class SpanCorruption(Part):
 
     mode: Literal["span_corruption"]
     """The decoder's targets: each sentinel with the tokens that it stands for, then the end of text."""
-    fraction: float = Field(default=0.15, gt=0, le=0.5)
+    fraction: float = Field(default=FRACTION, gt=0, le=0.5)
     """Share of the tokens that is taken out."""
-    mean_span: float = Field(default=3.0, ge=1)
+    mean_span: float = Field(default=MEAN_SPAN, ge=1)
     """Tokens in a span, on average."""
 
 
@@ -120,22 +121,11 @@ def lengths(objective: AnyObjective, seq_len: int) -> Lengths:
 
 
 def _span_lengths(objective: SpanCorruption, seq_len: int) -> Lengths:
-    """The longest raw text whose corrupted form fits: one token more makes the input one longer or not at all, so the
-    input is filled to its last place. As in Raffel et al.'s text-to-text code, both sides end with the end of text."""
-    raw = seq_len - 1  # a span's sentinel is never longer than the span, so this fits
-    while _corrupted(objective, raw + 1)[0] <= seq_len:
-        raw += 1
-    inputs, outputs, spans = _corrupted(objective, raw)
-    if inputs != seq_len:
+    """One token of text more makes the input one longer or not at all, so it is filled to its last place."""
+    found = longest_text(seq_len, objective.fraction, objective.mean_span)
+    if found.inputs != seq_len:
         raise InputError(
             f"data.seq_len: found {seq_len}; no text, corrupted with objective.fraction {objective.fraction:g} and "
             f"mean_span {objective.mean_span:g}, has just as many tokens; make it {seq_len - 1}"
         )
-    return Lengths(raw, inputs, outputs, outputs, spans)
-
-
-def _corrupted(objective: SpanCorruption, raw: int) -> tuple[int, int, int]:
-    """Lengths of input and targets, and the number of spans, of a text of `raw` tokens."""
-    noise = max(1, round(raw * objective.fraction))
-    spans = min(max(1, round(noise / objective.mean_span)), raw - noise)  # something is kept before each
-    return raw - noise + spans + 1, noise + spans + 1, spans
+    return Lengths(found.raw, found.inputs, found.outputs, found.outputs, found.spans)

@@ -40,6 +40,7 @@ PRESETS: dict[str, FamilySpec] = {
     "gpt2-1.5b": Gpt2Spec(layers=48, dim=1600, heads=25),
     "gpt3-6.7b": Gpt2Spec(layers=32, dim=4096, heads=32, positions=2048),
     "gpt3-13b": Gpt2Spec(layers=40, dim=5120, heads=40, positions=2048),
+    "bert-4m": EncoderSpec(layers=2, dim=128, heads=2),
     "bert-11m": EncoderSpec(layers=4, dim=256, heads=4),
     "bert-41m": EncoderSpec(layers=8, dim=512, heads=8),
     "bert-110m": EncoderSpec(layers=12, dim=768, heads=12),

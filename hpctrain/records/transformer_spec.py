@@ -163,6 +163,11 @@ class TransformerSpec(Part):
         return True
 
     @property
+    def halves_backward(self) -> bool:
+        """Whether a stage's backward can be cut into one for its inputs and one for its weights (I, W)."""
+        return True
+
+    @property
     def gathers_cast(self) -> bool:
         """Whether sharded weights are cast to the precision of matrix products before they are gathered."""
         return True

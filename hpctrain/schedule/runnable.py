@@ -12,6 +12,10 @@ from hpctrain.schedule.resolve import schedule_of
 
 COMPILED_SPLIT = "torch cannot compile the backward of matrices that are split over devices"
 COMPILED_HALVES = "a compiled block cannot do one half of its backward (I, W)"
+SHARED_HALVES = (
+    "an encoder_decoder uses the same weights in several places of a stage, and torch cannot do the backward for such "
+    "weights alone (W)"
+)
 WHOLE_SUMS = ("none", "bf16")
 """Modes of compression that send every number of a sharded gradient."""
 SHARDED_SUMS = "its messages bring sums to all ranks, where each is to get those of its own part"
@@ -46,6 +50,8 @@ def check_runnable(plan: Plan, run: Run) -> None:
         raise InputError(f"compile: found true with tp {plan.tp}; {COMPILED_SPLIT}; switch compile off, or use tp 1")
     _check_compression(plan, run)
     for action in _half_backwards(plan):
+        if run.model.import_ is None and not run.spec().halves_backward:
+            raise InputError(f"actions: found {action}; {SHARED_HALVES}; use schedule 1f1b, gpipe or interleaved_1f1b")
         if run.compile:
             raise InputError(
                 f"compile: found true with the action {action}; {COMPILED_HALVES}; switch compile off, or use "

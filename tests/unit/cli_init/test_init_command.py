@@ -20,6 +20,7 @@ from hpctrain.corpus.index import read_indexes
 from hpctrain.corpus.tokens import Corpus, open_validation
 from hpctrain.launch import starter as starter_module
 from hpctrain.launch.starter import Starter, check_starter, render, write_starter
+from hpctrain.records.objective import lengths
 from hpctrain.records.presets import PRESETS
 from hpctrain.records.run import FixedParallel, Optimizer, Run, read_run
 from hpctrain.records.yaml_file import parse_yaml
@@ -185,6 +186,15 @@ def test_the_keys_in_the_comments_are_real_keys() -> None:
         Run.from_json(value, key[1])
         tried += 1
     assert tried == 32
+
+
+@pytest.mark.parametrize("preset", ["gpt2-30m", "bert-11m", "t5-16m"])
+def test_the_objective_in_the_comments_is_the_models_own(preset: str) -> None:
+    text = render(Starter(preset=preset))
+    plain, taken = (Run.from_json(parse_yaml(each).value) for each in (text, text.replace("# objective", "objective")))
+    assert plain.objective is None
+    assert taken.objective == plain.learned()
+    assert lengths(plain.learned(), plain.data.seq_len).inputs == plain.data.seq_len
 
 
 def test_the_container_in_the_comments_is_a_real_one() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hpctrain.base.errors import InputError
 from hpctrain.planner import make_plan
 from hpctrain.planner.workload import Share, workload_of
 from hpctrain.records.encoder_decoder_spec import EncoderDecoderSpec
@@ -12,6 +13,7 @@ from hpctrain.records.link import LinkClass
 from hpctrain.records.presets import PRESETS
 from hpctrain.records.run import Run
 from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
+from hpctrain.schedule.runnable import check_runnable
 
 
 def topology(count: int) -> Topology:
@@ -75,3 +77,16 @@ def test_a_stage_amounts_to_the_blocks_that_it_holds() -> None:
     for share in (Share(4, True, False), Share(4, False, True), Share(8, True, True)):
         start = 0 if share.first else 4
         assert work.parameters(share, 2) == spec.parameters(start, start + share.blocks, 2)
+
+
+def test_the_backward_of_an_encoder_decoder_is_never_halved() -> None:
+    """Its stages use their table of positions in every block; torch fails in the backward for such weights alone."""
+    spec = PRESETS["t5-60m"].model_copy(update={"vocab": 8192})
+    free, halved = run(spec, pp=4, tp=1), run(spec, pp=4, tp=1, schedule="interleaved_zero_bubble")
+    assert make_plan(free, spec, topology(4)).schedule in ("gpipe", "1f1b", "interleaved_1f1b")
+    with pytest.raises(InputError, match=r"parallel\.schedule: found interleaved_zero_bubble; an encoder_decoder uses"):
+        make_plan(halved, spec, topology(4))
+    other = PRESETS["bert-41m"].model_copy(update={"vocab": 8192})
+    halves = make_plan(run(other, pp=4, tp=1, schedule="interleaved_zero_bubble"), other, topology(4))
+    with pytest.raises(InputError, match=r"actions: found 0I0; an encoder_decoder .*; use schedule 1f1b"):
+        check_runnable(halves, free)
