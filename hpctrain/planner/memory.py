@@ -101,7 +101,6 @@ def _alike(role: RankRole) -> RankRole:
 
 
 class _Sizes(NamedTuple):
-<<<<<<< HEAD
     """Bytes on a device by micro-batch and tp, whatever the stage."""
 
     block: float
@@ -109,16 +108,6 @@ class _Sizes(NamedTuple):
     kept: float
     """Of a block from its forward to its backward pass."""
     boundary: float
-=======
-    """Bytes of one micro-batch on one device."""
-
-    block: float
-    """What a block holds while it is at work."""
-    kept: float
-    """What a block keeps for its backward pass."""
-    boundary: float
-    """The stream between two stages."""
->>>>>>> s-M4
     logits: float
 
 
@@ -132,7 +121,6 @@ class MemoryModel:
         self._most: dict[tuple[RankRole, float], int] = {}
         self._parameters: dict[tuple[Share, int], int] = {}
         self._means: dict[Share, float] = {}
-        self._sizes: dict[tuple[int, int], _Sizes] = {}
 
     def need(self, role: RankRole, blocks: tuple[int, ...]) -> float:
         """Peak bytes of a device whose stages (one, or several chunks) hold these numbers of blocks."""
@@ -212,17 +200,6 @@ class MemoryModel:
         if work.saving.recompute == "none":
             return most + block
         return most + 2 * block + max(self._casts(role, share) - self._kept_casts(role, share) for share in shares)
-
-    def _sizes_of(self, micro_batch: int, tp: int) -> _Sizes:
-        key = (micro_batch, tp)
-        if key not in self._sizes:
-            work = self.work
-            boundary, kept = work.hidden_bytes(micro_batch, tp), work.kept_bytes(micro_batch, tp)
-            if tp > 1:
-                kept += work.framework.split_streams * boundary
-            logits = work.spec.logits_bytes(micro_batch, work.seq_len, work.head_shards(tp))
-            self._sizes[key] = _Sizes(work.block_bytes(micro_batch, tp), kept, boundary, logits)
-        return self._sizes[key]
 
     def _casts(self, role: RankRole, share: Share) -> float:
         """The copies of a stage's weights that autocast makes in one forward pass; an embedding has none, it is no
