@@ -104,7 +104,7 @@ V_WHOLE = {
 CUSTOM = {0: {0: ["0F0", "0F1", "2F0", "2F1", "2B1", "2B0", "0B1", "0B0"], 1: ["1F0", "1F1", "1B1", "1B0"]}}
 
 EVEN, SIZES, COUNTS, FOUR = [(2, 2), (2, 2)], [(3, 2), (1, 2)], [(2, 3), (1, 2)], [(1, 2)] * 4
-V_SHAPES = {replica: V_SHAPE[0] for replica in (0, 1)}
+V_SHAPES = dict.fromkeys((0, 1), V_SHAPE[0])
 
 
 def sharded_plans(zero: int) -> dict[str, tuple[Plan, FamilySpec]]:
@@ -137,8 +137,8 @@ EIGHTHS, FIFTHS = [(i, i + 1) for i in range(8)], [(0, 1), (1, 2), (2, 3), (3, 4
 V_ENDS = [(0, 0), (0, 2), (2, 4), (4, 4)]
 FIVE_STAGES = {
     0: {
-        0: "0F0 0F1 2F0 2F1 4F0 4I0 4F1 4B1 2I0 2B1 4W0 0B0 0B1 2W0".split(),
-        1: "1F0 1F1 3F0 3F1 3B0 3I1 1B0 3W1 1B1".split(),
+        0: ["0F0", "0F1", "2F0", "2F1", "4F0", "4I0", "4F1", "4B1", "2I0", "2B1", "4W0", "0B0", "0B1", "2W0"],
+        1: ["1F0", "1F1", "3F0", "3F1", "3B0", "3I1", "1B0", "3W1", "1B1"],
     }
 }
 """Stages of one block, and one with the head alone; backwards cut in two for some of them only."""
@@ -336,9 +336,7 @@ def job_loss(share: float, coordinate: Coordinate) -> float:
     return float(total)
 
 
-def run_equivalence(
-    plan: Plan, spec: FamilySpec, rank: int, objective: AnyObjective = NEXT_TOKEN
-) -> dict[str, float]:
+def run_equivalence(plan: Plan, spec: FamilySpec, rank: int, objective: AnyObjective = NEXT_TOKEN) -> dict[str, float]:
     """Largest deviations of a plan from one process, the same number on every rank."""
     expected = reference(spec, objective)
     pipeline, coordinate, reducer = open_pipeline(plan, spec, rank, objective)
@@ -367,7 +365,7 @@ def run_equivalence(
 
 
 def run_reshard(folder: Path, rank: int, world: int) -> dict[str, float]:
-    """Load the checkpoint of each plan that saved one into the plans of this world size and compare tensor by tensor."""
+    """Load the checkpoint of each plan that saved one into the plans of this world size; compare tensor by tensor."""
     results = {}
     for saved in SAVED:
         expected = torch.load(folder / saved / "expected.pt", weights_only=True)
@@ -382,7 +380,7 @@ def load_into_plans(
     found: Published, expected: dict[str, torch.Tensor], rank: int, world: int, model: FamilySpec, few: bool
 ) -> dict[str, float]:
     """Largest difference of a loaded tensor from the expected one, by plan. The state lies the same way at every ZeRO
-    level and under every schedule, so a few of the sharded plans are enough, and a few of all for further checkpoints."""
+    level and under every schedule, so a few of the sharded plans are enough, and of all for further checkpoints."""
     results = {}
     for name, (plan, spec) in PLANS.items():
         if plan.world_size != world or spec is not model or any(stage.recompute != "none" for stage in plan.stages):

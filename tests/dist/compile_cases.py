@@ -17,6 +17,7 @@ from torch._inductor import config as inductor
 
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import PipelineInputs, build_pipeline
+from hpctrain.records.objective import NEXT_TOKEN
 from hpctrain.schedule.resolve import schedule_of
 
 ONE = SPEC.model_copy(update={"layers": 1})
@@ -29,7 +30,7 @@ def compiled(folder: Path, rank: int, world: int) -> dict[str, Any]:
     # Neither headers compiled ahead, for one kernel, nor trial programs for every vector instruction of this processor.
     inductor.cpp_cache_precompile_headers = False
     inductor.cpp.vec_isa_ok = False
-    plan, expected = make_plan(1, 1, 1, [(0, 1)], [(4, 2)]), reference(ONE)
+    plan, expected = make_plan(1, 1, 1, [(0, 1)], [(4, 2)]), reference(ONE, NEXT_TOKEN)
     with process_group(folder, rank, world):
         coordinate, mesh = Coordinate.of(plan, rank), build_mesh(plan, "cpu")
         inputs = PipelineInputs(plan, ONE, schedule_of(plan, 0)[0], SEQ, SEED, torch.device("cpu"), compile=True)

@@ -57,7 +57,7 @@ def live_bytes(tensors: list[Tensor]) -> int:
 
 class Witness:
     """Bytes of whole weights and whole gradients that live in this process: at the start of each forward (`between`)
-    and when the backward pass comes to a block (`within`). Under sharding, plain parameters are places for gathered ones.
+    and when the backward pass comes to a block (`within`). Under sharding, plain parameters are gathered ones.
     """
 
     def __init__(self, stage: nn.Module) -> None:

@@ -51,7 +51,9 @@ def test_bytes_of_bf16_are_half_of_the_ring(found: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["bf16", "int8", "int4"])
-def test_dense_sums_leave_beside_the_backward_pass_and_keep_what_rounding_took(mode: str, found: dict[str, Any]) -> None:
+def test_dense_sums_leave_beside_the_backward_pass_and_keep_what_rounding_took(
+    mode: str, found: dict[str, Any]
+) -> None:
     case = found[f"dense, {mode}"]
     assert case["unequal"] == 0, "beside or behind the backward pass, resumed or in one go"
     first, *later = case["early"]

@@ -48,4 +48,6 @@ def test_every_form_of_plan_trains_in_fp16(found: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_a_loss_that_is_no_number_is_not_blamed_on_the_scale(found: dict[str, Any]) -> None:
-    assert found["nan"].startswith("step 1, rank 1 (local1:cpu0): loss is nan; first in layer 3 (layers.3.attention_norm)")
+    assert found["nan"].startswith(
+        "step 1, rank 1 (local1:cpu0): loss is nan; first in layer 3 (layers.3.attention_norm)"
+    )

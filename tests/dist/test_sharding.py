@@ -38,7 +38,7 @@ def test_level_1_keeps_weights_and_gradients_whole_through_the_step(of_two: dict
 
 @pytest.mark.slow
 def test_level_2_never_has_the_whole_gradient(of_two: dict[str, dict[str, Any]]) -> None:
-    """Between micro-batches nothing of it is left; within the backward pass, what belongs to no block waits: the head."""
+    """Between micro-batches nothing of it is left; within the backward, what belongs to no block waits: the head."""
     assert of_two["memory 2"]["between"] == [1.0, 0.0]
     weights, gradients = of_two["memory 2"]["within"]
     assert weights == 1.0
@@ -97,9 +97,7 @@ GATHER, SUM = "gather weights of stage 0", "sum gradients of stage 0 over replic
     ("case", "operation"),
     [("1 start", GATHER), ("1 end", SUM), ("2 backward", SUM), ("3 forward", GATHER)],
 )
-def test_a_replica_that_waits_for_another_says_so(
-    case: str, operation: str, of_two: dict[str, dict[str, Any]]
-) -> None:
+def test_a_replica_that_waits_for_another_says_so(case: str, operation: str, of_two: dict[str, dict[str, Any]]) -> None:
     """The other one is late at one place of the step; nobody may blame this one."""
     assert of_two[f"waiting {case}"] == [operation, True]
 

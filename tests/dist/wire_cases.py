@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ class Trainee:
     def __init__(self, mode: str, beside: bool) -> None:
         torch.manual_seed(0)
         sides = (48, 90, 131, 64, 200, 33, 48)
-        layers = [nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in zip(sides, sides[1:], strict=False)]
+        layers = [nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in pairwise(sides)]
         self.model = nn.Sequential(*layers)
         self.parameters = list(self.model.parameters())
         self.chosen = [index for index, parameter in enumerate(self.parameters) if parameter.dim() > 1]
@@ -118,5 +119,7 @@ def dense_wire(mode: str, rank: int) -> dict[str, Any]:
         "ratio": ratio,
         "broken are finite": largest([float(broken[0].isfinite().any())]),
         "others are not": largest([float(not all(tensor.isfinite().all() for tensor in broken[4:]))]),
-        "touched": largest([float("residual.0" in state and not torch.equal(state["residual.0"], after["residual.0"]))]),
+        "touched": largest(
+            [float("residual.0" in state and not torch.equal(state["residual.0"], after["residual.0"]))]
+        ),
     }
