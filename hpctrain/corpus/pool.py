@@ -83,6 +83,8 @@ class Pool:
                 worker.send(task)
                 busy[worker.connection] = (worker, sent)
                 sent += 1
+            if not busy:
+                return  # the last results came all at once, before it was known that no task follows
             for connection in wait(list(busy)):
                 assert isinstance(connection, Connection)
                 worker, number = busy[connection]

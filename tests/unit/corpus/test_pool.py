@@ -21,14 +21,15 @@ class Task:
     kind: str = "fine"
 
     def run(self, report):
-        report(self.number)
+        if self.kind != "quiet":
+            report(self.number)
         if self.kind == "wrong file":
             raise FileError("f", [Mistake("key", "is wrong", 3)])
         if self.kind == "mistake":
             raise ZeroDivisionError
         if self.kind == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0.2 if self.number == 0 else 0)
+        time.sleep(0.2 if self.number == 0 or self.kind == "quiet" else 0)
         return self.number, os.getpid()
 
 def outcome(pool, kind):
@@ -43,16 +44,21 @@ if __name__ == "__main__":
         results = list(pool.run(map(Task, range(9)), seen.append))
         told = [outcome(pool, kind) for kind in ("wrong file", "mistake", "killed")]
         again = [number for number, _ in pool.run(map(Task, range(3)), seen.append)]
-    print(json.dumps([[r[0] for r in results], len({r[1] for r in results}), sum(seen), told, again]))
+        # While this process hears how far the first is, both are done.
+        both = [number for number, _ in pool.run([Task(1), Task(2, "quiet")], lambda count: time.sleep(1))]
+    print(json.dumps([[r[0] for r in results], len({r[1] for r in results}), sum(seen), told, again, both]))
 """
 
 
 @pytest.mark.slow
 def test_results_are_in_order_and_errors_end_the_work(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=True)
-    numbers, processes, advanced, told, again = json.loads(done.stdout)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=True, timeout=100
+    )
+    numbers, processes, advanced, told, again, both = json.loads(done.stdout)
     assert (numbers, processes, advanced, again) == (list(range(9)), 2, 36 + 3, [0, 1, 2])
+    assert both == [1, 2]
     assert told[0] == "InputError: f:3: key: is wrong"
     assert told[1].startswith("RuntimeError: Traceback")
     assert "ZeroDivisionError" in told[1]
