@@ -109,7 +109,7 @@ def test_stages_share_out_flops_and_tensor_parallelism_divides(
 def test_the_table_of_presets_says_their_sizes() -> None:
     lines = (Path(__file__).parents[3] / "docs" / "models.md").read_text().splitlines()
     rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
-    found = {row[0]: row[-1] for row in rows if row[0] in PRESETS}
+    found = {row[0]: row[-1] for row in rows if row[0] in PRESETS and not row[-1].endswith("MB")}
     assert found.keys() == PRESETS.keys()
     for name, said in found.items():
         number, unit = said.split()
