@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from hpctrain.base.errors import CheckpointError, HpctrainError, InputError
+from hpctrain.base.errors import CheckpointError, InputError
 from hpctrain.base.process import Runner
 from hpctrain.corpus.index import describe_tokenizer, read_index, same_tokens, tokenizer_option
 from hpctrain.corpus.options import Options
 from hpctrain.corpus.prepare import prepare
 from hpctrain.corpus.tokens import Split
+from hpctrain.launch.ask import ask_worker
 from hpctrain.launch.trust import check_trusted
 from hpctrain.records.corpus_index import INDEX_NAME, CorpusIndex
 from hpctrain.records.metric import perplexity
@@ -69,7 +67,7 @@ def evaluate(
             "split": split,
             "samples": samples,
         }
-        found = _ask(question, runner)
+        found = list(ask_worker("eval", question, runner, "evaluates")["sets"])
     judged = [
         Judged(
             name, item["loss"], perplexity(item["loss"]),
@@ -129,16 +127,3 @@ def _corpus(path: Path, made: Path, home: str, index: CorpusIndex) -> Path:
             f"({describe_tokenizer(index)}); name the text itself, or prepare it again with --tokenizer {tokenizer}"
         )
     return path
-
-
-def _ask(question: Mapping[str, object], runner: Runner) -> list[dict[str, Any]]:
-    done = runner.run([sys.executable, "-m", "hpctrain.worker", "eval", json.dumps(question)])
-    try:
-        answer = json.loads(done.stdout)
-    except json.JSONDecodeError:
-        said = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise HpctrainError(f"the process that evaluates ended with code {done.code}: {said[-1]}") from None
-    if "error" in answer:
-        kind = InputError if done.code == InputError.exit_code else HpctrainError
-        raise kind(answer["error"])
-    return list(answer["sets"])

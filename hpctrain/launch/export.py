@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpctrain.base.atomic import storage_errors, sync_folder, write_json, write_text
-from hpctrain.base.errors import HpctrainError, InputError
+from hpctrain.base.errors import InputError
 from hpctrain.base.process import Runner
 from hpctrain.base.room import check_room
 from hpctrain.corpus.hf_tokenizer import hf_tokenizer
 from hpctrain.corpus.special import SpecialTokens, special_tokens
+from hpctrain.launch.ask import ask_worker
 from hpctrain.launch.evaluate import checkpoint_of
 from hpctrain.launch.trust import check_trusted
 from hpctrain.records.families import FamilySpec
@@ -83,7 +82,7 @@ def export(
             "shard_bytes": shard_bytes,
         }
         config = _write_beside(made, run, spec, dtype, done)
-        _ask(question, runner)
+        ask_worker("export", question, runner, "exports")
         if len(files) > 1:
             write_json(made / "model.safetensors.index.json", index_of(files, BYTES[dtype]))
         names = sorted(path.name for path in made.iterdir())
@@ -192,15 +191,3 @@ def _made_whole(output: Path) -> Iterator[Path]:
         shutil.rmtree(made, ignore_errors=True)
         if output.exists():
             shutil.rmtree(aside, ignore_errors=True)
-
-
-def _ask(question: dict[str, object], runner: Runner) -> None:
-    done = runner.run([sys.executable, "-m", "hpctrain.worker", "export", json.dumps(question)])
-    try:
-        answer = json.loads(done.stdout)
-    except json.JSONDecodeError:
-        said = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise HpctrainError(f"the process that exports ended with code {done.code}: {said[-1]}") from None
-    if "error" in answer:
-        kind = InputError if done.code == InputError.exit_code else HpctrainError
-        raise kind(answer["error"])
