@@ -15,6 +15,7 @@ from hpctrain.base.activity import Doing, read_record, shared_record
 from hpctrain.base.process import Process, Runner
 from hpctrain.base.wire import LineChannel, Message
 
+WORKER = (sys.executable, "-m", "hpctrain.worker")
 KILL_WAIT_S = 10.0
 
 
@@ -72,7 +73,7 @@ class WorkerGroup:
             if rank == 0 and store is not None:
                 keep.append(store.fileno())
                 content["store"] = {**content["store"], "fd": store.fileno()}
-            argv = [sys.executable, "-m", "hpctrain.worker", "train", "--folder", str(self._folder)]
+            argv = [*WORKER, "train", "--folder", str(self._folder)]
             activity = shared_record()
             keep.append(activity)
             argv += ["--fd", str(theirs.fileno()), "--activity", str(activity)]

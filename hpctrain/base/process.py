@@ -76,6 +76,12 @@ class Runner(Protocol):
         """
 
 
+def kill_group(pid: int) -> None:
+    """SIGKILL to the process group of that leader."""
+    with contextlib.suppress(ProcessLookupError):  # already gone, which is what was wanted
+        os.killpg(pid, signal.SIGKILL)
+
+
 class SystemProcess:
     """A process of this machine, leader of its own process group."""
 
@@ -87,8 +93,7 @@ class SystemProcess:
         return self._popen.poll()
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):  # already gone, which is what was wanted
-            os.killpg(self.pid, signal.SIGKILL)
+        kill_group(self.pid)
 
     def terminate(self) -> None:
         self._popen.terminate()
@@ -129,7 +134,7 @@ class SystemRunner:
         env: Mapping[str, str] | None = None,
         log: Path | None = None,
         keep_fds: Sequence[int] = (),
-    ) -> SystemProcess:
+    ) -> Process:
         output = open(log, "ab") if log else None  # noqa: PTH123, SIM115 - handed to the child, closed below
         try:
             popen = subprocess.Popen(

@@ -153,7 +153,8 @@ class _Saboteur:
             self.done.add("worker")
             click.secho("--- the demo kills the worker of local2 (SIGKILL)", fg="yellow")
             for child in psutil.Process(self.job.processes["local2"].pid).children():
-                child.kill()
+                if child.name().startswith("rank "):
+                    child.kill()
         if row.step >= NODE_DIES_AT and "node" not in self.done:
             self.done.add("node")
             click.secho("--- the demo kills node local1: agent and worker (SIGKILL)", fg="yellow")

@@ -53,7 +53,7 @@ def command(ctx: click.Context, run: str, node: str | None, dry_run: bool) -> No
     \b
     hpctrain exec first -- nvidia-smi
     hpctrain exec first node7 -- bash
-    hpctrain exec first -- sh -c 'py-spy dump --pid $(pgrep -f hpctrain.worker | head -1)'
+    hpctrain exec first -- sh -c 'py-spy dump --pid $(pgrep ^rank | head -1)'
 
     RUN is a run folder, a run's name or a job's id; NODE one of the job's nodes, by default the first of the attempt
     that still takes part. The command shares the node with the training, gets a terminal where there is one, and its

@@ -8,19 +8,20 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hpctrain.agent.agent import Agent, Place
 from hpctrain.agent.decide import RESUMABLE, Settings
-from hpctrain.agent.group import WorkerGroup, incarnation_of
+from hpctrain.agent.group import WORKER, WorkerGroup, incarnation_of
 from hpctrain.agent.journal import Journal
 from hpctrain.agent.peers import Peers
 from hpctrain.agent.store import GenerationStore
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_REFUSED, HpctrainError
+from hpctrain.base.forking import ForkingRunner
 from hpctrain.base.handshake import derived
-from hpctrain.base.process import SystemRunner
+from hpctrain.base.process import Runner
 from hpctrain.launch.secrets import secret_values
 from hpctrain.launch.trust import check_trusted
 from hpctrain.node.leaving import leave
@@ -59,9 +60,12 @@ def main(argv: list[str]) -> int:
     if here.node == here.nodes[0]:
         text = f"attempt {options.attempt} on {len(here.nodes)} nodes"
         journal.write("attempt_started", -1, text, nodes=list(here.nodes))
+    logs = folder / "logs" / str(options.attempt)
+    env = _worker_environment(place, run, logs)
+    runner = ForkingRunner(WORKER, ["fork", "--folder", str(folder)], env)
     try:
         with stop.at_once():
-            topology = _ensure_topology(place, run, journal, here.local)
+            topology = _ensure_topology(place, run, journal, here.local, runner)
     except _Stopped:
         journal.write("preempted", -1, "asked to stop before the training began; there was nothing new to save")
         return RESUMABLE
@@ -71,7 +75,9 @@ def main(argv: list[str]) -> int:
             leave(folder, options.attempt, here.node, here.nodes, len(here.nodes), EXIT_REFUSED)
         return EXIT_REFUSED
     staged = stage_data(run.data, journal, os.environ, SystemClock(), stop)
-    code = _agent(place, run, journal, stop, staged).run()
+    group = WorkerGroup(folder, logs, here.node, runner, env | staged)
+    code = _agent(place, run, journal, stop, group).run()
+    runner.close()
     if code == 0:
         (folder / FINISHED).touch()
     elif not here.local:
@@ -138,15 +144,13 @@ class _StopRequest:
             raise _Stopped
 
 
-def _ensure_topology(place: Place, run: Run, journal: Journal, local: bool) -> Topology:
+def _ensure_topology(place: Place, run: Run, journal: Journal, local: bool, runner: Runner) -> Topology:
     """Probe unless the run folder already holds a topology of these nodes; a refusal is told by the first node."""
     path = place.folder / "topology.json"
     if not path.exists():
         device = run.cluster.device
         settings = local_settings(len(place.nodes), device) if local else _preflight(len(place.nodes), device)
-        topology = probe_nodes(
-            place.folder, place.node, place.nodes, place.addr, SystemRunner(), SystemClock(), settings
-        )
+        topology = probe_nodes(place.folder, place.node, place.nodes, place.addr, runner, SystemClock(), settings)
         if topology is not None:
             topology.write(path)
             journal.write(
@@ -174,7 +178,7 @@ def _preflight(nodes: int, device: str) -> ProbeSettings:
     return ProbeSettings(device=device, mode=preflight_mode(nodes))
 
 
-def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool], staged: Mapping[str, str]) -> Agent:
+def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool], group: WorkerGroup) -> Agent:
     key = (place.folder / "key").read_text().strip()
 
     def store_secret(record: Generation) -> str:
@@ -182,14 +186,12 @@ def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool], s
         return derived(key.encode(), "store", record.number, record.proposer).hex()
 
     maker = GenerationMaker(place.folder, run, place.nodes, journal)
-    logs = place.folder / "logs" / str(place.attempt)
-    env = {**_worker_environment(place, run, logs), **staged}
     return Agent(
         place=place,
         settings=_settings(run),
         peers=Peers(place.folder / "agents", place.node, place.nodes, place.addr, key),
         store=GenerationStore(place.folder / "generations"),
-        group=WorkerGroup(place.folder, logs, place.node, SystemRunner(), env),
+        group=group,
         journal=journal,
         clock=SystemClock(),
         make_generation=maker,

@@ -8,6 +8,7 @@ import sys
 
 from hpctrain.base.errors import EXIT_USAGE, HpctrainError
 from hpctrain.base.stamp import stamp_output
+from hpctrain.worker import forking
 
 VERBS = {
     "describe": "hpctrain.worker.describe",
@@ -21,12 +22,18 @@ VERBS = {
 
 def main(argv: list[str]) -> int:
     """Run a verb; an error is one line on stderr and its exit code."""
+    if argv and argv[0] == "fork":
+        return forking.main(argv[1:], _run)
     if not argv or argv[0] not in VERBS:
-        print(f"usage: python -m hpctrain.worker {{{'|'.join(VERBS)}}} …", file=sys.stderr)
+        print(f"usage: python -m hpctrain.worker {{fork|{'|'.join(VERBS)}}} …", file=sys.stderr)
         return EXIT_USAGE
     if argv[0] == "train":
         # Before torch is loaded, whose loggers keep the stderr that they find. The other verbs print what is parsed.
         stamp_output()
+    return _run(argv)
+
+
+def _run(argv: list[str]) -> int:
     try:
         code: int = importlib.import_module(VERBS[argv[0]]).main(argv[1:])
     except HpctrainError as error:

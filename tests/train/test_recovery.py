@@ -9,7 +9,17 @@ from pathlib import Path
 
 import psutil
 import pytest
-from train_site import Outcome, Site, kill_node, kill_worker, node_process, processes_of, wait_for, wait_for_step
+from train_site import (
+    Outcome,
+    Site,
+    kill_node,
+    kill_worker,
+    node_process,
+    processes_of,
+    wait_for,
+    wait_for_step,
+    worker_of,
+)
 
 from hpctrain.records.metric import effective, read_metrics
 from hpctrain.records.plan import Plan
@@ -162,7 +172,7 @@ def test_a_hung_worker_is_ended_by_the_watchdog(site: Site) -> None:
     )
     folder = site.run_folder(known)
     wait_for_step(folder, 2)
-    hung = node_process(folder, "local0").children()[0]
+    hung = worker_of(folder, "local0")
     hung.send_signal(signal.SIGSTOP)
     outcome = finish(process, folder)
     assert outcome.code == 0, outcome.said

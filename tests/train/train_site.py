@@ -159,10 +159,15 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
+def worker_of(folder: Path, node: str) -> psutil.Process:
+    """The worker of a node with one device."""
+    (worker,) = (child for child in node_process(folder, node).children() if child.name().startswith("rank "))
+    return worker
+
+
 def kill_worker(folder: Path, node: str) -> None:
     """SIGKILL the worker of a node, agent untouched."""
-    for child in node_process(folder, node).children():
-        child.send_signal(signal.SIGKILL)
+    worker_of(folder, node).send_signal(signal.SIGKILL)
 
 
 def kill_node(folder: Path, node: str) -> None:

@@ -1,0 +1,128 @@
+"""`python -m hpctrain.worker fork`: loads torch and what training needs, then forks a worker for each order.
+
+The other end is `hpctrain.base.forking`. A worker belongs to the process that asks for it: it is forked twice, and so
+adopted. Nothing here may start a thread, or touch a GPU: neither outlives a fork.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import gc
+import importlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hpctrain.base.forking import MESSAGE_BYTES, MOST_FDS
+from hpctrain.base.linux import die_with
+from hpctrain.base.stamp import stamp_output
+
+LOADED = ("hpctrain.worker.train", "hpctrain.worker.measure")
+HIGH_FD = 500
+"""Where descriptors wait until those of this process are closed."""
+
+Verb = Callable[[list[str]], int]
+
+
+def main(argv: list[str], run: Verb) -> int:
+    """Load, and fork until the other end closes.
+
+    Args:
+        run: what a fork does with the words of its order; its answer is the exit code.
+    """
+    parser = argparse.ArgumentParser(prog="hpctrain.worker fork")
+    parser.add_argument("--folder", help="of the run; here so that the command line tells it")
+    parser.add_argument("--fd", type=int, required=True, help="inherited socket to the process that asks")
+    parser.add_argument("--parent", type=int, required=True, help="process to end with")
+    options = parser.parse_args(argv)
+    die_with(options.parent)
+    plain = sys.stdout, sys.stderr
+    # Before torch is loaded, whose loggers keep the stderr that they find.
+    stamp_output()
+    channel = socket.socket(fileno=_moved(options.fd))
+    _load()
+    order = _next_own(channel)
+    if order is None:
+        return 0
+    stamped = sys.stdout, sys.stderr
+    if order["argv"][0] != "train":
+        sys.stdout, sys.stderr = plain
+    code = run(order["argv"])
+    del stamped  # not before: with the one stream ends the descriptor of the other
+    return code
+
+
+def _next_own(channel: socket.socket) -> dict[str, Any] | None:
+    """Fork for each order: in a fork its order comes back, here None when the other end has closed."""
+    while True:
+        try:
+            message, fds, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, MOST_FDS)
+        except OSError:
+            return None
+        if not message:
+            return None
+        order: dict[str, Any] = json.loads(message)
+        pid = _fork(channel, order, fds)
+        if pid is None:
+            return order
+        for fd in fds:
+            os.close(fd)
+        with contextlib.suppress(OSError):
+            channel.send(json.dumps({"pid": pid}).encode())
+
+
+def _load() -> None:
+    for module in LOADED:
+        importlib.import_module(module)
+    # What is there now stays: a worker's collections need not touch, and so copy, its pages.
+    gc.collect()
+    gc.freeze()
+
+
+def _fork(channel: socket.socket, order: dict[str, Any], fds: Sequence[int]) -> int | None:
+    """The new worker's process id; None in that process."""
+    ours, theirs = os.pipe()
+    between = os.fork()
+    if between:
+        os.close(theirs)
+        os.waitpid(between, 0)
+        with open(ours, "rb") as told:  # noqa: PTH123 - a descriptor
+            return int(told.read() or 0)
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    channel.close()
+    os.close(ours)
+    theirs = _moved(theirs)
+    _settle(order, fds)
+    os.write(theirs, str(os.getpid()).encode())
+    os.close(theirs)
+    if sys.modules["torch"].cuda._is_in_bad_fork():
+        # Some library has touched the GPU while it was loaded, which no fork survives.
+        os.execv(sys.executable, [sys.executable, "-m", "hpctrain.worker", *order["argv"]])
+    return None
+
+
+def _settle(order: dict[str, Any], fds: Sequence[int]) -> None:
+    """Take the descriptors and the environment that this worker was promised."""
+    log, *kept = [_moved(fd) for fd in fds]
+    for number in (1, 2):
+        os.dup2(log, number)
+    for fd, number in zip(kept, order["fds"], strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+    os.close(log)
+    for key in order["unset"]:
+        os.environ.pop(key, None)
+    os.environ.update(order["set"])
+
+
+def _moved(fd: int) -> int:
+    high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH_FD)
+    os.close(fd)
+    return high
