@@ -15,7 +15,7 @@ from cases import EVEN, FOUR, HALF, QUARTERS, SPEC, WHOLE, batch, deviation, mak
 from loop_cases import StoppingOrders, leave, make_folder, open_trainer
 from message_cases import ROUNDED, beside_full
 from processes import largest, launch, process_group
-from scatter_cases import conserved
+from scatter_cases import conserved, representable
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 from wire_cases import dense_wire
@@ -213,6 +213,13 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
             found[name] = conserved(codec, rank, world)
         for name in ROUNDED:
             found[f"messages, {name}"] = beside_full(name, rank)
+        for mode in ("int8", "int4"):
+            found[f"parts, {mode}"] = conserved({"mode": mode}, rank, world) | {
+                "representable": representable({"mode": mode}, rank, world)
+            }
+        found["integers, zero 1"] = sharded({"mode": "int4"}, rank, zero=1, **stages)
+        for zero in (2, 3):
+            found[f"integers, zero {zero}"] = sharded({"mode": "int8"}, rank, zero=zero)
         found["sharded in pairs"] = sharded({"mode": "bf16"}, rank, zero=1, shard=2)
     return found | training(folder, rank, world)
 
