@@ -44,7 +44,7 @@ def open_reducer(settings: dict[str, Any], model: nn.Module, group: dist.Process
 def open_chosen(spec: CodecSpec, model: nn.Module, group: dist.ProcessGroup, dense_steps: int) -> Exchange:
     """Whole replicas with the reducer of a plan's codec."""
     exchange = open_reducer(spec.codec.model_dump(), model, group, dense_steps)
-    exchange.choice = spec.mode
+    exchange.planned = spec
     return exchange
 
 

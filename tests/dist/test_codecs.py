@@ -116,11 +116,12 @@ def test_a_sharded_sum_of_integers_keeps_what_rounding_took(
 @pytest.mark.slow
 @pytest.mark.parametrize(("zero", "far", "sums"), [(1, 0.2, 0.129), (2, 0.02, 2 * 0.254), (3, 0.02, 2 * 0.254)])
 def test_a_sharded_state_is_summed_by_integers(zero: int, far: float, sums: float, found: dict[str, Any]) -> None:
-    """Each of the micro-batches of levels 2 and 3 by itself: what the first leaves goes with the second."""
+    """Each of the micro-batches of levels 2 and 3 by itself: what the first leaves goes with the second. 7 % of the
+    model is too small to be compressed."""
     case = found[f"integers, zero {zero}"]
     assert 0 < case["far"] <= far
     gathered = case["bytes"][0] - 0.75 * (1 if zero == 1 else 2)
-    assert gathered + 0.75 * sums < case["bytes"][1] < gathered + 0.75 * sums + 0.04
+    assert gathered + 0.75 * sums < case["bytes"][1] < gathered + 0.75 * sums + 0.09
 
 
 @pytest.mark.slow
