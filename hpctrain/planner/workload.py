@@ -90,7 +90,7 @@ class Workload:
 
     @property
     def sums_into_parts(self) -> bool:
-        """Whether a search may shard over all replicas: gradients are summed into their parts in the backward pass then,
+        """Whether a search may shard over all replicas: gradients are then summed into parts in the backward pass,
         by what keeps nothing or, where there is no loss scale, by integers."""
         return not keeps_state(self.codec) or (isinstance(self.codec, Quantized) and self.precision != "fp16")
 
