@@ -41,57 +41,79 @@ class QuantizedScatter:
         self._part = FlatPart(pieces, compressed)
         self._number = number
         self._sizes = [end - start for start, end in self._part.compressed]
-        self._whole = sum(end - start for start, end in self._part.exempt)
-        """Numbers that are sent as they are."""
+        self._exempt_sizes = [end - start for start, end in self._part.exempt]
+        self._filled = -(-sum(self._sizes) // BLOCK) * BLOCK
+        """Numbers in an owner's integers, zeros at their end included."""
+        self._head = 1 + sum(self._exempt_sizes)
+        """Numbers in fp32 before them: a 0, or no number, and those that are summed exactly."""
 
     def __call__(self, output: Tensor, gradient: Tensor, group: dist.ProcessGroup) -> int:
         world, rank = dist.get_world_size(group), dist.get_rank(group)
         rows = self._part.rows(gradient, world)
-        code, numbers = self.unsent.code, sum(self._sizes)
-        filled = -(-numbers // BLOCK) * BLOCK
-        left = self.unsent.begin(self._number, world * filled, gradient).view(world, filled)
-        torch._foreach_copy_(list(left[:, :numbers].split(self._sizes, 1)), self._cut(rows, self._part.compressed))
+        left = self.unsent.begin(self._number, world * self._filled, gradient).view(world, -1)
+        length = _FULL_BYTES * self._head + self.unsent.code.bytes_of(self._filled)
+        outgoing = self.unsent.message("outgoing", world, length, gradient)
+        incoming = self.unsent.message("incoming", world, length, gradient)
+        square = self._write(rows, left, outgoing, rank)
+        dist.all_to_all_single(incoming.view(-1), outgoing.view(-1), group=group)
+        heads = self._heads(incoming).sum(0)
+        if math.isfinite(float(heads[0])):
+            self._add_up(incoming, heads, left[rank], output, rank)
+            self.unsent.keep(self._number, left, square)
+        else:
+            output.fill_(math.nan)
+            self.unsent.keep_as_it_was(left)
+        return (world - 1) * length
+
+    def _write(self, rows: Tensor, left: Tensor, outgoing: Tensor, rank: int) -> Tensor:
+        """Write the messages, and leave in `left` what they do not say; squared norm of what is compressed.
+
+        Args:
+            rows: [world, part]: the gradient.
+            left: [world, filled], of whatever value. The row of this rank gets its own numbers, unrounded.
+            outgoing: [world, bytes], uint8; of this rank's own message only the head is written.
+        """
+        numbers = sum(self._sizes)
+        _copy(left[:, :numbers].split(self._sizes, 1), rows, self._part.compressed)
         left[:, numbers:] = 0
-        head_bytes = _FULL_BYTES * (1 + self._whole)
-        outgoing = self.unsent.message("outgoing", world, head_bytes + code.bytes_of(filled), gradient)
-        incoming = self.unsent.message("incoming", world, outgoing.shape[1], gradient)
-        head = outgoing[:, :head_bytes].view(torch.float32)
-        if self._whole:
-            torch._foreach_copy_(
-                list(head[:, 1:].split([end - start for start, end in self._part.exempt], 1)),
-                self._cut(rows, self._part.exempt),
-            )
+        exempt = self._heads(outgoing)[:, 1:]
+        _copy(exempt.split(self._exempt_sizes, 1), rows, self._part.exempt)
         square = torch.dot(left.view(-1), left.view(-1))
         # Each owner learns of any number of the part that is not finite, though it gets but some of them.
-        head[:, 0] = 0 * (square + head[:, 1:].square().sum())
+        self._heads(outgoing)[:, 0] = 0 * (square + exempt.square().sum())
         left += self.unsent.residual(self._number).view_as(left)
         for owner, message in enumerate(outgoing):
             if owner != rank:
-                code.write(left[owner], message[head_bytes:])
-        dist.all_to_all_single(incoming.view(-1), outgoing.view(-1), group=group)
-        sent = (world - 1) * outgoing.shape[1]
-        heads = incoming[:, :head_bytes].view(torch.float32).sum(0)
-        if not math.isfinite(float(heads[0])):
-            output.fill_(math.nan)
-            self.unsent.keep_as_it_was(left)
-            return sent
-        total = left[rank]
+                self.unsent.code.write(left[owner], message[_FULL_BYTES * self._head :])
+        return square
+
+    def _add_up(self, incoming: Tensor, heads: Tensor, own: Tensor, output: Tensor, rank: int) -> None:
+        """The sums of this rank's part.
+
+        Args:
+            incoming: [world, bytes], uint8.
+            heads: the sum of what they say in fp32.
+            own: [filled]: this rank's own numbers; zeros when they are added, because nothing is left of them.
+            output: [part].
+        """
         for sender, message in enumerate(incoming):
             if sender != rank:
-                code.add(message[head_bytes:], total)
-        for (start, end), sums in zip(self._part.compressed, total[:numbers].split(self._sizes), strict=True):
-            output[start:end] = sums
-        at = 1
-        for start, end in self._part.exempt:
-            output[start:end] = heads[at : at + end - start]
-            at += end - start
-        total.zero_()
-        self.unsent.keep(self._number, left, square)
-        return sent
+                self.unsent.code.add(message[_FULL_BYTES * self._head :], own)
+        compressed = own[: sum(self._sizes)].split(self._sizes)
+        exempt = heads[1:].split(self._exempt_sizes)
+        for stretches, sums in ((self._part.compressed, compressed), (self._part.exempt, exempt)):
+            for (start, end), values in zip(stretches, sums, strict=True):
+                output[start:end] = values
+        own.zero_()
 
-    @staticmethod
-    def _cut(rows: Tensor, stretches: Sequence[tuple[int, int]]) -> list[Tensor]:
-        return [rows[:, start:end] for start, end in stretches]
+    def _heads(self, messages: Tensor) -> Tensor:
+        """[world, head], fp32, of [world, bytes]."""
+        return messages[:, : _FULL_BYTES * self._head].view(torch.float32)
+
+
+def _copy(targets: Sequence[Tensor], rows: Tensor, stretches: Sequence[tuple[int, int]]) -> None:
+    for target, (start, end) in zip(targets, stretches, strict=True):
+        target.copy_(rows[:, start:end])
 
 
 class UnsentParts:
