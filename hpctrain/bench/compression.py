@@ -61,6 +61,8 @@ class Row:
     steps: int
     choice: str | None
     """The mode that method auto came to."""
+    planned_step_s: dict[str, float] | None
+    """What it expected of a step with each mode, the most exact first."""
 
 
 @dataclass(frozen=True)
@@ -175,4 +177,5 @@ def _row(name: str, place: Place, outcome: Outcome, samples: Samples) -> Row:
         loss=samples.loss,
         steps=len(samples.wall_s),
         choice=samples.choice,
+        planned_step_s=samples.planned_step_s,
     )

@@ -169,5 +169,13 @@ METHODS: dict[str, Method] = {
         "ours, ZeRO 2, weights gathered once in bf16, 10 % of the gradients, in bf16",
         _ours_sharded({"mode": "topk", "density": 0.1}, zero=2, compute=torch.bfloat16),
     ),
+    "fsdp2_int8": Method(
+        "ours, ZeRO 2, weights gathered once in bf16, gradients as integers of 8 bits with feedback",
+        _ours_sharded({"mode": "int8"}, zero=2, compute=torch.bfloat16),
+    ),
+    "fsdp2_int4": Method(
+        "ours, ZeRO 2, weights gathered once in bf16, gradients as integers of 4 bits with feedback",
+        _ours_sharded({"mode": "int4"}, zero=2, compute=torch.bfloat16),
+    ),
 }
 """Name in `--method` and in the record -> what it is."""

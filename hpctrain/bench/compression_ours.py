@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from hpctrain.bench.compression_trainee import ByReducer, Exchange
-from hpctrain.compress.build import build_reducer, build_scatters
+from hpctrain.compress.build import build_reducer, build_scatters, unsent_of
 from hpctrain.compress.local_steps import LocalSteps
 from hpctrain.compress.owner_sums import OwnerReducer
 from hpctrain.compress.reducer import DenseReducer
-from hpctrain.compress.scatter_steps import ScatterSteps
-from hpctrain.compress.sparse_scatter import steps_of
+from hpctrain.compress.scatter import Unsent
 from hpctrain.parallel.shard import apply_sharding, flat_parts, note_collectives
 from hpctrain.records.codec import CodecSpec
 from hpctrain.records.compression import Codec
@@ -45,7 +44,7 @@ def open_reducer(settings: dict[str, Any], model: nn.Module, group: dist.Process
 def open_chosen(spec: CodecSpec, model: nn.Module, group: dist.ProcessGroup, dense_steps: int) -> Exchange:
     """Whole replicas with the reducer of a plan's codec."""
     exchange = open_reducer(spec.codec.model_dump(), model, group, dense_steps)
-    exchange.choice = spec.mode
+    exchange.planned = spec
     return exchange
 
 
@@ -70,7 +69,7 @@ def open_sharded(
     scatters = build_scatters(codec_spec(settings, dense_steps), flat_parts(model), group, "cpu")
     note_collectives(model, 0, counted.add, 1, lambda: False, scatters)
     called = model if compute is None else _InPrecision(model, compute)
-    return BySharding(called, counted.take, steps_of(scatters))
+    return BySharding(called, counted.take, unsent_of(scatters))
 
 
 class ByLocalSteps:
@@ -96,14 +95,14 @@ class BySharding:
 
     averages = False
 
-    def __init__(self, model: nn.Module, sent_bytes: Callable[[], int], steps: ScatterSteps | None) -> None:
+    def __init__(self, model: nn.Module, sent_bytes: Callable[[], int], unsent: Unsent | None) -> None:
         self.model = model
         self._sent_bytes = sent_bytes
-        self._steps = steps
+        self._unsent = unsent
 
     def reduce(self) -> int | None:
-        if self._steps is not None:
-            self._steps.end_step(torch.device("cpu"))
+        if self._unsent is not None:
+            self._unsent.end_step(torch.device("cpu"))
         return self._sent_bytes()
 
     def after_step(self) -> int:

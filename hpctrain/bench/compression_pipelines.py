@@ -12,6 +12,7 @@ from hpctrain.bench.scene import make_plan
 from hpctrain.parallel.gradients import clip_gradients, gradient_norm
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
+from hpctrain.records.codec import CodecSpec
 from hpctrain.records.compression import Messages
 from hpctrain.records.model_spec import ModelSpec
 from hpctrain.records.plan import Plan
@@ -27,7 +28,7 @@ CLIP_NORM = 1.0
 class PipelineTrainee:
     """A stage of a model on each node, 1F1B with micro-batches of one row; every process is given all rows."""
 
-    choice: str | None = None
+    planned: CodecSpec | None = None
 
     def __init__(self, plan: Plan, pipeline: Pipeline, lr: float) -> None:
         self._plan = plan

@@ -25,6 +25,7 @@ from hpctrain.bench.compression_traffic import Counter, header_factor
 from hpctrain.bench.compression_trainee import Trainee
 from hpctrain.corpus.tokens import Corpus
 from hpctrain.model.build import build_stage
+from hpctrain.records.codec import CodecSpec
 
 CORPUS_FOLDER = "corpus"
 VALIDATION_ROWS = 16
@@ -100,13 +101,15 @@ class Contest:
         rows = torch.from_numpy(self._valid.rows(self._settings.seed, 0, min(VALIDATION_ROWS, self._valid.windows)))
         loss = self.trainees[name].validate(rows)
         counted = [one["counted"] for step in steps for one in step]
+        planned = self.trainees[name].planned
         return Samples(
             wall_s=[max(_number(one["wall"]) for one in step) for step in steps],
             cpu_s=[_mean([one["cpu"] for one in step]) for step in steps],
             interface_bytes=[_mean([one["bytes"] for one in step]) for step in steps],
             counted_bytes=None if None in counted else _mean(counted),
             loss=loss if math.isfinite(loss) else None,
-            choice=self.trainees[name].choice,
+            choice=None if planned is None else planned.mode,
+            planned_step_s=None if planned is None else _planned_step_s(planned),
         )
 
 
@@ -118,6 +121,10 @@ def _open(name: str, settings: Settings, rank: int, world: int) -> Trainee | Pip
     work = Work(settings.spec, settings.rows, settings.seq_len)
     exchange = METHODS[name].open(model, Occasion(group, settings.dense_steps, work))
     return Trainee(exchange, functools.partial(torch.optim.SGD, lr=settings.lr), world, clip_norm=1.0)
+
+
+def _planned_step_s(planned: CodecSpec) -> dict[str, float]:
+    return {each.codec.mode: each.step_s for each in planned.compared if each.step_s is not None}
 
 
 def _number(value: float | None) -> float:

@@ -81,6 +81,8 @@ class Samples:
     """Mean over the validation rows after the last step; absent where it is no finite number."""
     choice: str | None = None
     """The mode that method auto came to."""
+    planned_step_s: dict[str, float] | None = None
+    """What it expected of a step with each mode, the most exact first."""
 
 
 @dataclass(frozen=True)

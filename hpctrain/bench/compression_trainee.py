@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpctrain.compress.reducer import Reducer
+from hpctrain.records.codec import CodecSpec
 
 
 class Exchange(Protocol):
@@ -68,8 +69,8 @@ class ByReducer:
     def __init__(self, model: nn.Module, reducer: Reducer) -> None:
         self.model = model
         self.reducer = reducer
-        self.choice: str | None = None
-        """The mode that the planner chose, where it did."""
+        self.planned: CodecSpec | None = None
+        """What the planner chose, where it did."""
         self._parameters = list(model.parameters())
 
     def reduce(self) -> int | None:
@@ -105,9 +106,9 @@ class Trainee:
         self._clip_norm = clip_norm
 
     @property
-    def choice(self) -> str | None:
-        """The mode that the planner chose, where it did."""
-        return self.exchange.choice if isinstance(self.exchange, ByReducer) else None
+    def planned(self) -> CodecSpec | None:
+        """What the planner chose, where it did."""
+        return self.exchange.planned if isinstance(self.exchange, ByReducer) else None
 
     def step(self, rows: Tensor) -> Told:
         """One step on int64 [rows, seq_len + 1]; every process brings as many rows."""

@@ -11,17 +11,19 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.compress.bf16 import Bf16Wire
-from hpctrain.compress.dense_scatter import DenseScatter, Scatter
+from hpctrain.compress.dense_scatter import DenseScatter
 from hpctrain.compress.feedback import Feedback, Reset
 from hpctrain.compress.low_rank import PowerSgdReducer, PowerSgdSettings
 from hpctrain.compress.owner_sums import OwnerReducer
 from hpctrain.compress.quantized import QuantizedWire
+from hpctrain.compress.quantized_scatter import QuantizedScatter, UnsentParts
 from hpctrain.compress.reducer import DenseReducer, Reducer
+from hpctrain.compress.scatter import Piece, Scatter, Unsent
 from hpctrain.compress.scatter_steps import ScatterSteps
 from hpctrain.compress.selectors import select
 from hpctrain.compress.sparse import SparseReducer, SparseSettings
 from hpctrain.compress.sparse_counts import AdaptiveCounts, AdaptiveSettings, Counts, FixedCounts
-from hpctrain.compress.sparse_scatter import Piece, SparseScatter
+from hpctrain.compress.sparse_scatter import SparseScatter
 from hpctrain.compress.tagc import TagcReducer, TagcSettings
 from hpctrain.compress.values import ValueCode
 from hpctrain.records.codec import CodecSpec
@@ -110,6 +112,8 @@ def build_scatters(
     match spec.codec:
         case TopK() | Adaptive():
             return _sparse_scatters(spec.codec, parts, group, device_type)
+        case Quantized():
+            return _quantized_scatters(spec.codec, parts, device_type)
         case Bf16():
             return [DenseScatter(torch.bfloat16)] * len(parts)
     return [_exact(device_type)] * len(parts)
@@ -123,10 +127,7 @@ def _exact(device_type: str) -> Scatter | None:
 def _sparse_scatters(
     codec: TopK | Adaptive, parts: Sequence[Sequence[Piece]], group: dist.ProcessGroup, device_type: str
 ) -> list[Scatter | None]:
-    chosen = [
-        [index for index, piece in enumerate(pieces) if eligible(piece.shape, piece.name, codec.layers)]
-        for pieces in parts
-    ]
+    chosen = [_eligible_pieces(pieces, codec.layers) for pieces in parts]
     firsts = list(accumulate((len(indices) for indices in chosen), initial=0))
     sizes = [math.prod(pieces[index].shape) for pieces, indices in zip(parts, chosen, strict=True) for index in indices]
     steps = ScatterSteps(sizes, _counts(codec, group, len(sizes)), _feedback(codec, codec.reset, codec.reset_every))
@@ -134,6 +135,29 @@ def _sparse_scatters(
         SparseScatter(pieces, indices, first, steps, _choice(codec)) if indices else _exact(device_type)
         for pieces, indices, first in zip(parts, chosen, firsts, strict=False)
     ]
+
+
+def _quantized_scatters(codec: Quantized, parts: Sequence[Sequence[Piece]], device_type: str) -> list[Scatter | None]:
+    unsent = UnsentParts(codec.bits)
+    return [
+        QuantizedScatter(pieces, indices, number, unsent) if indices else _exact(device_type)
+        for number, pieces in enumerate(parts)
+        for indices in [_eligible_pieces(pieces, codec.layers)]
+    ]
+
+
+def unsent_of(scatters: Sequence[Scatter | None]) -> Unsent | None:
+    """What the scatters of a stage have not sent, where there are any that keep something back."""
+    for scatter in scatters:
+        if isinstance(scatter, SparseScatter):
+            return scatter.steps
+        if isinstance(scatter, QuantizedScatter):
+            return scatter.unsent
+    return None
+
+
+def _eligible_pieces(pieces: Sequence[Piece], layers: Layers) -> list[int]:
+    return [index for index, piece in enumerate(pieces) if eligible(piece.shape, piece.name, layers)]
 
 
 def eligible(shape: Sequence[int], name: str, layers: Layers) -> bool:

@@ -6,26 +6,9 @@ it on every rank.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-
-class Scatter(Protocol):
-    """A reduce-scatter."""
-
-    def __call__(self, output: Tensor, gradient: Tensor, group: dist.ProcessGroup) -> int:
-        """Write the sum of this rank's part over the group. Collective over it.
-
-        Args:
-            output: [part], fp32.
-            gradient: [world · part], fp32: the parts of all ranks one after the other; unchanged.
-
-        Returns:
-            Bytes this rank put on the wire.
-        """
 
 
 class DenseScatter:

@@ -3,13 +3,13 @@ tensor it sends, and what was not sent of them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from hpctrain.compress.feedback import Feedback
+from hpctrain.compress.scatter import Figures
 from hpctrain.compress.sparse_counts import Counts
 
 _STEP = "step"
@@ -88,9 +88,9 @@ class ScatterSteps:
             self._memory = torch.empty(numbers)
         return self._memory[:numbers]
 
-    def figures(self) -> tuple[int, int, float, float]:
-        """Of the last step: numbers sent, of how many, squared norm of the gradient, squared norm of what is kept."""
-        return self._sent, self._of, self._square, self.feedback.norm() ** 2
+    def figures(self) -> Figures:
+        """Of the last step."""
+        return Figures(self._sent, self._of, self._square, self.feedback.norm() ** 2)
 
     def state(self) -> dict[str, Tensor]:
         """What this rank keeps; shared memory."""
@@ -104,12 +104,3 @@ class ScatterSteps:
         self.feedback.load_state(state)
         self.counts.load_state(state, range(len(self._sizes)))
         self._agreed = self._under_way = False
-
-
-def density_and_ratio(stages: Sequence[ScatterSteps]) -> dict[str, float]:
-    """Figures of the last step over the stages of a rank, as a reducer's `metrics` has them."""
-    sent, of, square, kept = (sum(column) for column in zip(*(steps.figures() for steps in stages), strict=True))
-    found = {"density": sent / of} if of else {}
-    if 0 < square < math.inf:
-        found["residual_norm_ratio"] = math.sqrt(kept / square)
-    return found

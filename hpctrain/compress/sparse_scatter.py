@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpctrain.base.errors import HpctrainError
-from hpctrain.compress.dense_scatter import Scatter
 from hpctrain.compress.message import ALIGNMENT, decode, encode, rounded
+from hpctrain.compress.scatter import FlatPart, Piece
 from hpctrain.compress.scatter_steps import ScatterSteps
 from hpctrain.compress.selectors import seed_of, select
 from hpctrain.compress.sparse import SparseSettings, scales_of
@@ -28,18 +25,6 @@ from hpctrain.compress.sparse_exchange import exchange
 from hpctrain.compress.values import ValueCode
 
 _FULL_BYTES = 4
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A parameter in the flat gradient of a part of a sharded stage."""
-
-    name: str
-    """In the stage, as 'layers.3.attention.wq.weight'."""
-    shape: torch.Size
-    """Before it is sharded."""
-    owned: int
-    """Numbers that each rank owns of it, zeros that fill it up included."""
 
 
 class SparseScatter:
@@ -61,12 +46,8 @@ class SparseScatter:
             settings: how numbers are chosen and sent; there is only one way of exchanging them.
         """
         self.steps = steps
-        starts = [0, *accumulate(piece.owned for piece in pieces)]
-        stretches = list(pairwise(starts))
-        self._part = starts[-1]
-        self._names = ", ".join(piece.name for piece in pieces)
-        self._compressed = [stretches[index] for index in compressed]
-        self._exempt = [stretch for index, stretch in enumerate(stretches) if index not in frozenset(compressed)]
+        part = self._flat = FlatPart(pieces, compressed)
+        self._part, self._compressed, self._exempt = part.numbers, part.compressed, part.exempt
         self._sizes = [math.prod(pieces[index].shape) for index in compressed]
         """Of the compressed parameters, without what fills them up."""
         self._owned = [pieces[index].owned for index in compressed]
@@ -75,13 +56,7 @@ class SparseScatter:
 
     def __call__(self, output: Tensor, gradient: Tensor, group: dist.ProcessGroup) -> int:
         world, rank = dist.get_world_size(group), dist.get_rank(group)
-        if gradient.numel() != world * self._part:
-            raise HpctrainError(
-                f"compression: found gradients of {gradient.numel()} numbers for {self._names}, which have "
-                f"{world * self._part}; allowed: parameters that take part in every step; freeze those that do not, "
-                "or use compression.mode none"
-            )
-        rows = gradient.view(world, -1)
+        rows = self._flat.rows(gradient, world)
         step = self.steps.begin(gradient.device)
         stretches = [rows[:, start:end] for start, end in (*self._compressed, *self._exempt)]
         energies: list[float] = torch.stack(torch._foreach_norm(stretches)).double().square().tolist()
@@ -182,11 +157,6 @@ class SparseScatter:
         output.zero_()
         for message in messages:
             output += _cut(message, output.numel())[0]
-
-
-def steps_of(scatters: Sequence[Scatter | None]) -> ScatterSteps | None:
-    """What the sparse ones among the scatters of a stage have in common, where there are any."""
-    return next((scatter.steps for scatter in scatters if isinstance(scatter, SparseScatter)), None)
 
 
 class _Choice:

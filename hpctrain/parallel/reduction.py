@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from hpctrain.compress.build import build_reducer
 from hpctrain.compress.local_steps import LocalSteps
 from hpctrain.compress.reducer import Reducer
-from hpctrain.compress.scatter_steps import density_and_ratio
+from hpctrain.compress.scatter import density_and_ratio
 from hpctrain.parallel.sharded_stage import ShardedStage
 from hpctrain.parallel.stage import CountedStage
 from hpctrain.records.compression import LocalSteps as LocalStepsSettings
@@ -49,31 +49,31 @@ class ShardedReducer:
 
     def __init__(self, stages: Sequence[CountedStage]) -> None:
         self._stages = stages
-        self._sparse = {
-            f"stage{stage.stage_index}.": steps
+        self._unsent = {
+            f"stage{stage.stage_index}.": unsent
             for stage in stages
-            if isinstance(stage, ShardedStage) and (steps := stage.sparse_steps) is not None
+            if isinstance(stage, ShardedStage) and (unsent := stage.unsent) is not None
         }
 
     def reduce(self, gradients: list[Tensor]) -> int:
         """Bytes that this rank sent since the counters were last taken: weights gathered and gradients summed."""
-        for steps in self._sparse.values():
-            steps.end_step(gradients[0].device)
+        for unsent in self._unsent.values():
+            unsent.end_step(gradients[0].device)
         return sum(stage.counters.sharding_bytes for stage in self._stages)
 
     def state(self) -> dict[str, Tensor]:
-        return {prefix + key: kept for prefix, steps in self._sparse.items() for key, kept in steps.state().items()}
+        return {prefix + key: kept for prefix, unsent in self._unsent.items() for key, kept in unsent.state().items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        for prefix, steps in self._sparse.items():
+        for prefix, unsent in self._unsent.items():
             mine = {key.removeprefix(prefix): kept for key, kept in state.items() if key.startswith(prefix)}
-            steps.load_state(mine)
+            unsent.load_state(mine)
 
     def drop_state(self) -> None:
         self.load_state({})
 
     def metrics(self) -> dict[str, float]:
-        return density_and_ratio(list(self._sparse.values())) if self._sparse else {}
+        return density_and_ratio(list(self._unsent.values())) if self._unsent else {}
 
 
 class OwnGradients:

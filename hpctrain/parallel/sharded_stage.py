@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from hpctrain.compress.build import build_scatters
-from hpctrain.compress.scatter_steps import ScatterSteps
-from hpctrain.compress.sparse_scatter import steps_of
+from hpctrain.compress.build import build_scatters, unsent_of
+from hpctrain.compress.scatter import Unsent
 from hpctrain.parallel.shard import flat_parts, note_collectives, sharded_parts, sharing_group, sum_gradients
 from hpctrain.parallel.stage import CountedStage
 from hpctrain.records.codec import NOT_COMPRESSED
@@ -55,9 +54,9 @@ class ShardedStage(CountedStage):
         return found
 
     @property
-    def sparse_steps(self) -> ScatterSteps | None:
-        """What its sums have in common where only a choice of the gradient is sent."""
-        return steps_of(self.scatters)
+    def unsent(self) -> Unsent | None:
+        """What its sums have not sent yet, where they keep something back."""
+        return unsent_of(self.scatters)
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """The end of the step: at level 1 the sums over replicas, which the other levels have by now."""

@@ -19,7 +19,6 @@ from hpctrain.planner.saving import Saving
 from hpctrain.planner.search import Explored, Search
 from hpctrain.planner.unit import Cells
 from hpctrain.planner.workload import Order
-from hpctrain.records.codec import keeps_state
 from hpctrain.records.plan import Recompute
 from hpctrain.schedule.placement import V_SHAPED
 
@@ -239,8 +238,8 @@ class _Auto:
             return
         _, dp, tp = shape
         split = tp > 1 and work.spec.splits_sequence and work.seq_len % tp == 0
-        # What is kept of gradients goes with no sum within the backward pass; those within nodes are exact.
-        shard: Literal["all", "node"] = "node" if keeps_state(work.codec) else "all"
+        # Sums within nodes are exact, so all codecs go with them.
+        shard: Literal["all", "node"] = "all" if work.sums_into_parts else "node"
         if dp > 1:
             yield Saving(zero=1, shard=shard)
         if split:

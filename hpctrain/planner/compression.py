@@ -15,13 +15,14 @@ from hpctrain.planner.predict import Prediction, predict
 from hpctrain.planner.reduction import Sum, low_rank_width
 from hpctrain.records.codec import CodecFigures, CodecSpec, keeps_state
 from hpctrain.records.compression import Bf16, Codec, NoCompression, PowerSgd, Quantized, TopK
-from hpctrain.schedule.runnable import SHARDED_SUMS
+from hpctrain.schedule.runnable import SCALED_SUMS, SHARDED_SUMS
 
-BF16_WORTH = 0.03
-"""Share of a step that bf16 must save to be taken."""
+WORTH = 0.03
+"""Share of a step that a way of summing must save to be taken, where losses are those of exact sums: no more is lost
+beside the fastest of them."""
 LOSSY_WORTH = 0.1
-"""Share of a step that must be saved, on top, for a way that puts off a part of each gradient: predicted times have
-errors, and the loss may fall more slowly."""
+"""The same for a way that leaves out most of each gradient: predicted times have errors, and the loss may fall more
+slowly."""
 WARMUP_SHARE = 0.1
 """Of a run's steps that low rank and sparse sums begin with exactly; of long runs, as many as their modes do."""
 DENSITY = 0.07
@@ -54,16 +55,14 @@ def candidates(steps: int, lossy: bool) -> list[Codec]:
 
     Args:
         steps: of the run.
-        lossy: with those that put off a part of each gradient.
+        lossy: with those that leave out most of each gradient.
     """
-    exact: list[Codec] = [NoCompression(), Bf16(mode="bf16")]
+    dense: list[Codec] = [NoCompression(), Bf16(mode="bf16"), Quantized(mode="int8"), Quantized(mode="int4")]
     if not lossy:
-        return exact
+        return dense
     warmup = min(math.ceil(WARMUP_SHARE * steps), PowerSgd.model_fields["warmup_steps"].default)
     return [
-        *exact,
-        Quantized(mode="int8"),
-        Quantized(mode="int4"),
+        *dense,
         PowerSgd(mode="power_sgd", warmup_steps=warmup),
         TopK(mode="topk", density=DENSITY, warmup_steps=warmup),
     ]
@@ -79,7 +78,7 @@ def may_gain(prediction: Prediction) -> bool:
 def decide(cost: CostModel, layout: Layout, steps: int, lossy: bool) -> Decision:
     """The most exact way to sum a layout's gradients that no less exact one beats by enough.
 
-    Each candidate in turn is taken if a step is by `BF16_WORTH` or `LOSSY_WORTH` shorter than with the one taken
+    Each candidate in turn is taken if a step is by `WORTH` or `LOSSY_WORTH` shorter than with the one taken
     before, so that by the same model no step is longer than with exact sums.
 
     Args:
@@ -102,7 +101,7 @@ def decide(cost: CostModel, layout: Layout, steps: int, lossy: bool) -> Decision
         one = tried[number] = _try(cost, layout, codec, steps, tried.get(0))
         if number == 0:
             continue
-        worth = BF16_WORTH if isinstance(codec, Bf16) else LOSSY_WORTH
+        worth = LOSSY_WORTH if isinstance(codec, PowerSgd | TopK) else WORTH
         before = tried[chosen]
         gain = 1 - one.mean_step_s / before.mean_step_s
         if gain >= worth:
@@ -147,9 +146,7 @@ def _why_not(cost: CostModel, layout: Layout, codec: Codec) -> str | None:
     """Why a codec cannot be taken for this layout."""
     if not keeps_state(codec):
         return None
-    if layout.shards == layout.dp:
-        # Sparse sums can run there, by other messages.
-        why = SHARDED_SUMS if isinstance(codec, PowerSgd | Quantized) else "how long its sums take there is not known"
+    if layout.shards == layout.dp and (why := _why_not_sharded(cost.work.precision, codec)):
         return f"zero {layout.saving.zero} over all replicas: {why}"
     if isinstance(codec, PowerSgd):
         width = low_rank_width(cost.work.spec.dim, layout.tp)
@@ -157,6 +154,15 @@ def _why_not(cost: CostModel, layout: Layout, codec: Codec) -> str | None:
             return f"a matrix of a width of {cost.work.spec.dim} does not shrink to 1/{codec.min_compression:g}"
     excess = layout.excess(cost.with_work(replace(cost.work, codec=codec)).memory)
     return None if excess is None else describe_excess(excess)
+
+
+def _why_not_sharded(precision: str, codec: Codec) -> str | None:
+    """Why a codec that keeps something cannot sum gradients into the parts of all replicas."""
+    if isinstance(codec, PowerSgd):
+        return SHARDED_SUMS
+    if isinstance(codec, TopK):
+        return "how long its sums take there is not known"  # they can run, by other messages
+    return SCALED_SUMS if precision == "fp16" else None
 
 
 def _figures(codec: Codec, tried: _Tried | None, verdict: str) -> CodecFigures:

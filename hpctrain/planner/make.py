@@ -194,8 +194,7 @@ def _search(plain: Search, shapes: list[Shape], find: Callable[[Search, list[Sha
     if found.best is None:
         least = plain
         if plain.work.fixed is None:
-            # What is kept of gradients goes with no state that is shared by all replicas.
-            levels: tuple[ZeroLevel, ...] = (0,) if keeps_state(plain.work.codec) else get_args(ZeroLevel)[::-1]
+            levels: tuple[ZeroLevel, ...] = get_args(ZeroLevel)[::-1] if plain.work.sums_into_parts else (0,)
             frugal = (plain.saving(Saving(zero=zero, recompute="full")) for zero in levels)
             least = next((search for search in frugal if search.shapes()), plain)
         raise _nothing_fits(least, least.shapes())

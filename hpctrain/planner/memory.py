@@ -246,7 +246,8 @@ class MemoryModel:
         parts = work.framework.bytes_per_parameter * parameters / role.shards
         weights = work.gathered_bytes * (parameters if zero < 3 else at_work)
         gradients = gradient_bytes * (parameters if zero == 1 else at_work)
-        kept = self._kept_bytes * parameters / role.shards if role.shards < role.dp else 0.0
+        # Between copies a rank sums its part alone; within one state it has something to send of the whole gradient.
+        kept = self._kept_bytes * parameters / (role.shards if role.shards < role.dp else 1)
         freed = FREED_COPIES[role.kind][zero] * work.framework.weight_bytes * parameters
         return parts + weights + gradients + gradient_bytes * piece + kept + freed
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from hpctrain.base.units import format_seconds
-from hpctrain.planner.compression import BF16_WORTH, LOSSY_WORTH
+from hpctrain.planner.compression import LOSSY_WORTH, WORTH
 from hpctrain.planner.cost import CostModel, apart
 from hpctrain.planner.layout import Layout
 from hpctrain.planner.predict import Prediction, predict
@@ -30,7 +30,7 @@ def choose_messages(cost: CostModel, layout: Layout, lossy: bool) -> Choice:
     """The most exact messages that no less exact ones beat by enough, as gradients are summed.
 
     Each way in turn is allowed on top of the more exact ones, and every boundary takes the allowed way that brings its
-    messages the soonest. That is taken if a step is by `BF16_WORTH` or `LOSSY_WORTH` shorter than before.
+    messages the soonest. That is taken if a step is by `WORTH` or `LOSSY_WORTH` shorter than before.
 
     Args:
         cost: with the layout's way of saving memory and of summing gradients; its messages do not matter.
@@ -43,7 +43,7 @@ def choose_messages(cost: CostModel, layout: Layout, lossy: bool) -> Choice:
     if not any(apart(a, b) for replica in layout.cells.examples for a, b in _hops(layout, replica)):
         return Choice(*chosen, None)
     allowed: list[Messages] = ["none"]
-    further: list[tuple[Messages, float]] = [("bf16", BF16_WORTH), ("int8", LOSSY_WORTH)]
+    further: list[tuple[Messages, float]] = [("bf16", WORTH), ("int8", LOSSY_WORTH)]
     for way, worth in further[: 2 if lossy else 1]:
         allowed.append(way)
         messages = tuple(_soonest(cost, layout, stage, allowed) for stage in range(len(layout.blocks)))

@@ -13,7 +13,7 @@ from hpctrain.planner.layout import Layout
 from hpctrain.planner.overlap import hidden_s
 from hpctrain.planner.shard_time import ShardTime, shard_times
 from hpctrain.planner.simulate import Pace, Timeline, simulate
-from hpctrain.records.compression import Bf16, Messages, NoCompression
+from hpctrain.records.compression import Bf16, Messages, NoCompression, Quantized
 from hpctrain.schedule.generate import SPLIT_BACKWARD, make_schedule
 
 TERMS = ("compute", "pipeline_bubble", "pipeline_send", "tensor_parallel", "data_parallel", "optimizer")
@@ -237,7 +237,7 @@ def _shard_times(cost: CostModel, layout: Layout) -> list[ShardTime]:
     if layout.shards < layout.dp and not isinstance(work.codec, NoCompression):
         sums = cost.gradient_sums(cells, layout.shares, layout.owner, layout.shards)
         return [each._replace(copies=own.seconds) for each, own in zip(found, sums, strict=True)]
-    if isinstance(work.codec, Bf16):
+    if isinstance(work.codec, Bf16 | Quantized):
         numbers = [work.parameters(share, layout.tp) for share in layout.shares]
         return [
             each._replace(scatter=each.scatter + count * cost.rounding_s(cells, rank))

@@ -22,7 +22,6 @@ from hpctrain.planner.room import Room
 from hpctrain.planner.saving import Saving, shard_size
 from hpctrain.planner.unit import Cells, Unit, alike_classes, make_units
 from hpctrain.planner.workload import KEEPS_LEAST, Order, Workload
-from hpctrain.records.codec import keeps_state
 from hpctrain.records.compression import Codec
 from hpctrain.schedule.runnable import COMPILED_SPLIT
 
@@ -209,7 +208,7 @@ class Search:
             return True
         shards = shard_size(cells, self.work.saving)
         # Degrees by hand are refused by name where the codec cannot go with them.
-        return shards > 1 and (shards < len(cells) or self.work.fixed is not None or not keeps_state(self.work.codec))
+        return shards > 1 and (shards < len(cells) or self.work.fixed is not None or self.work.sums_into_parts)
 
     def shortage(self, shape: Shape) -> Excess | str | None:
         """Why nothing of this shape runs: the device that lacks memory with the smallest micro-batches, or a sentence.

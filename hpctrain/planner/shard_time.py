@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from hpctrain.planner.ground import Ground, Rings
 from hpctrain.planner.workload import Share, Workload
-from hpctrain.records.compression import Bf16
+from hpctrain.records.codec import FULL_BYTES, dense_bytes
 
 COPY_PASSES = 2
 """What is gathered or summed is copied from or to flat buffers: read and written once."""
@@ -61,12 +61,12 @@ def shard_times(
             return pieces * own.sum_s(size / pieces, chunks) / 2 + COPY_PASSES * size / speed
 
         # Rounded numbers travel within the backward pass only where the state has no copies; see decision 46.
-        half = isinstance(work.codec, Bf16) and shards == len(cells)
+        width = dense_bytes(work.codec) / FULL_BYTES if shards == len(cells) else 1.0
         part = work.framework.gradient_bytes * parameters / shards
         found.append(
             ShardTime(
                 gather=seconds(work.gathered_bytes * parameters),
-                scatter=seconds(work.framework.gradient_bytes * parameters / (2 if half else 1)),
+                scatter=seconds(work.framework.gradient_bytes * parameters * width),
                 copies=pieces * across[rank].sum_s(part / pieces, chunks),
             )
         )

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from hpctrain.base.errors import InputError
 from hpctrain.planner.framework import OURS, Framework
 from hpctrain.planner.saving import NO_SAVING, Saving, saving_of
-from hpctrain.records.codec import FULL_BYTES, message_bytes_per_number
-from hpctrain.records.compression import AutoCompression, Codec, Messages, NoCompression
+from hpctrain.records.codec import FULL_BYTES, keeps_state, message_bytes_per_number
+from hpctrain.records.compression import AutoCompression, Codec, Messages, NoCompression, Quantized
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.run import FixedParallel, Run
 from hpctrain.schedule.generate import SPLIT_BACKWARD
@@ -87,6 +87,12 @@ class Workload:
     def gathered_bytes(self) -> int:
         """Bytes of a weight as sharding gathers it: 2 in bf16 and fp16 where it is cast before, else 4."""
         return self.value_bytes if self.spec.gathers_cast else self.framework.weight_bytes
+
+    @property
+    def sums_into_parts(self) -> bool:
+        """Whether a search may shard over all replicas: gradients are then summed into parts in the backward pass,
+        by what keeps nothing or, where there is no loss scale, by integers."""
+        return not keeps_state(self.codec) or (isinstance(self.codec, Quantized) and self.precision != "fp16")
 
     def casts_weights(self, sharded: bool) -> bool:
         """Whether autocast makes a cast copy of each weight: in bf16 and fp16, unless it was gathered as one."""

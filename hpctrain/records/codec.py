@@ -97,6 +97,16 @@ def keeps_state(codec: Codec) -> bool:
     return not isinstance(codec, NoCompression | Bf16)
 
 
+def dense_bytes(codec: Codec) -> float:
+    """On the wire, of a number in sums that send all of them; with other codecs those of exact sums."""
+    match codec:
+        case Bf16():
+            return VALUE_BYTES["bf16"]
+        case Quantized():
+            return codec.bits / 8 + SCALE_BYTES
+    return FULL_BYTES
+
+
 def wire_bytes(codec: Codec, gradient_bytes: float, world: int, dim: float = 1024) -> float:
     """Bytes on the wire over all replicas for one reduction, once the warm-up steps are done.
 
@@ -111,10 +121,8 @@ def wire_bytes(codec: Codec, gradient_bytes: float, world: int, dim: float = 102
     ring = 2.0 * (world - 1)
     numbers = gradient_bytes / FULL_BYTES
     match codec:
-        case Bf16():
-            return ring * numbers * 2
-        case Quantized():
-            return ring * numbers * (codec.bits / 8 + SCALE_BYTES)
+        case Bf16() | Quantized():
+            return ring * numbers * dense_bytes(codec)
         case TopK(density=density, values=values):
             return ring * numbers * sparse_bytes(density, values)
         case Adaptive(limits=limits, values=values):

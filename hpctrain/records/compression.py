@@ -189,10 +189,10 @@ class AutoCompression(_Compression):
     """The planner chooses."""
 
     mode: Literal["auto"]
-    """The planner chooses none or bf16 by measured links and devices, with `lossy` int8, int4, power_sgd or topk too;
+    """The planner chooses none, bf16, int8 or int4 by measured links and devices, with `lossy` power_sgd or topk too;
     the plan says why."""
     lossy: bool = False
-    """Whether modes may be chosen that put off a part of each gradient. They are faster on slow links, and a model that
+    """Whether modes may be chosen that leave out most of each gradient. They are faster on slow links, and a model that
     is trained for as many steps with them may have a higher loss (docs/compression-figures.md)."""
 
     @property

@@ -16,8 +16,10 @@ SHARED_HALVES = (
     "an encoder_decoder uses the same weights in several places of a stage, and torch cannot do the backward for such "
     "weights alone (W)"
 )
-WHOLE_SUMS = ("none", "bf16")
+WHOLE_SUMS = ("none", "bf16", "int8", "int4")
 """Modes of compression that send every number of a sharded gradient."""
+CHOSEN_SUMS = ("topk", "adaptive")
+"""Those that send a choice of them; the rest cannot sum it."""
 SHARDED_SUMS = "its messages bring sums to all ranks, where each is to get those of its own part"
 SUMS_PER_MICRO_BATCH = "a choice of the gradient would be sent for each micro-batch instead of each step"
 SCALED_SUMS = "a part of the gradient is sent before it is known whether another one overflows"
@@ -79,26 +81,25 @@ def _check_compression(plan: Plan, run: Run) -> None:
 def _check_sharded(plan: Plan, run: Run) -> None:
     """Gradients that are summed within the backward pass, into the parts of all replicas."""
     mode = plan.codec.mode
-    if mode in WHOLE_SUMS:
-        return
     found = f"compression.mode: found {mode} with zero {plan.zero} over all replicas"
-    if mode not in ("topk", "adaptive"):
+    if mode not in (*WHOLE_SUMS, *CHOSEN_SUMS):
         raise InputError(
-            f"{found}; {SHARDED_SUMS}; use none, bf16, topk or adaptive, parallel.zero 0, or parallel.shard node"
+            f"{found}; {SHARDED_SUMS}; use none, bf16, int8, int4, topk or adaptive, parallel.zero 0, or "
+            "parallel.shard node"
         )
     most = max(replica.micro_batches for replica in plan.replicas)
     if sums_each_micro_batch(mode, plan.zero, most):
         raise InputError(
-            f"{found} and {most} micro-batches; {SUMS_PER_MICRO_BATCH}; use parallel.zero 1, one micro-batch, none or "
-            "bf16, or parallel.shard node"
+            f"{found} and {most} micro-batches; {SUMS_PER_MICRO_BATCH}; use parallel.zero 1, one micro-batch, none, "
+            "bf16, int8 or int4, or parallel.shard node"
         )
-    if run.precision == "fp16":
+    if run.precision == "fp16" and plan.compression[0].keeps_state:
         raise InputError(f"{found} and precision fp16; {SCALED_SUMS}; use precision bf16, or compression none or bf16")
 
 
 def sums_each_micro_batch(mode: str, zero: int, micro_batches: int) -> bool:
-    """Whether gradients that are sharded over all replicas would be sent in every micro-batch by a mode that keeps back
-    a part of them, which none can do (see `SUMS_PER_MICRO_BATCH`).
+    """Whether a choice of gradients that are sharded over all replicas would be sent in every micro-batch, which none
+    of the modes does (see `SUMS_PER_MICRO_BATCH`).
 
     Args:
         mode: of the codec.

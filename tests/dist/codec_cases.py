@@ -15,7 +15,7 @@ from cases import EVEN, FOUR, HALF, QUARTERS, SPEC, WHOLE, batch, deviation, mak
 from loop_cases import StoppingOrders, leave, make_folder, open_trainer
 from message_cases import ROUNDED, beside_full
 from processes import largest, launch, process_group
-from scatter_cases import conserved
+from scatter_cases import conserved, representable
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 from wire_cases import dense_wire
@@ -56,7 +56,10 @@ SPARSE_SCATTERS = {
 }
 ONE_EACH = [(2, 1)] * 4
 WIDE = SPEC.model_copy(update={"dim": 64, "vocab": 320})
-RUNS = {"low rank": (LOW_RANK, 0), "adaptive": (ADAPTIVE, 0), "sharded": (ADAPTIVE, 1), "local steps": (LOCAL, 0)}
+RUNS = {
+    "low rank": (LOW_RANK, 0), "adaptive": (ADAPTIVE, 0), "sharded": (ADAPTIVE, 1),
+    "integers, sharded": ({"mode": "int8"}, 2), "local steps": (LOCAL, 0),
+}  # fmt: skip
 """Codec, and level of sharding over both replicas."""
 END = 4
 
@@ -174,7 +177,7 @@ def training(folder: Path, rank: int, world: int) -> dict[str, Any]:
     found["fp16"] = overflowing(folder / "fp16", rank, meeting)
     found["moved"] = {"dropped": other["dropped"], "losses": other["losses"]}
     dist.init_process_group("gloo", store=dist.PrefixStore("last", meeting), rank=rank, world_size=world)
-    for name in ("low rank", "adaptive", "sharded"):
+    for name in ("low rank", "adaptive", "sharded", "integers, sharded"):
         found[name]["unequal"] = largest(unequal[name])
     leave()
     return found
@@ -213,6 +216,12 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
             found[name] = conserved(codec, rank, world)
         for name in ROUNDED:
             found[f"messages, {name}"] = beside_full(name, rank)
+        for mode in ("int8", "int4"):
+            found[f"parts, {mode}"] = conserved({"mode": mode}, rank, world) | {
+                "representable": representable({"mode": mode}, rank, world)
+            }
+        found["integers, zero 1"] = sharded({"mode": "int4"}, rank, zero=1, **stages)
+        found["integers, zero 3"] = sharded({"mode": "int8"}, rank, zero=3)
         found["sharded in pairs"] = sharded({"mode": "bf16"}, rank, zero=1, shard=2)
     return found | training(folder, rank, world)
 

@@ -1,4 +1,5 @@
-"""The sparse reduce-scatter of sharded states by itself; called by the cases beside it, on four ranks."""
+"""The reduce-scatters of sharded states that keep something back, by themselves; called by the cases beside it, on four
+ranks."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ import torch.distributed as dist
 from processes import largest
 from torch import Tensor
 
-from hpctrain.compress.build import build_scatters
-from hpctrain.compress.sparse_scatter import Piece, steps_of
+from hpctrain.compress.build import build_scatters, unsent_of
+from hpctrain.compress.scatter import Piece, density_and_ratio
 from hpctrain.records.codec import CodecSpec
 
 PARTS = [
@@ -51,9 +52,9 @@ class Stage:
         spec = CodecSpec.model_validate({"codec": codec})
         self.scatters = build_scatters(spec, pieces, dist.group.WORLD, "cpu")
         self.world = world
-        found = steps_of(self.scatters)
+        found = unsent_of(self.scatters)
         assert found is not None
-        self.steps = found
+        self.unsent = found
 
     def step(self, gradients: list[Tensor]) -> tuple[list[Tensor], int]:
         """Sums of each part, the last one first as a backward pass has it, and the bytes sent."""
@@ -62,7 +63,7 @@ class Stage:
             output = torch.empty(gradient.numel() // self.world)
             sent += scatter(output, gradient, dist.group.WORLD)
             sums.append(output)
-        self.steps.end_step(torch.device("cpu"))
+        self.unsent.end_step(torch.device("cpu"))
         return sums[::-1], sent
 
 
@@ -85,17 +86,38 @@ def exactly(given: list[Tensor], rank: int, world: int) -> list[Tensor]:
     return sums
 
 
+def unsent(state: dict[str, Tensor], codec: dict[str, Any], world: int) -> list[Tensor]:
+    """What a rank keeps, as its flat gradients. The compressed parameters of the first part are its first and third."""
+    up, norm, down = (of_rank(shape, world) for shape in PARTS[0].values())
+    head = of_rank(PARTS[2]["head.weight"], world)
+    if codec["mode"] in ("int8", "int4"):
+        # By part, each owner's numbers filled up to whole blocks.
+        first, last = (state[f"residual.{number}"].view(world, -1) for number in (0, 2))
+        compressed, last = first[:, : up + down].split([up, down], 1), last[:, :head]
+    else:
+        compressed, last = [state[f"residual.{index}"].view(world, -1) for index in (0, 1)], state["residual.2"]
+    rows = torch.cat([compressed[0], torch.zeros(world, norm), compressed[1]], 1)
+    return [rows.flatten(), torch.zeros(world * of_rank((63,), world)), last.flatten()]
+
+
+def representable(codec: dict[str, Any], rank: int, world: int) -> float:
+    """The largest error of a first sum of numbers that are all 127 · 7 times the same, or that negative."""
+    mine = [tensor.sign() * (127 * 7 * 2.0**-20) for tensor in gradients(rank, 0, world)]
+    sums, _ = Stage(codec, world).step(mine)
+    return largest([float((a - b).abs().max()) for a, b in zip(sums, exactly(mine, rank, world), strict=True)])
+
+
 def conserved(codec: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     """What was given against what was applied and what is kept; a stage that takes over half-way, against it."""
     stage = Stage(codec, world)
     given: list[Tensor] = []
     applied: list[Tensor] = []
-    sent, density, unequal = [], [], 0.0
+    sent, told, unequal = [], [], 0.0
     for step in range(STEPS):
         mine = gradients(rank, step, world)
         if step == STEPS // 2:
             later = Stage(codec, world)
-            later.steps.load_state({key: tensor.clone() for key, tensor in stage.steps.state().items()})
+            later.unsent.load_state({key: tensor.clone() for key, tensor in stage.unsent.state().items()})
         sums, bytes_ = stage.step(mine)
         if step >= STEPS // 2:
             again, _ = later.step(mine)
@@ -103,29 +125,24 @@ def conserved(codec: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
         given = [a + b for a, b in zip(given or [0] * len(mine), exactly(mine, rank, world), strict=True)]
         applied = [a + b.double() for a, b in zip(applied or [0] * len(sums), sums, strict=True)]
         sent.append(bytes_)
-        density.append(stage.steps.figures()[0] / stage.steps.figures()[1])
-    before = {key: tensor.clone() for key, tensor in stage.steps.state().items()}
+        told.append(density_and_ratio([stage.unsent]))
+    before = {key: tensor.clone() for key, tensor in stage.unsent.state().items()}
     broken = gradients(rank, STEPS, world)
     if rank == 1:
         broken[0][123] = torch.inf
     infinite, _ = stage.step(broken)
-    after = stage.steps.state()
-    # The compressed parameters of the first part are its first and its third.
-    up, norm, down = (of_rank(shape, world) for shape in PARTS[0].values())
-    rows = torch.zeros(world, up + norm + down)
-    rows[:, :up] = before["residual.0"].view(world, -1)
-    rows[:, up + norm :] = before["residual.1"].view(world, -1)
-    kept = [rows.flatten(), torch.zeros(given[1].numel() * world), before["residual.2"]]
-    left = exactly(kept, rank, world)
+    after = stage.unsent.state()
+    left = exactly(unsent(before, codec, world), rank, world)
     errors = [float((a - b - c).norm() / a.norm()) for a, b, c in zip(given, applied, left, strict=True)]
     return {
         "error": largest(errors),
         "unequal": largest([unequal]),
         "sent": sent,
-        "density": density,
+        "density": [row.get("density") for row in told],
+        "ratio": told[-1]["residual_norm_ratio"],
         "infinite": largest([float(infinite[0].isfinite().any())]),
         "others are finite": largest([float(not infinite[2].isfinite().all())]),
         "untouched": largest([
-            float(not torch.equal(before[key], after[key])) for key in ("step", "residual.0", "residual.1")
+            float(not torch.equal(before[key], after[key])) for key in before if key != "residual.2"
         ]),
     }  # fmt: skip

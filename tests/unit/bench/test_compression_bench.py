@@ -44,7 +44,8 @@ def test_a_scene_and_what_it_gave_come_back_from_their_files(tmp_path: Path) -> 
 
 FAMILIES = [
     "none", "ddp_fp32", "ddp_bf16", "powersgd_r4", "fsdp2_fp32", "dense", "bf16", "int4", "power_sgd_r4", "topk_10",
-    "tagc_2x", "adaptive_paper", "adaptive", "auto", "local_steps", "fsdp2_dense", "fsdp2_sparse", "pp_fp32", "pp_int8",
+    "tagc_2x", "adaptive_paper", "adaptive", "auto", "local_steps", "fsdp2_dense", "fsdp2_sparse", "fsdp2_int4",
+    "pp_fp32", "pp_int8",
 ]  # fmt: skip
 """One method of each kind; the others differ in a number."""
 
@@ -70,6 +71,8 @@ def test_every_method_has_its_turns(tmp_path: Path) -> None:
     assert rows["fsdp2_dense"].counted_bytes_per_parameter == pytest.approx(6, rel=0.1)
     # Weights once in bf16, and 10 % of the gradients at about 3 bytes each; beside what is too small for either.
     assert 1.1 < rows["fsdp2_sparse"].counted_bytes_per_parameter < 1.3  # type: ignore[operator]
+    # The same weights, and half of the gradients' numbers at 0.516 bytes.
+    assert 1.25 < rows["fsdp2_int4"].counted_bytes_per_parameter < 1.45  # type: ignore[operator]
     compressed = [name for name in rows if name.startswith(("power_sgd", "topk", "tagc", "adaptive"))]
     assert len(compressed) == 5
     for name in compressed:
@@ -78,8 +81,12 @@ def test_every_method_has_its_turns(tmp_path: Path) -> None:
         assert counted < 4, f"{name} sends less than fp32"
         assert rows[name].bytes_per_parameter > 0.9 * counted, "no method sends less than it says"
     assert {row.choice for name, row in rows.items() if name != "auto"} == {None}
-    assert rows["auto"].choice == "none", "a loopback is fast"
-    assert rows["auto"].loss == pytest.approx(rows["dense"].loss, abs=1e-4)
+    planned_s = rows["auto"].planned_step_s
+    assert planned_s is not None
+    assert list(planned_s) == ["none", "bf16", "int8", "int4"]
+    # A loopback that is busy may be slow enough to be worth rounding.
+    near = 1e-4 if rows["auto"].choice == "none" else 0.1
+    assert rows["auto"].loss == pytest.approx(rows["dense"].loss, abs=near)
     # Two micro-batches of 16 tokens; each rank sends a message for each, of 64 numbers a token.
     parameters = SMALL.spec.parameters()
     for name, each in (("pp_fp32", 4), ("pp_int8", 1 + 4 / 256)):

@@ -62,6 +62,7 @@ def run(**values: Any) -> Run:
         (replicas("topk", zero=1, shard=2), run()),
         (replicas("bf16", zero=3), run()),
         (replicas("topk", zero=3), run()),
+        (replicas("int8", micro_batches=2, zero=2), run(precision="bf16")),
         (replicas("adaptive", micro_batches=2, zero=1), run()),
     ],
 )
@@ -90,6 +91,10 @@ def test_what_can_run_passes(found: Plan, asked: Run) -> None:
         (
             replicas("topk", zero=1), run(precision="fp16"),
             "compression.mode: found topk with zero 1 over all replicas and precision fp16; .* use precision bf16, or",
+        ),
+        (
+            replicas("int4", zero=1), run(precision="fp16"),
+            "compression.mode: found int4 with zero 1 over all replicas and precision fp16; .* none or bf16",
         ),
         (
             plan(
