@@ -21,18 +21,18 @@ def test_a_run_in_an_image_survives_a_lost_node_and_a_preemption(
 ) -> None:  # fmt: skip
     project = Project(cluster, prepared)
     run = ["submit", "run.yaml", "--set", f"container={{image: {small_image}, env: {{SEEN_INSIDE: $SLURM_JOB_ID}}}}"]
-    told = json.loads(project.hpctrain(*run, "--json", "--set", "cluster.nodes=3-4", "--set", "steps=120").stdout)
+    told = json.loads(project.hpctrain(*run, "--json", "--set", "cluster.nodes=3-4", "--set", "steps=300").stdout)
     job = project.job(told)
     job.wait_for_step(10)
-    inside = project.hpctrain("exec", job.name, "node1", "--", "env").stdout
+    inside = project.hpctrain("exec", job.name, "node0", "--", "env").stdout
     seen = dict(line.split("=", 1) for line in inside.splitlines() if "=" in line)
     assert seen["HPCTRAIN_IMAGE"] == str(small_image)
     assert seen["SEEN_INSIDE"] == job.job_id
-    cluster.lab("kill", "node2")
+    cluster.lab("kill", job.members()[-1])
     cluster.wait(lambda: read_metrics(job.folder / "metrics.jsonl")[-1].generation > 0, 120, job.explain)
     cluster.run("sbatch", "-p", "high", "-N3", "--exclusive", "--wrap", "sleep 3", "-o", "/dev/null")
     job.wait_until_done()
-    job.assert_whole(120)
+    job.assert_whole(300)
     kinds = [event.kind for event in read_events(job.folder / "events.jsonl")]
     assert "node_lost" in kinds
     # The notice reached the agents inside, whose image was still there to save with.
