@@ -21,6 +21,7 @@ from hpctrain.planner.unit import Cells
 from hpctrain.planner.workload import Order
 from hpctrain.records.codec import keeps_state
 from hpctrain.records.plan import Recompute
+from hpctrain.schedule.generate import SPLIT_BACKWARD
 from hpctrain.schedule.placement import V_SHAPED
 
 PATIENCE = ((512, 3), (2048, 5))
@@ -55,8 +56,10 @@ class Found(NamedTuple):
 class _Option(NamedTuple):
     """In the queue; `order` is open until degrees and micro-batch come up."""
 
-    bound_s: float
+    turn_s: float
+    """Those with the least come up first."""
     number: int
+    bound_s: float
     shape: Shape
     size: int
     order: Order | None
@@ -94,14 +97,16 @@ class _Auto:
         for shape, size in itertools.product(shapes, self.plain.work.micro_batch_sizes()):
             if self.plain.work.rows // size >= shape[1]:
                 bound = min(self._work_s(saving, shape, size) for saving in self._savings(shape))
-                self._push(_Option(bound, next(self.numbers), shape, size, None, self.plain.work.saving))
+                self._push(bound, shape, size, None, self.plain.work.saving)
         devices = len(self.plain.fleet.workers)
         most = None if devices <= EVERY_COUNT else FIRST_PLACEMENTS
         patience = next((options for limit, options in PATIENCE if devices <= limit), LEAST_PATIENCE)
         lowest, ended = math.inf, True
         tried: dict[tuple[int, int], int] = {}
-        while self.queue and not (self.best is not None and self.queue[0].bound_s >= self.best.total):
+        while self.queue:
             option = heapq.heappop(self.queue)
+            if self.best is not None and option.bound_s >= self.best.total:
+                continue
             pair = (option.shape[0], option.shape[2])
             if devices > EVERY_COUNT and self.best is not None and tried.get(pair, 0) >= HOPELESS * patience:
                 lowest, ended = min(lowest, option.bound_s), False
@@ -128,9 +133,7 @@ class _Auto:
             if not fits:
                 self._save_more(option)
         self._improve(most)
-        if self.queue:
-            lowest = min(lowest, self.queue[0].bound_s)
-        for option, columns in self.looked_at:
+        for option, columns in sorted(self.looked_at, key=lambda each: each[0].bound_s):
             most_s = math.inf if self.best is None else min(lowest, self.best.total)
             lowest = min(
                 lowest, columns.bracket(option.bound_s, most_s)[0] if math.isfinite(most_s) else option.bound_s
@@ -267,16 +270,28 @@ class _Auto:
         if self.plain.work.spec.layers < pp * order.chunks:
             return
         bound = max(option.bound_s, search.bounds.step_s(search.crowd(tp), pp, dp, order, option.size))
-        self._push(_Option(bound, next(self.numbers), option.shape, option.size, order, saving))
+        self._push(bound, option.shape, option.size, order, saving)
 
     def _work_s(self, saving: Saving, shape: Shape, size: int) -> float:
         search, (pp, dp, tp) = self._search(saving), shape
         return search.bounds.work_s(search.crowd(tp), pp, dp, size)
 
-    def _push(self, option: _Option) -> None:
-        heapq.heappush(self.queue, option)
+    def _push(self, bound_s: float, shape: Shape, size: int, order: Order | None, saving: Saving) -> None:
+        turn_s = bound_s
+        if len(self.plain.fleet.workers) <= EVERY_COUNT:
+            turn_s *= 1 + _bubble(self.plain.work.rows // size, shape, order)
+        heapq.heappush(self.queue, _Option(turn_s, next(self.numbers), bound_s, shape, size, order, saving))
 
     def _search(self, saving: Saving) -> Search:
         if saving not in self.searches:
             self.searches[saving] = self.plain.saving(saving)
         return self.searches[saving]
+
+
+def _bubble(micro_batches: int, shape: Shape, order: Order | None) -> float:
+    """Part of the work that a pipeline of equal stages waits for its first and last micro-batches (Narayanan et al.
+    2021, section 2.2; Qi et al. 2024, table 2); of an open schedule, as if it were the best."""
+    pp, dp, _ = shape
+    chunks = 2 if order is None else order.chunks
+    cut = order is None or order.schedule in SPLIT_BACKWARD
+    return (pp - 1) * dp / (micro_batches * chunks * (3 if cut else 1))
