@@ -13,7 +13,7 @@ from hpctrain.planner.bound import step_bound
 from hpctrain.planner.columns import Columns
 from hpctrain.planner.degrees import EVERY_COUNT, Shape, least_used
 from hpctrain.planner.fit import why_undefined
-from hpctrain.planner.predict import Prediction
+from hpctrain.planner.predict import Prediction, predict
 from hpctrain.planner.refine import adjust
 from hpctrain.planner.saving import Saving
 from hpctrain.planner.search import Explored, Search
@@ -153,9 +153,11 @@ class _Auto:
             layout = self.best.layout
             self._look(self.winner, shape, layout.order, size, None)
 
-    def _look(self, search: Search, shape: Shape, order: Order, size: int, most: int | None) -> Explored:
-        """Whether an option beats the best."""
-        found = search.explore(shape, order, size, self.best, most)
+    def _look(
+        self, search: Search, shape: Shape, order: Order, size: int, most: int | None, cells: list[Cells] | None = None
+    ) -> Explored:
+        """Whether an option beats the best, with these placements or the likely ones."""
+        found = search.explore(shape, order, size, self.best, most, cells=cells)
         if found.best is not self.best:
             self.best, self.winner = found.best, search
         return found
@@ -176,31 +178,28 @@ class _Auto:
         columns = search.columns(shape, order, size)
         if self.best is not None and not columns.may_end_by(self.best.total):
             return False
-        fits = self._look(search, shape, order, size, None).fits
+        found = self._look(search, shape, order, size, None)
         start = option.bound_s
         _, high = columns.bracket(start, columns.some_end(start) if self.best is None else self.best.total)
-        made = search.placements_by(columns, high)
-        found = search.explore(shape, order, size, self.best, cells=made)
-        if found.best is not self.best:
-            self.best, self.winner = found.best, search
-        fits = fits or found.fits
-        if fits and order.chunks > 1:
-            self._shift(search, option, made)
+        made = self._look(search, shape, order, size, None, search.placements_by(columns, high))
+        if order.chunks > 1:
+            self._shift(search, min(found, made, key=lambda each: each.bound_s))
         self.looked_at.append((option, columns))
-        return fits
+        return found.fits or made.fits
 
-    def _shift(self, search: Search, option: _Option, made: list[Cells]) -> None:
+    def _shift(self, search: Search, found: Explored) -> None:
         """Whether an option with several stages a rank beats the best when these hold unlike numbers of blocks.
 
         Layouts are made with equal ones. Where ranks are unlike, that can be a tenth slower.
         """
-        assert option.order is not None, "only options with a schedule are looked at"
-        near = search.nearest(option.shape, option.order, option.size, made)
-        if near is None or self.best is None or near.total > NEAR * self.best.total:
+        if found.nearest is None or self.best is None or found.bound_s > NEAR * self.best.total:
             return
-        found = adjust(search.cost, near, SHIFTS)
-        if found.total < self.best.total * (1 - 1e-9):
-            self.best, self.winner = found, search
+        near = predict(search.cost, found.nearest)
+        if near.total > NEAR * self.best.total:
+            return
+        shifted = adjust(search.cost, near, SHIFTS)
+        if shifted.total < self.best.total * (1 - 1e-9):
+            self.best, self.winner = shifted, search
 
     def _bound(self, lowest: float) -> float:
         """With the plans that leave more devices idle than those that are tried."""
