@@ -13,6 +13,7 @@ from hpctrain.planner.bound import step_bound
 from hpctrain.planner.columns import Columns
 from hpctrain.planner.degrees import EVERY_COUNT, Shape, least_used
 from hpctrain.planner.fit import why_undefined
+from hpctrain.planner.layout import Layout
 from hpctrain.planner.predict import Prediction, predict
 from hpctrain.planner.refine import adjust
 from hpctrain.planner.saving import Saving
@@ -41,6 +42,12 @@ SHIFTS = 100
 MORE: dict[Recompute, Recompute] = {"none": "selective", "selective": "full"}
 
 
+CLOSE_PATIENCE = 48
+"""Close looks without a better plan after which a search on up to `EVERY_COUNT` devices leaves the rest."""
+NEAR_BOUND = 1e-3
+"""Relative width at which the search for the bound of what was left ends."""
+
+
 class Found(NamedTuple):
     """The end of a search."""
 
@@ -64,6 +71,16 @@ class _Option(NamedTuple):
     size: int
     order: Order | None
     saving: Saving
+
+
+class _Waiting(NamedTuple):
+    """An option that a few placements were tried of."""
+
+    turn_s: float
+    number: int
+    option: _Option
+    layout: Layout | None
+    """One of them whose time is not known yet."""
 
 
 def find_fastest(plain: Search, shapes: list[Shape]) -> Found:
@@ -90,6 +107,12 @@ class _Auto:
         self.numbers = itertools.count()
         self.looked_at: list[tuple[_Option, Columns]] = []
         """Whose bounds by columns are worked out in the end, as far as they matter then."""
+        self.waiting: list[_Waiting] = []
+        """For a close look."""
+        self.waited = 0
+        """Close looks since the last better plan."""
+        self.left: list[_Option] = []
+        """When patience ended."""
         self.best: Prediction | None = None
         self.winner = plain
 
@@ -98,17 +121,53 @@ class _Auto:
             if self.plain.work.rows // size >= shape[1]:
                 bound = min(self._work_s(saving, shape, size) for saving in self._savings(shape))
                 self._push(bound, shape, size, None, self.plain.work.saving)
+        if len(self.plain.fleet.workers) > EVERY_COUNT:
+            return self._run_by_pairs()
+        self._look_at_all()
+        self._improve(None)
+        return Found(self.winner, self.best, self._bound(self._least_s()), ended=not self.left)
+
+    def _look_at_all(self) -> None:
+        """Until nothing can win, or patience ends and nothing that is near to the best is better."""
+        family = None
+        while self.queue or self.waiting or (self.left and family != self._family()):
+            if self.queue:
+                self._glance(heapq.heappop(self.queue))
+            elif self.waiting:
+                self._wait_or_look(heapq.heappop(self.waiting))
+            else:
+                family = self._family()
+                near = [option for option in self.left if self._is_near(option)]
+                self.left = [option for option in self.left if not self._is_near(option)]
+                for option in near:
+                    self.waited = 0
+                    self._look_closely(option)
+
+    def _family(self) -> tuple[Shape, Order, int] | None:
+        layout = None if self.best is None else self.best.layout
+        return None if layout is None else (layout.shape, layout.order, layout.micro_batch)
+
+    def _is_near(self, option: _Option) -> bool:
+        """Whether an option differs from the best in its pipeline ranks or in its schedule only."""
+        family = self._family()
+        if family is None or option.saving != self.winner.work.saving:
+            return False
+        shape, order, size = family
+        return (option.shape[1:], option.order, option.size) == (shape[1:], order, size) or (
+            option.shape,
+            option.size,
+        ) == (shape, size)
+
+    def _run_by_pairs(self) -> Found:
+        """On many devices: by their bounds, with patience for each pair of pp and tp."""
         devices = len(self.plain.fleet.workers)
-        most = None if devices <= EVERY_COUNT else FIRST_PLACEMENTS
         patience = next((options for limit, options in PATIENCE if devices <= limit), LEAST_PATIENCE)
         lowest, ended = math.inf, True
         tried: dict[tuple[int, int], int] = {}
-        while self.queue:
+        while self.queue and not (self.best is not None and self.queue[0].bound_s >= self.best.total):
             option = heapq.heappop(self.queue)
-            if self.best is not None and option.bound_s >= self.best.total:
-                continue
             pair = (option.shape[0], option.shape[2])
-            if devices > EVERY_COUNT and self.best is not None and tried.get(pair, 0) >= HOPELESS * patience:
+            if self.best is not None and tried.get(pair, 0) >= HOPELESS * patience:
                 lowest, ended = min(lowest, option.bound_s), False
                 continue
             if option.order is None:
@@ -117,28 +176,40 @@ class _Auto:
             search = self._search(option.saving)
             asked = (option.shape, option.order, option.size)
             # The cheapest question first.
-            if search.is_too_large(*asked) or (devices <= EVERY_COUNT and not self._has_time(search, option)):
-                self._save_more(option)
-                continue
-            if not search.may_fit(*asked):
+            if search.is_too_large(*asked) or not search.may_fit(*asked):
                 self._save_more(option)
                 continue
             before = self.best
-            if devices <= EVERY_COUNT:
-                fits = self._look_closely(search, option)
-            else:
-                fits = self._look(search, option.shape, option.order, option.size, most).fits
-                lowest = min(lowest, option.bound_s)
+            fits = self._look(search, *asked, FIRST_PLACEMENTS).fits
+            lowest = min(lowest, option.bound_s)
             tried[pair] = 0 if self.best is not before else tried.get(pair, 0) + (HOPELESS if fits else 1)
             if not fits:
                 self._save_more(option)
-        self._improve(most)
-        for option, columns in sorted(self.looked_at, key=lambda each: each[0].bound_s):
-            most_s = math.inf if self.best is None else min(lowest, self.best.total)
-            lowest = min(
-                lowest, columns.bracket(option.bound_s, most_s)[0] if math.isfinite(most_s) else option.bound_s
-            )
+        if self.queue:
+            lowest = min(lowest, self.queue[0].bound_s)
+        self._improve(FIRST_PLACEMENTS)
         return Found(self.winner, self.best, self._bound(lowest), ended)
+
+    def _glance(self, option: _Option) -> None:
+        """Open an option, drop it where it cannot win, or try a few placements and leave the rest for later: the
+        sooner there is a good plan to compare with, the fewer options have to be looked at closely."""
+        if self.best is not None and option.bound_s >= self.best.total:
+            return
+        if option.order is None:
+            self._open(option)
+            return
+        search, asked = self._search(option.saving), (option.shape, option.order, option.size)
+        # The cheapest question first.
+        if search.is_too_large(*asked) or not self._has_time(search, option) or not search.may_fit(*asked):
+            self._save_more(option)
+            return
+        before = self.best
+        found = None if before is None else self._look(search, *asked, FIRST_PLACEMENTS)
+        if found is None or self.best is not before:
+            self._look_closely(option)
+            return
+        turn_s = found.bound_s if found.fits else option.turn_s
+        heapq.heappush(self.waiting, _Waiting(turn_s, next(self.numbers), option, found.nearest))
 
     def _improve(self, most: int | None) -> None:
         """Compare the best option with its other schedules and savings, then all placements of what won."""
@@ -169,15 +240,33 @@ class _Auto:
             return self.best is None
         return search.columns(option.shape, option.order, option.size).has_time(self.best.total)
 
-    def _look_closely(self, search: Search, option: _Option) -> bool:
-        """Whether an option beats the best, with placements made for it, too; whether something fits."""
+    def _wait_or_look(self, waiting: _Waiting) -> None:
+        """Look closely at the option whose layout takes the least time, which is worked out when its bound comes up."""
+        option, layout = waiting.option, waiting.layout
+        if layout is None:
+            self._look_closely(option)
+            return
+        turn_s = predict(self._search(option.saving).cost, layout).total
+        heapq.heappush(self.waiting, _Waiting(turn_s, next(self.numbers), option, None))
+
+    def _look_closely(self, option: _Option) -> None:
+        """Whether an option beats the best, with placements made for it, too."""
+        if self.best is not None and option.bound_s >= self.best.total:
+            return
+        if self.waited >= CLOSE_PATIENCE:
+            self.left.append(option)
+            return
         shape, order, size = option.shape, option.order, option.size
         assert order is not None, "only options with a schedule are looked at"
+        search, before = self._search(option.saving), self.best
         if why_undefined(search.cost, shape[0], shape[1], order, size):
-            return False
+            self._save_more(option)
+            return
         columns = search.columns(shape, order, size)
-        if self.best is not None and not columns.may_end_by(self.best.total):
-            return False
+        # The cheapest question first; it was asked before, but not with the best of now.
+        if before is not None and not (columns.has_time(before.total) and columns.may_end_by(before.total)):
+            self._save_more(option)
+            return
         found = self._look(search, shape, order, size, None)
         start = option.bound_s
         _, high = columns.bracket(start, columns.some_end(start) if self.best is None else self.best.total)
@@ -185,7 +274,9 @@ class _Auto:
         if order.chunks > 1:
             self._shift(search, min(found, made, key=lambda each: each.bound_s))
         self.looked_at.append((option, columns))
-        return found.fits or made.fits
+        self.waited = 0 if self.best is not before or self.best is None else self.waited + 1
+        if not (found.fits or made.fits):
+            self._save_more(option)
 
     def _shift(self, search: Search, found: Explored) -> None:
         """Whether an option with several stages a rank beats the best when these hold unlike numbers of blocks.
@@ -200,6 +291,26 @@ class _Auto:
         shifted = adjust(search.cost, near, SHIFTS)
         if shifted.total < self.best.total * (1 - 1e-9):
             self.best, self.winner = shifted, search
+
+    def _least_s(self) -> float:
+        """The smallest bound by columns of what was looked at closely or left."""
+        if self.best is None:
+            return min((option.bound_s for option, _ in self.looked_at), default=math.inf)
+        lowest = self.best.total
+        for option, columns in sorted(self.looked_at, key=lambda each: each[0].bound_s):
+            lowest, _ = columns.bracket(option.bound_s, lowest)
+        for option in sorted(self.left):
+            assert option.order is not None, "only options with a schedule are left"
+            columns = self._search(option.saving).columns(option.shape, option.order, option.size)
+            # Without a look at memory, which would take most of the time that is saved.
+            low, high = option.bound_s, lowest
+            if low >= high or not columns.has_time(high):
+                continue
+            while high - low > NEAR_BOUND * high:
+                middle = (low + high) / 2
+                low, high = (low, middle) if columns.has_time(middle) else (middle, high)
+            lowest = low
+        return lowest
 
     def _bound(self, lowest: float) -> float:
         """With the plans that leave more devices idle than those that are tried."""
