@@ -31,6 +31,8 @@ and tp: bounds of unlike pairs are not equally near to what there is behind them
 """
 LEAST_PATIENCE = 2
 """The same for still more devices."""
+STARTED_PATIENCE = 1
+"""The same where the search begins with a plan to beat."""
 HOPELESS = 3
 """Times as many options that do not fit count the same."""
 FIRST_PLACEMENTS = 2
@@ -88,10 +90,14 @@ def find_fastest(plain: Search, shapes: list[Shape]) -> Found:
 
     What saves memory is compared only where no plan fits without (see `_Auto.saves_memory`).
     """
-    auto = _Auto(plain)
+    auto, start = _Auto(plain), plain.start
+    if start is not None and start.search is plain:
+        auto.best = start.best
     found = auto.run(shapes)
     if found.best is None and plain.work.fixed is None:
         auto.saves_memory = True
+        if start is not None:
+            auto.winner, auto.best = start.search, start.best
         found = auto.run(shapes)
     return found
 
@@ -162,6 +168,8 @@ class _Auto:
         """On many devices: by their bounds, with patience for each pair of pp and tp."""
         devices = len(self.plain.fleet.workers)
         patience = next((options for limit, options in PATIENCE if devices <= limit), LEAST_PATIENCE)
+        if self.best is not None:
+            patience = STARTED_PATIENCE
         lowest, ended = math.inf, True
         tried: dict[tuple[int, int], int] = {}
         while self.queue and not (self.best is not None and self.queue[0].bound_s >= self.best.total):

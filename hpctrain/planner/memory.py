@@ -181,7 +181,9 @@ class MemoryModel:
         # The block that is at work holds gradients and, when it is computed again, what it did not keep.
         if work.saving.recompute == "none":
             return most + block
-        return most + 2 * block + max(self._casts(standing, share) - self._kept_casts(standing, share) for share in shares)
+        return (
+            most + 2 * block + max(self._casts(standing, share) - self._kept_casts(standing, share) for share in shares)
+        )
 
     def _casts(self, standing: _Standing, share: Share) -> float:
         """The copies of a stage's weights that autocast makes in one forward pass; an embedding has none, it is no

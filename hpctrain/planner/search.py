@@ -49,6 +49,16 @@ class Explored(NamedTuple):
         return self.nearest is not None
 
 
+class Start(NamedTuple):
+    """A plan that is known before a search begins."""
+
+    search: Search
+    """Of its way of saving memory."""
+    best: Prediction
+    kept: tuple[Layout, ...]
+    """Its likes for which little state moves, the least first."""
+
+
 @dataclass(eq=False)
 class Search:
     """What is known while searching."""
@@ -60,6 +70,8 @@ class Search:
     """Shapes that cannot run at all, with the reason."""
     complete: bool = True
     """False when some orders of devices were left out."""
+    start: Start | None = None
+    """A plan to beat, where this search follows another."""
     _units: dict[int, tuple[list[Unit], list[int]]] = field(default_factory=dict)
     _crowds: dict[int, Crowd] = field(default_factory=dict)
     _orders: dict[Shape, list[Cells]] = field(default_factory=dict)
