@@ -5,30 +5,24 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from hpctrain.planner.bound import step_bound
 from hpctrain.planner.columns import Columns
 from hpctrain.planner.degrees import EVERY_COUNT, Shape, least_used
 from hpctrain.planner.fit import why_undefined
 from hpctrain.planner.layout import Layout
+from hpctrain.planner.options import Option, Options
 from hpctrain.planner.predict import Prediction, predict
 from hpctrain.planner.refine import adjust
-from hpctrain.planner.saving import Saving
 from hpctrain.planner.search import Explored, Search
 from hpctrain.planner.unit import Cells
 from hpctrain.planner.workload import Order
-from hpctrain.records.codec import keeps_state
-from hpctrain.records.plan import Recompute
-from hpctrain.schedule.generate import SPLIT_BACKWARD
-from hpctrain.schedule.placement import V_SHAPED
 
 PATIENCE = ((512, 3), (2048, 5))
 """(devices, options without a better plan) after which a search on more devices than `EVERY_COUNT` leaves a pair of pp
-and tp: bounds of unlike pairs are not equally near to what there is behind them. On fewer it ends when nothing can win.
-"""
+and tp: bounds of unlike pairs are not equally near to what there is behind them."""
 LEAST_PATIENCE = 2
 """The same for still more devices."""
 STARTED_PATIENCE = 1
@@ -41,9 +35,6 @@ NEAR = 1.1
 """Times as slow as the best an option with several stages a rank may be and still have its blocks shifted."""
 SHIFTS = 100
 """Changes that are tried on it."""
-MORE: dict[Recompute, Recompute] = {"none": "selective", "selective": "full"}
-
-
 CLOSE_PATIENCE = 48
 """Close looks without a better plan after which a search on up to `EVERY_COUNT` devices leaves the rest."""
 NEAR_BOUND = 1e-3
@@ -62,25 +53,12 @@ class Found(NamedTuple):
     """False where patience ended it."""
 
 
-class _Option(NamedTuple):
-    """In the queue; `order` is open until degrees and micro-batch come up."""
-
-    turn_s: float
-    """Those with the least come up first."""
-    number: int
-    bound_s: float
-    shape: Shape
-    size: int
-    order: Order | None
-    saving: Saving
-
-
 class _Waiting(NamedTuple):
     """An option that a few placements were tried of."""
 
     turn_s: float
     number: int
-    option: _Option
+    option: Option
     layout: Layout | None
     """One of them whose time is not known yet."""
 
@@ -88,16 +66,17 @@ class _Waiting(NamedTuple):
 def find_fastest(plain: Search, shapes: list[Shape]) -> Found:
     """The fastest plan by the cost model, and a bound for all that were to be compared.
 
-    What saves memory is compared only where no plan fits without (see `_Auto.saves_memory`).
+    What saves memory is compared only where no plan fits without (see `Options.saves_memory`).
     """
     auto, start = _Auto(plain), plain.start
     if start is not None and start.search is plain:
         auto.best = start.best
     found = auto.run(shapes)
     if found.best is None and plain.work.fixed is None:
-        auto.saves_memory = True
+        auto.options.saves_memory = True
         if start is not None:
             auto.winner, auto.best = start.search, start.best
+            auto.options.searches[start.search.work.saving] = start.search
         found = auto.run(shapes)
     return found
 
@@ -105,28 +84,21 @@ def find_fastest(plain: Search, shapes: list[Shape]) -> Found:
 class _Auto:
     def __init__(self, plain: Search) -> None:
         self.plain = plain
-        self.saves_memory = False
-        """Whether ZeRO, sequence parallelism and recomputation may be chosen. By the model, sharding is sometimes a
-        little faster, too; but no measurement has confirmed what it costs, so speed alone is no reason for it."""
-        self.searches = {plain.work.saving: plain}
-        self.queue: list[_Option] = []
+        self.options = Options(plain)
         self.numbers = itertools.count()
-        self.looked_at: list[tuple[_Option, Columns]] = []
+        self.looked_at: list[tuple[Option, Columns]] = []
         """Whose bounds by columns are worked out in the end, as far as they matter then."""
         self.waiting: list[_Waiting] = []
         """For a close look."""
         self.waited = 0
         """Close looks since the last better plan."""
-        self.left: list[_Option] = []
+        self.left: list[Option] = []
         """When patience ended."""
         self.best: Prediction | None = None
         self.winner = plain
 
     def run(self, shapes: list[Shape]) -> Found:
-        for shape, size in itertools.product(shapes, self.plain.work.micro_batch_sizes()):
-            if self.plain.work.rows // size >= shape[1]:
-                bound = min(self._work_s(saving, shape, size) for saving in self._savings(shape))
-                self._push(bound, shape, size, None, self.plain.work.saving)
+        self.options.fill(shapes)
         if len(self.plain.fleet.workers) > EVERY_COUNT:
             return self._run_by_pairs()
         self._look_at_all()
@@ -136,9 +108,9 @@ class _Auto:
     def _look_at_all(self) -> None:
         """Until nothing can win, or patience ends and nothing that is near to the best is better."""
         family = None
-        while self.queue or self.waiting or (self.left and family != self._family()):
-            if self.queue:
-                self._glance(heapq.heappop(self.queue))
+        while self.options.queue or self.waiting or (self.left and family != self._family()):
+            if self.options.queue:
+                self._glance(self.options.pop())
             elif self.waiting:
                 self._wait_or_look(heapq.heappop(self.waiting))
             else:
@@ -153,7 +125,7 @@ class _Auto:
         layout = None if self.best is None else self.best.layout
         return None if layout is None else (layout.shape, layout.order, layout.micro_batch)
 
-    def _is_near(self, option: _Option) -> bool:
+    def _is_near(self, option: Option) -> bool:
         """Whether an option differs from the best in its pipeline ranks or in its schedule only."""
         family = self._family()
         if family is None or option.saving != self.winner.work.saving:
@@ -172,44 +144,44 @@ class _Auto:
             patience = STARTED_PATIENCE
         lowest, ended = math.inf, True
         tried: dict[tuple[int, int], int] = {}
-        while self.queue and not (self.best is not None and self.queue[0].bound_s >= self.best.total):
-            option = heapq.heappop(self.queue)
+        while self.options.queue and not (self.best is not None and self.options.queue[0].bound_s >= self.best.total):
+            option = self.options.pop()
             pair = (option.shape[0], option.shape[2])
             if self.best is not None and tried.get(pair, 0) >= HOPELESS * patience:
                 lowest, ended = min(lowest, option.bound_s), False
                 continue
             if option.order is None:
-                self._open(option)
+                self.options.open(option, self.best)
                 continue
-            search = self._search(option.saving)
+            search = self.options.search(option.saving)
             asked = (option.shape, option.order, option.size)
             # The cheapest question first.
             if search.is_too_large(*asked) or not search.may_fit(*asked):
-                self._save_more(option)
+                self.options.save_more(option)
                 continue
             before = self.best
             fits = self._look(search, *asked, FIRST_PLACEMENTS).fits
             lowest = min(lowest, option.bound_s)
             tried[pair] = 0 if self.best is not before else tried.get(pair, 0) + (HOPELESS if fits else 1)
             if not fits:
-                self._save_more(option)
-        if self.queue:
-            lowest = min(lowest, self.queue[0].bound_s)
+                self.options.save_more(option)
+        if self.options.queue:
+            lowest = min(lowest, self.options.queue[0].bound_s)
         self._improve(FIRST_PLACEMENTS)
         return Found(self.winner, self.best, self._bound(lowest), ended)
 
-    def _glance(self, option: _Option) -> None:
+    def _glance(self, option: Option) -> None:
         """Open an option, drop it where it cannot win, or try a few placements and leave the rest for later: the
         sooner there is a good plan to compare with, the fewer options have to be looked at closely."""
         if self.best is not None and option.bound_s >= self.best.total:
             return
         if option.order is None:
-            self._open(option)
+            self.options.open(option, self.best)
             return
-        search, asked = self._search(option.saving), (option.shape, option.order, option.size)
+        search, asked = self.options.search(option.saving), (option.shape, option.order, option.size)
         # The cheapest question first.
         if search.is_too_large(*asked) or not self._has_time(search, option) or not search.may_fit(*asked):
-            self._save_more(option)
+            self.options.save_more(option)
             return
         before = self.best
         found = None if before is None else self._look(search, *asked, FIRST_PLACEMENTS)
@@ -224,8 +196,8 @@ class _Auto:
         if self.best is None:
             return
         shape, size = self.best.layout.shape, self.best.layout.micro_batch
-        for saving in self._savings(shape):
-            search = self._search(saving)
+        for saving in self.options.savings(shape):
+            search = self.options.search(saving)
             for order in search.work.orders(shape[0]):
                 self._look(search, shape, order, size, most)
         if most is not None:
@@ -241,7 +213,7 @@ class _Auto:
             self.best, self.winner = found.best, search
         return found
 
-    def _has_time(self, search: Search, option: _Option) -> bool:
+    def _has_time(self, search: Search, option: Option) -> bool:
         """Whether an option could beat the best if memory did not matter."""
         assert option.order is not None, "only options with a schedule are looked at"
         if self.best is None or why_undefined(search.cost, *option.shape[:2], option.order, option.size):
@@ -254,10 +226,10 @@ class _Auto:
         if layout is None:
             self._look_closely(option)
             return
-        turn_s = predict(self._search(option.saving).cost, layout).total
+        turn_s = predict(self.options.search(option.saving).cost, layout).total
         heapq.heappush(self.waiting, _Waiting(turn_s, next(self.numbers), option, None))
 
-    def _look_closely(self, option: _Option) -> None:
+    def _look_closely(self, option: Option) -> None:
         """Whether an option beats the best, with placements made for it, too."""
         if self.best is not None and option.bound_s >= self.best.total:
             return
@@ -266,14 +238,14 @@ class _Auto:
             return
         shape, order, size = option.shape, option.order, option.size
         assert order is not None, "only options with a schedule are looked at"
-        search, before = self._search(option.saving), self.best
+        search, before = self.options.search(option.saving), self.best
         if why_undefined(search.cost, shape[0], shape[1], order, size):
-            self._save_more(option)
+            self.options.save_more(option)
             return
         columns = search.columns(shape, order, size)
         # The cheapest question first; it was asked before, but not with the best of now.
         if before is not None and not (columns.has_time(before.total) and columns.may_end_by(before.total)):
-            self._save_more(option)
+            self.options.save_more(option)
             return
         found = self._look(search, shape, order, size, None)
         start = option.bound_s
@@ -284,7 +256,7 @@ class _Auto:
         self.looked_at.append((option, columns))
         self.waited = 0 if self.best is not before or self.best is None else self.waited + 1
         if not (found.fits or made.fits):
-            self._save_more(option)
+            self.options.save_more(option)
 
     def _shift(self, search: Search, found: Explored) -> None:
         """Whether an option with several stages a rank beats the best when these hold unlike numbers of blocks.
@@ -309,7 +281,7 @@ class _Auto:
             lowest, _ = columns.bracket(option.bound_s, lowest)
         for option in sorted(self.left):
             assert option.order is not None, "only options with a schedule are left"
-            columns = self._search(option.saving).columns(option.shape, option.order, option.size)
+            columns = self.options.search(option.saving).columns(option.shape, option.order, option.size)
             # Without a look at memory, which would take most of the time that is saved.
             low, high = option.bound_s, lowest
             if low >= high or not columns.has_time(high):
@@ -332,84 +304,3 @@ class _Auto:
             lowest = min(lowest, step_bound(fleet, work))
         bound = max(lowest if math.isfinite(lowest) else 0.0, step_bound(fleet, work))
         return bound if self.best is None else min(bound, self.best.total)
-
-    def _open(self, option: _Option) -> None:
-        """Put the schedules of these degrees and this micro-batch into the queue."""
-        for saving in self._savings(option.shape):
-            search = self._search(saving)
-            orders = search.work.orders(option.shape[0])
-            # What saves memory goes on from schedules that are too slow as well as from those that do not fit.
-            if not self.saves_memory and not self._any_can_win(search, option):
-                orders = [order for order in orders if order.schedule in V_SHAPED]
-            for order in orders:
-                self._put(option, order, saving)
-
-    def _any_can_win(self, search: Search, option: _Option) -> bool:
-        """False when of these degrees and this micro-batch no schedule but a V-shaped one fits and beats the best."""
-        if not search.any_may_fit(option.shape, option.size):
-            return False
-        if self.best is None or len(self.plain.fleet.workers) > EVERY_COUNT:
-            return True
-        return search.any_has_time(option.shape, option.size, self.best.total)
-
-    def _savings(self, shape: Shape) -> Iterator[Saving]:
-        """Those to begin with; `_save_more` goes on from those that do not fit."""
-        work = self.plain.work
-        yield work.saving
-        if not self.saves_memory:
-            return
-        _, dp, tp = shape
-        split = tp > 1 and work.spec.splits_sequence and work.seq_len % tp == 0
-        # What is kept of gradients goes with no sum within the backward pass; those within nodes are exact.
-        shard: Literal["all", "node"] = "node" if keeps_state(work.codec) else "all"
-        if dp > 1:
-            yield Saving(zero=1, shard=shard)
-        if split:
-            yield Saving(sequence_parallel=True)
-        if split and dp > 1:
-            yield Saving(zero=1, shard=shard, sequence_parallel=True)
-
-    def _save_more(self, option: _Option) -> None:
-        """What to try where nothing fits."""
-        if not self.saves_memory or option.order is None:
-            return
-        saving = option.saving
-        more = []
-        if saving.recompute in MORE:
-            more.append(replace(saving, recompute=MORE[saving.recompute]))
-        if saving.recompute == "none" and saving.zero in (1, 2):
-            more.append(replace(saving, zero=2 if saving.zero == 1 else 3))
-        for other in more:
-            if option.order in self._search(other).work.orders(option.shape[0]):
-                self._put(option, option.order, other)
-
-    def _put(self, option: _Option, order: Order, saving: Saving) -> None:
-        search, (pp, dp, tp) = self._search(saving), option.shape
-        if self.plain.work.spec.layers < pp * order.chunks:
-            return
-        bound = max(option.bound_s, search.bounds.step_s(search.crowd(tp), pp, dp, order, option.size))
-        self._push(bound, option.shape, option.size, order, saving)
-
-    def _work_s(self, saving: Saving, shape: Shape, size: int) -> float:
-        search, (pp, dp, tp) = self._search(saving), shape
-        return search.bounds.work_s(search.crowd(tp), pp, dp, size)
-
-    def _push(self, bound_s: float, shape: Shape, size: int, order: Order | None, saving: Saving) -> None:
-        turn_s = bound_s
-        if len(self.plain.fleet.workers) <= EVERY_COUNT:
-            turn_s *= 1 + _bubble(self.plain.work.rows // size, shape, order)
-        heapq.heappush(self.queue, _Option(turn_s, next(self.numbers), bound_s, shape, size, order, saving))
-
-    def _search(self, saving: Saving) -> Search:
-        if saving not in self.searches:
-            self.searches[saving] = self.plain.saving(saving)
-        return self.searches[saving]
-
-
-def _bubble(micro_batches: int, shape: Shape, order: Order | None) -> float:
-    """Part of the work that a pipeline of equal stages waits for its first and last micro-batches (Narayanan et al.
-    2021, section 2.2; Qi et al. 2024, table 2); of an open schedule, as if it were the best."""
-    pp, dp, _ = shape
-    chunks = 2 if order is None else order.chunks
-    cut = order is None or order.schedule in SPLIT_BACKWARD
-    return (pp - 1) * dp / (micro_batches * chunks * (3 if cut else 1))
