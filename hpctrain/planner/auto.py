@@ -35,8 +35,13 @@ NEAR = 1.1
 """Times as slow as the best an option with several stages a rank may be and still have its blocks shifted."""
 SHIFTS = 100
 """Changes that are tried on it."""
-CLOSE_PATIENCE = 48
+CLOSE_PATIENCE = 64
 """Close looks without a better plan after which a search on up to `EVERY_COUNT` devices leaves the rest."""
+FIRST_LOOKS = 10
+"""Options that are looked at closely as soon as they come up: where devices are unlike, the likely placements make no
+plan that it is worth to compare with."""
+EVERY_LOOK = 8
+"""Devices up to which a search only ends when nothing can win."""
 NEAR_BOUND = 1e-3
 """Relative width at which the search for the bound of what was left ends."""
 
@@ -185,7 +190,7 @@ class _Auto:
             return
         before = self.best
         found = None if before is None else self._look(search, *asked, FIRST_PLACEMENTS)
-        if found is None or self.best is not before:
+        if found is None or self.best is not before or len(self.looked_at) < FIRST_LOOKS:
             self._look_closely(option)
             return
         turn_s = found.bound_s if found.fits else option.turn_s
@@ -233,7 +238,7 @@ class _Auto:
         """Whether an option beats the best, with placements made for it, too."""
         if self.best is not None and option.bound_s >= self.best.total:
             return
-        if self.waited >= CLOSE_PATIENCE:
+        if self.waited >= CLOSE_PATIENCE and len(self.plain.fleet.workers) > EVERY_LOOK:
             self.left.append(option)
             return
         shape, order, size = option.shape, option.order, option.size
