@@ -12,7 +12,7 @@ LEFT = "Options that could be faster by the bound were left"
 @pytest.mark.parametrize("count", [6, 9])
 def test_what_patience_leaves_is_told_and_bounded(topology, run, count, monkeypatch):
     slow_links = topology([1.0, 0.5, 1.0, 0.5, 1.0, 0.5, 1.0, 0.5, 1.0][:count], default=(1e-3, 1e-8))
-    asked = run(rows=8, dims={"layers": 8})
+    asked = run(rows=4, dims={"layers": 4})
     monkeypatch.setattr(auto, "CLOSE_PATIENCE", 10_000)
     whole = make_plan(asked, asked.spec(), slow_links)
     assert not any(note.startswith(LEFT) for note in whole.notes)
