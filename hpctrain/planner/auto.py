@@ -284,7 +284,7 @@ class _Auto:
         lowest = self.best.total
         for option, columns in sorted(self.looked_at, key=lambda each: each[0].bound_s):
             lowest, _ = columns.bracket(option.bound_s, lowest)
-        for option in sorted(self.left):
+        for option in sorted(self.left, key=lambda each: each.bound_s):
             assert option.order is not None, "only options with a schedule are left"
             columns = self.options.search(option.saving).columns(option.shape, option.order, option.size)
             # Without a look at memory, which would take most of the time that is saved.

@@ -61,8 +61,10 @@ def _same_cut(search: Search, previous: Plan, cells: Cells) -> Layout | None:
         fit_layout(search.cost, cells, order, size),
         blocks=tuple(stage.layers[1] - stage.layers[0] for stage in stages),
     )
-    if [[unit.places for unit in row] for row in cells] == list(_places(previous)):
-        layout = replace(layout, micro_batches=tuple(replica.micro_batches for replica in previous.replicas))
+    counts = tuple(replica.rows // size for replica in previous.replicas)
+    nothing_lost = [[unit.places for unit in row] for row in cells] == list(_places(previous))
+    if nothing_lost and all(counts) and sum(counts) == sum(layout.micro_batches):
+        layout = replace(layout, micro_batches=counts)
     return None if layout.excess(search.cost.memory) else layout
 
 
