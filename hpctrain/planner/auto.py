@@ -5,29 +5,28 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from hpctrain.planner.bound import step_bound
 from hpctrain.planner.columns import Columns
 from hpctrain.planner.degrees import EVERY_COUNT, Shape, least_used
 from hpctrain.planner.fit import why_undefined
-from hpctrain.planner.predict import Prediction
+from hpctrain.planner.layout import Layout
+from hpctrain.planner.options import Option, Options
+from hpctrain.planner.predict import Prediction, predict
 from hpctrain.planner.refine import adjust
-from hpctrain.planner.saving import Saving
 from hpctrain.planner.search import Explored, Search
 from hpctrain.planner.unit import Cells
 from hpctrain.planner.workload import Order
-from hpctrain.records.plan import Recompute
-from hpctrain.schedule.placement import V_SHAPED
 
 PATIENCE = ((512, 3), (2048, 5))
 """(devices, options without a better plan) after which a search on more devices than `EVERY_COUNT` leaves a pair of pp
-and tp: bounds of unlike pairs are not equally near to what there is behind them. On fewer it ends when nothing can win.
-"""
+and tp: bounds of unlike pairs are not equally near to what there is behind them."""
 LEAST_PATIENCE = 2
 """The same for still more devices."""
+STARTED_PATIENCE = 1
+"""The same where the search begins with a plan to beat."""
 HOPELESS = 3
 """Times as many options that do not fit count the same."""
 FIRST_PLACEMENTS = 2
@@ -36,7 +35,15 @@ NEAR = 1.1
 """Times as slow as the best an option with several stages a rank may be and still have its blocks shifted."""
 SHIFTS = 100
 """Changes that are tried on it."""
-MORE: dict[Recompute, Recompute] = {"none": "selective", "selective": "full"}
+CLOSE_PATIENCE = 64
+"""Close looks without a better plan after which a search on up to `EVERY_COUNT` devices leaves the rest."""
+FIRST_LOOKS = 10
+"""Options that are looked at closely as soon as they come up: where devices are unlike, the likely placements make no
+plan that it is worth to compare with."""
+EVERY_LOOK = 8
+"""Devices up to which a search only ends when nothing can win."""
+NEAR_BOUND = 1e-3
+"""Relative width at which the search for the bound of what was left ends."""
 
 
 class Found(NamedTuple):
@@ -51,26 +58,30 @@ class Found(NamedTuple):
     """False where patience ended it."""
 
 
-class _Option(NamedTuple):
-    """In the queue; `order` is open until degrees and micro-batch come up."""
+class _Waiting(NamedTuple):
+    """An option that a few placements were tried of."""
 
-    bound_s: float
+    turn_s: float
     number: int
-    shape: Shape
-    size: int
-    order: Order | None
-    saving: Saving
+    option: Option
+    layout: Layout | None
+    """One of them whose time is not known yet."""
 
 
 def find_fastest(plain: Search, shapes: list[Shape]) -> Found:
     """The fastest plan by the cost model, and a bound for all that were to be compared.
 
-    What saves memory is compared only where no plan fits without (see `_Auto.saves_memory`).
+    What saves memory is compared only where no plan fits without (see `Options.saves_memory`).
     """
-    auto = _Auto(plain)
+    auto, start = _Auto(plain), plain.start
+    if start is not None and start.search is plain:
+        auto.best = start.best
     found = auto.run(shapes)
     if found.best is None and plain.work.fixed is None:
-        auto.saves_memory = True
+        auto.options.saves_memory = True
+        if start is not None:
+            auto.winner, auto.best = start.search, start.best
+            auto.options.searches[start.search.work.saving] = start.search
         found = auto.run(shapes)
     return found
 
@@ -78,125 +89,213 @@ def find_fastest(plain: Search, shapes: list[Shape]) -> Found:
 class _Auto:
     def __init__(self, plain: Search) -> None:
         self.plain = plain
-        self.saves_memory = False
-        """Whether ZeRO, sequence parallelism and recomputation may be chosen. By the model, sharding is sometimes a
-        little faster, too; but no measurement has confirmed what it costs, so speed alone is no reason for it."""
-        self.searches = {plain.work.saving: plain}
-        self.queue: list[_Option] = []
+        self.options = Options(plain)
         self.numbers = itertools.count()
-        self.looked_at: list[tuple[_Option, Columns]] = []
+        self.looked_at: list[tuple[Option, Columns]] = []
         """Whose bounds by columns are worked out in the end, as far as they matter then."""
+        self.waiting: list[_Waiting] = []
+        """For a close look."""
+        self.waited = 0
+        """Close looks since the last better plan."""
+        self.left: list[Option] = []
+        """When patience ended."""
         self.best: Prediction | None = None
         self.winner = plain
 
     def run(self, shapes: list[Shape]) -> Found:
-        for shape, size in itertools.product(shapes, self.plain.work.micro_batch_sizes()):
-            if self.plain.work.rows // size >= shape[1]:
-                bound = min(self._work_s(saving, shape, size) for saving in self._savings(shape))
-                self._push(_Option(bound, next(self.numbers), shape, size, None, self.plain.work.saving))
+        self.options.fill(shapes)
+        if len(self.plain.fleet.workers) > EVERY_COUNT:
+            return self._run_by_pairs()
+        self._look_at_all()
+        self._improve(None)
+        return Found(self.winner, self.best, self._bound(self._least_s()), ended=not self.left)
+
+    def _look_at_all(self) -> None:
+        """Until nothing can win, or patience ends and nothing that is near to the best is better."""
+        family = None
+        while self.options.queue or self.waiting or (self.left and family != self._family()):
+            if self.options.queue:
+                self._glance(self.options.pop())
+            elif self.waiting:
+                self._wait_or_look(heapq.heappop(self.waiting))
+            else:
+                family = self._family()
+                near = [option for option in self.left if self._is_near(option)]
+                self.left = [option for option in self.left if not self._is_near(option)]
+                for option in near:
+                    self.waited = 0
+                    self._look_closely(option)
+
+    def _family(self) -> tuple[Shape, Order, int] | None:
+        layout = None if self.best is None else self.best.layout
+        return None if layout is None else (layout.shape, layout.order, layout.micro_batch)
+
+    def _is_near(self, option: Option) -> bool:
+        """Whether an option differs from the best in its pipeline ranks or in its schedule only."""
+        family = self._family()
+        if family is None or option.saving != self.winner.work.saving:
+            return False
+        shape, order, size = family
+        return (option.shape[1:], option.order, option.size) == (shape[1:], order, size) or (
+            option.shape,
+            option.size,
+        ) == (shape, size)
+
+    def _run_by_pairs(self) -> Found:
+        """On many devices: by their bounds, with patience for each pair of pp and tp."""
         devices = len(self.plain.fleet.workers)
-        most = None if devices <= EVERY_COUNT else FIRST_PLACEMENTS
         patience = next((options for limit, options in PATIENCE if devices <= limit), LEAST_PATIENCE)
+        if self.best is not None:
+            patience = STARTED_PATIENCE
         lowest, ended = math.inf, True
         tried: dict[tuple[int, int], int] = {}
-        while self.queue and not (self.best is not None and self.queue[0].bound_s >= self.best.total):
-            option = heapq.heappop(self.queue)
+        while self.options.queue and not (self.best is not None and self.options.queue[0].bound_s >= self.best.total):
+            option = self.options.pop()
             pair = (option.shape[0], option.shape[2])
-            if devices > EVERY_COUNT and self.best is not None and tried.get(pair, 0) >= HOPELESS * patience:
+            if self.best is not None and tried.get(pair, 0) >= HOPELESS * patience:
                 lowest, ended = min(lowest, option.bound_s), False
                 continue
             if option.order is None:
-                self._open(option)
+                self.options.open(option, self.best)
                 continue
-            search = self._search(option.saving)
+            search = self.options.search(option.saving)
             asked = (option.shape, option.order, option.size)
             # The cheapest question first.
-            if search.is_too_large(*asked) or (devices <= EVERY_COUNT and not self._has_time(search, option)):
-                self._save_more(option)
-                continue
-            if not search.may_fit(*asked):
-                self._save_more(option)
+            if search.is_too_large(*asked) or not search.may_fit(*asked):
+                self.options.save_more(option)
                 continue
             before = self.best
-            if devices <= EVERY_COUNT:
-                fits = self._look_closely(search, option)
-            else:
-                fits = self._look(search, option.shape, option.order, option.size, most).fits
-                lowest = min(lowest, option.bound_s)
+            fits = self._look(search, *asked, FIRST_PLACEMENTS).fits
+            lowest = min(lowest, option.bound_s)
             tried[pair] = 0 if self.best is not before else tried.get(pair, 0) + (HOPELESS if fits else 1)
             if not fits:
-                self._save_more(option)
-        self._improve(most)
-        if self.queue:
-            lowest = min(lowest, self.queue[0].bound_s)
-        for option, columns in self.looked_at:
-            most_s = math.inf if self.best is None else min(lowest, self.best.total)
-            lowest = min(
-                lowest, columns.bracket(option.bound_s, most_s)[0] if math.isfinite(most_s) else option.bound_s
-            )
+                self.options.save_more(option)
+        if self.options.queue:
+            lowest = min(lowest, self.options.queue[0].bound_s)
+        self._improve(FIRST_PLACEMENTS)
         return Found(self.winner, self.best, self._bound(lowest), ended)
+
+    def _glance(self, option: Option) -> None:
+        """Open an option, drop it where it cannot win, or try a few placements and leave the rest for later: the
+        sooner there is a good plan to compare with, the fewer options have to be looked at closely."""
+        if self.best is not None and option.bound_s >= self.best.total:
+            return
+        if option.order is None:
+            self.options.open(option, self.best)
+            return
+        search, asked = self.options.search(option.saving), (option.shape, option.order, option.size)
+        # The cheapest question first.
+        if search.is_too_large(*asked) or not self._has_time(search, option) or not search.may_fit(*asked):
+            self.options.save_more(option)
+            return
+        before = self.best
+        found = None if before is None else self._look(search, *asked, FIRST_PLACEMENTS)
+        if found is None or self.best is not before or len(self.looked_at) < FIRST_LOOKS:
+            self._look_closely(option)
+            return
+        turn_s = found.bound_s if found.fits else option.turn_s
+        heapq.heappush(self.waiting, _Waiting(turn_s, next(self.numbers), option, found.nearest))
 
     def _improve(self, most: int | None) -> None:
         """Compare the best option with its other schedules and savings, then all placements of what won."""
         if self.best is None:
             return
         shape, size = self.best.layout.shape, self.best.layout.micro_batch
-        for saving in self._savings(shape):
-            search = self._search(saving)
+        for saving in self.options.savings(shape):
+            search = self.options.search(saving)
             for order in search.work.orders(shape[0]):
                 self._look(search, shape, order, size, most)
         if most is not None:
             layout = self.best.layout
             self._look(self.winner, shape, layout.order, size, None)
 
-    def _look(self, search: Search, shape: Shape, order: Order, size: int, most: int | None) -> Explored:
-        """Whether an option beats the best."""
-        found = search.explore(shape, order, size, self.best, most)
+    def _look(
+        self, search: Search, shape: Shape, order: Order, size: int, most: int | None, cells: list[Cells] | None = None
+    ) -> Explored:
+        """Whether an option beats the best, with these placements or the likely ones."""
+        found = search.explore(shape, order, size, self.best, most, cells=cells)
         if found.best is not self.best:
             self.best, self.winner = found.best, search
         return found
 
-    def _has_time(self, search: Search, option: _Option) -> bool:
+    def _has_time(self, search: Search, option: Option) -> bool:
         """Whether an option could beat the best if memory did not matter."""
         assert option.order is not None, "only options with a schedule are looked at"
         if self.best is None or why_undefined(search.cost, *option.shape[:2], option.order, option.size):
             return self.best is None
         return search.columns(option.shape, option.order, option.size).has_time(self.best.total)
 
-    def _look_closely(self, search: Search, option: _Option) -> bool:
-        """Whether an option beats the best, with placements made for it, too; whether something fits."""
+    def _wait_or_look(self, waiting: _Waiting) -> None:
+        """Look closely at the option whose layout takes the least time, which is worked out when its bound comes up."""
+        option, layout = waiting.option, waiting.layout
+        if layout is None:
+            self._look_closely(option)
+            return
+        turn_s = predict(self.options.search(option.saving).cost, layout).total
+        heapq.heappush(self.waiting, _Waiting(turn_s, next(self.numbers), option, None))
+
+    def _look_closely(self, option: Option) -> None:
+        """Whether an option beats the best, with placements made for it, too."""
+        if self.best is not None and option.bound_s >= self.best.total:
+            return
+        if self.waited >= CLOSE_PATIENCE and len(self.plain.fleet.workers) > EVERY_LOOK:
+            self.left.append(option)
+            return
         shape, order, size = option.shape, option.order, option.size
         assert order is not None, "only options with a schedule are looked at"
+        search, before = self.options.search(option.saving), self.best
         if why_undefined(search.cost, shape[0], shape[1], order, size):
-            return False
+            self.options.save_more(option)
+            return
         columns = search.columns(shape, order, size)
-        if self.best is not None and not columns.may_end_by(self.best.total):
-            return False
-        fits = self._look(search, shape, order, size, None).fits
+        # The cheapest question first; it was asked before, but not with the best of now.
+        if before is not None and not (columns.has_time(before.total) and columns.may_end_by(before.total)):
+            self.options.save_more(option)
+            return
+        found = self._look(search, shape, order, size, None)
         start = option.bound_s
         _, high = columns.bracket(start, columns.some_end(start) if self.best is None else self.best.total)
-        made = search.placements_by(columns, high)
-        found = search.explore(shape, order, size, self.best, cells=made)
-        if found.best is not self.best:
-            self.best, self.winner = found.best, search
-        fits = fits or found.fits
-        if fits and order.chunks > 1:
-            self._shift(search, option, made)
+        made = self._look(search, shape, order, size, None, search.placements_by(columns, high))
+        if order.chunks > 1:
+            self._shift(search, min(found, made, key=lambda each: each.bound_s))
         self.looked_at.append((option, columns))
-        return fits
+        self.waited = 0 if self.best is not before or self.best is None else self.waited + 1
+        if not (found.fits or made.fits):
+            self.options.save_more(option)
 
-    def _shift(self, search: Search, option: _Option, made: list[Cells]) -> None:
+    def _shift(self, search: Search, found: Explored) -> None:
         """Whether an option with several stages a rank beats the best when these hold unlike numbers of blocks.
 
         Layouts are made with equal ones. Where ranks are unlike, that can be a tenth slower.
         """
-        assert option.order is not None, "only options with a schedule are looked at"
-        near = search.nearest(option.shape, option.order, option.size, made)
-        if near is None or self.best is None or near.total > NEAR * self.best.total:
+        if found.nearest is None or self.best is None or found.bound_s > NEAR * self.best.total:
             return
-        found = adjust(search.cost, near, SHIFTS)
-        if found.total < self.best.total * (1 - 1e-9):
-            self.best, self.winner = found, search
+        near = predict(search.cost, found.nearest)
+        if near.total > NEAR * self.best.total:
+            return
+        shifted = adjust(search.cost, near, SHIFTS)
+        if shifted.total < self.best.total * (1 - 1e-9):
+            self.best, self.winner = shifted, search
+
+    def _least_s(self) -> float:
+        """The smallest bound by columns of what was looked at closely or left."""
+        if self.best is None:
+            return min((option.bound_s for option, _ in self.looked_at), default=math.inf)
+        lowest = self.best.total
+        for option, columns in sorted(self.looked_at, key=lambda each: each[0].bound_s):
+            lowest, _ = columns.bracket(option.bound_s, lowest)
+        for option in sorted(self.left, key=lambda each: each.bound_s):
+            assert option.order is not None, "only options with a schedule are left"
+            columns = self.options.search(option.saving).columns(option.shape, option.order, option.size)
+            # Without a look at memory, which would take most of the time that is saved.
+            low, high = option.bound_s, lowest
+            if low >= high or not columns.has_time(high):
+                continue
+            while high - low > NEAR_BOUND * high:
+                middle = (low + high) / 2
+                low, high = (low, middle) if columns.has_time(middle) else (middle, high)
+            lowest = low
+        return lowest
 
     def _bound(self, lowest: float) -> float:
         """With the plans that leave more devices idle than those that are tried."""
@@ -210,72 +309,3 @@ class _Auto:
             lowest = min(lowest, step_bound(fleet, work))
         bound = max(lowest if math.isfinite(lowest) else 0.0, step_bound(fleet, work))
         return bound if self.best is None else min(bound, self.best.total)
-
-    def _open(self, option: _Option) -> None:
-        """Put the schedules of these degrees and this micro-batch into the queue."""
-        for saving in self._savings(option.shape):
-            search = self._search(saving)
-            orders = search.work.orders(option.shape[0])
-            # What saves memory goes on from schedules that are too slow as well as from those that do not fit.
-            if not self.saves_memory and not self._any_can_win(search, option):
-                orders = [order for order in orders if order.schedule in V_SHAPED]
-            for order in orders:
-                self._put(option, order, saving)
-
-    def _any_can_win(self, search: Search, option: _Option) -> bool:
-        """False when of these degrees and this micro-batch no schedule but a V-shaped one fits and beats the best."""
-        if not search.any_may_fit(option.shape, option.size):
-            return False
-        if self.best is None or len(self.plain.fleet.workers) > EVERY_COUNT:
-            return True
-        return search.any_has_time(option.shape, option.size, self.best.total)
-
-    def _savings(self, shape: Shape) -> Iterator[Saving]:
-        """Those to begin with; `_save_more` goes on from those that do not fit."""
-        work = self.plain.work
-        yield work.saving
-        if not self.saves_memory:
-            return
-        _, dp, tp = shape
-        split = tp > 1 and work.spec.splits_sequence and work.seq_len % tp == 0
-        # Sums within nodes are exact, so all codecs go with them.
-        shard: Literal["all", "node"] = "all" if work.sums_into_parts else "node"
-        if dp > 1:
-            yield Saving(zero=1, shard=shard)
-        if split:
-            yield Saving(sequence_parallel=True)
-        if split and dp > 1:
-            yield Saving(zero=1, shard=shard, sequence_parallel=True)
-
-    def _save_more(self, option: _Option) -> None:
-        """What to try where nothing fits."""
-        if not self.saves_memory or option.order is None:
-            return
-        saving = option.saving
-        more = []
-        if saving.recompute in MORE:
-            more.append(replace(saving, recompute=MORE[saving.recompute]))
-        if saving.recompute == "none" and saving.zero in (1, 2):
-            more.append(replace(saving, zero=2 if saving.zero == 1 else 3))
-        for other in more:
-            if option.order in self._search(other).work.orders(option.shape[0]):
-                self._put(option, option.order, other)
-
-    def _put(self, option: _Option, order: Order, saving: Saving) -> None:
-        search, (pp, dp, tp) = self._search(saving), option.shape
-        if self.plain.work.spec.layers < pp * order.chunks:
-            return
-        bound = max(option.bound_s, search.bounds.step_s(search.crowd(tp), pp, dp, order, option.size))
-        self._push(_Option(bound, next(self.numbers), option.shape, option.size, order, saving))
-
-    def _work_s(self, saving: Saving, shape: Shape, size: int) -> float:
-        search, (pp, dp, tp) = self._search(saving), shape
-        return search.bounds.work_s(search.crowd(tp), pp, dp, size)
-
-    def _push(self, option: _Option) -> None:
-        heapq.heappush(self.queue, option)
-
-    def _search(self, saving: Saving) -> Search:
-        if saving not in self.searches:
-            self.searches[saving] = self.plain.saving(saving)
-        return self.searches[saving]

@@ -117,9 +117,14 @@ def _rank_seconds(cost: CostModel, layout: Layout, rank: int) -> list[tuple[floa
 
 def _blocks_that_fit(cost: CostModel, layout: Layout, rank: int) -> int:
     """The most blocks that every replica's unit at this pipeline rank can hold; -1 when not even none."""
+    # What decides it is the same in many of them.
+    unlike: dict[tuple[str, float, int], int] = {}
+    for replica in layout.unlike:
+        unit = layout.cells[replica][rank]
+        unlike.setdefault((unit.kind, unit.memory_bytes, layout.micro_batches[replica]), replica)
     return min(
-        cost.memory.most_blocks(layout.role(replica, rank), layout.cells[replica][rank].memory_bytes)
-        for replica in layout.unlike
+        cost.memory.most_blocks(layout.role(replica, rank), memory_bytes)
+        for (_, memory_bytes, _), replica in unlike.items()
     )
 
 

@@ -18,6 +18,7 @@ from hpctrain.planner.cost import CostModel
 from hpctrain.planner.degrees import Shape
 from hpctrain.planner.exact import find_exact
 from hpctrain.planner.fleet import find_fleet
+from hpctrain.planner.keep import kept_start
 from hpctrain.planner.layout import Excess, Layout
 from hpctrain.planner.messages import choose_messages
 from hpctrain.planner.moves import moves_between, stay_in_place
@@ -70,10 +71,7 @@ def make_plan(
         Refused: the model cannot fit, no or too few devices are usable, or no plan keeps the constraints.
         InputError: the run file asks for what cannot be, or the topology or the objective lacks a figure.
     """
-    if previous is not None and previous.layers != spec.layers:
-        raise InputError(
-            f"previous plan: found {previous.layers} blocks, the run's model has {spec.layers}; give a plan of this run"
-        )
+    _check_previous(previous, spec)
     work, dropped = workload_of(run, spec)
     if objective.usable is not None:
         work = replace(work, usable=objective.usable)
@@ -83,6 +81,8 @@ def make_plan(
     shapes = search.shapes()
     if not shapes:
         raise _no_shape(search)
+    if previous is not None and solver == "auto":
+        search.start = kept_start(search, shapes, previous)
     bound_s = step_bound(fleet, work)
     if solver == "paper":
         best, rejected, notes = _as_paper(search)
@@ -109,7 +109,7 @@ def make_plan(
         if choice.reason is not None:
             notes, by_codec_s = [*notes, choice.reason], True
     if previous is not None:
-        best = stay_in_place(cost, best, previous)
+        best = stay_in_place(cost, best, previous, () if search.start is None else search.start.kept)
     best = at_seam(cost, best)
     if unsearched:
         bound_s = step_bound(fleet, work)  # the search's own is for the ways that it went by
@@ -133,6 +133,13 @@ def make_plan(
     )
     check_runnable(plan, run)
     return plan if previous is None else _with_moves(plan, previous)
+
+
+def _check_previous(previous: Plan | None, spec: Spec) -> None:
+    if previous is not None and previous.layers != spec.layers:
+        raise InputError(
+            f"previous plan: found {previous.layers} blocks, the run's model has {spec.layers}; give a plan of this run"
+        )
 
 
 def _decision(run: Run, cost: CostModel, best: Prediction) -> Decision:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from hpctrain.planner.live import Moments, live_micro_batches
 from hpctrain.planner.workload import Share, Workload
 from hpctrain.records.codec import BUCKET_BYTES, kept_bytes
-from hpctrain.schedule.generate import SPLIT_BACKWARD, make_schedule
+from hpctrain.schedule.generate import SPLIT_BACKWARD
 from hpctrain.schedule.placement import stages_by_rank
 
 FLYING_BYTES = 4 * BUCKET_BYTES
@@ -22,50 +23,6 @@ pass, whether or not the weight itself is freed (seen with torch 2.13)."""
 PROCESS_BYTES = {"cpu": 440e6, "cuda": 1.0e9}
 """Before any tensor. CPU: Python with torch, its pipelining and gloo, measured 317 MB (torch 2.13), and what a worker's
 resident peak held beside its tensors, 40 to 110 MB. CUDA: context, kernels and NCCL buffers, an assumption."""
-
-
-Moments = tuple[tuple[int, ...], ...]
-"""Numbers of micro-batches, one a stage of a rank, at several moments."""
-
-
-@lru_cache(maxsize=4096)
-def live_micro_batches(
-    schedule: str, pp: int, stages: int, micro_batches: int
-) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """How many micro-batches' activations each stage of a pipeline rank keeps at the fullest moments.
-
-    Counted in the action table: from F on, until B or, where the backward is cut in two, W. Tables of gpipe and 1f1b
-    are fullest after their first forwards.
-
-    Returns:
-        [rank] -> the moments that no other one exceeds in every stage, each with a number a stage of the rank.
-    """
-    if schedule == "gpipe":
-        return (((micro_batches,),),) * pp
-    if schedule == "1f1b":
-        return tuple(((min(pp - rank, micro_batches),),) for rank in range(pp))
-    rounds = max(1, micro_batches // pp)
-    if micro_batches % rounds == 0:
-        # Every round is like the one before it, so the first three say how full it gets.
-        micro_batches = min(micro_batches, 3 * micro_batches // rounds)
-    table = make_schedule(schedule, pp, stages, micro_batches)
-    return tuple(
-        _fullest_moments([(own.index(action.stage), action.kind) for action in row], len(own))
-        for row, own in zip(table.ranks, stages_by_rank(schedule, pp, stages), strict=True)
-    )
-
-
-def _fullest_moments(actions: list[tuple[int, str]], chunks: int) -> Moments:
-    live, moments = [0] * chunks, set()
-    for chunk, kind in actions:
-        live[chunk] += {"F": 1, "I": 0}.get(kind, -1)
-        if kind == "F":
-            moments.add(tuple(live))
-    fullest: list[tuple[int, ...]] = []
-    for moment in sorted(moments, reverse=True):
-        if not any(all(x >= y for x, y in zip(other, moment, strict=True)) for other in fullest):
-            fullest.append(moment)
-    return tuple(fullest)
 
 
 class RankRole(NamedTuple):
@@ -84,20 +41,45 @@ class RankRole(NamedTuple):
     micro_batches: int
 
 
-def _as_full(role: RankRole) -> int:
-    """The fewest micro-batches that fill the device as much: every round is like the one before it."""
-    if role.schedule == "gpipe":
-        return role.micro_batches
-    if role.schedule in ("1f1b", "zbv"):
-        return min(role.micro_batches, 2 * role.pp)
-    # The first rounds are longer by one where the numbers do not divide.
-    longer = role.micro_batches % role.pp
-    return min(role.micro_batches, (longer + 3) * role.pp + longer)
+class _Standing(NamedTuple):
+    """What of a role decides the bytes: many roles have the same."""
+
+    kind: str
+    splits: bool
+    """Whether the backward is cut in two."""
+    ends: tuple[tuple[bool, bool], ...]
+    """By stage of the rank: whether it is the model's first, or last."""
+    moments: Moments
+    dp: int
+    """Up to two groups that share a state: whether there are more matters, not how many."""
+    tp: int
+    shards: int
+    micro_batch: int
 
 
-def _alike(role: RankRole) -> RankRole:
-    """One of the roles that fill a device as much: whether there are replicas matters, not how many."""
-    return role._replace(dp=role.shards * min(role.dp // role.shards, 2), micro_batches=_as_full(role))
+def _standing(role: RankRole) -> _Standing:
+    stages, last = stages_by_rank(role.schedule, role.pp, role.stages)[role.rank], role.stages - 1
+    return _Standing(
+        kind=role.kind,
+        splits=role.schedule in SPLIT_BACKWARD,
+        ends=tuple((stage == 0, stage == last) for stage in stages),
+        moments=live_micro_batches(role.schedule, role.pp, role.stages, role.micro_batches)[role.rank],
+        dp=role.shards * min(role.dp // role.shards, 2),
+        tp=role.tp,
+        shards=role.shards,
+        micro_batch=role.micro_batch,
+    )
+
+
+@dataclass(eq=False)
+class _Answers:
+    """What was worked out for a standing."""
+
+    standing: _Standing
+    needs: dict[tuple[int, ...], float] = field(default_factory=dict)
+    """Bytes by blocks."""
+    most: dict[float, int] = field(default_factory=dict)
+    """Blocks by bytes of memory."""
 
 
 class _Sizes(NamedTuple):
@@ -117,50 +99,51 @@ class MemoryModel:
     def __init__(self, work: Workload) -> None:
         self.work = work
         self._sizes: dict[tuple[int, int], _Sizes] = {}
-        self._needs: dict[tuple[RankRole, tuple[int, ...]], float] = {}
-        self._most: dict[tuple[RankRole, float], int] = {}
+        self._answers: dict[_Standing, _Answers] = {}
+        self._by_role: dict[RankRole, _Answers] = {}
         self._parameters: dict[tuple[Share, int], int] = {}
         self._means: dict[Share, float] = {}
 
     def need(self, role: RankRole, blocks: tuple[int, ...]) -> float:
         """Peak bytes of a device whose stages (one, or several chunks) hold these numbers of blocks."""
-        found = self._needs.get((role, blocks))
-        if found is None:
-            alike = _alike(role)
-            found = self._needs.get((alike, blocks))
-            if found is None:
-                found = self._needs[alike, blocks] = self._compute(alike, blocks)
-            self._needs[role, blocks] = found
-        return found
+        return self._need(self._known(role), blocks)
 
     def most_blocks(self, role: RankRole, memory_bytes: float) -> int:
         """The most blocks that fit into the usable part of that memory; -1 when not even none."""
-        found = self._most.get((role, memory_bytes))
+        known = self._known(role)
+        found = known.most.get(memory_bytes)
         if found is None:
-            alike = _alike(role)
-            found = self._most.get((alike, memory_bytes))
-            if found is None:
-                found = self._most[alike, memory_bytes] = self._find_most(alike, memory_bytes)
-            self._most[role, memory_bytes] = found
+            found = known.most[memory_bytes] = self._find_most(known, self.work.usable * memory_bytes)
         return found
 
-    def _find_most(self, role: RankRole, memory_bytes: float) -> int:
-        low, high, chunks = -1, self.work.spec.layers, role.stages // role.pp
+    def _known(self, role: RankRole) -> _Answers:
+        found = self._by_role.get(role)
+        if found is None:
+            standing = _standing(role)
+            found = self._by_role[role] = self._answers.setdefault(standing, _Answers(standing))
+        return found
+
+    def _need(self, known: _Answers, blocks: tuple[int, ...]) -> float:
+        found = known.needs.get(blocks)
+        if found is None:
+            found = known.needs[blocks] = self._compute(known.standing, blocks)
+        return found
+
+    def _find_most(self, known: _Answers, usable_bytes: float) -> int:
+        low, high, chunks = -1, self.work.spec.layers, len(known.standing.ends)
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self.need(role, in_chunks(middle, chunks)) <= self.work.usable * memory_bytes
+            fits = self._need(known, in_chunks(middle, chunks)) <= usable_bytes
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 
-    def _compute(self, role: RankRole, blocks: tuple[int, ...]) -> float:
-        stages = stages_by_rank(role.schedule, role.pp, role.stages)[role.rank]
-        shares = [
-            Share(count, stage == 0, stage == role.stages - 1) for stage, count in zip(stages, blocks, strict=True)
-        ]
-        state = self._sharded_state(role, shares) if role.shards > 1 else self._whole_state(role, shares)
+    def _compute(self, standing: _Standing, blocks: tuple[int, ...]) -> float:
+        shares = [Share(count, *ends) for ends, count in zip(standing.ends, blocks, strict=True)]
+        whole = standing.shards == 1
+        state = self._whole_state(standing, shares) if whole else self._sharded_state(standing, shares)
         process = self.work.framework.process_bytes
-        beside = PROCESS_BYTES[role.kind] if process is None else process
-        return beside + state + self._activations(role, shares)
+        beside = PROCESS_BYTES[standing.kind] if process is None else process
+        return beside + state + self._activations(standing, shares)
 
     def _count(self, share: Share, tp: int) -> int:
         """Parameters of a stage on one of `tp` devices."""
@@ -186,39 +169,40 @@ class MemoryModel:
             self._sizes[micro_batch, tp] = _Sizes(work.block_bytes(micro_batch, tp), kept, boundary, logits)
         return self._sizes[micro_batch, tp]
 
-    def _activations(self, role: RankRole, shares: list[Share]) -> float:
+    def _activations(self, standing: _Standing, shares: list[Share]) -> float:
         work = self.work
-        block, kept, boundary, logits = self._sizes_of(role.micro_batch, role.tp)
+        block, kept, boundary, logits = self._sizes_of(standing.micro_batch, standing.tp)
         # What came in and what goes out is kept beside the blocks' own.
         each = [
-            self._mean_blocks(share) * kept + 2 * boundary + logits * share.last + self._kept_casts(role, share)
+            self._mean_blocks(share) * kept + 2 * boundary + logits * share.last + self._kept_casts(standing, share)
             for share in shares
         ]
-        moments = live_micro_batches(role.schedule, role.pp, role.stages, role.micro_batches)[role.rank]
-        most = max(sum(live * size for live, size in zip(moment, each, strict=True)) for moment in moments)
+        most = max(sum(live * size for live, size in zip(moment, each, strict=True)) for moment in standing.moments)
         # The block that is at work holds gradients and, when it is computed again, what it did not keep.
         if work.saving.recompute == "none":
             return most + block
-        return most + 2 * block + max(self._casts(role, share) - self._kept_casts(role, share) for share in shares)
+        return (
+            most + 2 * block + max(self._casts(standing, share) - self._kept_casts(standing, share) for share in shares)
+        )
 
-    def _casts(self, role: RankRole, share: Share) -> float:
+    def _casts(self, standing: _Standing, share: Share) -> float:
         """The copies of a stage's weights that autocast makes in one forward pass; an embedding has none, it is no
         matrix product."""
-        casts = self.work.casts_weights(sharded=role.shards > 1)
-        return CAST_BYTES * self._count(share._replace(first=False), role.tp) if casts else 0
+        casts = self.work.casts_weights(sharded=standing.shards > 1)
+        return CAST_BYTES * self._count(share._replace(first=False), standing.tp) if casts else 0
 
-    def _kept_casts(self, role: RankRole, share: Share) -> float:
+    def _kept_casts(self, standing: _Standing, share: Share) -> float:
         """Those that live until the backward pass; a block that is computed again makes its own again."""
-        return self._casts(role, share if self.work.saving.recompute == "none" else share._replace(blocks=0))
+        return self._casts(standing, share if self.work.saving.recompute == "none" else share._replace(blocks=0))
 
-    def _whole_state(self, role: RankRole, shares: list[Share]) -> float:
+    def _whole_state(self, standing: _Standing, shares: list[Share]) -> float:
         work = self.work
-        parameters = sum(self._count(share, role.tp) for share in shares)
+        parameters = sum(self._count(share, standing.tp) for share in shares)
         total = float(work.framework.bytes_per_parameter * parameters)
-        if role.dp > 1:
+        if standing.dp > 1:
             # The buckets that gradients are summed in; a large embedding is one of its own.
             each = work.framework.gradient_bytes
-            table = float(each * work.spec.embedding_parameters() / work.head_shards(role.tp))
+            table = float(each * work.spec.embedding_parameters() / work.head_shards(standing.tp))
             total += min(each * parameters, max(FLYING_BYTES, table)) + self._kept_bytes * parameters
         return total
 
@@ -228,7 +212,7 @@ class MemoryModel:
         copies = 2 if self.work.framework.checkpoint_bytes else 1
         return copies * kept_bytes(self.work.codec, self.work.spec.dim)
 
-    def _sharded_state(self, role: RankRole, shares: list[Share]) -> float:
+    def _sharded_state(self, standing: _Standing, shares: list[Share]) -> float:
         """Weights, gradients and optimizer with ZeRO: a part of each on every device, and what is whole for a while.
 
         The parts are fp32 weights, their gradients, moments and the copy for a checkpoint. Whole are: at levels 1 and 2
@@ -237,18 +221,18 @@ class MemoryModel:
         stage. One more piece is held by the buffers of the collectives.
         """
         work, zero = self.work, self.work.saving.zero
-        stages = [self._count(share, role.tp) for share in shares]
+        stages = [self._count(share, standing.tp) for share in shares]
         parameters = sum(stages)
-        outside = max(self._count(share._replace(blocks=0), role.tp) for share in shares)
-        piece = max(self._count(Share(1, False, False), role.tp), outside)
-        at_work = max(stages) if role.schedule in SPLIT_BACKWARD else min(parameters, 2 * piece)
+        outside = max(self._count(share._replace(blocks=0), standing.tp) for share in shares)
+        piece = max(self._count(Share(1, False, False), standing.tp), outside)
+        at_work = max(stages) if standing.splits else min(parameters, 2 * piece)
         gradient_bytes = work.framework.gradient_bytes
-        parts = work.framework.bytes_per_parameter * parameters / role.shards
+        parts = work.framework.bytes_per_parameter * parameters / standing.shards
         weights = work.gathered_bytes * (parameters if zero < 3 else at_work)
         gradients = gradient_bytes * (parameters if zero == 1 else at_work)
         # Between copies a rank sums its part alone; within one state it has something to send of the whole gradient.
-        kept = self._kept_bytes * parameters / (role.shards if role.shards < role.dp else 1)
-        freed = FREED_COPIES[role.kind][zero] * work.framework.weight_bytes * parameters
+        kept = self._kept_bytes * parameters / (standing.shards if standing.shards < standing.dp else 1)
+        freed = FREED_COPIES[standing.kind][zero] * work.framework.weight_bytes * parameters
         return parts + weights + gradients + gradient_bytes * piece + kept + freed
 
 

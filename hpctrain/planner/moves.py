@@ -20,16 +20,34 @@ Held = dict[str, tuple[int, frozenset[int]]]
 """Device -> its position within tp, and the blocks whose state it holds."""
 
 
-def stay_in_place(cost: CostModel, best: Prediction, previous: Plan) -> Prediction:
-    """The plan with equal nodes exchanged so that devices keep the blocks they hold, if it stays about as fast."""
-    layout = best.layout
-    held, stays = _held(previous), previous.tp == layout.tp
-    if not stays:
+def stay_in_place(cost: CostModel, best: Prediction, previous: Plan, kept: Sequence[Layout] = ()) -> Prediction:
+    """What is left of the previous plan where that is about as fast as the best; else the best with equal nodes
+    exchanged so that devices keep the blocks they hold, where it stays about as fast.
+
+    Args:
+        kept: layouts of what is left, for which the least moves first.
+    """
+    limit = best.total * (1 + WORTH)
+    for layout in kept:
+        if layout.saving == best.layout.saving:
+            left = predict(cost, layout, whole=True)
+            if left.total <= limit:
+                return left
+    if previous.tp != best.layout.tp:
         return best
+    exchanged = _exchanged(cost, best.layout, _held(previous))
+    if exchanged is None:
+        return best
+    other = predict(cost, exchanged, whole=True)
+    return other if other.total <= limit else best
+
+
+def _exchanged(cost: CostModel, layout: Layout, held: Held) -> Layout | None:
+    """The layout with equal nodes exchanged so that the fewest blocks are sent; None where it is that already."""
     slots = _by_node(layout)
     free = _exchange(cost, slots, _missing(slots, held))
     if all(a == b for a, b in free.items()):
-        return best
+        return None
     places = {
         unit.places: other
         for node, taker in free.items()
@@ -37,10 +55,7 @@ def stay_in_place(cost: CostModel, best: Prediction, previous: Plan) -> Predicti
     }
     cells = Cells(tuple(places[unit.places] for unit in row) for row in layout.cells)
     moved = Layout(cells, layout.schedule, layout.micro_batch, layout.micro_batches, layout.blocks, layout.saving)
-    if moved.shards != layout.shards or moved.excess(cost.memory):
-        return best
-    other = predict(cost, moved, whole=True)
-    return other if other.total <= best.total * (1 + WORTH) else best
+    return None if moved.shards != layout.shards or moved.excess(cost.memory) else moved
 
 
 def moves_between(previous: Plan, plan: Plan) -> tuple[list[Move], list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, islice
-from math import factorial, inf
+from math import factorial, inf, perm
 
 from hpctrain.planner.unit import Cells, Unit
 
@@ -17,6 +17,8 @@ MOST_NODES = 64
 """Nodes that are put in order by their links."""
 MOST_COUNTED = 150
 """Longest sequences whose number is worked out: there are too many of longer ones, and theirs exceeds a float."""
+MOST_CHOSEN = 20
+"""Of units that are all unlike; more of them make no fewer sequences."""
 WASTE = 100
 """Sequences walked through at most for an order that is kept; the others are the same with replicas exchanged."""
 
@@ -65,8 +67,11 @@ def rank_orders(cells: Cells) -> Iterator[Cells]:
 
 def _sequences(classes: Sequence[int], size: int) -> float:
     """How many sequences of classes there are; without regard to replicas, which may be exchanged."""
-    if len(set(classes)) == 1:
+    unlike = len(set(classes))
+    if unlike == 1:
         return 1.0
+    if unlike == len(classes):
+        return float(perm(unlike, min(size, MOST_CHOSEN)))
     if size > MOST_COUNTED:
         return inf
     ways = [1.0] + [0.0] * size  # exponential generating function: ways[k] · k! sequences of length k

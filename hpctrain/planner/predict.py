@@ -20,6 +20,9 @@ TERMS = ("compute", "pipeline_bubble", "pipeline_send", "tensor_parallel", "data
 """Terms of a step's time; they add up to 'total'."""
 
 
+_NO_WAITS = (0.0, 0.0, 0.0, 0.0)
+
+
 @dataclass(frozen=True, eq=False)
 class Prediction:
     """A layout and its time."""
@@ -193,18 +196,22 @@ def _pace(cost: CostModel, layout: Layout, replica: int, sharded: list[ShardTime
     times = _stage_times(cost, layout, replica)
     units = [layout.unit(replica, stage) for stage in range(len(times))]
     hops = list(pairwise(units))
-    ways: list[Messages] = [cost.messages(a, b, stage) for stage, (a, b) in enumerate(hops)]
-    # A stage reads what comes from the one before and writes for the one behind, and the other way round.
-    rounding = [
-        sum(cost.rounding(unit, layout.micro_batch, way) for way in pair)
-        for unit, pair in zip(units, pairwise(["none", *ways, "none"]), strict=True)
-    ]
-    waits = [
-        (forward + own, backward + own, inputs + own, weights)
-        for own, (forward, backward, inputs, weights) in zip(
-            rounding, (each.per_micro_batch(layout.saving.zero) for each in sharded), strict=True
-        )
-    ]
+    ways: list[Messages] = ["none"] * len(hops)
+    waits = [_NO_WAITS] * len(times)
+    if cost.work.messages != "none":
+        ways = [cost.messages(a, b, stage) for stage, (a, b) in enumerate(hops)]
+    if layout.shards > 1 or any(way != "none" for way in ways):
+        # A stage reads what comes from the one before and writes for the one behind, and the other way round.
+        rounding = [
+            sum(cost.rounding(unit, layout.micro_batch, way) for way in pair)
+            for unit, pair in zip(units, pairwise(["none", *ways, "none"]), strict=True)
+        ]
+        waits = [
+            (forward + own, backward + own, inputs + own, weights)
+            for own, (forward, backward, inputs, weights) in zip(
+                rounding, (each.per_micro_batch(layout.saving.zero) for each in sharded), strict=True
+            )
+        ]
     return Pace(
         forward=tuple(stage.forward + wait[0] for stage, wait in zip(times, waits, strict=True)),
         backward=tuple(stage.backward + wait[1] for stage, wait in zip(times, waits, strict=True)),

@@ -15,7 +15,7 @@ from hpctrain.planner.crowd import Bounds, Crowd
 from hpctrain.planner.degrees import Shape, degrees
 from hpctrain.planner.fit import fit_layout, why_undefined
 from hpctrain.planner.fleet import Fleet
-from hpctrain.planner.layout import Excess
+from hpctrain.planner.layout import Excess, Layout
 from hpctrain.planner.placement import placements
 from hpctrain.planner.predict import Prediction, lower_bound, predict
 from hpctrain.planner.room import Room
@@ -37,8 +37,25 @@ class Explored(NamedTuple):
     """What was found for one shape, schedule and micro-batch size."""
 
     best: Prediction | None
-    fits: bool
-    """Whether some layout fits the memory."""
+    nearest: Layout | None
+    """The layout that fits with the smallest bound; None where none fits."""
+    bound_s: float
+    """Of this one."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether some layout fits the memory."""
+        return self.nearest is not None
+
+
+class Start(NamedTuple):
+    """A plan that is known before a search begins."""
+
+    search: Search
+    """Of its way of saving memory."""
+    best: Prediction
+    kept: tuple[Layout, ...]
+    """Its likes for which little state moves, the least first."""
 
 
 @dataclass(eq=False)
@@ -52,6 +69,8 @@ class Search:
     """Shapes that cannot run at all, with the reason."""
     complete: bool = True
     """False when some orders of devices were left out."""
+    start: Start | None = None
+    """A plan to beat, where this search follows another."""
     _units: dict[int, tuple[list[Unit], list[int]]] = field(default_factory=dict)
     _crowds: dict[int, Crowd] = field(default_factory=dict)
     _orders: dict[Shape, list[Cells]] = field(default_factory=dict)
@@ -167,9 +186,9 @@ class Search:
         """
         pp, dp, _ = shape
         if why_undefined(self.cost, pp, dp, order, size):
-            return Explored(best, fits=False)
+            return Explored(best, None, math.inf)
         limit = math.inf if best is None else best.total * (1 - 1e-9)
-        fits = False
+        nearest, least = None, math.inf
         crowd = self.crowd(shape[2])
         for each in (self._placements(shape) if cells is None else cells)[:most]:
             if not self.room.can_hold(crowd, shape, shard_size(each, self.work.saving), order, size):
@@ -177,21 +196,15 @@ class Search:
             layout = fit_layout(self.cost, each, order, size)
             if layout.excess(self.cost.memory):
                 continue
-            fits = True
-            if lower_bound(self.cost, layout) >= limit:
+            bound = lower_bound(self.cost, layout)
+            if nearest is None or bound < least:
+                nearest, least = layout, bound
+            if bound >= limit:
                 continue
             found = predict(self.cost, layout)
             if found.total < limit:
                 best, limit = found, found.total * (1 - 1e-9)
-        return Explored(best, fits)
-
-    def nearest(self, shape: Shape, order: Order, size: int, cells: Sequence[Cells]) -> Prediction | None:
-        """Of the likely placements and these the one with the smallest bound, where one fits."""
-        layouts = [fit_layout(self.cost, each, order, size) for each in [*self._placements(shape), *cells]]
-        fitting = [layout for layout in layouts if not layout.excess(self.cost.memory)]
-        if not fitting:
-            return None
-        return predict(self.cost, min(fitting, key=lambda layout: lower_bound(self.cost, layout)))
+        return Explored(best, nearest, least)
 
     def _placements(self, shape: Shape) -> list[Cells]:
         if shape not in self._orders:

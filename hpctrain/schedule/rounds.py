@@ -28,24 +28,29 @@ def interleave(rank: int, pp: int, stages: int, micro_batches: int, spacing: int
         spacing: forwards that a rank starts ahead of the next one: 2 where a backward is one piece, so that gradients
             arrive without a wait; 1 where it is cut in two.
     """
-    chunks, lengths = stages // pp, _rounds(pp, micro_batches)
-    visits = _visits(chunks, lengths)
+    chunks = stages // pp
+    visits = visits_of(pp, chunks, micro_batches)
     forwards = [Action(chunk * pp + rank, "F", index) for chunk, index in visits]
     backwards = [((chunks - 1 - chunk) * pp + rank, index) for chunk, index in visits]
-    warmup = min((chunks - 1) * lengths[0] + spacing * (pp - 1 - rank), len(forwards))
+    warmup = warmup_of(rank, pp, chunks, micro_batches, spacing)
     ahead = [*forwards[warmup:], *[None] * warmup]
     return Turns(tuple(forwards[:warmup]), tuple(zip(ahead, backwards, strict=True)))
+
+
+def warmup_of(rank: int, pp: int, chunks: int, micro_batches: int, spacing: int) -> int:
+    """Forwards of a rank with `chunks` stages before its first backward."""
+    return min((chunks - 1) * _rounds(pp, micro_batches)[0] + spacing * (pp - 1 - rank), chunks * micro_batches)
+
+
+def visits_of(pp: int, chunks: int, micro_batches: int) -> list[tuple[int, int]]:
+    """(chunk, micro-batch) in the order a rank works on them: those of a round through every chunk in turn."""
+    starts = [0, *accumulate(_rounds(pp, micro_batches))]
+    return [
+        (chunk, index) for start, stop in pairwise(starts) for chunk in range(chunks) for index in range(start, stop)
+    ]
 
 
 def _rounds(pp: int, micro_batches: int) -> list[int]:
     """Micro-batches of each round."""
     rounds = max(1, micro_batches // pp)
     return [micro_batches // rounds + (index < micro_batches % rounds) for index in range(rounds)]
-
-
-def _visits(chunks: int, lengths: list[int]) -> list[tuple[int, int]]:
-    """(chunk, micro-batch) in the order a rank works on them: those of a round through every chunk in turn."""
-    starts = [0, *accumulate(lengths)]
-    return [
-        (chunk, index) for start, stop in pairwise(starts) for chunk in range(chunks) for index in range(start, stop)
-    ]

@@ -6,7 +6,10 @@ import pytest
 
 from hpctrain.base.errors import InputError
 from hpctrain.planner import make_plan
+from hpctrain.planner.fleet import find_fleet
+from hpctrain.planner.keep import kept_cells
 from hpctrain.planner.moves import moves_between
+from hpctrain.planner.unit import make_units
 
 PIPELINES = {"mode": "fixed", "pp": 4, "dp": 2, "schedule": "1f1b"}
 
@@ -65,6 +68,37 @@ def test_the_same_plan_moves_nothing(topology, run):
     asked, made = run(), topology([1.0, 0.5])
     before = make_plan(asked, asked.spec(), made)
     assert make_plan(asked, asked.spec(), made, previous=before).moves == []
+
+
+@pytest.mark.parametrize("lost", [0, 3, 5])
+def test_devices_keep_their_rank_and_those_of_broken_replicas_fill_the_holes(topology, run, lost):
+    pipelines = {"mode": "fixed", "pp": 2, "dp": 4, "schedule": "1f1b"}
+    asked, whole = run(parallel=pipelines), topology([1.0] * 8)
+    before = make_plan(asked, asked.spec(), whole)
+    left = whole.only([node.id for node in whole.nodes if node.id != f"local{lost}"])
+    units = make_units(find_fleet(asked, left), 1)
+    cells = kept_cells(units, before, 3)
+    held = {place: rank for row in before.replicas for rank, places in enumerate(row.devices) for place in places}
+    ranks = [(unit.places[0], rank) for row in cells for rank, unit in enumerate(row)]
+    assert len(dict(ranks)) == 6, "no device twice"
+    assert all(held[place] == rank for place, rank in ranks)
+    # With a spare device, all replicas stay, and it alone takes another rank's place.
+    spare = topology([1.0] * 9).only([f"local{number}" for number in range(9) if number != lost])
+    cells = kept_cells(make_units(find_fleet(asked, spare), 1), before, 4)
+    moved = [unit.places[0] for row in cells for rank, unit in enumerate(row) if held.get(unit.places[0]) != rank]
+    assert moved == ["local8:cpu0"]
+
+
+def test_what_is_left_of_a_plan_goes_on_where_nothing_is_much_faster(topology, run):
+    asked, whole = run(rows=60, dims={"layers": 8}, parallel=PIPELINES | {"dp": 3}), topology([1.0] * 12)
+    before = make_plan(asked, asked.spec(), whole)
+    left = whole.only([node.id for node in whole.nodes][:-1])
+    free = run(rows=60, dims={"layers": 8})
+    fresh = make_plan(free, free.spec(), left)
+    after = make_plan(free, free.spec(), left, previous=before)
+    assert after.predicted.step_time_s["total"] <= 1.01 * fresh.predicted.step_time_s["total"]
+    assert after.predicted.bound_s <= fresh.predicted.step_time_s["total"]
+    assert len(after.moves) <= len(moves_between(before, fresh)[0])
 
 
 def test_a_plan_of_another_model_is_not_replaced(topology, run):
