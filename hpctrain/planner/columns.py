@@ -27,6 +27,7 @@ from hpctrain.planner.degrees import Shape
 from hpctrain.planner.memory import RankRole
 from hpctrain.planner.network import number_sum_s
 from hpctrain.planner.overlap import early_share
+from hpctrain.planner.passes import Passes
 from hpctrain.planner.unit_class import UnitClass, unit_classes
 from hpctrain.planner.workload import Order, Share
 from hpctrain.records.compression import NoCompression
@@ -81,9 +82,8 @@ class Columns:
         owner = stage_ranks(order.schedule, self.pp, self.pp * order.chunks)
         self.first, self.last = owner[0], owner[-1]
         self.classes, self.mixtures = _classes(cost, crowd, size, shards, self.dp)
-        sends = self._hops_s()
-        self.forward_s = min(self._whole(each, (0,)) for each in self.classes) + sends
-        self.pass_s = min(self._whole(each, (0, 1)) for each in self.classes) + 2 * sends
+        # Of all schedules that may be meant, the one whose passes are the shortest.
+        self.passes = Passes(cost, crowd, self.pp, order if waits else Order("interleaved_zero_bubble"), size)
         crosses = self.pp * self.dp > crowd.most_in_a_node
         self.norm_s = number_sum_s(crowd.alpha, self.pp * self.dp * self.tp) if crosses else 0.0
         self._times = _times(self)
@@ -91,11 +91,11 @@ class Columns:
 
     def has_time(self, limit_s: float) -> bool:
         """False when no layout is done in `limit_s` seconds, even with memory without end."""
-        return self._knapsack(self._held(self._caps(limit_s)))[0] >= self.layers
+        return self._knapsack(self._held(self._caps(limit_s), limit_s))[0] >= self.layers
 
     def may_end_by(self, limit_s: float) -> bool:
         """False when no layout is done in `limit_s` seconds."""
-        return self._knapsack(self._held(np.minimum(self._caps(limit_s), self._rooms)))[0] >= self.layers
+        return self._knapsack(self._held(np.minimum(self._caps(limit_s), self._rooms), limit_s))[0] >= self.layers
 
     def bracket(self, low: float, high: float) -> tuple[float, float]:
         """Two times near to each other: no layout beats the first, and what is looked at here allows the second.
@@ -128,7 +128,7 @@ class Columns:
             rows.append([micro_batches_held(self.cost.memory, *each, -(-self.count // self.dp)) for each in roles])
         return np.array(rows)
 
-    def _held(self, caps: Values) -> Values:
+    def _held(self, caps: Values, limit_s: float) -> Values:
         """[rank, class, blocks] -> micro-batches of a unit that holds these, to [rank, window, mixture] -> blocks."""
         least = -(-self.count // self.dp)
         even = self.cost.work.saving.equal_counts or len(self.classes) == 1
@@ -139,7 +139,11 @@ class Columns:
         able = np.where(used[None, :, :, None], caps[:, None], np.inf).min(axis=2) >= 1
         best = np.where(used[None, :, :, None], caps[:, None], 0).max(axis=2)
         held = np.empty((self.pp, len(windows), len(self.mixtures)))
+        after_s = self.first_sum_s + float(self._times.update[self.first].min())
         for index, (low, high) in enumerate(windows):
+            if self.passes.step_s(low) + after_s > limit_s:
+                held[:, index] = NEVER
+                continue
             together = np.einsum("mk,rkb->rmb", self.mixtures, np.minimum(caps, high))
             fits = able & (together >= self.count) & (best >= low)
             # Both times and bytes grow with the blocks, so those that fit come first.
@@ -184,7 +188,7 @@ class Columns:
 
         None where that is not enough.
         """
-        held = self._held(np.minimum(self._caps(limit_s), self._rooms))
+        held = self._held(np.minimum(self._caps(limit_s), self._rooms), limit_s)
         most, way = self._knapsack(held)
         if most < self.layers:
             return None
@@ -213,7 +217,7 @@ class Columns:
         caps = (limit_s - times.way[:, None, None] * self.waits - tail) / both
         if self.pp > 1 and self.order.chunks == 1 and self.waits:
             if self.order.schedule in SPLIT_BACKWARD:
-                caps[-1] = np.minimum(caps[-1], (limit_s - self.forward_s + forward[-1] - tail[-1]) / both[-1])
+                caps[-1] = np.minimum(caps[-1], (limit_s - self.passes.forward_s + forward[-1] - tail[-1]) / both[-1])
             else:
                 # So many forwards come before the first backward, which waits for a pass through all later ranks; with
                 # gpipe all forwards of all ranks come before the last rank's first backward.
@@ -221,30 +225,16 @@ class Columns:
                 early = np.array([1 if gpipe else self.pp - rank for rank in range(self.pp)])[:, None, None]
                 at_first = np.full_like(tail, self.first_sum_s)
                 at_first[self.first] = times.sums[self.first]
-                to_end = limit_s - self.pass_s - at_first - times.update + backward
-                to_own = limit_s - self.forward_s - tail
+                to_end = limit_s - self.passes.both_s - at_first - times.update + backward
+                to_own = limit_s - self.passes.forward_s - tail
                 for left in (to_end, to_own):
                     late = (left + early * forward) / both
                     caps = np.minimum(caps, np.where(late >= early, late, np.minimum(early, left / backward)))
                 if not gpipe:
                     # The first rank goes on with a micro-batch only when an earlier one is back, from every rank.
-                    trips = (limit_s - tail[0]) / self.pass_s * (1 + ROUNDING)
+                    trips = (limit_s - tail[0]) / self.passes.both_s * (1 + ROUNDING)
                     caps[0] = np.minimum(caps[0], self.pp * np.floor(np.maximum(trips, 0)))
         return np.asarray(np.floor(np.maximum(caps, 0) * (1 + ROUNDING) + ROUNDING))
-
-    def _hops_s(self) -> float:
-        """Seconds of the messages of a pass one way that must go from node to node."""
-        crowd, work = self.crowd, self.cost.work
-        hops = crowd.least_nodes(self.pp) - 1
-        # The search knows one way for all stages.
-        size = work.message_bytes(self.size, self.tp, work.messages_behind(0))
-        return hops * (crowd.alpha + crowd.between_beta * (self.tp if crowd.within_nodes else 1) * size)
-
-    def _whole(self, each: UnitClass, ways: tuple[int, ...]) -> float:
-        """The whole model, forward or both ways, if all units were of this class."""
-        return sum(
-            self.layers * each.block[way] + each.embedding[way] + each.head[way] + self.pp * each.action for way in ways
-        )
 
 
 def _times(columns: Columns) -> _Times:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from hpctrain.planner.bound import relative_speeds
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.overlap import early_share
+from hpctrain.planner.passes import Passes
 from hpctrain.planner.share_out import share_out
 from hpctrain.planner.unit import Unit
 from hpctrain.planner.workload import Order
@@ -45,6 +46,9 @@ class Crowd:
         self.most_in_a_node = max(self.by_node, default=0)
         within = [cost.links.between(unit.places[0], unit.places[0])[1] for unit, _ in self.kinds]
         self.within_beta = min(within, default=0.0)
+        places = {unit.workers[0].node: unit.places[0] for unit in units}
+        self.inside = {cost.links.between(place, place) for place in places.values()}
+        """(alpha, beta) within the nodes."""
         self.alpha, self.between_beta = cost.links.least()
 
     def least_nodes(self, size: int) -> int:
@@ -113,6 +117,7 @@ class Bounds:
             found = max(found, self._whole_models(pace, count, dp, parameters * per_parameter))
         else:
             found = max(found, self._filled(crowd, pp, dp, order, size, work))
+            found = max(found, Passes(self.cost, crowd, pp, order, size).step_s(most))
         return found + start
 
     def _filled(self, crowd: Crowd, pp: int, dp: int, order: Order, size: int, work: float) -> float:
