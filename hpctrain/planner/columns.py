@@ -23,11 +23,12 @@ from numpy.typing import NDArray
 from hpctrain.planner.columns_room import micro_batches_held
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.crowd import Crowd
+from hpctrain.planner.cuts import can_go_through, some_cut_ends
 from hpctrain.planner.degrees import Shape
 from hpctrain.planner.memory import RankRole
 from hpctrain.planner.network import number_sum_s
 from hpctrain.planner.overlap import early_share
-from hpctrain.planner.passes import Passes
+from hpctrain.planner.passes import Passes, early_forwards
 from hpctrain.planner.unit_class import UnitClass, unit_classes
 from hpctrain.planner.workload import Order, Share
 from hpctrain.records.compression import NoCompression
@@ -86,8 +87,8 @@ class Columns:
         self.passes = Passes(cost, crowd, self.pp, order if waits else Order("interleaved_zero_bubble"), size)
         crosses = self.pp * self.dp > crowd.most_in_a_node
         self.norm_s = number_sum_s(crowd.alpha, self.pp * self.dp * self.tp) if crosses else 0.0
-        self._times = _times(self)
-        self.first_sum_s = float(self._times.sums[self.first, :, 0].min())
+        self.times = _times(self)
+        self.first_sum_s = float(self.times.sums[self.first].min())
 
     def has_time(self, limit_s: float) -> bool:
         """False when no layout is done in `limit_s` seconds, even with memory without end."""
@@ -95,7 +96,12 @@ class Columns:
 
     def may_end_by(self, limit_s: float) -> bool:
         """False when no layout is done in `limit_s` seconds."""
-        return self._knapsack(self._held(np.minimum(self._caps(limit_s), self._rooms), limit_s))[0] >= self.layers
+        caps = np.minimum(self._caps(limit_s), self._rooms)
+        if self._knapsack(self._held(caps, limit_s))[0] < self.layers:
+            return False
+        if not can_go_through(self.layers, self.pp, len(self.classes)):
+            return True
+        return some_cut_ends(self, caps, limit_s)
 
     def bracket(self, low: float, high: float) -> tuple[float, float]:
         """Two times near to each other: no layout beats the first, and what is looked at here allows the second.
@@ -139,7 +145,7 @@ class Columns:
         able = np.where(used[None, :, :, None], caps[:, None], np.inf).min(axis=2) >= 1
         best = np.where(used[None, :, :, None], caps[:, None], 0).max(axis=2)
         held = np.empty((self.pp, len(windows), len(self.mixtures)))
-        after_s = self.first_sum_s + float(self._times.update[self.first].min())
+        after_s = self.first_sum_s + float(self.times.update[self.first].min())
         for index, (low, high) in enumerate(windows):
             if self.passes.step_s(low) + after_s > limit_s:
                 held[:, index] = NEVER
@@ -211,29 +217,27 @@ class Columns:
 
     def _caps(self, limit_s: float) -> Values:
         """[rank, class, blocks] -> micro-batches that end in the time."""
-        times = self._times
+        times = self.times
         forward, backward, both = times.forward, times.backward, times.both
         tail = times.sums + times.update
         caps = (limit_s - times.way[:, None, None] * self.waits - tail) / both
-        if self.pp > 1 and self.order.chunks == 1 and self.waits:
-            if self.order.schedule in SPLIT_BACKWARD:
-                caps[-1] = np.minimum(caps[-1], (limit_s - self.passes.forward_s + forward[-1] - tail[-1]) / both[-1])
-            else:
-                # So many forwards come before the first backward, which waits for a pass through all later ranks; with
-                # gpipe all forwards of all ranks come before the last rank's first backward.
-                gpipe = self.order.schedule == "gpipe"
-                early = np.array([1 if gpipe else self.pp - rank for rank in range(self.pp)])[:, None, None]
+        if self.pp > 1 and self.waits:
+            # So many forwards come before a rank's first backward, which waits for a way through all stages.
+            early = early_forwards(self.order, self.pp)[:, None, None]
+            waits = [(limit_s - self.passes.forward_s - tail, both - forward)]
+            if self.order.chunks == 1 and self.order.schedule not in SPLIT_BACKWARD:
+                # It waits for the way back through all later ranks, too; with gpipe all forwards of all ranks come
+                # before the last rank's first backward.
                 at_first = np.full_like(tail, self.first_sum_s)
                 at_first[self.first] = times.sums[self.first]
-                to_end = limit_s - self.passes.both_s - at_first - times.update + backward
-                to_own = limit_s - self.passes.forward_s - tail
-                for left in (to_end, to_own):
-                    late = (left + early * forward) / both
-                    caps = np.minimum(caps, np.where(late >= early, late, np.minimum(early, left / backward)))
-                if not gpipe:
-                    # The first rank goes on with a micro-batch only when an earlier one is back, from every rank.
-                    trips = (limit_s - tail[0]) / self.passes.both_s * (1 + ROUNDING)
-                    caps[0] = np.minimum(caps[0], self.pp * np.floor(np.maximum(trips, 0)))
+                waits.append((limit_s - self.passes.both_s - at_first - times.update + backward, backward))
+            for left, each in waits:
+                late = (left + early * forward) / both
+                caps = np.minimum(caps, np.where(late >= early, late, np.minimum(early, left / each)))
+            if self.order.schedule == "1f1b":
+                # The first rank goes on with a micro-batch only when an earlier one is back, from every rank.
+                trips = (limit_s - tail[0]) / self.passes.both_s * (1 + ROUNDING)
+                caps[0] = np.minimum(caps[0], self.pp * np.floor(np.maximum(trips, 0)))
         return np.asarray(np.floor(np.maximum(caps, 0) * (1 + ROUNDING) + ROUNDING))
 
 
@@ -273,12 +277,13 @@ def _of_ends(columns: Columns, first: bool, last: bool) -> tuple[Values, ...]:
         # The first stage's backward is not cut, and it may hold all blocks of its rank.
         both = forward + backward + split * (order.chunks * each.action + blocks * each.split)
         update = each.update(blocks, first, last) + each.once + columns.norm_s
-        rows.append((forward, backward, both, _sums(columns, each, beside + block * blocks), update))
+        rows.append((forward, backward, both, _sums(columns, each, beside + block * blocks, backward), update))
     return tuple(np.array(values) for values in zip(*rows, strict=True))
 
 
-def _sums(columns: Columns, each: UnitClass, numbers: Values) -> Values:
-    """Seconds of a rank's gradient sums; nothing where a codec may send less, or they stay within nodes."""
+def _sums(columns: Columns, each: UnitClass, numbers: Values, backward: Values) -> Values:
+    """Seconds of a rank's gradient sums after its last backward, beside which some of them may pass; nothing where a
+    codec may send less, or they stay within nodes."""
     work, dp = columns.cost.work, columns.dp
     if dp == 1 or not isinstance(work.codec, NoCompression) or (work.saving.zero and work.saving.shard == "node"):
         return np.zeros_like(numbers)
@@ -288,8 +293,9 @@ def _sums(columns: Columns, each: UnitClass, numbers: Values) -> Values:
         sent = work.gathered_bytes / work.framework.gradient_bytes + 1
         return (dp - 1) * sent * beta * size / dp
     buckets = np.maximum(1, np.ceil(size / work.framework.bucket_bytes))
-    late = 1 - early_share(work, columns.pp * columns.order.chunks, columns.tp)
-    return late * 2 * (dp - 1) * (buckets * alpha + beta * size / dp) + numbers * each.copy
+    wire = 2 * (dp - 1) * (buckets * alpha + beta * size / dp)
+    early = early_share(work, columns.pp * columns.order.chunks, columns.tp)
+    return wire - np.minimum(early * wire, backward) + numbers * each.copy
 
 
 def _classes(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.workload import Order
 from hpctrain.schedule.generate import SPLIT_BACKWARD
@@ -32,6 +35,8 @@ class Passes:
             # n hops between them.
             wrap = 0.0 if order.schedule in V_SHAPED else self.hop_s(crowd.least_nodes(pp) > 1)
             one_way = order.chunks * one_way + (order.chunks - 1) * wrap
+        self.one_way_s = one_way
+        """Messages of a way through all stages."""
         forward, backward = _whole_s(cost, crowd, pp * order.chunks, order.schedule in SPLIT_BACKWARD, size)
         self.forward_s = forward + one_way
         """Until it has passed all stages."""
@@ -54,6 +59,20 @@ class Passes:
         """
         trips = -(-micro_batches // self.pp) if self.order.schedule == "1f1b" else 1
         return trips * self.both_s
+
+
+def early_forwards(order: Order, pp: int) -> NDArray[np.float64]:
+    """[rank] -> micro-batches at most, in any of a rank's stages, whose forward may be over while a way through all
+    stages is on that the rank's first backward waits for.
+
+    With gpipe it is the last micro-batch's way.
+    """
+    ranks = np.arange(pp)
+    if order.schedule == "gpipe":
+        return np.ones(pp)
+    if order.schedule in V_SHAPED:
+        return 2 * pp - 1.0 - ranks
+    return pp - 1.0 * ranks if order.chunks == 1 else np.full(pp, 2 * pp - 1.0)
 
 
 def _hops_s(cost: CostModel, crowd: Crowd, size: int) -> tuple[float, float]:
