@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from hpctrain.planner.columns_room import micro_batches_held
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.crowd import Crowd
-from hpctrain.planner.cuts import can_go_through, some_cut_ends
+from hpctrain.planner.cuts import some_cut_ends
 from hpctrain.planner.degrees import Shape
 from hpctrain.planner.memory import RankRole
 from hpctrain.planner.network import number_sum_s
@@ -97,11 +97,8 @@ class Columns:
     def may_end_by(self, limit_s: float) -> bool:
         """False when no layout is done in `limit_s` seconds."""
         caps = np.minimum(self._caps(limit_s), self._rooms)
-        if self._knapsack(self._held(caps, limit_s))[0] < self.layers:
-            return False
-        if not can_go_through(self.layers, self.pp, len(self.classes)):
-            return True
-        return some_cut_ends(self, caps, limit_s)
+        held = self._held(caps, limit_s)
+        return self._knapsack(held)[0] >= self.layers and some_cut_ends(self, caps, held.max(axis=(1, 2)), limit_s)
 
     def bracket(self, low: float, high: float) -> tuple[float, float]:
         """Two times near to each other: no layout beats the first, and what is looked at here allows the second.

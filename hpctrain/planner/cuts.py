@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from functools import lru_cache
-from math import comb
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,25 +22,28 @@ if TYPE_CHECKING:
 Values = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-MOST_CUTS = 4000
-"""Ways to cut the blocks into ranks that are gone through."""
+MOST_REPLICAS = 60_000
+"""Pairs of a cut of the blocks into ranks and a choice of classes that are gone through."""
 MOST_CLASSES = 2
 NEVER = -1e6
 """Micro-batches of a replica that cannot be."""
 
 
-def can_go_through(layers: int, pp: int, classes: int) -> bool:
-    """Whether there are few enough cuts, and few enough kinds of replicas. With one rank there is nothing to cut."""
-    return 1 < pp and classes <= MOST_CLASSES and comb(layers + pp - 1, pp - 1) <= MOST_CUTS
-
-
-def some_cut_ends(columns: Columns, caps: Values, limit_s: float) -> bool:
+def some_cut_ends(columns: Columns, caps: Values, blocks: Values, limit_s: float) -> bool:
     """False when by no cut all replicas together do the step's micro-batches in the time.
+
+    True, too, where there are too many cuts to tell. With one rank there is nothing to cut.
 
     Args:
         caps: [rank, class, blocks] -> micro-batches that a unit ends in the time, or has room for.
+        blocks: [rank] -> the most that it can hold.
     """
-    cuts, mixes = _cuts(columns.layers, columns.pp), _mixes(len(columns.classes), columns.pp)
+    if columns.pp == 1 or len(columns.classes) > MOST_CLASSES:
+        return True
+    mixes = _mixes(len(columns.classes), columns.pp)
+    cuts = _cuts(columns.layers, tuple(int(each) for each in blocks), MOST_REPLICAS // len(mixes))
+    if cuts is None:
+        return True
     least = -(-columns.count // columns.dp)
     most = least if columns.cost.work.saving.equal_counts else columns.count - columns.dp + 1
     # [cut, mix]
@@ -65,11 +67,24 @@ def some_cut_ends(columns: Columns, caps: Values, limit_s: float) -> bool:
 
 
 @lru_cache(maxsize=16)
-def _cuts(layers: int, pp: int) -> Counts:
-    """[cut, rank] -> blocks."""
-    bars = np.array(list(itertools.combinations(range(layers + pp - 1), pp - 1)), dtype=np.int64)
-    edges = np.pad(bars, ((0, 0), (1, 1)), constant_values=((0, 0), (-1, layers + pp - 1)))
-    return np.asarray(np.diff(edges, axis=1) - 1)
+def _cuts(layers: int, most: tuple[int, ...], limit: int) -> Counts | None:
+    """[cut, rank] -> blocks; None when there are more than `limit` cuts.
+
+    Args:
+        most: [rank] -> blocks.
+    """
+    found = np.zeros((1, 0), dtype=np.int64)
+    for rank, own in enumerate(most):
+        left = layers - found.sum(axis=1)
+        least = np.clip(left - sum(most[rank + 1 :]), 0, None)
+        ways = np.clip(np.minimum(left, own) - least + 1, 0, None)
+        # What is begun can always be ended, so there are at least as many cuts as beginnings.
+        if ways.sum() > limit:
+            return None
+        begun = np.repeat(np.arange(len(found)), ways)
+        added = np.arange(len(begun)) - np.repeat(np.cumsum(ways) - ways, ways) + least[begun]
+        found = np.column_stack([found[begun], added])
+    return found
 
 
 @lru_cache(maxsize=16)
