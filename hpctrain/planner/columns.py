@@ -25,6 +25,7 @@ from hpctrain.planner.cost import CostModel
 from hpctrain.planner.crowd import Crowd
 from hpctrain.planner.cuts import some_cut_ends
 from hpctrain.planner.degrees import Shape
+from hpctrain.planner.interleaved import with_passes
 from hpctrain.planner.memory import RankRole
 from hpctrain.planner.network import number_sum_s
 from hpctrain.planner.overlap import early_share
@@ -235,7 +236,11 @@ class Columns:
                 # The first rank goes on with a micro-batch only when an earlier one is back, from every rank.
                 trips = (limit_s - tail[0]) / self.passes.both_s * (1 + ROUNDING)
                 caps[0] = np.minimum(caps[0], self.pp * np.floor(np.maximum(trips, 0)))
-        return np.asarray(np.floor(np.maximum(caps, 0) * (1 + ROUNDING) + ROUNDING))
+        caps = np.floor(np.maximum(caps, 0) * (1 + ROUNDING) + ROUNDING)
+        if self.order.schedule == "interleaved_1f1b" and self.waits:
+            left = limit_s * (1 + ROUNDING) - self.passes.both_s - self.first_sum_s - times.update
+            caps = with_passes(self.classes, caps, both, left)
+        return np.asarray(caps)
 
 
 def _times(columns: Columns) -> _Times:
