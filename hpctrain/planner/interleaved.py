@@ -3,6 +3,7 @@ shared out over its stages."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -16,9 +17,8 @@ Values = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 LIKE = (1 / 3, 2 / 3)
-"""Forward and backward of a rank, as parts of both, that the weights of bounds are made for."""
-SMALL = 0.6
-"""Of the other ranks' time, what the first or the last one takes in some of the cuts that weights are made for."""
+"""Forward and backward of a rank, as parts of both, that the weights of bounds are made for; with any they hold."""
+LEAST = 1e-3
 
 
 class Around(NamedTuple):
@@ -87,6 +87,9 @@ def with_passes(classes: Sequence[UnitClass], caps: Values, both: Values, left: 
     mixes, cuts, _ = np.meshgrid(np.arange(number), np.arange(blocks), np.arange(pp), indexing="ij")
     halves = Halves(classes, mixes, cuts)
     found, both, left = (np.moveaxis(each, 0, -1).copy() for each in (caps, both, left))
+    # A round has fewer than twice as many micro-batches as there are ranks.
+    most = 2 * pp * (halves.front_f + halves.back_f + halves.front_b + halves.back_b)
+    found = np.minimum(found, np.floor(np.maximum(left + most, 0) / both))
     while True:
         none, each = halves.beside_s(around(pp, np.maximum(found, 1).astype(np.int64)))
         beside = none + np.maximum(each * halves.least, each * halves.most)
@@ -96,40 +99,24 @@ def with_passes(classes: Sequence[UnitClass], caps: Values, both: Values, left: 
         found[late] -= 1
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def weights_of(pp: int, micro_batches: int) -> Values:
-    """[set, kind, rank] -> weights of bounds on a replica's time, of which the first set is for equally fast ranks.
+    """[set, kind, rank] -> weights that add up to one, of bounds on a replica's time.
 
     A bound of the first kind: rank r starts after the first stages of those before it, and ends before their last
     backwards. Of the second: a whole pass, and all that rank r does between its first backward and the last one of its
-    second stage. Any sharing out of blocks over the two stages makes some of them large, so that their sum with such
-    weights is large always.
+    second stage. Blocks in first stages make the one longer and the other shorter. In each set a rank near the end has
+    a bound of the first kind, and those before it of the second, weighed so that for `LIKE` it does not matter where
+    their blocks are.
     """
-    # Weights for about as many do as well.
-    number = 1 << (micro_batches.bit_length() - 1)
-    profiles = np.ones((4, pp))
-    profiles[1:3, -1] = profiles[2:, 0] = SMALL
-    return np.array([_weights(each, number) for each in profiles])
-
-
-def _weights(rank_s: Values, micro_batches: int) -> Values:
-    """The dual of: the least step over all ways to share out the ranks' work over their two stages.
-
-    Args:
-        rank_s: [rank] -> seconds for a micro-batch.
-    """
-    from scipy.optimize import linprog  # takes long to load, and few options come here
-
-    pp, (forward, backward) = len(rank_s), LIKE
     before, between, after = around(pp, np.array([micro_batches]))
-    # Variables: the first stage's seconds of each rank, and the step; every row is a bound.
-    step = -np.ones((pp, 1))
-    ahead = np.hstack([np.tril(np.ones((pp, pp)), -1), step])
-    own = (between - before) * forward + (1 - after) * backward
-    beside = np.hstack([np.diag(own), step])
-    busy = micro_batches * rank_s
-    right = np.concatenate([-busy, -(busy + rank_s.sum() - (between * forward + backward) * rank_s)])
-    bounds = [*[(0, each) for each in rank_s], (None, None)]
-    found = linprog([*np.zeros(pp), 1.0], np.vstack([ahead, beside]), right, bounds=bounds, method="highs")
-    weights = np.maximum(-found.ineqlin.marginals, 0)
-    return np.asarray((weights / weights.sum()).reshape(2, pp))
+    forward, backward = LIKE
+    lost = np.maximum((before - between) * forward + (after - 1) * backward, LEAST)
+    sets = []
+    for last, first in itertools.product((pp - 1, pp - 2), (0, 1)):
+        if first < last:
+            weights = np.zeros((2, pp))
+            weights[0, last] = 1
+            weights[1, first:last] = 1 / lost[first:last]
+            sets.append(weights / weights.sum())
+    return np.array(sets)
