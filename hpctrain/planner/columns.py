@@ -7,40 +7,28 @@ says how many blocks all columns together hold, with no more units of a kind tha
 the model has, no layout is done in the time.
 
 What is left out, so that it stays a bound: a column's micro-batches may be shared out over replicas as is best for it
-alone (only the largest number of any replica is common to all), a pass through the pipeline counts as if all its units
-were the fastest, and only those hops count that must cross nodes.
+alone (only the largest number of any replica is common to all), and a pass through the pipeline counts as if all its
+units were the fastest. Where there are few enough cuts of the blocks, all of them are gone through, which knows both
+(`hpctrain.planner.cuts`).
 """
 
 from __future__ import annotations
 
-import itertools
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.planner.columns_room import micro_batches_held
-from hpctrain.planner.cost import CostModel
-from hpctrain.planner.crowd import Crowd
 from hpctrain.planner.cuts import some_cut_ends
-from hpctrain.planner.degrees import Shape
 from hpctrain.planner.interleaved import with_passes
 from hpctrain.planner.memory import RankRole
-from hpctrain.planner.network import number_sum_s
-from hpctrain.planner.overlap import early_share
-from hpctrain.planner.passes import Passes, early_forwards
-from hpctrain.planner.unit_class import UnitClass, unit_classes
-from hpctrain.planner.workload import Order, Share
-from hpctrain.records.compression import NoCompression
+from hpctrain.planner.passes import early_forwards
+from hpctrain.planner.rank_times import RankTimes
 from hpctrain.schedule.generate import SPLIT_BACKWARD
-from hpctrain.schedule.placement import stage_ranks
 
 Values = NDArray[np.float64]
 
-MOST_MIXTURES = 200
-"""Kinds are told apart as far as their mixtures in a column are no more than that."""
-MOST_CLASSES = 3
 WINDOWS = 10
 """Ranges for the largest number of micro-batches of a replica that are looked at one by one."""
 NEAR = 1e-3
@@ -52,44 +40,8 @@ DOUBLED = 12
 """Times that a bound is doubled in search of a time that may be enough."""
 
 
-class _Times(NamedTuple):
-    """Seconds by [rank, class, blocks]."""
-
-    forward: Values
-    backward: Values
-    both: Values
-    """Forward and backward, as the schedule makes them."""
-    sums: Values
-    update: Values
-    way: Values
-    """[rank] -> before its first forward at least."""
-
-
-class Columns:
-    """Of one shape, schedule and micro-batch size.
-
-    Args:
-        shards: replicas that share a state, at most.
-        waits: with what the order of actions makes ranks wait for; without, the bound of 1f1b is one for every schedule
-            in which the ends of the model lie on the first and the last rank.
-    """
-
-    def __init__(
-        self, cost: CostModel, crowd: Crowd, shape: Shape, order: Order, size: int, shards: int = 1, waits: bool = True
-    ) -> None:
-        self.cost, self.crowd, self.order, self.size, self.shards = cost, crowd, order, size, shards
-        self.waits = waits
-        self.pp, self.dp, self.tp = shape
-        self.count, self.layers = cost.work.rows // size, cost.work.spec.layers
-        owner = stage_ranks(order.schedule, self.pp, self.pp * order.chunks)
-        self.first, self.last = owner[0], owner[-1]
-        self.classes, self.mixtures = _classes(cost, crowd, size, shards, self.dp)
-        # Of all schedules that may be meant, the one whose passes are the shortest.
-        self.passes = Passes(cost, crowd, self.pp, order if waits else Order("interleaved_zero_bubble"), size)
-        crosses = self.pp * self.dp > crowd.most_in_a_node
-        self.norm_s = number_sum_s(crowd.alpha, self.pp * self.dp * self.tp) if crosses else 0.0
-        self.times = _times(self)
-        self.first_sum_s = float(self.times.sums[self.first].min())
+class Columns(RankTimes):
+    """Of one shape, schedule and micro-batch size."""
 
     def has_time(self, limit_s: float) -> bool:
         """False when no layout is done in `limit_s` seconds, even with memory without end."""
@@ -241,79 +193,6 @@ class Columns:
             left = limit_s * (1 + ROUNDING) - self.passes.both_s - self.first_sum_s - times.update
             caps = with_passes(self.classes, caps, both, left)
         return np.asarray(caps)
-
-
-def _times(columns: Columns) -> _Times:
-    """Ranks that are neither first nor last are alike."""
-    by_ends: dict[tuple[bool, bool], tuple[Values, ...]] = {}
-    rows = []
-    for rank in range(columns.pp):
-        ends = (rank == columns.first, rank == columns.last)
-        if ends not in by_ends:
-            by_ends[ends] = _of_ends(columns, *ends)
-        rows.append(by_ends[ends])
-    forward, backward, both, sums, update = (np.array(values) for values in zip(*rows, strict=True))
-    # Where a rank has several stages, these may hold a single block each.
-    way = [
-        min(
-            rank * each.action + max(0, rank - 1) * each.block[0] + (columns.first == 0) * each.embedding[0]
-            for each in columns.classes
-        )
-        for rank in range(columns.pp)
-    ]
-    return _Times(forward, backward, both, sums, update, np.array([0.0, *way[1:]]))
-
-
-def _of_ends(columns: Columns, first: bool, last: bool) -> tuple[Values, ...]:
-    """[class, blocks] of each of `_Times` but the way, for a rank with the model's first or last stage or none."""
-    order, work, tp = columns.order, columns.cost.work, columns.tp
-    blocks = np.arange(columns.layers + 1, dtype=float)
-    split = order.schedule in SPLIT_BACKWARD and not first
-    beside, block = (work.parameters(share, tp) for share in (Share(0, first, last), Share(1, False, False)))
-    rows = []
-    for each in columns.classes:
-        forward, backward = (
-            order.chunks * each.action + first * each.embedding[way] + last * each.head[way] + blocks * each.block[way]
-            for way in (0, 1)
-        )
-        # The first stage's backward is not cut, and it may hold all blocks of its rank.
-        both = forward + backward + split * (order.chunks * each.action + blocks * each.split)
-        update = each.update(blocks, first, last) + each.once + columns.norm_s
-        rows.append((forward, backward, both, _sums(columns, each, beside + block * blocks, backward), update))
-    return tuple(np.array(values) for values in zip(*rows, strict=True))
-
-
-def _sums(columns: Columns, each: UnitClass, numbers: Values, backward: Values) -> Values:
-    """Seconds of a rank's gradient sums after its last backward, beside which some of them may pass; nothing where a
-    codec may send less, or they stay within nodes."""
-    work, dp = columns.cost.work, columns.dp
-    if dp == 1 or not isinstance(work.codec, NoCompression) or (work.saving.zero and work.saving.shard == "node"):
-        return np.zeros_like(numbers)
-    size = numbers * work.framework.gradient_bytes
-    alpha, beta = columns.crowd.ring(dp, columns.order.chunks)
-    if work.saving.zero:
-        sent = work.gathered_bytes / work.framework.gradient_bytes + 1
-        return (dp - 1) * sent * beta * size / dp
-    buckets = np.maximum(1, np.ceil(size / work.framework.bucket_bytes))
-    wire = 2 * (dp - 1) * (buckets * alpha + beta * size / dp)
-    early = early_share(work, columns.pp * columns.order.chunks, columns.tp)
-    return wire - np.minimum(early * wire, backward) + numbers * each.copy
-
-
-def _classes(
-    cost: CostModel, crowd: Crowd, size: int, shards: int, dp: int
-) -> tuple[list[UnitClass], NDArray[np.int64]]:
-    """Kinds that are told apart, and [mixture, class] -> units of a column."""
-    for most in range(MOST_CLASSES, 0, -1):
-        classes = unit_classes(cost, crowd, size, shards, most)
-        least = [min(each.number, dp) for each in classes]
-        ways = [
-            ways for ways in itertools.product(*(range(number, -1, -1) for number in least[:-1])) if sum(ways) <= dp
-        ]
-        mixtures = [(*few, dp - sum(few)) for few in ways if dp - sum(few) <= least[-1]]
-        if len(mixtures) <= MOST_MIXTURES:
-            break
-    return classes, np.array(mixtures)
 
 
 def _windows(least: int, most: int) -> list[tuple[int, int]]:

@@ -9,27 +9,28 @@ from __future__ import annotations
 
 import itertools
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctrain.planner.rank_times import RankTimes
 from hpctrain.planner.replica_end import ReplicaEnd
-
-if TYPE_CHECKING:
-    from hpctrain.planner.columns import Columns
 
 Values = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 MOST_REPLICAS = 60_000
 """Pairs of a cut of the blocks into ranks and a choice of classes that are gone through."""
+MOST_MIXES = 256
+"""Choices of classes."""
 MOST_CLASSES = 2
+ROUNDING = 1e-9
 NEVER = -1e6
 """Micro-batches of a replica that cannot be."""
 
 
-def some_cut_ends(columns: Columns, caps: Values, blocks: Values, limit_s: float) -> bool:
+def some_cut_ends(ranks: RankTimes, caps: Values, blocks: Values, limit_s: float) -> bool:
     """False when by no cut all replicas together do the step's micro-batches in the time.
 
     True, too, where there are too many cuts to tell. With one rank there is nothing to cut.
@@ -38,32 +39,41 @@ def some_cut_ends(columns: Columns, caps: Values, blocks: Values, limit_s: float
         caps: [rank, class, blocks] -> micro-batches that a unit ends in the time, or has room for.
         blocks: [rank] -> the most that it can hold.
     """
-    if columns.pp == 1 or len(columns.classes) > MOST_CLASSES:
+    if ranks.pp == 1 or len(ranks.classes) > MOST_CLASSES or len(ranks.classes) ** ranks.pp > MOST_MIXES:
         return True
-    mixes = _mixes(len(columns.classes), columns.pp)
-    cuts = _cuts(columns.layers, tuple(int(each) for each in blocks), MOST_REPLICAS // len(mixes))
+    mixes = _mixes(len(ranks.classes), ranks.pp)
+    cuts = _cuts(ranks.layers, tuple(int(each) for each in blocks), MOST_REPLICAS // len(mixes))
     if cuts is None:
         return True
-    least = -(-columns.count // columns.dp)
-    most = least if columns.cost.work.saving.equal_counts else columns.count - columns.dp + 1
+    least = -(-ranks.count // ranks.dp)
+    most = least if ranks.cost.work.saving.equal_counts else ranks.count - ranks.dp + 1
     # [cut, mix]
     held = np.full((len(cuts), len(mixes)), float(most))
-    for rank in range(columns.pp):
+    for rank in range(ranks.pp):
         np.minimum(held, caps[rank].T[cuts[:, rank]][:, mixes[:, rank]], out=held)
-    enough = _together(columns, mixes, held) >= columns.count
+    enough = _together(ranks, mixes, held) >= ranks.count
     if not enough.any():
         return False
-    cuts, held = cuts[enough], held[enough]
-    at, mix = (each.ravel() for each in np.indices(held.shape))
-    ends = ReplicaEnd(columns, cuts[at], mixes[mix])
-    numbers = held.astype(np.int64).ravel()
-    active = np.flatnonzero(numbers > 0)
-    while active.size:
-        late = ends.end_s(active, numbers[active]) > limit_s * (1 + 1e-9)
-        active = active[late]
-        numbers[active] -= 1
-        active = active[numbers[active] > 0]
-    return bool((_together(columns, mixes, numbers.reshape(held.shape).astype(float)) >= columns.count).any())
+    return _some_end(ranks, cuts[enough], mixes, held[enough].astype(np.int64), limit_s * (1 + ROUNDING))
+
+
+def _some_end(ranks: RankTimes, cuts: Counts, mixes: Counts, numbers: Counts, limit_s: float) -> bool:
+    """Whether by some cut there are as many micro-batches as there have to be.
+
+    Args:
+        numbers: [cut, mix] -> micro-batches at most; changed.
+    """
+    at, mix = (each.ravel() for each in np.indices(numbers.shape))
+    ends, flat, is_open = ReplicaEnd(ranks, cuts[at], mixes[mix]), numbers.reshape(-1), numbers > 0
+    while is_open.any():
+        asked = np.flatnonzero(is_open)
+        late = ends.end_s(asked, flat[asked]) > limit_s
+        is_open.reshape(-1)[asked[~late]] = False
+        if (_together(ranks, mixes, np.where(is_open, 0, numbers)) >= ranks.count).any():
+            return True
+        flat[asked[late]] -= 1
+        is_open &= (numbers > 0) & (_together(ranks, mixes, numbers) >= ranks.count)[:, None]
+    return False
 
 
 @lru_cache(maxsize=16)
@@ -90,29 +100,28 @@ def _cuts(layers: int, most: tuple[int, ...], limit: int) -> Counts | None:
 @lru_cache(maxsize=16)
 def _mixes(classes: int, pp: int) -> Counts:
     """[mix, rank] -> class."""
-    return np.array(list(itertools.product(range(classes), repeat=pp)))
+    return np.array(list(itertools.product(range(classes), repeat=pp)), dtype=np.int64)
 
 
-def _together(columns: Columns, mixes: Counts, numbers: Values) -> Values:
+def _together(ranks: RankTimes, mixes: Counts, numbers: NDArray[Any]) -> Values:
     """[cut] -> micro-batches of all replicas at most, with no more units of a class than there are.
 
     Args:
         numbers: [cut, mix] -> micro-batches of a replica.
     """
-    pp, dp = columns.pp, columns.dp
+    pp, dp = ranks.pp, ranks.dp
     numbers = np.where(numbers < 1, NEVER, numbers)
     first = (mixes == 0).sum(axis=1)
-    best = np.stack(
-        [numbers[:, first == few].max(axis=1, initial=NEVER) for few in range(pp + 1)], axis=1
-    )  # [cut, units of the first class in a replica]
-    if len(columns.classes) == 1:
-        return dp * best[:, pp]
-    least, most = max(0, pp * dp - columns.classes[1].number), min(pp * dp, columns.classes[0].number)
+    # By units of the first class in a replica.
+    best = [numbers[:, first == few].max(axis=1, initial=NEVER) for few in range(pp + 1)]
+    if len(ranks.classes) == 1:
+        return np.asarray(dp * best[pp])
+    least, most = max(0, pp * dp - ranks.classes[1].number), min(pp * dp, ranks.classes[0].number)
     found = np.full(len(numbers), NEVER)
     # Of replicas that differ, two kinds are enough if they need not come whole.
     for few, many in itertools.combinations(range(pp + 1), 2):
         low, high = max(least, few * dp), min(most, many * dp)
         for units in {low, high} if low <= high else ():
             part = (units - few * dp) / (many - few)
-            np.maximum(found, (dp - part) * best[:, few] + part * best[:, many], out=found)
+            np.maximum(found, (dp - part) * best[few] + part * best[many], out=found)
     return found

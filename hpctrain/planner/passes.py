@@ -1,19 +1,15 @@
-"""What a micro-batch's way through a pipeline and back takes at least, whichever units do it and wherever they stand."""
+"""What a micro-batch's way through a pipeline and back takes at least, whichever units do it, wherever they stand."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.planner.cost import CostModel
-from hpctrain.planner.workload import Order
+from hpctrain.planner.crowd import Crowd
+from hpctrain.planner.workload import Order, Share
 from hpctrain.schedule.generate import SPLIT_BACKWARD
 from hpctrain.schedule.placement import V_SHAPED
-
-if TYPE_CHECKING:
-    from hpctrain.planner.crowd import Crowd
 
 
 class Passes:
@@ -67,12 +63,12 @@ def early_forwards(order: Order, pp: int) -> NDArray[np.float64]:
 
     With gpipe it is the last micro-batch's way.
     """
-    ranks = np.arange(pp)
+    ranks = np.arange(pp, dtype=np.float64)
     if order.schedule == "gpipe":
         return np.ones(pp)
     if order.schedule in V_SHAPED:
-        return 2 * pp - 1.0 - ranks
-    return pp - 1.0 * ranks if order.chunks == 1 else np.full(pp, 2 * pp - 1.0)
+        return 2 * pp - 1 - ranks
+    return pp - ranks if order.chunks == 1 else np.full(pp, 2.0 * pp - 1)
 
 
 def _hops_s(cost: CostModel, crowd: Crowd, size: int) -> tuple[float, float]:
@@ -89,7 +85,7 @@ def _hops_s(cost: CostModel, crowd: Crowd, size: int) -> tuple[float, float]:
 
 def _whole_s(cost: CostModel, crowd: Crowd, stages: int, split: bool, size: int) -> tuple[float, float]:
     """The whole model, forward and backward."""
-    layers = cost.work.spec.layers
+    layers = _least_blocks(cost)
     timed = [(cost.parts(unit, size), cost.constants[unit.kind], unit) for unit, _ in crowd.kinds]
     action = min(constants.action_ops * unit.launch_s for _, constants, unit in timed)
     forward, backward = (
@@ -107,3 +103,10 @@ def _whole_s(cost: CostModel, crowd: Crowd, stages: int, split: bool, size: int)
         embedding = min(parts.embedding[1] for parts, _, _ in timed)
         return forward + head, layers * block + embedding + share * head_back + action * (1 + 2 * share * (stages - 1))
     return forward + head, backward + head_back
+
+
+def _least_blocks(cost: CostModel) -> float:
+    """Blocks of mean size that a cut model amounts to at least: those at its ends may be smaller ones."""
+    work, layers = cost.work, cost.work.spec.layers
+    shares = ((Share(number, *ends) for number in range(layers + 1)) for ends in ((True, False), (False, True)))
+    return layers + sum(min(work.mean_blocks(share)[0] - share.blocks for share in each) for each in shares)
