@@ -24,7 +24,7 @@ from hpctrain.planner.cuts import some_cut_ends
 from hpctrain.planner.interleaved import with_passes
 from hpctrain.planner.memory import RankRole
 from hpctrain.planner.passes import early_forwards
-from hpctrain.planner.rank_times import RankTimes
+from hpctrain.planner.rank_times import RankTimes, Times
 from hpctrain.schedule.generate import SPLIT_BACKWARD
 
 Values = NDArray[np.float64]
@@ -51,7 +51,9 @@ class Columns(RankTimes):
         """False when no layout is done in `limit_s` seconds."""
         caps = np.minimum(self._caps(limit_s), self._rooms)
         held = self._held(caps, limit_s)
-        return self._knapsack(held)[0] >= self.layers and some_cut_ends(self, caps, held.max(axis=(1, 2)), limit_s)
+        if self._knapsack(held)[0] < self.layers or not self._may_lie(held, limit_s):
+            return False
+        return some_cut_ends(self, caps, held.max(axis=(1, 2)), limit_s)
 
     def bracket(self, low: float, high: float) -> tuple[float, float]:
         """Two times near to each other: no layout beats the first, and what is looked at here allows the second.
@@ -139,6 +141,18 @@ class Columns(RankTimes):
             reached[:, (left < 0) | (left > rest)] = NEVER
         return float(reached.max()), way
 
+    def _may_lie(self, held: Values, limit_s: float) -> bool:
+        """False when there are not enough nodes for columns that sum within one to hold what others cannot.
+
+        Args:
+            held: [rank, window, mixture] -> blocks, as if all columns could lie within a node.
+        """
+        if self.apart is None:
+            return True
+        far = self._held(np.minimum(self._caps(limit_s, self.apart), self._rooms), limit_s).max(axis=2)
+        gained = np.sort(held.max(axis=2) - far, axis=0)[-self.inside :]
+        return bool((far.sum(axis=0) + gained.sum(axis=0)).max() >= self.layers)
+
     def mixtures_by(self, limit_s: float) -> list[tuple[int, ...]] | None:
         """[rank] -> units of each class, the fastest first, with which the columns hold the most blocks in the time.
 
@@ -165,9 +179,9 @@ class Columns(RankTimes):
                     break
         return found[::-1]
 
-    def _caps(self, limit_s: float) -> Values:
+    def _caps(self, limit_s: float, times: Times | None = None) -> Values:
         """[rank, class, blocks] -> micro-batches that end in the time."""
-        times = self.times
+        times = times or self.times
         forward, backward, both = times.forward, times.backward, times.both
         tail = times.sums + times.update
         caps = (limit_s - times.way[:, None, None] * self.waits - tail) / both

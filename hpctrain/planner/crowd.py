@@ -38,8 +38,12 @@ class Crowd:
         """The fewest nodes on which there are so many units."""
         return 1 + bisect_left(list(accumulate(self.by_node)), size)
 
-    def ring(self, size: int, chunks: int) -> tuple[float, float]:
-        """The least alpha and beta of a hop of a ring through so many units, each of which sums `chunks` stages."""
-        if size <= self.most_in_a_node:
+    def ring(self, size: int, chunks: int, apart: bool = False) -> tuple[float, float]:
+        """The least alpha and beta of a hop of a ring through so many units, each of which sums `chunks` stages.
+
+        Args:
+            apart: the units are not all in one node.
+        """
+        if size <= self.most_in_a_node and not apart:
             return 0.0, min(self.between_beta, self.within_beta) if self.between_beta else 0.0
         return self.alpha, self.between_beta * chunks * (self.tp if self.within_nodes else 1)

@@ -65,16 +65,20 @@ class RankTimes:
         self.norm_s = number_sum_s(crowd.alpha, self.pp * self.dp * self.tp) if crosses else 0.0
         self.times = _times(self)
         self.first_sum_s = float(self.times.sums[self.first].min())
+        self.inside = sum(units // self.dp for units in crowd.by_node)
+        """Columns that lie within a node, at most."""
+        self.apart = _times(self, apart=True) if 0 < self.inside < self.pp and self.dp > 1 else None
+        """Times of those that do not, where there must be some and there may be others."""
 
 
-def _times(of: RankTimes) -> Times:
+def _times(of: RankTimes, apart: bool = False) -> Times:
     """Ranks that are neither first nor last are alike."""
     by_ends: dict[tuple[bool, bool], tuple[Values, ...]] = {}
     rows = []
     for rank in range(of.pp):
         ends = (rank == of.first, rank == of.last)
         if ends not in by_ends:
-            by_ends[ends] = _of_ends(of, *ends)
+            by_ends[ends] = _of_ends(of, *ends, apart)
         rows.append(by_ends[ends])
     forward, backward, both, sums, update = (np.array(values) for values in zip(*rows, strict=True))
     # Where a rank has several stages, these may hold a single block each.
@@ -88,7 +92,7 @@ def _times(of: RankTimes) -> Times:
     return Times(forward, backward, both, sums, update, np.array([0.0, *way[1:]]))
 
 
-def _of_ends(of: RankTimes, first: bool, last: bool) -> tuple[Values, ...]:
+def _of_ends(of: RankTimes, first: bool, last: bool, apart: bool) -> tuple[Values, ...]:
     """[class, blocks] of each of `Times` but the way, for a rank with the model's first or last stage or none."""
     order, work, tp = of.order, of.cost.work, of.tp
     blocks = np.arange(of.layers + 1, dtype=float)
@@ -103,18 +107,18 @@ def _of_ends(of: RankTimes, first: bool, last: bool) -> tuple[Values, ...]:
         # The first stage's backward is not cut, and it may hold all blocks of its rank.
         both = forward + backward + split * (order.chunks * each.action + blocks * each.split)
         update = each.update(blocks, first, last) + each.once + of.norm_s
-        rows.append((forward, backward, both, _sums(of, each, beside + block * blocks, backward), update))
+        rows.append((forward, backward, both, _sums(of, each, beside + block * blocks, backward, apart), update))
     return tuple(np.array(values) for values in zip(*rows, strict=True))
 
 
-def _sums(of: RankTimes, each: UnitClass, numbers: Values, backward: Values) -> Values:
+def _sums(of: RankTimes, each: UnitClass, numbers: Values, backward: Values, apart: bool) -> Values:
     """Seconds of a rank's gradient sums after its last backward, beside which some of them may pass; nothing where a
     codec may send less, or they stay within nodes."""
     work, dp = of.cost.work, of.dp
     if dp == 1 or not isinstance(work.codec, NoCompression) or (work.saving.zero and work.saving.shard == "node"):
         return np.zeros_like(numbers)
     size = numbers * work.framework.gradient_bytes
-    alpha, beta = of.crowd.ring(dp, of.order.chunks)
+    alpha, beta = of.crowd.ring(dp, of.order.chunks, apart)
     if work.saving.zero:
         sent = work.gathered_bytes / work.framework.gradient_bytes + 1
         return (dp - 1) * sent * beta * size / dp
