@@ -20,8 +20,10 @@ from hpctrain.planner.replica_end import ReplicaEnd
 Values = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-MOST_REPLICAS = 60_000
+MOST_REPLICAS = 30_000
 """Pairs of a cut of the blocks into ranks and a choice of classes that are gone through."""
+AT_ONCE = 100
+"""Cuts that are looked at together."""
 MOST_MIXES = 256
 """Choices of classes."""
 MOST_CLASSES = 2
@@ -51,10 +53,13 @@ def some_cut_ends(ranks: RankTimes, caps: Values, blocks: Values, limit_s: float
     held = np.full((len(cuts), len(mixes)), float(most))
     for rank in range(ranks.pp):
         np.minimum(held, caps[rank].T[cuts[:, rank]][:, mixes[:, rank]], out=held)
-    enough = _together(ranks, mixes, held) >= ranks.count
-    if not enough.any():
-        return False
-    return _some_end(ranks, cuts[enough], mixes, held[enough].astype(np.int64), limit_s * (1 + ROUNDING))
+    together = _together(ranks, mixes, held)
+    # Those with the most to spare first: one that ends is enough.
+    order = np.argsort(-together, kind="stable")[: int((together >= ranks.count).sum())]
+    return any(
+        _some_end(ranks, cuts[some], mixes, held[some].astype(np.int64), limit_s * (1 + ROUNDING))
+        for some in (order[start : start + AT_ONCE] for start in range(0, len(order), AT_ONCE))
+    )
 
 
 def _some_end(ranks: RankTimes, cuts: Counts, mixes: Counts, numbers: Counts, limit_s: float) -> bool:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.crowd import Crowd
-from hpctrain.planner.workload import Order, Share
+from hpctrain.planner.workload import Order
 from hpctrain.schedule.generate import SPLIT_BACKWARD
 from hpctrain.schedule.placement import V_SHAPED
 
@@ -85,7 +85,7 @@ def _hops_s(cost: CostModel, crowd: Crowd, size: int) -> tuple[float, float]:
 
 def _whole_s(cost: CostModel, crowd: Crowd, stages: int, split: bool, size: int) -> tuple[float, float]:
     """The whole model, forward and backward."""
-    layers = _least_blocks(cost)
+    layers = cost.work.least_blocks
     timed = [(cost.parts(unit, size), cost.constants[unit.kind], unit) for unit, _ in crowd.kinds]
     action = min(constants.action_ops * unit.launch_s for _, constants, unit in timed)
     forward, backward = (
@@ -103,10 +103,3 @@ def _whole_s(cost: CostModel, crowd: Crowd, stages: int, split: bool, size: int)
         embedding = min(parts.embedding[1] for parts, _, _ in timed)
         return forward + head, layers * block + embedding + share * head_back + action * (1 + 2 * share * (stages - 1))
     return forward + head, backward + head_back
-
-
-def _least_blocks(cost: CostModel) -> float:
-    """Blocks of mean size that a cut model amounts to at least: those at its ends may be smaller ones."""
-    work, layers = cost.work, cost.work.spec.layers
-    shares = ((Share(number, *ends) for number in range(layers + 1)) for ends in ((True, False), (False, True)))
-    return layers + sum(min(work.mean_blocks(share)[0] - share.blocks for share in each) for each in shares)
