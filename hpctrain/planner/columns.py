@@ -7,37 +7,28 @@ says how many blocks all columns together hold, with no more units of a kind tha
 the model has, no layout is done in the time.
 
 What is left out, so that it stays a bound: a column's micro-batches may be shared out over replicas as is best for it
-alone (only the largest number of any replica is common to all), a pass through the pipeline counts as if all its units
-were the fastest, and only those hops count that must cross nodes.
+alone (only the largest number of any replica is common to all), and a pass through the pipeline counts as if all its
+units were the fastest. Where there are few enough cuts of the blocks, all of them are gone through, which knows both
+(`hpctrain.planner.cuts`).
 """
 
 from __future__ import annotations
 
-import itertools
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.planner.columns_room import micro_batches_held
-from hpctrain.planner.cost import CostModel
-from hpctrain.planner.crowd import Crowd
-from hpctrain.planner.degrees import Shape
+from hpctrain.planner.cuts import some_cut_ends
+from hpctrain.planner.interleaved import with_passes
 from hpctrain.planner.memory import RankRole
-from hpctrain.planner.network import number_sum_s
-from hpctrain.planner.overlap import early_share
-from hpctrain.planner.unit_class import UnitClass, unit_classes
-from hpctrain.planner.workload import Order, Share
-from hpctrain.records.compression import NoCompression
+from hpctrain.planner.passes import early_forwards
+from hpctrain.planner.rank_times import RankTimes, Times
 from hpctrain.schedule.generate import SPLIT_BACKWARD
-from hpctrain.schedule.placement import stage_ranks
 
 Values = NDArray[np.float64]
 
-MOST_MIXTURES = 200
-"""Kinds are told apart as far as their mixtures in a column are no more than that."""
-MOST_CLASSES = 3
 WINDOWS = 10
 """Ranges for the largest number of micro-batches of a replica that are looked at one by one."""
 NEAR = 1e-3
@@ -49,53 +40,20 @@ DOUBLED = 12
 """Times that a bound is doubled in search of a time that may be enough."""
 
 
-class _Times(NamedTuple):
-    """Seconds by [rank, class, blocks]."""
-
-    forward: Values
-    backward: Values
-    both: Values
-    """Forward and backward, as the schedule makes them."""
-    sums: Values
-    update: Values
-    way: Values
-    """[rank] -> before its first forward at least."""
-
-
-class Columns:
-    """Of one shape, schedule and micro-batch size.
-
-    Args:
-        shards: replicas that share a state, at most.
-        waits: with what the order of actions makes ranks wait for; without, the bound of 1f1b is one for every schedule
-            in which the ends of the model lie on the first and the last rank.
-    """
-
-    def __init__(
-        self, cost: CostModel, crowd: Crowd, shape: Shape, order: Order, size: int, shards: int = 1, waits: bool = True
-    ) -> None:
-        self.cost, self.crowd, self.order, self.size, self.shards = cost, crowd, order, size, shards
-        self.waits = waits
-        self.pp, self.dp, self.tp = shape
-        self.count, self.layers = cost.work.rows // size, cost.work.spec.layers
-        owner = stage_ranks(order.schedule, self.pp, self.pp * order.chunks)
-        self.first, self.last = owner[0], owner[-1]
-        self.classes, self.mixtures = _classes(cost, crowd, size, shards, self.dp)
-        sends = self._hops_s()
-        self.forward_s = min(self._whole(each, (0,)) for each in self.classes) + sends
-        self.pass_s = min(self._whole(each, (0, 1)) for each in self.classes) + 2 * sends
-        crosses = self.pp * self.dp > crowd.most_in_a_node
-        self.norm_s = number_sum_s(crowd.alpha, self.pp * self.dp * self.tp) if crosses else 0.0
-        self._times = _times(self)
-        self.first_sum_s = float(self._times.sums[self.first, :, 0].min())
+class Columns(RankTimes):
+    """Of one shape, schedule and micro-batch size."""
 
     def has_time(self, limit_s: float) -> bool:
         """False when no layout is done in `limit_s` seconds, even with memory without end."""
-        return self._knapsack(self._held(self._caps(limit_s)))[0] >= self.layers
+        return self._knapsack(self._held(self._caps(limit_s), limit_s))[0] >= self.layers
 
     def may_end_by(self, limit_s: float) -> bool:
         """False when no layout is done in `limit_s` seconds."""
-        return self._knapsack(self._held(np.minimum(self._caps(limit_s), self._rooms)))[0] >= self.layers
+        caps = np.minimum(self._caps(limit_s), self._rooms)
+        held = self._held(caps, limit_s)
+        if self._knapsack(held)[0] < self.layers or not self._may_lie(held, limit_s):
+            return False
+        return some_cut_ends(self, caps, held.max(axis=(1, 2)), limit_s)
 
     def bracket(self, low: float, high: float) -> tuple[float, float]:
         """Two times near to each other: no layout beats the first, and what is looked at here allows the second.
@@ -128,7 +86,7 @@ class Columns:
             rows.append([micro_batches_held(self.cost.memory, *each, -(-self.count // self.dp)) for each in roles])
         return np.array(rows)
 
-    def _held(self, caps: Values) -> Values:
+    def _held(self, caps: Values, limit_s: float) -> Values:
         """[rank, class, blocks] -> micro-batches of a unit that holds these, to [rank, window, mixture] -> blocks."""
         least = -(-self.count // self.dp)
         even = self.cost.work.saving.equal_counts or len(self.classes) == 1
@@ -139,7 +97,11 @@ class Columns:
         able = np.where(used[None, :, :, None], caps[:, None], np.inf).min(axis=2) >= 1
         best = np.where(used[None, :, :, None], caps[:, None], 0).max(axis=2)
         held = np.empty((self.pp, len(windows), len(self.mixtures)))
+        after_s = self.first_sum_s + float(self.times.update[self.first].min())
         for index, (low, high) in enumerate(windows):
+            if self.passes.step_s(low) + after_s > limit_s:
+                held[:, index] = NEVER
+                continue
             together = np.einsum("mk,rkb->rmb", self.mixtures, np.minimum(caps, high))
             fits = able & (together >= self.count) & (best >= low)
             # Both times and bytes grow with the blocks, so those that fit come first.
@@ -179,12 +141,24 @@ class Columns:
             reached[:, (left < 0) | (left > rest)] = NEVER
         return float(reached.max()), way
 
+    def _may_lie(self, held: Values, limit_s: float) -> bool:
+        """False when there are not enough nodes for columns that sum within one to hold what others cannot.
+
+        Args:
+            held: [rank, window, mixture] -> blocks, as if all columns could lie within a node.
+        """
+        if self.apart is None:
+            return True
+        far = self._held(np.minimum(self._caps(limit_s, self.apart), self._rooms), limit_s).max(axis=2)
+        gained = np.sort(held.max(axis=2) - far, axis=0)[-self.inside :]
+        return bool((far.sum(axis=0) + gained.sum(axis=0)).max() >= self.layers)
+
     def mixtures_by(self, limit_s: float) -> list[tuple[int, ...]] | None:
         """[rank] -> units of each class, the fastest first, with which the columns hold the most blocks in the time.
 
         None where that is not enough.
         """
-        held = self._held(np.minimum(self._caps(limit_s), self._rooms))
+        held = self._held(np.minimum(self._caps(limit_s), self._rooms), limit_s)
         most, way = self._knapsack(held)
         if most < self.layers:
             return None
@@ -205,117 +179,34 @@ class Columns:
                     break
         return found[::-1]
 
-    def _caps(self, limit_s: float) -> Values:
+    def _caps(self, limit_s: float, times: Times | None = None) -> Values:
         """[rank, class, blocks] -> micro-batches that end in the time."""
-        times = self._times
+        times = times or self.times
         forward, backward, both = times.forward, times.backward, times.both
         tail = times.sums + times.update
         caps = (limit_s - times.way[:, None, None] * self.waits - tail) / both
-        if self.pp > 1 and self.order.chunks == 1 and self.waits:
-            if self.order.schedule in SPLIT_BACKWARD:
-                caps[-1] = np.minimum(caps[-1], (limit_s - self.forward_s + forward[-1] - tail[-1]) / both[-1])
-            else:
-                # So many forwards come before the first backward, which waits for a pass through all later ranks; with
-                # gpipe all forwards of all ranks come before the last rank's first backward.
-                gpipe = self.order.schedule == "gpipe"
-                early = np.array([1 if gpipe else self.pp - rank for rank in range(self.pp)])[:, None, None]
+        if self.pp > 1 and self.waits:
+            # So many forwards come before a rank's first backward, which waits for a way through all stages.
+            early = early_forwards(self.order, self.pp)[:, None, None]
+            waits = [(limit_s - self.passes.forward_s - tail, both - forward)]
+            if self.order.chunks == 1 and self.order.schedule not in SPLIT_BACKWARD:
+                # It waits for the way back through all later ranks, too; with gpipe all forwards of all ranks come
+                # before the last rank's first backward.
                 at_first = np.full_like(tail, self.first_sum_s)
                 at_first[self.first] = times.sums[self.first]
-                to_end = limit_s - self.pass_s - at_first - times.update + backward
-                to_own = limit_s - self.forward_s - tail
-                for left in (to_end, to_own):
-                    late = (left + early * forward) / both
-                    caps = np.minimum(caps, np.where(late >= early, late, np.minimum(early, left / backward)))
-                if not gpipe:
-                    # The first rank goes on with a micro-batch only when an earlier one is back, from every rank.
-                    trips = (limit_s - tail[0]) / self.pass_s * (1 + ROUNDING)
-                    caps[0] = np.minimum(caps[0], self.pp * np.floor(np.maximum(trips, 0)))
-        return np.asarray(np.floor(np.maximum(caps, 0) * (1 + ROUNDING) + ROUNDING))
-
-    def _hops_s(self) -> float:
-        """Seconds of the messages of a pass one way that must go from node to node."""
-        crowd, work = self.crowd, self.cost.work
-        hops = crowd.least_nodes(self.pp) - 1
-        # The search knows one way for all stages.
-        size = work.message_bytes(self.size, self.tp, work.messages_behind(0))
-        return hops * (crowd.alpha + crowd.between_beta * (self.tp if crowd.within_nodes else 1) * size)
-
-    def _whole(self, each: UnitClass, ways: tuple[int, ...]) -> float:
-        """The whole model, forward or both ways, if all units were of this class."""
-        return sum(
-            self.layers * each.block[way] + each.embedding[way] + each.head[way] + self.pp * each.action for way in ways
-        )
-
-
-def _times(columns: Columns) -> _Times:
-    """Ranks that are neither first nor last are alike."""
-    by_ends: dict[tuple[bool, bool], tuple[Values, ...]] = {}
-    rows = []
-    for rank in range(columns.pp):
-        ends = (rank == columns.first, rank == columns.last)
-        if ends not in by_ends:
-            by_ends[ends] = _of_ends(columns, *ends)
-        rows.append(by_ends[ends])
-    forward, backward, both, sums, update = (np.array(values) for values in zip(*rows, strict=True))
-    # Where a rank has several stages, these may hold a single block each.
-    way = [
-        min(
-            rank * each.action + max(0, rank - 1) * each.block[0] + (columns.first == 0) * each.embedding[0]
-            for each in columns.classes
-        )
-        for rank in range(columns.pp)
-    ]
-    return _Times(forward, backward, both, sums, update, np.array([0.0, *way[1:]]))
-
-
-def _of_ends(columns: Columns, first: bool, last: bool) -> tuple[Values, ...]:
-    """[class, blocks] of each of `_Times` but the way, for a rank with the model's first or last stage or none."""
-    order, work, tp = columns.order, columns.cost.work, columns.tp
-    blocks = np.arange(columns.layers + 1, dtype=float)
-    split = order.schedule in SPLIT_BACKWARD and not first
-    beside, block = (work.parameters(share, tp) for share in (Share(0, first, last), Share(1, False, False)))
-    rows = []
-    for each in columns.classes:
-        forward, backward = (
-            order.chunks * each.action + first * each.embedding[way] + last * each.head[way] + blocks * each.block[way]
-            for way in (0, 1)
-        )
-        # The first stage's backward is not cut, and it may hold all blocks of its rank.
-        both = forward + backward + split * (order.chunks * each.action + blocks * each.split)
-        update = each.update(blocks, first, last) + each.once + columns.norm_s
-        rows.append((forward, backward, both, _sums(columns, each, beside + block * blocks), update))
-    return tuple(np.array(values) for values in zip(*rows, strict=True))
-
-
-def _sums(columns: Columns, each: UnitClass, numbers: Values) -> Values:
-    """Seconds of a rank's gradient sums; nothing where a codec may send less, or they stay within nodes."""
-    work, dp = columns.cost.work, columns.dp
-    if dp == 1 or not isinstance(work.codec, NoCompression) or (work.saving.zero and work.saving.shard == "node"):
-        return np.zeros_like(numbers)
-    size = numbers * work.framework.gradient_bytes
-    alpha, beta = columns.crowd.ring(dp, columns.order.chunks)
-    if work.saving.zero:
-        sent = work.gathered_bytes / work.framework.gradient_bytes + 1
-        return (dp - 1) * sent * beta * size / dp
-    buckets = np.maximum(1, np.ceil(size / work.framework.bucket_bytes))
-    late = 1 - early_share(work, columns.pp * columns.order.chunks, columns.tp)
-    return late * 2 * (dp - 1) * (buckets * alpha + beta * size / dp) + numbers * each.copy
-
-
-def _classes(
-    cost: CostModel, crowd: Crowd, size: int, shards: int, dp: int
-) -> tuple[list[UnitClass], NDArray[np.int64]]:
-    """Kinds that are told apart, and [mixture, class] -> units of a column."""
-    for most in range(MOST_CLASSES, 0, -1):
-        classes = unit_classes(cost, crowd, size, shards, most)
-        least = [min(each.number, dp) for each in classes]
-        ways = [
-            ways for ways in itertools.product(*(range(number, -1, -1) for number in least[:-1])) if sum(ways) <= dp
-        ]
-        mixtures = [(*few, dp - sum(few)) for few in ways if dp - sum(few) <= least[-1]]
-        if len(mixtures) <= MOST_MIXTURES:
-            break
-    return classes, np.array(mixtures)
+                waits.append((limit_s - self.passes.both_s - at_first - times.update + backward, backward))
+            for left, each in waits:
+                late = (left + early * forward) / both
+                caps = np.minimum(caps, np.where(late >= early, late, np.minimum(early, left / each)))
+            if self.order.schedule == "1f1b":
+                # The first rank goes on with a micro-batch only when an earlier one is back, from every rank.
+                trips = (limit_s - tail[0]) / self.passes.both_s * (1 + ROUNDING)
+                caps[0] = np.minimum(caps[0], self.pp * np.floor(np.maximum(trips, 0)))
+        caps = np.floor(np.maximum(caps, 0) * (1 + ROUNDING) + ROUNDING)
+        if self.order.schedule == "interleaved_1f1b" and self.waits:
+            left = limit_s * (1 + ROUNDING) - self.passes.both_s - self.first_sum_s - times.update
+            caps = with_passes(self.classes, caps, both, left)
+        return np.asarray(caps)
 
 
 def _windows(least: int, most: int) -> list[tuple[int, int]]:

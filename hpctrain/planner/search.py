@@ -11,7 +11,8 @@ from typing import NamedTuple
 from hpctrain.planner.columns import Columns
 from hpctrain.planner.columns_placement import by_mixtures
 from hpctrain.planner.cost import CostModel
-from hpctrain.planner.crowd import Bounds, Crowd
+from hpctrain.planner.crowd import Crowd
+from hpctrain.planner.crowd_bound import Bounds
 from hpctrain.planner.degrees import Shape, degrees
 from hpctrain.planner.fit import fit_layout, why_undefined
 from hpctrain.planner.fleet import Fleet

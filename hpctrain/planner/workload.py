@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from hpctrain.base.errors import InputError
@@ -157,6 +157,13 @@ class Workload:
     def mean_blocks(self, share: Share) -> tuple[float, float]:
         """How many blocks of mean size a stage amounts to: in time, and in what it keeps for the backward pass."""
         return self.spec.mean_blocks(share.blocks, self.seq_len, first=share.first, last=share.last)
+
+    @cached_property
+    def least_blocks(self) -> float:
+        """Blocks of mean size that the model amounts to at least, however it is cut: its ends may have smaller ones."""
+        layers = self.spec.layers
+        shares = ((Share(number, *ends) for number in range(layers + 1)) for ends in ((True, False), (False, True)))
+        return layers + sum(min(self.mean_blocks(share)[0] - share.blocks for share in each) for each in shares)
 
     def micro_batch_sizes(self) -> list[int]:
         """Sizes to try: those that divide the batch, so that every micro-batch is equally long.
