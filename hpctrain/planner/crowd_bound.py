@@ -103,7 +103,7 @@ class Bounds:
         key = (crowd.tp, size)
         if key in self._paces:
             return self._paces[key]
-        layers = self.cost.work.spec.layers
+        layers, least = self.cost.work.least_blocks, self.cost.work.least_share
         timed = [self.cost.parts(unit, size) for unit, _ in crowd.kinds]
         parts = [(layers * (sum(t.block) + sum(t.block_tp)), sum(t.embedding), sum(t.head)) for t in timed]
         speeds, whole = relative_speeds(parts)
@@ -122,7 +122,7 @@ class Bounds:
             action,
             layers * min(s * t.block_split for s, t in zip(speeds, timed, strict=True)),
             max(t.block_split / block for t, block in zip(timed, blocks, strict=True)),
-            min(blocks),
+            least * min(blocks),
             (min(sum(t.embedding) for t in timed), min(sum(t.head) for t in timed)),
         )
         return self._paces[key]

@@ -56,6 +56,8 @@ class RankTimes:
         self.waits = waits
         self.pp, self.dp, self.tp = shape
         self.count, self.layers = cost.work.rows // size, cost.work.spec.layers
+        self.alike = cost.work.least_blocks == self.layers
+        """Whether all blocks are of one size."""
         owner = stage_ranks(order.schedule, self.pp, self.pp * order.chunks)
         self.first, self.last = owner[0], owner[-1]
         self.classes, self.mixtures = _classes(cost, crowd, size, shards, self.dp)
@@ -96,18 +98,19 @@ def _of_ends(of: RankTimes, first: bool, last: bool, apart: bool) -> tuple[Value
     """[class, blocks] of each of `Times` but the way, for a rank with the model's first or last stage or none."""
     order, work, tp = of.order, of.cost.work, of.tp
     blocks = np.arange(of.layers + 1, dtype=float)
+    timed = np.minimum(blocks, [work.mean_blocks(Share(number, first, last))[0] for number in range(of.layers + 1)])
     split = order.schedule in SPLIT_BACKWARD and not first
-    beside, block = (work.parameters(share, tp) for share in (Share(0, first, last), Share(1, False, False)))
+    numbers = work.parameters(Share(0, first, last), tp) + work.least_block_parameters(tp) * blocks
     rows = []
     for each in of.classes:
         forward, backward = (
-            order.chunks * each.action + first * each.embedding[way] + last * each.head[way] + blocks * each.block[way]
+            order.chunks * each.action + first * each.embedding[way] + last * each.head[way] + timed * each.block[way]
             for way in (0, 1)
         )
         # The first stage's backward is not cut, and it may hold all blocks of its rank.
         both = forward + backward + split * (order.chunks * each.action + blocks * each.split)
         update = each.update(blocks, first, last) + each.once + of.norm_s
-        rows.append((forward, backward, both, _sums(of, each, beside + block * blocks, backward, apart), update))
+        rows.append((forward, backward, both, _sums(of, each, numbers, backward, apart), update))
     return tuple(np.array(values) for values in zip(*rows, strict=True))
 
 

@@ -42,7 +42,7 @@ class ReplicaEnd:
         found = self._own(at, numbers)
         if order.chunks == 1 and order.schedule not in SPLIT_BACKWARD:
             found = np.maximum(found, self._there_and_back(at, numbers))
-        elif order.schedule == "interleaved_1f1b":
+        elif order.schedule == "interleaved_1f1b" and self.ranks.alike:
             found = np.maximum(found, self._interleaved(at, numbers))
         return np.asarray(found + self.update[at])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from operator import sub
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from hpctrain.planner.constants import Pair
 from hpctrain.planner.cost import CostModel, Kind
 from hpctrain.planner.crowd import Crowd
 from hpctrain.planner.unit import Unit
-from hpctrain.planner.workload import Share
+from hpctrain.planner.workload import ENDS, Share
 
 
 class UnitClass(NamedTuple):
@@ -58,8 +59,8 @@ def unit_classes(cost: CostModel, crowd: Crowd, size: int, shards: int, most: in
 
 def _class(cost: CostModel, unit: Unit, number: int, size: int, shards: int) -> UnitClass:
     parts, constants = cost.parts(unit, size), cost.constants[unit.kind]
-    shares = (Share(1, False, False), Share(0, False, False), Share(0, True, False), Share(0, False, True))
-    block, nothing, embedding, head = (cost.optimizer(unit, share, size, shards) for share in shares)
+    nothing, embedding, head = beside = [cost.optimizer(unit, Share(0, *ends), size, shards) for ends in ENDS]
+    with_block = [cost.optimizer(unit, Share(1, *ends), size, shards) for ends in ENDS]
     return UnitClass(
         frozenset([cost.kind(unit)]),
         number,
@@ -72,7 +73,7 @@ def _class(cost: CostModel, unit: Unit, number: int, size: int, shards: int) -> 
         constants.action_ops * unit.launch_s,
         cost.once(unit),
         constants.reducer_bytes / unit.bytes_per_s,
-        (block - nothing, nothing, embedding, head),
+        (min(map(sub, with_block, beside)), nothing, embedding, head),
     )
 
 

@@ -20,6 +20,10 @@ USABLE = 0.9
 """Share of a device's memory that a plan may fill (the paper, section 3.4); the rest is the allocator's."""
 
 
+ENDS = ((False, False), (True, False), (False, True))
+"""Whether a stage of several has the model's first part, and its last one."""
+
+
 class Order(NamedTuple):
     """A schedule and how many stages it has on each pipeline rank."""
 
@@ -154,6 +158,10 @@ class Workload:
         """Parameters of a stage on one of `tp` devices."""
         return self.spec.stage_parameters(share.blocks, tp, first=share.first, last=share.last)
 
+    def least_block_parameters(self, tp: int) -> int:
+        """Parameters that a further block adds to a stage on one of `tp` devices at least."""
+        return min(self.parameters(Share(1, *ends), tp) - self.parameters(Share(0, *ends), tp) for ends in ENDS)
+
     def mean_blocks(self, share: Share) -> tuple[float, float]:
         """How many blocks of mean size a stage amounts to: in time, and in what it keeps for the backward pass."""
         return self.spec.mean_blocks(share.blocks, self.seq_len, first=share.first, last=share.last)
@@ -162,8 +170,18 @@ class Workload:
     def least_blocks(self) -> float:
         """Blocks of mean size that the model amounts to at least, however it is cut: its ends may have smaller ones."""
         layers = self.spec.layers
-        shares = ((Share(number, *ends) for number in range(layers + 1)) for ends in ((True, False), (False, True)))
-        return layers + sum(min(self.mean_blocks(share)[0] - share.blocks for share in each) for each in shares)
+        return layers + sum(min(self.mean_blocks(share)[0] - share.blocks for share in each) for each in self._ends)
+
+    @cached_property
+    def least_share(self) -> float:
+        """What one of a stage's blocks counts as at least, in blocks of mean size."""
+        return min(1.0, *(self.mean_blocks(share)[0] / share.blocks for each in self._ends for share in each[1:]))
+
+    @cached_property
+    def _ends(self) -> tuple[list[Share], list[Share]]:
+        """First and last stages of any number of blocks."""
+        numbers = range(self.spec.layers + 1)
+        return [Share(number, True, False) for number in numbers], [Share(number, False, True) for number in numbers]
 
     def micro_batch_sizes(self) -> list[int]:
         """Sizes to try: those that divide the batch, so that every micro-batch is equally long.

@@ -188,9 +188,9 @@ def overflowing(place: Path, rank: int, meeting: dist.Store) -> dict[str, Any]:
     plan = make_plan(2, 2, 1, HALF, EVEN, compression=[spec_of(LOW_RANK)])
     trainer = open_trainer(place, plan, 0, None, rank, meeting)
     assert trainer.scaler is not None
-    trainer.scaler.state = LossScale(value=2.0**19)
+    trainer.scaler.state = LossScale(value=2.0**22)
     # How far the scale has to fall depends on the text.
-    train(trainer, StoppingOrders(2 * END))  # type: ignore[arg-type]
+    train(trainer, StoppingOrders(3 * END))  # type: ignore[arg-type]
     leave()
     kept = trainer.reducer.state()
     return {
