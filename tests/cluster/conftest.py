@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
+from submitted import RUN, Project
 
 FOLDER = Path("/run/hpctrain-lab-tests")
 PATIENCE = 3
@@ -126,3 +128,25 @@ def cluster(lab: Cluster) -> Iterator[Cluster]:
         every = ",".join(lab.nodes)
         # One line a state, so one word when all nodes are alike.
         lab.wait(lambda: lab.node_state(every) == "idle", 60, "all nodes idle after the test")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus and a run file."""
+    path = tmp_path_factory.mktemp("project")
+    root = Path(__file__).resolve().parents[2]
+    words = ["data", "prepare", str(root / "hpctrain"), "-o", str(path / "data"), "--tokenizer", "bytes"]
+    subprocess.run([sys.executable, "-m", "hpctrain", *words], check=True, capture_output=True)
+    (path / "run.yaml").write_text(yaml.safe_dump(RUN))
+    return path
+
+
+@pytest.fixture
+def project(cluster, prepared: Path) -> Project:
+    """The same, with a topology of the lab."""
+    project = Project(cluster, prepared)
+    if not (prepared / "topology.json").exists():
+        done = project.hpctrain("probe", "-N", "4", "-p", "low", "-o", "topology.json", check=False)
+        # On a busy machine "go with warnings" will do.
+        assert done.returncode in (0, 3), done.stderr
+    return project

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_submit import Project, prepared  # noqa: F401 - a fixture
+from submitted import Project
 
 from hpctrain.records.event import read_events
 from hpctrain.records.metric import read_metrics
@@ -16,9 +16,7 @@ from hpctrain.records.metric import read_metrics
 pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab", "apptainer"), pytest.mark.timeout(900)]
 
 
-def test_a_run_in_an_image_survives_a_lost_node_and_a_preemption(
-    cluster, prepared: Path, small_image: Path  # noqa: F811
-) -> None:  # fmt: skip
+def test_a_run_in_an_image_survives_a_lost_node_and_a_preemption(cluster, prepared: Path, small_image: Path) -> None:
     project = Project(cluster, prepared)
     run = ["submit", "run.yaml", "--set", f"container={{image: {small_image}, env: {{SEEN_INSIDE: $SLURM_JOB_ID}}}}"]
     told = json.loads(project.hpctrain(*run, "--json", "--set", "cluster.nodes=3-4", "--set", "steps=300").stdout)

@@ -5,105 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 from followed import Followed
+from submitted import Job, Project
 
 from hpctrain.records.event import read_events
-from hpctrain.records.metric import effective, read_metrics
+from hpctrain.records.metric import read_metrics
 from hpctrain.records.topology import Topology
 
 pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab"), pytest.mark.timeout(900)]
-
-RUN = {
-    "name": "job",
-    "steps": 90,
-    "seed": 3,
-    "cluster": {"kind": "slurm", "partition": "low", "nodes": "3-4", "time": "20", "device": "cpu"},
-    "model": {"dims": {"layers": 4, "dim": 64, "heads": 4}},
-    "data": {"train": ["data"], "seq_len": 64},
-    "batch": {"global": 12},
-    "optimizer": {"lr": 1e-3},
-    "checkpoint": {"every": 10, "keep": 2},
-    "validation": {"batches": 0},
-}
-
-
-@dataclass
-class Project:
-    """A folder with a corpus and a run file, on the lab."""
-
-    cluster: object
-    path: Path
-
-    def hpctrain(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "hpctrain", *words],
-            cwd=self.path, env=self.cluster.env, capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0 or not check, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done
-
-    def submit(self, *words: str) -> Job:
-        return self.job(json.loads(self.hpctrain("submit", "run.yaml", "--json", "-t", "topology.json", *words).stdout))
-
-    def job(self, told: dict[str, str]) -> Job:
-        """The run that `submit --json` told of."""
-        return Job(self, told["name"], Path(told["folder"]), told["job_id"])
-
-
-@dataclass
-class Job:
-    """A submitted run."""
-
-    project: Project
-    name: str
-    folder: Path
-    job_id: str
-
-    def status(self) -> dict[str, object]:
-        return json.loads(self.project.hpctrain("status", self.name, "--json").stdout)
-
-    def steps(self) -> int:
-        rows = read_metrics(self.folder / "metrics.jsonl")
-        return rows[-1].step if rows else 0
-
-    def attempts(self) -> list[dict[str, object]]:
-        path = self.folder / "attempts.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def members(self) -> list[str]:
-        """The nodes that train: the planner may leave one out."""
-        starts = [event for event in read_events(self.folder / "events.jsonl") if event.kind == "generation_started"]
-        return list(starts[-1].data["members"])
-
-    def wait_for_step(self, step: int) -> None:
-        self.project.cluster.wait(lambda: self.steps() >= step, 120, lambda: f"step {step}: {self.explain()}")
-
-    def wait_until_done(self, timeout_s: float = 240, script_too: bool = True) -> None:
-        self.project.cluster.wait(
-            lambda: self.status()["state"] in ("done", "failed", "cancelled"),
-            timeout_s, "the run has ended", self.project.cluster.status_every_s,
-        )  # fmt: skip
-        assert self.status()["state"] == "done", self.explain()
-        if script_too:
-            self.project.cluster.wait(lambda: "end" in self.attempts()[-1], 150, "the job script has ended")
-
-    def explain(self) -> str:
-        return self.project.hpctrain("logs", self.name, "-n", "5", check=False).stdout[-3000:]
-
-    def assert_whole(self, steps: int = 90) -> None:
-        """Every step was done, in one metrics file, whatever happened in between."""
-        rows = read_metrics(self.folder / "metrics.jsonl")
-        assert [row.step for row in effective(rows)] == list(range(1, steps + 1))
-        generations = [row.generation for row in rows]
-        assert generations == sorted(generations)
 
 
 def listening(folder: Path) -> set[str]:
@@ -119,26 +32,6 @@ def listening(folder: Path) -> set[str]:
             found |= {row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links}
     # As the kernel writes IPv4 addresses: the bytes the wrong way round, in hex.
     return {socket.inet_ntoa(bytes.fromhex(place.partition(":")[0])[::-1]) for place in found}
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("project")
-    root = Path(__file__).resolve().parents[2]
-    words = ["data", "prepare", str(root / "hpctrain"), "-o", str(path / "data"), "--tokenizer", "bytes"]
-    subprocess.run([sys.executable, "-m", "hpctrain", *words], check=True, capture_output=True)
-    (path / "run.yaml").write_text(yaml.safe_dump(RUN))
-    return path
-
-
-@pytest.fixture
-def project(cluster, prepared: Path) -> Project:
-    project = Project(cluster, prepared)
-    if not (prepared / "topology.json").exists():
-        done = project.hpctrain("probe", "-N", "4", "-p", "low", "-o", "topology.json", check=False)
-        # On a busy machine "go with warnings" will do.
-        assert done.returncode in (0, 3), done.stderr
-    return project
 
 
 def test_a_probe_is_a_job_that_sees_the_slow_node(cluster, prepared: Path) -> None:
@@ -270,82 +163,3 @@ def assert_survives_its_user(job: Job) -> None:
     # The cancelled job had saved: what was done before is not done again.
     rows = read_metrics(job.folder / "metrics.jsonl")
     assert min(row.step for row in rows if row.generation == rows[-1].generation) == before + 1
-
-
-@pytest.mark.parametrize(
-    ("override", "code", "text"),
-    [
-        ("cluster.partition=nowhere", 4, "nowhere"),
-        ("cluster.nodes=9", 4, "9"),
-        ("cluster={kind: slurm, nodes: 2, devices_per_node: 64, device: cuda}", 4, "64"),
-        ("cluster.time=soon", 2, "cluster.time"),
-        ("cluster.time='3'", 2, "cluster.save_notice_s"),
-        ("cluster.sbatch=[--nodes=2]", 2, "--nodes is set by hpctrain"),
-    ],
-)
-def test_what_the_cluster_does_not_have_is_said_before_submitting(
-    project: Project, override: str, code: int, text: str
-) -> None:
-    done = project.hpctrain("submit", "run.yaml", "--set", override, check=False)
-    assert done.returncode == code, done.stderr
-    assert text in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_an_account_that_may_not_use_the_partition(project: Project) -> None:
-    project.cluster.run("scontrol", "update", "partition=low", "AllowAccounts=physics")
-    try:
-        done = project.hpctrain("submit", "run.yaml", "--set", "cluster.account=chemistry", check=False)
-    finally:
-        project.cluster.run("scontrol", "update", "partition=low", "AllowAccounts=ALL")
-    assert done.returncode == 4, done.stderr
-    assert "cluster.account: found 'chemistry'" in done.stderr
-    assert "physics" in done.stderr
-
-
-def test_inside_an_allocation_the_run_starts_there(project: Project) -> None:
-    words = [sys.executable, "-m", "hpctrain", "submit", "run.yaml", "-t", "topology.json", "--set", "steps=20"]
-    done = subprocess.run(
-        # More tasks than nodes: they are the person's, the run has an agent a node.
-        ["salloc", "-p", "low", "-N3", "-n6", "-O", "--exclusive", *words],
-        cwd=project.path, env=project.cluster.env, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    line = next(line for line in done.stdout.splitlines() if "run folder " in line)
-    folder = Path(line.rpartition("run folder ")[2])
-    rows = read_metrics(folder / "metrics.jsonl")
-    assert [row.step for row in rows] == list(range(1, 21))
-    assert rows[0].placement is not None
-    assert len({item.device.partition(":")[0] for item in rows[0].placement}) > 1
-
-
-def test_a_controller_that_is_away_is_said_and_the_files_speak(project: Project) -> None:
-    job = project.submit("--wait", "--set", "steps=20")
-    assert job.status()["state"] == "done", job.explain()
-    job.assert_whole(20)
-    controller = project.cluster.controller()
-    controller.suspend()
-    try:
-        (job.folder / "events.jsonl").write_text("")  # as if the job had just begun: the controller would be asked
-        told = job.status()
-    finally:
-        controller.resume()
-    assert "the Slurm controller does not answer" in str(told["reason"])
-    assert told["step"] == 20
-
-
-def test_local_runs_go_to_the_background(project: Project) -> None:
-    words = ["--set", "cluster.kind=local", "--set", "cluster.nodes=2", "--set", "steps=10"]
-    told = json.loads(project.hpctrain("submit", "run.yaml", "--json", *words).stdout)
-    job = Job(project, told["name"], Path(told["folder"]), told["job_id"])
-    assert job.status()["state"] in ("queued", "unknown", "starting", "running")
-    job.wait_until_done()
-    job.assert_whole(10)
-
-
-def test_a_dry_run_shows_the_script_and_submits_nothing(project: Project) -> None:
-    before = project.cluster.run("squeue", "--noheader").stdout
-    done = project.hpctrain("submit", "run.yaml", "--dry-run")
-    assert "#SBATCH --partition=low" in done.stdout
-    assert "provisional plan" in done.stdout or "not checked before the job starts" in done.stdout
-    assert project.cluster.run("squeue", "--noheader").stdout == before

@@ -1,0 +1,94 @@
+"""What is said before a job is queued, and other ways of starting a run: in an allocation, here, not at all."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from submitted import Job, Project
+
+from hpctrain.records.metric import read_metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab"), pytest.mark.timeout(900)]
+
+
+@pytest.mark.parametrize(
+    ("override", "code", "text"),
+    [
+        ("cluster.partition=nowhere", 4, "nowhere"),
+        ("cluster.nodes=9", 4, "9"),
+        ("cluster={kind: slurm, nodes: 2, devices_per_node: 64, device: cuda}", 4, "64"),
+        ("cluster.time=soon", 2, "cluster.time"),
+        ("cluster.time='3'", 2, "cluster.save_notice_s"),
+        ("cluster.sbatch=[--nodes=2]", 2, "--nodes is set by hpctrain"),
+    ],
+)
+def test_what_the_cluster_does_not_have_is_said_before_submitting(
+    project: Project, override: str, code: int, text: str
+) -> None:
+    done = project.hpctrain("submit", "run.yaml", "--set", override, check=False)
+    assert done.returncode == code, done.stderr
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_account_that_may_not_use_the_partition(project: Project) -> None:
+    project.cluster.run("scontrol", "update", "partition=low", "AllowAccounts=physics")
+    try:
+        done = project.hpctrain("submit", "run.yaml", "--set", "cluster.account=chemistry", check=False)
+    finally:
+        project.cluster.run("scontrol", "update", "partition=low", "AllowAccounts=ALL")
+    assert done.returncode == 4, done.stderr
+    assert "cluster.account: found 'chemistry'" in done.stderr
+    assert "physics" in done.stderr
+
+
+def test_inside_an_allocation_the_run_starts_there(project: Project) -> None:
+    words = [sys.executable, "-m", "hpctrain", "submit", "run.yaml", "-t", "topology.json", "--set", "steps=20"]
+    done = subprocess.run(
+        # More tasks than nodes: they are the person's, the run has an agent a node.
+        ["salloc", "-p", "low", "-N3", "-n6", "-O", "--exclusive", *words],
+        cwd=project.path, env=project.cluster.env, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    line = next(line for line in done.stdout.splitlines() if "run folder " in line)
+    folder = Path(line.rpartition("run folder ")[2])
+    rows = read_metrics(folder / "metrics.jsonl")
+    assert [row.step for row in rows] == list(range(1, 21))
+    assert rows[0].placement is not None
+    assert len({item.device.partition(":")[0] for item in rows[0].placement}) > 1
+
+
+def test_a_controller_that_is_away_is_said_and_the_files_speak(project: Project) -> None:
+    job = project.submit("--wait", "--set", "steps=20")
+    assert job.status()["state"] == "done", job.explain()
+    job.assert_whole(20)
+    controller = project.cluster.controller()
+    controller.suspend()
+    try:
+        (job.folder / "events.jsonl").write_text("")  # as if the job had just begun: the controller would be asked
+        told = job.status()
+    finally:
+        controller.resume()
+    assert "the Slurm controller does not answer" in str(told["reason"])
+    assert told["step"] == 20
+
+
+def test_local_runs_go_to_the_background(project: Project) -> None:
+    words = ["--set", "cluster.kind=local", "--set", "cluster.nodes=2", "--set", "steps=10"]
+    told = json.loads(project.hpctrain("submit", "run.yaml", "--json", *words).stdout)
+    job = Job(project, told["name"], Path(told["folder"]), told["job_id"])
+    assert job.status()["state"] in ("queued", "unknown", "starting", "running")
+    job.wait_until_done()
+    job.assert_whole(10)
+
+
+def test_a_dry_run_shows_the_script_and_submits_nothing(project: Project) -> None:
+    before = project.cluster.run("squeue", "--noheader").stdout
+    done = project.hpctrain("submit", "run.yaml", "--dry-run")
+    assert "#SBATCH --partition=low" in done.stdout
+    assert "provisional plan" in done.stdout or "not checked before the job starts" in done.stdout
+    assert project.cluster.run("squeue", "--noheader").stdout == before
