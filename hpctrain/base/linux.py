@@ -24,9 +24,9 @@ def die_with(parent: int) -> bool:
     return done
 
 
-def adopt_orphans() -> bool:
-    """Descendants whose parent ends become children of this process, which can then wait for them."""
-    return _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))
+def adopt_orphans(wanted: bool = True) -> bool:
+    """Whether descendants whose parent ends become children of this process, which can then wait for them."""
+    return _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(wanted))
 
 
 def _prctl(option: int, value: ctypes.c_char_p | ctypes.c_ulong) -> bool:

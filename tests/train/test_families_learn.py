@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from train_site import Outcome, Site, kill_worker, small_topology, wait_for, wait_for_step
@@ -12,6 +13,8 @@ from hpctrain.records.run import read_run
 from hpctrain.snapshot import published
 
 STEPS, EVERY = 40, 8
+UNTRAINED = math.log(320)
+"""Loss of a guess among the vocabulary of bytes."""
 SMALL = (
     f"steps={STEPS}",
     "optimizer.lr=4e-3",
@@ -60,7 +63,7 @@ def test_an_encoder_learns_to_fill_in_hidden_text(encoder: Outcome, site: Site) 
     assert encoder.folder is not None
     assert read_run(encoder.folder / "run.yaml").learned().mode == "masked"
     assert len(losses) == STEPS // EVERY
-    assert losses[-1] < losses[0] - 0.3
+    assert losses[-1] < min(losses[0], UNTRAINED - 1)
     done = site.command("eval", str(encoder.folder), "data", "--split", "valid", "--samples", "32", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["data"][0]["loss"] == pytest.approx(losses[-1], abs=1e-5)
@@ -77,4 +80,4 @@ def test_an_encoder_decoder_learns_to_write_out_spans(encoder_decoder: Outcome) 
     twice = [row for row in rows if row.generation == 0 and row.step in again]
     assert twice
     assert all(row.loss == pytest.approx(again[row.step], abs=1e-5) for row in twice)
-    assert losses[-1] < losses[0] - 0.3
+    assert losses[-1] < min(losses[0], UNTRAINED - 1)

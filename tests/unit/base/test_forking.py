@@ -15,6 +15,7 @@ import pytest
 
 from hpctrain.base.errors import EXIT_USAGE
 from hpctrain.base.forking import ForkingRunner
+from hpctrain.base.linux import adopt_orphans
 
 # A program with the same two ends as `python -m hpctrain.worker`, without torch: it loads for as long as LOADS says.
 PROGRAM = """
@@ -58,6 +59,8 @@ def runner(program: tuple[str, ...]) -> Iterator[ForkingRunner]:
     made = ForkingRunner(program, ["fork"], ENV)
     yield made
     made.close()
+    # Orphans of later tests are none of this process's business.
+    adopt_orphans(False)
 
 
 def server_of(program: tuple[str, ...]) -> psutil.Process:
@@ -100,6 +103,7 @@ def test_killed_it_is_gone_at_once(runner: ForkingRunner, program: tuple[str, ..
 
 def test_what_is_killed_before_it_began_never_begins(program: tuple[str, ...], tmp_path: Path) -> None:
     runner = ForkingRunner(program, ["fork"], {**ENV, "LOADS": "60"})
+    adopt_orphans(False)
     ours, theirs = os.pipe()
     process = runner.start([*program, "tell", str(theirs), "0"], ENV, tmp_path / "log", [theirs])
     os.close(theirs)
