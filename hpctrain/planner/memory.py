@@ -20,9 +20,9 @@ replicas of 3 to 29 million parameters (torch 2.13). CUDA: what the allocator ke
 CAST_BYTES = 2
 """Per parameter in bf16 and fp16: the copy that autocast makes anew for each micro-batch and keeps until its backward
 pass, whether or not the weight itself is freed (seen with torch 2.13)."""
-PROCESS_BYTES = {"cpu": 440e6, "cuda": 1.0e9}
+PROCESS_BYTES = {"cpu": 446e6, "cuda": 1.0e9}
 """Before any tensor. CPU: Python with torch, its pipelining and gloo, measured 317 MB (torch 2.13), and what a worker's
-resident peak held beside its tensors, 40 to 110 MB. CUDA: context, kernels and NCCL buffers, an assumption."""
+resident peak held beside its tensors, 40 to 129 MB. CUDA: context, kernels and NCCL buffers, an assumption."""
 
 
 class RankRole(NamedTuple):
