@@ -19,6 +19,8 @@ Counts = NDArray[np.int64]
 LIKE = (1 / 3, 2 / 3)
 """Forward and backward of a rank, as parts of both, that the weights of bounds are made for; with any they hold."""
 LEAST = 1e-3
+ENDS = 3
+"""Ranks at each end of the pipeline that the sets of weights end or begin with."""
 
 
 class Around(NamedTuple):
@@ -113,7 +115,7 @@ def weights_of(pp: int, micro_batches: int) -> Values:
     forward, backward = LIKE
     lost = np.maximum((before - between) * forward + (after - 1) * backward, LEAST)
     sets = []
-    for last, first in itertools.product((pp - 1, pp - 2), (0, 1)):
+    for last, first in itertools.product(range(pp - 1, max(0, pp - 1 - ENDS), -1), range(ENDS)):
         if first < last:
             weights = np.zeros((2, pp))
             weights[0, last] = 1
