@@ -54,6 +54,7 @@ def make_plan(
     provisional: bool = False,
     previous: Plan | None = None,
     profile: Profile | None = None,
+    neighbours: bool = True,
 ) -> Plan:
     """Choose degrees, layers by stage, devices, micro-batches and schedule, and predict time and memory.
 
@@ -66,6 +67,7 @@ def make_plan(
         previous: the plan that this one replaces: equal nodes are exchanged so that little state moves, and the plan
             lists what moves where.
         profile: what steps that were really made say of the constants; none: those of the package.
+        neighbours: say of plans that are nearly the same why they were not taken, where time is the objective.
 
     Raises:
         Refused: the model cannot fit, no or too few devices are usable, or no plan keeps the constraints.
@@ -91,7 +93,10 @@ def make_plan(
         find = partial(_search, find=find_exact if solver == "exact" else find_fastest)
         if objective.only_time:
             winner, decision = _fastest(run, search, shapes, find)
-            rejected = [*winner.rejected, *rejected_neighbours(winner.search, winner.best, shapes)]
+            rejected = [
+                *winner.rejected,
+                *(rejected_neighbours(winner.search, winner.best, shapes) if neighbours else []),
+            ]
         else:
             searches = [search, *other_searches(objective, run, topology, search)]
             winner = choose(objective, topology, searches, find)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from hpctrain.base.errors import InputError, Refused
 from hpctrain.planner.make import make_plan
 from hpctrain.records.imported_spec import Spec
@@ -30,14 +32,15 @@ def replan(
         InputError: the run file or the topology cannot be planned for.
     """
     run = with_spares_left(run, lost)
+    # A run stands still meanwhile: its neighbours are for those who ask `hpctrain plan --previous`.
+    make = partial(make_plan, spec=spec, topology=left, previous=previous, profile=profile, neighbours=False)
     try:
-        return make_plan(run, spec, left, previous=previous, profile=profile), ""
+        return make(run), ""
     except (InputError, Refused) as error:
         if run.parallel.mode != "fixed":
             raise
         anyhow = run.model_copy(update={"parallel": AutoParallel()})
-        plan = make_plan(anyhow, spec, left, previous=previous, profile=profile)
-        return plan, f"without parallel.mode fixed: {error}"
+        return make(anyhow), f"without parallel.mode fixed: {error}"
 
 
 def with_spares_left(run: Run, lost: int) -> Run:
