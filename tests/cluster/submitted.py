@@ -11,9 +11,11 @@ from pathlib import Path
 from hpctrain.records.event import read_events
 from hpctrain.records.metric import effective, read_metrics
 
+RUN_STEPS = 150
+"""Long enough for a fault and a command to come in between."""
 RUN = {
     "name": "job",
-    "steps": 90,
+    "steps": RUN_STEPS,
     "seed": 3,
     "cluster": {"kind": "slurm", "partition": "low", "nodes": "3-4", "time": "20", "device": "cpu"},
     "model": {"dims": {"layers": 4, "dim": 64, "heads": 4}},
@@ -88,7 +90,7 @@ class Job:
     def explain(self) -> str:
         return self.project.hpctrain("logs", self.name, "-n", "5", check=False).stdout[-3000:]
 
-    def assert_whole(self, steps: int = 90) -> None:
+    def assert_whole(self, steps: int = RUN_STEPS) -> None:
         """Every step was done, in one metrics file, whatever happened in between."""
         rows = read_metrics(self.folder / "metrics.jsonl")
         assert [row.step for row in effective(rows)] == list(range(1, steps + 1))

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from followed import Followed
-from submitted import Job, Project
+from submitted import RUN_STEPS, Job, Project
 
 from hpctrain.records.event import read_events
 from hpctrain.records.metric import read_metrics
@@ -125,7 +125,7 @@ def assert_survives_preemption(job: Job) -> None:
     first = [event for event in read_events(job.folder / "events.jsonl") if event.attempt == 0]
     assert "preempted" in {event.kind for event in first}
     # The notice allowed a save: nothing was done twice.
-    assert len(read_metrics(job.folder / "metrics.jsonl")) == 90
+    assert len(read_metrics(job.folder / "metrics.jsonl")) == RUN_STEPS
 
 
 def test_two_runs_share_the_cluster(project: Project) -> None:
@@ -134,7 +134,7 @@ def test_two_runs_share_the_cluster(project: Project) -> None:
         "--set", "cluster.nodes=2", "--set", "cluster.time='2'", "--set", "cluster.save_notice_s=55",
         "--set", "steps=100000", "--set", "checkpoint.every=1000",
     )  # fmt: skip
-    assert_survives_its_user(project.submit("--set", "cluster.nodes=2"))
+    assert_survives_its_user(project.submit("--set", "cluster.nodes=2", "--set", "steps=600"))
     # Two minutes, of which one is kept for saving: the notice comes after the other.
     project.cluster.wait(lambda: len(short.attempts()) >= 2, 120, "the attempt after the time limit")
     assert short.attempts()[0]["reason"] == "stopped before the time limit, saved, and back to the queue"
@@ -159,7 +159,7 @@ def assert_survives_its_user(job: Job) -> None:
     again = json.loads(project.hpctrain("resubmit", job.name, "--json").stdout)
     assert again["job_id"] != job.job_id
     job.wait_until_done()
-    job.assert_whole()
+    job.assert_whole(600)
     # The cancelled job had saved: what was done before is not done again.
     rows = read_metrics(job.folder / "metrics.jsonl")
     assert min(row.step for row in rows if row.generation == rows[-1].generation) == before + 1
