@@ -58,7 +58,7 @@ def scaled(place: Path, last: int, rank: int, meeting: dist.Store) -> tuple[dict
 def overflowing(folder: Path, rank: int, meeting: dist.Store) -> dict[str, Any]:
     """Once a single step, once straight through, once resumed from a checkpoint half way."""
     _, moved = scaled(folder / "first", 1, rank, meeting)
-    straight, _ = scaled(folder / "straight", STEPS, rank, meeting)
+    straight, learned = scaled(folder / "straight", STEPS, rank, meeting)
     scaled(folder / "resumed", HALF_WAY, rank, meeting)
     restore = f"checkpoints/step-{HALF_WAY:08}"
     resumed = run_until(open_trainer(folder / "resumed", PLANS["pp2 uneven"][0], 1, restore, rank, meeting), STEPS)
@@ -69,6 +69,7 @@ def overflowing(folder: Path, rank: int, meeting: dist.Store) -> dict[str, Any]:
     assert found.manifest.loss_scale is not None
     return {
         "moved": moved,
+        "learned": learned,
         "apart": apart,
         "saved": found.manifest.loss_scale.model_dump(),
         "straight": summary(folder / "straight"),

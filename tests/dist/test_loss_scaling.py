@@ -27,7 +27,7 @@ def test_an_overflow_changes_no_weight_and_training_recovers(found: dict[str, An
     assert [row[0] for row in rows] == [2.0 ** (22 - sum(skipped[:index])) for index in range(len(rows))]
     assert [row[2] is None for row in rows] == skipped
     assert overflow["moved"] == 0.0
-    assert rows[-1][3] < rows[0][3]
+    assert overflow["learned"] > 0
     good = skipped[::-1].index(True)
     assert overflow["saved"] == {"value": 2.0 ** (22 - count), "good_steps": good, "skipped": count}
 
