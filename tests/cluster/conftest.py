@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from real_text import prepare_text
 from submitted import RUN, Project
 
 FOLDER = Path("/run/hpctrain-lab-tests")
@@ -134,9 +135,7 @@ def cluster(lab: Cluster) -> Iterator[Cluster]:
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a corpus and a run file."""
     path = tmp_path_factory.mktemp("project")
-    root = Path(__file__).resolve().parents[2]
-    words = ["data", "prepare", str(root / "hpctrain"), "-o", str(path / "data"), "--tokenizer", "bytes"]
-    subprocess.run([sys.executable, "-m", "hpctrain", *words], check=True, capture_output=True)
+    prepare_text(path)
     (path / "run.yaml").write_text(yaml.safe_dump(RUN))
     return path
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from real_text import prepare_text
 
 from hpctrain.base.process import SystemRunner
 from hpctrain.records.metric import read_metrics
@@ -41,9 +42,7 @@ RUN = {
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("newer")
-    text = Path(__file__).resolve().parents[2] / "hpctrain" / "base"
-    words = ["data", "prepare", str(text), "-o", str(path / "data"), "--tokenizer", "bytes"]
-    subprocess.run([sys.executable, "-m", "hpctrain", *words], check=True, capture_output=True)
+    prepare_text(path)
     (path / "run.yaml").write_text(yaml.safe_dump(RUN))
     return path
 

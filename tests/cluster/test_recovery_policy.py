@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from real_text import prepare_text
 
 from hpctrain.records.bad_node import read_bad_nodes
 from hpctrain.records.locate import job_id
@@ -88,9 +89,7 @@ class Submitted:
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("policy")
-    root = Path(__file__).resolve().parents[2]
-    words = ["data", "prepare", str(root / "hpctrain" / "base"), "-o", str(path / "data"), "--tokenizer", "bytes"]
-    subprocess.run([sys.executable, "-m", "hpctrain", *words], check=True, capture_output=True)
+    prepare_text(path)
     (path / "run.yaml").write_text(yaml.safe_dump(RUN))
     return path
 

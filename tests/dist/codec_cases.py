@@ -15,6 +15,7 @@ from cases import EVEN, FOUR, HALF, QUARTERS, SPEC, WHOLE, batch, deviation, mak
 from loop_cases import StoppingOrders, leave, make_folder, open_trainer
 from message_cases import ROUNDED, beside_full
 from processes import largest, launch, process_group
+from real_text import TEXT
 from scatter_cases import conserved, representable
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
@@ -228,7 +229,7 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
 
 def main(world: int, folder: Path) -> None:
     data = folder / "data"
-    prepare([Path(__file__).parents[2] / "hpctrain"], data, Options(valid_fraction=0.1, limit_bytes=200_000))
+    prepare([TEXT], data, Options(valid_fraction=0.1, limit_bytes=200_000))
     model = {"dims": WIDE.model_dump(exclude_none=True)}
     for name in RUNS:
         make_folder(folder / f"{name}, straight", data, model=model)

@@ -18,6 +18,7 @@ import yaml
 from cases import PLANS
 from loop_cases import StoppingOrders, leave, make_folder, open_trainer
 from processes import launch
+from real_text import TEXT
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.corpus.options import Options
@@ -164,7 +165,7 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
 
 def main(what: str, world: int, folder: Path) -> None:
     data = folder / "data"
-    prepare([Path(__file__).parents[2] / "hpctrain"], data, Options(valid_fraction=0.1, limit_bytes=200_000))
+    prepare([TEXT], data, Options(valid_fraction=0.1, limit_bytes=200_000))
     changes = {"steps": STEPS, "deterministic": True, "validation": {"batches": 0}}
     for name, patience_s in (("run", 120), ("impatient", 2.5)):
         make_folder(folder / name, data)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from cases import HALF, PLANS, WHOLE, make_plan
 from loop_cases import StoppingOrders, leave, make_folder, open_trainer
 from processes import largest, launch
+from real_text import TEXT
 
 from hpctrain.compress.reducer import DenseReducer
 from hpctrain.corpus.options import Options
@@ -157,7 +158,7 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
 
 def main(world: int, folder: Path) -> None:
     data = folder / "data"
-    prepare([Path(__file__).parents[2] / "hpctrain"], data, Options(valid_fraction=0.1, limit_bytes=200_000))
+    prepare([TEXT], data, Options(valid_fraction=0.1, limit_bytes=200_000))
     for name in (*SAME, PLAIN):
         make_folder(folder / f"{name}, straight", data)
         make_folder(folder / f"{name}, resumed", data)

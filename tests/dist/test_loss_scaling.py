@@ -23,13 +23,13 @@ def test_an_overflow_changes_no_weight_and_training_recovers(found: dict[str, An
     skipped = [row[1] for row in rows]
     count = sum(skipped)
     assert skipped[0]
-    assert skipped[-2:] == [False, False]
-    assert [row[0] for row in rows] == [2.0 ** (22 - sum(skipped[:index])) for index in range(len(rows))]
+    assert not all(skipped), "gradients fit as soon as the scale is low enough; they may grow beyond it once more"
+    assert [row[0] for row in rows] == [2.0 ** (20 - sum(skipped[:index])) for index in range(len(rows))]
     assert [row[2] is None for row in rows] == skipped
     assert overflow["moved"] == 0.0
     assert overflow["learned"] > 0
     good = skipped[::-1].index(True)
-    assert overflow["saved"] == {"value": 2.0 ** (22 - count), "good_steps": good, "skipped": count}
+    assert overflow["saved"] == {"value": 2.0 ** (20 - count), "good_steps": good, "skipped": count}
 
 
 @pytest.mark.slow

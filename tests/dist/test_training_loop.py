@@ -27,7 +27,7 @@ def check_training(results: dict[str, dict[str, Any]]) -> None:
 
 @pytest.mark.slow
 def test_training_on_one_rank_equals_a_plain_loop(tmp_path: Path) -> None:
-    results = run_cases(SCRIPT, "training", 1, tmp_path)
+    results = run_cases(SCRIPT, "all", 1, tmp_path)["training"]
     assert list(results) == ["one", "two stages"]
     check_training(results)
 

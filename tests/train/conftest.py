@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import yaml
+from real_text import prepare_text
 from train_site import RUN, Outcome, Site, four_node_plan, small_topology
 
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """A prepared corpus of this repository's own text, byte level."""
+    """A prepared corpus, byte level, run files and topologies."""
     path = tmp_path_factory.mktemp("site")
     site = Site(path)
-    root = Path(__file__).resolve().parents[2]
-    done = site.command("data", "prepare", str(root / "hpctrain"), "-o", "data", "--tokenizer", "bytes")
-    assert done.returncode == 0, done.stderr
+    prepare_text(path)
     (path / "run.yaml").write_text(yaml.safe_dump(RUN))
     small_topology(4).write(path / "four.json")
     small_topology(1).write(path / "one.json")

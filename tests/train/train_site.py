@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from hpctrain.base.process import WORKER_NAME
 from hpctrain.records.event import Event, read_events
 from hpctrain.records.link import LinkClass
 from hpctrain.records.metric import MetricRow, effective, read_metrics
@@ -161,7 +162,9 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 def worker_of(folder: Path, node: str) -> psutil.Process:
     """The worker of a node with one device."""
-    (worker,) = (child for child in node_process(folder, node).children() if child.name().startswith("rank "))
+    (worker,) = (
+        child for child in node_process(folder, node).children() if child.name().startswith(WORKER_NAME.format(""))
+    )
     return worker
 
 

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError, InputError
+from hpctrain.bench.plan_cases import CASES
 from hpctrain.bench.plan_devices import gpu_of, gpus_of, stated_bytes_per_s
 from hpctrain.bench.plan_fit import PACKAGED, constants_by, fit
 from hpctrain.bench.plan_model import GptSpec
+from hpctrain.bench.plan_placement import measure as measure_placement
 from hpctrain.bench.plan_profiles import SailorFigures, read_figures
 from hpctrain.bench.plan_runs import COLUMNS, read_runs
 from hpctrain.bench.plan_scene import scene_of
@@ -189,3 +191,14 @@ def test_a_table_that_is_none_is_answered_with_what_is_missing(tmp_path: Path, m
 
 def test_the_planner_finds_what_trying_everything_finds() -> None:
     assert brute_force_gap_pct() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_unlike_devices_gain_by_placement_and_equal_ones_do_not() -> None:
+    cases = [case for case in CASES if case.name in ("equal-32-350M", "paper-32-350M", "unlike-32-7B")]
+    rows = {row["case"]: row for row in measure_placement(lambda said: None, cases, orders=3)["rows"]}
+    equal, mixed, large = rows["equal-32-350M"], rows["paper-32-350M"], rows["unlike-32-7B"]
+    assert equal["shuffled_s"] == pytest.approx([equal["planned_s"]] * 3)
+    assert mixed["planned_s"] < mixed["shuffled_s"][1] <= mixed["shuffled_s"][0] <= mixed["shuffled_s"][2]
+    assert mixed["planned_s"] < mixed["listed_s"]
+    assert large["fitting"] == 0, "even stages do not fit into the smaller GPUs"
+    assert "listed_s" not in large
