@@ -85,7 +85,7 @@ def _posted(address: str, message: Mapping[str, object]) -> str | None:
     thread = threading.Thread(target=lambda: outcome.append(_post(address, message)), daemon=True)
     thread.start()
     thread.join(DEADLINE_S)
-    return outcome[0] if outcome else f"no answer within {DEADLINE_S:g} s"
+    return outcome[0] if outcome else _no_answer()
 
 
 def _post(address: str, message: Mapping[str, object]) -> str | None:
@@ -97,12 +97,20 @@ def _post(address: str, message: Mapping[str, object]) -> str | None:
             return None
     except urllib.error.HTTPError as error:
         return f"the server answered {error.code}"
+    except TimeoutError:
+        return _no_answer()
     except urllib.error.URLError as error:
+        if isinstance(error.reason, TimeoutError):
+            return _no_answer()
         return (error.reason.strerror if isinstance(error.reason, OSError) else None) or "it cannot be reached"
     except OSError as error:
         return error.strerror or "the connection broke"
     except (HTTPException, ValueError):
         return "the address or the answer is no HTTP"
+
+
+def _no_answer() -> str:
+    return f"no answer within {DEADLINE_S:g} s"
 
 
 def _write(folder: Path, event: Event) -> None:
