@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,10 +11,9 @@ from pathlib import Path
 from hpctrain.agent.decide import INFRASTRUCTURE, WorkerView
 from hpctrain.agent.stall import WorkerDoing
 from hpctrain.base.activity import Doing, read_record, shared_record
-from hpctrain.base.process import Process, Runner
+from hpctrain.base.process import WORKER, Process, Runner
 from hpctrain.base.wire import LineChannel, Message
 
-WORKER = (sys.executable, "-m", "hpctrain.worker")
 KILL_WAIT_S = 10.0
 
 

@@ -14,6 +14,12 @@ from typing import NoReturn, Protocol
 
 from hpctrain.base.errors import CommandError, CommandTimeout
 
+WORKER = (sys.executable, "-m", "hpctrain.worker")
+"""The program that loads torch; one of its verbs follows."""
+
+WORKER_NAME = "rank {}"
+"""What a process that trains calls itself."""
+
 _RESTORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM)
 """Signals that Python, or a command before its last word, ignores."""
 

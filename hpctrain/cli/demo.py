@@ -14,7 +14,7 @@ import psutil
 from hpctrain.base.atomic import storage_errors
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import HpctrainError, InputError
-from hpctrain.base.process import SystemRunner
+from hpctrain.base.process import WORKER_NAME, SystemRunner
 from hpctrain.base.units import format_delta, format_seconds, format_si
 from hpctrain.cli.live import watch
 from hpctrain.cli.progress import phases
@@ -153,7 +153,7 @@ class _Saboteur:
             self.done.add("worker")
             click.secho("--- the demo kills the worker of local2 (SIGKILL)", fg="yellow")
             for child in psutil.Process(self.job.processes["local2"].pid).children():
-                if child.name().startswith("rank "):
+                if child.name().startswith(WORKER_NAME.format("")):
                     child.kill()
         if row.step >= NODE_DIES_AT and "node" not in self.done:
             self.done.add("node")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import platform
 import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from hpctrain.base.errors import CommandError, InputError
-from hpctrain.base.process import Runner
+from hpctrain.base.process import WORKER, Runner
 from hpctrain.doctor.facts import (
     ContainerRuntime,
     Driver,
@@ -106,7 +105,7 @@ def look_at_torch(runner: Runner) -> TorchFacts | NoTorch:
     except metadata.PackageNotFoundError:
         return NoTorch("it is not installed beside hpctrain", installed=False)
     try:
-        done = runner.run([sys.executable, "-m", "hpctrain.worker", "torch"], timeout_s=TORCH_TIMEOUT_S)
+        done = runner.run([*WORKER, "torch"], timeout_s=TORCH_TIMEOUT_S)
     except CommandError as error:
         return NoTorch(f"{version} could not be asked: {error}", installed=True)
     if done.code != 0:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from hpctrain.base.errors import HpctrainError, InputError
-from hpctrain.base.process import Runner
+from hpctrain.base.process import WORKER, Runner
 
 
 def ask_worker(verb: str, question: Mapping[str, object], runner: Runner, does: str) -> dict[str, Any]:
@@ -20,7 +19,7 @@ def ask_worker(verb: str, question: Mapping[str, object], runner: Runner, does: 
     Raises:
         InputError, HpctrainError: what it told as its error, or that it ended without an answer.
     """
-    done = runner.run([sys.executable, "-m", "hpctrain.worker", verb, json.dumps(question)])
+    done = runner.run([*WORKER, verb, json.dumps(question)])
     try:
         answer: dict[str, Any] = json.loads(done.stdout)
     except json.JSONDecodeError:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 from hpctrain.base.errors import CommandTimeout, HpctrainError, InputError
-from hpctrain.base.process import Runner
+from hpctrain.base.process import WORKER, Runner
 from hpctrain.corpus.special import SpecialTokens, special_tokens
 from hpctrain.launch.hf_start import with_folder
 from hpctrain.records.encoder_decoder_spec import EncoderDecoderSpec
@@ -73,7 +72,7 @@ def _ask(run: Run, tokens: int, code: Path | None, runner: Runner) -> ImportedSp
         "seq_len": run.data.seq_len,
         "seed": run.seed,
     }
-    argv = [sys.executable, "-m", "hpctrain.worker", "describe", json.dumps(question)]
+    argv = [*WORKER, "describe", json.dumps(question)]
     argv += ["--code", str(code)] if code is not None else []
     try:
         done = runner.run(argv, timeout_s=LIMIT_S)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpctrain.agent.agent import Agent, Place
 from hpctrain.agent.decide import RESUMABLE, Settings
-from hpctrain.agent.group import WORKER, WorkerGroup, incarnation_of
+from hpctrain.agent.group import WorkerGroup, incarnation_of
 from hpctrain.agent.journal import Journal
 from hpctrain.agent.peers import Peers
 from hpctrain.agent.store import GenerationStore
@@ -21,7 +21,7 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_REFUSED, HpctrainError
 from hpctrain.base.forking import ForkingRunner
 from hpctrain.base.handshake import derived
-from hpctrain.base.process import Runner
+from hpctrain.base.process import WORKER, Runner
 from hpctrain.launch.secrets import secret_values
 from hpctrain.launch.trust import check_trusted
 from hpctrain.node.leaving import leave

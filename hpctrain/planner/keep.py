@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -10,12 +10,11 @@ from hpctrain.planner.degrees import Shape
 from hpctrain.planner.fit import fit_layout, why_undefined
 from hpctrain.planner.layout import Layout
 from hpctrain.planner.predict import Prediction, predict
-from hpctrain.planner.saving import Saving
+from hpctrain.planner.saving import saving_of_plan
 from hpctrain.planner.search import Search, Start
 from hpctrain.planner.unit import Cells, Unit
 from hpctrain.planner.workload import Order
 from hpctrain.records.plan import Plan
-from hpctrain.schedule.placement import stages_by_rank
 
 MOST_REPLICAS = 2
 """Numbers of replicas that are tried, the largest first."""
@@ -27,7 +26,7 @@ def kept_start(plain: Search, shapes: Sequence[Shape], previous: Plan) -> Start 
 
     Devices keep their rank as far as they can; those of replicas that are not whole any more fill the holes.
     """
-    saving = _saving(previous)
+    saving = saving_of_plan(previous)
     search = plain if saving == plain.work.saving else plain.saving(saving)
     pp, tp, size = previous.pp, previous.tp, previous.replicas[0].micro_batch
     counts = sorted((shape[1] for shape in shapes if (shape[0], shape[2]) == (pp, tp)), reverse=True)
@@ -62,7 +61,7 @@ def _same_cut(search: Search, previous: Plan, cells: Cells) -> Layout | None:
         blocks=tuple(stage.layers[1] - stage.layers[0] for stage in stages),
     )
     counts = tuple(replica.rows // size for replica in previous.replicas)
-    nothing_lost = [[unit.places for unit in row] for row in cells] == list(_places(previous))
+    nothing_lost = [[unit.places for unit in row] for row in cells] == _places(previous)
     if nothing_lost and all(counts) and sum(counts) == sum(layout.micro_batches):
         layout = replace(layout, micro_batches=counts)
     return None if layout.excess(search.cost.memory) else layout
@@ -109,17 +108,6 @@ def _standing(
     return rows, loose, kinds
 
 
-def _places(previous: Plan) -> Iterator[list[tuple[str, ...]]]:
+def _places(previous: Plan) -> list[list[tuple[str, ...]]]:
     """By replica the devices of each pipeline rank."""
-    ranks = stages_by_rank(previous.schedule, previous.pp, len(previous.stages))
-    for replica in previous.replicas:
-        yield [tuple(replica.devices[stages[0]]) for stages in ranks]
-
-
-def _saving(previous: Plan) -> Saving:
-    return Saving(
-        zero=previous.zero,
-        shard="all" if previous.shard is None else "node",
-        sequence_parallel=previous.sequence_parallel,
-        recompute=previous.stages[0].recompute,
-    )
+    return [previous.pipeline_rows(replica) for replica in range(previous.dp)]

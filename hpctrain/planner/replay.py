@@ -8,7 +8,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.fleet import Worker, find_fleet
 from hpctrain.planner.layout import Layout
-from hpctrain.planner.saving import Saving
+from hpctrain.planner.saving import Saving, saving_of_plan
 from hpctrain.planner.unit import Cells, Unit
 from hpctrain.planner.workload import workload_of
 from hpctrain.records.imported_spec import Spec
@@ -41,7 +41,7 @@ def scene_of(run: Run, spec: Spec, plan: Plan, topology: Topology) -> Scene:
     if reason := _why_unknown(plan, run, spec):
         raise InputError(f"plan: {reason}")
     work, _ = workload_of(run, spec)
-    saving = _saving(plan)
+    saving = saving_of_plan(plan)
     work = replace(work, saving=saving, fixed=None, codec=plan.codec)
     work = replace(work, messages=tuple(stage.messages for stage in plan.stages))
     # The plan says which devices it uses; spares, bad nodes and a limit on devices were the planner's concern.
@@ -85,15 +85,6 @@ def _why_unknown(plan: Plan, run: Run, spec: Spec) -> str | None:
         if stated is not None and stated != make_schedule(plan.schedule, plan.pp, stages, replica.micro_batches):
             return f"actions: those of replica {number} are not those of schedule {plan.schedule}; remove them"
     return None
-
-
-def _saving(plan: Plan) -> Saving:
-    return Saving(
-        zero=plan.zero,
-        shard="all" if plan.shard is None else "node",
-        sequence_parallel=plan.sequence_parallel,
-        recompute=plan.stages[0].recompute,
-    )
 
 
 def _layout(plan: Plan, workers: dict[str, Worker], saving: Saving) -> Layout:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from hpctrain.base.errors import InputError
 from hpctrain.planner.unit import Cells
-from hpctrain.records.plan import Recompute, ZeroLevel
+from hpctrain.records.plan import Plan, Recompute, ZeroLevel
 from hpctrain.records.run import FixedParallel, Run
 from hpctrain.schedule.generate import SPLIT_BACKWARD
 from hpctrain.schedule.runnable import COMPILED_HALVES, RECOMPUTED_HALVES, SHARED_HALVES
@@ -58,6 +58,16 @@ def saving_of(run: Run) -> tuple[Saving, list[str]]:
         note = f"parallel.zero {saving.zero} does not apply: with dp 1 there are no replicas to shard over."
         return replace(saving, zero=0, shard="all"), [note]
     return saving, []
+
+
+def saving_of_plan(plan: Plan) -> Saving:
+    """What the plan does, all of whose stages recompute alike."""
+    return Saving(
+        zero=plan.zero,
+        shard="all" if plan.shard is None else "node",
+        sequence_parallel=plan.sequence_parallel,
+        recompute=plan.stages[0].recompute,
+    )
 
 
 def shard_size(cells: Cells, saving: Saving) -> int:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError
-from hpctrain.base.process import Runner
+from hpctrain.base.process import WORKER, Runner
 from hpctrain.base.wire import LineChannel, Message
 from hpctrain.probe.settings import ProbeSettings
 from hpctrain.records.document import Part
@@ -93,7 +92,7 @@ class MeasuringProcess:
 
 
 def _argv(settings: ProbeSettings, descriptor: int) -> list[str]:
-    argv = [sys.executable, "-m", "hpctrain.worker", "measure", "--device", settings.device]
+    argv = [*WORKER, "measure", "--device", settings.device]
     return [*argv, "--share", str(settings.share), "--fd", str(descriptor)]
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from hpctrain.base.forking import MESSAGE_BYTES, MOST_FDS
 from hpctrain.base.linux import die_with
+from hpctrain.base.process import WORKER
 from hpctrain.base.stamp import stamp_output
 
 LOADED = ("hpctrain.worker.train", "hpctrain.worker.measure")
@@ -104,7 +105,7 @@ def _fork(channel: socket.socket, order: dict[str, Any], fds: Sequence[int]) -> 
     os.close(theirs)
     if sys.modules["torch"].cuda._is_in_bad_fork():
         # Some library has touched the GPU while it was loaded, which no fork survives.
-        os.execv(sys.executable, [sys.executable, "-m", "hpctrain.worker", *order["argv"]])
+        os.execv(WORKER[0], [*WORKER, *order["argv"]])
     return None
 
 

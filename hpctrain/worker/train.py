@@ -17,6 +17,7 @@ import torch.distributed as dist
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.linux import name_process
+from hpctrain.base.process import WORKER_NAME
 from hpctrain.base.wire import LineChannel
 from hpctrain.launch.code import FOLDER, code_first
 from hpctrain.worker.build import StartOrder, build
@@ -32,7 +33,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--activity", type=int, required=True, help="inherited memory that tells what this rank does")
     options = parser.parse_args(argv)
     # For ps, pgrep and py-spy: workers that are forked share one command line.
-    name_process(f"rank {os.environ.get('RANK', '?')}")
+    name_process(WORKER_NAME.format(os.environ.get("RANK", "?")))
     ACTIVITY.share(options.activity)
     code_first(options.folder / FOLDER)
     orders = Orders(LineChannel(socket.socket(fileno=options.fd)))
