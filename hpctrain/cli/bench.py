@@ -92,24 +92,31 @@ def checkpoint(rounds: int, kills: int | None, as_json: bool) -> None:
     help="Seconds after which a timed search is given up; 0: time none.",
 )
 @click.option("--own", is_flag=True, help="Rather train small plans of two workers here, and fit a profile to some.")
+@click.option("--placement", is_flag=True, help="Rather predict plans beside the same ones placed without knowledge.")
 @click.option(
     "--steps", type=click.IntRange(15), default=40, show_default=True, help="With --own: steps that each plan trains."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
-def plan(data: Path | None, search_limit_s: float, own: bool, steps: int, as_json: bool) -> None:
+def plan(data: Path | None, search_limit_s: float, own: bool, placement: bool, steps: int, as_json: bool) -> None:
     """The planner's predictions against runs that others measured: errors, ranking, search times.
 
     Everything is out of sample; constants are fitted anew without each problem that they were fitted on. With --own:
-    against runs of this machine's processors, before and after a profile is fitted to some of them.
+    against runs of this machine's processors, before and after a profile is fitted to some of them. With --placement:
+    what knowing devices and links is worth on clusters of 32 GPUs, by the cost model alone.
     """
     source = click.get_current_context().get_parameter_source
-    for name, option in {"data": "--data", "search_limit_s": "--search-limit"}.items() if own else ():
+    if own and placement:
+        raise InputError("--placement: not with --own")
+    for name, option in {"data": "--data", "search_limit_s": "--search-limit"}.items() if own or placement else ():
         if source(name) is _GIVEN:
-            raise InputError(f"{option}: not with --own")
+            raise InputError(f"{option}: not with {'--own' if own else '--placement'}")
     if not own and source("steps") is _GIVEN:
         raise InputError("--steps: only with --own")
     if own:
         _own_plans(steps, as_json)
+        return
+    if placement:
+        _placed_plans(as_json)
         return
     from hpctrain.base.process import SystemRunner
     from hpctrain.bench.plan import data_file, measure
@@ -117,6 +124,16 @@ def plan(data: Path | None, search_limit_s: float, own: bool, steps: int, as_jso
 
     record = measure(data_file(data), SystemRunner(), search_limit_s, _say)
     show(record, Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else 140))
+    if as_json:
+        click.echo(json.dumps(record, indent=1))
+
+
+def _placed_plans(as_json: bool) -> None:
+    from hpctrain.bench.plan_placement import measure
+    from hpctrain.cli.bench_plan import show_placement
+
+    record = measure(_say)
+    show_placement(record, Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else 140))
     if as_json:
         click.echo(json.dumps(record, indent=1))
 

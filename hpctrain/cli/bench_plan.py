@@ -7,6 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from hpctrain.base.units import format_seconds
+
 
 def show(record: dict[str, Any], console: Console) -> None:
     """Errors and rankings by problem, then what concerns the search."""
@@ -19,6 +21,21 @@ def show(record: dict[str, Any], console: Console) -> None:
         console.print(_searches(record))
     for text in _sentences(record):
         console.print(text, soft_wrap=True)
+
+
+def show_placement(record: dict[str, Any], console: Console) -> None:
+    """Predicted steps with and without placement."""
+    orders = record["settings"]["orders"]
+    table = Table(
+        "machines and model", "plan", "step", "nodes as listed", f"{orders} random orders: median", "least", "most",
+        title="predicted step of the plan, and with its degrees placed without knowledge of devices and links",
+    )  # fmt: skip
+    for row in record["rows"]:
+        planned = row["planned_s"]
+        others = [row.get("listed_s"), *row.get("shuffled_s", (None, None, None))]
+        told = ["does not fit" if each is None else f"{100 * (each / planned - 1):+.1f} %" for each in others]
+        table.add_row(row["case"], row["plan"], format_seconds(planned), *told)
+    console.print(table)
 
 
 def _times(record: dict[str, Any]) -> Table:
