@@ -17,12 +17,12 @@ from hpctrain.base.units import format_count, format_seconds
 from hpctrain.cli.explained import explanation
 from hpctrain.cli.factors import Finite, node_names, numbers_by_name
 from hpctrain.cli.only_nodes import only_nodes
+from hpctrain.cli.recover import recover_option
 from hpctrain.cli.stale import warn_if_stale
 from hpctrain.launch.own_model import with_sizes
 from hpctrain.launch.staleness import MAX_AGE_DAYS
 from hpctrain.planner import Solver, make_plan
 from hpctrain.planner.explain import neighbours_on_request
-from hpctrain.planner.goodput import RECOVER_S
 from hpctrain.planner.learned import learned_profile
 from hpctrain.planner.objective import Goal, Goodness, Objective
 from hpctrain.planner.replay import scene_of
@@ -112,14 +112,7 @@ WIDTH = 120
     metavar="HOURS",
     help="Mean time between failures of one node, for --min-goodput.",
 )
-@click.option(
-    "--recover",
-    type=Finite(0),
-    default=RECOVER_S,
-    show_default=True,
-    metavar="SECONDS",
-    help="From a failure until training goes on, for --min-goodput (default: four local nodes, docs/measurements.md).",
-)
+@recover_option(", for --min-goodput")
 @click.option("--nodes", metavar="NODES", help="Plan for these nodes of the topology only: local[0-2].")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
 @click.option(

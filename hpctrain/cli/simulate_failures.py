@@ -13,9 +13,9 @@ from rich.table import Table
 from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_seconds
 from hpctrain.cli.factors import Finite
+from hpctrain.cli.recover import recover_option
 from hpctrain.planner.goodput import (
     MODES,
-    RECOVER_S,
     Cluster,
     Goodput,
     Mode,
@@ -68,14 +68,7 @@ HOUR, DAY = 3600.0, 86400.0
     metavar="SECONDS",
     help="How long until a checkpoint can be used (default: as for --stall).",
 )
-@click.option(
-    "--recover",
-    type=Finite(0),
-    default=RECOVER_S,
-    show_default=True,
-    metavar="SECONDS",
-    help="From a failure to the next step, in place (default: four local nodes, docs/measurements.md).",
-)
+@recover_option()
 @click.option(
     "--queue-wait",
     type=Finite(0),

@@ -1,7 +1,4 @@
-"""A model that a factory in the person's own code makes: how it is built, and the sizes that a process measured of it.
-
-The counterpart of `TransformerSpec`, with the same questions and answers; nothing here needs torch.
-"""
+"""A model from a factory in a person's own code: how it is built, and the sizes that a process measured of it."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from hpctrain.records.block_stack import BlockStack
 from hpctrain.records.document import Part
 from hpctrain.records.families import FamilySpec
 
@@ -29,7 +27,7 @@ class PartSizes(Part):
     """Kept for the backward pass of one sequence, in fp32, weights not included."""
 
 
-class ImportedSpec(Part):
+class ImportedSpec(BlockStack):
     """A model from `model.import`: front modules, equal blocks, back modules."""
 
     factory: str
@@ -50,10 +48,6 @@ class ImportedSpec(Part):
     """Size of the data's vocabulary, which the factory was told."""
     vocab: int = Field(ge=2)
     """Width of the logits: at least as many as `tokens`."""
-    layers: int = Field(ge=1)
-    """Number of blocks."""
-    dim: int = Field(ge=1)
-    """Width of the hidden state."""
     front_sizes: PartSizes
     """Of the front modules together."""
     block_sizes: PartSizes
@@ -91,12 +85,6 @@ class ImportedSpec(Part):
         """Parameters of the front modules (first) and the back modules (last), whole on each of `tp` devices."""
         return (self.front_sizes.parameters if first else 0) + (self.back_sizes.parameters if last else 0)
 
-    def parameters(self, start: int = 0, stop: int | None = None, tp: int = 1) -> int:
-        """Parameters of the blocks [start, stop), with front and back where they belong, on one of `tp` devices."""
-        stop = self.layers if stop is None else stop
-        ends = self.end_parameters(tp, first=start == 0, last=stop == self.layers)
-        return (stop - start) * self.block_parameters(tp) + ends
-
     def forward_flops(self, rows: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
         """FLOPs of a forward pass through blocks [start, stop) and, at the last of them, the back modules.
 
@@ -109,27 +97,6 @@ class ImportedSpec(Part):
         if stop == self.layers:
             flops += self.back_sizes.flops
         return self._sequences(rows, seq_len) * flops
-
-    def stage_parameters(self, blocks: int, tp: int = 1, *, first: bool, last: bool) -> int:
-        """As `parameters`, of a stage by its number of blocks and the ends it has."""
-        return blocks * self.block_parameters(tp) + self.end_parameters(tp, first=first, last=last)
-
-    def mean_blocks(self, blocks: int, seq_len: int, *, first: bool, last: bool) -> tuple[float, float]:
-        """How many blocks of mean size a stage amounts to, in FLOPs and in what it keeps: blocks are equal."""
-        return blocks, blocks
-
-    @property
-    def preferred_cut(self) -> int | None:
-        """The block before which the model is cut best: all cuts are alike."""
-        return None
-
-    def boundary_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4, cut: int | None = None) -> int:
-        """Size of the hidden state [rows, seq, dim] that travels between two stages, wherever the cut is."""
-        return rows * seq_len * self.dim * bytes_per_value
-
-    def boundary_length(self, seq_len: int, cut: int | None = None) -> int:
-        """Positions along the sequence of the hidden state."""
-        return seq_len
 
     def shared_weights(self, cuts: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
         """Weights that several stages hold: none; what front and back share cannot lie in two stages."""
@@ -148,14 +115,6 @@ class ImportedSpec(Part):
 
     def product_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """What selective recomputation keeps of a block: not measured apart, so everything that the block keeps."""
-        return self.activation_bytes(rows, seq_len, tp, bytes_per_value)
-
-    def selective_flops(self, rows: int, seq_len: int) -> float:
-        """Matrix products of a block that selective recomputation repeats: none, their results are kept."""
-        return 0.0
-
-    def selective_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """What the operations that selective recomputation repeats go through: all of a block's activations."""
         return self.activation_bytes(rows, seq_len, tp, bytes_per_value)
 
     def logits_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
@@ -183,23 +142,10 @@ class ImportedSpec(Part):
             return "front and back of the imported model share a weight, which cannot lie in two stages"
         return None
 
-    def why_no_sequence(self, seq_len: int) -> str | None:
-        """None: the model was made for the length of the data's sequences."""
-        return None
-
-    def target_length(self, seq_len: int) -> int:
-        """Positions of a sequence that there are logits for."""
-        return seq_len
-
     @property
     def splits_sequence(self) -> bool:
         """Whether the stream can be split along the sequence: which modules of the model are norms is not known."""
         return False
-
-    @property
-    def halves_backward(self) -> bool:
-        """Whether a stage's backward can be cut into one for its inputs and one for its weights (I, W)."""
-        return True
 
     @property
     def gathers_cast(self) -> bool:

@@ -1,7 +1,7 @@
-"""What the shapes of all families have in common, and the questions that planner and workers ask of each.
+"""What the shapes of all families have in common.
 
-A model is `layers` blocks between an embedding and a head. A stage holds blocks [from, to); the first stage also holds
-the embedding, the last one the last norm and the head. Nothing here needs torch: a model is sized without building it.
+A model is `layers` blocks between an embedding and a head: the first stage holds the embedding, the last one the last
+norm and the head.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 
 from pydantic import Field
 
-from hpctrain.records.document import Part, content_sha256
+from hpctrain.records.block_stack import BlockStack
+from hpctrain.records.document import content_sha256
 
 
 def family_is_said(schema: dict[str, Any]) -> None:
@@ -21,11 +22,9 @@ def family_is_said(schema: dict[str, Any]) -> None:
     schema["required"] = [*schema.get("required", []), "family"]
 
 
-class TransformerSpec(Part):
+class TransformerSpec(BlockStack):
     """A Transformer by its dimensions; each family adds its own and counts what its blocks hold."""
 
-    layers: int = Field(ge=1)
-    """Number of blocks."""
     dim: int = Field(ge=2)
     """Width of the residual stream."""
     heads: int = Field(ge=1)
@@ -50,34 +49,6 @@ class TransformerSpec(Part):
     def hidden(self) -> int:
         """Width inside the feed-forward layer."""
 
-    @abstractmethod
-    def block_parameters(self, tp: int = 1) -> int:
-        """Parameters of one block on one of `tp` devices: matrices are split, norms are whole on each."""
-
-    @abstractmethod
-    def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
-        """Parameters of a stage beside its blocks, at the front (first) and at the back (last) of the model, on one of
-        `tp` devices. A tied matrix counts once in a stage with both ends; where the model is cut, each end holds a
-        copy of it."""
-
-    @abstractmethod
-    def forward_flops(self, rows: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
-        """FLOPs of a forward pass over `rows` sequences through blocks [start, stop) and, at the last of them, the
-        head; backward costs twice that. Matrix products 2 FLOPs per parameter and token, and those of attention
-        (Korthikanti et al. 2022, appendix A, without the recompute term)."""
-
-    @abstractmethod
-    def activation_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """What one block keeps for its backward pass, for one micro-batch of `rows` sequences."""
-
-    @abstractmethod
-    def stream_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4) -> int:
-        """The part of `activation_bytes` that tensor parallelism leaves whole."""
-
-    @abstractmethod
-    def product_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """Results of a block's matrix products and attention, which selective recomputation keeps."""
-
     def embedding_parameters(self) -> int:
         """Parameters of the table of tokens."""
         return self.vocabulary * self.dim
@@ -85,38 +56,6 @@ class TransformerSpec(Part):
     def head_shards(self, tp: int) -> int:
         """Parts that embedding and head are cut into: by vocabulary where that divides, else they are whole."""
         return tp if self.vocabulary % tp == 0 else 1
-
-    def parameters(self, start: int = 0, stop: int | None = None, tp: int = 1) -> int:
-        """Parameters of the blocks [start, stop), with embedding and head where they belong, on one of `tp` devices."""
-        stop = self.layers if stop is None else stop
-        ends = self.end_parameters(tp, first=start == 0, last=stop == self.layers)
-        return (stop - start) * self.block_parameters(tp) + ends
-
-    def stage_parameters(self, blocks: int, tp: int = 1, *, first: bool, last: bool) -> int:
-        """As `parameters`, of a stage by its number of blocks and the ends it has; where it may lie anywhere between
-        them, the most that such a stage holds."""
-        return blocks * self.block_parameters(tp) + self.end_parameters(tp, first=first, last=last)
-
-    def mean_blocks(self, blocks: int, seq_len: int, *, first: bool, last: bool) -> tuple[float, float]:
-        """How many blocks of mean size a stage amounts to: in FLOPs, and in what it keeps for the backward pass."""
-        return blocks, blocks
-
-    @property
-    def preferred_cut(self) -> int | None:
-        """The block before which a model is cut best, where one of the cuts has less to send than others."""
-        return None
-
-    def boundary_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4, cut: int | None = None) -> int:
-        """Size of the activation [rows, seq, dim] that travels between two stages.
-
-        Args:
-            cut: the block before which the model is cut; None: the largest of all cuts.
-        """
-        return rows * self.boundary_length(seq_len, cut) * self.dim * bytes_per_value
-
-    def boundary_length(self, seq_len: int, cut: int | None = None) -> int:
-        """Positions along the sequence of what travels between two stages; see `boundary_bytes`."""
-        return seq_len
 
     def shared_weights(self, cuts: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
         """By name, the stages that hold a copy of a weight, where it is more than one.
@@ -126,21 +65,9 @@ class TransformerSpec(Part):
         """
         return {"embedding.weight": [0, len(cuts) - 1]} if self.tied and len(cuts) > 1 else {}
 
-    def selective_flops(self, rows: int, seq_len: int) -> float:
-        """Matrix products of a block that selective recomputation repeats: none, their results are kept."""
-        return 0.0
-
-    def selective_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """What the operations that selective recomputation repeats go through: all of a block's activations."""
-        return self.activation_bytes(rows, seq_len, tp, bytes_per_value)
-
     def logits_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """What the head and the loss keep: logits, their log-softmax and the gradient of one of them."""
         return int(3 * rows * self.target_length(seq_len) * self.vocabulary * bytes_per_value / tp)
-
-    def target_length(self, seq_len: int) -> int:
-        """Positions of a sequence that the head gives logits for."""
-        return seq_len
 
     def why_no_tensor_parallel(self, tp: int) -> str | None:
         """None when the blocks can be cut into `tp` parts, else the reason."""
@@ -149,22 +76,9 @@ class TransformerSpec(Part):
                 return f"{name} {size} is not a multiple of tp {tp}"
         return None
 
-    def why_no_pipeline(self, stages: int) -> str | None:
-        """None when the model can be cut into that many stages, else the reason."""
-        return None
-
-    def why_no_sequence(self, seq_len: int) -> str | None:
-        """None when the model takes sequences of that length, else the reason."""
-        return None
-
     @property
     def splits_sequence(self) -> bool:
         """Whether norms and the residual stream can be split along the sequence, beside tensor parallelism."""
-        return True
-
-    @property
-    def halves_backward(self) -> bool:
-        """Whether a stage's backward can be cut into one for its inputs and one for its weights (I, W)."""
         return True
 
     @property
