@@ -68,6 +68,18 @@ def candidates(steps: int, lossy: bool) -> list[Codec]:
     ]
 
 
+def searched(steps: int, lossy: bool) -> list[tuple[Codec, float]]:
+    """The ways of summing that placements are searched for beside exact sums, and the share of a step that each must
+    save: of those that keep the loss and of those that `lossy` allows the one with the fewest bytes, or nearly so."""
+    found: list[tuple[Codec, float]] = []
+    for codec in candidates(steps, lossy):
+        if isinstance(codec, Quantized) and codec.mode == "int4":
+            found.append((codec, WORTH))
+        if isinstance(codec, PowerSgd):
+            found.append((codec, LOSSY_WORTH))
+    return found
+
+
 def may_gain(prediction: Prediction) -> bool:
     """Whether messages and waiting take so much of a step that gradients in fewer bytes could be worth it."""
     terms = prediction.terms

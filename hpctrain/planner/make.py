@@ -13,7 +13,7 @@ from hpctrain.base.units import format_count
 from hpctrain.planner.auto import Found, find_fastest
 from hpctrain.planner.bound import step_bound
 from hpctrain.planner.choose import Winner, choose, other_searches
-from hpctrain.planner.compression import LOSSY_WORTH, Decision, candidates, decide, may_gain
+from hpctrain.planner.compression import Decision, decide, may_gain, searched
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.degrees import Shape
 from hpctrain.planner.exact import find_exact
@@ -32,7 +32,7 @@ from hpctrain.planner.seam import at_seam
 from hpctrain.planner.search import NO_SHARDS, Search
 from hpctrain.planner.workload import workload_of
 from hpctrain.records.codec import CodecSpec, keeps_state
-from hpctrain.records.compression import AutoCompression, Messages, PowerSgd
+from hpctrain.records.compression import AutoCompression, Messages
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.plan import Plan, Predicted, Rejected, Replica, Stage, ZeroLevel
 from hpctrain.records.profile import Profile
@@ -160,24 +160,23 @@ def _fastest(
 ) -> tuple[Winner, Decision]:
     """The fastest plan and how it sums its gradients.
 
-    With mode auto and `lossy`, where exact sums keep devices waiting or idle, plans are also searched as if gradients
-    were of low rank: the fastest placement for many bytes may be one without replicas.
+    With mode auto, where exact sums keep devices waiting or idle, plans are also searched as if gradients were summed
+    in the fewest bytes that may be: the fastest placement for many bytes may be one without replicas.
     """
     winner = find(search, shapes)
     decision = _decision(run, search.cost, winner.best)
     idle = len(winner.best.layout.units()) * winner.best.layout.tp < len(search.fleet.workers)
-    lossy = isinstance(run.compression, AutoCompression) and run.compression.lossy
-    if not lossy or not (idle or may_gain(winner.best)):
+    if not isinstance(run.compression, AutoCompression) or not (idle or may_gain(winner.best)):
         return winner, decision
-    low_rank = next(codec for codec in candidates(run.steps, lossy) if isinstance(codec, PowerSgd))
-    try:
-        other = find(search.summing(low_rank), shapes)
-    except HpctrainError:
-        return winner, decision  # what is kept of gradients does not fit anywhere
-    compressed = _decision(run, search.cost, other.best)
-    if compressed.mean_step_s > (1 - LOSSY_WORTH) * decision.mean_step_s:
-        return winner, decision
-    return other, compressed
+    for codec, worth in searched(run.steps, run.compression.lossy):
+        try:
+            other = find(search.summing(codec), shapes)
+        except HpctrainError:
+            continue  # what is kept of gradients does not fit anywhere
+        compressed = _decision(run, search.cost, other.best)
+        if compressed.mean_step_s <= (1 - worth) * decision.mean_step_s:
+            winner, decision = other, compressed
+    return winner, decision
 
 
 def _with_moves(plan: Plan, previous: Plan) -> Plan:

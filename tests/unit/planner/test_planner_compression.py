@@ -58,6 +58,17 @@ def test_slow_links_are_given_low_rank_and_fast_ones_exact_sums(plan, topology):
     assert "no other way saves enough" in fast.compression[0].reason
 
 
+def test_placements_are_searched_as_if_sums_were_of_integers(plan, topology):
+    slow = topology((1.0,) * 8, default=(2e-4, 8e-8))
+    asked = {"rows": 8, "seq_len": 1024, "dims": {"layers": 8, "dim": 256, "heads": 8}, "steps": 1000}
+    exact = plan(slow, compression={"mode": "none"}, **asked)
+    made = plan(slow, compression={"mode": "auto"}, **asked)
+    assert (made.dp, made.codec.mode) == (8, "int4")
+    assert exact.dp < made.dp, "replicas pay once their sums are small"
+    assert made.predicted.step_time_s["total"] < 0.8 * exact.predicted.step_time_s["total"]
+    assert made.predicted.bound_s <= made.predicted.step_time_s["total"]
+
+
 def test_what_costs_loss_is_chosen_only_where_that_is_allowed(plan, topology):
     asked = {"compression": {"mode": "auto"}, "parallel": fixed(dp=2), "dims": LARGE, "steps": 1000}
     made = plan(topology(default=SLOW), **asked)
