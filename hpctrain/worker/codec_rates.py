@@ -14,7 +14,7 @@ from hpctrain.compress.message import decode, encode, rounded
 from hpctrain.compress.orthonormal import orthonormalize
 from hpctrain.compress.owner_sums import Wire
 from hpctrain.compress.quantized import QuantizedWire
-from hpctrain.compress.selectors import select
+from hpctrain.compress.selectors import select_with_values
 from hpctrain.compress.values import ValueCode
 from hpctrain.records.topology import CodecSeconds
 from hpctrain.worker.rates import Now, rate
@@ -62,8 +62,7 @@ def _topk(gradient: Tensor) -> Callable[[], object]:
 
     def work() -> None:
         with_kept = feedback.add("0", flat)
-        positions = select(with_kept, round(DENSITY * flat.numel()), "sampled")
-        values = with_kept[positions]
+        positions, values = select_with_values(with_kept, round(DENSITY * flat.numel()), "sampled")
         message = encode(positions, values, flat.numel(), ValueCode.BF16)
         feedback.keep("0", with_kept, positions, rounded(values, ValueCode.BF16))
         total.zero_().index_add_(0, *decode(message, flat.numel()))
