@@ -34,7 +34,7 @@ def finder(device: torch.device) -> Find:
     except Exception as error:  # no C compiler, no place for its cache, a GPU too old: Triton has a class for each
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         print(
-            f"hpctrain: Triton does not work on {device} ({reason}); torch's own operations choose the same numbers, in "
+            f"hpctrain: Triton does not work on {device} ({reason}); torch's own operations choose the same numbers in "
             "more time; what Triton needs: a C compiler (CC), and a folder that it may write to (TRITON_CACHE_DIR)",
             file=sys.stderr,
         )
