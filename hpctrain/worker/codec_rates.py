@@ -26,7 +26,8 @@ RANK = 4
 WORLD = 4
 """Ranks whose parts are added up."""
 CODEC_S = 0.15
-"""Elapsed time for each codec: with the first call, less than a second for all."""
+"""Elapsed time for each codec: with the first call, less than a second for all, but where Triton compiles
+the kernels of a choice on a GPU."""
 
 
 def codec_seconds(device: torch.device, now: Now, limit_s: float = CODEC_S) -> CodecSeconds:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from click.testing import CliRunner
 
 from hpctrain.base.errors import InputError
 from hpctrain.bench.compression_pieces import Work, in_turns
-from hpctrain.bench.gpu_pieces import measure_on_gpu, measure_pieces_of
+from hpctrain.bench.gpu_pieces import NUMBERS, GpuPieceRow, measure_on_gpu, measure_pieces_of
 from hpctrain.cli.bench import command
 
 
@@ -66,3 +68,15 @@ def test_a_gpu_is_measured() -> None:
     assert name == torch.cuda.get_device_name()
     assert [row.piece for row in rows][:3] == ["copy", "torch.topk", "select sampled"]
     assert all(0 < row.low_s <= row.time_s <= row.high_s for row in rows)
+
+
+def test_the_table_and_the_record_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = GpuPieceRow("copy", 0.01, 1.0, 2e-3, 1e-3, 3e-3, 5e11, 1.0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("hpctrain.bench.gpu_pieces.measure_on_gpu", lambda: ("A card", [row]))
+    done = CliRunner().invoke(command, ["compression", "--pieces", "--json"], standalone_mode=False)
+    assert "on A card" in done.stderr
+    assert "500 GB/s" in done.stderr
+    record = json.loads(done.stdout)
+    assert record["settings"] == {"numbers": NUMBERS, "device": "A card"}
+    assert record["rows"] == [asdict(row)]
