@@ -144,7 +144,8 @@ def test_kernels_can_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     from hpctrain.compress import select_kernels
 
-    for target, binary in ((GPUTarget("cuda", 80, 32), "cubin"), (GPUTarget("hip", "gfx942", 64), "hsaco")):
+    nvidia, amd = [GPUTarget("cuda", arch, 32) for arch in (80, 90)], GPUTarget("hip", "gfx942", 64)
+    for target, binary in ((nvidia[0], "cubin"), (nvidia[1], "cubin"), (amd, "hsaco")):
         for kernel, arguments in (
             (select_kernels._count, ["*fp32", "*fp32", "*i32", "i64"]),
             (select_kernels._write, ["*fp32", "*fp32", "*i64", "*i64", "*fp32", "i64"]),
