@@ -130,6 +130,12 @@ def _missing_transformers() -> str | None:
     return None if there else "transformers is not installed (`pip install 'hpctrain[hf]'`)"
 
 
+def _missing_triton() -> str | None:
+    if importlib.util.find_spec("triton") is not None:
+        return None
+    return "triton is not installed (`pip install triton`, 285 MB; torch's wheels for GPUs bring it along)"
+
+
 PARTS: dict[str, Callable[[], str | None]] = {
     "root": _missing_root,
     "userns": _missing_userns,
@@ -142,6 +148,7 @@ PARTS: dict[str, Callable[[], str | None]] = {
     "shellcheck": _missing_shellcheck,
     "apptainer": _missing_apptainer,
     "transformers": _missing_transformers,
+    "triton": _missing_triton,
 }
 """Part of a machine -> why it is missing, or None where it is there."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from hpctrain.compress.values import ValueCode
 
 NUMBERS = 30_000_000
 DENSITIES = (0.01, 0.07, 0.1)
+Work = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def _at(density: float, values: Tensor, repeats: int) -> list[PieceRow]:
     positions = select(values, k, "sampled")
     message = encode(positions, values[positions], numbers, ValueCode.BF16)
     in_message = message.numel() / numbers
-    works: dict[str, tuple[Callable[[], object], float, float | None]] = {
+    works: dict[str, tuple[Work, float, float | None]] = {
         "torch.topk": (lambda: values.abs().topk(k, sorted=False), k / numbers, None),
         "select exact": (lambda: select(values, k, "exact"), k / numbers, None),
         "select sampled": (lambda: select(values, k, "sampled"), positions.numel() / numbers, None),
@@ -63,13 +64,24 @@ def _at(density: float, values: Tensor, repeats: int) -> list[PieceRow]:
         ),
         "decode bf16": (lambda: decode(message, numbers), positions.numel() / numbers, in_message),
     }
-    found: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(repeats):
-        for name, (work, _chosen, _bytes) in works.items():
-            start = time.process_time()
-            work()
-            found[name].append(1e9 * (time.process_time() - start) / numbers)
+    seconds = in_turns({name: work for name, (work, _chosen, _bytes) in works.items()}, repeats, _processor_seconds)
+    found = {name: [1e9 * each / numbers for each in times] for name, times in seconds.items()}
     return [
         PieceRow(name, density, chosen, statistics.median(found[name]), min(found[name]), max(found[name]), sent)
         for name, (_work, chosen, sent) in works.items()
     ]
+
+
+def in_turns(works: Mapping[str, Work], repeats: int, seconds_of: Callable[[Work], float]) -> dict[str, list[float]]:
+    """Seconds of each piece, in the order of the repeats: what disturbs the machine disturbs all of them."""
+    found: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(repeats):
+        for name, work in works.items():
+            found[name].append(seconds_of(work))
+    return found
+
+
+def _processor_seconds(work: Work) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start

@@ -25,7 +25,7 @@ _PROBE_OPTIONS = {
 }
 """Options of `bench probe` that belong to one of its kinds: name, and that kind; None is the one beside iperf3."""
 _COMPRESSION_OPTIONS = {
-    "--pieces": set[str](),
+    "--pieces": {"device"},
     "--convergence": {"rates", "seeds", "methods", "steps", "preset", "output"},
     "--lab": {"lab", "nodes", "rates", "methods", "steps", "together", "preset", "output", "activations"},
     "": {"nodes", "methods", "steps", "together", "preset", "output", "activations"},
@@ -250,6 +250,10 @@ def _check_options(kind: str | None) -> None:
     help="Rather a pipeline over the nodes, its messages in fp32, bf16 and int8.  [--nodes: 2 and 4 in a lab]",
 )  # fmt: skip
 @click.option("--pieces", is_flag=True, help="Rather what choosing and writing numbers costs, beside torch's top-k.")
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
+    help="Of --pieces; auto: a GPU where torch finds one.",
+)  # fmt: skip
 @click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Seeds of each method.")
 @click.option("--method", "methods", multiple=True, help="Only this method; may be given again.")
 @click.option("--steps", type=click.IntRange(min=2), help="Steps of each row.  [default: 20; 2000 with --convergence]")
@@ -266,7 +270,7 @@ def _check_options(kind: str | None) -> None:
 def compression(
     lab: Path | None, nodes: tuple[int, ...], rates: tuple[str, ...], methods: tuple[str, ...], steps: int | None,
     together: int | None, preset: str | None, output: Path | None, convergence: bool, activations: bool,
-    pieces: bool, seeds: int, as_json: bool,
+    pieces: bool, device: str, seeds: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Ways of summing gradients in turns: time of a step, processor seconds, and bytes at the network interface.
 
@@ -285,7 +289,7 @@ def compression(
     bench_compression.check_rates(rates)
     people = Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else 140)
     if pieces:
-        record = bench_compression.pieces(people)
+        record = bench_compression.pieces(device, people)
     elif convergence:
         record = bench_compression.convergence(rates, methods, seeds, steps or 2000, preset, output, people, _say)
     else:

@@ -98,10 +98,22 @@ def convergence(
     }
 
 
-def pieces(people: Console) -> dict[str, Any]:
-    """Measure the pieces of a sparse message, print the table."""
-    from hpctrain.bench.compression_pieces import NUMBERS, measure_pieces
+def pieces(device: str, people: Console) -> dict[str, Any]:
+    """Measure the pieces of a sparse message, print the table.
+
+    Args:
+        device: auto, cpu or cuda.
+    """
     from hpctrain.bench.record import make_record
+    from hpctrain.worker.measure import device_kind
+
+    if device_kind(device) == "cuda":
+        from hpctrain.bench import gpu_pieces
+
+        name, measured = gpu_pieces.measure_on_gpu()
+        people.print(_gpu_pieces_table(name, measured, gpu_pieces.NUMBERS))
+        return make_record("compression-pieces", measured, {"numbers": gpu_pieces.NUMBERS, "device": name})
+    from hpctrain.bench.compression_pieces import NUMBERS, measure_pieces
 
     rows = measure_pieces()
     table = Table(
@@ -114,7 +126,7 @@ def pieces(people: Console) -> dict[str, Any]:
             f"{row.chosen:.4f}", "" if row.bytes_per_number is None else f"{row.bytes_per_number:.4f}",
         )  # fmt: skip
     people.print(table)
-    return make_record("compression-pieces", rows, {"numbers": NUMBERS})
+    return make_record("compression-pieces", rows, {"numbers": NUMBERS, "device": "cpu"})
 
 
 def check_rates(rates: Sequence[str]) -> None:
@@ -182,6 +194,22 @@ def _steps_table(rows: Sequence[dict[str, Any]]) -> Table:
             f"{row['bytes_per_parameter']:.3f}",
             f"{row['counted_bytes_per_parameter']:.3f}" if "counted_bytes_per_parameter" in row else "",
             f"{row['loss']:.4f}" if "loss" in row else "not finite",
+        )  # fmt: skip
+    return table
+
+
+def _gpu_pieces_table(name: str, rows: Sequence[Any], numbers: int) -> Table:
+    table = Table(
+        "density", "piece", "time", "least to most", "chosen", "of the gradient", "of a copy",
+        title=f"Choosing from {format_si(numbers, 'numbers')} on {name}", title_justify="left",
+        caption="of the gradient: its bytes once, by the time; of a copy: the copy's time by this one",
+        caption_justify="left",
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(
+            f"{row.density:g}", row.piece, format_seconds(row.time_s),
+            f"{format_seconds(row.low_s)} to {format_seconds(row.high_s)}", f"{row.chosen:.4f}",
+            format_si(row.bytes_per_s, "B/s"), f"{row.share_of_copy:.0%}",
         )  # fmt: skip
     return table
 

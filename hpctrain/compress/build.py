@@ -20,7 +20,7 @@ from hpctrain.compress.quantized_scatter import QuantizedScatter, UnsentParts
 from hpctrain.compress.reducer import DenseReducer, Reducer
 from hpctrain.compress.scatter import Piece, Scatter, Unsent
 from hpctrain.compress.scatter_steps import ScatterSteps
-from hpctrain.compress.selectors import select
+from hpctrain.compress.selectors import select_with_values
 from hpctrain.compress.sparse import SparseReducer, SparseSettings
 from hpctrain.compress.sparse_counts import AdaptiveCounts, AdaptiveSettings, Counts, FixedCounts
 from hpctrain.compress.sparse_scatter import SparseScatter
@@ -78,7 +78,7 @@ def _compressing(group: dist.ProcessGroup, chosen: list[int], codec: Compressing
             return SparseReducer(group, chosen, counts, feedback, _choice(codec))
         case Tagc():
             sketch = TagcSettings(codec.density, codec.ratio, codec.warmup_steps)
-            return TagcReducer(group, chosen, sketch, _feedback(codec), select)
+            return TagcReducer(group, chosen, sketch, _feedback(codec), select_with_values)
         case PowerSgd():
             products = PowerSgdSettings(codec.rank, codec.warmup_steps, codec.min_compression)
             return PowerSgdReducer(group, chosen, products)

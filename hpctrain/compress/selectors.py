@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpctrain.compress import device_select
+
 Selector = Literal["exact", "sampled", "block", "random"]
 
 TOLERANCE = 0.1
@@ -23,6 +25,9 @@ SMALLEST = 16384
 BLOCK = 1024
 """Numbers in a block of `block`, about."""
 _TINY = torch.finfo(torch.float32).tiny
+
+_Found = tuple[Tensor, Tensor | None]
+"""Positions, and the numbers there where they came along for nothing."""
 
 
 def select(values: Tensor, k: int, how: Selector = "sampled", seed: int = 0) -> Tensor:
@@ -43,19 +48,16 @@ def select(values: Tensor, k: int, how: Selector = "sampled", seed: int = 0) -> 
     Returns:
         [about k], int64, ascending, without repetition.
     """
-    n = values.numel()
-    if k < 1:
-        return torch.empty(0, dtype=torch.int64, device=values.device)
-    if how == "random":
-        return _stratified(n, min(k, n), seed).to(values.device)
-    if k >= n:
-        return _at_least(values, _TINY)
-    match how:
-        case "sampled" if n >= SMALLEST:
-            return _sampled(values, k, seed)
-        case "block":
-            return _by_block(values, k)
-    return _exact(values, k)
+    return _choose(values, k, how, seed)[0]
+
+
+def select_with_values(values: Tensor, k: int, how: Selector = "sampled", seed: int = 0) -> tuple[Tensor, Tensor]:
+    """What `select` gives, and the numbers there: [about k], fp32, memory of their own.
+
+    On a GPU `sampled` writes both in one pass over the values.
+    """
+    positions, numbers = _choose(values, k, how, seed)
+    return positions, values.index_select(0, positions) if numbers is None else numbers
 
 
 def seed_of(seed: int, step: int, layer: int) -> int:
@@ -63,27 +65,45 @@ def seed_of(seed: int, step: int, layer: int) -> int:
     return ((seed * 1_000_003 + step) * 65_537 + layer) % 2**63
 
 
+def _choose(values: Tensor, k: int, how: Selector, seed: int) -> _Found:
+    n = values.numel()
+    if k < 1:
+        return torch.empty(0, dtype=torch.int64, device=values.device), None
+    if how == "random":
+        return _stratified(n, min(k, n), seed).to(values.device), None
+    if k >= n:
+        return _at_least(values, values.new_full((), _TINY))
+    match how:
+        case "sampled" if n >= SMALLEST:
+            return _sampled(values, k, seed)
+        case "block":
+            return _by_block(values, k), None
+    return _exact(values, k), None
+
+
 def _exact(values: Tensor, k: int) -> Tensor:
     magnitudes, places = values.abs().topk(k, sorted=False)
     return places[magnitudes >= _TINY].sort().values
 
 
-def _sampled(values: Tensor, k: int, seed: int) -> Tensor:
+def _sampled(values: Tensor, k: int, seed: int) -> _Found:
     n = values.numel()
     size = min(SAMPLE, n // 8, -(-HITS * n // k))
     # Drawn, not strided: a stride that divides the width of a matrix would look at a few of its columns only.
-    drawn = torch.randint(n, (size,), generator=torch.Generator().manual_seed(seed)).to(values.device)
-    sample = values.index_select(0, drawn).abs()
+    # On the CPU: a device's own generator would draw other places. From pinned memory they are copied without a wait.
+    drawn = torch.randint(n, (size,), generator=torch.Generator().manual_seed(seed), pin_memory=values.is_cuda)
+    sample = values.index_select(0, drawn.to(values.device, non_blocking=True)).abs()
     # The second threshold is for a first one that lets too few through; what is then too much is cut off exactly.
     for share in (k / n, min(1.0, 1.5 * k / n + 8 / size)):
         rank = max(1, round(share * size))
-        threshold = max(float(sample.topk(rank, sorted=False).values.min()), _TINY)
-        found = _at_least(values, threshold)
+        # It stays on its device: reading it would wait for the device once more than the count does.
+        threshold = sample.topk(rank, sorted=False).values.min().clamp_min(_TINY)
+        found, numbers = _at_least(values, threshold)
         if len(found) > k * (1 + TOLERANCE):
-            return found[_exact(values[found], k)]
-        if len(found) >= k * (1 - TOLERANCE) or threshold == _TINY:
-            return found
-    return _exact(values, k)
+            return found[_exact(values[found] if numbers is None else numbers, k)], None
+        if len(found) >= k * (1 - TOLERANCE) or float(threshold) == _TINY:
+            return found, numbers
+    return _exact(values, k), None
 
 
 def _by_block(values: Tensor, k: int) -> Tensor:
@@ -106,10 +126,10 @@ def _stratified(n: int, k: int, seed: int) -> Tensor:
     return starts[:-1] + (drawn * widths).long()
 
 
-def _at_least(values: Tensor, threshold: float) -> Tensor:
+def _at_least(values: Tensor, threshold: Tensor) -> _Found:
     """Where the magnitude reaches a threshold; never where a value is not a number."""
     if values.device.type != "cpu":
-        return (values.abs() >= threshold).nonzero().flatten()
+        return device_select.at_least(values, threshold)
     n = values.numel()
     magnitudes = torch.empty(min(n, CHUNK))
     passed = torch.empty(min(n, CHUNK), dtype=torch.bool)
@@ -122,4 +142,4 @@ def _at_least(values: Tensor, threshold: float) -> Tensor:
         places = np.flatnonzero(passed[:size].numpy())
         places += start
         found.append(places)
-    return torch.from_numpy(np.concatenate(found)) if found else torch.empty(0, dtype=torch.int64)
+    return torch.from_numpy(np.concatenate(found)) if found else torch.empty(0, dtype=torch.int64), None

@@ -21,7 +21,7 @@ from torch import Tensor
 from hpctrain.compress.feedback import Feedback
 from hpctrain.compress.message import decode, encode, rounded
 from hpctrain.compress.reducer import DenseReducer, kept_ratio
-from hpctrain.compress.selectors import Selector, seed_of, select
+from hpctrain.compress.selectors import Selector, seed_of, select_with_values
 from hpctrain.compress.sparse_counts import Counts
 from hpctrain.compress.sparse_exchange import exchange, gather, parts_by_load
 from hpctrain.compress.values import ValueCode
@@ -153,11 +153,9 @@ class SparseReducer:
         scales = scales_of(energies, [tensor.numel() for tensor in flat])
         keys = [str(position) for position in self._compressed]
         with_kept = [self._feedback.add(key, gradient) for key, gradient in zip(keys, flat, strict=True)]
-        chosen = [self._select(layer, a, k) for layer, (a, k) in enumerate(zip(with_kept, wanted, strict=True))]
-        values = [
-            a.index_select(0, positions).div_(scale)
-            for a, positions, scale in zip(with_kept, chosen, scales, strict=True)
-        ]
+        found = [self._select(layer, a, k) for layer, (a, k) in enumerate(zip(with_kept, wanted, strict=True))]
+        chosen = [places for places, _ in found]
+        values = [numbers.div_(scale) for (_, numbers), scale in zip(found, scales, strict=True)]
         offsets = [0, *accumulate(tensor.numel() for tensor in flat)]
         positions = torch.cat([places + start for places, start in zip(chosen, offsets, strict=False)])
         self._metrics = {"density": positions.numel() / offsets[-1]}
@@ -196,8 +194,7 @@ class SparseReducer:
                 total.index_add_(0, parts.positions[source], parts.values[source])
             else:
                 total.index_add_(0, *decode(message, end - start))
-        positions = self._select_sums(total, parts, wanted, offsets)
-        values = total.index_select(0, positions)
+        positions, values = self._select_sums(total, parts, wanted, offsets)
         message = encode(positions, values, end - start, self._settings.values)
         total.index_add_(0, positions, rounded(values, self._settings.values), alpha=-1)
         self._owe(total, start, offsets, scales)
@@ -208,17 +205,23 @@ class SparseReducer:
             sums.append((places + begin, numbers))
         return sums, sent + sent_again
 
-    def _select_sums(self, total: Tensor, parts: _Parts, wanted: list[int], offsets: list[int]) -> Tensor:
-        """Positions within this rank's part, with the densities of the tensors that it is made of."""
-        if self._settings.selector == "random":
-            # All ranks chose the same ones.
-            return parts.positions[self._rank]
+    def _select_sums(
+        self, total: Tensor, parts: _Parts, wanted: list[int], offsets: list[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Positions within this rank's part, with the densities of the tensors that it is made of, and the sums
+        there."""
+        own = parts.positions[self._rank]
         start = parts.borders[self._rank]
+        stretches = _overlaps(start, start + total.numel(), offsets)
+        if self._settings.selector == "random" or not stretches:
+            # With random, all ranks chose the same ones.
+            return own, total.index_select(0, own)
         found = []
-        for layer, low, high in _overlaps(start, start + total.numel(), offsets):
+        for layer, low, high in stretches:
             k = -(-wanted[layer] * (high - low) // (offsets[layer + 1] - offsets[layer]))
-            found.append(self._select(layer, total[low - start : high - start], k) + (low - start))
-        return torch.cat(found) if found else parts.positions[self._rank]
+            places, values = self._select(layer, total[low - start : high - start], k)
+            found.append((places + (low - start), values))
+        return torch.cat([places for places, _ in found]), torch.cat([values for _, values in found])
 
     def _owe(self, total: Tensor, start: int, offsets: list[int], scales: list[float]) -> None:
         """Keep what is left of the sums of this rank's part."""
@@ -226,8 +229,8 @@ class SparseReducer:
             key = str(self._compressed[layer])
             self._feedback.owe(key, low - offsets[layer], total[low - start : high - start].mul_(scales[layer]))
 
-    def _select(self, layer: int, values: Tensor, k: int) -> Tensor:
-        return select(values, k, self._settings.selector, seed_of(self._settings.seed, self._step, layer))
+    def _select(self, layer: int, values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        return select_with_values(values, k, self._settings.selector, seed_of(self._settings.seed, self._step, layer))
 
     def _message(self, parts: _Parts, index: int) -> Tensor:
         size = parts.borders[index + 1] - parts.borders[index]

@@ -19,7 +19,7 @@ from torch import Tensor
 from hpctrain.compress.message import ALIGNMENT, decode, encode, rounded
 from hpctrain.compress.scatter import FlatPart, Piece
 from hpctrain.compress.scatter_steps import ScatterSteps
-from hpctrain.compress.selectors import seed_of, select
+from hpctrain.compress.selectors import seed_of, select_with_values
 from hpctrain.compress.sparse import SparseSettings, scales_of
 from hpctrain.compress.sparse_exchange import exchange
 from hpctrain.compress.values import ValueCode
@@ -106,12 +106,12 @@ class SparseScatter:
     def _choose(self, rows: Tensor, wanted: list[int], energies: list[float], step: int) -> _Choice:
         add_to, settings = self.steps.feedback.add_to, self._settings
         with_kept = [add_to(key, copy) for key, copy in zip(self._keys(), self._copies(rows), strict=True)]
-        positions = [
-            select(a, k, settings.selector, seed_of(settings.seed, step, self._first + index))
+        found = [
+            select_with_values(a, k, settings.selector, seed_of(settings.seed, step, self._first + index))
             for index, (a, k) in enumerate(zip(with_kept, wanted, strict=True))
         ]
         scales = scales_of(energies[: len(wanted)], self._sizes)
-        return _Choice(with_kept, positions, scales, self._compressed, rows.shape[0], settings.values)
+        return _Choice(with_kept, found, scales, self._compressed, rows.shape[0], settings.values)
 
     def _message(self, choice: _Choice, row: Tensor, owner: int) -> Tensor:
         """To an owner: what is not compressed, the scales, the chosen numbers."""
@@ -163,34 +163,34 @@ class _Choice:
     """What is sent of the parameters of a part, by the owners of its sums."""
 
     def __init__(
-        self, with_kept: list[Tensor], positions: list[Tensor], scales: list[float], stretches: list[tuple[int, int]],
-        world: int, code: ValueCode,
+        self, with_kept: list[Tensor], found: list[tuple[Tensor, Tensor]], scales: list[float],
+        stretches: list[tuple[int, int]], world: int, code: ValueCode,
     ) -> None:  # fmt: skip
         """
         Args:
             with_kept: each parameter as it is chosen from, [world · owned].
-            positions: of what is sent of each.
+            found: what is sent of each, positions and values; the memory of the values is used.
             scales: of each; numbers are divided by them on the wire.
             stretches: where each begins and ends in the part that an owner has.
             world: how many owners.
             code: of the wire.
         """
         self.with_kept = with_kept
-        self.positions = positions
+        self.positions = [places for places, _ in found]
         self.scales = scales
         self._code = code
         self._places: list[list[Tensor]] = []
         """By parameter and owner, in the owner's part."""
         self._values: list[tuple[Tensor, ...]] = []
         """As they go over the wire, by parameter and owner."""
-        for a, places, scale, (start, end) in zip(with_kept, positions, scales, stretches, strict=True):
+        for (places, values), scale, (start, end) in zip(found, scales, stretches, strict=True):
             size = end - start
             borders = torch.arange(world + 1, device=places.device) * size
             lengths = torch.searchsorted(places, borders).diff().tolist()
             self._places.append([
                 part + (start - owner * size) for owner, part in enumerate(places.split(lengths))
             ])  # fmt: skip
-            self._values.append(a.index_select(0, places).div_(scale).split(lengths))
+            self._values.append(values.div_(scale).split(lengths))
 
     def of(self, owner: int) -> tuple[Tensor, Tensor]:
         """Positions, ascending, and values that this owner is to add up, of all parameters."""

@@ -22,8 +22,8 @@ from hpctrain.compress.reducer import DenseReducer, kept_ratio
 from hpctrain.compress.sketch import HASHES, fold, unfold
 from hpctrain.compress.warm_up import WarmUp
 
-Select = Callable[[Tensor, int], Tensor]
-"""Values [n] in fp32, k -> int64 positions, sorted, of about k of them to send."""
+Select = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+"""Values [n] in fp32, k -> int64 positions, sorted, of about k of them to send, and these numbers."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,8 @@ class TagcReducer:
         choices, start = [], 0
         for index, tensor in zip(self._chosen, tensors, strict=True):
             whole = self._feedback.add(str(index), _flat(tensor))
-            places = self._select(whole, math.ceil(self._settings.density * whole.numel()))
-            choices.append(_Choice(str(index), tensor, start, whole, places, whole[places]))
+            places, values = self._select(whole, math.ceil(self._settings.density * whole.numel()))
+            choices.append(_Choice(str(index), tensor, start, whole, places, values))
             start += tensor.numel()
         peaks = torch.stack(
             [choice.values.abs().max() if len(choice.values) else choice.whole.new_zeros(()) for choice in choices]

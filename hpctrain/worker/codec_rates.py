@@ -14,7 +14,7 @@ from hpctrain.compress.message import decode, encode, rounded
 from hpctrain.compress.orthonormal import orthonormalize
 from hpctrain.compress.owner_sums import Wire
 from hpctrain.compress.quantized import QuantizedWire
-from hpctrain.compress.selectors import select
+from hpctrain.compress.selectors import select_with_values
 from hpctrain.compress.values import ValueCode
 from hpctrain.records.topology import CodecSeconds
 from hpctrain.worker.rates import Now, rate
@@ -26,7 +26,8 @@ RANK = 4
 WORLD = 4
 """Ranks whose parts are added up."""
 CODEC_S = 0.15
-"""Elapsed time for each codec: with the first call, less than a second for all."""
+"""Elapsed time for each codec: with the first call, less than a second for all, but where Triton compiles
+the kernels of a choice on a GPU."""
 
 
 def codec_seconds(device: torch.device, now: Now, limit_s: float = CODEC_S) -> CodecSeconds:
@@ -62,8 +63,7 @@ def _topk(gradient: Tensor) -> Callable[[], object]:
 
     def work() -> None:
         with_kept = feedback.add("0", flat)
-        positions = select(with_kept, round(DENSITY * flat.numel()), "sampled")
-        values = with_kept[positions]
+        positions, values = select_with_values(with_kept, round(DENSITY * flat.numel()), "sampled")
         message = encode(positions, values, flat.numel(), ValueCode.BF16)
         feedback.keep("0", with_kept, positions, rounded(values, ValueCode.BF16))
         total.zero_().index_add_(0, *decode(message, flat.numel()))

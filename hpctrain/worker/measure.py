@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
 def _serve(channel: LineChannel, device: str, share: int) -> int:
     """Answer the node process until it closes the socket."""
     try:
-        kind = _kind(device)
+        kind = device_kind(device)
         # The first product loads the libraries; that belongs to no figure and comes before the common start.
         _warm(torch.device(kind))
         channel.send({"kind": "ready"})
@@ -80,7 +80,7 @@ def _messages(exchange: Exchange, message: Message) -> Message:
 
 def _report(device: str, share: int) -> dict[str, object]:
     """Figures of every device of the kind, in the form of topology.json."""
-    kind = _kind(device)
+    kind = device_kind(device)
     if kind == "cpu":
         name = cpu_name()
         devices, types = [_measure_cpu(_slug(name), share)], {_slug(name): DeviceType(kind="cpu", name=name)}
@@ -96,8 +96,8 @@ def _report(device: str, share: int) -> dict[str, object]:
     return report
 
 
-def _kind(device: str) -> str:
-    """cpu or cuda.
+def device_kind(device: str) -> str:
+    """cpu or cuda, of auto, cpu or cuda.
 
     Raises:
         InputError: cuda is asked for and there is none.

@@ -20,7 +20,7 @@ from hpctrain.compress.feedback import Feedback
 from hpctrain.compress.local_steps import LocalSteps
 from hpctrain.compress.low_rank import PowerSgdReducer, PowerSgdSettings
 from hpctrain.compress.reducer import Reducer
-from hpctrain.compress.selectors import select
+from hpctrain.compress.selectors import select, select_with_values
 from hpctrain.compress.tagc import TagcReducer, TagcSettings
 
 SHAPES = [(48, 96), (48, 96), (96, 48), (17,), (4, 12, 64), (5, 6), (80, 64)]
@@ -71,9 +71,11 @@ def low_rank(**changes: Any) -> PowerSgdReducer:
 def tagc(mode: str = "standard", reset: str = "none", **changes: Any) -> TagcReducer:
     options = {"density": 0.1, "warmup_steps": 0, **changes}
     feedback = Feedback(mode, reset=reset, reset_every=3)  # type: ignore[arg-type]
-    return TagcReducer(
-        dist.group.WORLD, CHOSEN, TagcSettings(**options), feedback, lambda values, k: select(values, k, "exact")
-    )
+
+    def exact(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        return select_with_values(values, k, "exact")
+
+    return TagcReducer(dist.group.WORLD, CHOSEN, TagcSettings(**options), feedback, exact)
 
 
 def conserved(reducer: PowerSgdReducer | TagcReducer, steps: int = 5) -> dict[str, float]:

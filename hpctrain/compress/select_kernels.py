@@ -1,0 +1,74 @@
+"""Numbers of a large magnitude and where they are, found by two kernels of ours on a GPU.
+
+The first counts them in each tile; a cumulative sum of the counts tells where each tile's begin; the second finds them
+again and writes them there. What comes out is ascending, and the same bits in every run: nothing depends on which tile
+is done first.
+
+To be imported only where Triton is installed and numbers are on a GPU, because loading it takes time. Where the
+environment variable TRITON_INTERPRET is 1 when Triton is loaded, its interpreter runs the kernels on tensors of a CPU.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 4096
+"""Numbers that one program of a kernel looks at."""
+_OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
+"""With warps of 32 threads each thread has 16 numbers, four loads of four. Fusion is named because Triton 3.9 warns of
+a default; there are no products here."""
+
+
+def at_least(values: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the magnitude reaches a threshold, and the numbers there; never where a value is not a number.
+
+    The host waits for the device once, for the count.
+
+    Args:
+        values: [n], fp32, contiguous; n may be more than 2^31.
+        threshold: [], fp32, above zero, on the same device.
+
+    Returns:
+        Positions [k], int64, ascending, and values [k], fp32.
+    """
+    tiles = triton.cdiv(values.numel(), TILE)
+    if tiles == 0:
+        return values.new_empty(0, dtype=torch.int64), values.new_empty(0)
+    # Triton launches on the current device, whatever device its arguments are on.
+    with torch.cuda.device_of(values):
+        counts = values.new_empty(tiles, dtype=torch.int32)
+        _count[(tiles,)](values, threshold, counts, values.numel(), size=TILE, **_OPTIONS)
+        ends = counts.cumsum(0)
+        found = int(ends[-1])
+        positions, numbers = values.new_empty(found, dtype=torch.int64), values.new_empty(found)
+        if found:
+            _write[(tiles,)](values, threshold, ends, positions, numbers, values.numel(), size=TILE, **_OPTIONS)
+    return positions, numbers
+
+
+# Triton's compiler reads annotations too, and of this file's names it knows tl only.
+@triton.jit
+def _count(values: tl.tensor, threshold: tl.tensor, counts: tl.tensor, n: int, size: tl.constexpr) -> None:
+    tile = tl.program_id(0).to(tl.int64)
+    places = tile * size + tl.arange(0, size)
+    # A comparison with what is not a number fails, and so does that of the zeros behind the end.
+    passing = tl.abs(tl.load(values + places, mask=places < n, other=0.0)) >= tl.load(threshold)
+    tl.store(counts + tile, tl.sum(passing.to(tl.int32), axis=0))
+
+
+@triton.jit
+def _write(
+    values: tl.tensor, threshold: tl.tensor, ends: tl.tensor, positions: tl.tensor, numbers: tl.tensor, n: int,
+    size: tl.constexpr,
+) -> None:  # fmt: skip
+    tile = tl.program_id(0).to(tl.int64)
+    places = tile * size + tl.arange(0, size)
+    found = tl.load(values + places, mask=places < n, other=0.0)
+    passing = tl.abs(found) >= tl.load(threshold)
+    start = tl.load(ends + tile - 1, mask=tile > 0, other=0)
+    target = start + tl.cumsum(passing.to(tl.int32), axis=0) - 1
+    tl.store(positions + target, places, mask=passing)
+    tl.store(numbers + target, found, mask=passing)
