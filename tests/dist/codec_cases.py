@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from cases import EVEN, FOUR, HALF, QUARTERS, SPEC, WHOLE, batch, deviation, make_plan, my_rows, open_pipeline, whole
+from gloo_calls import gloo_calls
 from loop_cases import StoppingOrders, leave, make_folder, open_trainer
 from message_cases import ROUNDED, beside_full
 from processes import largest, launch, process_group
@@ -98,7 +99,7 @@ def sums(codec: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
         "far": far,
         "differ": largest([float(not torch.equal(flat, first))]),
         "counted": counted,
-        "calls": sorted({event.name for event in trace.events() if event.name.startswith("gloo:")}),
+        "calls": sorted({kind for kind, _ in gloo_calls(trace)}),
         "infinite seen by": int(whole_sum(float(not broken[0].isfinite().all()))),
     }
 

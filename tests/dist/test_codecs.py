@@ -46,7 +46,7 @@ def test_bytes_of_bf16_are_half_of_the_ring(found: dict[str, Any]) -> None:
     # Both matrices are a multiple of four parts of blocks of 256 numbers, each with a scale of four bytes.
     assert found["int8"]["counted"] == 1.5 * ((96 * 64 + 64 * 64) * (1 + 4 / 256) + 4 * 64)
     assert found["int4"]["counted"] == 1.5 * ((96 * 64 + 64 * 64) * (1 / 2 + 4 / 256) + 4 * 64)
-    assert found["bf16"]["calls"] == ["gloo:all_gather", "gloo:all_reduce", "gloo:all_to_all"]
+    assert found["bf16"]["calls"] == ["all_gather", "all_reduce", "all_to_all"]
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from cases import HALF, ODD, PLANS, SEQ, SPEC, WHOLE, batch, make_plan, my_rows, open_pipeline
+from gloo_calls import gloo_calls
 from processes import launch, process_group
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -62,13 +63,9 @@ def step_bytes(plan: Plan, spec: ModelSpec) -> int:
 
 
 def reported_bytes(trace: profile) -> int:
-    """What gloo says of itself: the events of its collectives with the shapes of their inputs, all of them float32."""
-    total = 0.0
-    for event in trace.events():
-        if event.name.startswith("gloo:"):
-            kind = event.name.removeprefix("gloo:")
-            total += RING[kind] * 4 * sum(math.prod(shape) for shape in event.input_shapes if shape)
-    return int(total)
+    """What gloo says of itself: its collectives with the shapes of their inputs, all of them float32."""
+    shapes = [(kind, shape) for kind, inputs in gloo_calls(trace) for shape in inputs if shape]
+    return int(sum(RING[kind] * 4 * math.prod(shape) for kind, shape in shapes))
 
 
 def measured(work: Callable[[], object]) -> tuple[int, int]:
