@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -39,11 +40,15 @@ class Work(NamedTuple):
 
 def choose_codec(group: dist.ProcessGroup, work: Work) -> CodecSpec:
     """What `compression: {mode: auto}` comes to for whole replicas on these processes: their link is measured by sums
-    in the group, this device as a probe does it. Collective; the same on every rank."""
+    in the group, their devices as a probe does it. Collective; the same on every rank."""
     cost = _link_cost(group)
+    # All at the same time, as in a probe: processes that share cores each see what they really get of them.
+    dist.barrier(group)
+    devices: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(devices, _device(), group=group)
     found: list[CodecSpec | None] = [None]
     if dist.get_rank(group) == 0:
-        found = [_planned(dist.get_world_size(group), work, cost)]
+        found = [_planned(devices, work, cost)]
     dist.broadcast_object_list(found, group=group, group_src=0)
     (spec,) = found
     assert spec is not None, "rank 0 has sent one"
@@ -67,19 +72,10 @@ def _link_cost(group: dist.ProcessGroup) -> tuple[float, float]:
     return fit_alpha_beta(points)
 
 
-def _planned(world: int, work: Work, cost: tuple[float, float]) -> CodecSpec:
-    run = Run.model_validate({
-        "steps": STEPS, "model": {"dims": work.spec.model_dump(exclude={"family"}, exclude_none=True)},
-        "data": {"train": ["."], "seq_len": work.seq_len}, "batch": {"global": world * work.rows},
-        "parallel": {"mode": "fixed", "dp": world, "micro_batch": work.rows}, "compression": {"mode": "auto"},
-    })  # fmt: skip
-    return make_plan(run, work.spec, _topology(world, cost)).compression[0]
-
-
-def _topology(world: int, cost: tuple[float, float]) -> Topology:
-    """So many nodes of this device, as measured; with memory left open, which is not the question."""
+def _device() -> Device:
+    """The device of this process, as measured; with memory left open, which is not the question."""
     device, now = torch.device("cpu"), time.perf_counter
-    measured = Device(
+    return Device(
         id="cpu0",
         type="cpu",
         flops={"fp32": matmul_flops(device, torch.float32, now)},
@@ -87,7 +83,21 @@ def _topology(world: int, cost: tuple[float, float]) -> Topology:
         launch_s=launch_seconds(device, now),
         codec_s=codec_seconds(device, now),
     )
-    nodes = [Node(id=f"local{number}", addr="127.0.0.1", devices=[measured]) for number in range(world)]
+
+
+def _planned(devices: Sequence[Device], work: Work, cost: tuple[float, float]) -> CodecSpec:
+    world = len(devices)
+    run = Run.model_validate({
+        "steps": STEPS, "model": {"dims": work.spec.model_dump(exclude={"family"}, exclude_none=True)},
+        "data": {"train": ["."], "seq_len": work.seq_len}, "batch": {"global": world * work.rows},
+        "parallel": {"mode": "fixed", "dp": world, "micro_batch": work.rows}, "compression": {"mode": "auto"},
+    })  # fmt: skip
+    return make_plan(run, work.spec, _topology(devices, cost)).compression[0]
+
+
+def _topology(devices: Sequence[Device], cost: tuple[float, float]) -> Topology:
+    """A node of each device, and links that are all alike."""
+    nodes = [Node(id=f"local{number}", addr="127.0.0.1", devices=[each]) for number, each in enumerate(devices)]
     return Topology(
         provenance=Provenance(version=__version__, created=datetime.now(UTC).isoformat(), transport="gloo"),
         device_types={"cpu": DeviceType(kind="cpu", name="this machine")},
