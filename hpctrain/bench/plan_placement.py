@@ -58,7 +58,8 @@ def _row(case: Case, orders: int) -> Row:
     spec = run.spec()
     plan = make_plan(run, spec, topology)
     scene = scene_of(run, spec, plan, topology)
-    nodes = [node.id for node in topology.nodes if node.id in set(plan.nodes)]
+    used = set(plan.nodes)
+    nodes = [node.id for node in topology.nodes if node.id in used]
     rng = random.Random(0)
     shuffled = [unplaced_s(scene, rng.sample(nodes, len(nodes))) for _ in range(orders)]
     fitting = [each for each in shuffled if each is not None]
@@ -86,11 +87,11 @@ def unplaced_s(scene: Scene, nodes: Sequence[str]) -> float | None:
 
     cells = Cells(tuple(unit_at(replica, rank) for rank in range(layout.pp)) for replica in range(dp))
     stages = len(layout.blocks)
+    blocks = _evenly(sum(layout.blocks), stages)
     for size in sorted(scene.cost.work.micro_batch_sizes(), reverse=True):
         counts = _evenly(scene.cost.work.rows // size, dp)
         if size > layout.micro_batch or why_no_table(layout.schedule, layout.pp, stages, counts[-1]):
             continue
-        blocks = _evenly(sum(layout.blocks), stages)
         even = replace(layout, cells=cells, blocks=blocks, micro_batch=size, micro_batches=counts)
         if even.excess(scene.cost.memory) is None:
             return predict(scene.cost, even).total

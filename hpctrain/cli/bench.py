@@ -104,50 +104,52 @@ def plan(data: Path | None, search_limit_s: float, own: bool, placement: bool, s
     against runs of this machine's processors, before and after a profile is fitted to some of them. With --placement:
     what knowing devices and links is worth on clusters of 32 GPUs, by the cost model alone.
     """
-    source = click.get_current_context().get_parameter_source
     if own and placement:
         raise InputError("--placement: not with --own")
-    for name, option in {"data": "--data", "search_limit_s": "--search-limit"}.items() if own or placement else ():
+    kind = "--own" if own else "--placement" if placement else None
+    source = click.get_current_context().get_parameter_source
+    for name, option in {"data": "--data", "search_limit_s": "--search-limit"}.items() if kind else ():
         if source(name) is _GIVEN:
-            raise InputError(f"{option}: not with {'--own' if own else '--placement'}")
+            raise InputError(f"{option}: not with {kind}")
     if not own and source("steps") is _GIVEN:
         raise InputError("--steps: only with --own")
     if own:
-        _own_plans(steps, as_json)
-        return
-    if placement:
-        _placed_plans(as_json)
-        return
+        record = _own_plans(steps, _people(as_json))
+    elif placement:
+        record = _placed_plans(_people(as_json, 140))
+    else:
+        record = _scored_plans(data, search_limit_s, _people(as_json, 140))
+    _echo_json(record, as_json)
+
+
+def _scored_plans(data: Path | None, search_limit_s: float, people: Console) -> dict[str, Any]:
     from hpctrain.base.process import SystemRunner
     from hpctrain.bench.plan import data_file, measure
     from hpctrain.cli.bench_plan import show
 
     record = measure(data_file(data), SystemRunner(), search_limit_s, _say)
-    show(record, Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else 140))
-    if as_json:
-        click.echo(json.dumps(record, indent=1))
+    show(record, people)
+    return record
 
 
-def _placed_plans(as_json: bool) -> None:
+def _placed_plans(people: Console) -> dict[str, Any]:
     from hpctrain.bench.plan_placement import measure
     from hpctrain.cli.bench_plan import show_placement
 
     record = measure(_say)
-    show_placement(record, Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else 140))
-    if as_json:
-        click.echo(json.dumps(record, indent=1))
+    show_placement(record, people)
+    return record
 
 
-def _own_plans(steps: int, as_json: bool) -> None:
+def _own_plans(steps: int, people: Console) -> dict[str, Any]:
     from hpctrain.base.clock import SystemClock
     from hpctrain.base.process import SystemRunner
     from hpctrain.bench.plan_own import Settings, measure
     from hpctrain.cli.bench_own import show
 
     record = measure(SystemRunner(), SystemClock(), Settings(steps=steps), _say)
-    show(record, Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else 120))
-    if as_json:
-        click.echo(json.dumps(record, indent=1))
+    show(record, people)
+    return record
 
 
 def _kill(count: int, as_json: bool) -> None:
@@ -160,8 +162,7 @@ def _kill(count: int, as_json: bool) -> None:
         f"{found['lost']} lost, {len(found['corrupt'])} corrupt, {found['older']} older than the one before",
         err=as_json,
     )
-    if as_json:
-        click.echo(json.dumps(record, indent=1))
+    _echo_json(record, as_json)
     if found["lost"] or found["corrupt"] or found["older"]:
         sys.exit(EXIT_FAILED)
 
@@ -205,7 +206,7 @@ def probe(
     if len(kinds) > 1:
         raise InputError(f"--{kinds[0]}: not with --{kinds[1]}")
     _check_options(kinds[0] if kinds else None)
-    people = Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else 120)
+    people = _people(as_json)
     if faults:
         record = fault_tables(clean, people, _say)
         passed = all(row["right"] for row in record["rows"]) and not record["clean"]["wrong"]
@@ -217,8 +218,7 @@ def probe(
             simulated_tables(runs, sizes, people, _say) if simulated else beside_iperf3(rates, repeats, people, _say)
         )
         passed = True
-    if as_json:
-        click.echo(json.dumps(record, indent=1))
+    _echo_json(record, as_json)
     if not passed:
         sys.exit(EXIT_FAILED)
 
@@ -287,7 +287,7 @@ def compression(
             where = f"not with {kind}" if kind else "not without --lab, --convergence or --pieces"
             raise InputError(f"{option.opts[-1]}: {where}")
     bench_compression.check_rates(rates)
-    people = Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else 140)
+    people = _people(as_json, 140)
     if pieces:
         record = bench_compression.pieces(device, people)
     elif convergence:
@@ -296,16 +296,25 @@ def compression(
         record = bench_compression.steps(
             lab, nodes, rates, methods, steps or 20, together, preset, activations, output, people, _say
         )
-    if as_json:
-        click.echo(json.dumps(record, indent=1))
+    _echo_json(record, as_json)
 
 
 def _say(what: str) -> None:
     click.echo(f"measuring {what}", err=True)
 
 
+def _people(as_json: bool, width: int = 120) -> Console:
+    """Where tables go: beside the machine form to stderr. So many columns where stdout is no terminal."""
+    return Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else width)
+
+
+def _echo_json(record: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(record, indent=1))
+
+
 def _show(record: dict[str, Any], as_json: bool) -> None:
-    people = Console(stderr=as_json, highlight=False, width=None if sys.stdout.isatty() else 120)
+    people = _people(as_json)
     people.print(_table(record))
     machine, versions = record["machine"], record["versions"]
     people.print(
@@ -313,8 +322,7 @@ def _show(record: dict[str, Any], as_json: bool) -> None:
         f"torch {versions['torch']}, Python {versions['python']}",
         soft_wrap=True,
     )
-    if as_json:
-        click.echo(json.dumps(record, indent=1))
+    _echo_json(record, as_json)
 
 
 def _table(record: dict[str, Any]) -> Table:
