@@ -43,7 +43,7 @@ lab-packages: venv
 	  tools/install-apptainer >/dev/null || echo "make: no apptainer: tests of images are left out" >&2; \
 	fi
 
-test-fast: venv ## the part of the suite that starts no processes: under a minute
+test-fast: venv ## the part of the suite that starts no processes: about two minutes on two cores
 	$(BIN)/pytest -m "not slow"
 
 clean: ## remove what the recipes made, .venv included; runs stay
