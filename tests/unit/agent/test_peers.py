@@ -86,7 +86,7 @@ def test_waiting_ends_when_a_peer_speaks(cluster: Cluster) -> None:
     other.exchange(cluster.now, at_once=True)
     begin = time.monotonic()
     one.peers.wait(5.0)
-    assert time.monotonic() - begin < 1.0
+    assert time.monotonic() - begin < 4.0
 
 
 def test_who_has_another_key_never_becomes_a_peer(cluster: Cluster) -> None:
@@ -400,7 +400,7 @@ def test_a_watched_file_that_closes_does_not_stand_in_the_way_of_the_next(cluste
     their_end.send(b"x")
     begin = time.monotonic()
     agent.peers.wait(5.0)
-    assert time.monotonic() - begin < 1.0
+    assert time.monotonic() - begin < 4.0
     agent.peers.unwatch(ours)
     agent.peers.unwatch(ours)
     agent.peers.unwatch(again)

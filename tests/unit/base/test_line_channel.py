@@ -67,11 +67,11 @@ def test_lines_that_are_no_messages_are_passed_over(pair: tuple[LineChannel, Lin
 def test_nothing_yet_is_no_message_and_no_end(pair: tuple[LineChannel, LineChannel]) -> None:
     left, right = pair
     assert right.receive() == []
-    assert right.wait_message(0.4) is None
+    assert right.wait_message(1.5) is None
     # A wait that timed out must not make the next look at the socket wait, or take silence for the end.
     begin = time.monotonic()
     assert right.receive() == []
-    assert time.monotonic() - begin < 0.3
+    assert time.monotonic() - begin < 1.2
     assert not right.closed
     left.send({"late": True})
     assert right.receive() == [{"late": True}]
@@ -83,7 +83,7 @@ def test_a_socket_with_a_timeout_of_its_own_is_not_waited_for() -> None:
     channel = LineChannel(one)
     begin = time.monotonic()
     assert channel.receive() == []
-    assert time.monotonic() - begin < 1.0
+    assert time.monotonic() - begin < 4.0
     assert not channel.closed
     channel.close()
     other.close()

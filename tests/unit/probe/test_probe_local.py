@@ -47,7 +47,7 @@ def test_three_nodes_end_to_end(tmp_path: Path) -> None:
         assert node.devices[0].flops["fp32"] > 1e8
         assert node.devices[0].memory_bytes > 1e8
         assert node.devices[0].memory_bytes_per_s > 1e8
-        assert 0 < node.devices[0].launch_s < 1e-3
+        assert 0 < node.devices[0].launch_s < 1e-2
     over_gloo = [side.backend["gloo"] for link in topology.fabric.links for side in (link.ab, link.ba) if side.backend]
     assert over_gloo
     assert all(figures.alpha_s > 0 and figures.beta_s_per_byte > 0 for figures in over_gloo)
