@@ -79,14 +79,19 @@ class DenseReducer(KeepsNothing):
         self._sent_bytes = 0
         self._flying: list[_Flight] = []
         self._spare: list[Tensor] = []
+        self._parameters: list[nn.Parameter] = []
+        self._homes: dict[int, Tensor] = {}
+        """Number of a bucket -> memory in which its gradients live, from where they are sent until the next step."""
 
     def overlap(self, parameters: list[nn.Parameter]) -> None:
         """From the second step on, send a bucket as soon as the backward pass has finished its gradients.
 
         Call it once, with plain parameters in the order in which `reduce` gets their gradients, and only where nothing
-        else is sent during the backward pass.
+        else is sent during the backward pass. Their `grad` moves into memory of the reducer, which the next step
+        overwrites: sums need not be copied back.
         """
         if self._world > 1:
+            self._parameters = parameters
             self._departures.listen(parameters)
 
     def reduce(self, gradients: list[Tensor]) -> int:
@@ -108,8 +113,11 @@ class DenseReducer(KeepsNothing):
         return sent_bytes
 
     def _send(self, number: int, tensors: list[Tensor]) -> None:
+        kept = None
         if len(tensors) == 1 and tensors[0].is_contiguous():
-            flat, kept = tensors[0], None
+            flat = tensors[0]
+        elif self._are_grads(number, tensors):
+            flat = self._move(number, tensors)
         else:
             kept = self._memory(tensors)
             flat = kept[: sum(tensor.numel() for tensor in tensors)]
@@ -117,6 +125,26 @@ class DenseReducer(KeepsNothing):
         work = dist.all_reduce(flat, group=self._group, async_op=True)
         self._flying.append(_Flight(number, tensors, flat, kept, work))
         self._sent_bytes += flat.numel() * flat.element_size()
+
+    def _are_grads(self, number: int, tensors: list[Tensor]) -> bool:
+        """Whether these are the `grad` of parameters, and not views of them or what was made of them."""
+        if not self._parameters:
+            return False
+        bucket = self._departures.buckets[number]
+        return all(self._parameters[index].grad is tensor for index, tensor in zip(bucket, tensors, strict=True))
+
+    def _move(self, number: int, tensors: list[Tensor]) -> Tensor:
+        """Move gradients into memory where they lie one after the other. It is kept, as fresh pages cost more than the
+        copy."""
+        if number not in self._homes:
+            self._homes[number] = tensors[0].new_empty(sum(tensor.numel() for tensor in tensors))
+        flat = self._homes[number]
+        parts = parts_of(flat, tensors)
+        if not all(tensor.is_set_to(part) for tensor, part in zip(tensors, parts, strict=True)):
+            torch._foreach_copy_(parts, tensors)
+            for tensor, part in zip(tensors, parts, strict=True):
+                tensor.data = part
+        return flat
 
     def _land(self) -> None:
         """Wait for what was sent first, and bring its sums home."""
@@ -145,5 +173,5 @@ class _Flight:
     tensors: list[Tensor]
     flat: Tensor
     kept: Tensor | None
-    """Memory to be used again; None where the gradient itself is summed in place."""
+    """Memory to be used again; None where the gradients themselves are summed in place."""
     work: dist.Work

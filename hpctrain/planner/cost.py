@@ -11,7 +11,7 @@ from hpctrain.planner.layer_profile import LayerProfile, LayerTimes
 from hpctrain.planner.memory import MemoryModel
 from hpctrain.planner.network import Links, around, message_cost, node_of, number_sum_s, ring_sum_s
 from hpctrain.planner.parts import Parts, measured, roofline
-from hpctrain.planner.reduction import NO_SUM, Sum, low_rank_width, sum_of, uses_pairs
+from hpctrain.planner.reduction import NO_SUM, Sum, copied_share, low_rank_width, sum_of, uses_pairs
 from hpctrain.planner.unit import Cells, Figures, Unit
 from hpctrain.planner.workload import Share, Workload
 from hpctrain.records.compression import Bf16, Messages, NoCompression, Quantized
@@ -176,11 +176,12 @@ class CostModel:
         exact = isinstance(codec, NoCompression)
         bucket_bytes = self.work.framework.bucket_bytes
         rings, chunks = self.ground(cells).copies(shards, uses_pairs(codec)), len(shares) // len(cells[0])
+        copied = copied_share(self.work, len(shares), tp)
         sums = []
         for share, rank in zip(shares, owner, strict=True):
             numbers = self.work.parameters(share, tp) / shards
             units = [cells[replica][rank] for replica in cells.examples]
-            copy_s = max(self.constants[unit.kind].reducer_bytes / unit.bytes_per_s for unit in units)
+            copy_s = copied * max(self.constants[unit.kind].reducer_bytes / unit.bytes_per_s for unit in units)
             size = float(self.work.framework.gradient_bytes * numbers)
             width, each = low_rank_width(self.work.spec.dim, tp), None if exact else slowest_codec(units)
             sums.append(sum_of(codec, rings[rank], size, numbers, width, chunks, copy_s, each, bucket_bytes))

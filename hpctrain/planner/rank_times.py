@@ -14,6 +14,7 @@ from hpctrain.planner.degrees import Shape
 from hpctrain.planner.network import number_sum_s
 from hpctrain.planner.overlap import early_share
 from hpctrain.planner.passes import Passes
+from hpctrain.planner.reduction import copied_share
 from hpctrain.planner.unit_class import UnitClass, unit_classes
 from hpctrain.planner.workload import Order, Share
 from hpctrain.records.compression import NoCompression
@@ -127,8 +128,9 @@ def _sums(of: RankTimes, each: UnitClass, numbers: Values, backward: Values, apa
         return (dp - 1) * sent * beta * size / dp
     buckets = np.maximum(1, np.ceil(size / work.framework.bucket_bytes))
     wire = 2 * (dp - 1) * (buckets * alpha + beta * size / dp)
-    early = early_share(work, of.pp * of.order.chunks, of.tp)
-    return wire - np.minimum(early * wire, backward) + numbers * each.copy
+    stages = of.pp * of.order.chunks
+    early, copied = early_share(work, stages, of.tp), copied_share(work, stages, of.tp)
+    return wire - np.minimum(early * wire, backward) + copied * numbers * each.copy
 
 
 def _classes(

@@ -10,8 +10,19 @@ import math
 from typing import NamedTuple
 
 from hpctrain.planner.ground import Rings
+from hpctrain.planner.workload import Workload
 from hpctrain.records.codec import wire_bytes
-from hpctrain.records.compression import Adaptive, Bf16, Codec, LocalSteps, PowerSgd, Quantized, Tagc, TopK
+from hpctrain.records.compression import (
+    Adaptive,
+    Bf16,
+    Codec,
+    LocalSteps,
+    NoCompression,
+    PowerSgd,
+    Quantized,
+    Tagc,
+    TopK,
+)
 from hpctrain.records.topology import CodecSeconds
 
 
@@ -43,7 +54,7 @@ def sum_of(
         numbers: of gradients that a device sums.
         width: of a square matrix that low rank compresses as well as those of the model.
         chunks: stages that each device sums at the same time.
-        copy_s: seconds to gather a number of a gradient into a flat bucket, and to copy its sum back.
+        copy_s: seconds to gather a number of a gradient into a flat bucket, and to copy its sum back if it has to be.
         each: seconds for each number by codec, on the slowest device; None for exact sums.
         bucket_bytes: most that is summed at once.
     """
@@ -61,6 +72,13 @@ def sum_of(
     rounds = _rounds(codec, size_bytes, n, bucket_bytes)
     wire_s = rounds * rings.sum_s(alike_bytes / rounds, chunks)
     return Sum(sent_bytes, wire_s, numbers * _processor_s(codec, n, copy_s, each))
+
+
+def copied_share(work: Workload, stages: int, tp: int) -> float:
+    """Of gathering gradients into flat buckets and copying sums back, what is done: exact sums that leave beside the
+    backward pass stay where they are."""
+    beside = stages == tp == 1 and not work.saving.zero
+    return 0.5 if beside and isinstance(work.codec, NoCompression) else 1.0
 
 
 def uses_pairs(codec: Codec) -> bool:

@@ -20,7 +20,7 @@ from real_text import TEXT
 from scatter_cases import conserved, representable
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
-from wire_cases import dense_wire
+from wire_cases import dense_wire, exact_sums
 
 from hpctrain.compress.build import build_reducer
 from hpctrain.corpus.options import Options
@@ -209,6 +209,7 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
             found[name] = sums(codec, rank, world)
         for mode in ("bf16", "int8", "int4"):
             found[f"dense, {mode}"] = dense_wire(mode, rank)
+        found["exact sums"] = exact_sums(rank)
         found["sharded over all"] = sharded({"mode": "bf16"}, rank, zero=2)
         # The stages in the middle have no parameters beside those of their blocks.
         stages = {"cuts": QUARTERS, "schedule": "interleaved_1f1b"}

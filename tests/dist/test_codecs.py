@@ -68,6 +68,14 @@ def test_dense_sums_leave_beside_the_backward_pass_and_keep_what_rounding_took(
 
 
 @pytest.mark.slow
+def test_exact_sums_beside_the_backward_pass_stay_where_they_were_sent_from(found: dict[str, Any]) -> None:
+    case = found["exact sums"]
+    assert case["unequal"] == 0
+    assert set(case["memories"]) == {5}, "one for each bucket, not one for each of twelve gradients"
+    assert max(case["new memory"]) <= 1, "only a gradient that is a bucket of its own has other memory in each step"
+
+
+@pytest.mark.slow
 def test_gradients_of_a_sharded_state_travel_in_bf16(found: dict[str, Any]) -> None:
     """Zero 2 over all four replicas, two micro-batches: 3/4 of the model gathered, and 2 × 3/4 summed, at half."""
     case = found["sharded over all"]

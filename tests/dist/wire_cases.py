@@ -1,4 +1,4 @@
-"""Dense sums in fewer bytes by themselves; called by the cases beside it, on four ranks."""
+"""Dense sums by themselves, exact and in fewer bytes; called by the cases beside it, on four ranks."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hpctrain.compress.bf16 import Bf16Wire
 from hpctrain.compress.owner_sums import OwnerReducer
 from hpctrain.compress.quantized import QuantizedWire
+from hpctrain.compress.reducer import DenseReducer
 
 STEPS = 5
 BUCKET_BYTES = 60_000
@@ -40,14 +41,21 @@ def wire_of(mode: str) -> Any:
     return _CountingBf16() if mode == "bf16" else _CountingIntegers(8 if mode == "int8" else 4)
 
 
+def small_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    sides = (48, 90, 131, 64, 200, 33, 48)
+    return nn.Sequential(*[nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in pairwise(sides)])
+
+
+def rows_of(rank: int, step: int) -> Tensor:
+    return torch.randn(6, 48, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
 class Trainee:
     """A model whose gradients are summed, beside its backward pass or behind it."""
 
     def __init__(self, mode: str, beside: bool) -> None:
-        torch.manual_seed(0)
-        sides = (48, 90, 131, 64, 200, 33, 48)
-        layers = [nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in pairwise(sides)]
-        self.model = nn.Sequential(*layers)
+        self.model = small_model()
         self.parameters = list(self.model.parameters())
         self.chosen = [index for index, parameter in enumerate(self.parameters) if parameter.dim() > 1]
         self.wire = wire_of(mode)
@@ -57,7 +65,7 @@ class Trainee:
 
     def step(self, rank: int, step: int, bad: bool = False) -> tuple[list[Tensor], list[Tensor], int]:
         """Gradients of this rank, their sums, and buckets that left before the backward pass was over."""
-        x = torch.randn(6, 48, generator=torch.Generator().manual_seed(100 * step + rank))
+        x = rows_of(rank, step)
         self.model.zero_grad(set_to_none=True)
         # What leaves beside the backward pass is no longer this rank's own gradient when that is over.
         alone = torch.autograd.grad(self.model(x).square().sum(), self.parameters)
@@ -122,4 +130,29 @@ def dense_wire(mode: str, rank: int) -> dict[str, Any]:
         "touched": largest(
             [float("residual.0" in state and not torch.equal(state["residual.0"], after["residual.0"]))]
         ),
+    }
+
+
+def exact_sums(rank: int) -> dict[str, Any]:
+    """Exact sums beside the backward pass against those behind it. The gradient of every other step is added to that of
+    the one before."""
+    behind, beside = small_model(), small_model()
+    reducers = [DenseReducer(dist.group.WORLD, BUCKET_BYTES) for _ in range(2)]
+    reducers[1].overlap(list(beside.parameters()))
+    unequal, memories = 0, []
+    for step in range(STEPS):
+        sums = []
+        for model, reducer in zip((behind, beside), reducers, strict=True):
+            if step % 2 == 0:
+                model.zero_grad(set_to_none=True)
+            model(rows_of(rank, step)).square().sum().backward()
+            gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+            reducer.reduce(gradients)
+            sums.append(gradients)
+        unequal += sum(not torch.equal(a, b) for a, b in zip(*sums, strict=True))
+        memories.append({gradient.untyped_storage().data_ptr() for gradient in sums[1]})
+    return {
+        "unequal": largest([float(unequal)]),
+        "memories": [len(each) for each in memories],
+        "new memory": [len(each - memories[0]) for each in memories],
     }
