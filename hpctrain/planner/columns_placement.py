@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpctrain.planner.unit import Cells, Unit
-from hpctrain.planner.within_nodes import groups_within_nodes
 
 
 def by_mixtures(classes: Sequence[Sequence[Unit]], mixtures: Sequence[Sequence[int]]) -> list[Cells]:
@@ -28,6 +27,4 @@ def by_mixtures(classes: Sequence[Sequence[Unit]], mixtures: Sequence[Sequence[i
             rows[replica][rank] = next(left[kinds[rank][replica]])
         cells = Cells(tuple(row[rank] for rank in range(pp)) for row in rows)
         found.setdefault(tuple(unit.index for row in cells for unit in row), cells)
-    cells = Cells(zip(*groups_within_nodes(classes, mixtures), strict=True))
-    found.setdefault(tuple(unit.index for row in cells for unit in row), cells)
     return list(found.values())

@@ -8,7 +8,6 @@ from itertools import combinations, islice
 from math import factorial, inf, perm
 
 from hpctrain.planner.unit import Cells, Unit
-from hpctrain.planner.within_nodes import groups_within_nodes, unlike_nodes
 
 MAX_ORDERS = 360
 """Orders that are tried one by one; beyond, only the likely ones."""
@@ -139,20 +138,7 @@ def _likely_orders(units: Sequence[Unit], pp: int, dp: int, message: Callable[[U
         for order in orders.values():
             cells = _in_tiles(order, pp, width)
             found.setdefault(tuple(unit.index for row in cells for unit in row), cells)
-    if len(units) <= MOST_NODES:
-        for some in chosen:
-            for cells in _within_nodes(some, pp, dp):
-                found.setdefault(tuple(unit.index for row in cells for unit in row), cells)
     return list(found.values())
-
-
-def _within_nodes(units: Sequence[Unit], pp: int, dp: int) -> list[Cells]:
-    """Whole stages, or whole pipelines, in as few nodes as can be; nothing where tiles of a chain do that."""
-    if pp == 1 or dp == 1 or not unlike_nodes(units):
-        return []
-    stages, pipelines = groups_within_nodes([units], [[dp]] * pp), groups_within_nodes([units], [[pp]] * dp)
-    by_speed = [sorted(group, key=lambda unit: -unit.flops) for group in stages]
-    return [Cells(zip(*by_speed, strict=True)), Cells(map(tuple, pipelines))]
 
 
 def _widths(units: Sequence[Unit], pp: int, dp: int) -> list[int]:
