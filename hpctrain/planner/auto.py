@@ -111,12 +111,8 @@ class _Auto:
         self._look_at_all()
         self._improve(None)
         self._stand_together()
-        return Found(
-            self.winner,
-            self.best,
-            end_bound(self.plain, self.best, least_s(self.options, self.looked_at, self.left, self.best)),
-            ended=not self.left,
-        )
+        lowest = least_s(self.options, self.looked_at, self.left, self.best)
+        return Found(self.winner, self.best, end_bound(self.plain, self.best, lowest), ended=not self.left)
 
     def _look_at_all(self) -> None:
         """Until nothing can win, or patience ends and nothing that is near to the best is better."""

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.planner.fleet import Worker
-from hpctrain.planner.unit import Unit
-from hpctrain.planner.within_nodes import groups_within_nodes
+from hpctrain.planner.unit import Cells, Unit
+from hpctrain.planner.within_nodes import groups_within_nodes, same_kinds
 
 KINDS = ("fast", "slow")
 
@@ -61,23 +61,33 @@ def test_nodes_that_hold_a_group_are_kept_for_it():
     assert nodes_of(rest) == {"n2", "n3"}
 
 
-def trimmed(topology, sizes):
-    """Equal devices in nodes of these sizes; between nodes messages are slow."""
-    made = topology([1.0] * len(sizes), devices=max(sizes), default=(5e-5, 1e-7), memory=None)
+def test_stages_of_an_unlike_kind_each_stand_within_a_node():
+    """Two fast and two slow devices a node: the slow ones stay where they are, and a stage of both fills a node."""
+    units = sorted(
+        (unit for kind in units_of([["fast", "fast", "slow", "slow"]] * 2) for unit in kind),
+        key=lambda unit: unit.index,
+    )
+    fast, slow = ([unit for unit in units if unit.workers[0].type == kind] for kind in KINDS)
+    apart = Cells(((fast[0], fast[2]), (fast[1], fast[3]), (slow[2], slow[0]), (slow[3], slow[1])))
+    stages, pipelines = same_kinds(units, apart)
+    for cells in (stages, pipelines):
+        assert [[unit.workers[0].type for unit in row] for row in cells] == [["fast"] * 2] * 2 + [["slow"] * 2] * 2
+        assert len({unit for row in cells for unit in row}) == len(units)
+    assert [len(nodes_of(stage)) for stage in zip(*stages, strict=True)] == [1, 1]
+    assert [len(nodes_of(row)) for row in pipelines] == [1, 1, 1, 1]
+
+
+def test_a_plan_puts_stages_within_nodes_of_unlike_sizes(plan, topology):
+    """As listed, every stage of four has parts of two nodes, and two rings share the card of each large one."""
+    made = topology([1.0] * 4, devices=4, default=(5e-5, 1e-7), memory=None)
     nodes = [
         node.model_copy(update={"devices": node.devices[:size], "intra_bytes_per_s": 1e10})
-        for node, size in zip(made.nodes, sizes, strict=True)
+        for node, size in zip(made.nodes, (2, 4, 4, 2), strict=True)
     ]
-    return made.model_copy(update={"nodes": nodes})
-
-
-def test_stages_stand_within_nodes_of_unlike_sizes(plan, topology):
-    """Runs of four in file order have every stage on two nodes, and two rings leave each of the large ones."""
-    made = plan(
-        trimmed(topology, (2, 4, 4, 2)), rows=24, parallel={"mode": "fixed", "pp": 3, "dp": 4, "tp": 1, "zero": 0}
-    )
+    fixed = {"mode": "fixed", "pp": 3, "dp": 4, "tp": 1, "zero": 0}
+    found = plan(made.model_copy(update={"nodes": nodes}), rows=24, parallel=fixed)
     stages = [
-        {place.partition(":")[0] for replica in made.replicas for place in replica.devices[stage]}
+        {place.partition(":")[0] for replica in found.replicas for place in replica.devices[stage]}
         for stage in range(3)
     ]
     assert sorted(map(sorted, stages)) == [["local0", "local3"], ["local1"], ["local2"]]
