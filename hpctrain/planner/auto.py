@@ -5,12 +5,11 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from dataclasses import replace
 from typing import NamedTuple
 
-from hpctrain.planner.bound import step_bound
 from hpctrain.planner.columns import Columns
-from hpctrain.planner.degrees import EVERY_COUNT, Shape, least_used
+from hpctrain.planner.degrees import EVERY_COUNT, Shape
+from hpctrain.planner.end_bound import end_bound, least_s
 from hpctrain.planner.fit import why_undefined
 from hpctrain.planner.layout import Layout
 from hpctrain.planner.options import Option, Options
@@ -18,6 +17,7 @@ from hpctrain.planner.predict import Prediction, predict
 from hpctrain.planner.refine import adjust
 from hpctrain.planner.search import Explored, Search
 from hpctrain.planner.unit import Cells
+from hpctrain.planner.within_nodes import stand_together
 from hpctrain.planner.workload import Order
 
 PATIENCE = ((512, 3), (2048, 5))
@@ -42,8 +42,8 @@ FIRST_LOOKS = 10
 plan that it is worth to compare with."""
 EVERY_LOOK = 8
 """Devices up to which a search only ends when nothing can win."""
-NEAR_BOUND = 1e-3
-"""Relative width at which the search for the bound of what was left ends."""
+MOST_NEAR = 16
+"""Options that are compared with stages and pipelines within nodes, in the end."""
 
 
 class Found(NamedTuple):
@@ -93,6 +93,8 @@ class _Auto:
         self.numbers = itertools.count()
         self.looked_at: list[tuple[Option, Columns]] = []
         """Whose bounds by columns are worked out in the end, as far as they matter then."""
+        self.near: list[tuple[float, int, Search, Layout]] = []
+        """Bound and layout of what was looked at closely and fits."""
         self.waiting: list[_Waiting] = []
         """For a close look."""
         self.waited = 0
@@ -108,7 +110,9 @@ class _Auto:
             return self._run_by_pairs()
         self._look_at_all()
         self._improve(None)
-        return Found(self.winner, self.best, self._bound(self._least_s()), ended=not self.left)
+        self._stand_together()
+        lowest = least_s(self.options, self.looked_at, self.left, self.best)
+        return Found(self.winner, self.best, end_bound(self.plain, self.best, lowest), ended=not self.left)
 
     def _look_at_all(self) -> None:
         """Until nothing can win, or patience ends and nothing that is near to the best is better."""
@@ -173,7 +177,7 @@ class _Auto:
         if self.options.queue:
             lowest = min(lowest, self.options.queue[0].bound_s)
         self._improve(FIRST_PLACEMENTS)
-        return Found(self.winner, self.best, self._bound(lowest), ended)
+        return Found(self.winner, self.best, end_bound(self.plain, self.best, lowest), ended)
 
     def _glance(self, option: Option) -> None:
         """Open an option, drop it where it cannot win, or try a few placements and leave the rest for later: the
@@ -208,6 +212,23 @@ class _Auto:
         if most is not None:
             layout = self.best.layout
             self._look(self.winner, shape, layout.order, size, None)
+
+    def _stand_together(self) -> None:
+        """Whether what is near to the best beats it where stages or pipelines stand within nodes.
+
+        In the end, so that no other option is left for it.
+        """
+        if self.best is None:
+            return
+        near = [
+            (search, layout)
+            for bound_s, _, search, layout in sorted(self.near)[:MOST_NEAR]
+            if bound_s <= NEAR * self.best.total
+        ]
+        for search, layout in [(self.winner, self.best.layout), *near]:
+            found = stand_together(search, layout, self.best)
+            if found is not self.best:
+                self.best, self.winner = found, search
 
     def _look(
         self, search: Search, shape: Shape, order: Order, size: int, most: int | None, cells: list[Cells] | None = None
@@ -256,8 +277,11 @@ class _Auto:
         start = option.bound_s
         _, high = columns.bracket(start, columns.some_end(start) if self.best is None else self.best.total)
         made = self._look(search, shape, order, size, None, search.placements_by(columns, high))
+        nearer = min(found, made, key=lambda each: each.bound_s)
+        if nearer.nearest is not None:
+            self.near.append((nearer.bound_s, next(self.numbers), search, nearer.nearest))
         if order.chunks > 1:
-            self._shift(search, min(found, made, key=lambda each: each.bound_s))
+            self._shift(search, nearer)
         self.looked_at.append((option, columns))
         self.waited = 0 if self.best is not before or self.best is None else self.waited + 1
         if not (found.fits or made.fits):
@@ -276,36 +300,3 @@ class _Auto:
         shifted = adjust(search.cost, near, SHIFTS)
         if shifted.total < self.best.total * (1 - 1e-9):
             self.best, self.winner = shifted, search
-
-    def _least_s(self) -> float:
-        """The smallest bound by columns of what was looked at closely or left."""
-        if self.best is None:
-            return min((option.bound_s for option, _ in self.looked_at), default=math.inf)
-        lowest = self.best.total
-        for option, columns in sorted(self.looked_at, key=lambda each: each[0].bound_s):
-            lowest, _ = columns.bracket(option.bound_s, lowest)
-        for option in sorted(self.left, key=lambda each: each.bound_s):
-            assert option.order is not None, "only options with a schedule are left"
-            columns = self.options.search(option.saving).columns(option.shape, option.order, option.size)
-            # Without a look at memory, which would take most of the time that is saved.
-            low, high = option.bound_s, lowest
-            if low >= high or not columns.has_time(high):
-                continue
-            while high - low > NEAR_BOUND * high:
-                middle = (low + high) / 2
-                low, high = (low, middle) if columns.has_time(middle) else (middle, high)
-            lowest = low
-        return lowest
-
-    def _bound(self, lowest: float) -> float:
-        """With the plans that leave more devices idle than those that are tried."""
-        fleet, work = self.plain.fleet, self.plain.work
-        if work.fixed is None and len(fleet.workers) > EVERY_COUNT:
-            used = sorted(fleet.workers, key=lambda worker: -worker.flops)[: least_used(len(fleet.workers)) - 1]
-            fastest = max(fleet.workers, key=lambda worker: worker.bytes_per_s).bytes_per_s
-            same = tuple(replace(worker, bytes_per_s=fastest) for worker in used)
-            lowest = min(lowest, step_bound(replace(fleet, workers=same), work))
-            # Nor are all numbers of replicas tried that leave few idle.
-            lowest = min(lowest, step_bound(fleet, work))
-        bound = max(lowest if math.isfinite(lowest) else 0.0, step_bound(fleet, work))
-        return bound if self.best is None else min(bound, self.best.total)

@@ -42,7 +42,7 @@ def adjust(cost: CostModel, best: Prediction, most: int) -> Prediction:
         better = best
         for layout in _changes(best.layout):
             tried += 1
-            better = _faster(cost, better, layout)
+            better = faster(cost, better, layout)
         if better is best:
             break
         best = better
@@ -60,14 +60,14 @@ def _turn(cost: CostModel, best: Prediction, allowed: Callable[[Cells], bool]) -
             if key in tried or len(tried) >= most or not allowed(cells):
                 continue
             tried.add(key)
-            better = _faster(cost, better, fit_layout(cost, cells, order, size))
+            better = faster(cost, better, fit_layout(cost, cells, order, size))
         if better is best:
             break
         best = better
     return best
 
 
-def _faster(cost: CostModel, best: Prediction, layout: Layout) -> Prediction:
+def faster(cost: CostModel, best: Prediction, layout: Layout) -> Prediction:
     """The layout's prediction where it fits and is faster by more than rounding, else `best`."""
     limit = best.total * (1 - 1e-6)
     if layout.excess(cost.memory) or lower_bound(cost, layout) >= limit:
