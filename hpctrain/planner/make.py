@@ -104,6 +104,9 @@ def make_plan(
         best, notes, bound_s, by_codec = winner.best, winner.notes, winner.bound_s, winner.search.work.codec
     best, spec_of_sums = decision.prediction, decision.spec
     cost = search.cost.with_work(replace(work, saving=best.layout.saving, codec=spec_of_sums.codec))
+    if previous is not None:
+        # Before ways of sending are chosen, as they are for the stages of one layout.
+        best = stay_in_place(cost, best, previous, () if search.start is None else search.start.kept)
     by_codec_s = bool(spec_of_sums.compared)
     unsearched = isinstance(run.compression, AutoCompression) and not (spec_of_sums.exact and by_codec == work.codec)
     if run.compression.messages == "auto":
@@ -113,8 +116,6 @@ def make_plan(
         unsearched |= any(messages != "none" for messages in choice.messages)
         if choice.reason is not None:
             notes, by_codec_s = [*notes, choice.reason], True
-    if previous is not None:
-        best = stay_in_place(cost, best, previous, () if search.start is None else search.start.kept)
     best = at_seam(cost, best)
     if unsearched:
         bound_s = step_bound(fleet, work)  # the search's own is for the ways that it went by

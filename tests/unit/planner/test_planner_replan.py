@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.base.errors import InputError, Refused
+from hpctrain.bench.plan_cases import Case, scene_of_case
 from hpctrain.planner import make_plan
 from hpctrain.planner.fleet import find_fleet
 from hpctrain.planner.keep import kept_cells
 from hpctrain.planner.moves import moves_between
 from hpctrain.planner.unit import make_units
+from hpctrain.records.compression import AutoCompression
 
 PIPELINES = {"mode": "fixed", "pp": 4, "dp": 2, "schedule": "1f1b"}
 
@@ -115,6 +117,15 @@ def test_a_way_of_summing_that_does_not_fit_any_more_does_not_end_the_run(topolo
     with pytest.raises(Refused, match="cannot fit"):
         make_plan(low_rank, asked.spec(), left)
     assert len(after_loss(asked, left, before)) == 66
+
+
+def test_messages_are_chosen_for_the_stages_that_are_left():
+    """What is left of the old plan has another number of stages than the fastest plan that is found."""
+    run, whole = scene_of_case(Case("unlike", 16, "7B"))
+    asked = run.model_copy(update={"compression": AutoCompression(mode="auto")})
+    before = make_plan(asked, asked.spec(), whole, neighbours=False)
+    after = make_plan(asked, asked.spec(), whole.only(["node0"]), previous=before, neighbours=False)
+    assert len(after.nodes) == 1
 
 
 def after_loss(asked, left, before):
