@@ -89,6 +89,7 @@ class WorkerGroup:
 
     def news(self, now: float) -> list[WorkerNews]:
         """Messages and ends since the last call."""
+        self._runner.reap()
         found: list[WorkerNews] = []
         for worker in self.workers:
             if worker.exit_code is not None:

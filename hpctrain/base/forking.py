@@ -89,7 +89,10 @@ class ForkingRunner(SystemRunner):
         self._env = dict(env)
         self._asked: deque[ForkedProcess] = deque()
         self._server: Process | None = None
-        if not adopt_orphans():
+        self._started: list[Process] = []
+        """Whose end somebody here will ask for."""
+        self._adopts = adopt_orphans()
+        if not self._adopts:
             return
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -108,8 +111,10 @@ class ForkingRunner(SystemRunner):
             with contextlib.suppress(OSError):  # nobody there, or an environment that is too long
                 self._order(argv[size:], os.environ if env is None else env, log, keep_fds)
                 self._asked.append(ForkedProcess(self))
+                self._started.append(self._asked[-1])
                 return self._asked[-1]
-        return super().start(argv, env, log, keep_fds)
+        self._started.append(super().start(argv, env, log, keep_fds))
+        return self._started[-1]
 
     def hear(self, timeout_s: float | None) -> None:
         """Let processes that were forked know it, waiting for the next one at most that long (None: without end)."""
@@ -123,6 +128,26 @@ class ForkingRunner(SystemRunner):
                 return
             self._asked.popleft().begin(int(json.loads(answer)["pid"]))
             timeout_s = 0.0
+
+    def reap(self) -> None:
+        self._started = [process for process in self._started if process.poll() is None]
+        # WNOWAIT: whose it is decides who takes its exit code.
+        if not self._adopts or os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error, OSError):  # somebody else has taken it
+                if child.status() == psutil.STATUS_ZOMBIE and self._is_orphan(child.pid):
+                    os.waitpid(child.pid, os.WNOHANG)
+
+    def _is_orphan(self, pid: int) -> bool:
+        """Whether nobody here will ask for the end of this child."""
+        session = os.getsid(pid)
+        if session == os.getsid(0):
+            return False  # a command that ran to its end, in some thread
+        if session != pid:
+            return True  # all that is started here leads a session of its own
+        known = {process.pid for process in self._started} | {self._server.pid if self._server else 0}
+        return not self._asked and pid not in known
 
     def close(self) -> None:
         """End the process that forks, and orders that it has not come to; what it has forked stays."""

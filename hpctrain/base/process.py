@@ -74,6 +74,9 @@ class Runner(Protocol):
     ) -> Process:
         """Start in a process group of its own, with output appended to `log`."""
 
+    def reap(self) -> None:
+        """Let go of adopted processes that have ended: the orphans of those that were started here."""
+
     def become(self, argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
         """This process turns into the command: terminal, signals and exit code are the command's from here on.
 
@@ -158,6 +161,9 @@ class SystemRunner:
             if output:
                 output.close()
         return SystemProcess(popen)
+
+    def reap(self) -> None:
+        """None is adopted by this process: orphans are init's."""
 
     def become(self, argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
         sys.stdout.flush()

@@ -46,7 +46,7 @@ def measure(path: Path, runner: Runner, search_limit_s: float, progress: Callabl
     """Score the table; layer profiles are taken from the folder beside it, else from that of HPCTRAIN_DATA.
 
     Args:
-        search_limit_s: seconds after which a timed search is given up; 0 times none.
+        search_limit_s: seconds after which a case of the searches is given up; 0 times none.
 
     Raises:
         InputError: the table or the profiles cannot be read.

@@ -1,7 +1,8 @@
 """How long the planner searches, and how far its plan is from the best of all plans of a small problem.
 
-As a program, `python -m hpctrain.bench.plan_search CASE` searches once and prints its seconds of processor time, so
-that others on the machine do not count.
+As a program, `python -m hpctrain.bench.plan_search CASE` searches, loses a node and plans again as a run's agents do,
+once each without compression and with mode auto, and prints seconds of processor time, so that others on the machine do
+not count.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from hpctrain.base.errors import CommandTimeout
 from hpctrain.base.process import Runner
@@ -22,15 +24,23 @@ from hpctrain.planner.fleet import find_fleet
 from hpctrain.planner.layout import Layout
 from hpctrain.planner.predict import predict
 from hpctrain.planner.unit import Cells, make_units
+from hpctrain.planner.whatif import plan_without
 from hpctrain.planner.workload import Workload, workload_of
+from hpctrain.records.compression import AutoCompression, NoCompression
+from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run
 from hpctrain.records.topology import Device, Node, Topology
 from hpctrain.schedule.generate import why_no_table
 
+LOSSES = {"lost": NoCompression(), "lost_auto": AutoCompression(mode="auto")}
+"""How gradients are summed in a run that loses a node, by the key of its figures."""
+Figures = dict[str, Any]
+"""Of a case, by the names in the record."""
 
-def search_figures(runner: Runner, limit_s: float) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
-    """Processor seconds, predicted step and gap of a search by the name of its case, and why others have none."""
-    found: dict[str, dict[str, float]] = {}
+
+def search_figures(runner: Runner, limit_s: float) -> tuple[dict[str, Figures], dict[str, str]]:
+    """What `figures_of` says by the name of the case, and why others have none."""
+    found: dict[str, Figures] = {}
     unfinished: dict[str, str] = {}
     late: set[tuple[str, str]] = set()
     for case in CASES:
@@ -51,7 +61,7 @@ def search_figures(runner: Runner, limit_s: float) -> tuple[dict[str, dict[str, 
     return found, unfinished
 
 
-def seconds_by_size(figures: dict[str, dict[str, float]]) -> dict[str, float]:
+def seconds_by_size(figures: dict[str, Figures]) -> dict[str, float]:
     """Of the 7B model on equal GPUs, by their number."""
     equal = {case.name: str(case.gpus) for case in CASES if (case.machines, case.model) == ("equal", "7B")}
     return {equal[name]: each["search_s"] for name, each in figures.items() if name in equal}
@@ -116,15 +126,46 @@ def _unlike_devices() -> Topology:
     return published(nodes, "cpu", alpha_s=5e-5, bytes_per_s=1e9)
 
 
+def figures_of(run: Run, topology: Topology) -> Figures:
+    """A search and, with each of `LOSSES`, the plan after the loss of the node in the middle.
+
+    Of the search: processor seconds, the predicted step and its gap to the bound. Of the loss: processor seconds, the
+    blocks that are sent to another device, and those that the devices of the new plan hold.
+    """
+    found: Figures = {}
+    for name, compression in LOSSES.items():
+        asked = run.model_copy(update={"compression": compression})
+        spec = asked.spec()
+        started = time.process_time()
+        plan = make_plan(asked, spec, topology)
+        if not found:
+            found["search_s"] = time.process_time() - started
+            found |= _predicted(plan)
+        if len(topology.nodes) > 1:
+            lost = topology.nodes[len(topology.nodes) // 2].id
+            started = time.process_time()
+            after, _ = plan_without(asked, spec, topology, (lost,), plan)
+            found[name] = {"replan_s": time.process_time() - started, **_state(after)}
+    return found
+
+
+def _predicted(plan: Plan) -> dict[str, float]:
+    assert plan.predicted is not None, "the planner predicts what it makes"
+    assert plan.predicted.bound_s is not None, "and bounds it"
+    total = plan.predicted.step_time_s["total"]
+    return {"step_s": total, "gap_pct": 100 * (1 - plan.predicted.bound_s / total)}
+
+
+def _state(plan: Plan) -> dict[str, int]:
+    """Blocks times the devices that each of them is sent to, and that it lies on."""
+    return {
+        "sent_blocks": sum(upto - start for start, upto in (move.layers for move in plan.moves)),
+        "held_blocks": plan.layers * plan.dp * plan.tp,
+    }
+
+
 def _main(name: str) -> None:
-    run, topology = scene_of_case(next(case for case in CASES if case.name == name))
-    started = time.process_time()
-    predicted = make_plan(run, run.spec(), topology).predicted
-    took = time.process_time() - started
-    assert predicted is not None, "the planner predicts what it makes"
-    assert predicted.bound_s is not None, "and bounds it"
-    total = predicted.step_time_s["total"]
-    print(json.dumps({"search_s": took, "step_s": total, "gap_pct": 100 * (1 - predicted.bound_s / total)}))
+    print(json.dumps(figures_of(*scene_of_case(next(case for case in CASES if case.name == name)))))
 
 
 if __name__ == "__main__":

@@ -87,9 +87,9 @@ def checkpoint(rounds: int, kills: int | None, as_json: bool) -> None:
     "--search-limit",
     "search_limit_s",
     type=click.FloatRange(min=0),
-    default=60.0,
+    default=120.0,
     show_default=True,
-    help="Seconds after which a timed search is given up; 0: time none.",
+    help="Seconds after which a case of the searches is given up; 0: time none.",
 )
 @click.option("--own", is_flag=True, help="Rather train small plans of two workers here, and fit a profile to some.")
 @click.option("--placement", is_flag=True, help="Rather predict plans beside the same ones placed without knowledge.")

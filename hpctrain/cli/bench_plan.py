@@ -77,10 +77,21 @@ def _rankings(record: dict[str, Any]) -> Table:
 
 
 def _searches(record: dict[str, Any]) -> Table:
-    table = Table("machines and model", "step, s", "gap at most, %", "search, s", title="searches, in processor time")
+    table = Table(
+        "machines and model", "step, s", "gap at most, %", "search, s", "a node lost: again, s", "blocks sent",
+        "with compression auto, s", "blocks sent", title="searches, in processor time",
+    )  # fmt: skip
     for name, each in record["searches"].items():
-        table.add_row(name, f"{each['step_s']:.3g}", f"{each['gap_pct']:.1f}", f"{each['search_s']:.2f}")
+        lost = [text for key in ("lost", "lost_auto") for text in _loss(each.get(key))]
+        table.add_row(name, f"{each['step_s']:.3g}", f"{each['gap_pct']:.1f}", f"{each['search_s']:.2f}", *lost)
     return table
+
+
+def _loss(found: dict[str, Any] | None) -> tuple[str, str]:
+    """Time and state of a new plan; blank where there is one node."""
+    if found is None:
+        return "", ""
+    return f"{found['replan_s']:.2f}", f"{found['sent_blocks']} of {found['held_blocks']}"
 
 
 def _sentences(record: dict[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ from hpctrain.cli.progress import phases
 from hpctrain.corpus.check import check_corpus, corpora_in, size_of
 from hpctrain.corpus.from_recipe import run_file_lines, shared_options, sources_of
 from hpctrain.corpus.options import SAMPLE_BYTES, Options, Progress
+from hpctrain.corpus.peak import Peak, peak_memory
 from hpctrain.corpus.prepare import prepare, prepare_sources
 from hpctrain.records.cleaning import Cleaning
 from hpctrain.records.corpus_index import CorpusIndex
@@ -117,6 +118,7 @@ def prepare_command(
         with phases() as progress:
             indexes = prepare_sources(sources_of(recipe, base), output, options, progress, recipe)
         _tell_recipe(recipe, output, indexes, as_json)
+        click.echo(_memory_line(peak_memory()), err=as_json)
         return
     if not inputs:
         raise click.UsageError("Missing argument 'IN...' (or --recipe FILE)")
@@ -124,7 +126,7 @@ def prepare_command(
         index = prepare(inputs, output, _options(own, force, workers), progress)
     if as_json:
         click.echo(index.model_dump_json(by_alias=True, indent=1))
-    for line in summary(output, index):
+    for line in [*summary(output, index), _memory_line(peak_memory())]:
         click.echo(line, err=as_json)
 
 
@@ -162,6 +164,11 @@ def summary(folder: Path, index: CorpusIndex) -> list[str]:
     if not index.tokens("valid"):
         lines.append("nothing was kept aside for validation (--valid-fraction 0, or too little text to split)")
     return lines
+
+
+def _memory_line(peak: Peak) -> str:
+    workers = f", at most {format_si(peak.worker_bytes, 'B')} in each worker" if peak.worker_bytes else ""
+    return f"peak memory: {format_si(peak.own_bytes, 'B')} in this process{workers}"
 
 
 def _options(own: dict[str, Any], force: bool, workers: int | None) -> Options:

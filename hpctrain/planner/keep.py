@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
-from hpctrain.planner.degrees import Shape
+from hpctrain.planner.compression import candidates
+from hpctrain.planner.degrees import EVERY_COUNT, Shape
 from hpctrain.planner.fit import fit_layout, why_undefined
 from hpctrain.planner.layout import Layout
 from hpctrain.planner.predict import Prediction, predict
@@ -14,10 +15,35 @@ from hpctrain.planner.saving import saving_of_plan
 from hpctrain.planner.search import Search, Start
 from hpctrain.planner.unit import Cells, Unit
 from hpctrain.planner.workload import Order
+from hpctrain.records.compression import AutoCompression
 from hpctrain.records.plan import Plan
+from hpctrain.records.run import Run
 
 MOST_REPLICAS = 2
 """Numbers of replicas that are tried, the largest first."""
+
+
+def begin_with(previous: Plan, plain: Search, shapes: Sequence[Shape], run: Run | None) -> Search:
+    """The search for the plan that replaces this one; its start is the best with what is left.
+
+    Args:
+        run: where the search may go by the way of summing that mode auto chose for the previous plan: what is left of
+            it was placed for that.
+    """
+    if run is not None and isinstance(run.compression, AutoCompression) and searches_once(plain):
+        codec = previous.compression[0].codec
+        same = plain.summing(codec)
+        if codec in candidates(run.steps, run.compression.lossy) and (start := kept_start(same, shapes, previous)):
+            same.start = start
+            return same
+    plain.start = kept_start(plain, shapes, previous)
+    return plain
+
+
+def searches_once(search: Search) -> bool:
+    """Whether a plan that replaces another is searched for by one way of summing: on many devices a search stays near
+    to what is left, and a run stands still meanwhile."""
+    return len(search.fleet.workers) > EVERY_COUNT
 
 
 def kept_start(plain: Search, shapes: Sequence[Shape], previous: Plan) -> Start | None:

@@ -18,7 +18,7 @@ from hpctrain.planner.cost import CostModel
 from hpctrain.planner.degrees import Shape
 from hpctrain.planner.exact import find_exact
 from hpctrain.planner.fleet import find_fleet
-from hpctrain.planner.keep import kept_start
+from hpctrain.planner.keep import begin_with, searches_once
 from hpctrain.planner.layout import Excess, Layout
 from hpctrain.planner.messages import choose_messages
 from hpctrain.planner.moves import moves_between, stay_in_place
@@ -84,11 +84,11 @@ def make_plan(
     if not shapes:
         raise _no_shape(search)
     if previous is not None and solver == "auto":
-        search.start = kept_start(search, shapes, previous)
+        search = begin_with(previous, search, shapes, run if objective.only_time else None)
     bound_s = step_bound(fleet, work)
     if solver == "paper":
         best, rejected, notes = _as_paper(search)
-        decision = _decision(run, search.cost, best)
+        decision, by_codec = _decision(run, search.cost, best), work.codec
     else:
         find = partial(_search, find=find_exact if solver == "exact" else find_fastest)
         if objective.only_time:
@@ -101,11 +101,14 @@ def make_plan(
             searches = [search, *other_searches(objective, run, topology, search)]
             winner = choose(objective, topology, searches, find)
             rejected, decision = winner.rejected, _decision(run, winner.search.cost, winner.best)
-        best, notes, bound_s = winner.best, winner.notes, winner.bound_s
+        best, notes, bound_s, by_codec = winner.best, winner.notes, winner.bound_s, winner.search.work.codec
     best, spec_of_sums = decision.prediction, decision.spec
     cost = search.cost.with_work(replace(work, saving=best.layout.saving, codec=spec_of_sums.codec))
+    if previous is not None:
+        # Before ways of sending are chosen, as they are for the stages of one layout.
+        best = stay_in_place(cost, best, previous, () if search.start is None else search.start.kept)
     by_codec_s = bool(spec_of_sums.compared)
-    unsearched = isinstance(run.compression, AutoCompression) and not spec_of_sums.exact
+    unsearched = isinstance(run.compression, AutoCompression) and not (spec_of_sums.exact and by_codec == work.codec)
     if run.compression.messages == "auto":
         lossy = isinstance(run.compression, AutoCompression) and run.compression.lossy
         choice = choose_messages(cost, best.layout, lossy)
@@ -113,8 +116,6 @@ def make_plan(
         unsearched |= any(messages != "none" for messages in choice.messages)
         if choice.reason is not None:
             notes, by_codec_s = [*notes, choice.reason], True
-    if previous is not None:
-        best = stay_in_place(cost, best, previous, () if search.start is None else search.start.kept)
     best = at_seam(cost, best)
     if unsearched:
         bound_s = step_bound(fleet, work)  # the search's own is for the ways that it went by
@@ -165,6 +166,8 @@ def _fastest(
     """
     winner = find(search, shapes)
     decision = _decision(run, search.cost, winner.best)
+    if search.start is not None and searches_once(search):
+        return winner, decision
     idle = len(winner.best.layout.units()) * winner.best.layout.tp < len(search.fleet.workers)
     if not isinstance(run.compression, AutoCompression) or not (idle or may_gain(winner.best)):
         return winner, decision

@@ -83,7 +83,9 @@ class Search:
 
     def summing(self, codec: Codec) -> Search:
         """A search of the same fleet for plans whose gradients are summed in another way."""
-        return self._with(replace(self.work, codec=codec))
+        other = self._with(replace(self.work, codec=codec))
+        other.impossible = self.impossible
+        return other
 
     def _with(self, work: Workload) -> Search:
         other = Search(work, self.fleet, self.cost.with_work(work))

@@ -78,6 +78,9 @@ class FakeRunner:
         self.workers.append(FakeWorker(100 + len(self.workers), argv, env, log, keep_fds))
         return self.workers[-1]
 
+    def reap(self) -> None:
+        pass
+
 
 @pytest.fixture
 def runner() -> Iterator[FakeRunner]:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +37,14 @@ def run(words):
         print("said")
     if words[0] == "sleep":
         time.sleep(60)
+    if words[0] == "leave":
+        # Two that outlive their parent: one of its session, and one with a session of its own.
+        for lead in (False, True):
+            if not (pid := os.fork()):
+                os.setsid() if lead else None
+                os.read(int(words[1]), 1)
+                os._exit(0)
+            os.write(int(words[2]), f"{pid}{os.linesep}".encode())
     return int(words[-1])
 
 def main(words):
@@ -89,6 +98,35 @@ def test_a_fork_is_a_child_with_what_it_was_promised(
         {"A": None, "B": "2", "C": None},
     ]
     assert log.read_text() == "before\nsaid\nsaid\n"
+
+
+def test_orphans_are_let_go_and_no_exit_code_is_taken(
+    runner: ForkingRunner, program: tuple[str, ...], tmp_path: Path
+) -> None:
+    wait, go = os.pipe()
+    told, tell = os.pipe()
+    asked = [*program, "leave", str(wait), str(tell), "9"]
+    worker = runner.start(asked, ENV, tmp_path / "log", [wait, tell])
+    assert worker.wait() == 9
+    os.close(tell)
+    with open(told) as said:  # noqa: PTH123 - a descriptor
+        # Orphans hold the other end, so as many lines as there are and no more.
+        orphans = [int(said.readline()) for _ in range(2)]
+    runner.reap()
+    assert [psutil.Process(pid).ppid() for pid in orphans] == [os.getpid()] * 2, "they live, and are adopted"
+    forked = runner.start([*program, "exit", "3"], ENV, tmp_path / "log")
+    plain = runner.start([sys.executable, "-c", "raise SystemExit(5)"], ENV, tmp_path / "log")
+    command = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"])
+    runner.hear(None)
+    os.write(go, b"12")
+    ended = [*orphans, forked.pid, plain.pid, command.pid]
+    while any(process.status() != psutil.STATUS_ZOMBIE for process in map(psutil.Process, ended)):
+        time.sleep(0.01)
+    runner.reap()
+    assert not [pid for pid in orphans if psutil.pid_exists(pid)]
+    assert (forked.wait(), plain.wait(), command.wait()) == (3, 5, 7)
+    os.close(wait)
+    os.close(go)
 
 
 def test_killed_it_is_gone_at_once(runner: ForkingRunner, program: tuple[str, ...], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import filecmp
 import gzip
 import json
+import re
 import subprocess
 import sys
 import time
@@ -38,10 +39,11 @@ def text(tmp_path: Path) -> Path:
 def test_a_person_reads_what_was_made_and_what_was_skipped(call: Call, text: Path) -> None:
     done = call("data", "prepare", "text", "-o", "out")
     assert done.code == 0, done.err
-    first, second = done.out.splitlines()
+    first, second, third = done.out.splitlines()
     assert first.startswith("out: ")
     assert "for validation, vocabulary 257, from 43.2 kB in 9 files" in first
     assert second == "skipped: 1 files that are not UTF-8 text, 0 that cannot be read"
+    assert re.fullmatch(r"peak memory: [\d.]+ [MG]B in this process(, at most [\d.]+ [MG]B in each worker)?", third)
 
 
 def test_a_script_gets_the_index_alone(call: Call, text: Path, tmp_path: Path) -> None:

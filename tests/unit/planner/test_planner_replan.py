@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.base.errors import InputError
+from hpctrain.base.errors import InputError, Refused
+from hpctrain.bench.plan_cases import Case, scene_of_case
 from hpctrain.planner import make_plan
 from hpctrain.planner.fleet import find_fleet
 from hpctrain.planner.keep import kept_cells
 from hpctrain.planner.moves import moves_between
 from hpctrain.planner.unit import make_units
+from hpctrain.records.compression import AutoCompression
 
 PIPELINES = {"mode": "fixed", "pp": 4, "dp": 2, "schedule": "1f1b"}
 
@@ -99,6 +101,35 @@ def test_what_is_left_of_a_plan_goes_on_where_nothing_is_much_faster(topology, r
     assert after.predicted.step_time_s["total"] <= 1.01 * fresh.predicted.step_time_s["total"]
     assert after.predicted.bound_s <= fresh.predicted.step_time_s["total"]
     assert len(after.moves) <= len(moves_between(before, fresh)[0])
+
+
+def test_a_way_of_summing_that_does_not_fit_any_more_does_not_end_the_run(topology, run):
+    """On many devices the search goes by the way of summing of the plan that is replaced."""
+    parallel = {"mode": "fixed", "pp": 1, "dp": 66, "schedule": "1f1b"}
+    asked = run(rows=66, steps=10_000, parallel=parallel, compression={"mode": "auto", "lossy": True})
+    roomy = make_plan(asked, asked.spec(), topology([1.0] * 68), neighbours=False)
+    assert roomy.predicted is not None
+    low_rank = run(rows=66, steps=10_000, parallel=parallel, compression={"mode": "power_sgd", "warmup_steps": 100})
+    before = make_plan(low_rank, asked.spec(), topology([1.0] * 68), neighbours=False)
+    assert after_loss(asked, topology([1.0] * 67), before) == before.ranks
+    room = min(max(plan.predicted.memory_bytes.values()) for plan in (roomy, before))
+    left = topology([1.0] * 67, memory=1.001 * room / 0.9)
+    with pytest.raises(Refused, match="cannot fit"):
+        make_plan(low_rank, asked.spec(), left)
+    assert len(after_loss(asked, left, before)) == 66
+
+
+def test_messages_are_chosen_for_the_stages_that_are_left():
+    """What is left of the old plan has another number of stages than the fastest plan that is found."""
+    run, whole = scene_of_case(Case("unlike", 16, "7B"))
+    asked = run.model_copy(update={"compression": AutoCompression(mode="auto")})
+    before = make_plan(asked, asked.spec(), whole, neighbours=False)
+    after = make_plan(asked, asked.spec(), whole.only(["node0"]), previous=before, neighbours=False)
+    assert len(after.nodes) == 1
+
+
+def after_loss(asked, left, before):
+    return make_plan(asked, asked.spec(), left, previous=before, neighbours=False).ranks
 
 
 def test_a_plan_of_another_model_is_not_replaced(topology, run):

@@ -1,0 +1,37 @@
+"""The most memory that the processes of this command have taken."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+_MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
+
+
+class Peak(NamedTuple):
+    """Resident memory, pages that processes share counted in each of them."""
+
+    own_bytes: int
+    worker_bytes: int
+    """Of the largest process that this one started and that has ended; 0 where there was none."""
+
+
+def peak_memory() -> Peak:
+    """Since each process began."""
+    worker = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * _MAXRSS_BYTES
+    return Peak(_own_bytes(), worker)
+
+
+def _own_bytes() -> int:
+    # The other figure is that of whoever started this process where it was larger then.
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name == "VmHWM":
+            return int(value.split()[0]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES
