@@ -8,8 +8,13 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import (
-    BaseModel, ConfigDict, GetJsonSchemaHandler, SerializerFunctionWrapHandler, ValidationError, model_serializer,
-)  # fmt: skip
+    BaseModel,
+    ConfigDict,
+    GetJsonSchemaHandler,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 from pydantic_core import CoreSchema
 
 from hpctrain.base.atomic import write_json
