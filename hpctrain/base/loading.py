@@ -11,7 +11,7 @@ def load(module: str) -> ModuleType:
     """Import a module by its name.
 
     What libraries make while they are loaded stays. Looking through it for garbage again and again is a fifth of the
-    processor time that loading torch takes, and as much of a command's start.
+    processor time that loading torch takes, and nearly as much of a command's start.
     """
     collecting = gc.isenabled()
     gc.disable()
