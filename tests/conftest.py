@@ -25,6 +25,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # Several workers share this machine's cores: one thread each, unless somebody says otherwise.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# The suite starts hundreds of processes, and each would compile every module and every test anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # Where tools/install-slurm-next puts a newer Slurm than this machine's own.
 os.environ.setdefault("HPCTRAIN_SLURM_NEXT", "/opt/slurm-next")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import sys
@@ -11,6 +10,7 @@ import click
 
 from hpctrain import __version__
 from hpctrain.base.errors import EXIT_FAILED, HpctrainError
+from hpctrain.base.loading import load
 
 VERBS: dict[str, tuple[str, str]] = {
     "demo": ("hpctrain.cli.demo", "Everything below once, on this machine: no Slurm, no root, under 3 minutes."),
@@ -54,7 +54,7 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command: click.Command = importlib.import_module(VERBS[cmd_name][0]).command
+        command: click.Command = load(VERBS[cmd_name][0]).command
         return command
 
     def resolve_command(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import sys
 
 from hpctrain.base.errors import EXIT_USAGE, HpctrainError
+from hpctrain.base.loading import load
 from hpctrain.base.stamp import stamp_output
 
 VERBS = {
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     os.umask(0o077)
     try:
         module, function = VERBS[argv[0]]
-        code: int = getattr(importlib.import_module(module), function)(argv[1:])
+        code: int = getattr(load(module), function)(argv[1:])
     except HpctrainError as error:
         print(f"hpctrain node: {error}", file=sys.stderr)
         return error.exit_code

@@ -7,10 +7,19 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetJsonSchemaHandler,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
+from pydantic_core import CoreSchema
 
 from hpctrain.base.atomic import write_json
 from hpctrain.base.errors import FileError, Mistake
+from hpctrain.records.meanings import describe_fields
 from hpctrain.records.mistakes import mistakes_of
 
 Self = TypeVar("Self", bound="Document")
@@ -19,11 +28,17 @@ Self = TypeVar("Self", bound="Document")
 class Part(BaseModel):
     """A piece of a file: frozen; unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; a number that was not measured is absent."""
         return self.model_dump(mode="json", by_alias=True)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        schema = handler(core_schema)
+        describe_fields(cls, handler.resolve_ref_schema(schema).get("properties", {}))
+        return schema
 
     @model_serializer(mode="wrap")
     def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -49,7 +64,6 @@ class Document(Part):
         frozen=True,
         extra="forbid",
         populate_by_name=True,
-        use_attribute_docstrings=True,
         alias_generator=lambda name: "schema" if name == "schema_" else name,
     )
 

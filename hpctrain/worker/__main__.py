@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import signal
 import sys
 
 from hpctrain.base.errors import EXIT_USAGE, HpctrainError
+from hpctrain.base.loading import load
 from hpctrain.base.stamp import stamp_output
 from hpctrain.worker import forking
 
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
 
 def _run(argv: list[str]) -> int:
     try:
-        code: int = importlib.import_module(VERBS[argv[0]]).main(argv[1:])
+        code: int = load(VERBS[argv[0]]).main(argv[1:])
     except HpctrainError as error:
         print(f"hpctrain worker: {error}", file=sys.stderr)
         return error.exit_code

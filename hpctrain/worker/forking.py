@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import fcntl
 import gc
-import importlib
 import json
 import os
 import socket
@@ -20,6 +19,7 @@ from typing import Any
 
 from hpctrain.base.forking import MESSAGE_BYTES, MOST_FDS
 from hpctrain.base.linux import die_with
+from hpctrain.base.loading import load
 from hpctrain.base.process import WORKER
 from hpctrain.base.stamp import stamp_output
 
@@ -79,7 +79,7 @@ def _next_own(channel: socket.socket) -> dict[str, Any] | None:
 
 def _load() -> None:
     for module in LOADED:
-        importlib.import_module(module)
+        load(module)
     # What is there now stays: a worker's collections need not touch, and so copy, its pages.
     gc.collect()
     gc.freeze()
