@@ -43,8 +43,8 @@ lab-packages: venv
 	  tools/install-apptainer >/dev/null || echo "make: no apptainer: tests of images are left out" >&2; \
 	fi
 
-test-fast: venv ## the part of the suite that starts no processes: about two minutes on two cores
-	$(BIN)/pytest -m "not slow"
+test-fast: venv ## the part of the suite that starts no processes: about a minute on two cores
+	tools/run-tests $(BIN)/pytest fast
 
 clean: ## remove what the recipes made, .venv included; runs stay
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
