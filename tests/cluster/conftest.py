@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import psutil
@@ -23,6 +23,8 @@ from submitted import RUN, Project
 
 FOLDER = Path("/run/hpctrain-lab-tests")
 PATIENCE = 3
+SAID_LAST = 40
+"""Lines of each daemon's log."""
 
 
 class Cluster:
@@ -106,6 +108,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     newer = pytest.param(Path(os.environ["HPCTRAIN_SLURM_NEXT"]), id="next", marks=pytest.mark.requires("slurm_next"))
     known = {"own": pytest.param(None, id="own"), "next": newer}
     metafunc.parametrize("lab", [known[name] for name in marker.args], indirect=True, scope="session")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure tells what Slurm's daemons said last: their lab is gone when somebody reads it."""
+    report = yield
+    if report.failed:
+        for log in sorted((FOLDER / "log").glob("slurm*.log")):
+            lines = log.read_text(errors="replace").splitlines()
+            report.sections.append((log.name, "\n".join(lines[-SAID_LAST:])))
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -80,16 +80,18 @@ def test_a_preempted_run_goes_on_and_a_lost_nodes_job_is_requeued(cluster, proje
     cluster.run("sbatch", *preempting, "--wrap", "sleep 2")
     attempts = folder / "attempts.jsonl"
 
-    def ended() -> list[dict[str, object]]:
+    def classes() -> list[str]:
         lines = [json.loads(line) for line in attempts.read_text().splitlines()]
-        return [line for line in lines if "end" in line]
+        return [line["class"] for line in lines if "end" in line]
 
-    cluster.wait(lambda: len(ended()) == 2, 120, attempts.read_text)
-    assert [line["class"] for line in ended()] == ["resumable", "done"], attempts.read_text()
+    # On a busy machine Slurm may have given up the node before the training began, and queued the job again.
+    cluster.wait(lambda: classes()[-1:] == ["done"], 120, attempts.read_text)
+    assert classes()[-2:] == ["resumable", "done"], attempts.read_text()
     # The notice was enough to save, and the next job did not wait for the first one to come back.
     assert [row.step for row in read_metrics(folder / "metrics.jsonl")] == list(range(1, STEPS + 1))
-    assert (slurm.job(first).state, slurm.job(first).restarts) == (JobState.PREEMPTED, 0)
+    assert (slurm.job(first).state, slurm.job(first).restarts) == (JobState.PREEMPTED, len(classes()) - 2)
     assert json.loads(hpctrain("status", told["name"], "--json"))["state"] == "done"
     cluster.wait(lambda: slurm.job(lost).restarts == 1, 60, "Slurm gives the lost node up")
     assert slurm.job(lost).state.is_waiting
-    assert cluster.node_state("node3") == "down*"
+    # sinfo goes on calling it mixed, until somebody looks at it with scontrol.
+    assert "State=DOWN" in cluster.run("scontrol", "show", "node", "node3").stdout
