@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from hpctrain.planner.cost import CostModel
 from hpctrain.planner.layout import Layout
+from hpctrain.planner.reduction import leaves_early
 from hpctrain.planner.workload import Workload
 from hpctrain.records.compression import Bf16, NoCompression, Quantized
 
 
 def early_share(work: Workload, stages: int, tp: int) -> float:
-    """Share of the messages that may leave before the backward pass is over: where a replica is one stage on one device
-    (elsewhere the links are busy with other messages) and its state is whole, all but the embedding's, whose gradient
-    is the last to be ready.
+    """Share of the messages that may leave before the backward pass is over: where any may, all but the embedding's,
+    whose gradient is the last to be ready.
 
     Of sums that have owners it is the half that hands gradients out; the sums follow a few buckets behind. Integers in
     fp16 wait until gradients are freed of the loss scale, which is after the backward.
     """
-    if stages > 1 or tp > 1 or work.saving.zero:
+    if not leaves_early(work, stages, tp):
         return 0.0
     match work.codec:
         case NoCompression():

@@ -74,11 +74,16 @@ def sum_of(
     return Sum(sent_bytes, wire_s, numbers * _processor_s(codec, n, copy_s, each))
 
 
+def leaves_early(work: Workload, stages: int, tp: int) -> bool:
+    """Whether buckets may leave before the backward pass is over: where a replica is one stage on one device (elsewhere
+    the links are busy with other messages) and its state is whole."""
+    return stages == tp == 1 and not work.saving.zero
+
+
 def copied_share(work: Workload, stages: int, tp: int) -> float:
     """Of gathering gradients into flat buckets and copying sums back, what is done: exact sums that leave beside the
     backward pass stay where they are."""
-    beside = stages == tp == 1 and not work.saving.zero
-    return 0.5 if beside and isinstance(work.codec, NoCompression) else 1.0
+    return 0.5 if isinstance(work.codec, NoCompression) and leaves_early(work, stages, tp) else 1.0
 
 
 def uses_pairs(codec: Codec) -> bool:
