@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from cases import PLANS, changed, deviation
+from cases import PLANS, changed, deviation, whole
 from loop_cases import MODEL, StoppingOrders, leave, make_folder, open_trainer
 from processes import largest, launch
 from real_text import TEXT
@@ -84,13 +84,20 @@ def summary(folder: Path) -> list[list[float | bool | None]]:
     return [[row.loss_scale, row.skipped, row.grad_norm, row.loss] for row in rows]
 
 
-def form(place: Path, plan: Plan, rank: int, meeting: dist.Store) -> float:
-    """The loss of the third step; none of them overflowed."""
-    run_until(open_trainer(place, plan, 0, None, rank, meeting), 3)
-    leave()
-    rows = effective(read_metrics(place / "metrics.jsonl"))
-    assert not any(row.skipped for row in rows)
-    return rows[-1].loss
+def form(folder: Path, name: str, plan: Plan, rank: int, meeting: dist.Store) -> dict[str, float]:
+    """The loss of the third step in fp16 and in fp32, none of which overflowed, and how far this
+    rank's weights are apart."""
+    losses, weights = {}, {}
+    for half in ("fp16", "fp32"):
+        place = folder / f"{half} {name}"
+        trained = run_until(open_trainer(place, plan, 0, None, rank, meeting), 3)
+        weights[half] = {key: whole(parameter) for key, parameter in trained.items()}
+        leave()
+        rows = effective(read_metrics(place / "metrics.jsonl"))
+        assert not any(row.skipped for row in rows)
+        losses[half] = rows[-1].loss
+    apart = max(deviation(weights["fp16"][key], weights["fp32"][key]) for key in weights["fp32"])
+    return {**losses, "apart": apart}
 
 
 def no_number(folder: Path, rank: int, meeting: dist.Store) -> str:
@@ -110,10 +117,7 @@ def no_number(folder: Path, rank: int, meeting: dist.Store) -> str:
 
 def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
     meeting = dist.FileStore(str(folder / "meeting"), world)
-    losses = {
-        name: {half: form(folder / f"{half} {name}", plan, rank, meeting) for half in ("fp16", "fp32")}
-        for name, (plan, _) in FORMS.items()
-    }
+    losses = {name: form(folder, name, plan, rank, meeting) for name, (plan, _) in FORMS.items()}
     return {
         "overflow": overflowing(folder, rank, meeting),
         "losses": losses,

@@ -43,7 +43,8 @@ def test_every_form_of_plan_trains_in_fp16(found: dict[str, Any]) -> None:
     assert len(found["losses"]) == 3
     for name, losses in found["losses"].items():
         assert losses["fp16"] == pytest.approx(losses["fp32"], abs=2e-3), name
-        assert losses["fp16"] != losses["fp32"], name
+        # One loss may round to the same number in both; thousands of weights do not.
+        assert losses["apart"] > 0, name
 
 
 @pytest.mark.slow
