@@ -120,7 +120,7 @@ def _plan(folder: Path, run_file: Path, topology: Topology) -> None:
     _say(3, "Plan", "Every way to cut and copy the model is costed on the measured figures; the fastest wins.")
     run, spec = settle(read_run(run_file), SystemRunner())
     plan = make_plan(run, spec, topology)
-    plan.write(folder / "plan.json")
+    plan.stamped().write(folder / "plan.json")
     degrees = f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp}, schedule {plan.schedule}"
     click.echo(f"    {spec.parameters():,} parameters: {degrees}")
     if plan.predicted is not None:
@@ -164,10 +164,15 @@ class _Saboteur:
 def _report(run_folder: Path, seconds: float, preset: str) -> None:
     _say(5, "Report", "Loss, throughput, the measured network, the plan and the recoveries in one file.")
     rows = effective(read_metrics(run_folder / "metrics.jsonl"))
-    write_report(run_folder, run_folder / "report.html", SystemClock().wall())
     click.echo(f"    loss {rows[0].loss:.3f} -> {rows[-1].loss:.3f} in {len(rows)} steps, none missing")
+    then = f"Open {run_folder}/report.html"
+    try:
+        write_report(run_folder, run_folder / "report.html", SystemClock().wall())
+    except InputError as error:  # plotly is an extra, and the rest of the chain needs none
+        click.echo(f"    {error}")
+        then = f"Everything but the page is in {run_folder}"
     base = run_folder.parent.parent
-    click.secho(f"\nDone in {format_seconds(seconds)}. Open {run_folder}/report.html", bold=True)
+    click.secho(f"\nDone in {format_seconds(seconds)}. {then}", bold=True)
     click.echo("Next: change something in the plan by hand, and train by it:")
     click.echo(f"    hpctrain train {base}/run.yaml -t {base}/topology.json -p {base}/plan.json")
     click.echo("or write a run file of your own:")

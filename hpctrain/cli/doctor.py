@@ -8,11 +8,10 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+import textwrap
 
 import click
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from hpctrain.base.process import SystemRunner
@@ -21,6 +20,10 @@ from hpctrain.doctor.findings import findings_of
 from hpctrain.doctor.gather import gather
 from hpctrain.launch.training import runs_folder
 
+INDENT = 11
+"""Columns before the words: the longest level with a space on each side."""
+WIDTH_MAX = 100
+"""Columns of the longest line on a terminal."""
 _STYLE = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 
@@ -41,22 +44,27 @@ def command(as_json: bool) -> None:
     else:
         console = Console()
         for subject, group in itertools.groupby(findings, key=lambda finding: finding.subject):
-            console.print(_table(subject, group))
-        console.print(_summary(findings))
+            console.print(Text(subject, style="bold"))
+            for finding in group:
+                _print(console, finding)
+        console.print(_summary(findings), soft_wrap=not console.is_terminal)
     sys.exit(exit_code(findings))
 
 
-def _table(subject: str, group: Iterable[Finding]) -> Table:
+def _print(console: Console, finding: Finding) -> None:
+    """Print what was found, and below it what that means and asks for. Lines into a pipe are whole, for grep."""
+    width = min(console.width, WIDTH_MAX) - INDENT if console.is_terminal else None
+    todo = f"to do: {finding.todo}" if finding.todo else ""
+    texts = [text for text in (f"{finding.name}: {finding.value}", finding.words, todo) if text]
+    lines = (
+        texts
+        if width is None
+        else [line for text in texts for line in textwrap.wrap(text, width, break_on_hyphens=False)]
+    )
     # Text, as in a plain string rich would take the brackets of a node set for markup.
-    table = Table(title=Text(subject, style="bold"), title_justify="left", box=None, show_header=False, expand=True)
-    table.add_column(width=7)
-    for share in (2, 3, 5):
-        table.add_column(ratio=share, overflow="fold")
-    for finding in group:
-        words = "; to do: ".join(filter(None, (finding.words, finding.todo)))
-        level = Text(finding.level, style=_STYLE[finding.level])
-        table.add_row(level, Text(finding.name), Text(finding.value), Text(words))
-    return table
+    head = Text.assemble((f"  {finding.level}".ljust(INDENT), _STYLE[finding.level]), lines[0])
+    for line in (head, *(Text(" " * INDENT + line) for line in lines[1:])):
+        console.print(line, soft_wrap=True)
 
 
 def _summary(findings: list[Finding]) -> Text:

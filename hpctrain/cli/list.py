@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import click
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.cli.watched import statuses_of
-from hpctrain.records.locate import all_runs, in_order_of_age, past_folders
+from hpctrain.records.locate import all_runs, in_order_of_age, job_id, past_folders, run_name
 from hpctrain.report.status import Status
 
 GONE = "its folder is gone: removed or moved"
@@ -23,13 +24,15 @@ def command(here: bool, as_json: bool) -> None:
     """List the runs here, and those you started elsewhere, with their state, the newest last.
 
     Here is ./runs and $HPCTRAIN_RUNS; what you started elsewhere is known from $XDG_STATE_HOME/hpctrain/history.jsonl
-    (by default in ~/.local/state). A run whose folder is not there any more is `gone`.
+    (by default in ~/.local/state). A run whose folder is not there any more is `gone`. In the JSON form `job_id` is the
+    run's newest job, null for a run of local processes.
     """
     found = set(all_runs(os.environ, Path.cwd()))
-    folders = in_order_of_age(found if here else {*found, *past_folders(os.environ)})
+    past = past_folders(os.environ)
+    folders = in_order_of_age(found if here else {*found, *past})
     there = [folder for folder in folders if folder in found or _is_there(folder)]
     statuses = dict(zip(there, statuses_of(there), strict=True))
-    rows = [_row(folder, statuses.get(folder)) for folder in folders]
+    rows = [_row(folder, job_id(folder) or _newest(past.get(folder, ())), statuses.get(folder)) for folder in folders]
     if as_json:
         click.echo(json.dumps(rows))
         return
@@ -47,8 +50,16 @@ def _is_there(folder: Path) -> bool:
         return True  # it may not be looked into, which is said with its state
 
 
-def _row(folder: Path, status: Status | HpctrainError | None) -> dict[str, object]:
-    row: dict[str, object] = {"folder": str(folder), "state": "unknown", "reason": str(status), "step": 0, "steps": 0}
+def _newest(jobs: Collection[str]) -> str | None:
+    """The newest of some jobs: Slurm counts upwards."""
+    return max(jobs, key=lambda job: (len(job), job), default=None)
+
+
+def _row(folder: Path, job: str | None, status: Status | HpctrainError | None) -> dict[str, object]:
+    row: dict[str, object] = {
+        "name": run_name(folder.name), "folder": str(folder), "job_id": job,
+        "state": "unknown", "reason": str(status), "step": 0, "steps": 0,
+    }  # fmt: skip
     if status is None:
         return {**row, "state": "gone", "reason": GONE}
     if isinstance(status, HpctrainError):

@@ -11,7 +11,7 @@ import click
 from ClusterShell.NodeSet import NodeSet
 from rich.console import Console
 
-from hpctrain.base.errors import InputError, Refused
+from hpctrain.base.errors import FileError, InputError, Refused
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_count, format_seconds
 from hpctrain.cli.explained import explanation
@@ -124,22 +124,26 @@ WIDTH = 120
     show_default=True,
     help="Warn of a topology that is older.",
 )
+@click.option("--force", is_flag=True, help="Write over a plan that was edited.")
 @click.option("--explain", is_flag=True, help="Say what goes where and why, with the plans that lost.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan on stdout.")
 def command(
     run_file: Path, topology_file: Path, output: Path, solver: Solver, previous: Path | None, profiled: str | None,
     goal: str, power: tuple[str, ...], prices: tuple[str, ...], max_memory: float | None, forbid: str | None,
     min_goodput: float | None, node_mtbf: float | None, recover: float, nodes: str | None, overrides: tuple[str, ...],
-    explain: bool, as_json: bool, max_age_days: float,
+    force: bool, explain: bool, as_json: bool, max_age_days: float,
 ) -> None:  # fmt: skip
     """From RUN.YAML and a topology to a plan: which device computes which blocks of which sequences when.
 
     The plan is a file to read and to edit: the job obeys it to the letter. It holds the predicted time of a step by
-    term, the memory of each device, a bound that no plan can beat, and why its neighbours lost.
+    term, the memory of each device, a bound that no plan can beat, and why its neighbours lost. A plan that you edited
+    is not written over, unless you say --force.
 
     \b
     Exit codes: 0 done, 2 a file is wrong, 4 the model cannot fit, or the topology is of other nodes.
     """
+    if not force:
+        _refuse_edited(output)
     run, spec = with_sizes(read_run(run_file, overrides), SystemRunner())
     topology = Topology.read(topology_file)
     if nodes is not None:
@@ -153,6 +157,7 @@ def command(
     replaced = Plan.read(previous) if previous is not None else None
     profile = _profile(profiled, topology) if profiled is not None else None
     plan = make_plan(run, spec, topology, solver=solver, objective=objective, previous=replaced, profile=profile)
+    plan = plan.stamped()
     plan.write(output)
     people = Console(stderr=as_json, highlight=False, markup=False)
     if not people.is_terminal:
@@ -165,6 +170,24 @@ def command(
     people.print(f"wrote {output}", soft_wrap=True)
     if as_json:
         click.echo(json.dumps(plan.to_json(), indent=1))
+
+
+def _refuse_edited(output: Path) -> None:
+    """
+    Raises:
+        InputError: the file is there and holds something else than what this command wrote.
+    """
+    if not output.exists():
+        return
+    try:
+        edited = Plan.read(output).is_edited
+    except FileError:
+        edited = True
+    if edited:
+        raise InputError(
+            f"{output}: found a file that was edited, or that this command did not write; "
+            "choose another with -o, or write over it with --force"
+        )
 
 
 def _profile(name: str, topology: Topology) -> Profile:

@@ -29,7 +29,7 @@ def command(run: str) -> None:
 
     RUN is a run folder, a run's name or a job's id. On a terminal the view is drawn in place, elsewhere each change is
     a line. It goes on through requeues and new jobs; the exit code is 0 when the run is done, 1 when it failed or was
-    cancelled. Ctrl-C ends the watching and nothing else.
+    cancelled. Ctrl-C ends the watching and nothing else. Times of the day are UTC, as the Z behind them says.
     """
     folder = find_run(run, os.environ, Path.cwd())
     clock, console = SystemClock(), Console()

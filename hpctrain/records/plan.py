@@ -129,6 +129,20 @@ class Plan(Document):
     """State that changes its device, where this plan replaces another."""
     notes: list[str] = []
     """What a person should know about how it was chosen."""
+    made_sha256: str | None = None
+    """Content hash of the plan as `hpctrain plan` wrote it, without this key. A file with other content was edited."""
+
+    def stamped(self) -> Plan:
+        """The plan with its own content hash, by which a later edit is seen."""
+        return self.model_copy(update={"made_sha256": self._unstamped_sha256()})
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether the plan differs from what `hpctrain plan` wrote, or was written by something else."""
+        return self.made_sha256 != self._unstamped_sha256()
+
+    def _unstamped_sha256(self) -> str:
+        return self.model_copy(update={"made_sha256": None}).sha256()
 
     @model_validator(mode="after")
     def _check(self) -> Plan:

@@ -120,4 +120,5 @@ def _nodes(events: Sequence[Event]) -> str:
 
 
 def _clock_time(moment: float) -> str:
-    return f"{datetime.fromtimestamp(moment, timezone.utc):%H:%M:%S}"
+    """Time of the day with the letter of its zone, as in the files and in `hpctrain logs`: UTC."""
+    return f"{datetime.fromtimestamp(moment, timezone.utc):%H:%M:%S}Z"

@@ -42,8 +42,10 @@
       xaxis: axis(given.xaxis), yaxis: axis(given.yaxis)
     });
     var matrix = chart.traces.some(function (trace) { return trace.type === "heatmap"; });
-    Plotly.react(place, coloured(chart.traces), layout, {responsive: true, displaylogo: false,
-      displayModeBar: matrix ? false : "hover", modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"]});
+    // The buttons are listed whole: versions of the library add some of their own, one that uploads the chart among them.
+    Plotly.react(place, coloured(chart.traces), layout, {responsive: true, displaylogo: false, plotlyServerURL: "",
+      displayModeBar: matrix ? false : "hover",
+      modeBarButtons: [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]]});
   }
 
   function drawAll() {

@@ -6,6 +6,7 @@ import importlib
 import json
 
 import pytest
+from rich.text import Text
 
 from hpctrain.base.errors import CommandError
 from hpctrain.base.process import Finished
@@ -51,6 +52,22 @@ def test_on_a_laptop(machine, hpctrain, tmp_path):
     assert titles[:-1] == ["Slurm", "containers", "torch", "network", "files"]
     assert titles[-1].startswith("nothing found that would make a run fail")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_80_columns_hold_every_line_and_a_pipe_gets_whole_ones(machine, hpctrain, monkeypatch):
+    piped = hpctrain("doctor").stdout.splitlines()
+    findings = json.loads(hpctrain("doctor", "--json").stdout)
+    for finding in findings:
+        head = piped.index(f"  {finding['level']}".ljust(11) + f"{finding['name']}: {finding['value']}")
+        assert not finding["words"] or piped[head + 1].strip() == finding["words"]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    drawn = Text.from_ansi(hpctrain("doctor").stdout).plain.splitlines()
+    assert max(len(line) for line in drawn) <= 80
+    narrowest = min(len(line) - len(line.lstrip()) for line in drawn if line.startswith("   "))
+    assert narrowest == 11, "what goes on stands below the words, with the width of the terminal to itself"
+    assert "".join("".join(drawn).split()) == "".join("".join(piped).split())
 
 
 def test_json_is_the_list_of_findings(machine, hpctrain):

@@ -42,6 +42,10 @@ def test_runs_elsewhere_are_listed_by_age_with_one_question_to_the_queue(fake, r
         "gone-20260103T000000Z-00ff": "gone",
     }
     assert sum(argv[0] == "squeue" for argv in fake.argvs[before:]) == 1
+    rows = json.loads(hpctrain("list", "--json").stdout)
+    assert [(row["name"], row["job_id"]) for row in rows] == [
+        ("done", "1"), ("waits", "2"), ("near", None), ("gone", "3")
+    ]  # fmt: skip
     assert list(listed(hpctrain("list", "--here", "--json"))) == ["near-20260102T120000Z-00ff"]
     assert "gone" in hpctrain("list").stdout.splitlines()[-1]
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
+from run_folders import event, submitted_run
 
 from hpctrain.cli.demo import NODE_DIES_AT, STARTERS, WORKER_DIES_AT
 from hpctrain.launch.starter import render
+from hpctrain.records.metric import BytesSent, MetricRow
 from hpctrain.records.run import Run
 from hpctrain.records.yaml_file import parse_yaml
 
@@ -29,3 +34,31 @@ def test_another_model_is_told_what_is_allowed(call: Call, tmp_path: Path) -> No
     assert done.code == 2
     assert "'bert' is not one of 'decoder', 'encoder'" in done.err
     assert not list(tmp_path.iterdir())
+
+
+def test_without_plotly_the_demo_ends_well_and_says_what_is_left_out(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything before the report needs the plain install alone; it is stood in for by a run that is done."""
+    demo = importlib.import_module("hpctrain.cli.demo")
+    finished = event("finished", step=10)
+    folder = submitted_run(tmp_path / "demo" / "runs", None, finished)
+    row = MetricRow(
+        step=1, generation=0, time_s=0.0, step_time_s=1.0, loss=2.0, lr=1e-3, tokens=8, samples=1, tokens_per_s=8.0,
+        bytes_sent=BytesSent(), stage_time_s=[1.0], micro_batches=[1],
+    )  # fmt: skip
+    (folder / "metrics.jsonl").write_text(json.dumps(row.to_json()) + "\n")
+    (tmp_path / "demo" / demo.MARK).touch()
+    for stage in ("_text", "_probe", "_plan"):
+        monkeypatch.setattr(demo, stage, lambda *_: None)
+    monkeypatch.setattr(demo, "_train", lambda *_: folder)
+
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(resources, "files", missing)
+    done = call("demo")
+    assert (done.code, done.err) == (0, "")
+    assert "pip install 'hpctrain[report]'" in done.out
+    assert f"Everything but the page is in {folder}" in done.out
+    assert not (folder / "report.html").exists()

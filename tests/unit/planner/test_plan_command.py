@@ -49,6 +49,23 @@ def test_a_plan_is_written_and_summed_up(call):
     assert "predicted step time" in out
 
 
+def test_a_plan_that_was_edited_is_not_written_over(call):
+    call()
+    path = call.folder / "plan.json"
+    assert call("--set", "batch.global=32")[0] == 0, "its own plan is replaced"
+    made = json.loads(path.read_text())
+    path.write_text(json.dumps(made, indent=4, sort_keys=True))
+    assert call()[0] == 0, "white space and the order of keys are no edit"
+    for text in (json.dumps({**made, "notes": ["mine"]}), json.dumps({**made, "made_sha256": None}), "my notes", ""):
+        path.write_text(text)
+        code, out, err = call()
+        assert (code, out, path.read_text()) == (2, "", text)
+        assert "plan.json: found a file that was edited" in err
+        assert "\n" not in err
+    assert call("--force")[0] == 0
+    assert not Plan.read(path).is_edited
+
+
 def test_what_saves_memory_is_summed_up(call):
     _, out, _ = call("--set", "parallel={mode: fixed, dp: 2, zero: 3, recompute: full}")
     assert "zero 3 over 2 replicas, recompute full" in out

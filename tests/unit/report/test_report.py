@@ -162,6 +162,10 @@ def test_the_file_needs_no_network(make, finished_run):
     assert "default-src 'none'" in text
     links = [link for link in Page(text).links if not link.startswith("#")]
     assert links == []
+    # plotly.js adds a button of its own that uploads the chart, unless the buttons are listed whole.
+    own = text.rpartition("<script>")[2]
+    assert "modeBarButtons: [[" in own
+    assert 'plotlyServerURL: ""' in own
 
 
 def test_without_plotly_the_person_is_told_what_to_install(make, finished_run, monkeypatch):

@@ -8,7 +8,7 @@ from rich.console import Console
 from run_folders import event
 
 from hpctrain.report.status import Status
-from hpctrain.report.watch_view import drawn, node_states
+from hpctrain.report.watch_view import PlainView, drawn, node_states
 
 STATUS = Status(
     state="running", reason="step 30 done in 1 s", name="gpt", attempt=1, generation=2, step=30, steps=90,
@@ -32,6 +32,11 @@ def test_the_view_holds_what_one_looks_for():
         "attempt 1  generation 2  job 7", "n1 takes part, n2 takes part, n3 lost", "node n3 was lost",
     ):  # fmt: skip
         assert part in shown, part
+
+
+def test_times_of_the_day_say_their_zone():
+    assert "11:06:40Z  attempt" in text(STATUS, [BEGIN], "7", 0.0)
+    assert PlainView().lines(STATUS, [BEGIN], 0.0)[0].startswith("11:06:40Z  attempt")
 
 
 def test_a_waiting_run_shows_when_it_may_start():
