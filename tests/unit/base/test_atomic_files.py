@@ -95,7 +95,7 @@ def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     for attempt in range(5):
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)])
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         path.unlink(missing_ok=True)
         while not path.exists():
             assert time.monotonic() < deadline, "the writer wrote nothing"

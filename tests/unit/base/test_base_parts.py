@@ -91,14 +91,14 @@ def test_killing_a_process_ends_its_children_too(tmp_path: Path) -> None:
     )
     log = tmp_path / "log"
     process = SystemRunner().start([sys.executable, "-c", code], log=log)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not log.read_text().strip():
         assert time.monotonic() < deadline
         time.sleep(0.01)
     child = int(log.read_text())
     assert process.poll() is None
     process.kill()
-    assert process.wait(10) == -9
+    assert process.wait(60) == -9
     while _runs(child):
         assert time.monotonic() < deadline, "the child is still alive"
         time.sleep(0.01)

@@ -28,7 +28,7 @@ def test_a_stop_interrupts_the_probe(tmp_path: Path, number: signal.Signals) -> 
     argv = [sys.executable, "-m", "hpctrain.node", "run", "--folder", str(tmp_path), "--attempt", "3", "--local"]
     node = subprocess.Popen([*argv, "--node", "a", "--nodes", "a,b", "--parent", str(os.getpid())])
     published = tmp_path / PROBE_FOLDER / COORDINATOR_FILE
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not published.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     node.send_signal(number)
