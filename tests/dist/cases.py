@@ -44,8 +44,9 @@ ODD = SPEC.model_copy(update={"vocab": 67})
 """A vocabulary that tensor parallelism cannot split evenly."""
 TIED, TIED_ODD = (spec.model_copy(update={"tied": True}) for spec in (SPEC, ODD))
 SEQ, ROWS, SEED, STEPS = 16, 8, 7, 3
-EPS = 1e-6
-"""Of AdamW. Its first steps divide each gradient by its own size: with less, the rounding of one of 1e-9 shows."""
+EPS = 1e-3
+"""Of AdamW. Its first steps divide each gradient by its own size: with less, the rounding of a gradient of 1e-9 shows
+in the parameter, and how sums round depends on where their numbers lie in memory."""
 
 
 def make_plan(
@@ -337,7 +338,7 @@ def job_loss(share: float, coordinate: Coordinate) -> float:
 
 
 def run_equivalence(plan: Plan, spec: FamilySpec, rank: int, objective: AnyObjective = NEXT_TOKEN) -> dict[str, float]:
-    """Largest deviations of a plan from one process, the same number on every rank."""
+    """Largest deviations of a plan from one process, the same number on every rank; of the loss as a share of it."""
     expected = reference(spec, objective)
     pipeline, coordinate, reducer = open_pipeline(plan, spec, rank, objective)
     named = pipeline.parameters()
@@ -352,7 +353,7 @@ def run_equivalence(plan: Plan, spec: FamilySpec, rank: int, objective: AnyObjec
         pipeline.sum_ends()
         if valid is not None:
             found["validation"].append(abs(valid - loss))
-        found["loss"].append(abs(loss - expected["losses"][step]))
+        found["loss"].append(abs(loss / expected["losses"][step] - 1))
         if step == 0:
             norm = gradient_norm([p for _, p in named], plan, pipeline.copies())
             found["norm"].append(abs(norm - expected["norm"]))

@@ -20,7 +20,7 @@ def test_equals_one_process(world: int, least: int, tmp_path: Path) -> None:
         assert errors["gradient"] <= 1e-6, (name, errors)
         assert errors["norm"] <= 1e-6, (name, errors)
         assert errors["validation"] <= 1e-6, (name, errors)
-        assert errors["parameter"] <= 1e-5, (name, errors)
+        assert errors["parameter"] <= 1e-6, (name, errors)
 
 
 @pytest.mark.slow
