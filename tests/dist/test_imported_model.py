@@ -19,4 +19,4 @@ def test_an_imported_model_equals_one_process(tmp_path: Path) -> None:
         assert errors["gradient"] <= 1e-6, (name, errors)
         assert errors["norm"] <= 1e-6, (name, errors)
         assert errors["validation"] <= 1e-6, (name, errors)
-        assert errors["parameter"] <= 1e-5, (name, errors)
+        assert errors["parameter"] <= 1e-6, (name, errors)
