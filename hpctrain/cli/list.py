@@ -10,7 +10,7 @@ import click
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.cli.watched import statuses_of
-from hpctrain.records.locate import all_runs, in_order_of_age, past_folders
+from hpctrain.records.locate import describe_others, in_order_of_age, past_folders, runs_here
 from hpctrain.report.status import Status
 
 GONE = "its folder is gone: removed or moved"
@@ -25,11 +25,14 @@ def command(here: bool, as_json: bool) -> None:
     Here is ./runs and $HPCTRAIN_RUNS; what you started elsewhere is known from $XDG_STATE_HOME/hpctrain/history.jsonl
     (by default in ~/.local/state). A run whose folder is not there any more is `gone`.
     """
-    found = set(all_runs(os.environ, Path.cwd()))
+    here_now = runs_here(os.environ, Path.cwd())
+    found = set(here_now.own)
     folders = in_order_of_age(found if here else {*found, *past_folders(os.environ)})
     there = [folder for folder in folders if folder in found or _is_there(folder)]
     statuses = dict(zip(there, statuses_of(there), strict=True))
     rows = [_row(folder, statuses.get(folder)) for folder in folders]
+    if here_now.others:
+        click.echo(f"hpctrain: {describe_others(here_now.others)}", err=True)
     if as_json:
         click.echo(json.dumps(rows))
         return
