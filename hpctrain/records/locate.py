@@ -150,7 +150,8 @@ def run_name(folder: str) -> str:
 def _places(environ: Mapping[str, str], cwd: Path) -> list[Path]:
     places = [cwd / "runs"]
     if environ.get(RUNS_VARIABLE):
-        places.append(cwd / Path(environ[RUNS_VARIABLE]).expanduser())
+        named = cwd / Path(environ[RUNS_VARIABLE]).expanduser()
+        places += [named] if named.resolve() != places[0].resolve() else []
     return places
 
 
@@ -209,7 +210,7 @@ def describe_others(others: Sequence[UntrustedError]) -> str:
     if not others:
         return ""
     counted = Counter(other.reason for other in others)
-    why = ", ".join(f"{count} {reason}" for reason, count in sorted(counted.items()))
+    why = ", ".join(f"{count} × {reason}" for reason, count in sorted(counted.items()))
     return f"{len(others)} run folder{'s' * (len(others) > 1)} left out, as not yours alone: {why}"
 
 

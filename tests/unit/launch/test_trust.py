@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 from run_folders import RUN
+from two_users import ME, OTHER, PROJECT, as_user, shared_space
 
-from hpctrain.base.errors import InputError
+from hpctrain.base.errors import InputError, UntrustedError
 from hpctrain.base.process import SystemRunner
 from hpctrain.launch.code import snapshot_code
-from hpctrain.launch.folder import create_run_folder
+from hpctrain.launch.folder import create_run_folder, lock_run_folder
 from hpctrain.launch.trust import check_trusted
+from hpctrain.records.locate import find_run, record_job
 from hpctrain.records.run import Run
+from hpctrain.report.status import State, read_status
 
 
 @pytest.fixture
@@ -136,3 +139,28 @@ def test_the_copy_of_the_code_is_closed_whatever_the_source_is(tmp_path: Path) -
     assert mode(folder / "code") == mode(folder / "code" / "models" / "own.py") == 0o700
     folder.chmod(0o755)
     check_trusted(folder)
+
+
+@pytest.mark.requires("root")
+def test_a_run_lives_in_a_project_s_space_and_the_other_members_cannot_use_it() -> None:
+    """Two users of one group, in a setgid folder of root's that the group can write to."""
+    with shared_space(0o2775, group=PROJECT) as space:
+
+        def live() -> tuple[str, State]:
+            folder = create_run_folder(space / "runs", Run.model_validate(RUN), None, None, 0.0)
+            record_job(folder.path, "7")
+            lock_run_folder(folder.path).release()
+            check_trusted(folder.path)
+            found = find_run("7", {"HPCTRAIN_RUNS": str(space / "runs")}, space)
+            return str(found), read_status(found, 1.0).state
+
+        runs = space / "runs"
+        path, state = as_user(ME, live, (PROJECT,))
+        assert state == "queued"
+        assert {mode(Path(path)), mode(Path(path) / "logs")} == {0o2700}
+        assert {mode(Path(path) / name) for name in ("run.yaml", "key", "job_id", "run.lock")} <= {0o600, 0o644}
+        runs.chmod(0o2775)
+        with pytest.raises(UntrustedError, match=rf"belongs to another user \(uid {ME}\)"):
+            as_user(OTHER, lambda: find_run("gpt", {"HPCTRAIN_RUNS": str(runs)}, space), (PROJECT,))
+        with pytest.raises(InputError, match=rf"no such run.* 1 × belongs to another user \(uid {ME}\)"):
+            as_user(OTHER, lambda: find_run("7", {"HPCTRAIN_RUNS": str(runs)}, space), (PROJECT,))
