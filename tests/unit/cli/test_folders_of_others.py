@@ -16,7 +16,10 @@ from two_users import OTHER, PROJECT, give
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.packaged import packaged
+from hpctrain.launch.after import move_followers
+from hpctrain.launch.prune import carry_out, removable
 from hpctrain.records.locate import record_job
+from hpctrain.slurm.commands import Slurm
 
 pytestmark = pytest.mark.requires("root")
 
@@ -310,3 +313,41 @@ def test_a_group_that_is_trusted_by_name_may_write(fake, runs, hpctrain, monkeyp
     assert f"set HPCTRAIN_TRUSTED_GROUPS={PROJECT} if you trust all of them" in str(error)
     monkeypatch.setenv("HPCTRAIN_TRUSTED_GROUPS", str(PROJECT))
     assert hpctrain("status", "gpt").exit_code == 0
+
+
+def test_a_run_that_waits_and_is_not_mine_any_more_is_left_as_it_is(fake, runs) -> None:
+    mine = submitted_run(runs, fake.submit("--nodes=1"))
+    follower = submitted_run(runs, fake.submit("--nodes=1", "--hold"), name="next-20270101T000000Z-00ff")
+    (mine / "followers").write_text(f"{follower}\n")
+    give(follower, OTHER)
+    before = len(fake.argvs)
+    (line,) = move_followers(mine, Slurm(fake), {})
+    assert line.startswith("next-20270101T000000Z-00ff is left as it is: ")
+    assert f"belongs to another user (uid {OTHER})" in line
+    assert len(fake.argvs) == before
+
+
+def somebody_s_link_to_it(run: Path, precious: Path) -> None:
+    run.symlink_to(precious)
+    os.chown(run, OTHER, OTHER, follow_symlinks=False)
+
+
+def moved_there(run: Path, precious: Path) -> None:
+    precious.rename(run)
+
+
+@pytest.mark.parametrize("swap", [somebody_s_link_to_it, moved_there])
+def test_what_takes_a_run_s_place_after_prune_listed_it_is_not_emptied(
+    swap: Callable[[Path, Path], None], runs: Path, tmp_path: Path
+) -> None:
+    run = submitted_run(runs, None)
+    later = run.stat().st_mtime + 365 * 86400.0
+    listed = removable(run, later, 0.0, 1)
+    precious = tmp_path / "precious"
+    (precious / "years").mkdir(parents=True)
+    (precious / "years" / "of work").write_text("")
+    run.rename(tmp_path / "aside")
+    swap(run, precious)
+    with pytest.raises(HpctrainError):
+        carry_out(listed, lambda folder: {}, lambda: later)
+    assert (run / "years" / "of work").exists()
