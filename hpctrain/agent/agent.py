@@ -219,7 +219,7 @@ class Agent:
         self._record = record
         self._stop_told = False
         self._making = None
-        plan = Plan.read(self._place.folder / record.plan)
+        plan = Plan.read(self._place.folder / record.plan, owned=True)
         self._working = tuple(plan.nodes)
         self._places = plan.ranks
         mine = [rank for rank, place in enumerate(plan.ranks) if place.partition(":")[0] == self._place.node]

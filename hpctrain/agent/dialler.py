@@ -18,12 +18,16 @@ from pathlib import Path
 
 from hpctrain.agent.watch import Watch
 from hpctrain.base.atomic import write_text
+from hpctrain.base.errors import InputError
+from hpctrain.base.owned import read_owned
 
 LOOK_EVERY_S = 0.2
 LOOKS_AT_ONCE = 8
 """Address files read in one call: each is a round trip on a shared file system."""
 FIRST_PAUSE_S = 0.2
 LAST_PAUSE_S = 5.0
+ADDRESS_BYTES_MAX = 4096
+"""Largest address file that is read."""
 CONNECT_TIMEOUT_S = 3.0
 """The kernel repeats a lost connection request after 1 s; a second one gets its chance."""
 
@@ -145,9 +149,9 @@ def publish_address(folder: Path, node: str, listener: socket.socket) -> None:
 def published_address(folder: Path, node: str) -> Address | None:
     """Where a node says it listens; None when it does not say, or nothing that can be dialled without a look-up."""
     try:
-        said = json.loads((folder / f"{node}.json").read_text())
+        said = json.loads(read_owned(folder / f"{node}.json", ADDRESS_BYTES_MAX))
         addr, port = str(ipaddress.ip_address(said["addr"])), said["port"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, InputError, ValueError, KeyError, TypeError):
         return None
     return (addr, port) if type(port) is int and 0 < port < 1 << 16 else None
 

@@ -23,7 +23,7 @@ class GenerationStore:
     def newest(self) -> Generation | None:
         """The last decided generation, or None before the first."""
         files = sorted(self._folder.glob("gen-*.json"))
-        return Generation.read(files[-1]) if files else None
+        return Generation.read(files[-1], owned=True) if files else None
 
     def decide(self, record: Generation) -> Generation:
         """Make `record` the generation of its number, unless another was first; the decided one comes back.
@@ -39,7 +39,7 @@ class GenerationStore:
             try:
                 os.link(proposal, path)
             except FileExistsError:
-                return Generation.read(path)
+                return Generation.read(path, owned=True)
             finally:
                 proposal.unlink(missing_ok=True)
         return record

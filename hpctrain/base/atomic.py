@@ -51,7 +51,7 @@ def append_line(path: Path, text: str) -> None:
         StorageError: disk full or missing permission; a line cut short is ended by the next call.
     """
     with storage_errors(path):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
         try:
             data = text.encode() + b"\n"
             if _ends_mid_line(descriptor):

@@ -2,7 +2,8 @@
 
     HpctrainError                 1  the work failed
     ├── InputError                2  what the person gave cannot be used (a typo, a missing folder, a run in use)
-    │   └── FileError             2  a file is invalid; every mistake in it is listed with its line
+    │   ├── FileError             2  a file is invalid; every mistake in it is listed with its line
+    │   └── UntrustedError        2  a file or folder that others own or can write to; nothing of it was believed
     ├── Refused                   4  understood, and declined (cannot fit, topology of other nodes, failed probe)
     ├── CommandError              1  a command that hpctrain ran failed
     │   └── CommandTimeout        1  a command gave no answer in time and was ended
@@ -62,6 +63,21 @@ class FileError(InputError):
             field = f" {mistake.field}:" if mistake.field else ""
             lines.append(f"{place}:{field} {mistake.text}")
         return lines
+
+
+class UntrustedError(InputError):
+    """A file or folder is somebody else's, or others can write to it; nothing of it was believed."""
+
+    def __init__(self, path: Path | str, reason: str, remedy: str) -> None:
+        self.path = str(path)
+        self.reason = reason
+        """The end of a sentence that begins with the path."""
+        self.remedy = remedy
+        super().__init__(f"{path}: {reason}; {remedy}")
+
+    def __reduce__(self) -> tuple[type[UntrustedError], tuple[str, str, str]]:
+        """An exception is copied to another process by its arguments, not by its text."""
+        return UntrustedError, (self.path, self.reason, self.remedy)
 
 
 class Refused(HpctrainError):

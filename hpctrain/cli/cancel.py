@@ -11,12 +11,14 @@ import click
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
+from hpctrain.base.trust import owner_only
 from hpctrain.cli.clusters import check_cluster
 from hpctrain.launch.allocation import is_in_allocation, stop_in_allocation
 from hpctrain.launch.cancel import cancel_job
 from hpctrain.launch.folder import kept_words, lock_holder
+from hpctrain.launch.trust import check_trusted
 from hpctrain.records.locate import find_run, job_id
-from hpctrain.records.run import read_run
+from hpctrain.records.run import run_of
 from hpctrain.slurm.commands import Slurm
 
 
@@ -31,8 +33,10 @@ def command(run: str, at_once: bool) -> None:
     RUN is a run folder, a run's name or a job's id. A run that waits in the queue is simply taken out of it.
     `hpctrain resubmit` goes on with it later, from its newest checkpoint.
     """
-    folder = find_run(run, os.environ, Path.cwd())
-    if read_run(folder / "run.yaml").cluster.kind == "slurm":
+    click.get_current_context().with_resource(owner_only())
+    folder = find_run(run, os.environ, Path.cwd()).resolve()
+    check_trusted(folder)
+    if run_of(folder).cluster.kind == "slurm":
         click.echo(_cancel_job(folder, at_once))
     else:
         click.echo(_stop_processes(folder, at_once))

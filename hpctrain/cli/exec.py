@@ -22,8 +22,9 @@ from hpctrain.launch.step import (
     step_environment,
     what_to_do,
 )
+from hpctrain.launch.trust import check_trusted
 from hpctrain.records.locate import find_run, job_id
-from hpctrain.records.run import Run, read_run
+from hpctrain.records.run import Run, run_of
 from hpctrain.report.status import Status
 from hpctrain.slurm.commands import Slurm
 
@@ -64,7 +65,8 @@ def command(ctx: click.Context, run: str, node: str | None, dry_run: bool) -> No
     if not words:
         raise InputError("no command: write it behind `--`, as in `hpctrain exec RUN -- nvidia-smi`")
     folder = find_run(run, os.environ, Path.cwd()).resolve()
-    spec = read_run(folder / "run.yaml")
+    check_trusted(folder)
+    spec = run_of(folder)
     status = status_of(folder)
     find = _in_job if spec.cluster.kind == "slurm" else _here
     argv, env = find(folder, spec, status, node, words)

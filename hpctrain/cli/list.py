@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
-from hpctrain.base.errors import HpctrainError
+from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.cli.watched import statuses_of
-from hpctrain.records.locate import all_runs, in_order_of_age, job_id, past_folders, run_name
+from hpctrain.records.locate import describe_others, in_order_of_age, job_id, past_folders, run_name, runs_here
 from hpctrain.report.status import Status
 
 GONE = "its folder is gone: removed or moved"
@@ -27,12 +27,15 @@ def command(here: bool, as_json: bool) -> None:
     (by default in ~/.local/state). A run whose folder is not there any more is `gone`. In the JSON form `job_id` is the
     run's newest job, null for a run of local processes.
     """
-    found = set(all_runs(os.environ, Path.cwd()))
+    here_now = runs_here(os.environ, Path.cwd())
+    found = set(here_now.own)
     past = past_folders(os.environ)
     folders = in_order_of_age(found if here else {*found, *past})
     there = [folder for folder in folders if folder in found or _is_there(folder)]
     statuses = dict(zip(there, statuses_of(there), strict=True))
-    rows = [_row(folder, job_id(folder) or _newest(past.get(folder, ())), statuses.get(folder)) for folder in folders]
+    rows = [_row(folder, _newest_job(folder, past.get(folder, ())), statuses.get(folder)) for folder in folders]
+    if here_now.others:
+        click.echo(f"hpctrain: {describe_others(here_now.others)}", err=True)
     if as_json:
         click.echo(json.dumps(rows))
         return
@@ -50,9 +53,13 @@ def _is_there(folder: Path) -> bool:
         return True  # it may not be looked into, which is said with its state
 
 
-def _newest(jobs: Collection[str]) -> str | None:
-    """The newest of some jobs: Slurm counts upwards."""
-    return max(jobs, key=lambda job: (len(job), job), default=None)
+def _newest_job(folder: Path, remembered: Collection[str]) -> str | None:
+    """The newest of the run's jobs, by the history where the folder tells none; Slurm counts upwards."""
+    try:
+        job = job_id(folder)
+    except InputError:  # not to be believed, which is said with its state
+        job = None
+    return job or max(remembered, key=lambda known: (len(known), known), default=None)
 
 
 def _row(folder: Path, job: str | None, status: Status | HpctrainError | None) -> dict[str, object]:

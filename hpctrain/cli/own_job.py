@@ -13,8 +13,9 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.cli.remembered import remember_run
 from hpctrain.launch.after import move_followers
 from hpctrain.launch.own_job import is_restarted, own_job_id, take_job
-from hpctrain.records.locate import job_id, run_of_job
-from hpctrain.records.run import Run, read_run
+from hpctrain.launch.trust import check_trusted
+from hpctrain.records.locate import describe_others, job_id, run_of_job, runs_here
+from hpctrain.records.run import Run, run_of
 from hpctrain.slurm.commands import Slurm
 
 option = click.option(
@@ -37,14 +38,21 @@ def begin_own_job() -> str:
 
 def earlier_run(job: str) -> Path | None:
     """The run that this job had before it went back to the queue; None at its first start."""
-    return run_of_job(job, os.environ, Path.cwd()) if is_restarted(os.environ) else None
+    if not is_restarted(os.environ):
+        return None
+    folder = run_of_job(job, os.environ, Path.cwd())
+    others = runs_here(os.environ, Path.cwd()).others if folder is None else []
+    if others:
+        click.echo(f"hpctrain: job {job} came back and no run folder had it; {describe_others(others)}", err=True)
+    return folder
 
 
 def become_job(folder: Path, job: str, run: Run | None = None) -> NoReturn:
     """This process turns into the run's job script; the folder, locks and attempts are that script's from here on."""
     folder = folder.resolve()
+    check_trusted(folder)
     is_new = job_id(folder) != job
-    argv = take_job(folder, run or read_run(folder / "run.yaml"), job)
+    argv = take_job(folder, run or run_of(folder), job)
     if is_new:
         slurm = Slurm(SystemRunner())
         remember_run("submit", folder, job, slurm)

@@ -31,7 +31,7 @@ from hpctrain.records.imported_spec import Spec
 from hpctrain.records.locate import find_run
 from hpctrain.records.plan import Plan
 from hpctrain.records.profile import Profile
-from hpctrain.records.run import read_run
+from hpctrain.records.run import read_run, run_of
 from hpctrain.records.topology import Topology
 
 WIDTH = 120
@@ -193,7 +193,7 @@ def _refuse_edited(output: Path) -> None:
 def _profile(name: str, topology: Topology) -> Profile:
     """What the steps of that run say, if they were made on such devices."""
     folder = find_run(name, os.environ, Path.cwd())
-    own, spec = with_sizes(read_run(folder / "run.yaml"), SystemRunner())
+    own, spec = with_sizes(run_of(folder), SystemRunner())
     profile = learned_profile(folder, own, spec)
     if profile.compute and not profile.compute.keys() & topology.device_types.keys():
         raise InputError(

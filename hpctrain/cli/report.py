@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from hpctrain.base.clock import SystemClock
+from hpctrain.base.trust import owner_only
 from hpctrain.records.locate import find_run
 from hpctrain.report.render import write_report
 
@@ -25,6 +26,9 @@ def command(run: str, output: Path | None) -> None:
     name counts.
     """
     folder = find_run(run, os.environ, Path.cwd())
+    if output is None:
+        # In the run folder, which is its owner's alone; elsewhere it is made to be shown.
+        click.get_current_context().with_resource(owner_only())
     target = output or folder / "report.html"
     write_report(folder, target, SystemClock().wall())
     click.echo(str(target))

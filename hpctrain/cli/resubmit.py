@@ -32,7 +32,7 @@ from hpctrain.launch.succession import queue_successors
 from hpctrain.launch.training import fewest_nodes
 from hpctrain.launch.trust import check_trusted
 from hpctrain.records.locate import find_run, job_id
-from hpctrain.records.run import Run, read_run
+from hpctrain.records.run import Run, run_of
 from hpctrain.slurm.commands import Slurm
 
 
@@ -52,11 +52,11 @@ def command(run: str, overrides: tuple[str, ...], own_job: bool, as_json: bool) 
     """
     click.get_current_context().with_resource(owner_only())
     folder = find_run(run, os.environ, Path.cwd()).resolve()
+    check_trusted(folder)
     if own_job:
         if overrides:
             raise InputError("--own-job: a job that comes back from the queue keeps its settings; leave out --set")
         _go_on_as_own_job(folder)
-    check_trusted(folder)
     spec = changed_run(folder, overrides)
     _check_ended(folder, spec.steps)
     check_secrets(spec, os.environ)
@@ -103,7 +103,7 @@ def _go_on_as_own_job(folder: Path) -> NoReturn:
     """The run goes on as this batch job; does not return. A job that came back from the queue has the run already."""
     job = begin_own_job()
     if job_id(folder) != job:
-        check_kind(read_run(folder / "run.yaml"))
+        check_kind(run_of(folder))
         _check_ended(folder)
         check_no_live_job(folder, Slurm(SystemRunner()))
     become_job(folder, job)

@@ -24,7 +24,7 @@ from hpctrain.launch.space import space_words
 from hpctrain.launch.supervise import LocalJob
 from hpctrain.launch.training import Prepared, prepare, resume, runs_folder, start
 from hpctrain.records.locate import find_run
-from hpctrain.records.run import read_run
+from hpctrain.records.run import run_of
 
 
 @click.command()
@@ -69,7 +69,7 @@ def command(
 
 def _watch(job: LocalJob, as_json: bool) -> None:
     folder = job.folder.path
-    run = read_run(folder / "run.yaml")
+    run = run_of(folder)
     out = sys.stderr if as_json else sys.stdout
     print(f"run folder {folder}", file=out, flush=True)
     remember_run("train", folder, None)

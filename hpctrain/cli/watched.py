@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpctrain.base.clock import Clock, SystemClock
-from hpctrain.base.errors import CommandError, FileError, HpctrainError
+from hpctrain.base.errors import CommandError, FileError, HpctrainError, UntrustedError
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.clusters import on_other_clusters
 from hpctrain.launch.cancel import is_cancelled
 from hpctrain.records.event import Event
 from hpctrain.records.locate import job_id, open_jobs
 from hpctrain.records.metric import MetricRow
-from hpctrain.records.run import read_run
+from hpctrain.records.run import run_of
 from hpctrain.report.live_run import LiveRun
 from hpctrain.report.queued import with_controller_away, with_job, with_job_elsewhere
 from hpctrain.report.status import Status, read_status
@@ -46,7 +46,14 @@ def statuses_of(folders: Sequence[Path]) -> list[Status | HpctrainError]:
     where the queue has forgotten a job whose end its files do not tell."""
     now = SystemClock().wall()
     found = [_from_files(folder, now) for folder in folders]
-    asked = {index: jobs for index, status in enumerate(found) if (jobs := _open_jobs(folders[index], status))}
+    asked: dict[int, list[str]] = {}
+    for index, status in enumerate(found):
+        try:
+            jobs = _open_jobs(folders[index], status)
+        except UntrustedError as error:
+            found[index] = error
+        else:
+            asked |= {index: jobs} if jobs else {}
     slurm = Slurm(SystemRunner())
     if not asked or not slurm.available():
         return found
@@ -163,7 +170,7 @@ def _open_jobs(folder: Path, status: Status | HpctrainError) -> list[str]:
     """The jobs that Slurm may know more of; a run that is done needs nobody's word."""
     if isinstance(status, HpctrainError) or status.state == "done":
         return []
-    return _slurm_jobs(folder) if read_run(folder / "run.yaml").cluster.kind == "slurm" else []
+    return _slurm_jobs(folder) if run_of(folder).cluster.kind == "slurm" else []
 
 
 def _slurm_jobs(folder: Path) -> list[str]:

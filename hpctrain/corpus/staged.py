@@ -21,9 +21,9 @@ import numpy as np
 
 from hpctrain.base.atomic import storage_errors, sync_folder
 from hpctrain.base.clock import Clock
-from hpctrain.base.errors import HpctrainError, StorageError
+from hpctrain.base.errors import HpctrainError, StorageError, UntrustedError
+from hpctrain.base.owned import OwnedFolder
 from hpctrain.base.room import check_room, free_bytes
-from hpctrain.base.trust import distrust
 from hpctrain.corpus.index import read_index
 from hpctrain.records.corpus_index import INDEX_NAME, CorpusIndex, Shard
 
@@ -103,13 +103,18 @@ def on_this_node(folders: Sequence[str], environ: Mapping[str, str]) -> list[str
 
 def _own_folder(base: Path) -> Path:
     """This user's folder in `base`; in one that is open to all, another user may have made it first."""
-    path = base / f"hpctrain-{os.getuid()}"
+    path, remedy = base / f"hpctrain-{os.getuid()}", "name another folder with data.stage_folder"
     with storage_errors(path):
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
-        reason = distrust(path, private=True)
-    if reason is not None or not path.is_dir():
-        raise StorageError(f"{path}: {reason or 'is no folder'}; name another folder with data.stage_folder")
+        if path.is_symlink():
+            raise StorageError(f"{path}: is a symbolic link; {remedy}")
+        try:
+            OwnedFolder(path, private=True).close()
+        except UntrustedError as error:
+            raise StorageError(f"{path}: {error.reason}; {remedy}") from None
+        except NotADirectoryError:
+            raise StorageError(f"{path}: is no folder; {remedy}") from None
     return path
 
 

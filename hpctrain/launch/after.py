@@ -8,10 +8,11 @@ from pathlib import Path
 
 from hpctrain.base.atomic import append_line
 from hpctrain.base.errors import CommandError, HpctrainError, InputError, Refused
+from hpctrain.base.owned import read_owned
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.job_script import dependency
-from hpctrain.records.locate import find_run, job_id, open_jobs
-from hpctrain.records.run import Run, read_run
+from hpctrain.records.locate import find_run, is_own_run, job_id, open_jobs
+from hpctrain.records.run import Run, run_of
 from hpctrain.slurm.commands import Slurm
 
 FOLLOWERS = "followers"
@@ -125,15 +126,18 @@ def wait_anew(follower: Path, slurm: Slurm, environ: Mapping[str, str], told: li
     Args:
         told: ids of the jobs that it waits for, where they are known: nothing is done if they are right still.
     """
-    job = job_id(follower) if (follower / "run.yaml").is_file() else None
-    if job is None or RunFolder(follower).attempts():
-        return []
+    try:
+        job = job_id(follower) if is_own_run(follower) else None
+        if job is None or RunFolder(follower).attempts():
+            return []
+    except InputError as error:
+        return [f"{follower.name} is left as it is: {error}"]
     try:
         # Not by the reason why it waits: a held job's is another, and for a moment after a change there is none.
         info = slurm.job(job)
         if info is None or not info.state.is_waiting:
             return []
-        run = read_run(follower / "run.yaml")
+        run = run_of(follower)
         jobs = jobs_before(run, slurm, environ, follower.parent).jobs
         if jobs == told:
             return []
@@ -151,6 +155,7 @@ def _named(jobs: list[str]) -> str:
 
 def _followers(folder: Path) -> list[Path]:
     try:
-        return [Path(line) for line in dict.fromkeys((folder / FOLLOWERS).read_text().splitlines()) if line]
+        lines = read_owned(folder / FOLLOWERS).decode(errors="replace").splitlines()
     except OSError:
         return []
+    return [Path(line) for line in dict.fromkeys(lines) if line]

@@ -9,9 +9,10 @@ from typing import Any
 
 from hpctrain.base.atomic import storage_errors, write_text
 from hpctrain.base.errors import InputError
+from hpctrain.base.owned import read_owned
 from hpctrain.launch.folder import RunFolder, render_run
 from hpctrain.launch.training import put_stale_plans_aside
-from hpctrain.records.run import Run, read_run
+from hpctrain.records.run import Run, run_of
 from hpctrain.snapshot.published import listed
 
 ALLOWED = (
@@ -41,7 +42,7 @@ def changed_run(folder: Path, overrides: tuple[str, ...]) -> Run:
         FileError: an override is wrong.
         InputError: it changes what the run has to keep, or asks for fewer steps than are done.
     """
-    before, after = read_run(folder / "run.yaml"), read_run(folder / "run.yaml", overrides)
+    before, after = run_of(folder), run_of(folder, overrides)
     refused = [text for key in _changed(before.to_json(), after.to_json()) if (text := _refusal(key)) is not None]
     if refused:
         raise InputError("\n".join([*refused, f"--set: allowed are the keys {', '.join(ALLOWED)}"]))
@@ -60,7 +61,7 @@ def settings_written(folder: RunFolder, run: Run) -> Iterator[None]:
         StorageError: the folder cannot be written.
     """
     path = folder.path / "run.yaml"
-    before, text = read_run(path), path.read_text(encoding="utf-8")
+    before, text = run_of(folder.path), read_owned(path).decode("utf-8")
     if run == before:
         yield
         return

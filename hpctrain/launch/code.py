@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpctrain.base.atomic import storage_errors, write_json
 from hpctrain.base.errors import CommandError, InputError
+from hpctrain.base.owned import read_owned
 from hpctrain.base.process import Runner
 from hpctrain.base.units import format_bytes
 
@@ -43,6 +44,7 @@ def snapshot_code(source: Path, run_folder: Path, runner: Runner) -> None:
         )
     with storage_errors(run_folder / FOLDER):
         shutil.copytree(source, run_folder / FOLDER, ignore=_left_out, symlinks=True)
+        _close(run_folder / FOLDER)
         _mend_links(source, run_folder / FOLDER)
     kept_back = secret_files(source)
     more: dict[str, object] = {"left_out": kept_back} if kept_back else {}
@@ -51,8 +53,10 @@ def snapshot_code(source: Path, run_folder: Path, runner: Runner) -> None:
 
 def left_out_words(run_folder: Path) -> list[str]:
     """What a person should know about the copy of the code, as lines."""
-    path = run_folder / "code.json"
-    names = json.loads(path.read_text()).get("left_out", []) if path.is_file() else []
+    try:
+        names = json.loads(read_owned(run_folder / "code.json")).get("left_out", [])
+    except FileNotFoundError:
+        return []
     shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
     return [f"code: not copied, as such files hold tokens: {shown}"] if names else []
 
@@ -110,6 +114,14 @@ def _no_code(folder: str, names: list[str]) -> set[str]:
     """What is no code. Run folders are known by what is in them: they may lie anywhere, this copy's own among them."""
     runs = {name for name in names if all(Path(folder, name, file).is_file() for file in ("run.yaml", "key"))}
     return runs | set(shutil.ignore_patterns(*LEFT_OUT)(folder, names))
+
+
+def _close(copy: Path) -> None:
+    """Take the copy's permissions from everybody but its owner: the source may have been open to others."""
+    for folder, _, files in os.walk(copy):
+        for path in (Path(folder), *(Path(folder, name) for name in files)):
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode & 0o700)
 
 
 def _mend_links(source: Path, copy: Path) -> None:

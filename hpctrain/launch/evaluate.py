@@ -18,7 +18,7 @@ from hpctrain.launch.ask import ask_worker
 from hpctrain.launch.trust import check_trusted
 from hpctrain.records.corpus_index import INDEX_NAME, CorpusIndex
 from hpctrain.records.metric import perplexity
-from hpctrain.records.run import Run, read_run
+from hpctrain.records.run import Run, run_of
 from hpctrain.snapshot.published import folder_name, listed, newest, verify
 
 
@@ -57,7 +57,7 @@ def evaluate(
         HpctrainError: the worker failed.
     """
     check_trusted(folder)
-    run = read_run(folder / "run.yaml")
+    run = run_of(folder)
     checkpoint = checkpoint_of(folder, step, run.spec().sha256())
     with _corpora(run, data) as corpora:
         question = {

@@ -25,7 +25,7 @@ from hpctrain.records.hf_config_of_spec import TokenIds, config_of, continued_co
 from hpctrain.records.hf_shards import BYTES, index_of, shared_out
 from hpctrain.records.hf_tensors import tensors_of
 from hpctrain.records.imported_spec import ImportedSpec
-from hpctrain.records.run import Run, read_run
+from hpctrain.records.run import Run, run_of
 
 _SURPLUS_BYTES = 1 << 20
 """Room for what is no tensor, a tokenizer aside."""
@@ -62,7 +62,7 @@ def export(
         HpctrainError: the worker failed.
     """
     check_trusted(folder)
-    run = read_run(folder / "run.yaml")
+    run = run_of(folder)
     spec = run.spec()
     if isinstance(spec, ImportedSpec):
         raise InputError(f"{folder}: model.import: transformers has no class for a model of your own")

@@ -19,7 +19,9 @@ from typing import Any
 import yaml
 
 from hpctrain.base.atomic import storage_errors, write_text
-from hpctrain.base.errors import InputError
+from hpctrain.base.errors import FileError, InputError, Mistake
+from hpctrain.base.owned import OwnedFolder, open_owned
+from hpctrain.base.trust import owner_only
 from hpctrain.records.attempt import ExitClass
 from hpctrain.records.lines import read_lines
 from hpctrain.records.plan import Plan
@@ -35,8 +37,17 @@ class RunFolder:
     path: Path
 
     def attempts(self) -> list[dict[str, Any]]:
-        """The lines of attempts.jsonl."""
-        return [dict(line) for line in read_lines(self.path / "attempts.jsonl")]
+        """The lines of attempts.jsonl.
+
+        Raises:
+            FileError: a line is no attempt.
+        """
+        path = self.path / "attempts.jsonl"
+        lines = read_lines(path)
+        for number, line in enumerate(lines, start=1):
+            if not isinstance(line, dict):
+                raise FileError(path, [Mistake("", "is no attempt; remove the line", number)])
+        return lines
 
     def begin_attempt(self, nodes: list[str], now: float, job_id: str | None = None, restarts: int = 0) -> int:
         """Add a line for a new attempt; its number comes back."""
@@ -77,8 +88,8 @@ def create_run_folder(base: Path, run: Run, topology: Topology | None, plan: Pla
     """
     stamp = datetime.fromtimestamp(now, timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     path = base.resolve() / f"{run.name}-{stamp}-{secrets.token_hex(2)}"
-    with storage_errors(path):
-        # Owner only, from its first moment: the key, logs and pickles in it are guarded by this mode.
+    # Owner only, from its first moment: the key, logs and pickles in it are guarded by this mode.
+    with storage_errors(path), owner_only():
         path.mkdir(parents=True, mode=0o700)
         for name in ("checkpoints", "generations", "logs"):
             (path / name).mkdir()
@@ -108,6 +119,10 @@ def render_run(run: Run) -> str:
     return text
 
 
+LOCK_FILE = "run.lock"
+"""File in a run folder that a process which uses the run holds a lock on."""
+
+
 class RunLock:
     """Held while processes use the folder: the descriptor is inherited by each node process, and the kernel frees
     the lock when the last of them is gone, however it went."""
@@ -124,11 +139,11 @@ def lock_run_folder(path: Path) -> RunLock:
     """Take the folder for one run.
 
     Raises:
-        InputError: another run uses it.
+        InputError: another run uses it, or it is not this user's alone.
         StorageError: the lock file cannot be written.
     """
-    with storage_errors(path / "run.lock"):
-        descriptor = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    with storage_errors(path / LOCK_FILE), OwnedFolder(path) as folder:
+        descriptor = folder.open_to_write(LOCK_FILE)
     if not _taken(descriptor):
         holder = _holder(descriptor)
         os.close(descriptor)
@@ -176,7 +191,7 @@ class Holder:
 def lock_holder(path: Path) -> Holder | None:
     """Process that took the folder and lives; None when nobody holds it."""
     try:
-        descriptor = os.open(path / "run.lock", os.O_RDONLY)
+        descriptor = open_owned(path / LOCK_FILE)
     except FileNotFoundError:
         return None
     try:
@@ -194,7 +209,7 @@ def lock_holder(path: Path) -> Holder | None:
 def is_held(path: Path) -> bool:
     """Whether any process holds the folder, also where the one that took it is gone and its children go on."""
     try:
-        descriptor = os.open(path / "run.lock", os.O_RDONLY)
+        descriptor = open_owned(path / LOCK_FILE)
     except FileNotFoundError:
         return False
     try:
@@ -206,7 +221,7 @@ def is_held(path: Path) -> bool:
 def _holder(descriptor: int) -> Holder | None:
     """What the process that took the lock wrote."""
     pid, _, host = os.pread(descriptor, 512, 0).decode(errors="replace").strip().partition(" ")
-    return Holder(int(pid), host) if pid.isdigit() and host else None
+    return Holder(int(pid), host) if pid.isdecimal() and host else None
 
 
 def _taken(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:

@@ -13,11 +13,13 @@ from pathlib import Path
 
 from hpctrain.base.atomic import append_line
 from hpctrain.base.clock import Clock
-from hpctrain.base.errors import HpctrainError, InputError, StorageError
-from hpctrain.base.trust import distrust
+from hpctrain.base.errors import HpctrainError, InputError, StorageError, UntrustedError
+from hpctrain.base.owned import read_private
 from hpctrain.records.event import Event
-from hpctrain.records.run import Notify, NotifyState, read_run
+from hpctrain.records.run import Notify, NotifyState, run_of
 
+ADDRESS_BYTES_MAX = 1 << 16
+"""Largest file with an address that is read."""
 DEADLINE_S = 5.0
 """A job that is about to go back to the queue has little time left."""
 
@@ -30,7 +32,7 @@ def tell(
     It never fails and never waits for long: what came of a message that was not taken is an event.
     """
     try:
-        run = read_run(folder / "run.yaml")
+        run = run_of(folder)
     except HpctrainError:
         return  # whoever needs the run file says what is wrong with it
     notify = run.notify
@@ -70,13 +72,14 @@ def address_of(notify: Notify, environ: Mapping[str, str]) -> str:
 
 def _private_text(path: Path) -> str:
     try:
-        reason = distrust(path, private=True)
-        if reason is None:
-            return path.read_text()
+        return read_private(path, ADDRESS_BYTES_MAX).decode()
+    except UntrustedError as error:
+        raise InputError(
+            f"notify.url_file: {path}: {error.reason}; allowed is your own alone: chmod 600 {path}"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         words = error.strerror if isinstance(error, OSError) else "it is not text"
         raise InputError(f"notify.url_file: {path}: cannot read: {words}") from None
-    raise InputError(f"notify.url_file: {path}: {reason}; allowed is your own alone: chmod 600 {path}")
 
 
 def _posted(address: str, message: Mapping[str, object]) -> str | None:

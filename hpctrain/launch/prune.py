@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from hpctrain.base.errors import CheckpointError, CommandError, HpctrainError, StorageError
+from hpctrain.base.owned import OwnedFolder
 from hpctrain.base.units import format_seconds
-from hpctrain.launch.folder import is_held, lock_run_folder
+from hpctrain.launch.folder import LOCK_FILE, is_held, lock_run_folder
 from hpctrain.records.locate import open_jobs
-from hpctrain.records.run import read_run
+from hpctrain.records.run import RUN_FILE, run_of
 from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.job import JobInfo
 from hpctrain.snapshot.published import listed, remove, verify
@@ -146,7 +149,7 @@ def _files(folder: Path) -> list[Path]:
 def _slurm_jobs(folder: Path) -> list[str]:
     jobs = open_jobs(folder)
     with contextlib.suppress(HpctrainError):
-        return jobs if jobs and read_run(folder / "run.yaml").cluster.kind == "slurm" else []
+        return jobs if jobs and run_of(folder).cluster.kind == "slurm" else []
     return jobs  # an unreadable run file: Slurm is asked rather than not
 
 
@@ -165,14 +168,25 @@ def _remove(item: Removal) -> None:
         lock.release()
     if item.kind == "run":
         # Only now: on NFS a folder in which a removed file is still open is not empty.
-        shutil.rmtree(item.path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            (item.path / LOCK_FILE).unlink(missing_ok=True)
+            item.path.rmdir()
     if item.path.exists():
         raise StorageError(f"{item.path}: cannot be removed as a whole; is it another user's?")
 
 
 def _empty(run: Path) -> None:
-    """All of a run but its lock; the run file goes last, so that what was left on the way is still found as a run."""
-    for path in run.iterdir():
-        if path.name not in ("run.yaml", "run.lock"):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    (run / "run.yaml").unlink()
+    """All of a run but its lock; the run file goes last, so that what was left on the way is still found as a run.
+
+    What is emptied is the folder that was opened, in which the run file lies: whoever can write to the folder above may
+    put another one in its place meanwhile.
+    """
+    with OwnedFolder(run) as folder:
+        os.close(folder.open(RUN_FILE))
+        for name in folder.names():
+            if name in (RUN_FILE, LOCK_FILE):
+                continue
+            status = os.stat(name, dir_fd=folder.descriptor, follow_symlinks=False)
+            remove = shutil.rmtree if stat.S_ISDIR(status.st_mode) else os.unlink
+            remove(name, dir_fd=folder.descriptor)
+        os.unlink(RUN_FILE, dir_fd=folder.descriptor)

@@ -7,11 +7,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpctrain.base.errors import InputError
-from hpctrain.base.trust import distrust
+from hpctrain.base.errors import InputError, UntrustedError
+from hpctrain.base.owned import read_private
 from hpctrain.launch.notify import address_of
 from hpctrain.records.run import Run
 from hpctrain.records.secrets import is_literal, is_secret_name, secret_in
+
+SECRETS_BYTES_MAX = 1 << 20
+"""Largest file of tokens that is read."""
 
 
 def check_secrets(run: Run, environ: Mapping[str, str]) -> None:
@@ -49,13 +52,12 @@ def secret_values(run: Run, environ: Mapping[str, str]) -> dict[str, str]:
 
 def _read(path: Path) -> dict[str, str]:
     try:
-        reason = distrust(path, private=True)
-        lines = path.read_text().splitlines() if reason is None else []
+        lines = read_private(path, SECRETS_BYTES_MAX).decode().splitlines()
+    except UntrustedError as error:
+        raise InputError(f"secrets_file: {path}: {error.reason}; allowed is your own alone: chmod 600 {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         words = error.strerror if isinstance(error, OSError) else "it is not text"
         raise InputError(f"secrets_file: {path}: cannot read: {words}") from None
-    if reason is not None:
-        raise InputError(f"secrets_file: {path}: {reason}; allowed is your own alone: chmod 600 {path}")
     values = {}
     for number, line in enumerate(lines, start=1):
         name, equals, value = line.strip().removeprefix("export ").partition("=")

@@ -18,7 +18,7 @@ from hpctrain.launch.local import local_nodes, start_local_node
 from hpctrain.launch.notify import tell
 from hpctrain.records.attempt import ExitClass
 from hpctrain.records.event import Event, read_events
-from hpctrain.records.run import NotifyState, Run, read_run
+from hpctrain.records.run import NotifyState, Run, run_of
 
 POLL_S = 0.2
 
@@ -124,7 +124,7 @@ def start_local_job(folder: RunFolder, count: int, lock: RunLock, runner: Runner
     attempt = folder.begin_attempt(nodes, clock.wall())
     logs = folder.path / "logs" / str(attempt)
     logs.mkdir(parents=True, exist_ok=True)
-    job, run = LocalJob(folder, attempt, {}, clock), read_run(folder.path / "run.yaml")
+    job, run = LocalJob(folder, attempt, {}, clock), run_of(folder.path)
     try:
         for node in nodes:
             job.processes[node] = _start(folder.path, run, node, nodes, attempt, logs, lock, runner)

@@ -35,9 +35,10 @@ from hpctrain.launch.staleness import staleness
 from hpctrain.launch.supervise import LocalJob, start_local_job
 from hpctrain.launch.trust import check_trusted
 from hpctrain.records.imported_spec import Spec
+from hpctrain.records.locate import is_own_run
 from hpctrain.records.objective import lengths
 from hpctrain.records.plan import Plan
-from hpctrain.records.run import Run, read_run
+from hpctrain.records.run import Run, read_run, run_of
 from hpctrain.records.topology import Topology
 
 
@@ -165,11 +166,11 @@ def resume(path: Path, count: int | None, overrides: tuple[str, ...], runner: Ru
         FileError: its run file is wrong.
     """
     folder = RunFolder(path.resolve())
-    if not (folder.path / "run.yaml").is_file():
-        raise InputError(f"{path}: no run.yaml in it; give a run folder, as `hpctrain status` lists them")
     check_trusted(folder.path)
-    before = read_run(folder.path / "run.yaml")
-    run, spec = settle(read_run(folder.path / "run.yaml", overrides), runner, _own_code(folder.path))
+    if not is_own_run(folder.path):
+        raise InputError(f"{path}: no run.yaml in it; give a run folder, as `hpctrain status` lists them")
+    before = run_of(folder.path)
+    run, spec = settle(run_of(folder.path, overrides), runner, _own_code(folder.path))
     check_container(run.container, True, shutil.which)
     if spec.sha256() != before.spec().sha256():
         raise InputError(f"{path}: a run keeps its model (and its tokenizer); start a new run to train another one")
@@ -223,7 +224,7 @@ def _check_edited_plan(path: Path, run: Run, spec: Spec) -> None:
     """
     plan_file = newest_plan(path)
     if plan_file is not None:
-        plan = Plan.read(plan_file)
+        plan = Plan.read(plan_file, owned=True)
         # Of which nodes it is decides the job: with others it makes a new plan.
         check_plan(plan, run, spec, plan.nodes, str(plan_file))
 
@@ -253,7 +254,7 @@ def drop_stale_topology(
     if not path.exists():
         return []
     try:
-        topology = Topology.read(path)
+        topology = Topology.read(path, owned=True)
         words = staleness(topology, nodes, drivers or {}, now)
         if is_usable(topology, nodes, now):
             return words

@@ -2,48 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 
 from hpctrain.base.errors import InputError
-from hpctrain.base.trust import distrust
+from hpctrain.base.owned import OwnedFolder
 
 
-def check_trusted(folder: Path) -> None:
-    """Look at the folder before anything in it is used.
-
-    A folder that only its owner can enter guards all that is in it. In one that was opened to readers since, the files
-    that are run are looked at one by one, and the key must still be private.
+def check_trusted(path: Path) -> None:
+    """Look at the folder, and at all in it that is run, before anything in it is used.
 
     Raises:
         InputError: something belongs to somebody else, or others can write to it, or read the key.
     """
-    _check(folder)
-    if _reason(folder, private=True) is None:
-        return
-    for path in (folder / "run.yaml", folder / "job.sh"):
-        _check(path)
-    for name in ("code", "submitit"):
-        _check(folder / name)
-        for path in sorted((folder / name).rglob("*")):
-            # Links are submitit's own, and those of the person's code; the folder that they lie in is guarded.
-            if path.suffix == ".pkl" or not path.is_symlink():
-                _check(path)
-    _check(folder / "key", private=True)
-
-
-def _check(path: Path, private: bool = False) -> None:
-    reason = _reason(path, private)
-    if reason is not None:
-        raise InputError(
-            f"{path}: {reason}; what lies in a run folder is run as you, so it has to be yours alone: look at what is "
-            "in it, then chmod -R go-rwx"
-        )
-
-
-def _reason(path: Path, private: bool) -> str | None:
     try:
-        return distrust(path, private)
-    except FileNotFoundError:
-        return None
+        with OwnedFolder(path) as folder:
+            folder.check_entries()
+            with contextlib.suppress(FileNotFoundError):
+                os.close(folder.open("key", private=True))
+            for name in ("code", "submitit"):
+                with contextlib.suppress(FileNotFoundError):
+                    folder.check_tree(name, no_links=(".pkl",))
     except OSError as error:
-        return f"cannot be looked at ({error.strerror})"
+        raise InputError(f"{path}: cannot be looked at ({error.strerror})") from None

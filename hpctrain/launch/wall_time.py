@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.base.errors import FileError
+from hpctrain.base.owned import open_owned
 from hpctrain.base.units import format_seconds
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.foresight import EARLY_S
@@ -93,7 +95,7 @@ def start_up_of(folder: Path) -> float | None:
     attempts = RunFolder(folder).attempts()
     try:
         # The first line alone: the file may have millions.
-        with (folder / "metrics.jsonl").open(encoding="utf-8") as file:
+        with os.fdopen(open_owned(folder / "metrics.jsonl"), encoding="utf-8") as file:
             row = MetricRow.from_json(json.loads(file.readline()))
     except (OSError, ValueError, FileError):
         return None

@@ -35,7 +35,7 @@ from hpctrain.node.run import FINISHED
 from hpctrain.node.taking_over import close_silent_attempts, reason_to_stop
 from hpctrain.records.event import Event, read_events
 from hpctrain.records.locate import job_id, record_job
-from hpctrain.records.run import Run, read_run
+from hpctrain.records.run import Run, run_of
 from hpctrain.records.successor import chain_of, read_successors
 from hpctrain.slurm.commands import ControllerAwayError, Slurm
 
@@ -56,7 +56,7 @@ def begin(argv: list[str]) -> int:
     check_trusted(folder.path)
     slurm = Slurm(SystemRunner(), environment_of(os.getppid()))
     check_own_folder(folder.path, own, slurm)
-    run, now = read_run(folder.path / "run.yaml"), time.time()
+    run, now = run_of(folder.path), time.time()
     close_silent_attempts(folder, run, slurm, now)
     over = reason_to_stop(folder, run, own, slurm)
     if over is not None:
@@ -93,7 +93,7 @@ def end(argv: list[str]) -> int:
     """Close the attempt and see to what comes next. The exit code of the job comes back."""
     options = _parse("end", argv)
     folder = RunFolder(options.folder)
-    run, now = read_run(folder.path / "run.yaml"), time.time()
+    run, now = run_of(folder.path), time.time()
     events = [event for event in read_events(folder.path / "events.jsonl") if event.attempt == options.attempt]
     ending = read_ending(options.code, events, (folder.path / FINISHED).exists())
     said: list[str] = []

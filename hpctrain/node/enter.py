@@ -19,7 +19,7 @@ from hpctrain.container.keeper import keep_files
 from hpctrain.container.runtime import Host, Which, find_runtime, this_host
 from hpctrain.launch.code import FOLDER
 from hpctrain.launch.trust import check_trusted
-from hpctrain.records.run import Run, read_run
+from hpctrain.records.run import Run, run_of
 
 TOOLS = "image-tools"
 """Folder in a run folder: what each node puts on the path of the program that starts the image."""
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("command", nargs="+", help="behind --")
     options = parser.parse_args(argv)
     check_trusted(options.folder)
-    run = read_run(options.folder / "run.yaml")
+    run = run_of(options.folder)
     words, env = entered(run, options.folder, options.command, os.environ, this_host(), shutil.which, options.with_code)
     SystemRunner().become(words, env)
 

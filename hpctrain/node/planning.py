@@ -88,7 +88,7 @@ class GenerationMaker:
         nodes = [member.node for member in proposal.members]
         previous = proposal.previous
         if previous is not None and previous.attempt == proposal.attempt:
-            plan = Plan.read(self.folder / previous.plan)
+            plan = Plan.read(self.folder / previous.plan, owned=True)
             return plan if set(plan.nodes) <= set(nodes) else self._new_plan(proposal, nodes, news, plan)
         given = newest_plan(self.folder)
         if given is None or (previous is not None and self._on_other_nodes(previous, nodes)):
@@ -101,9 +101,9 @@ class GenerationMaker:
 
     def _given_plan(self, path: Path, nodes: list[str], news: _News) -> Plan:
         """A plan that lies in the run folder, as a person left it."""
-        plan = Plan.read(path)
+        plan = Plan.read(path, owned=True)
         check_plan(plan, self.run, self.run.spec(), nodes, str(path))
-        check_devices(plan, Topology.read(self.folder / "topology.json"), str(path))
+        check_devices(plan, Topology.read(self.folder / "topology.json", owned=True), str(path))
         notes = [note for replica in range(plan.dp) if (note := schedule_of(plan, replica)[1])]
         text = f"{path.name} as given: pp {plan.pp} × dp {plan.dp} × tp {plan.tp} on {len(plan.nodes)} nodes"
         news.events.append(("planned", " ".join([text, *notes]), {"plan": path.name, "notes": notes}))
@@ -112,7 +112,7 @@ class GenerationMaker:
     def _new_plan(self, proposal: Proposal, nodes: list[str], news: _News, replaced: Plan | None = None) -> Plan:
         """The planner's plan for these nodes, checked as one by hand is: no worker has to refuse it."""
         run, spec, lost = self.run, self.run.spec(), len(self.nodes) - len(nodes)
-        left = Topology.read(self.folder / "topology.json").only(nodes)
+        left = Topology.read(self.folder / "topology.json", owned=True).only(nodes)
         first = proposal.previous is None
         if first:
             public, remark = "plan.json", ""

@@ -21,6 +21,7 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_REFUSED, HpctrainError
 from hpctrain.base.forking import ForkingRunner
 from hpctrain.base.handshake import derived
+from hpctrain.base.owned import read_owned
 from hpctrain.base.process import WORKER, Runner
 from hpctrain.launch.secrets import secret_values
 from hpctrain.launch.trust import check_trusted
@@ -33,7 +34,7 @@ from hpctrain.probe.address import interface_of
 from hpctrain.probe.resident import probe_nodes
 from hpctrain.probe.settings import ProbeSettings, local_settings, preflight_mode
 from hpctrain.records.generation import Generation
-from hpctrain.records.run import Run, read_run
+from hpctrain.records.run import Run, run_of
 from hpctrain.records.topology import Topology
 
 FINISHED = "finished"
@@ -53,7 +54,7 @@ def main(argv: list[str]) -> int:
     here = place_of(options)
     folder: Path = options.folder
     check_trusted(folder)
-    run = read_run(folder / "run.yaml")
+    run = run_of(folder)
     journal = Journal(folder / "events.jsonl", here.node, options.attempt, SystemClock())
     incarnation = incarnation_of(platform.node(), time.time())
     place = Place(here.node, here.nodes, here.addr, incarnation, options.attempt, folder)
@@ -166,7 +167,7 @@ def _ensure_topology(place: Place, run: Run, journal: Journal, local: bool, runn
         if time.monotonic() > deadline:
             raise HpctrainError(f"{path}: the first node did not write it within {PROBE_WAIT_S:g} s")
         time.sleep(0.05)
-    topology = Topology.read(path)
+    topology = Topology.read(path, owned=True)
     if topology.verdict.status == "refuse" and place.node == place.nodes[0]:
         faults = "; ".join(fault.text for fault in topology.verdict.faults)
         # The next attempt may get other nodes: that is no failure of the run.
@@ -179,7 +180,7 @@ def _preflight(nodes: int, device: str) -> ProbeSettings:
 
 
 def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool], group: WorkerGroup) -> Agent:
-    key = (place.folder / "key").read_text().strip()
+    key = read_owned(place.folder / "key", private=True).decode().strip()
 
     def store_secret(record: Generation) -> str:
         # Every node makes the same one out of the run's key: it is written nowhere, and sent only to own workers.

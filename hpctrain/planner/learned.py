@@ -36,7 +36,7 @@ def learned_profile(folder: Path, run: Run, spec: Spec) -> Profile:
         InputError: no generation made enough steps, or none by a plan that the cost model knows, and why.
         FileError: a file in the folder is damaged.
     """
-    topology = Topology.read(folder / "topology.json")
+    topology = Topology.read(folder / "topology.json", owned=True)
     by_generation: dict[int, list[Any]] = {}
     for line in read_lines(folder / "metrics.jsonl"):
         if isinstance(line, dict) and isinstance(number := line.get("generation"), int):
@@ -44,7 +44,7 @@ def learned_profile(folder: Path, run: Run, spec: Spec) -> Profile:
     found: list[Profile] = []
     reasons: list[str] = []
     for file in sorted((folder / "generations").glob("gen-*.json"), reverse=True):
-        record = Generation.read(file)
+        record = Generation.read(file, owned=True)
         own = by_generation.get(record.number, [])
         if len(own) < LEAST_STEPS:
             reasons.append(f"generation {record.number} made {len(own)} steps, at least {LEAST_STEPS} are needed")
@@ -61,7 +61,7 @@ def learned_profile(folder: Path, run: Run, spec: Spec) -> Profile:
 def _of_generation(
     folder: Path, record: Generation, run: Run, spec: Spec, topology: Topology, lines: Sequence[Any]
 ) -> Profile:
-    plan = Plan.read(folder / record.plan)
+    plan = Plan.read(folder / record.plan, owned=True)
     members = topology.only([member.node for member in record.members])
     if plan.topology_sha256 not in (None, topology.sha256(), members.sha256()):
         raise InputError("its plan was made for another topology than the one in the folder")

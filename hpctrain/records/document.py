@@ -19,6 +19,7 @@ from pydantic_core import CoreSchema
 
 from hpctrain.base.atomic import write_json
 from hpctrain.base.errors import FileError, Mistake
+from hpctrain.base.owned import read_owned
 from hpctrain.records.meanings import describe_fields
 from hpctrain.records.mistakes import mistakes_of
 
@@ -87,13 +88,17 @@ class Document(Part):
         write_json(path, self.to_json())
 
     @classmethod
-    def read(cls: type[Self], path: Path) -> Self:
+    def read(cls: type[Self], path: Path, *, owned: bool = False) -> Self:
         """Read and check the file.
+
+        Args:
+            owned: it is believed only if it is this user's, in a folder of this user's: a file of a run folder.
 
         Raises:
             FileError: missing, not JSON, or with mistakes; all are listed.
+            UntrustedError: it is somebody else's, or others can write to it.
         """
-        return cls.from_json(read_json(path), str(path))
+        return cls.from_json(read_json(path, owned=owned), str(path))
 
     @classmethod
     def from_json(cls: type[Self], value: Any, source: str = "<json>") -> Self:
@@ -109,14 +114,19 @@ def content_sha256(part: Part) -> str:
     return hashlib.sha256(json.dumps(part.to_json(), sort_keys=True).encode()).hexdigest()
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, *, owned: bool = False) -> Any:
     """The JSON value in a file.
+
+    Args:
+        owned: it is believed only if it is this user's, in a folder of this user's.
 
     Raises:
         FileError: missing, unreadable or not JSON.
+        UntrustedError: it is somebody else's, or others can write to it.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        data = read_owned(path) if owned else path.read_bytes()
+        return json.loads(data.decode("utf-8"))
     except FileNotFoundError:
         raise FileError(path, [Mistake("", "no such file")]) from None
     except OSError as error:

@@ -3,14 +3,18 @@ among the runs that the person started anywhere."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.base.atomic import write_text
-from hpctrain.base.errors import FileError, InputError
+from hpctrain.base.errors import InputError, UntrustedError
+from hpctrain.base.owned import OwnedFolder, read_owned
 from hpctrain.records.past_runs import read_past_runs
 from hpctrain.records.successor import queued_behind, read_successors
 
@@ -33,13 +37,13 @@ def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
         cwd: folder that relative paths and `runs` start from.
 
     Raises:
+        UntrustedError: the folder is somebody else's, or others can write to it; where a name is looked up, no other
+            folder has that name.
         InputError: there is no such run; the nearest names are listed.
     """
     path = cwd / Path(name).expanduser()
-    if _is_run(path):
+    if is_own_run(path):
         return path
-    if path.is_dir() and not os.access(path, os.X_OK):
-        raise InputError(f"{name}: may not be looked into; a run folder is its owner's alone unless they open it")
     if path.is_dir():
         raise InputError(f"{name}: not a run folder, it has no run.yaml; give a folder that `hpctrain train` made")
     if path.exists():
@@ -48,17 +52,23 @@ def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
         raise InputError(f"{name}: no such folder; give a run folder, or a run's name without '/'")
     places = _places(environ, cwd)
     for place in places:
-        newest = _newest(name, _runs_in(place))
+        newest = _newest(name, runs_in(place).own)
         if newest is not None:
             return newest
     past = past_folders(environ)
-    named = [folder for folder, jobs in past.items() if name in (*_names(folder), *_all_ids(folder), *jobs)]
-    there = [folder for folder in named if _is_run(folder)]
-    if there:
-        return max(there, key=_age_key)
+    there = sorted_out(past)
+    named = [folder for folder in there.own if name in (*_names(folder), *_all_ids(folder), *past[folder])]
     if named:
-        raise InputError(f"{name}: its run folder {named[-1]} is gone; `hpctrain list` shows the runs that are left")
-    raise InputError(_nothing_found(name, places, [folder for folder in past if _is_run(folder)]))
+        return max(named, key=_age_key)
+    # Only its name is known of a folder that is not this user's alone.
+    others = [*runs_here(environ, cwd).others, *there.others]
+    for other in others:
+        if name in _names(Path(other.path)):
+            raise other
+    gone = [folder for folder, jobs in past.items() if name in (*_names(folder), *jobs)]
+    if gone:
+        raise InputError(f"{name}: its run folder {gone[-1]} is gone; `hpctrain list` shows the runs that are left")
+    raise InputError(_nothing_found(name, places, there.own) + (f"; {describe_others(others)}" if others else ""))
 
 
 def past_folders(environ: Mapping[str, str]) -> dict[Path, set[str]]:
@@ -100,22 +110,30 @@ def record_job(folder: Path, job: str) -> None:
 
 def _job_ids(folder: Path) -> list[str]:
     try:
-        return (folder / JOB_FILE).read_text().split()
+        return read_owned(folder / JOB_FILE).decode(errors="replace").split()
     except OSError:
         return []
 
 
 def _all_ids(folder: Path) -> list[str]:
-    """Its jobs, and those that wait to become its jobs; a damaged list of these finds nothing."""
-    try:
-        return [*_job_ids(folder), *(item.job_id for item in read_successors(folder))]
-    except FileError:
-        return _job_ids(folder)
+    """Its jobs, and those that wait to become its jobs; a list that is damaged or not to be trusted finds nothing."""
+    ids: list[str] = []
+    with contextlib.suppress(InputError):
+        ids += _job_ids(folder)
+        ids += [item.job_id for item in read_successors(folder)]
+    return ids
 
 
 def all_runs(environ: Mapping[str, str], cwd: Path) -> list[Path]:
-    """Every run folder in ./runs and in $HPCTRAIN_RUNS, oldest first."""
-    return in_order_of_age({path.resolve() for place in _places(environ, cwd) for path in _runs_in(place)})
+    """Every run folder of this user's in ./runs and in $HPCTRAIN_RUNS, oldest first."""
+    return runs_here(environ, cwd).own
+
+
+def runs_here(environ: Mapping[str, str], cwd: Path) -> ScannedFolders:
+    """The run folders in ./runs and in $HPCTRAIN_RUNS: this user's, oldest first, and why others were left out."""
+    scanned = [runs_in(place) for place in _places(environ, cwd)]
+    own = {path.resolve() for places in scanned for path in places.own}
+    return ScannedFolders(in_order_of_age(own), [other for places in scanned for other in places.others])
 
 
 def in_order_of_age(folders: Iterable[Path]) -> list[Path]:
@@ -132,21 +150,68 @@ def run_name(folder: str) -> str:
 def _places(environ: Mapping[str, str], cwd: Path) -> list[Path]:
     places = [cwd / "runs"]
     if environ.get(RUNS_VARIABLE):
-        places.append(cwd / Path(environ[RUNS_VARIABLE]).expanduser())
+        named = cwd / Path(environ[RUNS_VARIABLE]).expanduser()
+        places += [named] if named.resolve() != places[0].resolve() else []
     return places
 
 
-def _runs_in(place: Path) -> list[Path]:
-    if not place.is_dir():
-        return []
-    return sorted(path for path in place.iterdir() if _is_run(path))
+@dataclass(frozen=True)
+class ScannedFolders:
+    """Folders by whether they are run folders that may be believed."""
+
+    own: list[Path]
+    """Run folders of this user's."""
+    others: list[UntrustedError]
+    """Why each of the others was left out: somebody else's, or open to others."""
 
 
-def _is_run(path: Path) -> bool:
+def is_own_run(path: Path) -> bool:
+    """Whether there is a run folder of this user's at the path; False where there is nothing, or no run file in it.
+
+    Raises:
+        UntrustedError: the folder or its run file is somebody else's, or others can write to it.
+    """
     try:
-        return (path / "run.yaml").is_file()
-    except OSError:  # somebody else's, and not to be looked into
+        with OwnedFolder(path) as folder:
+            os.close(folder.open("run.yaml"))
+    except (OSError, ValueError):  # a path may hold what no path can
         return False
+    return True
+
+
+def sorted_out(folders: Iterable[Path]) -> ScannedFolders:
+    """Which of the folders are run folders of this user's, and which were left out; what is none is neither."""
+    result = ScannedFolders([], [])
+    for folder in folders:
+        try:
+            if is_own_run(folder):
+                result.own.append(folder)
+        except UntrustedError as error:
+            if _looks_like_run(folder):
+                result.others.append(error)
+    return result
+
+
+def runs_in(place: Path) -> ScannedFolders:
+    """The run folders that lie in a folder, whoever that belongs to."""
+    try:
+        return sorted_out(sorted(path for path in place.iterdir() if path.is_dir()))
+    except OSError:
+        return ScannedFolders([], [])
+
+
+def _looks_like_run(folder: Path) -> bool:
+    """Whether somebody else's folder is a run's as far as can be seen: by its name, where one may not look into it."""
+    return _STAMP.match(folder.name) is not None or os.path.lexists(folder / "run.yaml")
+
+
+def describe_others(others: Sequence[UntrustedError]) -> str:
+    """How many folders were left out and why, as a sentence; empty where there are none."""
+    if not others:
+        return ""
+    counted = Counter(other.reason for other in others)
+    why = ", ".join(f"{count} × {reason}" for reason, count in sorted(counted.items()))
+    return f"{len(others)} run folder{'s' * (len(others) > 1)} left out, as not yours alone: {why}"
 
 
 def _newest(name: str, runs: list[Path]) -> Path | None:
@@ -169,7 +234,7 @@ def _age_key(path: Path) -> tuple[str, float]:
 
 def _nothing_found(name: str, places: list[Path], past: list[Path]) -> str:
     looked = " and ".join(str(place) for place in places)
-    folders = [*(path for place in places for path in _runs_in(place)), *past]
+    folders = [*(path for place in places for path in runs_in(place).own), *past]
     if not folders:
         return f"{name}: no such run; there is none in {looked} (set {RUNS_VARIABLE} to look in another folder too)"
     known = dict.fromkeys(known for path in folders for known in _names(path))

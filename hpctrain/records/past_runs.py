@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from hpctrain.base.atomic import append_line, storage_errors
-from hpctrain.base.errors import FileError, StorageError
+from hpctrain.base.errors import FileError, InputError, StorageError
 from hpctrain.records.document import Document
 from hpctrain.records.lines import read_lines
 
@@ -76,7 +76,7 @@ def read_past_runs(environ: Mapping[str, str]) -> list[PastRun]:
     path, found = history_file(environ), []
     try:
         values = read_lines(path) if path is not None else []
-    except OSError:
+    except (OSError, InputError):  # somebody else's tells nothing of this person's runs
         return []
     for value in values:
         try:

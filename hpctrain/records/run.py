@@ -23,6 +23,8 @@ from hpctrain.records.plan import Recompute, ZeroLevel
 from hpctrain.records.presets import PRESETS
 from hpctrain.records.yaml_file import YamlFile, read_yaml
 
+RUN_FILE = "run.yaml"
+"""Name of the run file in a run folder."""
 COMPILE_S = 1800.0
 """Compiling the blocks of a large model takes this long at most."""
 
@@ -311,15 +313,28 @@ def read_run(path: Path, overrides: tuple[str, ...] = (), defaults: Mapping[str,
     Raises:
         FileError: the file or an override is wrong.
     """
-    file = _read_keys(path)
+    return _run_in(_keys_in(read_yaml(path)), overrides, defaults)
+
+
+def run_of(folder: Path, overrides: tuple[str, ...] = ()) -> Run:
+    """The run of a run folder, by its run.yaml, with `--set key.path=value` applied.
+
+    Raises:
+        UntrustedError: the folder or the file is somebody else's, or others can write to it.
+        FileError: the file is missing, or it or an override is wrong.
+    """
+    return _run_in(_keys_in(read_yaml(folder / RUN_FILE, owned=True)), overrides, {})
+
+
+def _run_in(file: YamlFile, overrides: tuple[str, ...], defaults: Mapping[str, Any]) -> Run:
     value = filled(apply_overrides(file.value, overrides), defaults)
     lines = _without_overridden(file.lines, overrides)
     try:
         run = Run.model_validate(value)
     except ValidationError as error:
         mistakes = [_from_override(m) if m.line == 0 else m for m in mistakes_of(error, Run, lines)]
-        raise FileError(path, mistakes) from None
-    return _resolve_paths(run, path.resolve().parent)
+        raise FileError(file.path, mistakes) from None
+    return _resolve_paths(run, Path(file.path).resolve().parent)
 
 
 def missing_keys(path: Path, overrides: tuple[str, ...], defaults: Mapping[str, Any]) -> list[str]:
@@ -328,13 +343,12 @@ def missing_keys(path: Path, overrides: tuple[str, ...], defaults: Mapping[str, 
     Raises:
         FileError: the file cannot be read.
     """
-    return [dotted(key) for key in absent(apply_overrides(_read_keys(path).value, overrides), defaults)]
+    return [dotted(key) for key in absent(apply_overrides(_keys_in(read_yaml(path)).value, overrides), defaults)]
 
 
-def _read_keys(path: Path) -> YamlFile:
-    file = read_yaml(path)
+def _keys_in(file: YamlFile) -> YamlFile:
     if not isinstance(file.value, dict):
-        raise FileError(path, [Mistake("", "found no keys; `hpctrain init` writes a commented run file", 1)])
+        raise FileError(file.path, [Mistake("", "found no keys; `hpctrain init` writes a commented run file", 1)])
     return file
 
 

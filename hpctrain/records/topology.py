@@ -272,13 +272,13 @@ class Topology(Document):
         super().write(path)
 
     @classmethod
-    def read(cls, path: Path) -> Topology:
+    def read(cls, path: Path, *, owned: bool = False) -> Topology:
         """Read and check the file, and the figures of every pair where it names them.
 
         Raises:
             FileError: missing, not JSON, with mistakes, or the file beside it is missing or another one.
         """
-        made = super().read(path)
+        made = super().read(path, owned=owned)
         if made.fabric.matrix is not None:
             from hpctrain.records.pair_matrix import read_pairs  # numpy is only for large clusters
 

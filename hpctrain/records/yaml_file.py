@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from hpctrain.base.errors import FileError, Mistake
+from hpctrain.base.owned import read_owned
 from hpctrain.records.mistakes import dotted
 
 
@@ -72,14 +73,18 @@ class YamlFile:
     lines: dict[tuple[str | int, ...], int]
 
 
-def read_yaml(path: Path) -> YamlFile:
+def read_yaml(path: Path, *, owned: bool = False) -> YamlFile:
     """Read a YAML file.
+
+    Args:
+        owned: it is believed only if it is this user's, in a folder of this user's.
 
     Raises:
         FileError: missing, not YAML, or with duplicate keys or keys that are no text (all are listed).
+        UntrustedError: it is somebody else's, or others can write to it.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = (read_owned(path) if owned else path.read_bytes()).decode("utf-8")
     except FileNotFoundError:
         raise FileError(path, [Mistake("", "no such file; `hpctrain init` writes a run file")]) from None
     except OSError as error:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import FileError
+from hpctrain.base.owned import open_owned
 from hpctrain.records.document import Document
 from hpctrain.records.event import Event
 from hpctrain.records.metric import MetricRow
@@ -27,9 +29,13 @@ class Tail:
         self._rest = b""
 
     def values(self) -> list[Any]:
-        """The JSON value of each new line. A line of a killed writer, cut short, is left out."""
+        """The JSON value of each new line. A line of a killed writer, cut short, is left out.
+
+        Raises:
+            UntrustedError: the file or its folder is somebody else's, or others can write to it.
+        """
         try:
-            with self._path.open("rb") as file:
+            with os.fdopen(open_owned(self._path), "rb") as file:
                 file.seek(self._offset)
                 data = file.read()
         except OSError:

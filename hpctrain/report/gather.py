@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from hpctrain.base.errors import FileError
+from hpctrain.base.owned import read_owned
 from hpctrain.records.event import Event, read_events
 from hpctrain.records.metric import MetricRow, RankPlacement, effective, read_metrics
 from hpctrain.records.plan import Plan
-from hpctrain.records.run import Run, read_run
+from hpctrain.records.run import Run, run_of
 from hpctrain.records.topology import Topology
 from hpctrain.report.history import (
     Recovery,
@@ -112,7 +114,7 @@ def gather(folder: Path, now: float) -> RunView:
         FileError: run.yaml is missing or wrong. Any other damaged file is named in the report instead.
     """
     damaged: list[str] = []
-    run = read_run(folder / "run.yaml")
+    run = run_of(folder)
     held = lock_held(folder)
     events = _or_damaged(read_events, folder / "events.jsonl", damaged) or []
     rows = _or_damaged(read_metrics, folder / "metrics.jsonl", damaged) or []
@@ -120,7 +122,7 @@ def gather(folder: Path, now: float) -> RunView:
         folder=folder.name,
         written_s=now,
         run=run,
-        run_text=(folder / "run.yaml").read_text(encoding="utf-8"),
+        run_text=read_owned(folder / "run.yaml").decode("utf-8"),
         status=decide_status(run, events, rows, now, held),
         headline=_headline(events, rows),
         events=events,
@@ -148,7 +150,7 @@ def _headline(events: list[Event], rows: list[MetricRow]) -> Headline:
 
 def _topology(folder: Path, damaged: list[str]) -> Topology | None:
     path = folder / "topology.json"
-    return _or_damaged(Topology.read, path, damaged) if path.exists() else None
+    return _or_damaged(partial(Topology.read, owned=True), path, damaged) if path.exists() else None
 
 
 def _plans(folder: Path, events: list[Event], rows: list[MetricRow], damaged: list[str]) -> list[PlanUse]:
@@ -156,7 +158,7 @@ def _plans(folder: Path, events: list[Event], rows: list[MetricRow], damaged: li
     used = _generations_by_plan(events)
     uses = []
     for path in _plan_files(folder):
-        plan = _or_damaged(Plan.read, path, damaged)
+        plan = _or_damaged(partial(Plan.read, owned=True), path, damaged)
         if plan is not None:
             generations = used.get(path.name, [])
             own = [row for row in rows if row.generation in generations]

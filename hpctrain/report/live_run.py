@@ -8,7 +8,7 @@ from pathlib import Path
 from hpctrain.base.errors import FileError
 from hpctrain.records.event import Event
 from hpctrain.records.metric import MetricRow
-from hpctrain.records.run import Run, read_run
+from hpctrain.records.run import Run, run_of
 from hpctrain.report.follow import Tail, rows_of
 from hpctrain.report.status import Status, decide_status, lock_held
 
@@ -25,7 +25,7 @@ class LiveRun:
             FileError: run.yaml is missing or wrong.
         """
         self.folder = folder
-        self.run: Run = read_run(folder / "run.yaml")
+        self.run: Run = run_of(folder)
         self.events: list[Event] = []
         self.rows: deque[MetricRow] = deque(maxlen=ROWS)
         self.held = False
@@ -45,7 +45,7 @@ class LiveRun:
     def read_run(self) -> None:
         """Read run.yaml again: a run that was submitted again may have other settings."""
         try:
-            self.run = read_run(self.folder / "run.yaml")
+            self.run = run_of(self.folder)
         except FileError:
             return  # a view goes on with what it has
 

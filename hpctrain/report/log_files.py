@@ -88,7 +88,7 @@ def _of_rank(folder: Path, rank: int) -> list[LogFile]:
 def _ranks(folder: Path, start: Event) -> Sequence[str]:
     """The device of each rank in a generation."""
     try:
-        return Plan.read(folder / str(start.data.get("plan", "plan.json"))).ranks
+        return Plan.read(folder / str(start.data.get("plan", "plan.json")), owned=True).ranks
     except FileError:
         return []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from hpctrain.base.clock import Clock
+from hpctrain.base.owned import open_owned
 from hpctrain.base.stamp import read_stamp
 
 BLOCK_BYTES = 32 * 1024
@@ -187,11 +189,13 @@ def _stamps(block: bytes) -> list[float]:
 def _block(path: Path, offset: int) -> bytes:
     """At most a block from `offset` on; nothing of a file that is gone or may not be read."""
     try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read(BLOCK_BYTES)
+        descriptor = open_owned(path)
     except OSError:
         return b""
+    try:
+        return os.pread(descriptor, BLOCK_BYTES, offset)
+    finally:
+        os.close(descriptor)
 
 
 def _size(path: Path) -> int:

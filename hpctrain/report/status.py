@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from hpctrain.base.owned import open_owned
 from hpctrain.base.units import format_seconds
 from hpctrain.records.event import Event, read_events
 from hpctrain.records.metric import MetricRow, effective, read_metrics
-from hpctrain.records.run import Run, read_run
+from hpctrain.records.run import Run, run_of
 from hpctrain.report.history import FAULTS, lost_steps, recoveries, restored_step, steady_step_time
 from hpctrain.report.validation import HELD_OUT, losses_by_set
 from hpctrain.report.words import describe
@@ -85,7 +87,7 @@ def read_status(folder: Path, now: float) -> Status:
     Raises:
         FileError: run.yaml is missing, or a file of the run is damaged.
     """
-    run = read_run(folder / "run.yaml")
+    run = run_of(folder)
     held = lock_held(folder)
     # The lock is looked at first: a run that ends in between has then written how it ended.
     events = read_events(folder / "events.jsonl")
@@ -96,15 +98,16 @@ def read_status(folder: Path, now: float) -> Status:
 def lock_held(folder: Path) -> bool:
     """Whether a process holds the run folder; it does so for as long as it supervises the run."""
     try:
-        file = (folder / LOCK_FILE).open("rb")
+        descriptor = open_owned(folder / LOCK_FILE)
     except OSError:
         return False
-    with file:
-        try:
-            # Shared, so that two people may ask at once; refused while the supervisor holds it exclusively.
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
+    try:
+        # Shared, so that two people may ask at once; refused while the supervisor holds it exclusively.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
     return False
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.base.atomic import storage_errors, sync_folder, write_text
-from hpctrain.base.errors import CheckpointError, FileError
-from hpctrain.base.trust import distrust
+from hpctrain.base.errors import CheckpointError, FileError, UntrustedError
+from hpctrain.base.owned import OwnedFolder
 from hpctrain.records.manifest import FileEntry, Manifest
 
 MANIFEST = "manifest.json"
@@ -78,24 +80,19 @@ def verify(path: Path, hashes: bool = True) -> Manifest:
     Raises:
         CheckpointError: says which file and what is wrong with it.
     """
-    _verify_trust(path)
-    _verify_trust(path / MANIFEST)
     try:
-        manifest = Manifest.read(path / MANIFEST)
-    except FileError as error:
-        raise CheckpointError(f"its manifest cannot be read ({error})") from None
-    known = {entry.name for entry in manifest.files} | {MANIFEST}
-    strangers = sorted({item.name for item in path.iterdir()} - known)
-    if strangers:
-        raise CheckpointError(f"it holds {strangers[0]}, which its manifest does not name")
-    for entry in manifest.files:
-        _verify_file(path / entry.name, entry, hashes)
-    return manifest
+        with OwnedFolder(path) as folder:
+            return _verify_files(folder, hashes)
+    except UntrustedError as error:
+        raise CheckpointError(f"{Path(error.path).name} {error.reason}") from None
+    except OSError as error:
+        raise CheckpointError(f"{Path(error.filename or path).name} cannot be read ({error.strerror})") from None
 
 
 def describe_file(path: Path) -> FileEntry:
     """Size and hash of a file, for the manifest."""
-    return FileEntry(name=path.name, size_bytes=path.stat().st_size, sha256=_sha256(path))
+    with path.open("rb") as file:
+        return FileEntry(name=path.name, size_bytes=path.stat().st_size, sha256=_sha256(file.fileno()))
 
 
 def publish(temporary: Path, manifest: Manifest) -> Path:
@@ -167,31 +164,41 @@ def discard_unfinished(checkpoints: Path) -> None:
             path.rename(final)
 
 
-def _verify_trust(path: Path) -> None:
+def _verify_files(folder: OwnedFolder, hashes: bool) -> Manifest:
     try:
-        reason = distrust(path)
+        manifest = Manifest.from_json(json.loads(folder.read(MANIFEST)))
     except FileNotFoundError:
-        raise CheckpointError(f"{path.name} is missing") from None
-    if reason is not None:
-        raise CheckpointError(f"{path.name} {reason}")
+        raise CheckpointError(f"{MANIFEST} is missing") from None
+    except (FileError, ValueError) as error:
+        raise CheckpointError(f"its manifest cannot be read ({error})") from None
+    known = {entry.name for entry in manifest.files} | {MANIFEST}
+    strangers = sorted(set(folder.names()) - known)
+    if strangers:
+        raise CheckpointError(f"it holds {strangers[0]}, which its manifest does not name")
+    for entry in manifest.files:
+        _verify_file(folder, entry, hashes)
+    return manifest
 
 
-def _verify_file(path: Path, entry: FileEntry, hashes: bool) -> None:
-    _verify_trust(path)
-    if not path.is_file():
-        raise CheckpointError(f"{entry.name} is not a plain file")
-    size = path.stat().st_size
-    if size != entry.size_bytes:
-        raise CheckpointError(f"{entry.name} has {size} bytes, {entry.size_bytes} were written")
-    if hashes and _sha256(path) != entry.sha256:
-        raise CheckpointError(f"{entry.name} is not what was written (its hash differs)")
+def _verify_file(folder: OwnedFolder, entry: FileEntry, hashes: bool) -> None:
+    try:
+        descriptor = folder.open(entry.name)
+    except FileNotFoundError:
+        raise CheckpointError(f"{entry.name} is missing") from None
+    try:
+        size = os.fstat(descriptor).st_size
+        if size != entry.size_bytes:
+            raise CheckpointError(f"{entry.name} has {size} bytes, {entry.size_bytes} were written")
+        if hashes and _sha256(descriptor) != entry.sha256:
+            raise CheckpointError(f"{entry.name} is not what was written (its hash differs)")
+    finally:
+        os.close(descriptor)
 
 
-def _sha256(path: Path) -> str:
+def _sha256(descriptor: int) -> str:
     digest = hashlib.sha256()
     # One buffer for the whole file: fresh memory for each piece would cost more than hashing it.
     buffer = memoryview(bytearray(_CHUNK))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
+    while count := os.readv(descriptor, [buffer]):
+        digest.update(buffer[:count])
     return digest.hexdigest()

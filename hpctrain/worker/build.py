@@ -26,7 +26,7 @@ from hpctrain.parallel.reduction import meetings_of, reducer_of
 from hpctrain.parallel.scaling import LossScaler
 from hpctrain.records.manifest import LossScale, Manifest
 from hpctrain.records.plan import Plan
-from hpctrain.records.run import Run, read_run
+from hpctrain.records.run import Run, run_of
 from hpctrain.schedule.resolve import schedule_of
 from hpctrain.schedule.runnable import check_runnable
 from hpctrain.snapshot.checkpoint import CheckpointSaver, load
@@ -115,8 +115,8 @@ class Trainer:
 
 def build(orders: StartOrder) -> Trainer:
     """Join the generation's process group and build this rank's part of the plan. Collective over the world."""
-    run = read_run(orders.folder / "run.yaml")
-    plan = Plan.read(orders.folder / orders.plan)
+    run = run_of(orders.folder)
+    plan = Plan.read(orders.folder / orders.plan, owned=True)
     if run.deterministic:
         make_deterministic()
     device = _device(plan.ranks[orders.rank])

@@ -23,7 +23,7 @@ from hpctrain.launch.code import FOLDER, code_first
 from hpctrain.model.build import build_part
 from hpctrain.parallel.loss import make_loss
 from hpctrain.records.objective import lengths
-from hpctrain.records.run import Run, read_run
+from hpctrain.records.run import Run, run_of
 from hpctrain.snapshot.checkpoint import load
 from hpctrain.worker.answer import answer
 from hpctrain.worker.build import AUTOCAST
@@ -65,7 +65,7 @@ def evaluate(question: Question) -> list[dict[str, Any]]:
         CheckpointError: the checkpoint cannot be loaded.
         HpctrainError: a loss is no number.
     """
-    run = read_run(Path(question.folder) / "run.yaml")
+    run = run_of(Path(question.folder))
     device = torch.device("cuda" if run.cluster.device != "cpu" and torch.cuda.is_available() else "cpu")
     objective, seq_len = run.learned(), run.data.seq_len
     special = special_tokens(run.data.train_folders, objective, seq_len)

@@ -23,7 +23,7 @@ from hpctrain.model.hf_weights import joined
 from hpctrain.records.hf_shards import BYTES, shared_out
 from hpctrain.records.hf_tensors import HfTensor, tensors_of
 from hpctrain.records.imported_spec import ImportedSpec
-from hpctrain.records.run import read_run
+from hpctrain.records.run import run_of
 from hpctrain.snapshot.checkpoint import load
 from hpctrain.worker.answer import answer
 
@@ -59,7 +59,7 @@ def export(question: Question) -> list[str]:
         StorageError: a file cannot be written.
         HpctrainError: a number is too large for the type.
     """
-    spec = read_run(Path(question.folder) / "run.yaml").spec()
+    spec = run_of(Path(question.folder)).spec()
     assert not isinstance(spec, ImportedSpec), "refused before a process was started"
     files = shared_out(tensors_of(spec), BYTES[question.dtype], question.shard_bytes)
     dtype: torch.dtype = getattr(torch, question.dtype)

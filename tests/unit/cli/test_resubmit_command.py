@@ -39,8 +39,8 @@ def test_a_folder_that_others_can_write_to_is_not_submitted(fake, runs, hpctrain
     """The job would find out, and end at once."""
     job = fake.submit("--nodes=2")
     fake.finish(job, code=1)
-    submitted_run(runs, job, FAILED).chmod(0o775)
-    assert "can be written by others (mode 775)" in str(hpctrain("resubmit", "gpt").exception)
+    submitted_run(runs, job, FAILED).chmod(0o777)
+    assert "can be written by others (mode 777)" in str(hpctrain("resubmit", "gpt").exception)
     assert not submitted
 
 

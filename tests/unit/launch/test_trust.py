@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 from run_folders import RUN
+from two_users import ME, OTHER, PROJECT, as_user, shared_space
 
-from hpctrain.base.errors import InputError
-from hpctrain.launch.folder import create_run_folder
+from hpctrain.base.errors import InputError, UntrustedError
+from hpctrain.base.process import SystemRunner
+from hpctrain.launch.code import snapshot_code
+from hpctrain.launch.folder import create_run_folder, lock_run_folder
 from hpctrain.launch.trust import check_trusted
+from hpctrain.records.locate import find_run, record_job
 from hpctrain.records.run import Run
+from hpctrain.report.status import State, read_status
 
 
 @pytest.fixture
@@ -42,10 +47,20 @@ def test_a_new_run_folder_is_for_its_owner_whatever_the_umask_is(tmp_path: Path,
     check_trusted(path)
 
 
-def test_what_lies_in_a_folder_that_nobody_else_can_enter_may_have_any_mode(folder: Path) -> None:
+@pytest.fixture
+def shared_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This user's group has other members."""
+    monkeypatch.setattr("hpctrain.base.trust.is_private_group", lambda gid: False)
+
+
+@pytest.mark.usefixtures("shared_group")
+def test_in_a_folder_that_nobody_else_can_enter_the_group_of_what_lies_in_it_does_not_matter(folder: Path) -> None:
     (folder / "submitit").chmod(0o775)
-    (folder / "submitit" / "7_submitted.pkl").chmod(0o666)
+    (folder / "submitit" / "7_submitted.pkl").chmod(0o664)
     check_trusted(folder)
+    folder.chmod(0o750)
+    with pytest.raises(InputError, match=r"submitit: can be written by group"):
+        check_trusted(folder)
 
 
 def test_a_folder_opened_to_readers_is_used_as_long_as_they_can_change_nothing(folder: Path) -> None:
@@ -53,10 +68,11 @@ def test_a_folder_opened_to_readers_is_used_as_long_as_they_can_change_nothing(f
     check_trusted(folder)
 
 
+@pytest.mark.usefixtures("shared_group")
 @pytest.mark.parametrize("bits", [0o770, 0o702])
 def test_a_folder_that_others_can_write_to_is_not_used(folder: Path, bits: int) -> None:
     folder.chmod(bits)
-    with pytest.raises(InputError, match=rf"can be written by others \(mode {bits:o}\).*chmod -R go-rwx"):
+    with pytest.raises(InputError, match=rf"can be written by .* \(mode {bits:o}\).*chmod -R go-rwx"):
         check_trusted(folder)
 
 
@@ -89,3 +105,62 @@ def test_a_folder_of_another_user_is_not_used(folder: Path) -> None:
     os.chown(folder, 65534, 65534)
     with pytest.raises(InputError, match=r"belongs to another user \(uid 65534\)"):
         check_trusted(folder)
+
+
+@pytest.mark.parametrize("name", ["job_id", "events.jsonl", "cancelled", "anything"])
+def test_a_fifo_or_a_link_in_the_folder_is_not_used(folder: Path, name: str) -> None:
+    os.mkfifo(folder / name)
+    with pytest.raises(InputError, match=rf"{name}: is a FIFO, expected a regular file"):
+        check_trusted(folder)
+    (folder / name).unlink()
+    (folder / name).symlink_to("run.yaml")
+    with pytest.raises(InputError, match=rf"{name}: is a symbolic link, expected a regular file"):
+        check_trusted(folder)
+
+
+def test_checkpoints_may_lie_on_another_disk_of_mine(folder: Path, tmp_path: Path) -> None:
+    (folder / "checkpoints").rename(tmp_path / "scratch")
+    (folder / "checkpoints").symlink_to(tmp_path / "scratch")
+    check_trusted(folder)
+    (tmp_path / "scratch").chmod(0o777)
+    with pytest.raises(InputError, match=r"checkpoints: can be written by others"):
+        check_trusted(folder)
+
+
+def test_the_copy_of_the_code_is_closed_whatever_the_source_is(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "models").mkdir(parents=True)
+    (source / "models" / "own.py").write_text("")
+    for path in (source, source / "models", source / "models" / "own.py"):
+        path.chmod(0o777)
+    folder = create_run_folder(tmp_path, Run.model_validate(RUN), None, None, 0.0).path
+    snapshot_code(source, folder, SystemRunner())
+    check_trusted(folder)
+    assert mode(folder / "code") == mode(folder / "code" / "models" / "own.py") == 0o700
+    folder.chmod(0o755)
+    check_trusted(folder)
+
+
+@pytest.mark.requires("root")
+def test_a_run_lives_in_a_project_s_space_and_the_other_members_cannot_use_it() -> None:
+    """Two users of one group, in a setgid folder of root's that the group can write to."""
+    with shared_space(0o2775, group=PROJECT) as space:
+
+        def live() -> tuple[str, State]:
+            folder = create_run_folder(space / "runs", Run.model_validate(RUN), None, None, 0.0)
+            record_job(folder.path, "7")
+            lock_run_folder(folder.path).release()
+            check_trusted(folder.path)
+            found = find_run("7", {"HPCTRAIN_RUNS": str(space / "runs")}, space)
+            return str(found), read_status(found, 1.0).state
+
+        runs = space / "runs"
+        path, state = as_user(ME, live, (PROJECT,))
+        assert state == "queued"
+        assert {mode(Path(path)), mode(Path(path) / "logs")} == {0o2700}
+        assert {mode(Path(path) / name) for name in ("run.yaml", "key", "job_id", "run.lock")} <= {0o600, 0o644}
+        runs.chmod(0o2775)
+        with pytest.raises(UntrustedError, match=rf"belongs to another user \(uid {ME}\)"):
+            as_user(OTHER, lambda: find_run("gpt", {"HPCTRAIN_RUNS": str(runs)}, space), (PROJECT,))
+        with pytest.raises(InputError, match=rf"no such run.* 1 × belongs to another user \(uid {ME}\)"):
+            as_user(OTHER, lambda: find_run("7", {"HPCTRAIN_RUNS": str(runs)}, space), (PROJECT,))

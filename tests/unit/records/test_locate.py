@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from two_users import ME, OTHER, as_user, give, shared_space
 
-from hpctrain.base.errors import InputError
+from hpctrain.base.errors import InputError, UntrustedError
 from hpctrain.records.locate import find_run, job_id, record_job, run_name
 
 
@@ -99,8 +100,10 @@ def test_the_name_within_a_folders_name(folder, name):
     assert run_name(folder) == name
 
 
-def test_a_folder_of_somebody_else_is_not_said_to_be_without_a_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (here / "theirs").mkdir()
-    monkeypatch.setattr("hpctrain.records.locate.os.access", lambda path, mode: False)  # root may look anywhere
-    with pytest.raises(InputError, match=r"^theirs: may not be looked into"):
-        find_run("theirs", {}, here)
+@pytest.mark.requires("root")
+def test_a_folder_of_somebody_else_is_not_said_to_be_without_a_run() -> None:
+    with shared_space() as space:
+        (space / "theirs").mkdir(mode=0o700)
+        give(space / "theirs", OTHER)
+        with pytest.raises(UntrustedError, match=rf"theirs: belongs to another user \(uid {OTHER}\)"):
+            as_user(ME, lambda: find_run("theirs", {}, space))

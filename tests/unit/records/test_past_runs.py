@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -98,3 +99,14 @@ def test_a_run_that_was_removed_is_said_to_be_gone(environ, file, tmp_path):
         find_run("7", environ, tmp_path)
     with pytest.raises(InputError, match="no such run"):
         find_run("bert", environ, tmp_path)
+
+
+@pytest.mark.requires("root")
+def test_a_history_of_somebody_else_tells_nothing(environ: dict[str, str], file: Path, tmp_path: Path) -> None:
+    remember(file, past(run_at(tmp_path / "runs" / "gpt")))
+    assert len(read_past_runs(environ)) == 1
+    os.chown(file, 12345, 12345)
+    assert read_past_runs(environ) == []
+    file.unlink()
+    os.mkfifo(file)
+    assert read_past_runs(environ) == []

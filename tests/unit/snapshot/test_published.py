@@ -71,6 +71,23 @@ def link_elsewhere(path: Path) -> None:
     (path / "__0_0.distcp").symlink_to(target)
 
 
+def fifo_for_a_shard(path: Path) -> None:
+    (path / "__0_0.distcp").unlink()
+    os.mkfifo(path / "__0_0.distcp")
+
+
+def fifo_for_the_manifest(path: Path) -> None:
+    lose_manifest(path)
+    os.mkfifo(path / "manifest.json")
+
+
+def name_elsewhere(path: Path) -> None:
+    (path.parent / "elsewhere").write_bytes(b"shard")
+    (path / "__0_0.distcp").unlink()
+    text = (path / "manifest.json").read_text()
+    (path / "manifest.json").write_text(text.replace("__0_0.distcp", "../elsewhere"))
+
+
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
@@ -82,6 +99,9 @@ def link_elsewhere(path: Path) -> None:
         (lose_manifest, "manifest.json is missing"),
         (tear_manifest, "its manifest cannot be read"),
         (link_elsewhere, "__0_0.distcp is a symbolic link"),
+        (fifo_for_a_shard, "__0_0.distcp is a FIFO"),
+        (fifo_for_the_manifest, "manifest.json is a FIFO"),
+        (name_elsewhere, "names '../elsewhere', which is no plain file name"),
     ],
 )
 def test_a_damaged_checkpoint_is_passed_over(damage: Callable[[Path], None], reason: str, tmp_path: Path) -> None:
