@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import click
-from ClusterShell.NodeSet import NodeSet, NodeSetException
 from rich.console import Console
 
 from hpctrain.base.atomic import write_text
@@ -25,6 +24,7 @@ from hpctrain.probe.formats.slurm import block_yaml, tree_conf
 from hpctrain.probe.imports import from_nccl, from_slurm
 from hpctrain.probe.matrix_view import QUANTITIES
 from hpctrain.probe.view import render
+from hpctrain.records.node_set import unfolded
 from hpctrain.records.topology import Topology
 
 _FILE = click.Path(path_type=Path)
@@ -182,8 +182,8 @@ def _node_names(nodes: str | None, file: Path) -> list[str]:
     if nodes is None:
         return [file.stem]
     try:
-        names = [str(name) for name in NodeSet(nodes)]
-    except NodeSetException as error:
+        names = unfolded(nodes)
+    except ValueError as error:
         raise InputError(f"--nodes {nodes}: {error}; write it like n[1-4] or a,b") from None
     if not names:
         raise InputError("--nodes: it names no node; write it like n[1-4] or a,b")

@@ -6,11 +6,15 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from hpctrain.records.bounds import VOCAB_MAX
 from hpctrain.records.cleaning import AS_IT_IS, Cleaning
 from hpctrain.records.document import Document, Part
+from hpctrain.records.file_name import PlainName
 
 INDEX_NAME = "index.json"
 """Name of the index within a corpus folder."""
+SHARD_TOKENS_MAX = 2**48
+"""Of one file; the largest one that a file system takes is as long."""
 
 
 class TokenizerInfo(Part):
@@ -18,9 +22,9 @@ class TokenizerInfo(Part):
 
     kind: Literal["bytes", "trained", "given"]
     """bytes: a token for each byte. trained: byte-level BPE of this text. given: a tokenizer.json of the person's."""
-    end_of_text: int = Field(ge=0)
+    end_of_text: int = Field(ge=0, le=VOCAB_MAX)
     """Token that ends each document."""
-    file: str | None = None
+    file: PlainName | None = None
     """tokenizer.json within the folder; absent for bytes."""
     sha256: str | None = None
     """Content hash of that file."""
@@ -29,11 +33,11 @@ class TokenizerInfo(Part):
 class Shard(Part):
     """One file of tokens, little-endian, nothing but tokens."""
 
-    file: str
+    file: PlainName
     """Name within the folder."""
     split: Literal["train", "valid"]
     """What it is for; valid was kept aside and is never trained on."""
-    tokens: int = Field(ge=1)
+    tokens: int = Field(ge=1, le=SHARD_TOKENS_MAX)
     """How many."""
     sha256: str
     """Content hash of the file."""
@@ -65,7 +69,7 @@ class CorpusIndex(Document):
 
     schema_kind: ClassVar[str] = "corpus"
 
-    vocab_size: int = Field(ge=2)
+    vocab_size: int = Field(ge=2, le=VOCAB_MAX)
     """Tokens are below this."""
     dtype: Literal["uint16", "uint32"]
     """How a token is stored."""

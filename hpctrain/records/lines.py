@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
-import json
+import os
 from pathlib import Path
 from typing import Any
 
+from hpctrain.base.errors import FileError, Mistake
+from hpctrain.records.input_file import open_input
+from hpctrain.records.json_text import JsonError, parse_json
 
-def read_lines(path: Path) -> list[Any]:
-    """The JSON value of each line; a file that is not there has none.
+FILE_BYTES = 2 * 2**30
+"""Most bytes of a file of lines: steps of a run for years."""
+LINE_BYTES = 16 * 2**20
+"""Most bytes of a line; a row of ten thousand ranks has a tenth of that."""
 
-    Lines that are not whole JSON are left out: a writer was killed in the middle of one.
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON object of each line; a file that is not there has none.
+
+    Lines that are no whole JSON object are left out: a writer was killed in the middle of one.
+
+    Raises:
+        FileError: it cannot be read, is no regular file, or larger than FILE_BYTES.
     """
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return []
     values = []
-    for line in text.splitlines():
-        try:
-            values.append(json.loads(line))
-        except ValueError:
-            continue
+    with os.fdopen(open_input(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > FILE_BYTES:
+            raise FileError(path, [Mistake("", f"has {size} bytes, expected at most {FILE_BYTES}; look at what it is")])
+        while line := file.readline(LINE_BYTES):
+            value = object_in(line)
+            if value is not None:
+                values.append(value)
     return values
+
+
+def object_in(line: bytes) -> dict[str, Any] | None:
+    """The JSON object in a line, or None where it holds none."""
+    try:
+        value = parse_json(line.decode("utf-8", "replace"))
+    except JsonError:
+        return None
+    return value if isinstance(value, dict) else None

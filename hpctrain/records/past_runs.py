@@ -76,7 +76,7 @@ def read_past_runs(environ: Mapping[str, str]) -> list[PastRun]:
     path, found = history_file(environ), []
     try:
         values = read_lines(path) if path is not None else []
-    except OSError:
+    except (FileError, OSError):
         return []
     for value in values:
         try:

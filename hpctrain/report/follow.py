@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ from hpctrain.base.clock import Clock
 from hpctrain.base.errors import FileError
 from hpctrain.records.document import Document
 from hpctrain.records.event import Event
+from hpctrain.records.lines import object_in
 from hpctrain.records.metric import MetricRow
 
 POLL_S = 0.2
@@ -27,7 +27,7 @@ class Tail:
         self._rest = b""
 
     def values(self) -> list[Any]:
-        """The JSON value of each new line. A line of a killed writer, cut short, is left out."""
+        """The JSON object of each new line. A line of a killed writer, cut short, is left out."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -36,7 +36,7 @@ class Tail:
             return []
         self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        return [value for line in lines for value in _json(line)]
+        return [value for line in lines if (value := object_in(line)) is not None]
 
 
 def follow(
@@ -57,13 +57,6 @@ def follow(
         yield from sorted(items, key=lambda item: item.time_s)
         if not over and not items:
             clock.sleep(poll_s)
-
-
-def _json(line: bytes) -> list[Any]:
-    try:
-        return [json.loads(line)]
-    except ValueError:
-        return []
 
 
 def rows_of(kind: type[Row], values: list[Any]) -> Iterator[Row]:
