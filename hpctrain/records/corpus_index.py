@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from hpctrain.records.bounds import VOCAB_MAX
 from hpctrain.records.cleaning import AS_IT_IS, Cleaning
@@ -79,6 +80,15 @@ class CorpusIndex(Document):
     """In the order in which they are read."""
     sources: Sources
     """What they were made from."""
+
+    @field_validator("shards")
+    @classmethod
+    def _files_of_their_own(cls, value: list[Shard]) -> list[Shard]:
+        names = Counter(shard.file for shard in value)
+        taken = next((name for name, count in names.items() if count > 1 or name == INDEX_NAME), None)
+        if taken is not None:
+            raise ValueError(f"{taken!r} is named twice or is the index itself; each shard is a file of its own")
+        return value
 
     def tokens(self, split: str) -> int:
         """Tokens of one split."""

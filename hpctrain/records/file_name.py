@@ -12,7 +12,7 @@ PATH_BYTES_MAX = 4095
 """Of a path (PATH_MAX, without the NUL at its end)."""
 
 
-def plain_name(name: str) -> str:
+def plain_file_name(name: str) -> str:
     """The name itself, if it can only name a file within the folder that it is used in.
 
     Raises:
@@ -24,12 +24,12 @@ def plain_name(name: str) -> str:
 
 
 def checkpoint_name(name: str) -> str:
-    """As `plain_name`; torch's own `.metadata` is the one name with a dot that a checkpoint has.
+    """As `plain_file_name`; torch's own `.metadata` is the one name with a dot that a checkpoint has.
 
     Raises:
-        ValueError: as `plain_name`.
+        ValueError: as `plain_file_name`.
     """
-    return name if name == ".metadata" else plain_name(name)
+    return name if name == ".metadata" else plain_file_name(name)
 
 
 def path_below(path: str) -> str:
@@ -39,7 +39,7 @@ def path_below(path: str) -> str:
         ValueError: one of its parts is no plain name.
     """
     for part in path.split("/"):
-        plain_name(part)
+        plain_file_name(part)
     return path
 
 
@@ -55,7 +55,7 @@ def any_path(path: str) -> str:
     return path
 
 
-PlainName = Annotated[str, AfterValidator(plain_name)]
+PlainName = Annotated[str, AfterValidator(plain_file_name)]
 """Name of a file in the folder of the file that it stands in."""
 CheckpointName = Annotated[str, AfterValidator(checkpoint_name)]
 """Name of a file in a checkpoint's folder."""
