@@ -129,14 +129,13 @@ def _saved_dataset(folder: Path) -> list[InputFile]:
     """The Arrow files of a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote; else nothing."""
     splits = _json_object(folder / "dataset_dict.json").get("splits")
     if isinstance(splits, list):
-        names = [name for name in splits if isinstance(name, str)]
+        names = [_name(name, folder / "dataset_dict.json", "splits") for name in splits]
         if "train" not in names and len(names) != 1:
             raise InputError(
-                f"IN: {folder}: found the splits {', '.join(names) or 'none'} and none called train; "
+                f"IN: {folder}: found the splits {', '.join(names[:8]) or 'none'} and none called train; "
                 f"name the folder of one"
             )
-        split = "train" if "train" in names else names[0]
-        return _saved_dataset(folder / _name(split, folder / "dataset_dict.json", "splits"))
+        return _saved_dataset(folder / ("train" if "train" in names else names[0]))
     entries = _json_object(folder / "state.json").get("_data_files")
     if not isinstance(entries, list):
         return []

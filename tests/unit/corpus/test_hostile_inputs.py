@@ -42,7 +42,7 @@ MANY = settings(
 )
 MIB = 2**20
 PACK: dict[str, Callable[[bytes], bytes]] = {
-    ".gz": lambda data: gzip.compress(data, 9), ".zst": lambda data: zstandard.compress(data, 19)
+    ".gz": lambda data: gzip.compress(data, 9), ".zst": lambda data: zstandard.compress(data)
 }  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def test_text_that_packs_well_is_read_whole_beyond_what_is_free(
     packing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed, "FREE_BYTES", 100_000)
-    text = "".join(f"line {n}: the same words stand in every line of this log\n" for n in range(100_000)).encode()
+    text = "".join(f"line {n}: the same words stand in every line of this log\n" for n in range(20_000)).encode()
     (tmp_path / f"t{packing}").write_bytes(PACK[packing](text))
     with unpacked(tmp_path / f"t{packing}") as file:
         assert file.read() == text
@@ -175,7 +175,7 @@ def test_an_index_plants_no_file_wherever_it_is_used(name: str, tmp_path: Path) 
         lambda: Corpus.open([folder], "train", 8),
     ]
     for use in users:
-        with pytest.raises(FileError, match=r"index\.json: shards.*found "):
+        with pytest.raises(FileError, match=r"index\.json: shards"):
             use()
     assert list(node.rglob("*")) == []
     assert not list(tmp_path.rglob(".bash_profile"))
@@ -234,7 +234,9 @@ def test_any_saved_dataset_is_read_or_refused(tmp_path: Path, splits: bytes, sta
 
 def parquet() -> bytes:
     sink = io.BytesIO()
-    pq.write_table(pa.table({"text": ["one document", "two", None] * 5, "n": list(range(15))}), sink, row_group_size=4)
+    pq.write_table(
+        pa.table({"text": ["one document", "two", "naïve"] * 5, "n": list(range(15))}), sink, row_group_size=4
+    )
     return sink.getvalue()
 
 
@@ -295,7 +297,7 @@ TOKENIZER: dict[str, Any] = {
     "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
     "added_tokens": [{"id": 3, "content": "</s>", "single_word": False, "lstrip": False, "rstrip": False,
                       "normalized": False, "special": True}],
-    "post_processor": None, "decoder": {"type": "ByteLevel"},
+    "post_processor": None, "decoder": None,
     "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"], "unk_token": None},
 }  # fmt: skip
 PANICS: dict[str, dict[str, Any]] = {
@@ -323,10 +325,18 @@ def test_a_token_with_an_id_beyond_any_vocabulary_is_refused(tmp_path: Path) -> 
         load_tokenizer(str(path))
 
 
-@MANY
-@given(hostile_json(TOKENIZER))
-def test_any_tokenizer_is_loaded_or_refused(tmp_path: Path, data: bytes) -> None:
+def test_any_tokenizer_is_loaded_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+
     def read(path: Path) -> object:
         return load_tokenizer(str(path)).vocab_size
 
-    check_reader(read, _written(tmp_path / "tokenizer.json", data))
+    path.write_text(json.dumps(TOKENIZER))
+    assert read(path) == 4
+
+    @MANY
+    @given(hostile_json(TOKENIZER))
+    def fuzz(data: bytes) -> None:
+        check_reader(read, _written(path, data))
+
+    fuzz()
