@@ -34,9 +34,13 @@ def unfolded(text: str) -> list[str]:
         raise ValueError(f"'{text[:100]}' has more than {NODES_MAX} names")
     try:
         # A name with an '@' is no group of this machine's ClusterShell, which may run commands to look it up.
-        return [str(name) for name in NodeSet(text, resolver=RESOLVER_NOGROUP)]
+        names = [str(name) for name in NodeSet(text, resolver=RESOLVER_NOGROUP)]
     except (NodeSetException, ValueError) as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(str(error)[:200]) from None
+    strange = next((name for name in names if not re.fullmatch(NODE_NAME, name)), None)
+    if strange is not None:
+        raise ValueError(f"{strange[:100]!r} is no name of a node")
+    return names
 
 
 def folded(names: Iterable[str]) -> str:

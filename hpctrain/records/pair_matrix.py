@@ -8,11 +8,12 @@ from __future__ import annotations
 import hashlib
 import io
 import math
+import re
 import zipfile
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -105,6 +106,12 @@ class PairMatrix:
 
 _DAMAGED = (ValueError, KeyError, SyntaxError, EOFError, RuntimeError, zipfile.BadZipFile)
 """What zipfile and numpy raise about a file that is none of theirs."""
+_NPY = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '(?P<dtype><f4|<U\d{1,4})', 'fortran_order': (?P<by_columns>True|False), "
+    rb"'shape': \((?P<shape>\d{1,7},(?: \d{1,7})?)\), \} *\n",
+    re.DOTALL,
+)
+"""The header of an array as numpy writes it (numpy.lib.format, version 1.0). Numpy itself reads it as Python source."""
 _HEADER_BYTES = 4096
 """More than zip and npy add to an array; numpy's header of one has 128."""
 
@@ -125,16 +132,17 @@ def _array(stored: zipfile.ZipFile, name: str, kind: np.dtype[Any], shape: tuple
     if entry.compress_type != zipfile.ZIP_STORED:
         raise ValueError(f"{name} is packed, expected plain numbers")
     data = stored.read(entry)
-    header = io.BytesIO(data)
-    if np.lib.format.read_magic(header) != (1, 0):
-        raise ValueError(f"{name} is of another version of numpy's format than 1.0")
-    found, by_columns, dtype = np.lib.format.read_array_header_1_0(header)
-    size = math.prod(shape) * dtype.itemsize
-    if found != shape or by_columns or dtype.kind != kind.kind or (kind.kind == "f" and dtype != kind):
-        raise ValueError(f"{name} has shape {found!r:.40} of {dtype!r:.40}, expected {shape} of {kind}")
-    if len(data) - header.tell() != size:
-        raise ValueError(f"{name} has {len(data) - header.tell()} bytes, expected {size}")
-    return np.frombuffer(data, dtype, offset=header.tell()).reshape(shape)
+    header = _NPY.match(data)
+    if header is None:
+        raise ValueError(f"{name} is no array of numpy's format 1.0")
+    start, dtype = header.end(), np.dtype(header["dtype"].decode())
+    found = tuple(int(size) for size in header["shape"].split(b",") if size.strip())
+    if found != shape or dtype.kind != kind.kind or (kind.kind == "f" and dtype != kind):
+        raise ValueError(f"{name} has shape {found} of {dtype}, expected {shape} of {kind}")
+    if len(data) - start != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{name} has {len(data) - start} bytes, expected {math.prod(shape) * dtype.itemsize}")
+    order: Literal["F", "C"] = "F" if header["by_columns"] == b"True" else "C"
+    return np.frombuffer(data, dtype, offset=start).reshape(shape, order=order)
 
 
 def read_pairs(path: Path, sha256: str, nodes: Sequence[str], topology: Path) -> PairMatrix:

@@ -111,11 +111,6 @@ def test_nodes_that_differ_get_files_of_their_own() -> None:
     assert list(files) == ["nccl-n1.xml", "nccl-n2.xml"]
 
 
-def test_a_name_that_leads_out_of_the_folder_is_refused() -> None:
-    with pytest.raises(InputError, match="after which no file is named"):
-        nccl_files(imported(DUMP, "../n1"))
-
-
 def test_nvlinks_whose_other_end_has_no_address_are_left_to_nccl() -> None:
     prior = imported(DUMP)
     devices = [
