@@ -20,6 +20,7 @@ from hpctrain.agent.watch import Watch
 from hpctrain.base.atomic import write_text
 from hpctrain.base.errors import InputError
 from hpctrain.base.owned import read_owned
+from hpctrain.records.json_text import parse_json
 
 LOOK_EVERY_S = 0.2
 LOOKS_AT_ONCE = 8
@@ -149,7 +150,7 @@ def publish_address(folder: Path, node: str, listener: socket.socket) -> None:
 def published_address(folder: Path, node: str) -> Address | None:
     """Where a node says it listens; None when it does not say, or nothing that can be dialled without a look-up."""
     try:
-        said = json.loads(read_owned(folder / f"{node}.json", ADDRESS_BYTES_MAX))
+        said = parse_json(read_owned(folder / f"{node}.json", ADDRESS_BYTES_MAX))
         addr, port = str(ipaddress.ip_address(said["addr"])), said["port"]
     except (OSError, InputError, ValueError, KeyError, TypeError):
         return None

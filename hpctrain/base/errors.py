@@ -26,6 +26,11 @@ EXIT_USAGE = 2
 EXIT_WARNINGS = 3
 EXIT_REFUSED = 4
 
+LINES_MAX = 50
+"""Mistakes of one file that are told; who has more begins with these."""
+TEXT_MAX = 1000
+"""Characters of what is told of one mistake."""
+
 
 class HpctrainError(Exception):
     """The work failed. Base of every error that hpctrain raises on purpose."""
@@ -58,11 +63,18 @@ class FileError(InputError):
 
     def _lines(self) -> list[str]:
         lines = []
-        for mistake in self.mistakes:
+        for mistake in self.mistakes[:LINES_MAX]:
             place = f"{self.path}:{mistake.line}" if mistake.line else self.path
-            field = f" {mistake.field}:" if mistake.field else ""
-            lines.append(f"{place}:{field} {mistake.text}")
-        return lines
+            field = f" {_shown(mistake.field)}:" if mistake.field else ""
+            lines.append(f"{_shown(place, len(place))}:{field} {_shown(mistake.text, TEXT_MAX)}")
+        more = len(self.mistakes) - LINES_MAX
+        return [*lines, f"{_shown(self.path, len(self.path))}: {more} mistakes more"] if more > 0 else lines
+
+
+def _shown(text: str, longest: int = 200) -> str:
+    """A text out of a file as a part of one line: nothing in it ends the line, steers a terminal or fills it."""
+    text = text if len(text) <= longest else f"{text[: longest - 3]}..."
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class UntrustedError(InputError):

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import click
-from ClusterShell.NodeSet import NodeSet, NodeSetException
 
 from hpctrain.base.errors import InputError
+from hpctrain.records.node_set import unfolded
 
 
 class Finite(click.FloatRange):
@@ -57,6 +57,6 @@ def node_names(option: str, text: str) -> list[str]:
         InputError: it is not a set of nodes.
     """
     try:
-        return list(NodeSet(text))
-    except NodeSetException as error:
+        return unfolded(text)
+    except ValueError as error:
         raise InputError(f"{option} {text}: {error}; write it like n[0-2] or a,b") from None

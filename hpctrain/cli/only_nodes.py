@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ClusterShell.NodeSet import NodeSet, NodeSetException
-
 from hpctrain.base.errors import InputError, Refused
+from hpctrain.records.node_set import folded, unfolded
 from hpctrain.records.topology import Topology
 
 
@@ -22,14 +21,14 @@ def only_nodes(topology: Topology, nodes: str, source: Path) -> Topology:
         Refused: the file has no figures of some of them.
     """
     try:
-        wanted = list(NodeSet(nodes))
-    except NodeSetException as error:
+        wanted = unfolded(nodes)
+    except ValueError as error:
         raise InputError(f"--nodes {nodes}: {error}; write it like local[0-2] or a,b") from None
     known = [node.id for node in topology.nodes]
     missing = [node for node in wanted if node not in known]
     if missing or not wanted:
         raise Refused(
-            f"{source}: nodes: found {NodeSet.fromlist(known)}, it has no figures of {NodeSet.fromlist(missing)}; "
+            f"{source}: nodes: found {folded(known)}, it has no figures of {folded(missing)}; "
             "probe these nodes, or name others with --nodes"
         )
     return topology.only(wanted)

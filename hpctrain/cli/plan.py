@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import cast, get_args
 
 import click
-from ClusterShell.NodeSet import NodeSet
 from rich.console import Console
 
 from hpctrain.base.errors import FileError, InputError, Refused
@@ -29,6 +28,7 @@ from hpctrain.planner.replay import scene_of
 from hpctrain.planner.workload import USABLE
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.locate import find_run
+from hpctrain.records.node_set import folded
 from hpctrain.records.plan import Plan
 from hpctrain.records.profile import Profile
 from hpctrain.records.run import read_run, run_of
@@ -208,7 +208,7 @@ def _without(topology: Topology, nodes: str) -> Topology:
     known = [node.id for node in topology.nodes]
     unknown = sorted(forbidden - set(known))
     if unknown:
-        raise InputError(f"--forbid: found {NodeSet.fromlist(unknown)}, the topology has {NodeSet.fromlist(known)}")
+        raise InputError(f"--forbid: found {folded(unknown)}, the topology has {folded(known)}")
     left = [node for node in known if node not in forbidden]
     if not left:
         raise Refused("--forbid: no node of the topology is left; forbid fewer")

@@ -6,11 +6,11 @@ import os
 from collections.abc import Collection
 
 import click
-from ClusterShell.NodeSet import NodeSet, NodeSetException
 
 from hpctrain.base.clock import SystemClock
 from hpctrain.launch.driver import own_driver
 from hpctrain.launch.staleness import MAX_AGE_DAYS, staleness
+from hpctrain.records.node_set import unfolded
 from hpctrain.records.topology import Topology
 
 
@@ -32,6 +32,6 @@ def warn_if_stale(
 
 def _allocated() -> list[str] | None:
     try:
-        return [str(name) for name in NodeSet(os.environ.get("SLURM_JOB_NODELIST", ""))] or None
-    except NodeSetException:
+        return unfolded(os.environ.get("SLURM_JOB_NODELIST", "")) or None
+    except ValueError:
         return None

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import click
-from ClusterShell.NodeSet import NodeSet, NodeSetException
 from rich.console import Console
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import FileError, InputError, Mistake
+from hpctrain.base.errors import InputError
 from hpctrain.cli.only_nodes import only_nodes
 from hpctrain.probe.compare import differences
 from hpctrain.probe.difference_view import render_differences, summary
@@ -25,10 +23,12 @@ from hpctrain.probe.formats.slurm import block_yaml, tree_conf
 from hpctrain.probe.imports import from_nccl, from_slurm
 from hpctrain.probe.matrix_view import QUANTITIES
 from hpctrain.probe.view import render
+from hpctrain.records.input_file import read_input_text
+from hpctrain.records.node_set import unfolded
 from hpctrain.records.topology import Topology
 
 _FILE = click.Path(path_type=Path)
-_LARGEST_BYTES = 64 * 2**20
+_LARGEST_BYTES = 4 * 2**20
 """Of a file to import; Slurm's and NCCL's are below a megabyte."""
 
 FORMATS: dict[str, Callable[[Topology], dict[str, str]]] = {
@@ -132,7 +132,7 @@ def import_(file: Path, form: str | None, nodes: str | None, output: Path) -> No
     FILE is a dump of NCCL (NCCL_TOPO_DUMP_FILE), or Slurm's topology.conf or topology.yaml.
     """
     form = form or ("nccl" if file.suffix == ".xml" else "slurm")
-    text, now = _text(file), SystemClock().wall()
+    text, now = read_input_text(file, _LARGEST_BYTES), SystemClock().wall()
     if form == "nccl":
         topology = from_nccl(text, str(file), _node_names(nodes, file), now)
     elif nodes is not None:
@@ -162,29 +162,12 @@ def _write(texts: dict[str, str], output: Path) -> list[Path]:
     return list(paths)
 
 
-def _text(file: Path) -> str:
-    def wrong(words: str) -> NoReturn:
-        raise FileError(file, [Mistake("", words)])
-
-    try:
-        if file.stat().st_size > _LARGEST_BYTES:
-            wrong(f"more than {_LARGEST_BYTES // 2**20} MiB; no file of Slurm or NCCL is so large")
-        return file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        wrong("no such file")
-    except OSError as error:
-        wrong(f"cannot read: {error.strerror}")
-    except UnicodeDecodeError:
-        wrong("not a text file in UTF-8")
-
-
 def _node_names(nodes: str | None, file: Path) -> list[str]:
-    if nodes is None:
-        return [file.stem]
+    text = file.stem if nodes is None else nodes
     try:
-        names = [str(name) for name in NodeSet(nodes)]
-    except NodeSetException as error:
-        raise InputError(f"--nodes {nodes}: {error}; write it like n[1-4] or a,b") from None
+        names = unfolded(text)
+    except ValueError as error:
+        raise InputError(f"--nodes {text}: {error}; write it like n[1-4] or a,b") from None
     if not names:
         raise InputError("--nodes: it names no node; write it like n[1-4] or a,b")
     return names

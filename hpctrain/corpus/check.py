@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 from hpctrain.base.errors import FileError, InputError, Mistake
 from hpctrain.corpus.index import read_index
 from hpctrain.records.corpus_index import INDEX_NAME, CorpusIndex
+from hpctrain.records.input_file import open_input
 from hpctrain.records.recipe import RECIPE_NAME, Recipe
 
 _CHUNK_BYTES = 1024 * 1024
@@ -68,10 +70,11 @@ def file_sha256(path: Path, report: Callable[[int], None] = lambda count: None) 
     """SHA-256 of a file, as hex.
 
     Raises:
+        FileError: it cannot be opened, or is no regular file.
         OSError: it cannot be read.
     """
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with os.fdopen(open_input(path), "rb") as file:
         while data := file.read(_CHUNK_BYTES):
             digest.update(data)
             report(len(data))
@@ -85,5 +88,7 @@ def _difference(path: Path, sha256: str, size_bytes: int | None, report: Callabl
         if size_bytes is not None and size != size_bytes:
             return f"has {size} bytes, expected {size_bytes}"
         return "" if file_sha256(path, report) == sha256 else "is not what was written (its hash differs)"
+    except FileError as error:
+        return error.mistakes[0].text
     except OSError as error:
         return f"cannot be read: {error.strerror}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.base.units import format_si
+from hpctrain.corpus.packed import open_plain
 
 FOUND_BYTES = 32 * 1000 * 1000
 """Text for a first run: a few epochs of some thousand steps of the smallest model."""
@@ -104,8 +105,8 @@ def _text_size(path: Path) -> int:
     """Bytes of the text in a file; 0 when it cannot be read."""
     try:
         if path.suffix != ".gz":
-            return path.stat().st_size if os.access(path, os.R_OK) else 0
-        with path.open("rb") as file:
+            return path.stat().st_size if path.is_file() and os.access(path, os.R_OK) else 0
+        with open_plain(path) as file:
             # The last four bytes of a gzip member are its uncompressed size (RFC 1952, section 2.3.1).
             file.seek(-4, os.SEEK_END)
             return int.from_bytes(file.read(4), "little")

@@ -11,10 +11,10 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from hpctrain.base.errors import InputError
 from hpctrain.corpus.index import read_index
 from hpctrain.corpus.special import SpecialTokens
 from hpctrain.corpus.tokenizer import END_OF_TEXT
+from hpctrain.corpus.tokenizer_file import read_tokenizer
 
 MASK, START = "[MASK]", "<pad>"
 """Names of tokens that an objective needed and the tokenizer had not."""
@@ -43,11 +43,7 @@ def hf_tokenizer(folder: Path, special: SpecialTokens, longest: int) -> HfTokeni
     if index.tokenizer.file is None:
         tokenizer = byte_tokenizer()
     else:
-        path = folder / index.tokenizer.file
-        try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
-            raise InputError(f"{path}: not a tokenizer.json of the tokenizers library: {error}") from None
+        tokenizer = read_tokenizer(folder / index.tokenizer.file, "data.train[0]")
     names = {number: name for name, number in _added(special).items() if tokenizer.id_to_token(number) is None}
     for number in sorted(names):
         if tokenizer.get_vocab_size() == number:  # ids are given one after the other

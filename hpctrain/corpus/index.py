@@ -6,8 +6,9 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpctrain.base.errors import InputError
+from hpctrain.base.errors import FileError, InputError
 from hpctrain.records.corpus_index import INDEX_NAME, CorpusIndex
+from hpctrain.records.input_file import read_input
 
 
 def read_index(folder: str | Path, field: str = "") -> CorpusIndex:
@@ -56,9 +57,9 @@ def check_tokenizer(folders: Sequence[str | Path], tokenizer: str | Path, field:
     """
     index = read_indexes(folders)[0]
     try:
-        digest = hashlib.sha256(Path(tokenizer).read_bytes()).hexdigest()
-    except OSError as error:
-        raise InputError(f"{field}: {tokenizer}: cannot read: {error.strerror}") from None
+        digest = hashlib.sha256(read_input(Path(tokenizer))).hexdigest()
+    except FileError as error:
+        raise InputError(f"{field}: {tokenizer}: {error.mistakes[0].text}") from None
     if digest != index.tokenizer.sha256:
         raise InputError(
             f"{field}: {tokenizer}: the data was made with another tokenizer ({describe_tokenizer(index)}); leave the "

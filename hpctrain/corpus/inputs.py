@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -10,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hpctrain.base.errors import InputError
+from hpctrain.base.errors import FileError, InputError, Mistake
 from hpctrain.corpus.extras import need
 from hpctrain.corpus.packed import PACKINGS, bare_name
 from hpctrain.corpus.pieces import Format, InputFile
+from hpctrain.records.document import read_json
+from hpctrain.records.file_name import plain_file_name
 
 TEXT_SUFFIXES = (".md", ".py", ".rst", ".tex", ".txt")
 """What is taken from a folder of texts, plain or packed; a file that is named is taken whatever its suffix."""
@@ -128,27 +129,44 @@ def _saved_dataset(folder: Path) -> list[InputFile]:
     """The Arrow files of a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote; else nothing."""
     splits = _json_object(folder / "dataset_dict.json").get("splits")
     if isinstance(splits, list):
-        names = [name for name in splits if isinstance(name, str)]
+        names = [_name(name, folder / "dataset_dict.json", "splits") for name in splits]
         if "train" not in names and len(names) != 1:
             raise InputError(
-                f"IN: {folder}: found the splits {', '.join(names) or 'none'} and none called train; "
+                f"IN: {folder}: found the splits {', '.join(names[:8]) or 'none'} and none called train; "
                 f"name the folder of one"
             )
         return _saved_dataset(folder / ("train" if "train" in names else names[0]))
     entries = _json_object(folder / "state.json").get("_data_files")
     if not isinstance(entries, list):
         return []
-    names = [entry["filename"] for entry in entries if isinstance(entry, dict) and "filename" in entry]
+    named = [entry["filename"] for entry in entries if isinstance(entry, dict) and "filename" in entry]
+    names = [_name(name, folder / "state.json", "_data_files") for name in named]
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise InputError(f"IN: {folder}: {missing[0]} is missing, which its state.json names; save the dataset again")
     return [InputFile(folder / name, "arrow") for name in names]
 
 
-def _json_object(path: Path) -> dict[str, object]:
+def _name(name: object, file: Path, field: str) -> str:
+    """A name of something within the folder of the file that it stands in.
+
+    Raises:
+        FileError: it leads out of the folder, or is no name.
+    """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        if isinstance(name, str):
+            return plain_file_name(name)
+        text = "a file's plain name is expected"
+    except ValueError as error:
+        text = str(error)
+    raise FileError(file, [Mistake(field, f"found {name!r:.80}; {text}; save the dataset again")])
+
+
+def _json_object(path: Path) -> dict[str, object]:
+    """The object in a file of `datasets`; an empty one where there is none, or where the file is something else."""
+    try:
+        value = read_json(path)
+    except FileError:
         return {}
     return value if isinstance(value, dict) else {}
 

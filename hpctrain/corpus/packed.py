@@ -5,15 +5,25 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from hpctrain.base.errors import FileError
+from hpctrain.base.regular_file import open_regular
+
 PACKINGS = (".gz", ".zst")
 """Suffixes of what is unpacked while it is read (RFC 1952, RFC 8878)."""
 
 _CHUNK_BYTES = 64 * 1024
+_FEED_BYTES = 2 * 1024
+"""Given to the Zstandard library at once: a block of four bytes becomes 128 KiB, so this becomes 64 MiB at most."""
+FREE_BYTES = 64 * 1024 * 1024
+"""What a packed file may become whatever its size."""
+EXPANSION = 200
+"""Bytes that each packed one may become beyond that. Of text it is 3 to 15; of a bomb 1,000 (gzip) or 30,000 (zstd)."""
 
 
 def bare_name(path: Path) -> str:
@@ -34,19 +44,54 @@ def unpacked(path: Path) -> Iterator[BinaryIO]:
     """The bytes of a file, unpacked.
 
     Raises:
-        OSError: it cannot be read, or is a damaged archive.
+        OSError: it cannot be read, is a FIFO or device, a damaged archive, or one that unpacks to far more than text
+            does.
     """
     try:
-        with path.open("rb") as raw:
+        with open_plain(path) as raw:
             if path.name.lower().endswith(".gz"):
                 with gzip.GzipFile(fileobj=raw) as file:
-                    yield cast(BinaryIO, file)
+                    yield cast(BinaryIO, io.BufferedReader(_Bounded(file, raw), _CHUNK_BYTES))
             elif path.name.lower().endswith(".zst"):
-                yield cast(BinaryIO, io.BufferedReader(_Zstandard(raw), _CHUNK_BYTES))
+                yield cast(BinaryIO, io.BufferedReader(_Bounded(_Zstandard(raw), raw), _CHUNK_BYTES))
             else:
                 yield raw
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise OSError(f"damaged archive: {error}") from error
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """A regular file as it lies on disk, which may be reached by a link.
+
+    Raises:
+        OSError: it cannot be read, or is a FIFO or device, which might never end.
+    """
+    try:
+        return os.fdopen(open_regular(os.path.realpath(path)), "rb")
+    except FileError as error:
+        raise OSError(error.mistakes[0].text) from None
+
+
+class _Bounded(io.RawIOBase):
+    """What is unpacked, as long as it is not far more than what was read of the packed file."""
+
+    def __init__(self, unpacked: io.BufferedIOBase | io.RawIOBase, packed: BinaryIO) -> None:
+        self._unpacked = unpacked
+        self._packed = packed
+        self._count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        count = self._unpacked.readinto(buffer) or 0
+        self._count += count
+        if self._count > FREE_BYTES + EXPANSION * self._packed.tell():
+            raise OSError(
+                f"unpacks to more than {EXPANSION} times its size, which no text does (the first {FREE_BYTES // 2**20} "
+                "MiB not counted); unpack it yourself and name the plain file if it is text"
+            )
+        return count
 
 
 class _Zstandard(io.RawIOBase):
@@ -68,7 +113,7 @@ class _Zstandard(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         while not self._out:
-            data = self._rest or self._raw.read(_CHUNK_BYTES)
+            data = self._rest or self._raw.read(_FEED_BYTES)
             self._rest = b""
             if not data:
                 if self._inside:

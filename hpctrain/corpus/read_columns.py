@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.errors import InputError
+from hpctrain.corpus.packed import open_plain
 from hpctrain.corpus.pieces import Piece
-from hpctrain.corpus.records import BadRecords
+from hpctrain.corpus.records import RECORD_BYTES, BadRecords
 
 BATCH_ROWS = 128
 """Rows that are held as Python text at once."""
@@ -25,14 +26,14 @@ def parquet_documents(piece: Piece, field: str, bad: BadRecords) -> Iterator[str
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(piece.path, pre_buffer=False) as file:
+        with open_plain(piece.path) as raw, pq.ParquetFile(raw, pre_buffer=False) as file:
             _check_column(piece.path, file.schema_arrow, field)
             stop = file.num_row_groups if piece.stop is None else piece.stop
             groups = range(piece.start, stop)
             row = sum(file.metadata.row_group(group).num_rows for group in range(piece.start))
             batches = file.iter_batches(BATCH_ROWS, row_groups=groups, columns=[field], use_threads=False)
             yield from _texts(batches, piece.path, row, bad)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:
         bad.found(str(piece.path), f"damaged, or no Parquet file: {_first_line(error)}")
 
 
@@ -46,7 +47,7 @@ def arrow_documents(piece: Piece, field: str, bad: BadRecords) -> Iterator[str]:
     import pyarrow as pa
 
     try:
-        with pa.OSFile(str(piece.path), "rb") as file:
+        with open_plain(piece.path) as raw, pa.PythonFile(raw, "r") as file:
             of_file_format = file.read(6) == b"ARROW1"
             file.seek(0)
             reader = pa.ipc.open_file(file) if of_file_format else pa.ipc.open_stream(file)
@@ -59,7 +60,7 @@ def arrow_documents(piece: Piece, field: str, bad: BadRecords) -> Iterator[str]:
                 for first in range(0, batch.num_rows, BATCH_ROWS)
             )
             yield from _texts(slices, piece.path, 0, bad)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:
         bad.found(str(piece.path), f"damaged, or no Arrow file: {_first_line(error)}")
 
 
@@ -69,18 +70,22 @@ def row_groups(path: Path) -> list[int]:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:
+        with open_plain(path) as raw, pq.ParquetFile(raw) as file:
             return [file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups)]
-    except (pa.ArrowInvalid, OSError):
+    except (pa.ArrowException, OSError):
         return []
 
 
 def _texts(batches: Iterator[Any], path: Path, row: int, bad: BadRecords) -> Iterator[str]:
     for batch in batches:
-        for text in batch.column(0).to_pylist():
+        column = batch.column(0)
+        column.validate(full=True)  # a damaged file may have offsets far outside of its text: reading there is a crash
+        for text in column.to_pylist():
             row += 1
             if text is None:
                 bad.found(f"{path}: row {row}", "found no text")
+            elif len(text) > RECORD_BYTES:
+                bad.found(f"{path}: row {row}", f"the text is longer than {RECORD_BYTES // 2**20} MiB")
             else:
                 yield text
 
@@ -88,14 +93,15 @@ def _texts(batches: Iterator[Any], path: Path, row: int, bad: BadRecords) -> Ite
 def _check_column(path: Path, schema: Any, field: str) -> None:
     import pyarrow as pa
 
-    if field not in schema.names:
-        raise InputError(
-            f"{path}: found no column {field!r}; its columns: {', '.join(schema.names)}; name one with --text-field"
-        )
+    if schema.names.count(field) != 1:
+        known = ", ".join(name if name.isprintable() else repr(name) for name in schema.names[:8]) or "none"
+        often = "more than one" if field in schema.names else "no"
+        raise InputError(f"{path}: found {often} column {field!r}; its columns: {known}; name one with --text-field")
     kind = schema.field(field).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise InputError(f"{path}: the column {field!r} holds {kind}, expected text; name another with --text-field")
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+    line = str(error).strip().partition("\n")[0][:200]
+    return "".join(c for c in line if c.isprintable())

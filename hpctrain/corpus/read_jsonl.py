@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -10,10 +9,10 @@ from typing import BinaryIO
 from hpctrain.corpus.lines import part_of
 from hpctrain.corpus.packed import unpacked
 from hpctrain.corpus.pieces import Piece
-from hpctrain.corpus.records import BadRecords
+from hpctrain.corpus.records import RECORD_BYTES, BadRecords
+from hpctrain.records.json_text import JsonError, parse_json
 
-LINE_BYTES = 64 * 1024 * 1024
-"""A longer line is no document but an accident (a file without line ends), and would take all the memory."""
+LINE_BYTES = RECORD_BYTES
 
 
 class _UnusableError(Exception):
@@ -70,14 +69,14 @@ def _text(line: bytes, field: str) -> str:
     if len(line) >= LINE_BYTES:
         raise _UnusableError(f"the line is longer than {LINE_BYTES // 2**20} MiB")
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        raise _UnusableError(f"not valid JSON: {getattr(error, 'msg', error)}") from None
+        value = parse_json(line)
+    except JsonError as error:
+        raise _UnusableError(f"not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise _UnusableError(f"found {type(value).__name__}, expected a JSON object a line")
     text = value.get(field)
     if not isinstance(text, str):
-        known = ", ".join(list(value)[:8]) or "none"
+        known = ", ".join(name[:60] if name.isprintable() else repr(name[:60]) for name in list(value)[:8]) or "none"
         raise _UnusableError(f"found no text in the field {field!r} (its fields: {known}); name one with --text-field")
     return text
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from hpctrain.base.errors import InputError
 
+RECORD_BYTES = 64 * 1024 * 1024
+"""A longer record is no document but an accident (a file without line ends), and would take all the memory."""
+
 
 class BadRecords:
     """Counts what is left out; stops at the first where nothing may be."""

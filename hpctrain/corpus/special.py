@@ -6,14 +6,15 @@ vocabulary grows by them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpctrain.base.errors import FileError, Mistake
 from hpctrain.corpus.index import read_indexes
 from hpctrain.records.corpus_index import CorpusIndex
+from hpctrain.records.document import read_json
 from hpctrain.records.objective import AnyObjective, Masked, SpanCorruption, lengths
 
 MASKS = ("[MASK]", "<mask>")
@@ -87,10 +88,18 @@ def _known(folder: Path, index: CorpusIndex) -> dict[str, int]:
         return {}
     path = folder / index.tokenizer.file
     try:
-        added = json.loads(path.read_text(encoding="utf-8")).get("added_tokens") or []
-        return {token["content"]: int(token["id"]) for token in added}
-    except OSError as error:
-        text = f"cannot read: {error.strerror}; prepare the folder again"
-    except (ValueError, AttributeError, TypeError, KeyError):
-        text = "is no tokenizer.json of the tokenizers library; prepare the folder again"
+        value = read_json(path)
+    except FileError as error:
+        text = f"is no tokenizer.json of the tokenizers library ({error.mistakes[0].text}); prepare the folder again"
+        raise FileError(path, [Mistake("", text)]) from None
+    added = (value.get("added_tokens") or []) if isinstance(value, dict) else None
+    if isinstance(added, list) and all(_is_token(token, index.vocab_size) for token in added):
+        return {token["content"]: token["id"] for token in added}
+    text = "is no tokenizer.json of the tokenizers library; prepare the folder again"
     raise FileError(path, [Mistake("", text)])
+
+
+def _is_token(token: Any, vocab_size: int) -> bool:
+    if not isinstance(token, dict) or not isinstance(token.get("content"), str):
+        return False
+    return type(token.get("id")) is int and 0 <= token["id"] < vocab_size

@@ -26,6 +26,7 @@ from hpctrain.base.owned import OwnedFolder
 from hpctrain.base.room import check_room, free_bytes
 from hpctrain.corpus.index import read_index
 from hpctrain.records.corpus_index import INDEX_NAME, CorpusIndex, Shard
+from hpctrain.records.input_file import open_input, read_input
 
 VARIABLE = "HPCTRAIN_STAGED"
 """Environment variable of the workers: folders of the run file -> their copies on this node, as JSON."""
@@ -59,7 +60,7 @@ def stage(source: Path, base: Path, clock: Clock, give_up: Callable[[], str | No
     """
     index = read_index(source)
     own = _own_folder(base)
-    name = f"corpus-{hashlib.sha256((source / INDEX_NAME).read_bytes()).hexdigest()[:32]}"
+    name = f"corpus-{hashlib.sha256(read_input(source / INDEX_NAME)).hexdigest()[:32]}"
     with storage_errors(own / name):
         descriptor = os.open(_lock_of(own, name), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -195,7 +196,7 @@ def _copy_file(source: Path, target: Path, give_up: Callable[[], str | None]) ->
     """SHA-256 of what was read, as hex; after return it is on the disk."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(CHUNK_BYTES))
-    with source.open("rb", buffering=0) as reader, target.open("xb", buffering=0) as writer:
+    with os.fdopen(open_input(source), "rb", buffering=0) as reader, target.open("xb", buffering=0) as writer:
         while count := reader.readinto(buffer):
             _check(give_up)
             digest.update(buffer[:count])

@@ -14,6 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.errors import InputError
+from hpctrain.corpus.tokenizer_file import library_errors, read_tokenizer
 from hpctrain.records.corpus_index import TokenizerInfo
 
 TOKENIZER_NAME = "tokenizer.json"
@@ -63,7 +64,8 @@ class FileTokenizer:
         self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        with library_errors("--tokenizer: the tokenizers library cannot turn this text into tokens"):
+            encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(item.ids, dtype=np.int64) for item in encoded]
 
     def save(self, folder: Path) -> TokenizerInfo:
@@ -120,10 +122,7 @@ def load_tokenizer(choice: str) -> Tokenizer:
         raise InputError(
             f"--tokenizer {choice}: no such file; allowed: bytes, train:N, or the path of a tokenizer.json"
         )
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise InputError(f"--tokenizer {choice}: not a tokenizer.json of the tokenizers library: {error}") from None
+    tokenizer = read_tokenizer(path, "--tokenizer")
     # A corpus is one long text: a tokenizer that cuts or fills up what it is given would lose or invent tokens.
     tokenizer.no_truncation()
     tokenizer.no_padding()

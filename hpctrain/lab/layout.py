@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from ClusterShell.NodeSet import NodeSet, NodeSetParseError
-
 from hpctrain.base.errors import InputError
 from hpctrain.lab.installation import Installation
 from hpctrain.records.lab_spec import LabNode, LabSpec
+from hpctrain.records.node_set import folded, unfolded
 
 FOLDER_VARIABLE = "HPCTRAIN_LAB"
 DEFAULT_FOLDER = Path("/run/hpctrain-lab")
@@ -145,8 +144,8 @@ class Layout:
         found: list[str] = []
         for text in texts:
             try:
-                found += self.names if text == "all" else list(NodeSet(text))
-            except NodeSetParseError:
+                found += self.names if text == "all" else unfolded(text)
+            except ValueError:
                 raise InputError(f"{text}: no name of a node; {self._hint(text)}") from None
         for name in found:
             if name not in self.names:
@@ -155,7 +154,7 @@ class Layout:
 
     def _hint(self, text: str) -> str:
         close = difflib.get_close_matches(text, self.names, n=1)
-        return f"did you mean '{close[0]}'?" if close else f"there are: {NodeSet.fromlist(self.names)}"
+        return f"did you mean '{close[0]}'?" if close else f"there are: {folded(self.names)}"
 
 
 def spec_file(folder: Path) -> Path:

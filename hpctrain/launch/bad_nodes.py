@@ -11,8 +11,9 @@ from pathlib import Path
 
 from hpctrain.base.atomic import append_line
 from hpctrain.launch.exit_class import nodes_of
-from hpctrain.records.bad_node import BAD_NODES_FILE, NODE_NAME, BadNode, read_bad_nodes
+from hpctrain.records.bad_node import BAD_NODES_FILE, BadNode, read_bad_nodes
 from hpctrain.records.event import Event
+from hpctrain.records.node_set import NODE_NAME
 
 HOUR_S = 3600.0
 DEATHS = 3

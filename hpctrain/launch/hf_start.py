@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import tokenizers
-
 from hpctrain.base.errors import InputError
 from hpctrain.corpus.hf_tokenizer import byte_tokenizer
 from hpctrain.corpus.index import describe_tokenizer, read_indexes
 from hpctrain.corpus.tokenizer import TOKENIZER_NAME
+from hpctrain.corpus.tokenizer_file import read_tokenizer
 from hpctrain.model.hf_folder import read_folder
 from hpctrain.records.hf_config import dropout_of
 from hpctrain.records.run import Run
@@ -65,8 +64,5 @@ def _named(vocabulary: dict[str, int], number: int) -> str:
 
 
 def _vocabulary(path: Path, field: str) -> dict[str, int]:
-    try:
-        found: dict[str, int] = tokenizers.Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
-    except Exception as error:  # the library raises bare Exception
-        raise InputError(f"{field}: {path}: not a tokenizer.json of the tokenizers library: {error}") from None
+    found: dict[str, int] = read_tokenizer(path, field).get_vocab(with_added_tokens=True)
     return found

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ClusterShell.NodeSet import NodeSet, NodeSetException
-
 from hpctrain.launch.foresight import wanted
+from hpctrain.records.node_set import unfolded
 from hpctrain.records.run import Run
 from hpctrain.slurm.cluster import ClusterState
 from hpctrain.slurm.features import has_features
@@ -52,6 +51,6 @@ def _options(options: list[str]) -> dict[str, str]:
 
 def _names(folded: str) -> frozenset[str]:
     try:
-        return frozenset(str(name) for name in NodeSet(folded))
-    except NodeSetException:
+        return frozenset(unfolded(folded))
+    except ValueError:
         return frozenset()  # sbatch has its own word for it

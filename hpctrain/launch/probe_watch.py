@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.process import Process
+from hpctrain.records.json_text import parse_json
 
 POLL_S = 0.1
 STALL_S = 90.0
@@ -72,7 +72,7 @@ def quiet(phase: str, done: int, planned: int) -> None:
 
 def _progress(folder: Path) -> tuple[str, int, int] | None:
     try:
-        value = json.loads((folder / "progress.json").read_text())
+        value = parse_json((folder / "progress.json").read_text())
     except (OSError, ValueError):
         return None  # not written yet
     return str(value["phase"]), int(value["done"]), int(value["planned"])

@@ -1,45 +1,28 @@
 """A Hugging Face folder as it lies on disk: its config.json, and where each tensor is in its safetensors files.
 
-No torch here: the folder is judged before a job is queued. The format: 8 bytes with the length of a JSON header, the
-header with type, shape and place of each tensor, the tensors (https://github.com/huggingface/safetensors#format).
+No torch here: the folder is judged before a job is queued.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+import os
 from pathlib import Path
-from typing import Any
 
 from hpctrain.base.errors import FileError, InputError, Mistake
+from hpctrain.model.safetensors_header import Stored, tensors_in
 from hpctrain.records.document import read_json
 from hpctrain.records.families import FamilySpec
+from hpctrain.records.file_name import plain_file_name
 from hpctrain.records.hf_config import CONFIG_NAME, spec_of
 from hpctrain.records.hf_model import HfModel
 from hpctrain.records.hf_tensors import HfTensor, is_left_out, plain_name, tensors_of
+from hpctrain.records.input_file import open_input
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 READABLE = ("F32", "F16", "BF16", "F64")
-_HEADER_LIMIT = 100_000_000
-"""The most that the format allows, bytes."""
 _SAMPLE = 1024
 """Bytes of each tensor that tell one set of weights from another of the same shapes."""
-
-
-@dataclass(frozen=True)
-class Stored:
-    """One tensor of a file."""
-
-    file: Path
-    name: str
-    """As the file calls it."""
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    """First byte in the file."""
-    size_bytes: int
 
 
 def read_folder(path: Path) -> HfModel:
@@ -66,7 +49,7 @@ def stored_tensors(path: Path, spec: FamilySpec) -> dict[str, Stored]:
     Raises:
         InputError, FileError: there are none, or a file is damaged.
     """
-    return {plain_name(spec, item.name): item for file in _files(path) for item in _in_file(file)}
+    return {plain_name(spec, item.name): item for file in _files(path) for item in tensors_in(file)}
 
 
 def place_of(tensor: HfTensor, stored: dict[str, Stored]) -> Stored | None:
@@ -80,7 +63,7 @@ def weights_sha256(stored: dict[str, Stored]) -> str:
     for name in sorted(stored, key=lambda name: (stored[name].file, stored[name].begin)):
         item = stored[name]
         digest.update(f"{name} {item.dtype} {item.shape} ".encode())
-        with item.file.open("rb") as file:
+        with os.fdopen(open_input(item.file), "rb") as file:
             file.seek(item.begin)
             digest.update(file.read(min(_SAMPLE, item.size_bytes)))
     return digest.hexdigest()
@@ -112,9 +95,9 @@ def _files(path: Path) -> list[Path]:
     if (path / INDEX).is_file():
         index = read_json(path / INDEX)
         names = index.get("weight_map") if isinstance(index, dict) else None
-        if not isinstance(names, dict) or not all(isinstance(name, str) and "/" not in name for name in names.values()):
+        if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
             raise FileError(path / INDEX, [Mistake("weight_map", "not a table of tensors and files of this folder")])
-        files = [path / name for name in sorted(set(names.values()))]
+        files = [path / _plain(name, path / INDEX) for name in sorted(set(names.values()))]
     else:
         files = [path / SINGLE]
     missing = [file.name for file in files if not file.is_file()]
@@ -127,29 +110,13 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _in_file(path: Path) -> Iterator[Stored]:
-    """The tensors of one file.
+def _plain(name: str, index: Path) -> str:
+    """A name of a file in the index's own folder.
 
     Raises:
-        FileError: it cannot be read, is none of the format, or was cut short.
+        FileError: it leads out of the folder.
     """
     try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = file.read(length) if length <= _HEADER_LIMIT else b""
-        entries: dict[str, Any] = json.loads(header)
-        entries.pop("__metadata__", None)
-        found = [
-            Stored(path, name, entry["dtype"], tuple(entry["shape"]), 8 + length + begin, end - begin)
-            for name, entry in entries.items()
-            for begin, end in [entry["data_offsets"]]
-        ]
-        expected = max((item.begin + item.size_bytes for item in found), default=8 + length)
-        size = path.stat().st_size
-    except OSError as error:
-        raise FileError(path, [Mistake("", f"cannot read: {error.strerror}")]) from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise FileError(path, [Mistake("", "not a safetensors file; copy the folder again")]) from None
-    if size != expected:
-        raise FileError(path, [Mistake("", f"has {size} bytes, its header says {expected}; copy the folder again")])
-    yield from found
+        return plain_file_name(name)
+    except ValueError as error:
+        raise FileError(index, [Mistake("weight_map", f"found {name!r}; {error}; copy the folder again")]) from None

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import InputError
-from hpctrain.model.hf_folder import Stored, place_of, stored_tensors, weights_sha256
+from hpctrain.model.hf_folder import place_of, stored_tensors, weights_sha256
+from hpctrain.model.safetensors_header import Stored
 from hpctrain.records.hf_model import HfModel
 from hpctrain.records.hf_tensors import HfTensor, tensors_of
 

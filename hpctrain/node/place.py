@@ -7,10 +7,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ClusterShell.NodeSet import NodeSet
-
 from hpctrain.base.errors import InputError
 from hpctrain.probe.address import routed_address
+from hpctrain.records.node_set import unfolded
 
 LOOPBACK = "127.0.0.1"
 
@@ -48,7 +47,10 @@ def place_of(options: argparse.Namespace, environ: Mapping[str, str] = os.enviro
     folded = options.nodes or environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
     if not node or not folded:
         raise InputError("--node and --nodes: give both, or start this inside a Slurm job step")
-    nodes = tuple(str(name) for name in NodeSet(folded))
+    try:
+        nodes = tuple(unfolded(folded))
+    except ValueError as error:
+        raise InputError(f"--nodes: {error}; write it like n[0-2] or a,b") from None
     if node not in nodes:
         raise InputError(f"--node {node}: it is not one of {folded}")
     return NodePlace(node, nodes, options.addr or _address(node, nodes, options.local), options.local)

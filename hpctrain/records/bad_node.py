@@ -9,11 +9,10 @@ from pydantic import Field
 
 from hpctrain.records.document import Document
 from hpctrain.records.lines import read_lines
+from hpctrain.records.node_set import NODE_NAME
 
 BAD_NODES_FILE = "bad_nodes.jsonl"
 """File in a run folder; lines are only added, and a person may take some away."""
-NODE_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?$"
-"""The characters of a host name (RFC 1123; sites use '_' too). No option, list, blank or 'None assigned' is one."""
 
 
 class BadNode(Document):

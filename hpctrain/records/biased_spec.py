@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
+from hpctrain.records.bounds import SEQ_MAX, WIDTH_MAX
 from hpctrain.records.transformer_spec import TransformerSpec
 
 
 class BiasedSpec(TransformerSpec):
     """Blocks of 4 d² + 2 d·f weights with biases, and a table of learned positions."""
 
-    ffn_dim: int | None = Field(default=None, ge=1)
+    ffn_dim: int | None = Field(default=None, ge=1, le=WIDTH_MAX)
     """Width inside the feed-forward layer. Default: 4 times `dim`."""
     tied: bool = True
     """The head uses the embedding's matrix."""
-    positions: int = Field(ge=1)
+    positions: int = Field(ge=1, le=SEQ_MAX)
     """Learned positions: the longest sequence."""
     norm_eps: float = Field(gt=0)
     """Added to the variance in LayerNorm."""

@@ -10,16 +10,17 @@ from abc import abstractmethod
 
 from pydantic import Field
 
+from hpctrain.records.bounds import LAYERS_MAX, WIDTH_MAX
 from hpctrain.records.document import Part
 
 
 class BlockStack(Part):
     """What is known of a model without its family; answers that most models share stand here."""
 
-    layers: int = Field(ge=1)
+    layers: int = Field(ge=1, le=LAYERS_MAX)
     """Number of blocks."""
 
-    dim: int = Field(ge=1)
+    dim: int = Field(ge=1, le=WIDTH_MAX)
     """Width of what travels between two stages."""
 
     @abstractmethod

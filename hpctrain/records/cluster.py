@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from hpctrain.records.document import Part
+from hpctrain.records.node_set import NODES_MAX
 
 MailType = Literal["BEGIN", "END", "FAIL", "REQUEUE", "INVALID_DEPEND", "TIME_LIMIT", "TIME_LIMIT_80", "ALL"]
 
@@ -28,7 +30,7 @@ class NodeGroup(Part):
 
     constraint: str = Field(pattern=r"^[A-Za-z0-9_.:=+-]+(&[A-Za-z0-9_.:=+-]+)*$")
     """Features that each of them has, as the site names them: a100, or a100&nvlink for both."""
-    nodes: int = Field(ge=1)
+    nodes: int = Field(ge=1, le=NODES_MAX)
     """How many."""
 
 
@@ -55,7 +57,7 @@ class Cluster(Part):
     """How long before the time limit the agents are told to save a checkpoint and leave, seconds."""
     nodes: str = Field(default="1", json_schema_extra={"type": ["string", "integer"]})
     """Number of nodes, '4', or a range that the run can use, '3-4'."""
-    devices_per_node: int | None = Field(default=None, ge=1)
+    devices_per_node: int | None = Field(default=None, ge=1, le=1024)
     """Devices used on each node. Default: all of them."""
     gpu_type: str | None = Field(default=None, pattern=_WORD)
     """GPUs of this type only, as Slurm names it (`sinfo -o %G`). Default: any."""
@@ -82,11 +84,14 @@ class Cluster(Part):
     @field_validator("nodes")
     @classmethod
     def _node_range(cls, value: str) -> str:
-        low, _, high = value.partition("-")
-        if not low.isdigit() or (high and not high.isdigit()) or value.endswith("-"):
+        form = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", value)
+        if form is None:
             raise ValueError("allowed: a number ('4') or a range ('3-4')")
-        if int(low) < 1 or (high and int(high) < int(low)):
+        low, high = int(form[1]), int(form[2] or form[1])
+        if low < 1 or high < low:
             raise ValueError("at least one node, and the second number not below the first")
+        if high > NODES_MAX:
+            raise ValueError(f"allowed: up to {NODES_MAX} nodes")
         return value
 
     @field_validator("after", mode="before")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from hpctrain.records.bounds import VOCAB_MAX
 from hpctrain.records.cleaning import AS_IT_IS, Cleaning
 from hpctrain.records.document import Document, Part
+from hpctrain.records.file_name import PlainName
 
 INDEX_NAME = "index.json"
 """Name of the index within a corpus folder."""
+SHARD_TOKENS_MAX = 2**48
+"""Of one file; the largest one that a file system takes is as long."""
 
 
 class TokenizerInfo(Part):
@@ -18,9 +23,9 @@ class TokenizerInfo(Part):
 
     kind: Literal["bytes", "trained", "given"]
     """bytes: a token for each byte. trained: byte-level BPE of this text. given: a tokenizer.json of the person's."""
-    end_of_text: int = Field(ge=0)
+    end_of_text: int = Field(ge=0, le=VOCAB_MAX)
     """Token that ends each document."""
-    file: str | None = None
+    file: PlainName | None = None
     """tokenizer.json within the folder; absent for bytes."""
     sha256: str | None = None
     """Content hash of that file."""
@@ -29,11 +34,11 @@ class TokenizerInfo(Part):
 class Shard(Part):
     """One file of tokens, little-endian, nothing but tokens."""
 
-    file: str
+    file: PlainName
     """Name within the folder."""
     split: Literal["train", "valid"]
     """What it is for; valid was kept aside and is never trained on."""
-    tokens: int = Field(ge=1)
+    tokens: int = Field(ge=1, le=SHARD_TOKENS_MAX)
     """How many."""
     sha256: str
     """Content hash of the file."""
@@ -65,7 +70,7 @@ class CorpusIndex(Document):
 
     schema_kind: ClassVar[str] = "corpus"
 
-    vocab_size: int = Field(ge=2)
+    vocab_size: int = Field(ge=2, le=VOCAB_MAX)
     """Tokens are below this."""
     dtype: Literal["uint16", "uint32"]
     """How a token is stored."""
@@ -75,6 +80,15 @@ class CorpusIndex(Document):
     """In the order in which they are read."""
     sources: Sources
     """What they were made from."""
+
+    @field_validator("shards")
+    @classmethod
+    def _files_of_their_own(cls, value: list[Shard]) -> list[Shard]:
+        names = Counter(shard.file for shard in value)
+        taken = next((name for name, count in names.items() if count > 1 or name == INDEX_NAME), None)
+        if taken is not None:
+            raise ValueError(f"{taken!r} is named twice or is the index itself; each shard is a file of its own")
+        return value
 
     def tokens(self, split: str) -> int:
         """Tokens of one split."""

@@ -7,13 +7,15 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from hpctrain.records.bounds import SEQ_MAX
 from hpctrain.records.document import Part
+from hpctrain.records.file_name import AnyPath
 
 
 class WeightedFolder(Part):
     """A training folder with its share of the samples."""
 
-    path: str
+    path: AnyPath
     """Folder of token shards."""
     weight: float = Field(gt=0, allow_inf_nan=False)
     """Its share is this, divided by the sum of all weights."""
@@ -26,10 +28,11 @@ def _shape(value: object) -> str:
 
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$")]
 TrainFolder = Annotated[
-    Annotated[str, Tag("(plain)")] | Annotated[WeightedFolder, Tag("(mapping)")], Discriminator(_shape)
+    Annotated[AnyPath, Tag("(plain)")] | Annotated[WeightedFolder, Tag("(mapping)")], Discriminator(_shape)
 ]
 ValidFolders = Annotated[
-    Annotated[list[str], Tag("(plain)")] | Annotated[dict[SetName, str], Tag("(mapping)")], Discriminator(_shape)
+    Annotated[list[AnyPath], Tag("(plain)")] | Annotated[dict[SetName, AnyPath], Tag("(mapping)")],
+    Discriminator(_shape),
 ]
 
 
@@ -42,14 +45,14 @@ class Data(Part):
     valid: ValidFolders = []
     """Folders of token shards for validation, taken together. Default: the validation part that `data prepare` kept
     aside. Or a folder for each name: every one has a loss and a perplexity of its own, beside that part."""
-    tokenizer: str | None = None
+    tokenizer: AnyPath | None = None
     """tokenizer.json. Default: the one that lies in the first training folder."""
-    seq_len: int = Field(default=256, ge=8)
+    seq_len: int = Field(default=256, ge=8, le=SEQ_MAX)
     """Tokens in a sequence."""
     stage: Literal["none", "node"] = "none"
     """none: workers read the folders where they are. node: each node copies them to its own disk first, checks them
     against their index, and keeps them for its next run; without the room it reads them where they are."""
-    stage_folder: str | None = None
+    stage_folder: AnyPath | None = None
     """Folder on each node's own disk; '$USER' and the like are filled in there. Default: $SLURM_TMPDIR, else $TMPDIR,
     else /tmp."""
 

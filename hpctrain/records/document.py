@@ -19,7 +19,8 @@ from pydantic_core import CoreSchema
 
 from hpctrain.base.atomic import write_json
 from hpctrain.base.errors import FileError, Mistake
-from hpctrain.base.owned import read_owned
+from hpctrain.records.input_file import read_input_text
+from hpctrain.records.json_text import JsonError, parse_json
 from hpctrain.records.meanings import describe_fields
 from hpctrain.records.mistakes import mistakes_of
 
@@ -27,9 +28,9 @@ Self = TypeVar("Self", bound="Document")
 
 
 class Part(BaseModel):
-    """A piece of a file: frozen; unknown keys are errors."""
+    """A piece of a file: frozen; unknown keys are errors, and every number is finite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; a number that was not measured is absent."""
@@ -65,6 +66,7 @@ class Document(Part):
         frozen=True,
         extra="forbid",
         populate_by_name=True,
+        allow_inf_nan=False,
         alias_generator=lambda name: "schema" if name == "schema_" else name,
     )
 
@@ -121,17 +123,11 @@ def read_json(path: Path, *, owned: bool = False) -> Any:
         owned: it is believed only if it is this user's, in a folder of this user's.
 
     Raises:
-        FileError: missing, unreadable or not JSON.
+        FileError: missing, unreadable, too large, or not JSON.
         UntrustedError: it is somebody else's, or others can write to it.
     """
+    text = read_input_text(path, owned=owned)
     try:
-        data = read_owned(path) if owned else path.read_bytes()
-        return json.loads(data.decode("utf-8"))
-    except FileNotFoundError:
-        raise FileError(path, [Mistake("", "no such file")]) from None
-    except OSError as error:
-        raise FileError(path, [Mistake("", f"cannot read: {error.strerror}")]) from None
-    except UnicodeDecodeError:
-        raise FileError(path, [Mistake("", "not a text file")]) from None
-    except json.JSONDecodeError as error:
-        raise FileError(path, [Mistake("", f"not valid JSON: {error.msg}", error.lineno)]) from None
+        return parse_json(text)
+    except JsonError as error:
+        raise FileError(path, [Mistake("", f"not valid JSON: {error}", error.line)]) from None

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from hpctrain.records.bounds import LAYERS_MAX, SEQ_MAX, WIDTH_MAX
 from hpctrain.records.document import content_sha256
 from hpctrain.records.spans import longest_text
 from hpctrain.records.transformer_spec import TransformerSpec, family_is_said
@@ -23,23 +24,23 @@ class EncoderDecoderSpec(TransformerSpec):
 
     family: Literal["encoder_decoder"] = "encoder_decoder"
     """The kind of Transformer."""
-    layers: int = Field(ge=2)
+    layers: int = Field(ge=2, le=LAYERS_MAX)
     """Blocks of encoder and decoder together."""
-    encoder_layers: int | None = Field(default=None, ge=1)
+    encoder_layers: int | None = Field(default=None, ge=1, le=LAYERS_MAX)
     """Blocks of the encoder. Default: half of `layers`."""
-    head_dim: int | None = Field(default=None, ge=1)
+    head_dim: int | None = Field(default=None, ge=1, le=WIDTH_MAX)
     """Width of a head. Default: `dim / heads`."""
-    ffn_dim: int | None = Field(default=None, ge=1)
+    ffn_dim: int | None = Field(default=None, ge=1, le=WIDTH_MAX)
     """Width inside the feed-forward layer. Default: 4 times `dim`."""
     gated: bool = False
     """A feed-forward layer with gated GELU (T5 v1.1) in place of ReLU (v1.0)."""
     tied: bool = True
     """The head uses the embedding's matrix, and its input is scaled by dim^-0.5 (T5 v1.0)."""
-    buckets: int = Field(default=32, ge=4, multiple_of=4)
+    buckets: int = Field(default=32, ge=4, le=SEQ_MAX, multiple_of=4)
     """Relative positions that are told apart."""
-    max_distance: int = Field(default=128, ge=2)
+    max_distance: int = Field(default=128, ge=2, le=SEQ_MAX)
     """Positions that are further apart than that are not told apart."""
-    decoder_seq: int | None = Field(default=None, ge=1)
+    decoder_seq: int | None = Field(default=None, ge=1, le=SEQ_MAX)
     """Tokens in a decoder's sequence. Default: as many as the targets of span corruption have."""
     norm_eps: float = Field(default=1e-6, gt=0)
     """Added under the root in RMSNorm."""

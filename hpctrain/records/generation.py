@@ -7,12 +7,14 @@ from typing import ClassVar
 from pydantic import Field
 
 from hpctrain.records.document import Document, Part
+from hpctrain.records.file_name import PathBelow
+from hpctrain.records.node_set import NODE_NAME
 
 
 class Member(Part):
     """An agent as the others know it. A restarted agent is another member: its incarnation differs."""
 
-    node: str
+    node: str = Field(pattern=NODE_NAME)
     incarnation: str
     """Host, pid and start time of the agent's process."""
     addr: str
@@ -26,7 +28,7 @@ class StoreAddress(Part):
 
     addr: str
     port: int
-    node: str
+    node: str = Field(pattern=NODE_NAME)
     """Node that holds the listening socket: that of rank 0."""
 
 
@@ -41,10 +43,10 @@ class Generation(Document):
     """Start of the job: 0, then one more after each requeue."""
     members: list[Member]
     """Every agent that is alive, spares included."""
-    plan: str
+    plan: PathBelow
     """File of the plan, within the run folder."""
     store: StoreAddress
-    restore: str | None = None
+    restore: PathBelow | None = None
     """Checkpoint to start from, within the run folder; None: from the seed."""
     reason: str
     """Why this generation was started."""

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from hpctrain.records.biased_spec import BiasedSpec
+from hpctrain.records.bounds import SEQ_MAX
 from hpctrain.records.transformer_spec import family_is_said
 
 
@@ -17,7 +18,7 @@ class Gpt2Spec(BiasedSpec):
 
     family: Literal["gpt2"] = "gpt2"
     """The kind of Transformer."""
-    positions: int = Field(default=1024, ge=1)
+    positions: int = Field(default=1024, ge=1, le=SEQ_MAX)
     """Learned positions: the longest sequence."""
     norm_eps: float = Field(default=1e-5, gt=0)
     """Added to the variance in LayerNorm."""

@@ -17,6 +17,7 @@ from hpctrain.records.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.encoder_spec import SEGMENTS, EncoderSpec
 from hpctrain.records.families import FamilySpec
 from hpctrain.records.gpt2_spec import Gpt2Spec
+from hpctrain.records.mistakes import dotted
 from hpctrain.records.model_spec import ModelSpec
 
 CONFIG_NAME = "config.json"
@@ -36,6 +37,9 @@ _DROPOUT = (
 )  # fmt: skip
 
 
+SIZE_MAX = 2**31
+"""Of any size in a config.json; what each of them may be, the spec says."""
+
 Made = TypeVar("Made", ModelSpec, Gpt2Spec, EncoderSpec, EncoderDecoderSpec)
 
 
@@ -51,9 +55,9 @@ class _Keys:
         """A whole number above 0; without a default the key has to be there."""
         found = self._values.get(key)
         found = default if found is None else found
-        if isinstance(found, int) and not isinstance(found, bool) and found > 0:
+        if isinstance(found, int) and not isinstance(found, bool) and 0 < found <= SIZE_MAX:
             return found
-        self.refuse(key, "a whole number above 0")
+        self.refuse(key, f"a whole number above 0, up to {SIZE_MAX}")
         return 1
 
     def number(self, key: str, default: float) -> float:
@@ -63,6 +67,14 @@ class _Keys:
             return float(found)
         self.refuse(key, "a number above 0")
         return default
+
+    def number_in(self, key: str, inner: str) -> float:
+        """A number above 0 within the mapping at `key`."""
+        found = self._values[key][inner]
+        if isinstance(found, int | float) and not isinstance(found, bool) and found > 0:
+            return float(found)
+        self.refuse(key, f"{inner} as a number above 0")
+        return 1.0
 
     def flag(self, key: str, default: bool) -> bool:
         """true or false."""
@@ -99,7 +111,8 @@ class _Keys:
                 return kind(**fields)
             except ValidationError as error:
                 self._mistakes += [
-                    Mistake("", str(item["msg"]).removeprefix("Value error, ")) for item in error.errors()
+                    Mistake(dotted(item["loc"]), str(item["msg"]).removeprefix("Value error, "))
+                    for item in error.errors()
                 ]
         raise FileError(self._source, self._mistakes)
 
@@ -125,9 +138,9 @@ def architecture(config: Mapping[str, Any], source: str) -> str:
         FileError: it is none that is known here.
     """
     named, kind = config.get("architectures"), config.get("model_type")
-    if not named and kind in _BY_TYPE:
-        return _BY_TYPE[str(kind)]
-    if isinstance(named, list) and len(named) == 1 and named[0] in _READERS:
+    if not named and isinstance(kind, str) and kind in _BY_TYPE:
+        return _BY_TYPE[kind]
+    if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str) and named[0] in _READERS:
         return str(named[0])
     text = f"found {_shown(named)} (model_type {_shown(kind)}); allowed: {', '.join(_READERS)}"
     raise FileError(source, [Mistake("architectures", text)])
@@ -176,7 +189,7 @@ def _rope_base(keys: _Keys) -> float:
             if kind != "default" or found.get("partial_rotary_factor", 1.0) != 1.0:
                 keys.refuse(key, "null, or rope_type default")
             elif found.get("rope_theta") is not None:
-                return float(found["rope_theta"])
+                return keys.number_in(key, "rope_theta")
     return keys.number("rope_theta", 10_000.0)
 
 
@@ -252,4 +265,5 @@ _READERS: dict[str, Callable[[_Keys], FamilySpec]] = {
 
 
 def _shown(value: Any) -> str:
-    return json.dumps(value, default=str)
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from hpctrain.records.block_stack import BlockStack
+from hpctrain.records.bounds import SEQ_MAX, VOCAB_MAX
 from hpctrain.records.document import Part
 from hpctrain.records.families import FamilySpec
 
@@ -42,11 +43,11 @@ class ImportedSpec(BlockStack):
     """Modules from the hidden state to logits [batch, seq, vocab]."""
     tensor_parallel: dict[str, Split] = {}
     """How the linears of a block are split over tp, by their name within the block."""
-    seq_len: int = Field(ge=1)
+    seq_len: int = Field(ge=1, le=SEQ_MAX)
     """Tokens in a sequence when it was measured; the sizes are those of this length."""
-    tokens: int = Field(ge=2)
+    tokens: int = Field(ge=2, le=VOCAB_MAX)
     """Size of the data's vocabulary, which the factory was told."""
-    vocab: int = Field(ge=2)
+    vocab: int = Field(ge=2, le=VOCAB_MAX)
     """Width of the logits: at least as many as `tokens`."""
     front_sizes: PartSizes
     """Of the front modules together."""

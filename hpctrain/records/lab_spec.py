@@ -7,12 +7,12 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from ClusterShell.NodeSet import NodeSet, NodeSetParseError
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
 from hpctrain.base.errors import FileError, Mistake
 from hpctrain.records.document import Document, Part
 from hpctrain.records.mistakes import mistakes_of
+from hpctrain.records.node_set import folded, unfolded
 from hpctrain.records.yaml_file import read_yaml
 
 BENCHMARKING = IPv4Network("198.18.0.0/15")
@@ -56,9 +56,9 @@ def _names(value: Any) -> Any:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         return value
     try:
-        return [name for text in texts for name in NodeSet(text)]
-    except NodeSetParseError:
-        raise ValueError("allowed: node names, or a set of them such as node[0-2]") from None
+        return [name for text in texts for name in unfolded(text)]
+    except ValueError as error:
+        raise ValueError(f"{error}; allowed: node names, or a set of them such as node[0-2]") from None
 
 
 def _minutes(value: Any) -> Any:
@@ -249,7 +249,7 @@ def _known(names: list[str], info: ValidationInfo) -> None:
     nodes = [node.name for node in info.data["nodes"]]
     unknown = [name for name in names if name not in nodes]
     if unknown:
-        raise ValueError(f"no node is called {', '.join(unknown)}; there are: {NodeSet.fromlist(nodes)}")
+        raise ValueError(f"no node is called {', '.join(unknown)}; there are: {folded(nodes)}")
 
 
 def read_lab_spec(path: Path) -> LabSpec:

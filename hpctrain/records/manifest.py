@@ -7,13 +7,14 @@ from typing import ClassVar
 from pydantic import Field
 
 from hpctrain.records.document import Document, Part
+from hpctrain.records.file_name import CheckpointName
 
 
 class FileEntry(Part):
     """One file of a checkpoint."""
 
-    name: str
-    size_bytes: int
+    name: CheckpointName
+    size_bytes: int = Field(ge=0)
     sha256: str
 
 

@@ -70,8 +70,8 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
 def _text(item: Any, key: str, owners: list[type[BaseModel]], family: list[type[BaseModel]]) -> str:
     kind, found = item["type"], item.get("input")
     if kind == "extra_forbidden":
-        if any(key in known_keys(member) for member in family):
-            told_apart_by = next(name for name in _DISCRIMINATORS if name in family[0].model_fields)
+        told_apart_by = next((name for name in _DISCRIMINATORS if name in family[0].model_fields), None)
+        if told_apart_by is not None and any(key in known_keys(member) for member in family):
             allowed = ", ".join(known for owner in owners for known in known_keys(owner))
             return f"not a key of this {told_apart_by}; allowed: {allowed}"
         return f"unknown key; {nearest(key, {known for owner in owners for known in known_keys(owner)})}"

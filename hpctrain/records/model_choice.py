@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from hpctrain.records.document import Part
 from hpctrain.records.families import FamilySpec
+from hpctrain.records.file_name import AnyPath
 from hpctrain.records.hf_model import HfModel
 from hpctrain.records.imported_spec import ImportedSpec, Split
 from hpctrain.records.mistakes import nearest
@@ -22,7 +23,7 @@ class Model(Part):
     """A named model (see `hpctrain init`)."""
     dims: Annotated[FamilySpec, Field(discriminator="family")] | None = None
     """A model by its dimensions; without `family` a decoder."""
-    hf: str | None = None
+    hf: AnyPath | None = None
     """A Hugging Face model folder to start from: config.json and safetensors files."""
     found: HfModel | None = None
     """Written by hpctrain into the run folder: what was found in the folder that `hf` names."""

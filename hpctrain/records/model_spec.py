@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from hpctrain.records.bounds import HEADS_MAX, WIDTH_MAX
 from hpctrain.records.transformer_spec import TransformerSpec
 
 
@@ -14,9 +15,9 @@ class ModelSpec(TransformerSpec):
 
     family: Literal["decoder"] = "decoder"
     """The kind of Transformer."""
-    kv_heads: int | None = Field(default=None, ge=1)
+    kv_heads: int | None = Field(default=None, ge=1, le=HEADS_MAX)
     """Key and value heads (grouped-query attention); `heads` is a multiple of it. Default: `heads`."""
-    ffn_dim: int | None = Field(default=None, ge=1)
+    ffn_dim: int | None = Field(default=None, ge=1, le=WIDTH_MAX)
     """Width inside the SwiGLU. Default: 8/3 of `dim`, rounded up to a multiple of 32."""
     rope_base: float = Field(default=10_000.0, gt=0)
     """Base of the rotary position angles."""

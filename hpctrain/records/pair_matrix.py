@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
+import re
 import zipfile
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from hpctrain.base.atomic import write_bytes
 from hpctrain.base.errors import FileError, Mistake
+from hpctrain.records.input_file import read_input
 
 Array = npt.NDArray[np.float32]
 
@@ -101,6 +104,47 @@ class PairMatrix:
         write_bytes(folder / self.file_name, self._bytes)
 
 
+_DAMAGED = (ValueError, KeyError, SyntaxError, EOFError, RuntimeError, zipfile.BadZipFile)
+"""What zipfile and numpy raise about a file that is none of theirs."""
+_NPY = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '(?P<dtype><f4|<U\d{1,4})', 'fortran_order': (?P<by_columns>True|False), "
+    rb"'shape': \((?P<shape>\d{1,7},(?: \d{1,7})?)\), \} *\n",
+    re.DOTALL,
+)
+"""The header of an array as numpy writes it (numpy.lib.format, version 1.0). Numpy itself reads it as Python source."""
+_HEADER_BYTES = 4096
+"""More than zip and npy add to an array; numpy's header of one has 128."""
+
+
+def _bytes_at_most(nodes: Sequence[str]) -> int:
+    """Size of the file of so many nodes, at most: names have four bytes a character."""
+    longest = max(map(len, nodes), default=0)
+    return len(FIGURES) * (4 * len(nodes) ** 2 + _HEADER_BYTES) + 4 * longest * len(nodes) + _HEADER_BYTES
+
+
+def _array(stored: zipfile.ZipFile, name: str, kind: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """One array of the file, once its header says what is expected: a header may claim any size.
+
+    Raises:
+        ValueError: it is packed, or of another type or shape.
+    """
+    entry = stored.getinfo(f"{name}.npy")
+    if entry.compress_type != zipfile.ZIP_STORED:
+        raise ValueError(f"{name} is packed, expected plain numbers")
+    data = stored.read(entry)
+    header = _NPY.match(data)
+    if header is None:
+        raise ValueError(f"{name} is no array of numpy's format 1.0")
+    start, dtype = header.end(), np.dtype(header["dtype"].decode())
+    found = tuple(int(size) for size in header["shape"].split(b",") if size.strip())
+    if found != shape or dtype.kind != kind.kind or (kind.kind == "f" and dtype != kind):
+        raise ValueError(f"{name} has shape {found} of {dtype}, expected {shape} of {kind}")
+    if len(data) - start != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{name} has {len(data) - start} bytes, expected {math.prod(shape) * dtype.itemsize}")
+    order: Literal["F", "C"] = "F" if header["by_columns"] == b"True" else "C"
+    return np.frombuffer(data, dtype, offset=start).reshape(shape, order=order)
+
+
 def read_pairs(path: Path, sha256: str, nodes: Sequence[str], topology: Path) -> PairMatrix:
     """The figures in the file at `path`, once its hash is the expected one.
 
@@ -112,20 +156,21 @@ def read_pairs(path: Path, sha256: str, nodes: Sequence[str], topology: Path) ->
         FileError: missing, unreadable, of another content, or of other nodes.
     """
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        why = f"{path} cannot be read ({error.strerror}); copy it from beside the original, or probe again"
+        data = read_input(path, _bytes_at_most(nodes))
+    except FileError as error:
+        why = f"{path} cannot be read ({error.mistakes[0].text}); copy it from beside the original, or probe again"
         raise FileError(topology, [Mistake("fabric.matrix.file", why)]) from None
     if hashlib.sha256(data).hexdigest() != sha256:
         why = f"{path} is damaged or of another probe; copy it from beside the original, or probe again"
         raise FileError(topology, [Mistake("fabric.matrix.sha256", why)])
     try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as stored:
-            names = [str(name) for name in stored["nodes"]]
-            figures: dict[str, Array] = {name: stored[name].astype(np.float32, copy=False) for name in FIGURES}
-    except (ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise FileError(topology, [Mistake("fabric.matrix.file", f"{path} is not a file of pairs: {error}")]) from None
-    shape = (len(names), len(names))
-    if names != list(nodes) or any(array.shape != shape for array in figures.values()):
+        with zipfile.ZipFile(io.BytesIO(data)) as stored:
+            names = [str(name) for name in _array(stored, "nodes", np.dtype(np.str_), (len(nodes),))]
+            square = (len(nodes), len(nodes))
+            figures: dict[str, Array] = {name: _array(stored, name, np.dtype(np.float32), square) for name in FIGURES}
+    except _DAMAGED as error:
+        why = f"{path} is not a file of pairs: {str(error)[:200]}"
+        raise FileError(topology, [Mistake("fabric.matrix.file", why)]) from None
+    if names != list(nodes):
         raise FileError(topology, [Mistake("fabric.matrix.file", f"{path} is of other nodes than the topology")])
     return PairMatrix(names, figures)

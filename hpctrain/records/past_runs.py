@@ -76,7 +76,7 @@ def read_past_runs(environ: Mapping[str, str]) -> list[PastRun]:
     path, found = history_file(environ), []
     try:
         values = read_lines(path) if path is not None else []
-    except (OSError, InputError):  # somebody else's tells nothing of this person's runs
+    except InputError:  # somebody else's, or one that cannot be read, tells nothing of this person's runs
         return []
     for value in values:
         try:

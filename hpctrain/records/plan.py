@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from hpctrain.records.bounds import BATCH_MAX, DEVICES_MAX, LAYERS_MAX
 from hpctrain.records.codec import CodecSpec
 from hpctrain.records.compression import Codec, Messages
 from hpctrain.records.document import Document, Part
@@ -18,12 +19,13 @@ from hpctrain.records.schedule import Action, Schedule
 ScheduleName = Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "custom"]
 Recompute = Literal["none", "selective", "full"]
 ZeroLevel = Literal[0, 1, 2, 3]
+LayerNumber = Annotated[int, Field(ge=0, le=LAYERS_MAX)]
 
 
 class Stage(Part):
     """Consecutive blocks that one device (or tp devices) holds."""
 
-    layers: tuple[int, int]
+    layers: tuple[LayerNumber, LayerNumber]
     """Blocks [from, to). The first stage also holds the embedding, the last one the head; either may have no block."""
     recompute: Recompute = "none"
     """Which activations are computed again in the backward pass: none; selective: all but the results of matrix
@@ -36,11 +38,11 @@ class Stage(Part):
 class Replica(Part):
     """One copy of the model, over all stages, and its share of each batch."""
 
-    rows: int = Field(ge=1)
+    rows: int = Field(ge=1, le=BATCH_MAX)
     """Sequences of each global batch: micro_batch × micro_batches."""
-    micro_batch: int = Field(ge=1)
+    micro_batch: int = Field(ge=1, le=BATCH_MAX)
     """Sequences in a micro-batch."""
-    micro_batches: int = Field(ge=1)
+    micro_batches: int = Field(ge=1, le=BATCH_MAX)
     """Micro-batches in a step."""
     devices: list[list[str]]
     """devices[stage][tp]: 'node:device'. Stages on the same devices belong to one pipeline rank."""
@@ -92,11 +94,11 @@ class Plan(Document):
     """True when made before the nodes are known; never executed."""
     solver: str = "auto"
     """What searched."""
-    pp: int = Field(ge=1)
+    pp: int = Field(ge=1, le=DEVICES_MAX)
     """Pipeline ranks of a replica."""
-    dp: int = Field(ge=1)
+    dp: int = Field(ge=1, le=DEVICES_MAX)
     """Replicas."""
-    tp: int = Field(ge=1)
+    tp: int = Field(ge=1, le=DEVICES_MAX)
     """Devices that share each matrix of a stage."""
     zero: ZeroLevel = 0
     """What is sharded over replicas (Rajbhandari et al. 2020): 0 nothing, 1 the optimizer's state, 2 also gradients

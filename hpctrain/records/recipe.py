@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, field_validator
 from hpctrain.base.errors import FileError, Mistake
 from hpctrain.records.cleaning import AS_IT_IS, Cleaning
 from hpctrain.records.document import Document, Part
+from hpctrain.records.file_name import AnyPath
 from hpctrain.records.mistakes import mistakes_of
 from hpctrain.records.yaml_file import read_yaml
 
@@ -24,7 +25,7 @@ class RecipeSource(Part):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")
     """Name of its folder."""
-    path: list[str] = Field(min_length=1, json_schema_extra={"type": ["array", "string"]})
+    path: list[AnyPath] = Field(min_length=1, json_schema_extra={"type": ["array", "string"]})
     """Files and folders, from the recipe's folder; * ? [] stand for parts of names, ** for folders."""
     format: Format = "auto"
     """What the files are. auto: by their names."""
@@ -50,7 +51,7 @@ class Recipe(Document):
 
     schema_kind: ClassVar[str] = "recipe"
 
-    tokenizer: str = "bytes"
+    tokenizer: AnyPath = "bytes"
     """bytes, train:N (over all sources together), or the path of a tokenizer.json, from the recipe's folder."""
     sample_bytes: int | None = Field(default=None, ge=1)
     """Text that a tokenizer is trained on. Default: 4 MiB."""

@@ -10,10 +10,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from hpctrain.base.errors import FileError, InputError, Mistake
+from hpctrain.records.bounds import BATCH_MAX, DEVICES_MAX, STEPS_MAX
 from hpctrain.records.cluster import Cluster
 from hpctrain.records.compression import Compression, NoCompression
 from hpctrain.records.data import Data
 from hpctrain.records.document import Document, Part
+from hpctrain.records.file_name import AnyPath
 from hpctrain.records.imported_spec import ImportedSpec, Spec
 from hpctrain.records.mistakes import dotted, mistakes_of
 from hpctrain.records.model_choice import Model
@@ -32,7 +34,7 @@ COMPILE_S = 1800.0
 class Container(Part):
     """An image that the run happens in: its agents and its workers; the job's script stays outside."""
 
-    image: str
+    image: AnyPath
     """Path of the .sif file; for pyxis any image that it takes."""
     runtime: Literal["auto", "apptainer", "singularity", "pyxis"] = "auto"
     """What starts it. auto: Apptainer, else SingularityCE. pyxis: Slurm itself (srun --container-image)."""
@@ -47,7 +49,7 @@ class Container(Part):
 class Batch(Part):
     """How many sequences make one optimizer step."""
 
-    global_: int = Field(alias="global", ge=1)
+    global_: int = Field(alias="global", ge=1, le=BATCH_MAX)
     """Sequences in a step over the whole job, whatever the plan and the number of nodes."""
 
 
@@ -63,13 +65,13 @@ class FixedParallel(Part):
 
     mode: Literal["fixed"]
     """The degrees below are taken as they stand."""
-    pp: int = Field(default=1, ge=1)
+    pp: int = Field(default=1, ge=1, le=DEVICES_MAX)
     """Pipeline ranks."""
-    dp: int = Field(default=1, ge=1)
+    dp: int = Field(default=1, ge=1, le=DEVICES_MAX)
     """Data-parallel replicas."""
-    tp: int = Field(default=1, ge=1)
+    tp: int = Field(default=1, ge=1, le=DEVICES_MAX)
     """Devices that share each matrix."""
-    micro_batch: int | None = Field(default=None, ge=1)
+    micro_batch: int | None = Field(default=None, ge=1, le=BATCH_MAX)
     """Sequences in a micro-batch. Default: the planner's choice."""
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv"] | None = None
     """Pipeline schedule. Default: the planner's choice."""
@@ -100,7 +102,7 @@ class Optimizer(Part):
     """Added to the root of the running square."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Decoupled weight decay, on matrices only."""
-    warmup_steps: int = Field(default=1000, ge=0)
+    warmup_steps: int = Field(default=1000, ge=0, le=STEPS_MAX)
     """Steps of linear warm-up; a run shorter than ten times that warms up for a tenth of its steps."""
     decay: Literal["constant", "cosine", "linear"] = "constant"
     """What the learning rate does after the warm-up, down to a tenth of the peak."""
@@ -115,29 +117,29 @@ class Optimizer(Part):
 class Checkpoint(Part):
     """Checkpoints are sharded, saved beside the training and published only when whole."""
 
-    every: int = Field(default=50, ge=1)
+    every: int = Field(default=50, ge=1, le=STEPS_MAX)
     """Steps between two checkpoints; the last step is always saved."""
-    keep: int = Field(default=2, ge=1)
+    keep: int = Field(default=2, ge=1, le=STEPS_MAX)
     """How many to keep."""
 
 
 class Validation(Part):
     """Loss on data that is not trained on."""
 
-    every: int = Field(default=50, ge=1)
+    every: int = Field(default=50, ge=1, le=STEPS_MAX)
     """Steps between two validations; the last step always validates."""
-    batches: int = Field(default=2, ge=0)
+    batches: int = Field(default=2, ge=0, le=STEPS_MAX)
     """Global batches in a validation; 0: none."""
 
 
 class Recovery(Part):
     """What happens when workers or nodes are lost."""
 
-    min_nodes: int = Field(default=1, ge=1)
+    min_nodes: int = Field(default=1, ge=1, le=DEVICES_MAX)
     """With fewer nodes the run stops (and is requeued where there is a queue)."""
-    spares: int = Field(default=0, ge=0)
+    spares: int = Field(default=0, ge=0, le=DEVICES_MAX)
     """Nodes kept idle, to step in for a lost one."""
-    retries: int = Field(default=3, ge=0)
+    retries: int = Field(default=3, ge=0, le=STEPS_MAX)
     """Failures in a row, without a checkpoint in between, before the run gives up: within a job, and of its jobs. What
     the cluster does to a job (lost nodes, preemption, the time limit) is no failure of the run."""
     requeue: Literal["new_job", "same_job"] = "new_job"
@@ -180,7 +182,7 @@ class Notify(Part):
     url_env: EnvironmentName | None = None
     """Name of the environment variable with the address. The address lets whoever has it write there, so it is kept as
     a secret is: it is not in this file."""
-    url_file: str | None = None
+    url_file: AnyPath | None = None
     """Or the file with the address in it, which only you can read (mode 600)."""
     on: list[NotifyState] = ["done", "failed"]
     """What is told: started, done, failed, requeued, cancelled."""
@@ -199,16 +201,16 @@ class Run(Document):
 
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     """Names the run folder."""
-    steps: int = Field(ge=1)
+    steps: int = Field(ge=1, le=STEPS_MAX)
     """Optimizer steps."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Decides the initial weights and the order of samples."""
-    code: str | None = None
+    code: AnyPath | None = None
     """Folder of your own code; a copy of it, as it is when the run is submitted, comes first on the module path."""
     secrets: list[EnvironmentName] = []
     """Names of environment variables with tokens that the training needs: HF_TOKEN. Their values come from the
     environment that you submit from, or from `secrets_file`, and are written nowhere."""
-    secrets_file: str | None = None
+    secrets_file: AnyPath | None = None
     """File with lines NAME=value that only you can read (mode 600), on a file system that the nodes share."""
     notify: Notify | None = None
     """Who is told when the run changes its state. Default: nobody."""

@@ -12,6 +12,7 @@ from hpctrain.records.document import Document, Part
 from hpctrain.records.evidence import HostFacts, NvlinkPeer, PcieLink
 from hpctrain.records.link import Link, LinkClass
 from hpctrain.records.nic import Nic
+from hpctrain.records.node_set import DEVICE_NAME, NODE_NAME
 
 if TYPE_CHECKING:
     from hpctrain.records.pair_matrix import PairMatrix
@@ -71,7 +72,7 @@ class CodecSeconds(Part):
 class Device(Part):
     """One device of a node, as measured."""
 
-    id: str
+    id: str = Field(pattern=DEVICE_NAME)
     """Name within the node: cpu0, cuda1."""
     type: str
     """Key into device_types."""
@@ -140,7 +141,7 @@ class Health(Part):
 class Node(Part):
     """A node and its devices."""
 
-    id: str
+    id: str = Field(pattern=NODE_NAME)
     """Slurm's name of the node, or local0, local1, … for virtual ones."""
     addr: str
     """Address the others reached it at."""

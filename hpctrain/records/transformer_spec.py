@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from hpctrain.records.block_stack import BlockStack
+from hpctrain.records.bounds import HEADS_MAX, VOCAB_MAX, WIDTH_MAX
 from hpctrain.records.document import content_sha256
 
 
@@ -25,11 +26,11 @@ def family_is_said(schema: dict[str, Any]) -> None:
 class TransformerSpec(BlockStack):
     """A Transformer by its dimensions; each family adds its own and counts what its blocks hold."""
 
-    dim: int = Field(ge=2)
+    dim: int = Field(ge=2, le=WIDTH_MAX)
     """Width of the residual stream."""
-    heads: int = Field(ge=1)
+    heads: int = Field(ge=1, le=HEADS_MAX)
     """Attention heads; `dim` is a multiple of it."""
-    vocab: int | None = Field(default=None, ge=2)
+    vocab: int | None = Field(default=None, ge=2, le=VOCAB_MAX)
     """Size of the vocabulary. Default: that of the tokenizer of the data."""
     tied: bool = False
     """The head uses the embedding's matrix."""

@@ -7,6 +7,7 @@ switch or a learning rate mean none of that, so the scalars here are those of YA
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,22 +16,39 @@ from typing import Any
 import yaml
 
 from hpctrain.base.errors import FileError, Mistake
-from hpctrain.base.owned import read_owned
+from hpctrain.records.input_file import read_input_text
+from hpctrain.records.json_text import LEVELS_MAX, whole_number
 from hpctrain.records.mistakes import dotted
+
+YAML_BYTES = 2**20
+"""Most bytes of a file that people write by hand: PyYAML needs a second for a tenth of that."""
 
 
 class _Loader(yaml.SafeLoader):
     """SafeLoader with the core schema's scalars in place of YAML 1.1's."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}
+    _level = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """No alias (*name): it may hold itself, and a few lines of them grow to any size."""
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()  # type: ignore[no-untyped-call]
-            problem = f"found the alias *{event.anchor}, which is not supported; write the value out"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
-        return super().compose_node(parent, index)
+        """No alias (*name): it may hold itself, and a few lines of them grow to any size. No tag (!!bool): it makes a
+        value something else than what it looks like. No more than LEVELS_MAX levels."""
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent):
+            raise _problem(event, f"found the alias *{event.anchor}, which is not supported; write the value out")
+        if event.tag is not None:
+            shown = event.tag.replace("tag:yaml.org,2002:", "!!")[:40]
+            raise _problem(event, f"found the tag {shown}, which is not supported; write the value without it")
+        if self._level > LEVELS_MAX:
+            raise _problem(event, f"nested too deep; allowed: up to {LEVELS_MAX} levels")
+        self._level += 1
+        node = super().compose_node(parent, index)
+        self._level -= 1
+        return node
+
+
+def _problem(where: Any, text: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=text, problem_mark=where.start_mark)
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
@@ -51,7 +69,18 @@ _Loader.add_implicit_resolver(
 
 def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
     text = str(loader.construct_scalar(node))
-    return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+    try:
+        return whole_number(text, 0 if text[:2] in ("0o", "0x") else 10)
+    except ValueError as error:
+        raise _problem(node, str(error)) from None
+
+
+def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
+    text = str(loader.construct_scalar(node))
+    value = float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    if math.isinf(value) and "inf" not in text.lower():
+        raise _problem(node, f"found the number {text[:40]}, which is too large; allowed: finite numbers")
+    return value
 
 
 def _text(loader: _Loader, node: yaml.ScalarNode) -> str:
@@ -61,6 +90,7 @@ def _text(loader: _Loader, node: yaml.ScalarNode) -> str:
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+_Loader.add_constructor("tag:yaml.org,2002:float", _float)
 _Loader.add_constructor("tag:yaml.org,2002:str", _text)
 
 
@@ -83,19 +113,18 @@ def read_yaml(path: Path, *, owned: bool = False) -> YamlFile:
         FileError: missing, not YAML, or with duplicate keys or keys that are no text (all are listed).
         UntrustedError: it is somebody else's, or others can write to it.
     """
-    try:
-        text = (read_owned(path) if owned else path.read_bytes()).decode("utf-8")
-    except FileNotFoundError:
-        raise FileError(path, [Mistake("", "no such file; `hpctrain init` writes a run file")]) from None
-    except OSError as error:
-        raise FileError(path, [Mistake("", f"cannot read: {error.strerror}")]) from None
-    except UnicodeDecodeError:
-        raise FileError(path, [Mistake("", "not a text file in UTF-8")]) from None
+    text = read_input_text(path, YAML_BYTES, "no such file; `hpctrain init` writes a run file", owned=owned)
     return parse_yaml(text, str(path))
 
 
 def parse_yaml(text: str, source: str = "<text>") -> YamlFile:
-    """Parse YAML text; `source` names it in errors."""
+    """Parse YAML text; `source` names it in errors.
+
+    Raises:
+        FileError: as `read_yaml`, or it is longer than YAML_BYTES.
+    """
+    if len(text) > YAML_BYTES:
+        raise FileError(source, [Mistake("", f"has {len(text)} characters, expected at most {YAML_BYTES}")])
     try:
         loader = _Loader(text)
         try:
@@ -112,8 +141,6 @@ def parse_yaml(text: str, source: str = "<text>") -> YamlFile:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else None
         raise FileError(source, [Mistake("", f"not valid YAML: {error.problem}", line)]) from None
-    except RecursionError:
-        raise FileError(source, [Mistake("", "nested too deep to be a file of hpctrain")]) from None
     except (yaml.YAMLError, ValueError) as error:
         raise FileError(source, [Mistake("", f"not valid YAML: {' '.join(str(error).split())}")]) from None
     return YamlFile(source, value, lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from hpctrain.base.errors import FileError
 from hpctrain.base.owned import open_owned
 from hpctrain.records.document import Document
 from hpctrain.records.event import Event
+from hpctrain.records.lines import object_in
 from hpctrain.records.metric import MetricRow
 
 POLL_S = 0.2
@@ -29,7 +29,7 @@ class Tail:
         self._rest = b""
 
     def values(self) -> list[Any]:
-        """The JSON value of each new line. A line of a killed writer, cut short, is left out.
+        """The JSON object of each new line. A line of a killed writer, cut short, is left out.
 
         Raises:
             UntrustedError: the file or its folder is somebody else's, or others can write to it.
@@ -42,7 +42,7 @@ class Tail:
             return []
         self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        return [value for line in lines for value in _json(line)]
+        return [value for line in lines if (value := object_in(line)) is not None]
 
 
 def follow(
@@ -63,13 +63,6 @@ def follow(
         yield from sorted(items, key=lambda item: item.time_s)
         if not over and not items:
             clock.sleep(poll_s)
-
-
-def _json(line: bytes) -> list[Any]:
-    try:
-        return [json.loads(line)]
-    except ValueError:
-        return []
 
 
 def rows_of(kind: type[Row], values: list[Any]) -> Iterator[Row]:

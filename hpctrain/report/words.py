@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from hpctrain.base.errors import FileError
 from hpctrain.base.units import format_bytes, format_seconds
 from hpctrain.records.event import Event
+from hpctrain.records.json_text import parse_json
 from hpctrain.report.history import restored_step
 
 _EXIT_WORDS = {75: "can go on", 76: "fault of the machine", 77: "no progress"}
@@ -30,7 +30,7 @@ def in_words(line: str) -> str:
     if not line.startswith(_EVENT):
         return line
     try:
-        return describe(Event.from_json(json.loads(line)))
+        return describe(Event.from_json(parse_json(line)))
     except (ValueError, FileError):
         return line
 

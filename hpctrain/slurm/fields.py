@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 
-from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
-
 from hpctrain.base.errors import CommandError
+from hpctrain.records.node_set import unfolded
 
 _KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z0-9/:_]*)=")
 # A job's name is free text that stands before the fields that matter: "x JobState=FAILED" must not be read as a state.
 _JOB_NAME = re.compile(r"\sJobName=.*?\s(?=UserId=\S*\(\S*\)\s)")
 _WHOLE = re.compile(r"\d{1,18}", re.ASCII)
-_BRACKETS = re.compile(r"\[([^\]]*)")
-_OUTSIDE_BRACKETS = re.compile(r",(?![^\[]*\])")
-_RANGE = re.compile(r"(\d+)-(\d+)", re.ASCII)
-_MOST_NODES = 2**20
-"""A list of more names than any cluster has nodes is damaged; reading it would take all memory."""
 _EMPTY = ("", "(null)", "None assigned", "None", "N/A", "n/a", "NONE")
 
 
@@ -76,19 +69,6 @@ def node_names(text: str) -> tuple[str, ...]:
     if text_or_none(text) is None:
         return ()
     try:
-        if _size_at_most(text) > _MOST_NODES:
-            raise CommandError(f"Slurm: the node list '{text[:100]}' has more than {_MOST_NODES} names")
-        # A name with an '@' is no group of this machine's ClusterShell.
-        return tuple(NodeSet(text, resolver=RESOLVER_NOGROUP))
-    except (NodeSetException, ValueError) as error:
+        return tuple(unfolded(text))
+    except ValueError as error:
         raise CommandError(f"Slurm: cannot read the node list '{text[:100]}': {error}") from error
-
-
-def _size_at_most(text: str) -> int:
-    """A bound on the number of names: brackets of one item multiply (rack[1-8]node[1-32]), items add up."""
-    return sum(math.prod(map(_choices, _BRACKETS.findall(item))) for item in _OUTSIDE_BRACKETS.split(text))
-
-
-def _choices(text: str) -> int:
-    """How many numbers '01-32,40' stands for, at most."""
-    return 1 + text.count(",") + sum(max(0, int(last) - int(first)) for first, last in _RANGE.findall(text))

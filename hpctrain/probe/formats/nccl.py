@@ -23,8 +23,6 @@ _ADDRESS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(\.[0-9A-Fa-f])?"
 """Of a PCI function: 0000:1b:00.0."""
 _LONGEST = 200
 """NCCL stops at a value of 255 characters."""
-_NODE = r"[A-Za-z0-9_-][A-Za-z0-9_.-]*"
-"""Of a node: it becomes a part of a file's name."""
 
 
 @dataclass
@@ -50,8 +48,6 @@ def nccl_files(topology: Topology) -> dict[str, str]:
     """
     kinds: dict[str, tuple[_Element, list[str]]] = {}
     for node in topology.nodes:
-        if not re.fullmatch(_NODE, node.id):
-            raise InputError(f"nodes: found the name {node.id!r}, after which no file is named; letters, digits, . _ -")
         if any(topology.device_types[device.type].kind == "cuda" for device in node.devices):
             system = _system(topology, node)
             kinds.setdefault("\n".join(system.lines()), (system, []))[1].append(node.id)

@@ -10,17 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ClusterShell.NodeSet import NodeSet, NodeSetException
-
 from hpctrain.base.errors import FileError, Mistake
+from hpctrain.records.node_set import unfolded
 from hpctrain.records.topology import NodeCluster
 from hpctrain.records.yaml_file import YamlFile, parse_yaml
 
 _KEYS = ("switchname", "blockname", "nodes", "switches", "blocksizes", "linkspeed")
 _IGNORED = ("blocksizes", "linkspeed")
 """They hold nothing about which nodes are near each other; Slurm itself does not use LinkSpeed."""
-
-_MOST_NODES = 100_000
 
 
 @dataclass(frozen=True)
@@ -135,16 +132,10 @@ def _unfolded(text: str | None) -> tuple[str, ...]:
         return ()
     if not re.fullmatch(r"[\w.,\[\]-]+", text):
         raise ValueError(f"found {_short(text)}; a node set is expected, as in n[1-4],m7")
-    widest = max((int(stop) - int(start) for start, stop in re.findall(r"(\d+)-(\d+)", text)), default=0)
-    if widest >= _MOST_NODES:
-        raise ValueError(f"{_short(text)}: a range of {widest + 1}; up to {_MOST_NODES} nodes are read")
     try:
-        nodes = NodeSet(text)
-    except NodeSetException as error:
+        return tuple(unfolded(text))
+    except ValueError as error:
         raise ValueError(f"{error}; a node set is expected, as in n[1-4],m7") from None
-    if len(nodes) > _MOST_NODES:
-        raise ValueError(f"{_short(text)} are {len(nodes)} nodes; up to {_MOST_NODES} are read")
-    return tuple(str(name) for name in nodes)
 
 
 def _clusters(switches: list[_Switch], mistakes: list[Mistake], source: str) -> list[NodeCluster]:

@@ -111,11 +111,6 @@ def test_nodes_that_differ_get_files_of_their_own() -> None:
     assert list(files) == ["nccl-n1.xml", "nccl-n2.xml"]
 
 
-def test_a_name_that_leads_out_of_the_folder_is_refused() -> None:
-    with pytest.raises(InputError, match="after which no file is named"):
-        nccl_files(imported(DUMP, "../n1"))
-
-
 def test_nvlinks_whose_other_end_has_no_address_are_left_to_nccl() -> None:
     prior = imported(DUMP)
     devices = [
@@ -212,7 +207,7 @@ def test_the_default_of_several_topologies_is_taken() -> None:
         ("t.conf", "SwitchName=a Switches=b", "t.conf:1: b below a has no line of its own"),
         ("t.conf", "SwitchName=a Switches=b\nSwitchName=b Switches=a", "t.conf:1: a lies below itself"),
         ("t.conf", "SwitchName=a Nodes=n1\nSwitchName=a Nodes=n2", "t.conf:2: a is given twice"),
-        ("t.conf", "SwitchName=a Nodes=n[1-999999999]", "t.conf:1: 'n[1-999999999]': a range of 999999999"),
+        ("t.conf", "SwitchName=a Nodes=n[1-999999999]", "t.conf:1: 'n[1-999999999]' has more than 100000 names"),
         ("t.conf", "SwitchName=a Nodes=@all", "t.conf:1: found '@all'; a node set is expected"),
         ("t.yaml", "a: 1", "t.yaml: a list of topologies is expected"),
         ("t.yaml", "- topology: a\n  flat: true", "t.yaml: no topology of kind tree or block"),

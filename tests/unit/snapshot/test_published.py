@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -172,3 +173,17 @@ def test_a_checkpoint_that_cannot_be_used_is_put_aside(tmp_path: Path) -> None:
 
 def test_no_checkpoints_folder_is_no_checkpoint(tmp_path: Path) -> None:
     assert published.newest(tmp_path / "none") == (None, [])
+
+
+@pytest.mark.parametrize("name", ["../../../.bash_profile", "/etc/passwd", "..", ".hidden", "a/b", "a\0b", "x" * 300])
+def test_a_manifest_that_names_a_file_elsewhere_is_passed_over(name: str, tmp_path: Path) -> None:
+    make(tmp_path, 50)
+    newer = make(tmp_path, 100)
+    manifest = json.loads((newer / "manifest.json").read_text())
+    manifest["files"][0]["name"] = name
+    (newer / "manifest.json").write_text(json.dumps(manifest))
+    found, (skipped,) = published.newest(tmp_path)
+    assert found is not None
+    assert found.manifest.step == 50
+    assert "its manifest cannot be read" in skipped.reason
+    assert "files[0].name: found " in skipped.reason

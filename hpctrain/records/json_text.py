@@ -1,0 +1,86 @@
+"""JSON that somebody else may have written: whatever is wrong with it is one ValueError, with bounded work."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+LEVELS_MAX = 64
+"""No file that hpctrain reads nests half as deep; code that walks a value may recurse over so many levels."""
+DIGITS_MAX = 40
+"""Digits of a whole number; 64 bits have 20, and Python's own limit of 4300 ends in an error about Python."""
+
+
+class JsonError(ValueError):
+    """A text that is no usable JSON; its words are for the person, `line` is None where it is not known."""
+
+    def __init__(self, text: str, line: int | None = None) -> None:
+        super().__init__(text)
+        self.line = line
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Every number in it is finite.
+
+    Raises:
+        JsonError: it is not JSON, nests too deep, or has a number that is none or too long to be one.
+    """
+    try:
+        value = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_constant)
+    except json.JSONDecodeError as error:
+        raise JsonError(error.msg, error.lineno) from None
+    except UnicodeDecodeError:
+        raise JsonError("not a text in UTF-8") from None
+    except RecursionError:
+        raise JsonError(_too_deep()) from None
+    if _is_deeper(value, LEVELS_MAX):
+        raise JsonError(_too_deep())
+    return value
+
+
+def whole_number(text: str, base: int = 10) -> int:
+    """The whole number that a text stands for.
+
+    Raises:
+        ValueError: it has too many digits.
+    """
+    if len(text) > DIGITS_MAX:
+        raise ValueError(f"found a number of {len(text):,} digits; allowed: up to {DIGITS_MAX}")
+    return int(text, base)
+
+
+def _whole(text: str) -> int:
+    try:
+        return whole_number(text)
+    except ValueError as error:
+        raise JsonError(str(error)) from None
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise JsonError(f"found the number {text[:40]}, which is too large; allowed: finite numbers")
+    return value
+
+
+def _constant(text: str) -> Any:
+    raise JsonError(f"found {text}; allowed: finite numbers")
+
+
+def _too_deep() -> str:
+    return f"nested too deep; allowed: up to {LEVELS_MAX} levels"
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether lists and mappings nest in more levels; without recursion."""
+    here = [value] if isinstance(value, dict | list) else []
+    for _ in range(levels):
+        here = [
+            child
+            for item in here
+            for child in (item.values() if isinstance(item, dict) else item)
+            if isinstance(child, dict | list)
+        ]
+        if not here:
+            return False
+    return bool(here)
