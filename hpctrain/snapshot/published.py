@@ -169,7 +169,7 @@ def _verify_files(folder: OwnedFolder, hashes: bool) -> Manifest:
         manifest = Manifest.from_json(json.loads(folder.read(MANIFEST)))
     except FileNotFoundError:
         raise CheckpointError(f"{MANIFEST} is missing") from None
-    except (FileError, ValueError) as error:
+    except (FileError, ValueError, RecursionError) as error:
         raise CheckpointError(f"its manifest cannot be read ({error})") from None
     known = {entry.name for entry in manifest.files} | {MANIFEST}
     strangers = sorted(set(folder.names()) - known)

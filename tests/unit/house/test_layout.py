@@ -71,3 +71,10 @@ def test_the_layers_hold(repository):
     )
     assert done.returncode == 0, done.stdout
     assert "0 broken" in done.stdout
+
+
+def test_a_run_folder_s_run_file_is_read_through_the_one_door(repository: Path) -> None:
+    """`run_of` checks whose it is; `read_run` is for the files that a person names."""
+    by_path = re.compile(r"\bread_(?:run|yaml)\((?!run_file)[^)\n]*run\.yaml")
+    found = [path.name for path in sources(repository) if by_path.search(path.read_text())]
+    assert found == []

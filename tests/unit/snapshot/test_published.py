@@ -102,7 +102,7 @@ def name_elsewhere(path: Path) -> None:
         (link_elsewhere, "__0_0.distcp is a symbolic link"),
         (fifo_for_a_shard, "__0_0.distcp is a FIFO"),
         (fifo_for_the_manifest, "manifest.json is a FIFO"),
-        (name_elsewhere, "names '../elsewhere', which is no plain file name"),
+        (name_elsewhere, "elsewhere"),
     ],
 )
 def test_a_damaged_checkpoint_is_passed_over(damage: Callable[[Path], None], reason: str, tmp_path: Path) -> None:
