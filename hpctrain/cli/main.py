@@ -11,6 +11,7 @@ import click
 from hpctrain import __version__
 from hpctrain.base.errors import EXIT_FAILED, HpctrainError
 from hpctrain.base.loading import load
+from hpctrain.base.program import without_implied_folder
 
 VERBS: dict[str, tuple[str, str]] = {
     "demo": ("hpctrain.cli.demo", "Everything below once, on this machine: no Slurm, no root, under 3 minutes."),
@@ -88,6 +89,7 @@ def cli(debug: bool) -> None:
 def main() -> None:
     """Run the command line; errors become one line on stderr and an exit code."""
     debug = "--debug" in sys.argv
+    without_implied_folder(os.environ)
     # As an exception it passes through every `finally`: nothing that was started is left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_FAILED))
     try:

@@ -66,7 +66,7 @@ def command(run: str, overrides: tuple[str, ...], own_job: bool, as_json: bool) 
         job = _submit_again(RunFolder(folder), spec, slurm, as_json)
     else:
         with settings_written(RunFolder(folder), spec):
-            job = submit_local(RunFolder(folder), fewest_nodes(spec))
+            job = submit_local(RunFolder(folder), fewest_nodes(spec), SystemRunner())
     remember_run("resubmit", folder, job, slurm if spec.cluster.kind == "slurm" else None)
     if as_json:
         click.echo(json.dumps({"name": folder.name, "folder": str(folder), "job_id": job}))

@@ -256,7 +256,7 @@ def _submit_here(prepared: Prepared, asked: Asked) -> None:
     folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
     _say(left_out_words(folder.path), asked.as_json)
     with removed_on_error(folder):
-        job_id = submit_local(folder, count)
+        job_id = submit_local(folder, count, SystemRunner())
     remember_run("submit", folder.path, job_id, None)
     _tell(folder.path, job_id, asked.as_json)
 

@@ -71,7 +71,8 @@ def secret_files(source: Path) -> list[str]:
 def code_first(code: Path) -> None:
     """Let this process import what lies in the folder before anything else; a folder that is not there has nothing.
 
-    `python -m` puts the current folder, where the code may have changed since, even before PYTHONPATH.
+    Of all folders that are not installed, this is the only one that the processes of a run import from: a person names
+    it on purpose, and the current folder is not searched.
     """
     if code.is_dir():
         sys.path.insert(0, str(code))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -13,6 +12,7 @@ import jinja2
 from hpctrain import __version__
 from hpctrain.base.errors import InputError
 from hpctrain.base.packaged import packaged
+from hpctrain.base.program import program
 from hpctrain.launch.entering import step_options
 from hpctrain.records.cluster import Mail
 from hpctrain.records.run import Run
@@ -65,7 +65,7 @@ def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_
         setup=_checked(run.cluster.setup, "cluster.setup"),
         folder=shlex.quote(str(folder)),
         log_folder=_path(folder),
-        python=shlex.quote(sys.executable),
+        node=shlex.join(program("hpctrain.node")),
         srun_options=_srun_options(run) + step_options(run, folder),
         offline=not run.cluster.internet,
         command=command,

@@ -75,7 +75,7 @@ def test_what_submit_writes_is_for_its_owner_alone_whatever_the_umask_is(fake, r
 
 def test_a_run_that_was_submitted_is_in_the_history(fake, runs, hpctrain, run_file, monkeypatch):
     monkeypatch.setattr("hpctrain.cli.submit.submit_job", lambda folder, run: fake.submit("--nodes=2"))
-    monkeypatch.setattr("hpctrain.cli.submit.submit_local", lambda folder, count: "4711")
+    monkeypatch.setattr("hpctrain.cli.submit.submit_local", lambda folder, count, runner: "4711")
     for kind in ("slurm", "local"):
         result = hpctrain("submit", str(run_file), "--set", f"cluster.kind={kind}")
         assert result.exit_code == 0, result.exception

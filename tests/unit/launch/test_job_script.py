@@ -14,6 +14,7 @@ import pytest
 from hpctrain import __version__
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
+from hpctrain.base.program import PACKAGE
 from hpctrain.launch.job_script import directives, render_job
 from hpctrain.launch.submission import direct_command, preview
 from hpctrain.node import run as node_run
@@ -38,7 +39,9 @@ def run(**cluster: object) -> Run:
 
 def neutral(text: str) -> str:
     """The script without what differs from machine to machine."""
-    return text.replace(sys.executable, "/usr/bin/python3").replace(__version__, "0.0.0")
+    for own, any_one in ((sys.executable, "/usr/bin/python3"), (str(PACKAGE), "/lib/hpctrain"), (__version__, "0.0.0")):
+        text = text.replace(own, any_one)
+    return text
 
 
 def test_the_script_is_the_golden_one() -> None:
