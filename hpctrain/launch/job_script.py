@@ -17,10 +17,11 @@ from hpctrain.launch.entering import step_options
 from hpctrain.records.cluster import Mail
 from hpctrain.records.run import Run
 from hpctrain.slurm.features import of_groups
+from hpctrain.slurm.options import option_of
 
 OWNED = (
     "nodes", "ntasks", "ntasks-per-node", "requeue", "no-requeue", "no-kill", "open-mode", "output", "error", "signal",
-    "array", "job-name", "clusters", "wrap", "test-only", "parsable", "wait",
+    "array", "job-name", "cluster", "clusters", "wrap", "test-only", "parsable", "wait",
 )  # fmt: skip
 """Options that hpctrain sets itself; a run file that sets them too would break the recovery."""
 
@@ -108,12 +109,13 @@ def check_options(options: list[str]) -> None:
     """Guard the options that hpctrain sets, or reads from a key of their own.
 
     Raises:
-        InputError: cluster.sbatch holds such an option, or something that is no long option.
+        InputError: cluster.sbatch holds such an option, or an item that is not one whole option.
     """
     for option in _checked(options, "cluster.sbatch"):
-        name = option.lstrip("-").partition("=")[0].partition(" ")[0]
-        if not option.startswith("--"):
-            raise InputError(f"cluster.sbatch: found {option!r}; write it as a long option, --name=value")
+        try:
+            name, _ = option_of(option)
+        except ValueError as error:
+            raise InputError(f"cluster.sbatch: found {option!r}; {error}") from None
         if name in OWNED:
             raise InputError(f"cluster.sbatch: --{name} is set by hpctrain; leave it out")
         if name in OF_THE_RUN_FILE:

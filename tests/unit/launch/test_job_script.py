@@ -114,6 +114,10 @@ def test_the_script_is_valid_bash(tmp_path: Path) -> None:
         (["--clusters=all"], "--clusters is set by hpctrain"),
         (["--export=NONE"], r"set yours in cluster\.setup"),
         (["-N 2"], "write it as a long option"),
+        (["--comment=x --nodes=9"], "sbatch would read more than one option"),
+        (["--requ"], "--requ is an abbreviation; write the whole name: --requeue"),
+        (["--nod=9"], "abbreviation; write the whole name: --nodefile, --nodelist, --nodes"),
+        (["--cluster=all"], "--cluster is set by hpctrain"),
         (["--comment=a\n#SBATCH --nodes=9"], "line break"),
     ],
 )
