@@ -9,11 +9,11 @@ from typing import cast, get_args
 
 import click
 from ClusterShell.NodeSet import NodeSet
-from rich.console import Console
 
 from hpctrain.base.errors import InputError, Refused
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_count, format_seconds
+from hpctrain.cli.console import Console
 from hpctrain.cli.explained import explanation
 from hpctrain.cli.factors import Finite, node_names, numbers_by_name
 from hpctrain.cli.only_nodes import only_nodes

@@ -9,11 +9,11 @@ from typing import NoReturn
 
 import click
 from ClusterShell.NodeSet import NodeSet, NodeSetException
-from rich.console import Console
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import FileError, InputError, Mistake
+from hpctrain.cli.console import Console
 from hpctrain.cli.only_nodes import only_nodes
 from hpctrain.probe.compare import differences
 from hpctrain.probe.difference_view import render_differences, summary

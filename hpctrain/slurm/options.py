@@ -12,20 +12,22 @@ _ITEM = re.compile(
 """sbatch reads a #SBATCH line as words: blanks end one, # begins a comment, a backslash takes the next character
 (_get_argument in its opt.c). So an item is one option with at most one value, in quotes where it has any of these."""
 
-NAMES = tuple(
-    """
-    account acctg-freq array autocomplete batch bb bbf begin chdir cluster cluster-constraint clusters comment
-    consolidate-segments constraint container container-id contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu
-    cpus-per-task deadline delay-boot dependency distribution error exclude exclusive export export-file
-    extra-node-info get-user-env gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags
-    help hint hold ignore-pbs input job-name kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind
-    mem-per-cpu mem-per-gpu mincpus network nice no-kill no-requeue nodefile nodelist nodes ntasks ntasks-per-core
-    ntasks-per-gpu ntasks-per-node ntasks-per-socket oom-kill-step open-mode output overcommit oversubscribe parsable
-    partition power prefer priority profile propagate qos quiet reboot requeue reservation resv-ports segment share
-    signal sockets-per-node spread-job stepmgr switches test-only thread-spec threads-per-core time time-min tmp
-    tres-bind tres-per-task uid usage use-min-nodes verbose version wait wait-all-nodes wckey wrap
-    """.split()
-)
+NAMES = (
+    "account", "acctg-freq", "array", "autocomplete", "batch", "bb", "bbf", "begin", "chdir", "cluster",
+    "cluster-constraint", "clusters", "comment", "consolidate-segments", "constraint", "container", "container-id",
+    "contiguous", "core-spec", "cores-per-socket", "cpu-freq", "cpus-per-gpu", "cpus-per-task", "deadline",
+    "delay-boot", "dependency", "distribution", "error", "exclude", "exclusive", "export", "export-file",
+    "extra-node-info", "get-user-env", "gid", "gpu-bind", "gpu-freq", "gpus", "gpus-per-node", "gpus-per-socket",
+    "gpus-per-task", "gres", "gres-flags", "help", "hint", "hold", "ignore-pbs", "input", "job-name",
+    "kill-on-invalid-dep", "licenses", "mail-type", "mail-user", "mcs-label", "mem", "mem-bind", "mem-per-cpu",
+    "mem-per-gpu", "mincpus", "network", "nice", "no-kill", "no-requeue", "nodefile", "nodelist", "nodes", "ntasks",
+    "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket", "oom-kill-step", "open-mode", "output",
+    "overcommit", "oversubscribe", "parsable", "partition", "power", "prefer", "priority", "profile", "propagate",
+    "qos", "quiet", "reboot", "requeue", "reservation", "resv-ports", "segment", "share", "signal", "sockets-per-node",
+    "spread-job", "stepmgr", "switches", "test-only", "thread-spec", "threads-per-core", "time", "time-min", "tmp",
+    "tres-bind", "tres-per-task", "uid", "usage", "use-min-nodes", "verbose", "version", "wait", "wait-all-nodes",
+    "wckey", "wrap",
+)  # fmt: skip
 """sbatch's long options, Slurm 22.05 to 24.11; sites add their own (SPANK plugins)."""
 
 

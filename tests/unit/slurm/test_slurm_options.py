@@ -60,7 +60,12 @@ def test_a_second_option_in_an_item_is_refused(item: str) -> None:
 
 @pytest.mark.parametrize(
     ("item", "whole"),
-    [("--requ", "--requeue"), ("--nod=9", "--nodefile, --nodelist, --nodes"), ("--no-r", "--no-requeue"), ("--ti 9", "--time")],
+    [
+        ("--requ", "--requeue"),
+        ("--nod=9", "--nodefile, --nodelist, --nodes"),
+        ("--no-r", "--no-requeue"),
+        ("--ti 9", "--time"),
+    ],
 )
 def test_abbreviations_are_refused_with_the_whole_name(item: str, whole: str) -> None:
     """getopt_long takes any beginning that fits one option."""
