@@ -12,8 +12,10 @@ import jinja2
 from hpctrain import __version__
 from hpctrain.base.errors import InputError
 from hpctrain.base.packaged import packaged
+from hpctrain.base.printable import control_in
 from hpctrain.base.program import program
 from hpctrain.launch.entering import step_options
+from hpctrain.launch.folder import check_path
 from hpctrain.records.cluster import Mail
 from hpctrain.records.run import Run
 from hpctrain.slurm.features import of_groups
@@ -52,8 +54,9 @@ def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_
         by_hand: it is its own, but a person submitted it: its directives are in the person's script.
 
     Raises:
-        InputError: cluster.sbatch or cluster.setup holds something that cannot go into the script.
+        InputError: cluster.sbatch, cluster.setup or the folder's path holds what cannot go into the script.
     """
+    check_path(folder)
     template = packaged("slurm", "run.sbatch.j2").read_text()
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
@@ -124,8 +127,11 @@ def check_options(options: list[str]) -> None:
 
 def _checked(lines: list[str], field: str) -> list[str]:
     for line in lines:
-        if "\n" in line or "\r" in line:
+        character = control_in(line.replace("\t", " "))
+        if character in (r"\n", r"\r"):
             raise InputError(f"{field}: {line!r} holds a line break; give one line an item")
+        if character is not None:
+            raise InputError(f"{field}: {line!r} holds the control character {character}; take it out")
     return lines
 
 

@@ -75,7 +75,7 @@ def test_a_view_that_is_drawn_styles_its_own_text_only(folder: Path) -> None:
     out = Terminal()
     console = Console(file=out, force_terminal=True, width=200, color_system="truecolor")
     status = read_status(folder, 0.0)
-    console.print(drawn(status, [event("node_lost", reason=ATTACK)], f"7{ATTACK}", 0.0))
+    console.print(drawn(status, [event("failed", reason=ATTACK)], f"7{ATTACK}", 0.0))
     table = Table()
     table.add_column("name")
     table.add_row(Text(ATTACK))
