@@ -32,6 +32,7 @@ from hpctrain.launch.estimate import estimate_start
 from hpctrain.launch.folder import RunFolder, removed_on_error
 from hpctrain.launch.hf_start import start_words
 from hpctrain.launch.job_nodes import nodes_of_allocation
+from hpctrain.launch.login_node import check_not_queued_here
 from hpctrain.launch.own_job import check_kind
 from hpctrain.launch.queue import Checked, check_queue, wait_for_job
 from hpctrain.launch.site import site_defaults, with_exported
@@ -100,7 +101,7 @@ def command(
     _say(space_words(prepared.run, prepared.spec, runs_folder(), prepared.plan), as_json)
     _say(start_words(prepared.run), as_json)
     if not queued:
-        _submit_here(prepared, asked)
+        _submit_here(prepared, asked, run_file, slurm)
     elif _is_inside():
         _submit_in_allocation(prepared, asked)
     else:
@@ -245,7 +246,8 @@ def _run_here(folder: RunFolder, prepared: Prepared, job_id: str) -> NoReturn:
     sys.exit(code)
 
 
-def _submit_here(prepared: Prepared, asked: Asked) -> None:
+def _submit_here(prepared: Prepared, asked: Asked, run_file: Path, slurm: Slurm) -> None:
+    check_not_queued_here(slurm, f"hpctrain train {run_file} --local {fewest_nodes(prepared.run)}")
     if asked.wait:
         raise InputError("--wait: to watch a local run to its end, start it with `hpctrain train` instead")
     count = fewest_nodes(prepared.run)

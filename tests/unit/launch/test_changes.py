@@ -8,8 +8,9 @@ import pytest
 from run_folders import submitted_run
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.launch.changes import changed_run, settings_written
+from hpctrain.launch.changes import change_words, changed_run, settings_written
 from hpctrain.launch.folder import RunFolder
+from hpctrain.records.optimizer import StepsChange
 from hpctrain.records.run import read_run
 
 
@@ -78,6 +79,32 @@ def test_steps_that_are_done_cannot_be_taken_back(folder):
     with pytest.raises(InputError, match=r"--set steps=6: the newest checkpoint is of step 6; ask for more"):
         changed_run(folder, ("steps=6",))
     assert changed_run(folder, ("steps=7",)).steps == 7
+
+
+def test_more_steps_keep_the_warm_up_and_the_rate_that_was_reached(folder):
+    """The checkpoint is of step 6 of 10."""
+    after = changed_run(folder, ("steps=20000",))
+    assert after.optimizer.warmup(after.steps) == 1
+    assert after.optimizer.steps_changed == [StepsChange(at=6, before=10)]
+    with settings_written(RunFolder(folder), after):
+        pass
+    assert changed_run(folder, ("steps=300",)).optimizer == after.optimizer
+    assert changed_run(folder, ("cluster.nodes=4",)).optimizer == after.optimizer
+    with pytest.raises(InputError, match="hpctrain writes it when the number of steps changes"):
+        changed_run(folder, ("optimizer.steps_changed=[]",))
+
+
+def test_what_a_change_does_can_be_told_before(folder):
+    (folder / "plan-1.json").write_text("{}")
+    before = sorted(folder.iterdir())
+    assert change_words(folder, changed_run(folder, ())) == []
+    assert change_words(folder, changed_run(folder, ("steps=20", "compile=true"))) == [
+        "steps: 10 -> 20",
+        "compile: False -> True",
+        "the settings of before are kept as run-1.yaml",
+        "plan-1.json is put aside; another plan is made",
+    ]
+    assert sorted(folder.iterdir()) == before
 
 
 def test_a_value_that_is_wrong_is_told_as_in_the_file(folder):
