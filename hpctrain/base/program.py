@@ -41,6 +41,15 @@ def safe_to_spawn() -> Iterator[Path]:
         yield here
 
 
+def spawn_safely(environ: MutableMapping[str, str]) -> None:
+    """Let no Python that libraries start from here on import from the current folder (from Python 3.11 on).
+
+    A script that is started so does not find what lies beside it either, so this is for processes in which a library
+    starts `python -c`, as torch.compile does.
+    """
+    environ["PYTHONSAFEPATH"] = "1"
+
+
 def without_implied_folder(environ: MutableMapping[str, str]) -> None:
     """Take empty items out of PYTHONPATH, for the processes that inherit it.
 

@@ -12,7 +12,7 @@ import pytest
 from hostile import lay_traps
 
 from hpctrain.base.process import WORKER
-from hpctrain.base.program import PACKAGE, program, safe_to_spawn, without_implied_folder
+from hpctrain.base.program import PACKAGE, program, safe_to_spawn, spawn_safely, without_implied_folder
 from hpctrain.corpus.pool import Pool
 from hpctrain.launch.local import start_local_node
 
@@ -50,6 +50,15 @@ def test_the_trap_catches_what_python_m_imports(caught: Path) -> None:
 def test_no_program_of_hpctrain_imports_from_the_current_folder(caught: Path, argv: list[str], words: str) -> None:
     done = said_by(argv)
     assert words in done.stdout + done.stderr
+    assert not caught.exists(), caught.read_text()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no safe path")
+def test_what_a_library_starts_does_not_either_where_it_is_asked_for(caught: Path) -> None:
+    env: dict[str, str] = {}
+    spawn_safely(env)
+    done = said_by([sys.executable, "-c", "from ctypes import cdll; import random"], **env)
+    assert done.returncode == 0, done.stderr
     assert not caught.exists(), caught.read_text()
 
 
