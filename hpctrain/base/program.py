@@ -26,7 +26,7 @@ def program(
 
 
 @contextlib.contextmanager
-def safe_to_spawn() -> Iterator[Path]:
+def outside_current_folder() -> Iterator[Path]:
     """Start multiprocessing's children from the folder of Python's own library; the current one is the value.
 
     multiprocessing starts them with `python -c`, which imports from the folder that it is started in. A child has to
@@ -41,7 +41,7 @@ def safe_to_spawn() -> Iterator[Path]:
         yield here
 
 
-def spawn_safely(environ: MutableMapping[str, str]) -> None:
+def set_safe_path(environ: MutableMapping[str, str]) -> None:
     """Let no Python that libraries start from here on import from the current folder (from Python 3.11 on).
 
     A script that is started so does not find what lies beside it either, so this is for processes in which a library

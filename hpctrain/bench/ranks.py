@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.base.program import safe_to_spawn
+from hpctrain.base.program import outside_current_folder
 from hpctrain.bench.comparison import Sample
 from hpctrain.records.plan import Plan
 from hpctrain.worker.build import StartOrder, Trainer, build
@@ -34,7 +34,7 @@ def run_ranks(body: Callable[..., Answer], world: int, *arguments: object) -> An
     """
     with tempfile.NamedTemporaryFile() as answer:
         try:
-            with safe_to_spawn() as here:
+            with outside_current_folder() as here:
                 ranks = mp.spawn(_rank, (world, body, arguments, answer.name, here), nprocs=world, join=False)
             while not ranks.join():
                 pass

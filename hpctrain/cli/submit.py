@@ -91,9 +91,12 @@ def command(
     slurm = Slurm(SystemRunner())
     defaults = site_defaults(site, slurm, os.environ)
     values = defaults.values if defaults else {}
-    queued = read_run(run_file, overrides, values).cluster.kind == "slurm"
+    given = read_run(run_file, overrides, values)
+    queued = given.cluster.kind == "slurm"
     if chosen and (wait or not queued or _is_inside()):
         raise InputError("--seeds: only for jobs that are queued: cluster.kind slurm, outside of salloc, no --wait")
+    if not queued:
+        check_not_queued_here(slurm, f"hpctrain train {run_file} --local {fewest_nodes(given)}")
     if defaults:
         _say(defaults.words(run_file, overrides), as_json)
     prepared = prepare(run_file, overrides, None, topology, plan, SystemRunner(), queued, values)
@@ -101,7 +104,7 @@ def command(
     _say(space_words(prepared.run, prepared.spec, runs_folder(), prepared.plan), as_json)
     _say(start_words(prepared.run), as_json)
     if not queued:
-        _submit_here(prepared, asked, run_file, slurm)
+        _submit_here(prepared, asked)
     elif _is_inside():
         _submit_in_allocation(prepared, asked)
     else:
@@ -246,8 +249,7 @@ def _run_here(folder: RunFolder, prepared: Prepared, job_id: str) -> NoReturn:
     sys.exit(code)
 
 
-def _submit_here(prepared: Prepared, asked: Asked, run_file: Path, slurm: Slurm) -> None:
-    check_not_queued_here(slurm, f"hpctrain train {run_file} --local {fewest_nodes(prepared.run)}")
+def _submit_here(prepared: Prepared, asked: Asked) -> None:
     if asked.wait:
         raise InputError("--wait: to watch a local run to its end, start it with `hpctrain train` instead")
     count = fewest_nodes(prepared.run)

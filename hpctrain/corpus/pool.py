@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from hpctrain.base.errors import FileError, HpctrainError, InputError
-from hpctrain.base.program import safe_to_spawn
+from hpctrain.base.program import outside_current_folder
 
 AHEAD = 2
 """Tasks a worker that may be started before the first of them has its result taken."""
@@ -151,7 +151,7 @@ def _start() -> _Worker:
     # Not by fork: libraries here have threads, whose locks a fork may copy in the middle of something.
     context = multiprocessing.get_context("spawn")
     own, theirs = context.Pipe()
-    with safe_to_spawn() as here:
+    with outside_current_folder() as here:
         process = context.Process(target=_serve, args=(theirs, here), daemon=True)
         process.start()
     theirs.close()

@@ -12,7 +12,7 @@ import pytest
 from hostile import lay_traps
 
 from hpctrain.base.process import WORKER
-from hpctrain.base.program import PACKAGE, program, safe_to_spawn, spawn_safely, without_implied_folder
+from hpctrain.base.program import PACKAGE, outside_current_folder, program, set_safe_path, without_implied_folder
 from hpctrain.corpus.pool import Pool
 from hpctrain.launch.local import start_local_node
 
@@ -56,7 +56,7 @@ def test_no_program_of_hpctrain_imports_from_the_current_folder(caught: Path, ar
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no safe path")
 def test_what_a_library_starts_does_not_either_where_it_is_asked_for(caught: Path) -> None:
     env: dict[str, str] = {}
-    spawn_safely(env)
+    set_safe_path(env)
     done = said_by([sys.executable, "-c", "from ctypes import cdll; import random"], **env)
     assert done.returncode == 0, done.stderr
     assert not caught.exists(), caught.read_text()
@@ -102,7 +102,7 @@ def test_worker_processes_of_a_pool_import_nothing_from_it_and_work_in_it(caught
 
 def test_the_folder_is_the_same_after_a_start_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> None:
-        with safe_to_spawn() as here:
+        with outside_current_folder() as here:
             assert (here, Path.cwd()) == (tmp_path, Path(os.__file__).parent)
             raise OSError("no process")
 
