@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.atomic import storage_errors, write_text
-from hpctrain.base.errors import InputError
+from hpctrain.base.errors import CheckpointError, InputError
 from hpctrain.launch.folder import RunFolder, render_run
 from hpctrain.records.run import Run, read_run
-from hpctrain.snapshot.published import listed
+from hpctrain.snapshot.published import listed, verify
 
 ALLOWED = (
     "steps", "cluster", "parallel", "optimizer", "compile", "checkpoint", "validation", "recovery", "profile",
@@ -151,8 +151,11 @@ def _refusal(key: str) -> str | None:
 
 
 def _steps_saved(folder: Path) -> int:
-    found = listed(folder / "checkpoints")
-    return int(found[-1].name.rpartition("-")[2]) if found else 0
+    """Steps of the newest checkpoint that is whole by the sizes of its files; their hashes are for whoever loads it."""
+    for path in reversed(listed(folder / "checkpoints")):
+        with contextlib.suppress(CheckpointError):
+            return verify(path, hashes=False).step
+    return 0
 
 
 def _free_name(folder: Path) -> Path:

@@ -10,16 +10,26 @@ from run_folders import submitted_run
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.launch.changes import change_words, changed_run, settings_written
 from hpctrain.launch.folder import RunFolder
+from hpctrain.records.manifest import Manifest
 from hpctrain.records.optimizer import StepsChange
 from hpctrain.records.run import read_run
+from hpctrain.snapshot.published import describe_file, publish
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     folder = submitted_run(tmp_path, "7")
-    checkpoint = folder / "checkpoints" / "step-00000006"
+    checkpoint = folder / "checkpoints" / ".6"
     checkpoint.mkdir()
-    (checkpoint / "manifest.json").touch()
+    (checkpoint / "0.distcp").write_bytes(b"weights")
+    files = [describe_file(checkpoint / "0.distcp")]
+    sha256 = read_run(folder / "run.yaml").sha256()
+    publish(
+        checkpoint,
+        Manifest(
+            step=6, generation=0, samples=48, seed=0, run_sha256=sha256, model_sha256=sha256, world_size=1, files=files
+        ),
+    )
     return folder
 
 
@@ -79,6 +89,8 @@ def test_steps_that_are_done_cannot_be_taken_back(folder):
     with pytest.raises(InputError, match=r"--set steps=6: the newest checkpoint is of step 6; ask for more"):
         changed_run(folder, ("steps=6",))
     assert changed_run(folder, ("steps=7",)).steps == 7
+    (folder / "checkpoints" / "step-00000006" / "0.distcp").write_bytes(b"weig")
+    assert changed_run(folder, ("steps=6",)).optimizer.steps_changed == []
 
 
 def test_more_steps_keep_the_warm_up_and_the_rate_that_was_reached(folder):
