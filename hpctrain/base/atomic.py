@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,33 @@ def write_text(path: Path, text: str, mode: int = 0o644) -> None:
     write_bytes(path, text.encode(), mode)
 
 
-def write_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """As `write_text`, for bytes."""
+def rewrite_text(path: Path, text: str) -> None:
+    """As `write_text`, for a file of the system: its owner, group and mode stay, whatever the umask is, and a link
+    stays a link.
+
+    Raises:
+        StorageError: it is not there, or as `write_text`.
+    """
+    with storage_errors(path):
+        target = path.resolve()
+        before = target.stat()
+    write_bytes(target, text.encode(), stat.S_IMODE(before.st_mode), before)
+
+
+def write_bytes(path: Path, data: bytes, mode: int = 0o644, like: os.stat_result | None = None) -> None:
+    """As `write_text`, for bytes.
+
+    Args:
+        like: whose owner and mode the file gets, whatever the umask is.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
     with storage_errors(path):
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             with os.fdopen(descriptor, "wb") as file:
+                if like is not None:
+                    os.fchown(descriptor, like.st_uid, like.st_gid)
+                    os.fchmod(descriptor, stat.S_IMODE(like.st_mode))  # after it: a change of owner takes bits away
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

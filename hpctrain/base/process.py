@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from hpctrain.base.errors import CommandError, CommandTimeout
+from hpctrain.base.program import program
 
-WORKER = (sys.executable, "-m", "hpctrain.worker")
+WORKER = tuple(program("hpctrain.worker"))
 """The program that loads torch; one of its verbs follows."""
 
 WORKER_NAME = "rank {}"

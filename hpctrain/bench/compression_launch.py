@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.base.errors import CommandError
 from hpctrain.base.process import Process, Runner
+from hpctrain.base.program import program
 from hpctrain.bench.compression_scene import Outcome, Scene
 
 PAUSE_S = 0.2
@@ -36,7 +36,7 @@ def run_scene(runner: Runner, scene: Scene, folder: Path, prefixes: Sequence[Seq
     processes: list[Process] = []
     try:
         for rank, (prefix, log) in enumerate(zip(prefixes, logs, strict=True)):
-            argv = [*prefix, sys.executable, "-m", "hpctrain.bench.compression_rank", str(folder), str(rank)]
+            argv = [*prefix, *program("hpctrain.bench.compression_rank"), str(folder), str(rank)]
             processes.append(runner.start(argv, env=environment, log=log))
         _wait(processes, logs)
     finally:

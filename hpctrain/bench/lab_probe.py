@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from hpctrain.base.errors import CommandError
 from hpctrain.base.process import Process
+from hpctrain.base.program import program
 from hpctrain.lab.daemons import NETNS
 from hpctrain.lab.layout import Layout
 from hpctrain.lab.machine import Machine
@@ -54,7 +54,7 @@ def probe_of(
         try:
             for name in names:
                 odd = special if special is not None and special.node == name else Special(name)
-                argv = [sys.executable, "-m", "hpctrain.node", "probe", "--folder", text, "--device", device]
+                argv = [*program("hpctrain.node"), "probe", "--folder", text, "--device", device]
                 argv += ["--node", name, "--nodes", ",".join(names), "--addr", odd.addr or layout.address(name)]
                 log = folder / f"{name}.log"
                 processes[name] = machine.runner.start([*_enter(layout, odd, folder), *argv], log=log)

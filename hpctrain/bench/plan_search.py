@@ -16,6 +16,7 @@ from typing import Any
 
 from hpctrain.base.errors import CommandTimeout
 from hpctrain.base.process import Runner
+from hpctrain.base.program import program
 from hpctrain.bench.plan_cases import CASES, published, scene_of_case
 from hpctrain.planner import make_plan
 from hpctrain.planner.cost import CostModel
@@ -48,7 +49,7 @@ def search_figures(runner: Runner, limit_s: float) -> tuple[dict[str, Figures], 
             unfinished[case.name] = "not tried after the smaller one"
             continue
         try:
-            done = runner.run([sys.executable, "-m", "hpctrain.bench.plan_search", case.name], timeout_s=limit_s)
+            done = runner.run([*program("hpctrain.bench.plan_search"), case.name], timeout_s=limit_s)
         except CommandTimeout:
             unfinished[case.name] = f"took longer than {limit_s:g} s"
         else:

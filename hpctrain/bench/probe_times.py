@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.errors import EXIT_DONE, EXIT_REFUSED, EXIT_WARNINGS, CommandError, InputError
+from hpctrain.base.program import program
 from hpctrain.bench.lab_probe import PROBE_S, probe_of
 from hpctrain.bench.record import make_record
 from hpctrain.lab.layout import Layout
@@ -68,7 +68,7 @@ def time_row(case: str, topology: Topology, seconds: float) -> TimeRow:
 def _job(machine: Machine, layout: Layout) -> tuple[Topology, float]:
     with tempfile.TemporaryDirectory(prefix="hpctrain-bench-", dir=Path.cwd()) as folder:
         output = Path(folder) / "topology.json"
-        argv = [sys.executable, "-m", "hpctrain", "probe", "-N", str(JOB_NODES), "--device", "cpu", "-o", str(output)]
+        argv = [*program("hpctrain"), "probe", "-N", str(JOB_NODES), "--device", "cpu", "-o", str(output)]
         began = machine.clock.now()
         done = machine.runner.run(argv, PROBE_S, dict(os.environ) | {"SLURM_CONF": str(layout.slurm_conf)})
         seconds = machine.clock.now() - began

@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from hpctrain.base.errors import HpctrainError
+from hpctrain.base.program import outside_current_folder
 from hpctrain.bench.comparison import Sample
 from hpctrain.records.plan import Plan
 from hpctrain.worker.build import StartOrder, Trainer, build
@@ -33,14 +34,20 @@ def run_ranks(body: Callable[..., Answer], world: int, *arguments: object) -> An
     """
     with tempfile.NamedTemporaryFile() as answer:
         try:
-            mp.spawn(_rank, (world, body, arguments, answer.name), nprocs=world)
+            with outside_current_folder() as here:
+                ranks = mp.spawn(_rank, (world, body, arguments, answer.name, here), nprocs=world, join=False)
+            while not ranks.join():
+                pass
         except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
             raise HpctrainError(f"a process of the bench failed: {error}") from None
         given: Answer = pickle.loads(Path(answer.name).read_bytes())
         return given
 
 
-def _rank(rank: int, world: int, body: Callable[..., Any], arguments: tuple[object, ...], answer: str) -> None:
+def _rank(
+    rank: int, world: int, body: Callable[..., Any], arguments: tuple[object, ...], answer: str, folder: Path
+) -> None:
+    os.chdir(folder)
     threads = max(1, len(os.sched_getaffinity(0)) // world)
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for `build`, which sets torch's number by it
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from hpctrain.base.errors import EXIT_FAILED, InputError
 from hpctrain.base.units import format_seconds
+from hpctrain.cli.console import Console
 
 RUNTIME_CASES = ("one_process", "dp2", "pp2")
 

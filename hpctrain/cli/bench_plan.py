@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from hpctrain.base.units import format_seconds
+from hpctrain.cli.console import Console
 
 
 def show(record: dict[str, Any], console: Console) -> None:

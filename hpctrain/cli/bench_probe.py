@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from hpctrain.base.units import format_si
+from hpctrain.cli.console import Console
 
 if TYPE_CHECKING:
     from hpctrain.lab.layout import Layout

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import click
 import psutil
+from rich.text import Text
 
 from hpctrain.base.atomic import storage_errors
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.base.process import WORKER_NAME, SystemRunner
 from hpctrain.base.units import format_delta, format_seconds, format_si
+from hpctrain.cli.console import Console
 from hpctrain.cli.live import watch
 from hpctrain.cli.progress import phases
 from hpctrain.corpus.options import Progress
@@ -78,8 +80,13 @@ def _own_folder(folder: Path) -> Path:
     return folder
 
 
+def _styled(text: str, style: str) -> None:
+    # Not folded: what a person copies from it, a path say, stays whole.
+    Console().print(Text(text, style=style), soft_wrap=True)
+
+
 def _say(number: int, title: str, why: str) -> None:
-    click.secho(f"\n{number}/5 {title}", bold=True)
+    _styled(f"\n{number}/5 {title}", "bold")
     click.echo(f"    {why}")
 
 
@@ -151,13 +158,13 @@ class _Saboteur:
     def see(self, row: MetricRow) -> None:
         if row.step >= WORKER_DIES_AT and "worker" not in self.done:
             self.done.add("worker")
-            click.secho("--- the demo kills the worker of local2 (SIGKILL)", fg="yellow")
+            _styled("--- the demo kills the worker of local2 (SIGKILL)", "yellow")
             for child in psutil.Process(self.job.processes["local2"].pid).children():
                 if child.name().startswith(WORKER_NAME.format("")):
                     child.kill()
         if row.step >= NODE_DIES_AT and "node" not in self.done:
             self.done.add("node")
-            click.secho("--- the demo kills node local1: agent and worker (SIGKILL)", fg="yellow")
+            _styled("--- the demo kills node local1: agent and worker (SIGKILL)", "yellow")
             self.job.processes["local1"].kill()
 
 
@@ -172,7 +179,7 @@ def _report(run_folder: Path, seconds: float, preset: str) -> None:
         click.echo(f"    {error}")
         then = f"Everything but the page is in {run_folder}"
     base = run_folder.parent.parent
-    click.secho(f"\nDone in {format_seconds(seconds)}. {then}", bold=True)
+    _styled(f"\nDone in {format_seconds(seconds)}. {then}", "bold")
     click.echo("Next: change something in the plan by hand, and train by it:")
     click.echo(f"    hpctrain train {base}/run.yaml -t {base}/topology.json -p {base}/plan.json")
     click.echo("or write a run file of your own:")

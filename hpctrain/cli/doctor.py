@@ -11,10 +11,10 @@ import sys
 import textwrap
 
 import click
-from rich.console import Console
 from rich.text import Text
 
 from hpctrain.base.process import SystemRunner
+from hpctrain.cli.console import Console
 from hpctrain.doctor.finding import Finding, exit_code
 from hpctrain.doctor.findings import findings_of
 from hpctrain.doctor.gather import gather

@@ -12,7 +12,6 @@ import sysconfig
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +20,7 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_FAILED, EXIT_WARNINGS, InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes
+from hpctrain.cli.console import Console
 from hpctrain.cli.image_checks import examined
 from hpctrain.container.runtime import find_runtime, this_host
 from hpctrain.image.build import build, build_options, this_user

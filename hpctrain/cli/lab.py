@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 
+from hpctrain.cli.console import Console
 from hpctrain.lab import requirements
 from hpctrain.lab.down import clear
 from hpctrain.lab.faults import cut as cut_pair

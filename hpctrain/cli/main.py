@@ -11,6 +11,8 @@ import click
 from hpctrain import __version__
 from hpctrain.base.errors import EXIT_FAILED, HpctrainError
 from hpctrain.base.loading import load
+from hpctrain.base.printable import printable_output
+from hpctrain.base.program import without_implied_folder
 
 VERBS: dict[str, tuple[str, str]] = {
     "demo": ("hpctrain.cli.demo", "Everything below once, on this machine: no Slurm, no root, under 3 minutes."),
@@ -87,15 +89,21 @@ def cli(debug: bool) -> None:
 
 def main() -> None:
     """Run the command line; errors become one line on stderr and an exit code."""
-    debug = "--debug" in sys.argv
+    without_implied_folder(os.environ)
     # As an exception it passes through every `finally`: nothing that was started is left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_FAILED))
+    with printable_output():
+        _run()
+
+
+def _run() -> None:
+    debug = "--debug" in sys.argv
     try:
         cli(standalone_mode=True)
     except HpctrainError as error:
         if debug:
             raise
-        for line in str(error).splitlines():
+        for line in str(error).split("\n"):
             click.echo(f"hpctrain: {line}", err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import cast, get_args
 
 import click
-from rich.console import Console
 
 from hpctrain.base.errors import FileError, InputError, Refused
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_count, format_seconds
+from hpctrain.cli.console import Console
 from hpctrain.cli.explained import explanation
 from hpctrain.cli.factors import Finite, node_names, numbers_by_name
 from hpctrain.cli.only_nodes import only_nodes

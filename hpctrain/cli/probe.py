@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_DONE, EXIT_REFUSED, EXIT_WARNINGS, HpctrainError, InputError
 from hpctrain.base.process import SystemRunner
+from hpctrain.cli.console import Console
 from hpctrain.launch.probe_job import ProbeJob, probe_job
 from hpctrain.launch.probe_local import probe_local
 from hpctrain.launch.site import VARIABLES, site_defaults

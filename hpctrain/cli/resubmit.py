@@ -24,6 +24,7 @@ from hpctrain.launch.changes import changed_run, settings_written
 from hpctrain.launch.estimate import estimate_start
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.in_use import check_no_live_job
+from hpctrain.launch.login_node import check_not_queued_here
 from hpctrain.launch.own_job import check_kind
 from hpctrain.launch.queue import check_queue
 from hpctrain.launch.secrets import check_secrets
@@ -65,8 +66,9 @@ def command(run: str, overrides: tuple[str, ...], own_job: bool, as_json: bool) 
         check_cluster(folder, slurm, "resubmit")
         job = _submit_again(RunFolder(folder), spec, slurm, as_json)
     else:
+        check_not_queued_here(slurm, f"hpctrain train --resume {folder.name}")
         with settings_written(RunFolder(folder), spec):
-            job = submit_local(RunFolder(folder), fewest_nodes(spec))
+            job = submit_local(RunFolder(folder), fewest_nodes(spec), SystemRunner())
     remember_run("resubmit", folder, job, slurm if spec.cluster.kind == "slurm" else None)
     if as_json:
         click.echo(json.dumps({"name": folder.name, "folder": str(folder), "job_id": job}))

@@ -7,11 +7,11 @@ import math
 from dataclasses import asdict
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_seconds
+from hpctrain.cli.console import Console
 from hpctrain.cli.factors import Finite
 from hpctrain.cli.recover import recover_option
 from hpctrain.planner.goodput import (

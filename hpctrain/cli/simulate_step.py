@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import click
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_delta, format_seconds
+from hpctrain.cli.console import Console
 from hpctrain.cli.factors import Finite, node_names, numbers_by_name, numbers_by_node
 from hpctrain.launch.own_model import with_sizes
 from hpctrain.planner.jitter import LinkJitter, sampled_steps

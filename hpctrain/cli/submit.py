@@ -32,6 +32,7 @@ from hpctrain.launch.estimate import estimate_start
 from hpctrain.launch.folder import RunFolder, removed_on_error
 from hpctrain.launch.hf_start import start_words
 from hpctrain.launch.job_nodes import nodes_of_allocation
+from hpctrain.launch.login_node import check_not_queued_here
 from hpctrain.launch.own_job import check_kind
 from hpctrain.launch.queue import Checked, check_queue, wait_for_job
 from hpctrain.launch.site import site_defaults, with_exported
@@ -90,9 +91,12 @@ def command(
     slurm = Slurm(SystemRunner())
     defaults = site_defaults(site, slurm, os.environ)
     values = defaults.values if defaults else {}
-    queued = read_run(run_file, overrides, values).cluster.kind == "slurm"
+    given = read_run(run_file, overrides, values)
+    queued = given.cluster.kind == "slurm"
     if chosen and (wait or not queued or _is_inside()):
         raise InputError("--seeds: only for jobs that are queued: cluster.kind slurm, outside of salloc, no --wait")
+    if not queued:
+        check_not_queued_here(slurm, f"hpctrain train {run_file} --local {fewest_nodes(given)}")
     if defaults:
         _say(defaults.words(run_file, overrides), as_json)
     prepared = prepare(run_file, overrides, None, topology, plan, SystemRunner(), queued, values)
@@ -256,7 +260,7 @@ def _submit_here(prepared: Prepared, asked: Asked) -> None:
     folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
     _say(left_out_words(folder.path), asked.as_json)
     with removed_on_error(folder):
-        job_id = submit_local(folder, count)
+        job_id = submit_local(folder, count, SystemRunner())
     remember_run("submit", folder.path, job_id, None)
     _tell(folder.path, job_id, asked.as_json)
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError
+from hpctrain.cli.console import Console
 from hpctrain.cli.only_nodes import only_nodes
 from hpctrain.probe.compare import differences
 from hpctrain.probe.difference_view import render_differences, summary

@@ -18,13 +18,18 @@ from hpctrain.cli.profile import option as profile_option
 from hpctrain.cli.profile import traces_line, with_profile
 from hpctrain.cli.remembered import remember_run
 from hpctrain.cli.stale import warn_if_stale
+from hpctrain.launch.changes import change_words
 from hpctrain.launch.code import left_out_words
+from hpctrain.launch.folder import kept_words
 from hpctrain.launch.hf_start import start_words
+from hpctrain.launch.local import local_nodes
+from hpctrain.launch.login_node import login_node_words
 from hpctrain.launch.space import space_words
 from hpctrain.launch.supervise import LocalJob
-from hpctrain.launch.training import Prepared, prepare, resume, runs_folder, start
+from hpctrain.launch.training import Prepared, Resumed, check_resumed, prepare, resume, runs_folder, start
 from hpctrain.records.locate import find_run
 from hpctrain.records.run import run_of
+from hpctrain.slurm.commands import Slurm
 
 
 @click.command()
@@ -50,13 +55,21 @@ def command(
     if (run_file is None) == (run is None):
         raise InputError("give a run file to start, or --resume RUN to go on with one")
     if run is not None:
-        if topology or plan or dry_run:
-            raise InputError("--resume takes its topology and plan from the run folder; leave out -t, -p and --dry-run")
-        job = resume(find_run(run, os.environ, Path.cwd()), count, overrides, SystemRunner(), SystemClock())
+        if topology or plan:
+            raise InputError("--resume takes its topology and plan from the run folder; leave out -t and -p")
+        folder = find_run(run, os.environ, Path.cwd())
+        if dry_run:
+            going = check_resumed(folder, count, overrides, SystemRunner())
+            _warn(going.count)
+            click.echo(_would_resume(going), err=as_json)
+            return
+        job = resume(folder, count, overrides, SystemRunner(), SystemClock())
+        _warn(len(job.processes))
     else:
         assert run_file is not None, "checked above"
         prepared = prepare(run_file, overrides, count, topology, plan, SystemRunner())
         warn_if_stale(prepared.topology, prepared.nodes)
+        _warn(len(prepared.nodes))
         if dry_run:
             click.echo(_would_do(prepared), err=as_json)
             return
@@ -65,6 +78,11 @@ def command(
         for line in [*said, *start_words(prepared.run), *left_out_words(job.folder.path)]:
             click.echo(f"hpctrain: {line}", err=True)
     _watch(job, as_json)
+
+
+def _warn(count: int) -> None:
+    for line in login_node_words(count, Slurm(SystemRunner()), os.environ):
+        click.echo(f"hpctrain: {line}", err=True)
 
 
 def _watch(job: LocalJob, as_json: bool) -> None:
@@ -88,6 +106,16 @@ def _watch(job: LocalJob, as_json: bool) -> None:
         print(f"hpctrain: {ended.reason}", file=sys.stderr)
         print(f"hpctrain: the logs are in {folder}/logs/{job.attempt}", file=sys.stderr)
     sys.exit(ended.exit_code)
+
+
+def _would_resume(going: Resumed) -> str:
+    kept = kept_words(going.path)
+    lines = [
+        f"would go on with {going.path.name} to step {going.run.steps}; {kept}",
+        f"  nodes     {', '.join(local_nodes(going.count))}",
+        *(f"  change    {line}" for line in change_words(going.path, going.run)),
+    ]
+    return "\n".join(lines)
 
 
 def _would_do(prepared: Prepared) -> str:

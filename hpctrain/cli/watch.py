@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.live import Live
 
 from hpctrain.base.clock import Clock, SystemClock
 from hpctrain.base.errors import EXIT_DONE, EXIT_FAILED
+from hpctrain.cli.console import Console
 from hpctrain.cli.watched import WatchedRun
 from hpctrain.records.locate import find_run, job_id
 from hpctrain.report.status import Status

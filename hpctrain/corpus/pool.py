@@ -16,9 +16,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from hpctrain.base.errors import FileError, HpctrainError, InputError
+from hpctrain.base.program import outside_current_folder
 
 AHEAD = 2
 """Tasks a worker that may be started before the first of them has its result taken."""
@@ -149,14 +151,16 @@ def _start() -> _Worker:
     # Not by fork: libraries here have threads, whose locks a fork may copy in the middle of something.
     context = multiprocessing.get_context("spawn")
     own, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs,), daemon=True)
-    process.start()
+    with outside_current_folder() as here:
+        process = context.Process(target=_serve, args=(theirs, here), daemon=True)
+        process.start()
     theirs.close()
     return _Worker(process, own)
 
 
-def _serve(connection: Connection) -> None:
-    """The life of a worker: a task after the other, until the parent is gone."""
+def _serve(connection: Connection, folder: Path) -> None:
+    """The life of a worker: a task after the other in that folder, until the parent is gone."""
+    os.chdir(folder)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the parent ends us
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the cores are taken by the other workers
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from hpctrain.base.atomic import storage_errors, write_text
+from hpctrain.base.atomic import rewrite_text, storage_errors
 from hpctrain.base.errors import InputError, StorageError
 from hpctrain.lab.layout import Layout
 
@@ -34,13 +34,14 @@ def with_lab(text: str, layout: Layout) -> str:
 
 
 def write_hosts(path: Path, text: str) -> None:
-    """Replace the file at once; in a container, where it is a mount and cannot be replaced, write into it.
+    """Replace the file at once, with its owner and mode: every user of the machine reads it. In a container, where it
+    is a mount and cannot be replaced, write into it.
 
     Raises:
         StorageError: it cannot be written.
     """
     try:
-        write_text(path, text)
+        rewrite_text(path, text)
     except StorageError as error:
         if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EBUSY:
             raise

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.atomic import storage_errors, write_text
-from hpctrain.base.errors import InputError
+from hpctrain.base.errors import CheckpointError, InputError
 from hpctrain.base.owned import read_owned
 from hpctrain.launch.folder import RunFolder, render_run
-from hpctrain.launch.training import put_stale_plans_aside
 from hpctrain.records.run import Run, run_of
-from hpctrain.snapshot.published import listed
+from hpctrain.snapshot.published import listed, verify
 
 ALLOWED = (
     "steps", "cluster", "parallel", "optimizer", "compile", "checkpoint", "validation", "recovery", "profile",
@@ -22,6 +21,7 @@ ALLOWED = (
 
 _KEPT = {
     "cluster.kind": "a run in a queue stays one; `hpctrain train --resume` goes on with it here",
+    "optimizer.steps_changed": "hpctrain writes it when the number of steps changes",
     "optimizer.name": "the checkpoint holds this optimizer's state",
     "name": "it names the run folder",
     "seed": "it decides the weights and the order of samples that the run began with",
@@ -36,7 +36,10 @@ _KEPT = {
 
 
 def changed_run(folder: Path, overrides: tuple[str, ...]) -> Run:
-    """The run with other settings; nothing is written.
+    """The run with other settings, for whichever command goes on with it; nothing is written.
+
+    With another number of steps the warm-up stays that of the first one, and the learning rate goes on from where the
+    newest checkpoint left it.
 
     Raises:
         FileError: an override is wrong.
@@ -49,7 +52,23 @@ def changed_run(folder: Path, overrides: tuple[str, ...]) -> Run:
     done = _steps_saved(folder)
     if after.steps != before.steps and after.steps <= done:
         raise InputError(f"--set steps={after.steps}: the newest checkpoint is of step {done}; ask for more steps")
-    return after
+    if after.steps == before.steps:
+        return after
+    optimizer = after.optimizer.with_steps_changed(done, before.steps)
+    return after.model_copy(update={"optimizer": optimizer})
+
+
+def change_words(folder: Path, run: Run) -> list[str]:
+    """What another form of its settings changes in a run folder, a line each; [] where it is none."""
+    before = run_of(folder)
+    old, new = before.to_json(), run.to_json()
+    keys = [key for key in _changed(old, new) if key != "optimizer.steps_changed"]
+    words = [f"{key}: {_value(old, key)} -> {_value(new, key)}" for key in keys]
+    if words:
+        words.append(f"the settings of before are kept as {_free_name(folder).name}")
+    if _plan_inputs(run) != _plan_inputs(before):
+        words += [f"{plan.name} is put aside; another plan is made" for plan in _plans(folder)]
+    return words
 
 
 @contextlib.contextmanager
@@ -81,6 +100,38 @@ def settings_written(folder: RunFolder, run: Run) -> Iterator[None]:
         raise
 
 
+def _plan_inputs(run: Run) -> list[object]:
+    """What a plan was made for; with any of it changed, another plan is needed."""
+    recovery, cluster = run.recovery, run.cluster
+    return [
+        run.batch, run.data.seq_len, run.objective, run.precision, run.compile, run.parallel, run.compression,
+        recovery.spares, cluster.device, cluster.devices_per_node,
+    ]  # fmt: skip
+
+
+def put_stale_plans_aside(folder: RunFolder, before: Run, after: Run) -> list[tuple[Path, Path]]:
+    """Rename the plans in a run folder if they were made for settings that have changed; the old and the new name of
+    each come back."""
+    if _plan_inputs(after) == _plan_inputs(before):
+        return []
+    attempt = len(folder.attempts())
+    plans = [(plan, folder.path / f"before-{attempt}-{plan.name}") for plan in _plans(folder.path)]
+    for plan, aside in plans:
+        plan.rename(aside)
+    return plans
+
+
+def _plans(folder: Path) -> list[Path]:
+    return [*folder.glob("plan.json"), *folder.glob("plan-*.json")]
+
+
+def _value(settings: Mapping[str, Any], key: str) -> object:
+    value: Any = settings
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """The key paths whose values differ, as deep as both sides are mappings."""
     for key in dict.fromkeys([*before, *after]):
@@ -101,8 +152,11 @@ def _refusal(key: str) -> str | None:
 
 
 def _steps_saved(folder: Path) -> int:
-    found = listed(folder / "checkpoints")
-    return int(found[-1].name.rpartition("-")[2]) if found else 0
+    """Steps of the newest checkpoint that is whole by the sizes of its files; their hashes are for whoever loads it."""
+    for path in reversed(listed(folder / "checkpoints")):
+        with contextlib.suppress(CheckpointError):
+            return verify(path, hashes=False).step
+    return 0
 
 
 def _free_name(folder: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -18,11 +19,27 @@ from hpctrain.base.units import format_bytes
 FOLDER = "code"
 LEFT_OUT = (".git", ".venv", "venv", "__pycache__", "node_modules", "runs", "*.pyc", ".mypy_cache", ".pytest_cache")
 SECRET_FILES = (
-    ".env", ".env.*", "*.env", ".envrc", ".netrc", "_netrc", ".git-credentials", ".pypirc", ".npmrc", ".ssh", ".aws",
-    ".kaggle", ".huggingface", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.p12", "*.pfx",
-    "credentials.json", "service-account*.json", "service_account*.json", "secrets.*",
+    # by the programs that write them
+    ".netrc", "_netrc", ".git-credentials", ".config/git/credentials", ".pypirc", ".npmrc", ".yarnrc.yml", ".pgpass",
+    ".my.cnf", ".mylogin.cnf", ".s3cfg", ".boto", ".passwd-s3fs", "rclone.conf", ".vault-token", ".terraformrc",
+    "terraform.rc", "*.tfstate", "*.tfstate.backup", "*.tfvars", ".dockercfg", ".docker/config.json",
+    "containers/auth.json", ".kube", "kubeconfig", "kubeconfig.*", "*.kubeconfig", ".aws", ".azure", ".config/gcloud",
+    "application_default_credentials.json", ".oci", ".config/gh", ".config/hub", ".config/wandb", ".kaggle",
+    "kaggle.json", ".huggingface", ".cache/huggingface/token", ".cache/huggingface/stored_tokens",
+    "huggingface/token", ".comet.config", ".neptune", ".databrickscfg", ".snowsql", ".modal.toml", ".m2/settings.xml",
+    ".gradle/gradle.properties", ".cargo/credentials", ".cargo/credentials.toml", ".gem/credentials",
+    ".composer/auth.json", ".condarc", ".htpasswd", ".ssh", ".gnupg", ".password-store", "*.kdbx", "*.keychain-db",
+    # keys and certificates
+    "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.p8", "*.p12", "*.pfx", "*.jks",
+    "*.keystore", "*.ppk", "*.gpg",
+    # by what people call them
+    ".env", ".env.*", "*.env", ".envrc", "credentials", "credentials.json", "client_secret*.json",
+    "service-account*.json", "service_account*.json", ".secrets", "secrets.*", ".token", ".tokens", "*.token",
+    "token.txt", ".api_key*", ".password*", ".passwd*",
 )  # fmt: skip
-"""Files that people keep tokens in: they stay where they are, and code.json names them."""
+"""Files and folders that people keep tokens in, by their name or the last parts of their path: they stay where they
+are, and code.json names them."""
+_SECRET = re.compile("|".join("/" + re.escape(form).replace(r"\*", "[^/]*") + "$" for form in SECRET_FILES))
 LARGEST_BYTES = 256 * 2**20
 """More than this is data that lies beside the code, and does not belong into every run folder."""
 
@@ -65,7 +82,7 @@ def secret_files(source: Path) -> list[str]:
     """Files and folders of the code that are not copied because of the tokens that such files hold, in order."""
     found: list[str] = []
     for folder, names, files in os.walk(source):
-        here = _secret([*names, *files])
+        here = _secret(folder, [*names, *files])
         others = _no_code(folder, [*names, *files])
         names[:] = [name for name in names if name not in here | others]
         found += [str(Path(folder, name).relative_to(source)) for name in here - others]
@@ -75,7 +92,8 @@ def secret_files(source: Path) -> list[str]:
 def code_first(code: Path) -> None:
     """Let this process import what lies in the folder before anything else; a folder that is not there has nothing.
 
-    `python -m` puts the current folder, where the code may have changed since, even before PYTHONPATH.
+    Of all folders that are not installed, this is the only one that the processes of a run import from: a person names
+    it on purpose, and the current folder is not searched.
     """
     if code.is_dir():
         sys.path.insert(0, str(code))
@@ -102,12 +120,13 @@ def _files(source: Path) -> Iterator[Path]:
 
 
 def _left_out(folder: str, names: list[str]) -> set[str]:
-    return _no_code(folder, names) | _secret(names)
+    return _no_code(folder, names) | _secret(folder, names)
 
 
-def _secret(names: list[str]) -> set[str]:
-    # A module may be called secrets.py.
-    return {name for name in shutil.ignore_patterns(*SECRET_FILES)("", names) if not name.endswith(".py")}
+def _secret(folder: str, names: list[str]) -> set[str]:
+    # A module may be called secrets.py, and a folder of modules credentials.
+    paths = [Path(folder, name) for name in names if _SECRET.search(f"{folder}/{name}".lower())]
+    return {path.name for path in paths if path.suffix != ".py" and not (path / "__init__.py").is_file()}
 
 
 def _no_code(folder: str, names: list[str]) -> set[str]:

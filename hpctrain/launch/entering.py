@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.base.errors import InputError
-from hpctrain.container.binds import check_binds, run_binds
+from hpctrain.base.program import PACKAGE, program
+from hpctrain.container.binds import LIBRARY, check_binds, run_binds
 from hpctrain.container.entry import PYTHON, pyxis_command, pyxis_options
 from hpctrain.container.runtime import Which, find_runtime
 from hpctrain.records.run import Container, Run
 
 
-def python_of(run: Run) -> str:
-    """The Python that the run's processes start with: this one, or the image's."""
-    return sys.executable if run.container is None else PYTHON
+def program_of(run: Run, module: str, flags: Sequence[str] = ()) -> list[str]:
+    """The argv that begins a process of the run with a module: in this Python, or in the image's."""
+    if run.container is None:
+        return program(module, flags=flags)
+    return program(module, PYTHON, f"{LIBRARY}/{PACKAGE.name}", flags)
 
 
 def entering(run: Run, folder: Path, command: Sequence[str], with_code: bool = False) -> list[str]:
@@ -24,7 +26,7 @@ def entering(run: Run, folder: Path, command: Sequence[str], with_code: bool = F
     if run.container is None or run.container.runtime == "pyxis":
         return list(command)
     more = ["--with-code"] if with_code else []
-    return [sys.executable, "-m", "hpctrain.node", "enter", "--folder", str(folder), *more, "--", *command]
+    return [*program("hpctrain.node"), "enter", "--folder", str(folder), *more, "--", *command]
 
 
 def task_of(run: Run, folder: Path, command: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ import yaml
 from hpctrain.base.atomic import storage_errors, write_text
 from hpctrain.base.errors import FileError, InputError, Mistake
 from hpctrain.base.owned import OwnedFolder, open_owned
+from hpctrain.base.printable import control_in
 from hpctrain.base.trust import owner_only
 from hpctrain.records.attempt import ExitClass
 from hpctrain.records.lines import read_lines
@@ -84,10 +85,12 @@ def create_run_folder(base: Path, run: Run, topology: Topology | None, plan: Pla
     """Make runs/<name>-<UTC time>-<4 hex>/ with the resolved run file, and topology and plan when they are given.
 
     Raises:
+        InputError: its path cannot be that of a run folder.
         StorageError: it cannot be written.
     """
     stamp = datetime.fromtimestamp(now, timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     path = base.resolve() / f"{run.name}-{stamp}-{secrets.token_hex(2)}"
+    check_path(path)
     # Owner only, from its first moment: the key, logs and pickles in it are guarded by this mode.
     with storage_errors(path), owner_only():
         path.mkdir(parents=True, mode=0o700)
@@ -101,6 +104,20 @@ def create_run_folder(base: Path, run: Run, topology: Topology | None, plan: Pla
         if plan is not None:
             plan.write(path / "plan.json")
     return RunFolder(path)
+
+
+def check_path(path: Path) -> None:
+    """A run folder's path stands in a job script, in lines of records and on terminals.
+
+    Raises:
+        InputError: it holds a line break or another control character.
+    """
+    character = control_in(str(path))
+    if character is not None:
+        raise InputError(
+            f"{path}: holds the control character {character}, which the path of a run folder must not; rename the "
+            "folder, or name another one with HPCTRAIN_RUNS"
+        )
 
 
 @contextlib.contextmanager

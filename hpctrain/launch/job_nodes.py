@@ -10,6 +10,7 @@ from hpctrain.records.run import Run
 from hpctrain.slurm.cluster import ClusterState
 from hpctrain.slurm.features import has_features
 from hpctrain.slurm.limits import members
+from hpctrain.slurm.options import options_of
 
 CHOOSING = ("nodefile", "prefer")
 """sbatch options that choose among a partition's nodes by what is not known here."""
@@ -22,7 +23,7 @@ def nodes_of_allocation(environ: Mapping[str, str]) -> frozenset[str] | None:
 
 def nodes_of_job(run: Run, state: ClusterState) -> frozenset[str] | None:
     """Names of the nodes that the run's job may get; None where that is not known."""
-    cluster, options = run.cluster, _options(run.cluster.sbatch)
+    cluster, options = run.cluster, options_of(run.cluster.sbatch)
     if cluster.reservation or cluster.groups or any(name in options for name in CHOOSING):
         return None
     if cluster.constraint and has_features(cluster.constraint, ()) is None:
@@ -36,17 +37,12 @@ def nodes_of_job(run: Run, state: ClusterState) -> frozenset[str] | None:
 
 def excluded_by_hand(run: Run) -> frozenset[str]:
     """Nodes that the run file's own --exclude names."""
-    return _names(_options(run.cluster.sbatch).get("exclude", ""))
+    return _names(options_of(run.cluster.sbatch).get("exclude", ""))
 
 
 def names_of_options(run: Run) -> frozenset[str]:
     """The options in the run file's cluster.sbatch."""
-    return frozenset(_options(run.cluster.sbatch))
-
-
-def _options(options: list[str]) -> dict[str, str]:
-    pairs = [option.removeprefix("--").replace(" ", "=", 1).partition("=") for option in options]
-    return {name: value.strip() for name, _, value in pairs}
+    return frozenset(options_of(run.cluster.sbatch))
 
 
 def _names(folded: str) -> frozenset[str]:

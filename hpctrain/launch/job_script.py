@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -13,14 +12,18 @@ import jinja2
 from hpctrain import __version__
 from hpctrain.base.errors import InputError
 from hpctrain.base.packaged import packaged
+from hpctrain.base.printable import control_in
+from hpctrain.base.program import program
 from hpctrain.launch.entering import step_options
+from hpctrain.launch.folder import check_path
 from hpctrain.records.cluster import Mail
 from hpctrain.records.run import Run
 from hpctrain.slurm.features import of_groups
+from hpctrain.slurm.options import option_of
 
 OWNED = (
     "nodes", "ntasks", "ntasks-per-node", "requeue", "no-requeue", "no-kill", "open-mode", "output", "error", "signal",
-    "array", "job-name", "clusters", "wrap", "test-only", "parsable", "wait",
+    "array", "job-name", "cluster", "clusters", "wrap", "test-only", "parsable", "wait",
 )  # fmt: skip
 """Options that hpctrain sets itself; a run file that sets them too would break the recovery."""
 
@@ -51,8 +54,9 @@ def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_
         by_hand: it is its own, but a person submitted it: its directives are in the person's script.
 
     Raises:
-        InputError: cluster.sbatch or cluster.setup holds something that cannot go into the script.
+        InputError: cluster.sbatch, cluster.setup or the folder's path holds what cannot go into the script.
     """
+    check_path(folder)
     template = packaged("slurm", "run.sbatch.j2").read_text()
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
@@ -65,7 +69,7 @@ def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_
         setup=_checked(run.cluster.setup, "cluster.setup"),
         folder=shlex.quote(str(folder)),
         log_folder=_path(folder),
-        python=shlex.quote(sys.executable),
+        node=shlex.join(program("hpctrain.node")),
         srun_options=_srun_options(run) + step_options(run, folder),
         offline=not run.cluster.internet,
         command=command,
@@ -108,12 +112,13 @@ def check_options(options: list[str]) -> None:
     """Guard the options that hpctrain sets, or reads from a key of their own.
 
     Raises:
-        InputError: cluster.sbatch holds such an option, or something that is no long option.
+        InputError: cluster.sbatch holds such an option, or an item that is not one whole option.
     """
     for option in _checked(options, "cluster.sbatch"):
-        name = option.lstrip("-").partition("=")[0].partition(" ")[0]
-        if not option.startswith("--"):
-            raise InputError(f"cluster.sbatch: found {option!r}; write it as a long option, --name=value")
+        try:
+            name, _ = option_of(option)
+        except ValueError as error:
+            raise InputError(f"cluster.sbatch: found {option!r}; {error}") from None
         if name in OWNED:
             raise InputError(f"cluster.sbatch: --{name} is set by hpctrain; leave it out")
         if name in OF_THE_RUN_FILE:
@@ -122,8 +127,11 @@ def check_options(options: list[str]) -> None:
 
 def _checked(lines: list[str], field: str) -> list[str]:
     for line in lines:
-        if "\n" in line or "\r" in line:
+        character = control_in(line.replace("\t", " "))
+        if character in (r"\n", r"\r"):
             raise InputError(f"{field}: {line!r} holds a line break; give one line an item")
+        if character is not None:
+            raise InputError(f"{field}: {line!r} holds the control character {character}; take it out")
     return lines
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ClusterShell.NodeSet import NodeSet
 
 from hpctrain.base.process import Process, Runner
-from hpctrain.launch.entering import entering, python_of
+from hpctrain.base.program import program
+from hpctrain.launch.entering import entering, program_of
 from hpctrain.records.run import Run
 
 
@@ -40,13 +40,13 @@ def start_local_node(
     keep_fds: Sequence[int] = (),
     run: Run | None = None,
 ) -> Process:
-    """Start one virtual node: `python -m hpctrain.node VERB --folder F --node local0 --nodes local[0-3] --local`.
+    """Start one virtual node: `hpctrain.node VERB --folder F --node local0 --nodes local[0-3] --local`.
 
     Args:
         run: of the run folder `folder`: its image, where it has one, is where the node is.
     """
-    python = sys.executable if run is None else python_of(run)
-    argv = [python, "-m", "hpctrain.node", verb, "--folder", str(folder), "--node", node]
+    words = program("hpctrain.node") if run is None else program_of(run, "hpctrain.node")
+    argv = [*words, verb, "--folder", str(folder), "--node", node]
     argv += ["--nodes", str(NodeSet.fromlist(list(nodes))), "--local"]
     # Told, not asked by the child: a parent that dies at once would already be another one by then.
     argv += ["--parent", str(os.getpid()), *extra]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError
 from hpctrain.base.process import Runner
+from hpctrain.base.program import program
 from hpctrain.launch.foresight import gpus_of, wanted
 from hpctrain.launch.probe_watch import Progress, quiet, raise_for, watch_probe
 from hpctrain.records.topology import Topology
@@ -109,6 +109,6 @@ def srun_command(
     argv = ["srun", f"--nodes={job.nodes}", f"--ntasks={job.nodes}", "--ntasks-per-node=1"]
     argv += [] if inside else ["--exclusive"]
     argv += ["--kill-on-bad-exit=0", "--wait=0", "--job-name=hpctrain-probe", *options]
-    argv += [sys.executable, "-m", "hpctrain.node", "probe", "--folder", str(folder)]
+    argv += [*program("hpctrain.node"), "probe", "--folder", str(folder)]
     argv += ["--prior", str(prior.resolve())] if prior is not None else []
     return [*argv, "--device", device, "--seed", str(seed), "--mode", mode]

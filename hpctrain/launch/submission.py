@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,51 +14,45 @@ from submitit.slurm.slurm import SlurmExecutor
 
 from hpctrain.base.atomic import storage_errors, write_text
 from hpctrain.base.errors import CommandError, InputError, StorageError
-from hpctrain.launch.entering import python_of, task_of
+from hpctrain.base.process import Runner
+from hpctrain.base.program import program
+from hpctrain.launch.entering import program_of, task_of
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.job_script import render_job
 from hpctrain.records.locate import record_job
 from hpctrain.records.run import Run
 from hpctrain.slurm.commands import client_environment
 
-DEVICES = "CUDA_VISIBLE_DEVICES"
-A_YEAR_MIN = 366 * 24 * 60
-"""Local runs have no time limit; submitit wants one."""
+SUPERVISOR_LOG = "logs/supervisor.log"
+"""File in a run folder with what the process that watches a local run in the background says."""
 
 
-def become(words: list[str], devices: str | None = None, detach: bool = False) -> None:
-    """What submitit's task runs: the process turns into its own Python with `words`; in an image that is the image's.
+def become(words: list[str]) -> None:
+    """What submitit's task runs: the process turns into a module of its own Python; in an image that is the image's.
 
     exec resets signal handlers, so submitit's own are gone: it ignores SIGTERM and lets rank 0 alone requeue.
 
     Args:
-        devices: with `detach`, CUDA_VISIBLE_DEVICES as it was before submitit hid all GPUs; None: it was not set.
-        detach: leave the session of the terminal, whose end would end the process.
+        words: the module's name and its arguments.
     """
-    env = dict(os.environ)
-    if detach:
-        os.setsid()
-        env = {name: value for name, value in env.items() if not name.startswith("SUBMITIT_")}
-        env.pop(DEVICES, None)
-        env |= {DEVICES: devices} if devices is not None else {}
-    os.execve(sys.executable, [sys.executable, *words], env)
+    argv = [*program(words[0]), *words[1:]]
+    os.execve(argv[0], argv, dict(os.environ))
 
 
 def node_words(folder: Path) -> list[str]:
-    """What Python runs as each node's task; which node it is comes from Slurm's environment."""
-    return ["-m", "hpctrain.node", "run", "--folder", str(folder)]
+    """The module that runs as each node's task, with its words; which node it is comes from Slurm's environment."""
+    return ["hpctrain.node", "run", "--folder", str(folder)]
 
 
 class ScriptExecutor(SlurmExecutor):
     """submitit's Slurm executor with the text of the script given."""
 
-    def __init__(self, folder: Path, run: Run, run_folder: Path) -> None:
+    def __init__(self, folder: Path, text: str) -> None:
         super().__init__(folder)
-        self._run = run
-        self._run_folder = run_folder
+        self._text = text
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
-        return render_job(self._run, self._run_folder, command)
+        return self._text
 
 
 def preview(run: Run, folder: Path) -> str:
@@ -78,7 +71,7 @@ def submit_job(folder: RunFolder, run: Run) -> str:
     text = preview(run, folder.path)
     write_text(folder.path / "job.sh", text, mode=0o755)
     try:
-        executor = ScriptExecutor(folder.path / "submitit", run, folder.path)
+        executor = ScriptExecutor(folder.path / "submitit", text)
     except RuntimeError:
         raise InputError(
             "no Slurm on the path (srun was not found); log in to the cluster, or use `hpctrain train --local N`"
@@ -91,16 +84,26 @@ def submit_job(folder: RunFolder, run: Run) -> str:
         return _recorded(folder, job)
 
 
-def submit_local(folder: RunFolder, count: int) -> str:
-    """Start a supervisor with `count` virtual nodes in the background; its process id comes back as the job's id."""
-    executor = submitit.LocalExecutor(folder.path / "submitit")
-    executor.update_parameters(timeout_min=A_YEAR_MIN)
-    words = ["-m", "hpctrain", "train", "--resume", str(folder.path), "--local", str(count)]
-    # submitit hides all GPUs from local jobs that ask for none. That one variable goes into its pickle: a whole
-    # environment there would leave the person's tokens in the run folder.
-    with _silent_children(folder.path / "logs" / "supervisor.log"):
-        job: submitit.Job[Any] = executor.submit(become, words, os.environ.get(DEVICES), True)
-    return _recorded(folder, job)
+def submit_local(folder: RunFolder, count: int, runner: Runner) -> str:
+    """Start a supervisor with `count` virtual nodes in the background; its process id comes back as the job's id.
+
+    It leads a session of its own, so the end of this terminal is not its end. What it says goes to a file: with this
+    process's output open, whoever reads that, `$(hpctrain submit …)` say, would wait for the end of the run.
+
+    Raises:
+        CommandError: it cannot be started.
+        StorageError: the run folder cannot be written.
+    """
+    words = ["train", "--resume", str(folder.path), "--local", str(count)]
+    log = folder.path / SUPERVISOR_LOG
+    with storage_errors(log):
+        process = runner.start([*program("hpctrain"), *words], log=log)
+    try:
+        record_job(folder.path, str(process.pid))
+    except StorageError:
+        process.kill()
+        raise
+    return str(process.pid)
 
 
 def _recorded(folder: RunFolder, job: submitit.Job[Any]) -> str:
@@ -115,29 +118,13 @@ def _recorded(folder: RunFolder, job: submitit.Job[Any]) -> str:
 
 def direct_command(run: Run, folder: Path) -> str:
     """What each node's task runs where no submitit job stands behind it."""
-    return task_of(run, folder, [python_of(run), *node_words(folder)])
+    module, *words = node_words(folder)
+    return task_of(run, folder, [*program_of(run, module), *words])
 
 
 def _task_command(run: Run, folder: Path) -> str:
-    return task_of(run, folder, [python_of(run), "-u", "-m", "submitit.core._submit", str(folder / "submitit")])
-
-
-@contextlib.contextmanager
-def _silent_children(log: Path) -> Iterator[None]:
-    """Processes started meanwhile write to `log`: one that kept this process's output open would make whoever reads
-    that output, `$(hpctrain submit …)` say, wait for the end of the run."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with storage_errors(log), log.open("ab") as file:
-        kept = {number: os.dup(number) for number in (1, 2)}
-        try:
-            for number in kept:
-                os.dup2(file.fileno(), number)
-            yield
-        finally:
-            for number, copy in kept.items():
-                os.dup2(copy, number)
-                os.close(copy)
+    task = program_of(run, "submitit.core._submit", flags=["-u"])
+    return task_of(run, folder, [*task, str(folder / "submitit")])
 
 
 @contextlib.contextmanager

@@ -10,23 +10,23 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.base.process import Runner
 from hpctrain.corpus.index import check_tokenizer
 from hpctrain.corpus.mixture import open_training
 from hpctrain.corpus.tokens import open_named, open_validation
+from hpctrain.launch.changes import changed_run, settings_written
 from hpctrain.launch.checks import check_devices, check_plan, check_topology, is_usable
 from hpctrain.launch.code import FOLDER, snapshot_code
 from hpctrain.launch.entering import check_container
 from hpctrain.launch.folder import (
     RunFolder,
+    check_path,
     create_run_folder,
     lock_run_folder,
     newest_plan,
     removed_on_error,
-    render_run,
 )
 from hpctrain.launch.local import local_nodes
 from hpctrain.launch.own_model import needed_tokens, with_sizes
@@ -38,7 +38,7 @@ from hpctrain.records.imported_spec import Spec
 from hpctrain.records.locate import is_own_run
 from hpctrain.records.objective import lengths
 from hpctrain.records.plan import Plan
-from hpctrain.records.run import Run, read_run, run_of
+from hpctrain.records.run import Run, read_run
 from hpctrain.records.topology import Topology
 
 
@@ -162,58 +162,58 @@ def resume(path: Path, count: int | None, overrides: tuple[str, ...], runner: Ru
     """Go on with a run in its own folder, from its newest checkpoint, on `count` nodes (default: as before).
 
     Raises:
-        InputError: the folder is in use, holds no run, or others can write to it.
+        InputError: the folder is in use, holds no run, or others can write to it; a change is none that its checkpoint
+            allows.
         FileError: its run file is wrong.
+        StorageError: the run folder cannot be written; its settings are as they were.
     """
-    folder = RunFolder(path.resolve())
-    check_trusted(folder.path)
-    if not is_own_run(folder.path):
-        raise InputError(f"{path}: no run.yaml in it; give a run folder, as `hpctrain status` lists them")
-    before = run_of(folder.path)
-    run, spec = settle(run_of(folder.path, overrides), runner, _own_code(folder.path))
-    check_container(run.container, True, shutil.which)
-    if spec.sha256() != before.spec().sha256():
-        raise InputError(f"{path}: a run keeps its model (and its tokenizer); start a new run to train another one")
-    attempts = folder.attempts()
-    count = count or (len(attempts[-1]["nodes"]) if attempts else fewest_nodes(run))
+    going = check_resumed(path, count, overrides, runner)
+    folder = RunFolder(going.path)
     lock = lock_run_folder(folder.path)
     try:
-        put_stale_plans_aside(folder, before, run)
-        _check_edited_plan(folder.path, run, spec)
-        if overrides:
-            write_text(folder.path / "run.yaml", render_run(run))
-        drop_stale_topology(folder, local_nodes(count), clock.wall())
-        return start_local_job(folder, count, lock, runner, clock)
+        with settings_written(folder, going.run):
+            _check_edited_plan(folder.path, going.run, going.spec)
+            drop_stale_topology(folder, local_nodes(going.count), clock.wall())
+            return start_local_job(folder, going.count, lock, runner, clock)
     finally:
         lock.release()
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A run that could go on here."""
+
+    path: Path
+    run: Run
+    """With the settings that it is to go on with."""
+    spec: Spec
+    count: int
+    """Virtual nodes."""
+
+
+def check_resumed(path: Path, count: int | None, overrides: tuple[str, ...], runner: Runner) -> Resumed:
+    """Check that a run can go on with these settings; nothing is written.
+
+    Raises:
+        InputError, FileError: as `resume`.
+    """
+    path = path.resolve()
+    check_path(path)
+    check_trusted(path)
+    if not is_own_run(path):
+        raise InputError(f"{path}: no run.yaml in it; give a run folder, as `hpctrain status` lists them")
+    changed = changed_run(path, overrides)
+    _, spec = settle(changed, runner, _own_code(path))
+    check_container(changed.container, True, shutil.which)
+    if spec.sha256() != changed.spec().sha256():
+        raise InputError(f"{path}: a run keeps its model (and its tokenizer); start a new run to train another one")
+    attempts = RunFolder(path).attempts()
+    return Resumed(path, changed, spec, count or (len(attempts[-1]["nodes"]) if attempts else fewest_nodes(changed)))
 
 
 def _own_code(path: Path) -> Path | None:
     """The copy of the person's code in a run folder."""
     return path / FOLDER if (path / FOLDER).is_dir() else None
-
-
-def _plan_inputs(run: Run) -> list[object]:
-    """What a plan was made for; with any of it changed, another plan is needed."""
-    recovery, cluster = run.recovery, run.cluster
-    return [
-        run.batch, run.data.seq_len, run.objective, run.precision, run.compile, run.parallel, run.compression,
-        recovery.spares, cluster.device, cluster.devices_per_node,
-    ]  # fmt: skip
-
-
-def put_stale_plans_aside(folder: RunFolder, before: Run, after: Run) -> list[tuple[Path, Path]]:
-    """Rename the plans in a run folder if they were made for settings that have changed; the old and the new name of
-    each come back."""
-    if _plan_inputs(after) == _plan_inputs(before):
-        return []
-    path, attempt = folder.path, len(folder.attempts())
-    plans = [
-        (plan, path / f"before-{attempt}-{plan.name}") for plan in [*path.glob("plan.json"), *path.glob("plan-*.json")]
-    ]
-    for plan, aside in plans:
-        plan.rename(aside)
-    return plans
 
 
 def _check_edited_plan(path: Path, run: Run, spec: Spec) -> None:

@@ -7,7 +7,6 @@ import inspect
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -103,9 +102,8 @@ def _find(name: str) -> Any:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            searched = ", ".join(path or str(Path.cwd()) for path in sys.path[:3])
             raise InputError(
-                f"model.import: no module {error.name!r}; searched {searched} and the installed packages; name the "
+                f"model.import: no module {error.name!r}; searched {_searched()}, not the current folder; name the "
                 "folder that holds it with `code`"
             ) from None
         raise InputError(f"model.import: importing {module_name} raised {last_words(error)}") from error
@@ -121,6 +119,13 @@ def _find(name: str) -> Any:
     if not callable(found):
         raise InputError(f"model.import: {name} is of type {type(found).__name__}; allowed: a function or class")
     return found
+
+
+def _searched() -> str:
+    """Where modules are looked for, without the folders of the Python installation."""
+    installed = (sys.prefix, sys.base_prefix)
+    named = [path for path in sys.path if not path.startswith(installed)]
+    return ", ".join([*named[:5], "the installed packages"])
 
 
 def _containers(module: nn.Module, path: str) -> Iterator[tuple[str, int]]:

@@ -8,6 +8,7 @@ import sys
 
 from hpctrain.base.errors import EXIT_USAGE, HpctrainError
 from hpctrain.base.loading import load
+from hpctrain.base.printable import printable_output
 from hpctrain.base.stamp import stamp_output
 
 VERBS = {
@@ -34,6 +35,11 @@ def main(argv: list[str]) -> int:
         stamp_output(["stderr"])
     # Whatever this process and its workers write is for its owner alone, wherever it lies.
     os.umask(0o077)
+    with printable_output():  # in an allocation (salloc), a person's terminal
+        return _run(argv)
+
+
+def _run(argv: list[str]) -> int:
     try:
         module, function = VERBS[argv[0]]
         code: int = getattr(load(module), function)(argv[1:])

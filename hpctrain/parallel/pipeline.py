@@ -8,6 +8,7 @@ one path.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,6 +23,7 @@ from torch.distributed.pipelining.schedules import _Action, _batch_p2p, _Computa
 from torch.distributed.tensor.parallel import loss_parallel
 
 from hpctrain.base.activity import ACTIVITY
+from hpctrain.base.program import set_safe_path
 from hpctrain.model.build import Fill, build_part
 from hpctrain.model.part import blocks_of
 from hpctrain.parallel.clock import Mark, mark, seconds_between
@@ -250,6 +252,7 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, replica: 
     blocks = list(blocks_of(module).values())
     recompute_blocks(blocks, inputs.plan.stages[index].recompute)
     if inputs.compile:
+        set_safe_path(os.environ)  # torch tries instructions of the processor in a `python -c`
         for block in blocks:
             block.compile()
     kind: Callable[..., CountedStage] = CountedStage

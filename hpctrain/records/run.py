@@ -20,6 +20,7 @@ from hpctrain.records.imported_spec import ImportedSpec, Spec
 from hpctrain.records.mistakes import dotted, mistakes_of
 from hpctrain.records.model_choice import Model
 from hpctrain.records.objective import AnyObjective, Objective, settled
+from hpctrain.records.optimizer import Optimizer
 from hpctrain.records.overrides import absent, apply_overrides, filled, overridden
 from hpctrain.records.plan import Recompute, ZeroLevel
 from hpctrain.records.presets import PRESETS
@@ -87,31 +88,6 @@ class FixedParallel(Part):
 
 
 Parallel = Annotated[AutoParallel | FixedParallel, Field(discriminator="mode")]
-
-
-class Optimizer(Part):
-    """AdamW with linear warm-up, as in the paper's set-up (section 4.1)."""
-
-    name: Literal["adamw"] = "adamw"
-    """AdamW: Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
-    lr: float = Field(default=1e-4, gt=0)
-    """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """Decay of the running mean and of the running square."""
-    eps: float = Field(default=1e-8, gt=0)
-    """Added to the root of the running square."""
-    weight_decay: float = Field(default=0.01, ge=0)
-    """Decoupled weight decay, on matrices only."""
-    warmup_steps: int = Field(default=1000, ge=0, le=STEPS_MAX)
-    """Steps of linear warm-up; a run shorter than ten times that warms up for a tenth of its steps."""
-    decay: Literal["constant", "cosine", "linear"] = "constant"
-    """What the learning rate does after the warm-up, down to a tenth of the peak."""
-    clip_norm: float | None = Field(default=1.0, gt=0)
-    """Largest norm of the whole gradient; null: no clipping."""
-
-    def warmup(self, steps: int) -> int:
-        """The warm-up steps of a run of `steps` steps."""
-        return min(self.warmup_steps, max(1, steps // 10)) if self.warmup_steps else 0
 
 
 class Checkpoint(Part):

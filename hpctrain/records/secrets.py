@@ -21,7 +21,8 @@ _FORMS = (
         "a token",
         re.compile(
             r"\b(?:hf_\w{30,}|gh[pousr]_\w{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}"
-            r"|AKIA[0-9A-Z]{16}|AIza[\w-]{35}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+)"
+            r"|A[KS]IA[0-9A-Z]{16}|hv[sbr]\.[\w-]{20,}|npm_\w{30,}|pypi-AgE[\w-]{30,}|dckr_pat_[\w-]{20,}|nvapi-[\w-]{30,}"
+            r"|ya29\.[\w-]{20,}|AIza[\w-]{35}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+)"
         ),
     ),
 )  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from hpctrain.base.clock import utc_text
+from hpctrain.base.printable import control
 from hpctrain.base.units import format_count, format_seconds
 from hpctrain.records.event import Event
 from hpctrain.records.metric import MetricRow
@@ -75,9 +76,10 @@ def show(lines: Iterable[Line], out: TextIO, in_place: bool) -> None:
     """Write lines; with `in_place` (a terminal) a passing line is overwritten by the next one."""
     passing = False
     for line in lines:
-        lead = _REWRITE if passing else ""
+        if passing:
+            control(out, _REWRITE)
         passing = in_place and line.passing
-        out.write(f"{lead}{line.text}" + ("" if passing else "\n"))
+        out.write(line.text + ("" if passing else "\n"))
         out.flush()
     if passing:
         out.write("\n")

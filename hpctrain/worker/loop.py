@@ -15,7 +15,7 @@ from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import HpctrainError
 from hpctrain.parallel.gradients import clip_gradients, finite_everywhere, gradient_norm, local_gradients
 from hpctrain.records.manifest import Manifest
-from hpctrain.records.run import Optimizer
+from hpctrain.records.optimizer import learning_rate
 from hpctrain.snapshot.checkpoint import Saved
 from hpctrain.snapshot.fingerprint import fingerprint
 from hpctrain.snapshot.state import collect
@@ -257,18 +257,6 @@ class Loop:
         self.orders.tell(
             "saved", step=saved.step, seconds=saved.seconds, size_bytes=saved.size_bytes, error=saved.error
         )
-
-
-def learning_rate(settings: Optimizer, step: int, steps: int) -> float:
-    """Learning rate of the step after `step` steps: linear warm-up, then the chosen decay to a tenth."""
-    warmup = settings.warmup(steps)
-    if step < warmup:
-        return settings.lr * (step + 1) / warmup
-    if settings.decay == "constant":
-        return settings.lr
-    progress = (step - warmup) / max(1, steps - warmup)
-    remaining = 1 - progress if settings.decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
-    return settings.lr * (0.1 + 0.9 * remaining)
 
 
 def manifest_of(trainer: Trainer) -> Manifest:

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hostile import lay_traps
 from real_text import prepare_text
+
+from hpctrain.base.program import program
 
 pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab"), pytest.mark.timeout(900)]
 
@@ -91,6 +94,26 @@ def test_a_run_follows_the_one_it_waits_for_to_its_next_job(cluster, hpctrain: H
     assert again != first["job_id"]
     assert cluster.job(follower)["Dependency"].startswith(f"afterok:{again}(")
     cluster.wait(lambda: cluster.job(follower)["Reason"] == "Dependency", 60, "it waits again")
+
+
+def test_a_job_imports_nothing_from_the_folder_that_it_was_submitted_from(
+    cluster, project: Path, tmp_path: Path
+) -> None:
+    """sbatch starts the script, and srun its tasks, in that folder."""
+    here, caught = tmp_path / "here", tmp_path / "caught"
+    lay_traps(here, caught)
+    words = ["submit", str(project / "run.yaml"), "--json", "--set", f"data.train=[{project}/data]"]
+    argv = [*program("hpctrain"), *words, "--set", "cluster.nodes=2"]
+    env = {**cluster.env, "HPCTRAIN_RUNS": str(tmp_path / "runs")}
+    done = subprocess.run(argv, cwd=here, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    job, folder = (json.loads(done.stdout)[key] for key in ("job_id", "folder"))
+    script = Path(folder, "job.sh").read_text()
+    assert cluster.run("scontrol", "write", "batch_script", job, "-").stdout.rstrip("\n") == script.rstrip("\n")
+    attempts = Path(folder, "attempts.jsonl")
+    cluster.wait(lambda: attempts.exists() and '"code"' in attempts.read_text(), 120, "the run has ended")
+    assert json.loads(attempts.read_text())["code"] == 0
+    assert not caught.exists(), caught.read_text()
 
 
 def test_what_slurm_refuses_is_told_in_its_words_and_leaves_nothing(hpctrain: Hpctrain, project: Path) -> None:

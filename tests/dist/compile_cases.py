@@ -5,6 +5,7 @@ python compile_cases.py all 1 FOLDER
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ def compiled(folder: Path, rank: int, world: int) -> dict[str, Any]:
         return {
             "names": sorted(named) == sorted(expected["parameters"]),
             "graphs": counters["stats"]["unique_graphs"],
+            "safe_path": os.environ.get("PYTHONSAFEPATH"),
             "loss": abs(loss - expected["losses"][0]),
             "gradient": max(deviation(p.grad, expected["gradients"][name]) for name, p in named.items()),
         }

@@ -16,5 +16,6 @@ def test_a_compiled_block_equals_the_plain_one(tmp_path: Path) -> None:
     found = run_cases(SCRIPT, "all", 1, tmp_path)
     assert found["names"]
     assert found["graphs"] == 1
+    assert found["safe_path"] == "1"
     assert found["loss"] <= 1e-6
     assert found["gradient"] <= 1e-6

@@ -22,7 +22,7 @@ trap : TERM USR2 CONT
 # The nodes have no internet: Hugging Face libraries use what is on disk instead of waiting for a time-out.
 export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 
-HPCTRAIN_ATTEMPT=$(/usr/bin/python3 -m hpctrain.node begin --folder '/shared/it'"'"'s/run' --again new_job) || exit $?
+HPCTRAIN_ATTEMPT=$(/usr/bin/python3 /lib/hpctrain/base/start.py hpctrain.node begin --folder '/shared/it'"'"'s/run' --again new_job) || exit $?
 # No number: the run is over, this job was queued in case it would not be.
 [ -n "$HPCTRAIN_ATTEMPT" ] || exit 0
 export HPCTRAIN_ATTEMPT
@@ -33,7 +33,7 @@ export SUBMITIT_EXECUTOR=slurm
 # The numbers are said, as salloc's own (-n 16) would start several tasks on a node.
 srun --export=ALL --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   --kill-on-bad-exit=0 --wait=0 --unbuffered --open-mode=append --cpu-bind=none \
-  --output='/shared/it'"'"'s/run'/logs/%j.%N.agent.log ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --gpu-bind=none /usr/bin/python3 -u -m submitit.core._submit '/shared/it'"'"'s/run/submitit' &
+  --output='/shared/it'"'"'s/run'/logs/%j.%N.agent.log ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --gpu-bind=none /usr/bin/python3 -u /lib/hpctrain/base/start.py submitit.core._submit '/shared/it'"'"'s/run/submitit' &
 step=$!
 
 # srun would wait for the task of a node that died, which never answers: when the run is finished, or too few are left
@@ -54,5 +54,5 @@ fi
 
 # What ends the job does not end this: it may have to queue the next one.
 trap '' INT TERM USR2
-/usr/bin/python3 -m hpctrain.node end --folder '/shared/it'"'"'s/run' --attempt "$HPCTRAIN_ATTEMPT" --code "$code" --again new_job >&2
+/usr/bin/python3 /lib/hpctrain/base/start.py hpctrain.node end --folder '/shared/it'"'"'s/run' --attempt "$HPCTRAIN_ATTEMPT" --code "$code" --again new_job >&2
 exit $?

@@ -5,7 +5,7 @@
 trap : TERM USR2 CONT
 module load cuda
 
-HPCTRAIN_ATTEMPT=$(/usr/bin/python3 -m hpctrain.node begin --folder '/shared/runs/gpt 1' --again same_job) || exit $?
+HPCTRAIN_ATTEMPT=$(/usr/bin/python3 /lib/hpctrain/base/start.py hpctrain.node begin --folder '/shared/runs/gpt 1' --again same_job) || exit $?
 # No number: the run is over, this job was queued in case it would not be.
 [ -n "$HPCTRAIN_ATTEMPT" ] || exit 0
 export HPCTRAIN_ATTEMPT
@@ -16,7 +16,7 @@ export SUBMITIT_EXECUTOR=slurm
 # The numbers are said, as salloc's own (-n 16) would start several tasks on a node.
 srun --export=ALL --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   --kill-on-bad-exit=0 --wait=0 --unbuffered --open-mode=append --cpu-bind=none \
-  --output='/shared/runs/gpt 1'/logs/%j.%N.agent.log ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --gpu-bind=none /usr/bin/python3 -m hpctrain.node run --folder '/shared/runs/gpt 1' &
+  --output='/shared/runs/gpt 1'/logs/%j.%N.agent.log ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --gpu-bind=none /usr/bin/python3 /lib/hpctrain/base/start.py hpctrain.node run --folder '/shared/runs/gpt 1' &
 step=$!
 
 # srun would wait for the task of a node that died, which never answers: when the run is finished, or too few are left
@@ -37,5 +37,5 @@ fi
 
 # What ends the job does not end this: it may have to queue the next one.
 trap '' INT TERM USR2
-/usr/bin/python3 -m hpctrain.node end --folder '/shared/runs/gpt 1' --attempt "$HPCTRAIN_ATTEMPT" --code "$code" --again same_job >&2
+/usr/bin/python3 /lib/hpctrain/base/start.py hpctrain.node end --folder '/shared/runs/gpt 1' --attempt "$HPCTRAIN_ATTEMPT" --code "$code" --again same_job >&2
 exit $?

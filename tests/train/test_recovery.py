@@ -23,6 +23,7 @@ from train_site import (
 
 from hpctrain.records.metric import effective, read_metrics
 from hpctrain.records.plan import Plan
+from hpctrain.records.run import read_run
 from hpctrain.snapshot import published
 
 pytestmark = pytest.mark.slow
@@ -229,14 +230,29 @@ def test_the_plan_in_the_run_folder_may_be_edited_for_the_next_attempt(site: Sit
     assert [row.micro_batches for row in second.rows] == [[1], [1], [4]]
     planned = [event for event in second.events if event.kind == "planned"][-1]
     assert "was made for them" in planned.reason  # the table no longer covered the micro-batches
-    third = site.train("--resume", str(first.folder), "--set", "steps=4", "--set", "batch.global=6")
-    assert third.code == 0, third.said
-    assert third.rows[-1].tokens == 6 * 64
-    other = site.command(
-        "train", "--resume", str(first.folder), "--set", "model={dims: {layers: 2, dim: 64, heads: 4}}"
-    )
-    assert other.returncode == 2
-    assert "a run keeps its model" in other.stderr
+    assert read_run(first.folder / "run-1.yaml").steps == 2
+    assert [change.at for change in read_run(first.folder / "run.yaml").optimizer.steps_changed] == [2]
+    before = {path: path.read_bytes() for path in first.folder.iterdir() if path.is_file()}
+    dry = site.command("train", "--resume", str(first.folder), "--set", "steps=9", "--set", "compile=true", "--dry-run")
+    assert dry.returncode == 0, dry.stderr
+    assert [line for line in dry.stdout.splitlines() if "change" in line] == [
+        "  change    steps: 3 -> 9",
+        "  change    compile: False -> True",
+        "  change    the settings of before are kept as run-2.yaml",
+        "  change    plan.json is put aside; another plan is made",
+    ]
+    for override, reason in (
+        ("batch.global=6", "the checkpoint counts samples in batches of this size"),
+        ("model={dims: {layers: 2, dim: 64, heads: 4}}", "the checkpoint holds this model's weights"),
+        ("seed=4", "it decides the weights"),
+        ("data.seq_len=32", "how far this data was read"),
+        ("precision=bf16", "what this precision needs"),
+        ("steps=2", "the newest checkpoint is of step 3; ask for more steps"),
+    ):
+        other = site.command("train", "--resume", str(first.folder), "--set", override)
+        assert other.returncode == 2
+        assert reason in other.stderr
+    assert {path: path.read_bytes() for path in first.folder.iterdir() if path.is_file()} == before
 
 
 def test_tensor_parallel_across_nodes_counts_its_bytes(site: Site, undisturbed: Outcome) -> None:

@@ -94,7 +94,6 @@ def test_tokens_around_a_run_are_nowhere_and_it_is_reached_only_at_its_own_addre
     assert files_with(folder, CANARY) == []
     assert files_with(node_disk, CANARY) == []
     assert CANARY not in said + cancelled.stdout + cancelled.stderr + report.stdout + report.stderr
-    assert (folder / "submitit").is_dir()
     assert (folder / "report.html").is_file()
     assert "code: not copied, as such files hold tokens: .env" in said
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700

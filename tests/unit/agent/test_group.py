@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from hpctrain.agent.group import WorkerGroup, WorkerNews
 from hpctrain.base.activity import Activity
-from hpctrain.base.process import Finished
+from hpctrain.base.process import WORKER, Finished
 from hpctrain.base.wire import LineChannel
 
 ORDERS = {
@@ -110,7 +109,7 @@ def test_each_worker_gets_its_rank_its_order_and_its_log(
     assert second.channel.wait_message(1.0) == {"type": "start", **ORDERS[5]}
     assert len(second.fds) == 2
     for local_rank, (rank, worker) in enumerate(zip(ORDERS, runner.workers, strict=True)):
-        assert worker.argv[:3] == [sys.executable, "-m", "hpctrain.worker"]
+        assert tuple(worker.argv[:3]) == WORKER
         assert worker.argv[worker.argv.index("--fd") + 1] == str(worker.fds[0])
         assert worker.argv[worker.argv.index("--activity") + 1] == str(worker.fds[-1])
         assert worker.env == {"LANG": "C", "RANK": str(rank), "LOCAL_RANK": str(local_rank)}

@@ -9,7 +9,7 @@ import pytest
 from rich.text import Text
 
 from hpctrain.base.errors import CommandError
-from hpctrain.base.process import Finished
+from hpctrain.base.process import WORKER, Finished
 
 TORCH = {"version": "2.13.0+cpu", "cuda_version": None, "gloo": True, "nccl_version": None, "devices": []}
 
@@ -22,7 +22,7 @@ class Machine:
         self.torch = TORCH
 
     def run(self, argv, timeout_s=None, env=None):
-        if argv[1:] == ["-m", "hpctrain.worker", "torch"]:
+        if argv == [*WORKER, "torch"]:
             return Finished(tuple(argv), 0, json.dumps(self.torch), "")
         return self.slurm.run(argv, timeout_s, env)
 

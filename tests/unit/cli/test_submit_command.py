@@ -44,6 +44,7 @@ def test_a_refused_submission_leaves_no_run(fake, runs, hpctrain, run_file, monk
 
     monkeypatch.setattr("hpctrain.cli.submit.submit_job", refuse)
     monkeypatch.setattr("hpctrain.cli.submit.submit_local", refuse)
+    fake.installed = kind == "slurm"
     result = hpctrain("submit", str(run_file), "--set", f"cluster.kind={kind}")
     assert "Invalid account" in str(result.exception)
     assert list(runs.iterdir()) == []
@@ -73,10 +74,22 @@ def test_what_submit_writes_is_for_its_owner_alone_whatever_the_umask_is(fake, r
     assert {name: mode for name, mode in names.items() if mode} == {}
 
 
+@pytest.mark.parametrize("words", [(), ("--dry-run",)])
+def test_a_local_run_is_not_submitted_on_a_machine_with_slurm(fake, runs, hpctrain, run_file, words):
+    result = hpctrain("submit", str(run_file), "--set", "cluster.kind=local", *words)
+    assert result.exception.exit_code == 2
+    said = str(result.exception)
+    assert "cluster.kind: found local on a machine with Slurm" in said
+    assert "--set cluster.kind=slurm" in said
+    assert f"`hpctrain train {run_file} --local 2`" in said
+    assert not runs.exists()
+
+
 def test_a_run_that_was_submitted_is_in_the_history(fake, runs, hpctrain, run_file, monkeypatch):
     monkeypatch.setattr("hpctrain.cli.submit.submit_job", lambda folder, run: fake.submit("--nodes=2"))
-    monkeypatch.setattr("hpctrain.cli.submit.submit_local", lambda folder, count: "4711")
+    monkeypatch.setattr("hpctrain.cli.submit.submit_local", lambda folder, count, runner: "4711")
     for kind in ("slurm", "local"):
+        fake.installed = kind == "slurm"
         result = hpctrain("submit", str(run_file), "--set", f"cluster.kind={kind}")
         assert result.exit_code == 0, result.exception
     found = read_past_runs(os.environ)
@@ -156,6 +169,7 @@ def test_a_dry_run_in_machine_form_is_one_object(fake, runs, hpctrain, run_file,
     assert (told["name"], told["folder"], told["job_id"]) == ("gpt", None, None)
     assert "#SBATCH --account=physics" in told["script"]
     assert "cluster.account: physics, from SBATCH_ACCOUNT" in result.stderr
+    fake.installed = False
     local = hpctrain("submit", str(run_file), "--dry-run", "--json", "--set", "cluster.kind=local")
     assert json.loads(local.stdout)["nodes"] == 2
     assert not runs.exists()

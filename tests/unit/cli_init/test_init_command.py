@@ -21,8 +21,9 @@ from hpctrain.corpus.tokens import Corpus, open_validation
 from hpctrain.launch import starter as starter_module
 from hpctrain.launch.starter import Starter, check_starter, render, write_starter
 from hpctrain.records.objective import lengths
+from hpctrain.records.optimizer import Optimizer
 from hpctrain.records.presets import PRESETS
-from hpctrain.records.run import FixedParallel, Optimizer, Run, read_run
+from hpctrain.records.run import FixedParallel, Run, read_run
 from hpctrain.records.yaml_file import parse_yaml
 
 Call = Callable[..., Any]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -79,7 +81,7 @@ def test_a_mounted_hosts_file_is_written_into(tmp_path, monkeypatch):
     def busy(path: Path, text: str) -> None:
         raise StorageError("busy") from OSError(errno.EBUSY, "busy")
 
-    monkeypatch.setattr(hosts, "write_text", busy)
+    monkeypatch.setattr(hosts, "rewrite_text", busy)
     hosts.write_hosts(path, "new\n")
     assert path.read_text() == "new\n"
 
@@ -124,3 +126,24 @@ def test_without_shares_no_group_is_made(tmp_path):
 def test_without_a_controller_there_is_no_control(tmp_path):
     (tmp_path / "cgroup.controllers").write_text("memory\n")
     assert find_cpu_control(f"cgroup2 {tmp_path} cgroup2 rw 0 0\nproc /proc proc rw 0 0\n") is None
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_everybody_may_still_read_the_hosts_file(tmp_path, linked):
+    """The lab's own files are for root alone, and so is its umask."""
+    path = target = tmp_path / "hosts"
+    if linked:
+        target = tmp_path / "elsewhere"
+        path.symlink_to(target)
+    target.write_text("old\n")
+    target.chmod(0o644)
+    if os.getuid() == 0:
+        os.chown(target, 1234, 5678)
+    before = os.umask(0o077)
+    try:
+        hosts.write_hosts(path, "new\n")
+    finally:
+        os.umask(before)
+    status = path.stat()
+    assert (path.is_symlink(), path.read_text(), stat.S_IMODE(status.st_mode)) == (linked, "new\n", 0o644)
+    assert (status.st_uid, status.st_gid) == ((1234, 5678) if os.getuid() == 0 else (os.getuid(), status.st_gid))

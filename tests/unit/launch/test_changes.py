@@ -8,17 +8,28 @@ import pytest
 from run_folders import submitted_run
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.launch.changes import changed_run, settings_written
+from hpctrain.launch.changes import change_words, changed_run, settings_written
 from hpctrain.launch.folder import RunFolder
+from hpctrain.records.manifest import Manifest
+from hpctrain.records.optimizer import StepsChange
 from hpctrain.records.run import read_run
+from hpctrain.snapshot.published import describe_file, publish
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     folder = submitted_run(tmp_path, "7")
-    checkpoint = folder / "checkpoints" / "step-00000006"
+    checkpoint = folder / "checkpoints" / ".6"
     checkpoint.mkdir()
-    (checkpoint / "manifest.json").touch()
+    (checkpoint / "0.distcp").write_bytes(b"weights")
+    files = [describe_file(checkpoint / "0.distcp")]
+    sha256 = read_run(folder / "run.yaml").sha256()
+    publish(
+        checkpoint,
+        Manifest(
+            step=6, generation=0, samples=48, seed=0, run_sha256=sha256, model_sha256=sha256, world_size=1, files=files
+        ),
+    )
     return folder
 
 
@@ -78,6 +89,34 @@ def test_steps_that_are_done_cannot_be_taken_back(folder):
     with pytest.raises(InputError, match=r"--set steps=6: the newest checkpoint is of step 6; ask for more"):
         changed_run(folder, ("steps=6",))
     assert changed_run(folder, ("steps=7",)).steps == 7
+    (folder / "checkpoints" / "step-00000006" / "0.distcp").write_bytes(b"weig")
+    assert changed_run(folder, ("steps=6",)).optimizer.steps_changed == []
+
+
+def test_more_steps_keep_the_warm_up_and_the_rate_that_was_reached(folder):
+    """The checkpoint is of step 6 of 10."""
+    after = changed_run(folder, ("steps=20000",))
+    assert after.optimizer.warmup(after.steps) == 1
+    assert after.optimizer.steps_changed == [StepsChange(at=6, before=10)]
+    with settings_written(RunFolder(folder), after):
+        pass
+    assert changed_run(folder, ("steps=300",)).optimizer == after.optimizer
+    assert changed_run(folder, ("cluster.nodes=4",)).optimizer == after.optimizer
+    with pytest.raises(InputError, match="hpctrain writes it when the number of steps changes"):
+        changed_run(folder, ("optimizer.steps_changed=[]",))
+
+
+def test_what_a_change_does_can_be_told_before(folder):
+    (folder / "plan-1.json").write_text("{}")
+    before = sorted(folder.iterdir())
+    assert change_words(folder, changed_run(folder, ())) == []
+    assert change_words(folder, changed_run(folder, ("steps=20", "compile=true"))) == [
+        "steps: 10 -> 20",
+        "compile: False -> True",
+        "the settings of before are kept as run-1.yaml",
+        "plan-1.json is put aside; another plan is made",
+    ]
+    assert sorted(folder.iterdir()) == before
 
 
 def test_a_value_that_is_wrong_is_told_as_in_the_file(folder):

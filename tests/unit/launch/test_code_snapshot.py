@@ -9,7 +9,7 @@ import pytest
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
-from hpctrain.launch.code import snapshot_code
+from hpctrain.launch.code import left_out_words, snapshot_code
 
 
 def git(folder: Path, *words: str) -> str:
@@ -81,6 +81,33 @@ def test_links_lead_where_they_led(source: Path, tmp_path: Path) -> None:
     assert (copy / "left_out").read_text() == "x"
     for name in ("package/inside", "package/absolute", "alias/model.py"):
         assert (copy / name).read_text() == "SIZE = 1\n", name
+
+
+SECRETS = [
+    ".aws/credentials", ".boto", ".cache/huggingface/token", ".config/gcloud/access_tokens.db", ".docker/config.json",
+    ".env.local", ".git-credentials", ".gnupg/private-keys-v1.d/x", ".huggingface/token", ".kube/config", ".my.cnf",
+    ".npmrc", ".pgpass", ".pypirc", ".s3cfg", ".ssh/config", ".vault-token", "Credentials.json", "deploy/id_ed25519",
+    "deploy/kubeconfig", "deploy/prod.tfvars", "deploy/server.PEM", "terraform.tfstate",
+]  # fmt: skip
+NO_SECRETS = [
+    "config.json", "credentials/__init__.py", "credentials/store.py", "docker/config.json", "package/tokens.txt",
+    "secrets.py", "settings.xml", "tokenizer.json",
+]  # fmt: skip
+
+
+def test_files_that_hold_tokens_stay_where_they_are(source: Path, tmp_path: Path) -> None:
+    for name in (*SECRETS, *NO_SECRETS):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text("canary")
+    run_folder = tmp_path / "run"
+    run_folder.mkdir()
+    snapshot_code(source, run_folder, SystemRunner())
+    copy = run_folder / "code"
+    copied = sorted(str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file())
+    assert copied == sorted([*NO_SECRETS, "package/model.py"])
+    told = json.loads((run_folder / "code.json").read_text())["left_out"]
+    assert all(any(f"{secret}/".startswith(f"{name}/") for name in told) for secret in SECRETS)
+    assert "code: not copied, as such files hold tokens: .aws" in left_out_words(run_folder)[0]
 
 
 def test_what_is_no_code_is_refused(tmp_path: Path) -> None:

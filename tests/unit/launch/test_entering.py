@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+import shlex
 from pathlib import Path
 
 import pytest
 
 from hpctrain.base.errors import InputError
+from hpctrain.base.program import program
+from hpctrain.container.binds import LIBRARY
 from hpctrain.container.runtime import Host
 from hpctrain.launch.entering import check_container, entering
 from hpctrain.launch.submission import direct_command, preview
@@ -15,6 +17,7 @@ from hpctrain.node.enter import TOOLS, entered
 from hpctrain.records.run import Container, Run
 
 FOLDER = Path("/shared/runs/r")
+INSIDE = f"{LIBRARY}/hpctrain/base/start.py"
 
 
 def run_in(image: str | None, **more: object) -> Run:
@@ -25,24 +28,26 @@ def run_in(image: str | None, **more: object) -> Run:
 
 def test_the_step_enters_the_image_and_the_script_stays_outside() -> None:
     text = preview(run_in("/i.sif"), FOLDER)
-    enter = f"{sys.executable} -m hpctrain.node enter --folder {FOLDER} -- python3 -u -m submitit.core._submit"
+    node = shlex.join(program("hpctrain.node"))
+    enter = f"{node} enter --folder {FOLDER} -- python3 -u {INSIDE} submitit.core._submit"
     assert enter in text
-    assert f"$({sys.executable} -m hpctrain.node begin" in text
-    assert text.replace(enter, f"{sys.executable} -u -m submitit.core._submit") == preview(run_in(None), FOLDER)
+    assert f"$({node} begin" in text
+    outside = shlex.join(program("submitit.core._submit", flags=["-u"]))
+    assert text.replace(enter, outside) == preview(run_in(None), FOLDER)
 
 
 def test_pyxis_is_told_by_srun_s_options() -> None:
     text = preview(run_in("nvidia+pytorch:25.01", runtime="pyxis"), FOLDER)
     line = next(line for line in text.splitlines() if "--container-image=nvidia+pytorch:25.01" in line)
     assert f"{FOLDER}:{FOLDER}" in line
-    assert "python3 -u -m submitit.core._submit" in line
+    assert f"python3 -u {INSIDE} submitit.core._submit" in line
     assert "node enter" not in text
     assert entering(run_in("x", runtime="pyxis"), FOLDER, ["ls"]) == ["ls"]
 
 
 def test_a_step_without_submitit_enters_too() -> None:
     text = direct_command(run_in("/i.sif"), FOLDER)
-    assert text.endswith(f"-- python3 -m hpctrain.node run --folder {FOLDER}")
+    assert text.endswith(f"-- python3 {INSIDE} hpctrain.node run --folder {FOLDER}")
 
 
 def test_the_node_s_command_turns_into_the_runtime_s(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from hpctrain.base.errors import CheckpointError, HpctrainError, InputError
-from hpctrain.base.process import Finished
+from hpctrain.base.process import WORKER, Finished
 from hpctrain.corpus.options import Options
 from hpctrain.corpus.prepare import prepare
 from hpctrain.launch.evaluate import evaluate
@@ -29,8 +29,8 @@ class Worker:
         self.asked: dict[str, Any] = {}
 
     def run(self, argv: list[str], timeout_s: float | None = None, env: object = None) -> Finished:
-        assert argv[1:4] == ["-m", "hpctrain.worker", "eval"]
-        self.asked = json.loads(argv[4])
+        assert argv[:-1] == [*WORKER, "eval"]
+        self.asked = json.loads(argv[-1])
         assert all((Path(path) / "index.json").is_file() for path in self.asked["data"])
         code, stdout, stderr = self.say(self.asked)
         return Finished((), code, stdout, stderr)

@@ -14,6 +14,8 @@ import pytest
 from hpctrain import __version__
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
+from hpctrain.base.program import PACKAGE
+from hpctrain.launch.folder import create_run_folder
 from hpctrain.launch.job_script import directives, render_job
 from hpctrain.launch.submission import direct_command, preview
 from hpctrain.node import run as node_run
@@ -38,7 +40,9 @@ def run(**cluster: object) -> Run:
 
 def neutral(text: str) -> str:
     """The script without what differs from machine to machine."""
-    return text.replace(sys.executable, "/usr/bin/python3").replace(__version__, "0.0.0")
+    for own, any_one in ((sys.executable, "/usr/bin/python3"), (str(PACKAGE), "/lib/hpctrain"), (__version__, "0.0.0")):
+        text = text.replace(own, any_one)
+    return text
 
 
 def test_the_script_is_the_golden_one() -> None:
@@ -111,6 +115,10 @@ def test_the_script_is_valid_bash(tmp_path: Path) -> None:
         (["--clusters=all"], "--clusters is set by hpctrain"),
         (["--export=NONE"], r"set yours in cluster\.setup"),
         (["-N 2"], "write it as a long option"),
+        (["--comment=x --nodes=9"], "sbatch would read more than one option"),
+        (["--requ"], "--requ is an abbreviation; write the whole name: --requeue"),
+        (["--nod=9"], "abbreviation; write the whole name: --nodefile, --nodelist, --nodes"),
+        (["--cluster=all"], "--cluster is set by hpctrain"),
         (["--comment=a\n#SBATCH --nodes=9"], "line break"),
     ],
 )
@@ -122,6 +130,21 @@ def test_options_that_would_break_the_recovery_are_refused(options: list[str], t
 def test_a_line_break_in_a_key_is_refused() -> None:
     with pytest.raises(InputError, match=r"--account: .* line break"):
         directives(run(account="a\n#SBATCH --nodes=9"), Path("/shared/run"))
+
+
+@pytest.mark.parametrize("name", ["a\nscancel --me", "a\x1b[2J", "a\u2028b", "a\tb"])
+def test_a_run_folder_whose_path_is_more_than_one_line_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match=r"control character .* rename the folder"):
+        preview(run(), tmp_path / name)
+    with pytest.raises(InputError, match=r"control character .* rename the folder"):
+        create_run_folder(tmp_path / name, run(), None, None, 0.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_control_character_in_setup_is_refused() -> None:
+    with pytest.raises(InputError, match=r"cluster\.setup: .* control character \\x1b"):
+        render_job(run(setup=["echo \x1b[2J"]), Path("/shared/run"), "true")
+    assert "\techo a" in render_job(run(setup=["\techo a"]), Path("/shared/run"), "true")
 
 
 def test_a_line_break_in_setup_is_refused() -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from fake_clock import FakeClock
 
+from hpctrain.base.errors import CommandError, InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.launch import training
 from hpctrain.launch.folder import create_run_folder
 from hpctrain.records.plan import Plan, Replica, Stage
-from hpctrain.records.run import Run
+from hpctrain.records.run import Run, read_run
 
 RUN = Run.model_validate(
     {
@@ -35,3 +36,25 @@ def test_a_plan_is_put_aside_when_what_it_was_made_for_changes(
     training.resume(folder, 1, (override,), SystemRunner(), FakeClock())
     assert (folder / "plan.json").exists() == kept
     assert (folder / "before-0-plan.json").exists() != kept
+    assert read_run(folder / "run-1.yaml") == RUN
+
+
+def test_what_a_checkpoint_depends_on_stays_here_too(tmp_path: Path) -> None:
+    folder = create_run_folder(tmp_path, RUN, None, PLAN, 0.0).path
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    with pytest.raises(InputError, match="--set seed: a run that goes on keeps it"):
+        training.resume(folder, 1, ("seed=7", "steps=20"), SystemRunner(), FakeClock())
+    assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+def test_a_start_that_fails_leaves_the_settings_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: object) -> None:
+        raise CommandError("python: cannot start")
+
+    folder = create_run_folder(tmp_path, RUN, None, None, 0.0).path
+    monkeypatch.setattr(training, "settle", lambda run, runner, code: (run, run.spec()))
+    monkeypatch.setattr(training, "start_local_job", fails)
+    with pytest.raises(CommandError, match="cannot start"):
+        training.resume(folder, 1, ("steps=20",), SystemRunner(), FakeClock())
+    assert read_run(folder / "run.yaml") == RUN
+    assert list(folder.glob("run-*.yaml")) == []

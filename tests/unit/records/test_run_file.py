@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.records.run import Optimizer, Run, read_run
+from hpctrain.records.optimizer import Optimizer
+from hpctrain.records.run import Run, read_run
 
 GOOD = """\
 steps: 10

@@ -1,0 +1,18 @@
+"""`python …/start.py MODULE …`: what `python -m MODULE …` does, without the current folder on the module path.
+
+`-m` and `-c` search the current folder first, before the standard library: a `random.py` that somebody left in a shared
+folder would run as you. `-P` turns that off from Python 3.11 on; a script's own folder is searched instead of the
+current one by every Python, and that entry is removed here before anything is imported. Nothing but built-in modules
+may be imported above that line.
+"""
+
+import sys
+
+if __name__ == "__main__":
+    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
+        del sys.path[0]  # this folder, which holds modules of hpctrain by their short names
+    del sys.argv[0]
+
+    import runpy
+
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

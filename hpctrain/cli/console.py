@@ -1,0 +1,20 @@
+"""rich's console for text of any origin: what a view shows can be styled by hpctrain alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import rich.console
+from rich.console import ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from hpctrain.base.printable import printable
+
+
+class Console(rich.console.Console):
+    """A console whose views hold no control characters but those that rich itself puts around their pieces."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The pieces of a view, each of them printable."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable(text), style, control)

@@ -1,0 +1,50 @@
+"""Training on a machine of a cluster, outside of any job: refused where nobody asked for it, else warned of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import psutil
+
+from hpctrain.base.errors import InputError
+from hpctrain.launch.local import local_environment
+from hpctrain.slurm.commands import Slurm
+
+FEW_CORES = 4
+"""So many cores are busy on a login node anyway: compilers, editors."""
+
+
+def check_not_queued_here(slurm: Slurm, train: str) -> None:
+    """Refuse to start a run of kind local in the background where Slurm is: whoever submits there means a job.
+
+    Args:
+        train: the command that trains on this machine.
+
+    Raises:
+        InputError: there is a Slurm.
+    """
+    if slurm.available():
+        raise InputError(
+            "cluster.kind: found local on a machine with Slurm: nothing would be queued, and this machine would train; "
+            f"for a job write kind: slurm, or add --set cluster.kind=slurm; to train on this machine: `{train}`"
+        )
+
+
+def login_node_words(count: int, slurm: Slurm, environ: Mapping[str, str]) -> list[str]:
+    """What a person should know before a run of `count` virtual nodes takes the cores of a login node, as lines.
+
+    A login node is one where Slurm's commands work, that is not in a job and runs no slurmd.
+    """
+    threads = local_environment(count, environ)["OMP_NUM_THREADS"]
+    cores = min(len(os.sched_getaffinity(0)), count * int(threads) if threads.isdigit() else count)
+    if cores <= FEW_CORES or environ.get("SLURM_JOB_ID") or not slurm.available() or _runs_slurmd():
+        return []
+    return [
+        f"this looks like a login node, and the run keeps {cores} of its cores busy, which most sites forbid; train as "
+        "a job: `hpctrain submit RUN.YAML --set cluster.kind=slurm`, or take fewer cores: OMP_NUM_THREADS=1"
+    ]
+
+
+def _runs_slurmd() -> bool:
+    return any(process.info["name"] == "slurmd" for process in psutil.process_iter(["name"]))

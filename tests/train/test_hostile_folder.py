@@ -1,0 +1,47 @@
+"""A run that is started, and goes on, in folders full of modules that somebody else left there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from hostile import lay_traps
+from train_site import Site, processes_of, wait_for
+
+from hpctrain.base.program import program
+
+pytestmark = pytest.mark.slow
+
+
+def test_nothing_is_imported_from_the_current_folder_nor_from_the_run_folder(site: Site, tmp_path: Path) -> None:
+    """Probe, plan, agents, fork server and workers; then the same by a process in the background."""
+    here, caught = tmp_path / "here", tmp_path / "caught"
+    lay_traps(here, caught)
+    env = {**os.environ, "HPCTRAIN_RUNS": str(tmp_path / "runs")}
+
+    def hpctrain(*words: str, cwd: Path) -> str:
+        argv = [*program("hpctrain"), *words]
+        done = subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    settings = ("--set", f"data.train=[{site.path}/data]", "--set", "steps=4", "--set", "validation={every: 4}")
+    said = hpctrain("train", f"{site.path}/run.yaml", "--local", "2", *settings, "--json", cwd=here)
+    folder = Path(json.loads(said)["folder"])
+    assert (folder / "topology.json").exists()
+    assert (folder / "finished").exists()
+
+    lay_traps(folder, caught)
+    said = hpctrain("resubmit", ".", "--set", "steps=6", "--json", cwd=folder)
+    assert json.loads(said)["folder"] == str(folder)
+    status = {}
+
+    def is_done() -> bool:
+        status.update(json.loads(hpctrain("status", str(folder), "--json", cwd=here)))
+        return status["step"] == 6 and status["state"] == "done" and not processes_of(folder)
+
+    wait_for(is_done, 120, "the end of the run in the background")
+    assert not caught.exists(), caught.read_text()
