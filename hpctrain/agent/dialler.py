@@ -16,8 +16,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.agent.watch import Watch
 from hpctrain.base.atomic import write_text
+from hpctrain.base.watch import Watch
 
 LOOK_EVERY_S = 0.2
 LOOKS_AT_ONCE = 8
@@ -89,7 +89,11 @@ class Dialler:
             sock = socket.socket(_family(address[0]), socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         except OSError:
             return  # too many open files: one may be closed by the next time
-        if sock.connect_ex(address) not in (0, errno.EINPROGRESS):
+        try:
+            refused = sock.connect_ex(address) not in (0, errno.EINPROGRESS)
+        except OSError:
+            refused = True  # an address of an interface that this machine does not have
+        if refused:
             sock.close()
             return
         target.connecting, target.give_up = sock, now + CONNECT_TIMEOUT_S
@@ -121,24 +125,13 @@ class Dialler:
             target.connecting = None
 
 
-def listen(addr: str, backlog: int) -> socket.socket:
-    """A listening socket on this address alone, on a port that the system chooses; its calls never wait.
-
-    Raises:
-        OSError: the address is not one of this machine.
-    """
-    listener = socket.create_server((addr, 0), family=_family(addr), backlog=backlog)
-    listener.setblocking(False)
-    return listener
-
-
-def publish_address(folder: Path, node: str, listener: socket.socket) -> None:
+def publish_address(folder: Path, node: str, address: Address) -> None:
     """Write down where a node listens.
 
     Raises:
         StorageError: the file cannot be written.
     """
-    addr, port = listener.getsockname()[:2]
+    addr, port = address
     write_text(folder / f"{node}.json", json.dumps({"addr": addr, "port": port}) + "\n")
 
 
@@ -147,7 +140,7 @@ def published_address(folder: Path, node: str) -> Address | None:
     try:
         said = json.loads((folder / f"{node}.json").read_text())
         addr, port = str(ipaddress.ip_address(said["addr"])), said["port"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return (addr, port) if type(port) is int and 0 < port < 1 << 16 else None
 

@@ -30,7 +30,7 @@ def deaf_port() -> Iterator[socket.socket]:
 
 def publish(cluster: Cluster, node: str, listener: socket.socket) -> None:
     cluster.folder.mkdir(exist_ok=True)
-    publish_address(cluster.folder, node, listener)
+    publish_address(cluster.folder, node, listener.getsockname())
 
 
 def accepted(listener: socket.socket) -> list[socket.socket]:
