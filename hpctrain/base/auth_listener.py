@@ -97,7 +97,7 @@ class AuthListener:
     def admit(self, now: float, wanted: Callable[[Message], bool]) -> tuple[LineChannel, Session] | None:
         """The next caller that has proved itself and whose claims are wanted; None while there is none.
 
-        Its channel is sealed, takes lines of the usual length, and stays watched. Who fails or takes too long is closed.
+        Its channel is sealed, takes lines of the usual length, and stays watched. Who fails or is late is closed.
         """
         for peer in list(self._pending):
             hello = peer.channel.wait_message(0)
