@@ -7,6 +7,7 @@ import signal
 import sys
 
 from hpctrain.base.errors import EXIT_USAGE, HpctrainError
+from hpctrain.base.linux import raise_file_limit
 from hpctrain.base.loading import load
 from hpctrain.base.stamp import stamp_output
 
@@ -34,6 +35,8 @@ def main(argv: list[str]) -> int:
         stamp_output(["stderr"])
     # Whatever this process and its workers write is for its owner alone, wherever it lies.
     os.umask(0o077)
+    # Workers and the processes that measure inherit it.
+    raise_file_limit()
     try:
         module, function = VERBS[argv[0]]
         code: int = getattr(load(module), function)(argv[1:])
