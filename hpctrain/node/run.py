@@ -28,6 +28,7 @@ from hpctrain.node.leaving import leave
 from hpctrain.node.parent import Parent
 from hpctrain.node.place import add_place_arguments, place_of
 from hpctrain.node.planning import GenerationMaker
+from hpctrain.node.probe_progress import ProbeProgress
 from hpctrain.node.staging import stage_data, staging_limit_s
 from hpctrain.probe.address import interface_of
 from hpctrain.probe.resident import probe_nodes
@@ -150,7 +151,9 @@ def _ensure_topology(place: Place, run: Run, journal: Journal, local: bool, runn
     if not path.exists():
         device = run.cluster.device
         settings = local_settings(len(place.nodes), device) if local else _preflight(len(place.nodes), device)
-        topology = probe_nodes(place.folder, place.node, place.nodes, place.addr, runner, SystemClock(), settings)
+        clock = SystemClock()
+        progress = ProbeProgress(journal, clock)
+        topology = probe_nodes(place.folder, place.node, place.nodes, place.addr, runner, clock, settings, progress)
         if topology is not None:
             topology.write(path)
             journal.write(
