@@ -273,8 +273,8 @@ def _tell(folder: Path, job_id: str, as_json: bool) -> None:
         return
     click.echo(f"job {job_id}, run folder {folder}")
     name = folder.name
-    click.echo(f"look: hpctrain watch {name}   hpctrain status {name}   hpctrain logs -f {name}")
-    click.echo(f"stop: hpctrain cancel {name}")
+    click.echo(f"watch: hpctrain watch {name}\nlogs:  hpctrain logs -f {name}")
+    click.echo(f"look:  hpctrain status {name}\nstop:  hpctrain cancel {name}")
 
 
 def _say(lines: list[str], as_json: bool) -> None:

@@ -30,6 +30,7 @@ from hpctrain.node.place import add_place_arguments, place_of
 from hpctrain.node.planning import GenerationMaker
 from hpctrain.node.probe_progress import ProbeProgress
 from hpctrain.node.staging import stage_data, staging_limit_s
+from hpctrain.node.threads import thread_environment
 from hpctrain.probe.address import interface_of
 from hpctrain.probe.resident import probe_nodes
 from hpctrain.probe.settings import ProbeSettings, local_settings, preflight_mode
@@ -76,7 +77,8 @@ def main(argv: list[str]) -> int:
             leave(folder, options.attempt, here.node, here.nodes, len(here.nodes), EXIT_REFUSED)
         return EXIT_REFUSED
     staged = stage_data(run.data, journal, os.environ, SystemClock(), stop)
-    group = WorkerGroup(folder, logs, here.node, runner, env | staged)
+    threads = thread_environment(topology, here.node, len(os.sched_getaffinity(0)), env)
+    group = WorkerGroup(folder, logs, here.node, runner, env | staged | threads)
     code = _agent(place, run, journal, stop, group).run()
     runner.close()
     if code == 0:
