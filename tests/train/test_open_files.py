@@ -1,4 +1,4 @@
-"""A run whose workers' ports are crowded with connections that say nothing goes on, as far as the hard limit allows."""
+"""A run whose ports are crowded with connections that are reset or silent goes on, as far as descriptors last."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import contextlib
 import resource
 import signal
 import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from train_site import Site, processes_of, wait_for, wait_for_step, worker_of
+from train_site import Site, node_process, processes_of, wait_for, wait_for_step, worker_of
 
 from hpctrain.records.event import read_events
 from hpctrain.records.metric import read_metrics
@@ -40,7 +41,7 @@ def ports_of(worker: psutil.Process) -> list[tuple[str, int]]:
     return [(link.laddr.ip, link.laddr.port) for link in connections if link.status == psutil.CONN_LISTEN]
 
 
-def test_a_thousand_idle_connections_to_each_port_of_the_workers_do_not_end_a_run(site: Site) -> None:
+def test_resets_and_a_thousand_idle_connections_at_each_port_do_not_end_a_run(site: Site) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < NEEDED:
         pytest.skip(f"the hard limit of open files here is {hard}; this needs {NEEDED}")
@@ -56,6 +57,10 @@ def test_a_thousand_idle_connections_to_each_port_of_the_workers_do_not_end_a_ru
         workers = [worker_of(folder, node) for node in ("local0", "local1")]
         ports = [port for worker in workers for port in ports_of(worker)]
         assert len(ports) >= 3  # the store and both workers' gloo
+        agents = [node_process(folder, node) for node in ("local0", "local1")]
+        for port in [port for agent in agents for port in ports_of(agent)] + ports:
+            for words in (b"", b"", b"\x00" * 100, b'{"type": "hello"'):
+                reset_after(port, words)
         with soft_limit(NEEDED), contextlib.ExitStack() as stack:
             for port in ports:
                 for _ in range(IDLE):
@@ -71,6 +76,13 @@ def test_a_thousand_idle_connections_to_each_port_of_the_workers_do_not_end_a_ru
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=120)[0]
     wait_for(lambda: not processes_of(folder), 60, f"the end of the run: {said}")
+
+
+def reset_after(port: tuple[str, int], words: bytes) -> None:
+    """Connect, say something, and close with RST in place of FIN."""
+    with socket.create_connection(port, timeout=60) as sock:
+        sock.sendall(words)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def last_step(folder: Path) -> int:
