@@ -14,7 +14,10 @@ def topology(devices: int) -> Topology:
         {
             "provenance": {"version": "0", "created": "2099-01-01T00:00:00Z", "transport": "tcp", "loopback": False},
             "device_types": {"gpu": {"kind": "cuda", "name": "GPU"}},
-            "nodes": [{"id": "n0", "addr": "10.0.0.1", "devices": entries}, {"id": "n1", "addr": "10.0.0.2", "devices": []}],
+            "nodes": [
+                {"id": "n0", "addr": "10.0.0.1", "devices": entries},
+                {"id": "n1", "addr": "10.0.0.2", "devices": []},
+            ],
             "fabric": {"classes": []},
         }
     )
