@@ -235,11 +235,12 @@ def announced(message: Message) -> Announcement:
     Raises:
         MalformedMessage: it is no heartbeat, or not one as this program sends it.
     """
-    content = dict(message)
+    # JSON has no tuples, and strict fields take no lists for them.
+    content = {name: tuple(value) if isinstance(value, list) else value for name, value in message.items()}
     kind = content.pop("type", None)
     if kind != "heartbeat":
         raise MalformedMessage(f"it sent a message of type {str(kind)[:100]!r}; expected: 'heartbeat'")
-    content["doing"] = from_message(content.get("doing"))
+    content["doing"] = from_message(message.get("doing"))
     try:
         said = Announcement(**content)
     except ValidationError as error:
