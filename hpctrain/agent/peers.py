@@ -12,7 +12,7 @@ import contextlib
 import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pydantic.dataclasses
 from pydantic import ConfigDict, Field, ValidationError
@@ -236,7 +236,7 @@ def announced(message: Message) -> Announcement:
         MalformedMessage: it is no heartbeat, or not one as this program sends it.
     """
     # JSON has no tuples, and strict fields take no lists for them.
-    content = {name: tuple(value) if isinstance(value, list) else value for name, value in message.items()}
+    content: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in message.items()}
     kind = content.pop("type", None)
     if kind != "heartbeat":
         raise MalformedMessage(f"it sent a message of type {str(kind)[:100]!r}; expected: 'heartbeat'")
@@ -246,7 +246,7 @@ def announced(message: Message) -> Announcement:
     except ValidationError as error:
         mistake = error.errors()[0]
         field = ".".join(map(str, mistake["loc"]))
-        raise MalformedMessage(f"it sent a heartbeat with a wrong {field[:100]}: {mistake['msg'][:200]}") from None
+        raise MalformedMessage(f"it sent a heartbeat with a wrong {field[:100]!r}: {mistake['msg'][:200]!r}") from None
     if len(said.reason) > REASON_CHARS:
         raise MalformedMessage(f"it sent a heartbeat with a reason of more than {REASON_CHARS} characters")
     return said

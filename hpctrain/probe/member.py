@@ -61,11 +61,9 @@ class Member:
         while True:
             message = self._channel.wait_message(self._settings.silence_s)
             if message is None:
-                how = (
-                    (self._channel.fault or "ended")
-                    if self._channel.closed
-                    else f"was silent for {self._settings.silence_s:g} s"
-                )
+                how = f"was silent for {self._settings.silence_s:g} s"
+                if self._channel.closed:
+                    how = f"was left: {self._channel.fault}" if self._channel.fault else "ended"
                 raise HpctrainError(f"probe: the coordinating node {how}; see its log")
             order = self._order(message)
             if order.kind == "over":
@@ -106,6 +104,8 @@ class Member:
                 channel.close()
         except Broken as error:
             return answer | {"error": str(error)[:ERROR_CHARS]}
+        except ValidationError as error:
+            return answer | {"error": f"its figures are not valid: {error.errors()[0]['msg']}"[:ERROR_CHARS]}
         return answer | {"figures": figures.model_copy(update={"iface": used}).model_dump(mode="json")}
 
     def _call(self, order: PairOrder, deadline: float) -> LineChannel:

@@ -186,5 +186,5 @@ def _read(adapter: TypeAdapter[Whole], message: Message) -> Whole:
         mistake: Any = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(map(str, mistake["loc"]))[:200]
         kind = str(message.get("kind"))[:100]
-        where = f" in {field}" if field else ""
-        raise MalformedMessage(f"it sent a malformed message '{kind}':{where} {mistake['msg'][:200]}") from None
+        where = f" in {field!r}" if field else ""
+        raise MalformedMessage(f"it sent a malformed message {kind!r}:{where} {mistake['msg'][:200]!r}") from None

@@ -275,7 +275,7 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from([*GOOD, "more"]), VALUES, max_size=3), st.lists(VALUES, max_size=3))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_any_change_of_a_heartbeat_is_an_announcement_or_malformed(
     changes: dict[str, object], doing: list[object]
 ) -> None:
