@@ -39,7 +39,7 @@ from hpctrain.probe.transport import Gone, Star
 CLOCK = SystemClock()
 SETTINGS = ProbeSettings(
     share=3, loopback=True, device="none", pings=10, bulk_bytes=MIB, bulk_s=0.0, bulk_bytes_max=MIB, slow_ratio=0.0,
-    join_deadline_s=5.0, slot_deadline_s=2.0,
+    join_deadline_s=60.0, slot_deadline_s=4.0,
 )  # fmt: skip
 
 
@@ -70,10 +70,16 @@ def admits_a_node(door: Door) -> None:
     admitted[0].close()
 
 
+def challenged(door: Door, sock: socket.socket) -> None:
+    """Let the door accept a stranger and send it the challenge."""
+    while not select.select([sock], [], [], 0)[0]:
+        assert door.admit(lambda claims: True, CLOCK.now() + 0.05) is None
+
+
 STRANGERS: dict[str, Callable[[Door, socket.socket], object]] = {
     "silent": lambda door, sock: None,
-    "challenge read": lambda door, sock: (door.admit(bool, CLOCK.now() + 0.01), sock.recv(100)),
-    "challenge unread": lambda door, sock: door.admit(bool, CLOCK.now() + 0.01),
+    "challenge read": lambda door, sock: (challenged(door, sock), sock.recv(100)),
+    "challenge unread": lambda door, sock: challenged(door, sock),
     "half a hello": lambda door, sock: sock.sendall(b'{"type": "hello", "nonce'),
     "wrong hello": lambda door, sock: sock.sendall(json.dumps({"type": "hello", "nonce": "0" * 32}).encode() + b"\n"),
     "nonsense": lambda door, sock: sock.sendall(b"\xff\x00" * 500 + b"\n"),
@@ -101,7 +107,7 @@ def test_a_flood_of_strangers_takes_no_more_descriptors_than_there_are_seats(doo
                 stack.enter_context(call(door))
             door.admit(lambda claims: True, CLOCK.now() + 0.05)
         ours = psutil.Process().num_fds() - before - 3 * SPARE_SEATS
-        assert 0 < ours <= SPARE_SEATS + 1
+        assert ours <= SPARE_SEATS + 1
         admits_a_node(door)
 
 
@@ -114,8 +120,8 @@ def test_without_a_free_descriptor_nobody_is_left_in_front_of_the_door(
         for _ in range(20):
             stack.enter_context(call(door))
         with no_descriptors():
-            assert door.admit(lambda claims: True, CLOCK.now() + 0.2) is None
-            assert not select.select([number], [], [], 0)[0]
+            while select.select([number], [], [], 0)[0]:  # without end where callers are left there
+                assert door.admit(lambda claims: True, CLOCK.now() + 0.05) is None
     admits_a_node(door)
 
 
