@@ -69,6 +69,29 @@ def small_files() -> Callable[[int], contextlib.AbstractContextManager[None]]:
     return limited
 
 
+@pytest.fixture
+def no_descriptors() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """`with no_descriptors():` this process can open no more files ("Too many open files")."""
+
+    @contextlib.contextmanager
+    def used_up() -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        taken = [os.dup(0)]
+        try:
+            open_now = max(int(number) for number in os.listdir("/proc/self/fd"))  # noqa: PTH208
+            resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 16, before[1]))
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(os.dup(0))
+            yield
+        finally:
+            for number in taken:
+                os.close(number)
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    return used_up
+
+
 def _missing_root() -> str | None:
     return None if os.getuid() == 0 else "the tests do not run as root"
 

@@ -16,10 +16,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.agent.watch import Watch
 from hpctrain.base.atomic import write_text
 from hpctrain.base.errors import InputError
 from hpctrain.base.owned import read_owned
+from hpctrain.base.watch import Watch
 from hpctrain.records.json_text import parse_json
 
 LOOK_EVERY_S = 0.2
@@ -94,7 +94,11 @@ class Dialler:
             sock = socket.socket(_family(address[0]), socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         except OSError:
             return  # too many open files: one may be closed by the next time
-        if sock.connect_ex(address) not in (0, errno.EINPROGRESS):
+        try:
+            refused = sock.connect_ex(address) not in (0, errno.EINPROGRESS)
+        except OSError:
+            refused = True  # an address of an interface that this machine does not have
+        if refused:
             sock.close()
             return
         target.connecting, target.give_up = sock, now + CONNECT_TIMEOUT_S
@@ -126,24 +130,13 @@ class Dialler:
             target.connecting = None
 
 
-def listen(addr: str, backlog: int) -> socket.socket:
-    """A listening socket on this address alone, on a port that the system chooses; its calls never wait.
-
-    Raises:
-        OSError: the address is not one of this machine.
-    """
-    listener = socket.create_server((addr, 0), family=_family(addr), backlog=backlog)
-    listener.setblocking(False)
-    return listener
-
-
-def publish_address(folder: Path, node: str, listener: socket.socket) -> None:
+def publish_address(folder: Path, node: str, address: Address) -> None:
     """Write down where a node listens.
 
     Raises:
         StorageError: the file cannot be written.
     """
-    addr, port = listener.getsockname()[:2]
+    addr, port = address
     write_text(folder / f"{node}.json", json.dumps({"addr": addr, "port": port}) + "\n")
 
 

@@ -8,17 +8,22 @@ Nothing here waits: neither for a node that hangs, nor for one that cannot be re
 
 from __future__ import annotations
 
+import contextlib
 import socket
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import Annotated, Any
+
+import pydantic.dataclasses
+from pydantic import ConfigDict, Field, ValidationError
 
 from hpctrain.agent.decide import PeerView, Phase
-from hpctrain.agent.dialler import Dialler, listen, publish_address
+from hpctrain.agent.dialler import Dialler, publish_address
 from hpctrain.agent.stall import WorkerDoing, from_message, to_message
-from hpctrain.agent.watch import Watch, Watchable
-from hpctrain.base.handshake import LONGEST_BYTES, Answerer, Caller, Session
-from hpctrain.base.wire import LINE_LIMIT, LineChannel, Message
+from hpctrain.base.auth_listener import AuthListener
+from hpctrain.base.handshake import LONGEST_BYTES, Answerer, Caller
+from hpctrain.base.watch import Watch, Watchable
+from hpctrain.base.wire import LINE_LIMIT, LineChannel, MalformedMessage, Message
 
 HEARTBEAT_S = 0.25
 HELLO_S = 2.0
@@ -28,34 +33,24 @@ HELLO_BYTES = 16384
 CALL_S = 5.0
 """A node that was called and does not prove itself by then is called again: it may hang, and its kernel answers."""
 REASON_CHARS = 1000
-SPARE_SEATS = 64
-"""Strangers that may wait at a time, besides one for each node."""
-BACKLOG = 1024
 GIVE_UP_MS = 60_000
 """The kernel closes a connection over which nothing got through for this long: the node may be back elsewhere."""
 
+Text = Annotated[str, Field(min_length=1, max_length=255)]
 
-@dataclass(frozen=True)
+
+@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
 class Announcement:
     """What an agent tells the others about itself with each heartbeat."""
 
-    node: str
-    incarnation: str
-    addr: str
-    store_port: int
-    generation: int
+    node: Text
+    incarnation: Text
+    addr: Text
+    store_port: Annotated[int, Field(ge=0, lt=1 << 16)]
+    generation: Annotated[int, Field(ge=-1, lt=1 << 31)]
     phase: Phase
     reason: str
     doing: tuple[WorkerDoing, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Stranger:
-    """Somebody who connected and has proved nothing yet."""
-
-    since: float
-    channel: LineChannel
-    proof: Answerer
 
 
 @dataclass(frozen=True)
@@ -76,10 +71,9 @@ class Peers:
         self._nodes = nodes
         self._key = key.encode()
         self._addr = addr
-        self._listener: socket.socket | None = None
+        self._listener: AuthListener | None = None
         self._watch = Watch()
         self._dialler = Dialler(folder, self._watch)
-        self._strangers: list[_Stranger] = []
         self._called: dict[str, _Called] = {}
         self._channels: dict[str, LineChannel] = {}
         self._views = {node: PeerView(node) for node in nodes if node != me}
@@ -89,16 +83,21 @@ class Peers:
 
     def open(self) -> None:
         """Listen, and publish the address in the run folder."""
-        self._listener = listen(self._addr, BACKLOG)
-        self._watch.add(self._listener)
+        self._listener = AuthListener(
+            self._addr,
+            self._watch,
+            proof=lambda: Answerer(self._key, {"node": self._me}),
+            channel=lambda connection: _channel(connection, LONGEST_BYTES),
+            peers=len(self._nodes),
+            hello_s=HELLO_S,
+        )
         self._folder.mkdir(exist_ok=True)
-        publish_address(self._folder, self._me, self._listener)
+        publish_address(self._folder, self._me, self._listener.address)
 
     def close(self) -> None:
         """Close every connection; the others notice at once."""
-        strangers = [stranger.channel for stranger in self._strangers]
         called = [called.channel for called in self._called.values()]
-        for channel in [*self._channels.values(), *strangers, *called]:
+        for channel in [*self._channels.values(), *called]:
             channel.close()
         self._dialler.close()
         if self._listener is not None:
@@ -128,61 +127,39 @@ class Peers:
     def exchange(self, now: float, mine: Announcement, at_once: bool = False) -> None:
         """Take in what has arrived, dial who is missing, and send a heartbeat when one is due (or `at_once`)."""
         self._greet(now)
-        self._accept(now)
-        self._greet(now)
         self._prove(now)
         for node, channel in list(self._channels.items()):
             self._hear(now, node, channel)
         self._dial(now)
         self._beat(now, mine, at_once)
 
-    def _accept(self, now: float) -> None:
-        assert self._listener is not None, "open comes first"
-        seats = len(self._nodes) + SPARE_SEATS
-        for _ in range(SPARE_SEATS):
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return  # nobody is there, or not any more
-            if len(self._strangers) >= seats:
-                # A node says hello as soon as it is connected: who has waited longest is none.
-                self._drop(self._strangers.pop(0).channel)
-            stranger = _Stranger(now, _channel(connection, LONGEST_BYTES), Answerer(self._key, {"node": self._me}))
-            # A send that fails closes the channel, which is seen when it is listened to.
-            stranger.channel.send(stranger.proof.challenge())
-            self._strangers.append(stranger)
-            self._watch.add(stranger.channel)
-
     def _greet(self, now: float) -> None:
         """Strangers become peers by proving that they know the run's key; anybody else is shown the door."""
-        waiting = []
-        for stranger in self._strangers:
-            channel = stranger.channel
-            hello = channel.wait_message(0)
-            if hello is None and not channel.closed and now - stranger.since < HELLO_S:
-                waiting.append(stranger)
-                continue
-            taken = None if hello is None else stranger.proof.take_hello(hello)
-            node = None if taken is None else self._caller(taken[1].claims)
-            if taken is not None and node is not None and channel.send(taken[0]):
-                self._join(node, channel, taken[1])
-            else:
-                self._drop(channel)
-        self._strangers = waiting
+        assert self._listener is not None, "open comes first"
+        # First those who had a turn's time to answer: they may have to make room for those who come now.
+        self._admit(now, self._listener)
+        self._listener.accept(now)
+        self._admit(now, self._listener)
 
-    def _caller(self, claims: Message) -> str | None:
-        """The node that says it calls; None when it is none of this run, or meant somebody else: whoever took the port
-        of a dead agent could lead a call for that one here, to have it put in the place of a living connection."""
+    def _admit(self, now: float, listener: AuthListener) -> None:
+        while (admitted := listener.admit(now, self._is_peer)) is not None:
+            channel, session = admitted
+            self._join(session.claims["node"], channel)
+
+    def _is_peer(self, claims: Message) -> bool:
+        """Whether it is a node of this run that calls, and it meant this one: whoever took the port of a dead agent
+        could lead a call for that one here, to have it put in the place of a living connection."""
         node = claims.get("node")
-        return node if isinstance(node, str) and node in self._views and claims.get("to") == self._me else None
+        return isinstance(node, str) and node in self._views and claims.get("to") == self._me
 
     def _dial(self, now: float) -> None:
         before = self._nodes[: self._nodes.index(self._me)]
         missing = [node for node in before if node not in self._channels and node not in self._called]
         for node, connection in self._dialler.dial(now, missing):
             proof = Caller(self._key, {"node": self._me, "to": node})
-            self._called[node] = _Called(now, _channel(connection, HELLO_BYTES), proof)
-            self._watch.add(self._called[node].channel)
+            with contextlib.suppress(OSError):  # it is gone again, and is dialled anew
+                self._called[node] = _Called(now, _channel(connection, HELLO_BYTES), proof)
+                self._watch.add(self._called[node].channel)
 
     def _prove(self, now: float) -> None:
         """Go on with the nodes that were called: they prove themselves too, and that they are the ones meant."""
@@ -196,14 +173,14 @@ class Peers:
             del self._called[node]
             session = None if message is None else called.proof.take_welcome(message)
             if session is not None and session.claims.get("node") == node:
-                self._join(node, called.channel, session)
+                called.channel.seal(session.send_key, session.receive_key)
+                called.channel.line_limit = LINE_LIMIT
+                self._join(node, called.channel)
             else:
                 self._drop(called.channel)
 
-    def _join(self, node: str, channel: LineChannel, session: Session) -> None:
+    def _join(self, node: str, channel: LineChannel) -> None:
         # The view stays as it is: a heartbeat says more.
-        channel.seal(session.send_key, session.receive_key)
-        channel.line_limit = LINE_LIMIT
         if node in self._channels:
             self._drop(self._channels[node])
         self._channels[node] = channel
@@ -211,12 +188,12 @@ class Peers:
 
     def _hear(self, now: float, node: str, channel: LineChannel) -> None:
         for message in channel.receive():
-            said = announced(message)
-            if said is None:
-                continue
-            if said.node != node:
-                # It proved to be another node than it now says.
-                channel.close()
+            try:
+                said = announced(message)
+                if said.node != node:
+                    raise MalformedMessage(f"it proved to be {node} and says that it is {said.node[:100]!r}")
+            except MalformedMessage as error:
+                channel.refuse(str(error))
                 break
             self._dialler.heard(node)
             self._announced[node] = said
@@ -239,7 +216,10 @@ class Peers:
         self._fresh.clear()
 
     def _lose(self, node: str) -> None:
-        self._drop(self._channels.pop(node))
+        channel = self._channels.pop(node)
+        self._drop(channel)
+        if channel.fault:
+            print(f"hpctrain agent: the connection to {node} was closed: {channel.fault}", flush=True)
         view = self._views[node]
         # A connection that closes before its first heartbeat was none: nothing is lost by it.
         self._views[node] = replace(view, connected=False, lost=view.lost or view.connected)
@@ -249,24 +229,35 @@ class Peers:
         channel.close()
 
 
-def announced(message: Message) -> Announcement | None:
-    """The announcement in a heartbeat; None when it is no heartbeat, or not one as this program sends it."""
-    names = [field.name for field in fields(Announcement)]
-    if message.get("type") != "heartbeat" or not all(name in message for name in names):
-        return None
-    doing = from_message(message["doing"])
-    if doing is None:
-        return None
-    said = Announcement(**{**{name: message[name] for name in names}, "doing": doing})
-    texts = (said.node, said.incarnation, said.addr, said.reason)
-    numbers = (said.store_port, said.generation)
-    if not all(type(text) is str for text in texts) or not all(type(number) is int for number in numbers):
-        return None
-    return said if said.phase in get_args(Phase) and 0 <= said.store_port < 1 << 16 else None
+def announced(message: Message) -> Announcement:
+    """The announcement in a heartbeat.
+
+    Raises:
+        MalformedMessage: it is no heartbeat, or not one as this program sends it.
+    """
+    # JSON has no tuples, and strict fields take no lists for them.
+    content: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in message.items()}
+    kind = content.pop("type", None)
+    if kind != "heartbeat":
+        raise MalformedMessage(f"it sent a message of type {str(kind)[:100]!r}; expected: 'heartbeat'")
+    content["doing"] = from_message(message.get("doing"))
+    try:
+        said = Announcement(**content)
+    except ValidationError as error:
+        mistake = error.errors()[0]
+        field = ".".join(map(str, mistake["loc"]))
+        raise MalformedMessage(f"it sent a heartbeat with a wrong {field[:100]!r}: {mistake['msg'][:200]!r}") from None
+    if len(said.reason) > REASON_CHARS:
+        raise MalformedMessage(f"it sent a heartbeat with a reason of more than {REASON_CHARS} characters")
+    return said
 
 
 def _channel(connection: socket.socket, line_limit: int) -> LineChannel:
-    """A connection between agents. Its buffers hold minutes of heartbeats: when they are full, the peer hangs."""
+    """A connection between agents. Its buffers hold minutes of heartbeats: when they are full, the peer hangs.
+
+    Raises:
+        OSError: it was closed by the other side.
+    """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GIVE_UP_MS)
     return LineChannel(connection, send_timeout_s=0.0, line_limit=line_limit, strict=True)

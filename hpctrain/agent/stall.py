@@ -8,6 +8,9 @@ from typing import Any
 
 SHOWN = 4
 """Groups of waiting ranks that are told; a large job waits in few different places, or it is not worth reading."""
+MOST_WORKERS = 1024
+"""Workers of one node that a heartbeat may tell of; a node has a few, one for each device."""
+TEXT_CHARS = 1000
 
 
 @dataclass(frozen=True)
@@ -37,13 +40,16 @@ def to_message(doing: Iterable[WorkerDoing]) -> list[list[Any]]:
 
 def from_message(value: object) -> tuple[WorkerDoing, ...] | None:
     """What `to_message` made; None when it is something else."""
-    if not isinstance(value, list):
+    if not isinstance(value, list) or len(value) > MOST_WORKERS:
         return None
     found = []
     for item in value:
         if not isinstance(item, list) or [type(part) for part in item] != [int, str, int, str, bool, str]:
             return None
-        found.append(WorkerDoing(*item))
+        one = WorkerDoing(*item)
+        if min(one.rank, one.step) < 0 or max(map(len, (one.place, one.operation, one.state))) > TEXT_CHARS:
+            return None
+        found.append(one)
     return tuple(found)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 import select
 import socket
 import time
@@ -20,6 +21,14 @@ MAC_CHARS = 64
 """Of a sealed line: its HMAC-SHA256 as hex, then a space, then the message."""
 READ_BYTES = 1 << 16
 READS_AT_ONCE = 16
+MOST_LEVELS = 32
+"""Lists and objects inside each other in a message; those of hpctrain have about 8."""
+LARGEST_INTEGER = 2**512
+"""A float can hold it: nobody's sums overflow."""
+
+
+class MalformedMessage(Exception):  # noqa: N818 - the state of a connection, handled where messages are read
+    """A message is not one that hpctrain sends; the text says how, for the log of whoever closes the connection."""
 
 
 class LineChannel:
@@ -46,6 +55,8 @@ class LineChannel:
         self.line_limit = line_limit
         self.strict = strict
         self.closed = False
+        self.fault = ""
+        """Which rule the other side broke, where this side closed for that; empty when the other side went."""
         self._rest = b""
         self._lines: deque[bytes] = deque()
         self._send_seal: Seal | None = None
@@ -106,6 +117,11 @@ class LineChannel:
         self.closed = True
         self.sock.close()
 
+    def refuse(self, fault: str) -> None:
+        """Close the socket because the other side broke a rule, which `fault` names."""
+        self.fault = self.fault or fault
+        self.close()
+
     def _write(self, data: memoryview) -> int:
         """Bytes that the socket took at once, without waiting."""
         self._leave_waiting_to_us()
@@ -132,7 +148,7 @@ class LineChannel:
         self._lines.extend(line for line in lines if len(line) <= self.line_limit)
         if any(len(line) > self.line_limit for line in (*lines, self._rest)):
             self._rest = b""
-            self.close()
+            self.refuse(f"it sent a line of more than {self.line_limit} bytes")
         return not self.closed
 
     def _leave_waiting_to_us(self) -> None:
@@ -157,17 +173,14 @@ class LineChannel:
                 # Nothing is parsed before it is known who wrote it.
                 if not hmac.compare_digest(mac, self._receive_seal.mac(line)):
                     self._lines.clear()
-                    self.close()
+                    self.refuse("it sent a line without the right MAC")
                     return None
-            try:
-                message = json.loads(line)
-            except (ValueError, RecursionError):
-                message = None
-            if isinstance(message, dict):
+            message = _parsed(line)
+            if message is not None:
                 return message
             if self.strict:
                 self._lines.clear()
-                self.close()
+                self.refuse("it sent a line that is no message")
             # Else passed over: a stray writer on the port cannot stop an agent.
         return None
 
@@ -183,6 +196,28 @@ class Seal:
         """The MAC of the next line, as hex."""
         number, self._count = self._count, self._count + 1
         return hmac.digest(self._key, number.to_bytes(8, "big") + line, hashlib.sha256).hex().encode()
+
+
+def _parsed(line: bytes) -> Message | None:
+    """The message of a line; None when it is no JSON object of finite numbers and few levels."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) and _is_plain(message, MOST_LEVELS) else None
+
+
+def _is_plain(value: object, levels: int) -> bool:
+    """Whether a value can be used without care: computed with, nested in something else, written as JSON again."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, int):
+        return abs(value) <= LARGEST_INTEGER
+    if isinstance(value, dict):
+        return levels > 0 and all(_is_plain(item, levels - 1) for item in value.values())
+    if isinstance(value, list):
+        return levels > 0 and all(_is_plain(item, levels - 1) for item in value)
+    return True
 
 
 def _deadline(timeout_s: float | None) -> float | None:

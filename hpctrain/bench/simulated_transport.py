@@ -18,7 +18,9 @@ from hpctrain.base.wire import Message
 from hpctrain.bench.simulated_backend import Ranks
 from hpctrain.bench.simulated_fabric import Floats, Ints, SimulatedFabric
 from hpctrain.probe.exchange import BLOCK_BYTES, MIN_RUNGS, PING_BYTES
+from hpctrain.probe.messages import Answer, Join, read_answer, read_join
 from hpctrain.probe.settings import ProbeSettings
+from hpctrain.probe.transport import Gone
 
 SEND_S = 20e-6
 RECEIVE_S = 20e-6
@@ -89,7 +91,7 @@ class SimulatedTransport:
         for node, when in self._failures.dies_at.items():
             self._at(when, self._names[node], None)
 
-    def admit(self, expected: set[str], deadline: float) -> Message | None:
+    def admit(self, expected: set[str], deadline: float) -> Join | None:
         """See Transport."""
         if not self._joining:
             self._clock.time = deadline
@@ -98,7 +100,8 @@ class SimulatedTransport:
         index = self._joining.pop(0)
         above = f"core.pod{self._fabric.pod[index]}.leaf{self._fabric.leaf[index]}.{self._names[index]}"
         place = {"addr": f"10.0.{index // 256}.{index % 256}", "port": 5000, "iface": "eth0", "host": None}
-        return {"kind": "join", "node": self._names[index], **place, "switches": above if self._switches else None}
+        told = {"switches": above} if self._switches else {}
+        return read_join({"kind": "join", "node": self._names[index], **place, **told})
 
     def send(self, node: str, message: Message) -> None:
         """See Transport."""
@@ -114,7 +117,7 @@ class SimulatedTransport:
         if message["caller"]:
             self._calls.append((message["round"], index, self._index[message["peer"]], arrival))
 
-    def receive(self, seconds: float) -> Iterator[tuple[str, Message | None]]:
+    def receive(self, seconds: float) -> Iterator[tuple[str, Answer | Gone]]:
         """See Transport."""
         self._measure()
         limit = self._clock.time + seconds
@@ -125,7 +128,7 @@ class SimulatedTransport:
         while self._events and self._events[0][0] <= self._clock.time:
             _, _, name, message = heapq.heappop(self._events)
             self._clock.time += RECEIVE_S + (KEEP_S if message and "figures" in message else 0.0)
-            yield name, message
+            yield name, Gone() if message is None else read_answer(message)
 
     def close(self) -> None:
         """See Transport."""

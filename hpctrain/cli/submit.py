@@ -276,7 +276,9 @@ def _tell(folder: Path, job_id: str, as_json: bool) -> None:
         click.echo(json.dumps(_machine_form(folder, job_id)))
         return
     click.echo(f"job {job_id}, run folder {folder}")
-    click.echo(f"look: hpctrain status {folder.name}   stop: hpctrain cancel {folder.name}")
+    name = folder.name
+    click.echo(f"watch: hpctrain watch {name}\nlogs:  hpctrain logs -f {name}")
+    click.echo(f"look:  hpctrain status {name}\nstop:  hpctrain cancel {name}")
 
 
 def _say(lines: list[str], as_json: bool) -> None:

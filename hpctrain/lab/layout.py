@@ -83,6 +83,11 @@ class Layout:
         return self.folder / "slurm.conf"
 
     @property
+    def task_prolog(self) -> Path:
+        """What slurmd runs before each task."""
+        return self.folder / "task-prolog"
+
+    @property
     def exports(self) -> list[str]:
         """Shell lines after which Slurm's commands speak to this lab."""
         return self.slurm.exports(self.slurm_conf)

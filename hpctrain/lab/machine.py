@@ -60,6 +60,7 @@ class Machine:
     uid: Callable[[], int] = os.getuid
     hostname: Callable[[], str] = socket.gethostname
     random_bytes: Callable[[int], bytes] = secrets.token_bytes
+    cores: Callable[[], int] = lambda: len(os.sched_getaffinity(0))
 
     def run(self, argv: Sequence[str]) -> Finished:
         """Run a command that must succeed.

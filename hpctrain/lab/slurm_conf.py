@@ -65,6 +65,7 @@ def _behaviour(layout: Layout) -> list[str]:
         *([] if plugins is None else [f"PluginDir={plugins}"]),
         "ProctrackType=proctrack/linuxproc",
         "TaskPlugin=task/none",
+        f"TaskProlog={layout.task_prolog}",
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_Core",
         "SlurmdParameters=config_overrides",

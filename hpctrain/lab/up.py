@@ -22,6 +22,7 @@ from hpctrain.lab.network import Command, build_commands
 from hpctrain.lab.queue import node_states, scontrol
 from hpctrain.lab.requirements import require_namespaces
 from hpctrain.lab.slurm_conf import cgroup_conf, slurm_conf
+from hpctrain.lab.task_prolog import task_prolog, threads_words
 
 Tell = Callable[[str], None]
 
@@ -72,6 +73,7 @@ def draw(machine: Machine, layout: Layout, version: tuple[int, int]) -> Blueprin
         files=(
             (layout.slurm_conf, slurm_conf(layout, hostname)),
             (layout.folder / "cgroup.conf", cgroup_conf(version)),
+            (layout.task_prolog, task_prolog(layout, machine.cores())),
         ),
         folders=layout.folders,
         groups=tuple(share_folders(control, layout)) if control else (),
@@ -155,6 +157,7 @@ def _build(machine: Machine, blueprint: Blueprint, tell: Tell) -> None:
     tell(f"network: {len(layout.names)} nodes in {layout.spec.network}")
     machine.run_all(blueprint.commands)
     _limit_cpu(blueprint)
+    tell(f"threads: {threads_words(layout, machine.cores())}")
     tell("daemons: munged, slurmctld, a slurmd for each node")
     daemons.start_munged(machine, layout)
     started = {"slurmctld": (daemons.start_slurmctld(machine, layout), layout.logs / "slurmctld.out")}
@@ -179,6 +182,8 @@ def _record(machine: Machine, blueprint: Blueprint) -> None:
     write_bytes(layout.munge / "key", machine.random_bytes(_KEY_BYTES), mode=0o600)
     for path, text in blueprint.files:
         write_text(path, text)
+    with storage_errors(layout.task_prolog):
+        layout.task_prolog.chmod(0o755)
     write_hosts(machine.hosts, blueprint.hosts)
 
 

@@ -7,6 +7,7 @@ import signal
 import sys
 
 from hpctrain.base.errors import EXIT_USAGE, HpctrainError
+from hpctrain.base.linux import raise_file_limit
 from hpctrain.base.loading import load
 from hpctrain.base.printable import printable_output
 from hpctrain.base.stamp import stamp_output
@@ -35,6 +36,8 @@ def main(argv: list[str]) -> int:
         stamp_output(["stderr"])
     # Whatever this process and its workers write is for its owner alone, wherever it lies.
     os.umask(0o077)
+    # Workers and the processes that measure inherit it.
+    raise_file_limit()
     with printable_output():  # in an allocation (salloc), a person's terminal
         return _run(argv)
 

@@ -29,7 +29,9 @@ from hpctrain.node.leaving import leave
 from hpctrain.node.parent import Parent
 from hpctrain.node.place import add_place_arguments, place_of
 from hpctrain.node.planning import GenerationMaker
+from hpctrain.node.probe_progress import ProbeProgress
 from hpctrain.node.staging import stage_data, staging_limit_s
+from hpctrain.node.threads import thread_environment
 from hpctrain.probe.address import interface_of
 from hpctrain.probe.resident import probe_nodes
 from hpctrain.probe.settings import ProbeSettings, local_settings, preflight_mode
@@ -76,7 +78,8 @@ def main(argv: list[str]) -> int:
             leave(folder, options.attempt, here.node, here.nodes, len(here.nodes), EXIT_REFUSED)
         return EXIT_REFUSED
     staged = stage_data(run.data, journal, os.environ, SystemClock(), stop)
-    group = WorkerGroup(folder, logs, here.node, runner, env | staged)
+    threads = thread_environment(topology, here.node, len(os.sched_getaffinity(0)), env)
+    group = WorkerGroup(folder, logs, here.node, runner, env | staged | threads)
     code = _agent(place, run, journal, stop, group).run()
     runner.close()
     if code == 0:
@@ -151,7 +154,9 @@ def _ensure_topology(place: Place, run: Run, journal: Journal, local: bool, runn
     if not path.exists():
         device = run.cluster.device
         settings = local_settings(len(place.nodes), device) if local else _preflight(len(place.nodes), device)
-        topology = probe_nodes(place.folder, place.node, place.nodes, place.addr, runner, SystemClock(), settings)
+        clock = SystemClock()
+        progress = ProbeProgress(journal, clock)
+        topology = probe_nodes(place.folder, place.node, place.nodes, place.addr, runner, clock, settings, progress)
         if topology is not None:
             topology.write(path)
             journal.write(

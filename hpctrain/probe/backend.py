@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from hpctrain.probe.figures import Rungs
 from hpctrain.probe.line import fit_lines
 from hpctrain.probe.rounds import Pair, rounds
 from hpctrain.records.document import Part
@@ -30,7 +31,7 @@ class BackendReport(Part):
 
     backend: str
     """gloo or nccl."""
-    times: dict[int, tuple[tuple[int, float], ...]]
+    times: dict[int, Rungs]
     """Peer's rank -> (bytes, one-way seconds) of messages to it."""
     network: str | None = None
     """What NCCL says that it uses between nodes: IB, Socket."""

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-
-from pydantic import ValidationError
+from typing import TypeVar
 
 from hpctrain.base.clock import Clock
-from hpctrain.base.wire import Message
 from hpctrain.probe.backend import BackendReport, backend_lines, choose_backend
 from hpctrain.probe.campaign import campaign
-from hpctrain.probe.devices import DeviceReport
-from hpctrain.probe.figures import PairFigures
+from hpctrain.probe.messages import Answer, DevicesAnswer, Exchanged, Meeting, PairAnswer, Ready
 from hpctrain.probe.outcome import ContentionRound, Joined, Outcome, PairResult
 from hpctrain.probe.prior import Prior
 from hpctrain.probe.rounds import Round
 from hpctrain.probe.settings import ProbeSettings
-from hpctrain.probe.transport import Transport
-from hpctrain.records.evidence import HostFacts
+from hpctrain.probe.transport import Gone, Transport
 
 GRACE_S = 3.0
 """A node tells of its own failed slot before the coordinator gives it up, on a busy machine too."""
@@ -26,6 +22,7 @@ GRACE_S = 3.0
 BACKEND_GRACE_S = 10.0
 """A node ends its measuring process, which may hang in a collective, before it tells of it."""
 
+Wanted = TypeVar("Wanted", bound=Answer)
 Progress = Callable[[str, int, int], None]
 """Told of (phase, done, planned); the phases are join, links, devices and backend."""
 
@@ -75,12 +72,11 @@ class Coordinator:
         joined = self.outcome.joined
         while len(joined) < len(expected):
             self._tell("join", len(joined), len(expected))
-            hello = self._transport.admit(expected - set(joined), deadline)
-            if hello is None:
+            join = self._transport.admit(expected - set(joined), deadline)
+            if join is None:
                 break
-            facts = HostFacts.model_validate(hello["facts"]) if "facts" in hello else None
-            place = (hello["addr"], hello["port"], hello.get("iface"), hello.get("host"), hello.get("switches"), facts)
-            joined[str(hello["node"])] = Joined(*place)
+            place = (join.addr, join.port, join.iface, join.host, join.switches, join.facts)
+            joined[join.node] = Joined(*place)
         for name in sorted(expected - set(joined)):
             self._lose(name, f"did not join within {self.settings.join_deadline_s:g} s")
 
@@ -105,7 +101,7 @@ class Coordinator:
         for name in set(self.outcome.alive) - busy:
             self._transport.send(name, {"kind": "idle"})
         waited_s = self.settings.slot_deadline_s + GRACE_S
-        answers = self._collect(busy, lambda message: message.get("round") == number, waited_s, f"in round {number}")
+        answers = self._collect(busy, PairAnswer, waited_s, f"in round {number}", lambda answer: answer.round == number)
         results = [self._result(planned, len(pairs), pair, answers) for pair in pairs]
         measured = [result for result in results if result is not None]
         self._keep(planned, measured)
@@ -126,17 +122,16 @@ class Coordinator:
         self._transport.send(a, call)
 
     def _result(
-        self, planned: Round, concurrency: int, pair: tuple[str, str], answers: dict[str, Message]
+        self, planned: Round, concurrency: int, pair: tuple[str, str], answers: dict[str, PairAnswer]
     ) -> PairResult | None:
         a, b = pair
-        try:
-            ends = [PairFigures.model_validate(answers[name]["figures"]) for name in pair]
-        except (KeyError, ValidationError):
-            if a not in self.outcome.lost and b not in self.outcome.lost:
-                reasons = [f"{name}: {answers[name].get('error', 'no figures')}" for name in pair]
-                self.outcome.broken[pair] = "; ".join(reasons)
-            return None
-        return PairResult(a, b, planned.alone, concurrency, *ends)
+        ends = [answers[name].figures for name in pair if name in answers]
+        if len(ends) == 2 and ends[0] is not None and ends[1] is not None:
+            return PairResult(a, b, planned.alone, concurrency, ends[0], ends[1])
+        if a not in self.outcome.lost and b not in self.outcome.lost:
+            reasons = [f"{name}: {answers[name].error or 'no figures'}" for name in pair]
+            self.outcome.broken[pair] = "; ".join(reasons)
+        return None
 
     def _devices(self) -> None:
         """Two steps: every measuring process is loaded and ready, then all of them start at once."""
@@ -145,15 +140,15 @@ class Coordinator:
         self._tell("devices", 0, len(alive))
         for name in alive:
             self._transport.send(name, {"kind": "devices"})
-        ready = self._collect(alive, lambda m: m["kind"] in ("ready", "devices"), limit_s, "while starting to measure")
+        ready = self._collect(alive, (Ready, DevicesAnswer), limit_s, "while starting to measure")
         self._tell("devices", len(ready), len(ready))
-        started = {name for name, message in ready.items() if message["kind"] == "ready"}
+        started = {name for name, answer in ready.items() if isinstance(answer, Ready)}
         for name in started:
             self._transport.send(name, {"kind": "go"})
-        reports = self._collect(set(started), lambda m: m["kind"] == "devices", limit_s, "while measuring its devices")
-        for name, message in {**ready, **reports}.items():
-            if message["kind"] == "devices":
-                self._take_report(name, message)
+        reports = self._collect(started, DevicesAnswer, limit_s, "while measuring its devices")
+        for name, answer in {**ready, **reports}.items():
+            if isinstance(answer, DevicesAnswer):
+                self._take_report(name, answer)
 
     def _backend(self) -> None:
         """The processes that measured the devices send each other messages as a training run does."""
@@ -168,10 +163,9 @@ class Coordinator:
         limit_s = self.settings.backend_deadline_s + BACKEND_GRACE_S
         first = names[0]
         self._transport.send(first, {"kind": "meet"})
-        answer = self._collect({first}, lambda m: m["kind"] == "meeting", limit_s, "while opening the meeting")
-        port = answer.get(first, {}).get("port")
-        if port is None:
-            self.outcome.backend_failed[first] = str(answer.get(first, {}).get("error", "no meeting"))
+        meeting = self._collect({first}, Meeting, limit_s, "while opening the meeting").get(first)
+        if meeting is None or meeting.port is None:
+            self.outcome.backend_failed[first] = (meeting and meeting.error) or "no meeting"
             return
         kinds = [{str(kind.kind) for kind in self.outcome.devices[name].device_types.values()} for name in names]
         order = {
@@ -180,48 +174,46 @@ class Coordinator:
             "world": len(names),
             "seed": self.settings.seed,
             "addr": self.outcome.joined[first].addr,
-            "port": port,
+            "port": meeting.port,
             "token": secrets.token_hex(16),
         }
         for rank, name in enumerate(names):
             self._transport.send(name, order | {"rank": rank})
-        answers = self._collect(set(names), lambda m: m["kind"] == "exchanged", limit_s, "in its messages")
+        answers = self._collect(set(names), Exchanged, limit_s, "in its messages")
         self._take_backend(names, answers)
 
-    def _take_backend(self, names: Sequence[str], answers: dict[str, Message]) -> None:
+    def _take_backend(self, names: Sequence[str], answers: dict[str, Exchanged]) -> None:
         reports: dict[str, BackendReport] = {}
-        for name, message in answers.items():
-            try:
-                reports[name] = BackendReport.model_validate(message["report"])
-            except KeyError:
-                self.outcome.backend_failed[name] = str(message.get("error", "no figures"))
-            except ValidationError as error:
-                self.outcome.backend_failed[name] = f"its figures are not valid: {error.errors()[0]['msg']}"
+        for name, answer in answers.items():
+            if answer.report is not None:
+                reports[name] = answer.report
+            else:
+                self.outcome.backend_failed[name] = answer.error or "no figures"
         self.outcome.backend = backend_lines(names, reports)
 
-    def _take_report(self, name: str, message: Message) -> None:
-        try:
-            self.outcome.devices[name] = DeviceReport.model_validate(message["report"])
-        except KeyError:
-            self.outcome.devices_failed[name] = str(message.get("error", "no figures"))
-        except ValidationError as error:
-            self.outcome.devices_failed[name] = f"its figures are not valid: {error.errors()[0]['msg']}"
+    def _take_report(self, name: str, answer: DevicesAnswer) -> None:
+        if answer.report is not None:
+            self.outcome.devices[name] = answer.report
+        else:
+            self.outcome.devices_failed[name] = answer.error or "no figures"
 
     def _collect(
-        self, waiting: set[str], wanted: Callable[[Message], bool], limit_s: float, when: str
-    ) -> dict[str, Message]:
-        """One wanted message from each; who closes the connection or lets the time pass is lost."""
-        answers: dict[str, Message] = {}
+        self, waiting: set[str], kind: type[Wanted] | tuple[type[Wanted], ...], limit_s: float, when: str,
+        wanted: Callable[[Wanted], bool] = lambda answer: True,
+    ) -> dict[str, Wanted]:  # fmt: skip
+        """One wanted answer of that kind from each; who closes the connection, says nonsense or lets the time pass is
+        lost."""
+        answers: dict[str, Wanted] = {}
         waiting = waiting - set(self.outcome.lost)
         deadline = self._clock.now() + limit_s
         while waiting and (left := deadline - self._clock.now()) > 0:
-            for name, message in self._transport.receive(left):
-                if message is None:
-                    self._lose(name, f"its process ended {when}")
+            for name, answer in self._transport.receive(left):
+                if isinstance(answer, Gone):
+                    self._lose(name, f"{answer.why} {when}")
                     waiting.discard(name)
                 # What a node says after it was given up belongs to an old round.
-                elif name in waiting and wanted(message):
-                    answers[name] = message
+                elif name in waiting and isinstance(answer, kind) and wanted(answer):
+                    answers[name] = answer
                     waiting.discard(name)
         for name in sorted(waiting):
             self._lose(name, f"no answer {when} within {limit_s:g} s")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from pydantic import model_validator
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError
@@ -14,6 +16,9 @@ from hpctrain.probe.settings import ProbeSettings
 from hpctrain.records.document import Part
 from hpctrain.records.topology import Device, DeviceType
 
+MOST_DEVICES = 1024
+"""Devices of one node."""
+
 
 class DeviceReport(Part):
     """What the measuring process found on one node."""
@@ -22,6 +27,23 @@ class DeviceReport(Part):
     device_types: dict[str, DeviceType]
     intra_bytes_per_s: float | None = None
     """From the first device to the second, where there are two."""
+
+    @model_validator(mode="after")
+    def _figures_are_figures(self) -> DeviceReport:
+        if len({device.id for device in self.devices}) < len(self.devices) or len(self.devices) > MOST_DEVICES:
+            raise ValueError(f"expected: up to {MOST_DEVICES} devices of different names")
+        if not {device.type for device in self.devices} <= self.device_types.keys():
+            raise ValueError("a device is of a type that the report does not have")
+        rates = [self.intra_bytes_per_s, *(rate for device in self.devices for rate in _rates(device))]
+        if any(rate is not None and rate <= 0 for rate in rates):
+            raise ValueError("rates and times must be positive")
+        return self
+
+
+def _rates(device: Device) -> Iterable[float | None]:
+    yield from (*device.flops.values(), *device.copy_bytes_per_s.values())
+    yield from (device.memory_bytes_per_s, device.launch_s)
+    yield from (device.host_to_device_bytes_per_s, device.device_to_host_bytes_per_s)
 
 
 class MeasuringProcess:
@@ -62,7 +84,7 @@ class MeasuringProcess:
         if not barrier():
             raise CommandError("measure: the coordinator gave up before the start")
         self._channel.send({"kind": "go"})
-        return DeviceReport.model_validate(self._expect("devices", deadline)["report"])
+        return DeviceReport.model_validate(self._expect("devices", deadline).get("report"))
 
     def ask(self, order: Message, answer: str, limit_s: float) -> Message:
         """Pass on an order of the coordinator and wait for its answer.

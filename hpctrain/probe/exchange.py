@@ -7,6 +7,7 @@ the coordinator lies inside a timed part.
 
 from __future__ import annotations
 
+import math
 import socket
 import statistics
 import struct
@@ -69,8 +70,12 @@ class Stream:
 
     def send(self, data: bytes | bytearray) -> None:
         """Send all of it, or raise Broken."""
+        rest = memoryview(data)
         try:
-            self._sock.sendall(data)
+            while rest := rest[self._sock.send(rest) :]:
+                # The kernel's time-out holds for one call; a peer that reads now and then must not add them up.
+                if self.clock.now() > self._deadline:
+                    raise Broken("its slot ran out")
         except BlockingIOError:
             raise Broken("the peer stopped reading") from None
         except OSError as error:
@@ -162,6 +167,8 @@ def ping(stream: Stream, settings: ProbeSettings) -> Pings:
         stream.fill(answer)
         made.round_trips_s.append(now() - start)
         made.offsets_s.append(_WALL.unpack(answer)[0] - wall_s - made.round_trips_s[-1] / 2)
+        if not math.isfinite(made.offsets_s[-1]):
+            raise Broken("the peer answered a ping with no time")
 
     while (count := len(made.round_trips_s)) < wanted - 1 and (count < least - 1 or now() < limit):
         one(more)

@@ -5,24 +5,45 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 
 from hpctrain.records.document import Part
 from hpctrain.records.link import Latency
 
 SLICES = 8
 """Slices that the timed part of a transfer is cut into; the median of their rates is the bandwidth."""
+MOST_RUNGS = 64
+
+
+def _ascending(rungs: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+    sizes = [size for size, _ in rungs]
+    if sizes != sorted(set(sizes)) or any(size <= 0 or seconds <= 0 for size, seconds in rungs):
+        raise ValueError("sizes must be positive and grow, and times be positive")
+    return rungs
+
+
+def _positive(latency: Latency) -> Latency:
+    if min(latency.min, latency.p50, latency.p95) <= 0:
+        raise ValueError("latencies must be positive")
+    return latency
+
+
+Rungs = Annotated[tuple[tuple[int, float], ...], Field(max_length=MOST_RUNGS), AfterValidator(_ascending)]
+"""(bytes, one-way seconds) of messages, in the order of their size."""
 
 
 class PairFigures(Part):
     """What one end of a pair measured."""
 
-    latency: Latency
+    latency: Annotated[Latency, AfterValidator(_positive)]
     """Of the round trips that this end started."""
-    bytes_per_s: float
+    bytes_per_s: float = Field(gt=0)
     """Rate at which this end received."""
-    n: int
+    n: int = Field(ge=1)
     """Slices behind the rate."""
-    ladder: tuple[tuple[int, float], ...] = ()
+    ladder: Rungs = ()
     """Median one-way seconds of single messages that this end sent, by size in bytes."""
     sending_cpu: float | None = None
     """Share of the time of its transfer that this end needed or waited for a processor."""

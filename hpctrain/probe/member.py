@@ -13,12 +13,13 @@ from pydantic import ValidationError
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError, HpctrainError
 from hpctrain.base.process import Runner
-from hpctrain.base.wire import LineChannel, Message
+from hpctrain.base.wire import LineChannel, MalformedMessage, Message
 from hpctrain.probe.address import interface_of, own_address
 from hpctrain.probe.devices import MeasuringProcess
 from hpctrain.probe.door import HELLO_S, Broken, Door, knock, open_door
 from hpctrain.probe.exchange import Stream, measure_pair
 from hpctrain.probe.host_facts import host_facts
+from hpctrain.probe.messages import ERROR_CHARS, ExchangeOrder, Order, PairOrder, read_order
 from hpctrain.probe.settings import ProbeSettings
 
 COORDINATOR_FILE = "coordinator.json"
@@ -60,18 +61,28 @@ class Member:
         while True:
             message = self._channel.wait_message(self._settings.silence_s)
             if message is None:
-                how = "ended" if self._channel.closed else f"was silent for {self._settings.silence_s:g} s"
+                how = f"was silent for {self._settings.silence_s:g} s"
+                if self._channel.closed:
+                    how = f"was left: {self._channel.fault}" if self._channel.fault else "ended"
                 raise HpctrainError(f"probe: the coordinating node {how}; see its log")
-            if message["kind"] == "over":
+            order = self._order(message)
+            if order.kind == "over":
                 return
-            if message["kind"] == "pair":
-                self._channel.send(self._pair(message))
-            elif message["kind"] == "devices":
+            if isinstance(order, PairOrder):
+                self._channel.send(self._pair(order))
+            elif order.kind == "devices":
                 self._channel.send(self._devices())
-            elif message["kind"] == "meet":
-                self._channel.send(self._ask(message | {"addr": self._addr}, "meeting"))
-            elif message["kind"] == "exchange":
+            elif order.kind == "meet":
+                self._channel.send(self._ask({"kind": "meet", "addr": self._addr}, "meeting"))
+            elif isinstance(order, ExchangeOrder):
                 self._channel.send(self._ask(message | {"iface": interface_of(self._addr)}, "exchanged"))
+
+    def _order(self, message: Message) -> Order:
+        try:
+            return read_order(message)
+        except MalformedMessage as error:
+            self._channel.refuse(str(error))
+            raise HpctrainError(f"probe: left the coordinating node: {error}") from None
 
     def close(self) -> None:
         """End the measuring process, if there is one."""
@@ -79,34 +90,37 @@ class Member:
             self._measuring.close()
             self._measuring = None
 
-    def _pair(self, message: Message) -> Message:
+    def _pair(self, order: PairOrder) -> Message:
         """Measure with the peer of this round; the answer carries figures, or the reason why there are none."""
         deadline = self._clock.now() + self._settings.slot_deadline_s
-        answer: Message = {"kind": "pair", "round": message["round"]}
+        answer: Message = {"kind": "pair", "round": order.round}
         try:
-            channel = self._call(message, deadline) if message["caller"] else self._answer(message, deadline)
+            channel = self._call(order, deadline) if order.caller else self._answer(order, deadline)
             try:
                 stream = Stream(channel.sock, self._clock, deadline)
-                figures = measure_pair(stream, message["caller"], self._settings)
+                figures = measure_pair(stream, order.caller, self._settings)
                 used = interface_of(own_address(channel.sock))
             finally:
                 channel.close()
         except Broken as error:
-            return answer | {"error": str(error)}
+            return answer | {"error": str(error)[:ERROR_CHARS]}
+        except ValidationError as error:
+            return answer | {"error": f"its figures are not valid: {error.errors()[0]['msg']}"[:ERROR_CHARS]}
         return answer | {"figures": figures.model_copy(update={"iface": used}).model_dump(mode="json")}
 
-    def _call(self, message: Message, deadline: float) -> LineChannel:
-        claims = {"kind": "pair", "node": self._me, "round": message["round"]}
-        left_s = deadline - self._clock.now()
-        return knock(message["addr"], message["port"], self._token, claims, left_s, self._clock)
+    def _call(self, order: PairOrder, deadline: float) -> LineChannel:
+        assert order.addr is not None, "read_order saw to it"
+        assert order.port is not None, "read_order saw to it"
+        claims = {"kind": "pair", "node": self._me, "round": order.round}
+        return knock(order.addr, order.port, self._token, claims, deadline - self._clock.now(), self._clock)
 
-    def _answer(self, message: Message, deadline: float) -> LineChannel:
+    def _answer(self, order: PairOrder, deadline: float) -> LineChannel:
         def is_peer(hello: Message) -> bool:
-            return (hello.get("node"), hello.get("round")) == (message["peer"], message["round"])
+            return (hello.get("node"), hello.get("round")) == (order.peer, order.round)
 
         admitted = self._door.admit(is_peer, deadline)
         if admitted is None:
-            raise Broken(f"{message['peer']} did not connect")
+            raise Broken(f"{order.peer} did not connect")
         return admitted[0]
 
     def _devices(self) -> Message:
@@ -115,7 +129,7 @@ class Member:
             report = self._measuring.devices(self._all_ready)
         except (CommandError, ValidationError) as error:
             self.close()
-            return {"kind": "devices", "error": str(error)}
+            return {"kind": "devices", "error": str(error)[:ERROR_CHARS]}
         return {"kind": "devices", "report": report.model_dump(mode="json", exclude_none=True)}
 
     def _ask(self, order: Message, answer: str) -> Message:
@@ -123,15 +137,16 @@ class Member:
         if self._measuring is None:
             return {"kind": answer, "error": "its devices were not measured"}
         try:
-            return self._measuring.ask(order, answer, self._settings.backend_deadline_s)
+            said = self._measuring.ask(order, answer, self._settings.backend_deadline_s)
         except CommandError as error:
             self.close()  # a process that hangs in a collective does not come back
-            return {"kind": answer, "error": str(error)}
+            return {"kind": answer, "error": str(error)[:ERROR_CHARS]}
+        return said | {"error": str(said["error"])[:ERROR_CHARS]} if "error" in said else said
 
     def _all_ready(self) -> bool:
         self._channel.send({"kind": "ready"})
         message = self._channel.wait_message(self._settings.silence_s)
-        return message is not None and message["kind"] == "go"
+        return message is not None and self._order(message).kind == "go"
 
 
 def take_part(

@@ -67,7 +67,7 @@ def probe_nodes(
         return None
     token = secrets.token_hex(16)
     try:
-        door = open_door(addr, token, clock)
+        door = open_door(addr, token, clock, len(nodes))
     except OSError as error:
         raise InputError(f"{me}: cannot listen on {addr}: {error.strerror}; give an address of this machine") from None
     try:

@@ -10,6 +10,7 @@ from hpctrain.records.lines import read_lines
 
 EventKind = Literal[
     "attempt_started",
+    "probing",
     "probed",
     "data_staged",
     "data_not_staged",

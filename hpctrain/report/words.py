@@ -109,6 +109,7 @@ def _prefixed(prefix: str) -> Callable[[Event], str]:
 
 
 _PHRASES: dict[str, Callable[[Event], str]] = {
+    "probing": _prefixed("probing"),
     "probed": _prefixed("probed"),
     "data_staged": _prefixed("data on the node"),
     "data_not_staged": _prefixed("no copy of the data"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -111,6 +112,15 @@ def test_four_nodes_with_names_and_addresses_of_their_own(cluster):
         (f"node{at}", "idle", True) for at in range(4)
     ]
     assert found["nodes"][0]["out_bits_per_s"] == 1e9
+
+
+@pytest.mark.slurms("own", "next")
+def test_a_task_takes_its_nodes_share_of_the_cores_unless_it_is_told_otherwise(cluster):
+    share = str(max(1, len(os.sched_getaffinity(0)) // len(cluster.nodes)))
+    for told, expected in (("-u", share), ("OMP_NUM_THREADS=3", "3")):
+        words = [told, "OMP_NUM_THREADS"] if told == "-u" else [told]
+        asked = cluster.run("env", *words, "srun", "-N4", "sh", "-c", "echo $OMP_NUM_THREADS")
+        assert asked.stdout.split() == 4 * [expected]
 
 
 def test_a_link_has_the_rate_it_is_given_in_each_direction(cluster):

@@ -30,7 +30,7 @@ def deaf_port() -> Iterator[socket.socket]:
 
 def publish(cluster: Cluster, node: str, listener: socket.socket) -> None:
     cluster.folder.mkdir(exist_ok=True)
-    publish_address(cluster.folder, node, listener)
+    publish_address(cluster.folder, node, listener.getsockname())
 
 
 def accepted(listener: socket.socket) -> list[socket.socket]:
@@ -155,3 +155,24 @@ def test_an_address_file_that_says_nothing_useful_is_looked_at_again(cluster: Cl
     agent.exchange(cluster.now)
     cluster.start("n0", NODES[:2])
     cluster.until(lambda: agent.view("n0").connected)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "{}", "null", "[" * 100_000, '{"addr": "127.0.0.1"}', '{"addr": "node0", "port": 1}',
+        '{"addr": ["127.0.0.1"], "port": 1}', '{"addr": "127.0.0.1", "port": 65536}',
+        '{"addr": "127.0.0.1", "port": true}',
+        '{"addr": "127.0.0.1", "port": 1e3}', '{"addr": "fe80::1%no-such-interface", "port": 9}',
+        '{"addr": "255.255.255.255", "port": 9}', '{"addr": "::", "port": 9}',
+    ],
+)  # fmt: skip
+def test_an_address_that_is_none_is_passed_over_until_there_is_one(cluster: Cluster, text: str) -> None:
+    cluster.folder.mkdir()
+    (cluster.folder / "n0.json").write_text(text)
+    agent = cluster.start("n1", NODES[:2])
+    for _ in range(4):
+        cluster.turn(0.3)
+    assert not agent.view("n0").connected
+    cluster.start("n0", NODES[:2])
+    cluster.all_meet()

@@ -137,3 +137,24 @@ def test_a_sealed_line_repeated_left_out_or_moved_closes_the_channel(swap: list[
     assert (right.receive(), right.closed) == (good, True)
     for end in (left.sock, spy, sink):
         end.close()
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=40) | st.just("0" * 32),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+LINES = st.fixed_dictionaries(
+    {},
+    optional=dict.fromkeys(("nonce", "claims", "proof"), VALUES)
+    | {"type": st.sampled_from(["challenge", "hello", "welcome"])},
+)
+
+
+@given(LINES, LINES, LINES)
+def test_no_line_of_a_stranger_makes_a_session(challenge: Message, hello: Message, welcome: Message) -> None:
+    assert Answerer(KEY, {}).take_hello(hello) is None
+    caller = Caller(KEY, {})
+    said = caller.take_challenge(challenge)
+    assert said is None or KEY.decode() not in json.dumps(said)
+    assert caller.take_welcome(welcome) is None

@@ -240,3 +240,53 @@ def test_a_strict_channel_ends_at_the_first_line_that_is_no_message() -> None:
     assert channel.closed
     assert channel.receive() == []
     other.close()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"loss": NaN}',
+        b'{"loss": -Infinity}',
+        b'{"loss": 1e999}',
+        b'{"step": 1' + b"0" * 400 + b"}",
+        b'{"step": 1' + b"0" * 5000 + b"}",
+        b'{"a":' * 33 + b"1" + b"}" * 33,
+        b'{"a": ' + b"[" * 900 + b"]" * 900 + b"}",
+    ],
+)
+def test_numbers_that_nobody_can_use_and_deep_nests_are_no_message(line: bytes) -> None:
+    one, other = socket.socketpair()
+    channel = LineChannel(one, strict=True)
+    other.sendall(line + b"\n")
+    assert channel.receive() == []
+    assert (channel.closed, channel.fault) == (True, "it sent a line that is no message")
+    other.close()
+
+
+def test_why_a_channel_was_closed_is_known_where_the_other_side_broke_a_rule() -> None:
+    for line, fault in ((b"x" * 200, "more than 100 bytes"), (b"[]\n", "no message"), (b"", "")):
+        one, other = socket.socketpair()
+        channel = LineChannel(one, line_limit=100, strict=True)
+        other.sendall(line)
+        other.close()
+        channel.receive()
+        assert channel.closed
+        assert fault in channel.fault
+        assert bool(fault) == bool(channel.fault)
+
+
+@given(st.lists(st.binary(max_size=60) | st.sampled_from([b"\n", b"{}\n", b'{"a": [1e5]}\n']), max_size=12))
+def test_any_bytes_are_messages_or_close_the_channel(chunks: list[bytes]) -> None:
+    one, other = socket.socketpair()
+    channel = LineChannel(one, line_limit=64, strict=True)
+    messages = []
+    for chunk in chunks:
+        try:
+            other.sendall(chunk)
+        except BrokenPipeError:
+            break
+        messages += channel.receive()
+    assert all(isinstance(message, dict) for message in messages)
+    assert channel.closed == bool(channel.fault)
+    channel.close()
+    other.close()

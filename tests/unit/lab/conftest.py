@@ -132,5 +132,5 @@ def machine(desk: Desk, tmp_path: Path) -> Machine:
     mounts.write_text(f"cgroup {tmp_path / 'cpu'} cgroup rw,relatime,cpu,cpuacct 0 0\n")
     return Machine(
         runner=desk, clock=StillClock(), processes=desk, hosts=hosts, mounts=mounts,
-        uid=lambda: 0, hostname=lambda: "vm.example", random_bytes=lambda count: bytes(count),
+        uid=lambda: 0, hostname=lambda: "vm.example", random_bytes=lambda count: bytes(count), cores=lambda: 6,
     )  # fmt: skip

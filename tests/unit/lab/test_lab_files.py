@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from hpctrain.lab import hosts
 from hpctrain.lab.cpu_share import CpuControl, find_cpu_control, share_files, share_folders
 from hpctrain.lab.layout import Layout
 from hpctrain.lab.slurm_conf import cgroup_conf, slurm_conf
+from hpctrain.lab.task_prolog import task_prolog
 from hpctrain.records.lab_spec import LabSpec
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "lab_slurm.conf"
@@ -147,3 +149,17 @@ def test_everybody_may_still_read_the_hosts_file(tmp_path, linked):
     status = path.stat()
     assert (path.is_symlink(), path.read_text(), stat.S_IMODE(status.st_mode)) == (linked, "new\n", 0o644)
     assert (status.st_uid, status.st_gid) == ((1234, 5678) if os.getuid() == 0 else (os.getuid(), status.st_gid))
+
+
+@pytest.mark.parametrize(("nodes", "cores", "threads"), [(4, 2, 1), (4, 9, 2), (1, 8, 8), (2, 1, 1)])
+def test_a_task_gets_the_nodes_share_of_the_cores_unless_it_brings_a_number(tmp_path, nodes, cores, threads):
+    script = tmp_path / "prolog"
+    script.write_text(task_prolog(layout(nodes=nodes), cores))
+    script.chmod(0o755)
+    path = {"PATH": os.environ["PATH"]}
+
+    def says(env: dict[str, str]) -> str:
+        return subprocess.run([script], env=path | env, capture_output=True, text=True, check=True).stdout
+
+    assert says({}) == f"export OMP_NUM_THREADS={threads}\n"
+    assert says({"OMP_NUM_THREADS": "3"}) == ""

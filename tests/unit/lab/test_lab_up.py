@@ -49,7 +49,12 @@ def test_up_records_builds_starts_and_waits(machine, desk, tmp_path):
     assert (layout.folder / "ready").exists()
     assert machine.hosts.read_text().endswith("198.18.7.10 node0 # hpctrain-lab\n198.18.7.11 node1 # hpctrain-lab\n")
     assert (tmp_path / "cpu/hpctrain-lab/node1/cpu.cfs_quota_us").read_text() == "50000"
-    assert told == ["network: 2 nodes in 198.18.7.0/24", "daemons: munged, slurmctld, a slurmd for each node"]
+    assert layout.task_prolog.stat().st_mode & 0o777 == 0o755
+    assert told == [
+        "network: 2 nodes in 198.18.7.0/24",
+        "threads: OMP_NUM_THREADS=3 in each task: 2 nodes share 6 cores",
+        "daemons: munged, slurmctld, a slurmd for each node",
+    ]
 
 
 def test_a_dry_run_tells_all_of_it_and_changes_nothing(machine, desk, tmp_path):

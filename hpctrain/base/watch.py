@@ -1,4 +1,4 @@
-"""What ends an agent's wait early: sockets that have something to read, or that got connected."""
+"""A set of sockets to wait on: whatever has something to read, or got connected, ends the wait early."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ class Watchable(Protocol):
 
 
 class Watch:
-    """A set of files to wait on. A file may be closed while it is watched, and removed after that."""
+    """A set of files to wait on. A file may be closed before it is added or while it is watched, and removed after."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
 
     def add(self, file: Watchable, events: int = selectors.EVENT_READ) -> None:
         """Wake `wait` when something happens on this file."""
+        if file.fileno() < 0:
+            return  # closed already: nothing will happen on it
         stale = self._selector.get_map().get(file.fileno())
         if stale is not None:
             # The system gave the number of a file again that was closed without being removed.

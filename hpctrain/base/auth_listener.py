@@ -1,0 +1,172 @@
+"""A listening socket that admits only who proves to know a key (`base.handshake`): the door of agents and of the probe.
+
+Strangers take no descriptor for long, and no more of them than there are seats. When the seats are taken, a newcomer
+gets that of whoever has waited longest at the address with the most strangers: a flood from one node leaves the other
+nodes theirs. When the process has no descriptor left, callers are turned away, so that they do not stand in front of
+the door, where they would end every wait at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hpctrain.base.handshake import Answerer, Session
+from hpctrain.base.watch import Watch
+from hpctrain.base.wire import LINE_LIMIT, LineChannel, Message
+
+SPARE_SEATS = 64
+"""Strangers that may wait at a time, besides one for each node that is expected."""
+BACKLOG = 1024
+"""Connections that the kernel keeps until they are accepted; it takes fewer where net.core.somaxconn is less."""
+
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+
+
+@dataclass(frozen=True)
+class _PendingPeer:
+    """Somebody who connected and has proved nothing yet."""
+
+    since: float
+    addr: str
+    channel: LineChannel
+    proof: Answerer
+
+
+class AuthListener:
+    """A listening socket and the strangers in front of it. No call waits."""
+
+    def __init__(
+        self,
+        addr: str,
+        watch: Watch,
+        proof: Callable[[], Answerer],
+        channel: Callable[[socket.socket], LineChannel],
+        peers: int,
+        hello_s: float,
+    ) -> None:
+        """Listen on this address alone, on a port that the system chooses.
+
+        Args:
+            watch: wakes its owner when somebody calls, or a stranger speaks.
+            proof: makes this side's part of one handshake.
+            channel: makes the channel of an accepted connection; its line limit is that of the handshake.
+            peers: how many may call at a time with good reason.
+            hello_s: who has not proved itself after this time is closed, in seconds.
+
+        Raises:
+            OSError: the address is not one of this machine.
+        """
+        family = socket.AF_INET6 if ":" in addr else socket.AF_INET
+        self._listener = socket.create_server((addr, 0), family=family, backlog=BACKLOG)
+        self._listener.setblocking(False)
+        self._watch = watch
+        self._proof = proof
+        self._channel = channel
+        self._seats = peers + SPARE_SEATS
+        self._hello_s = hello_s
+        self._pending: list[_PendingPeer] = []
+        self._spare: int | None = None
+        self._hold_spare()
+        watch.add(self._listener)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens."""
+        addr, port = self._listener.getsockname()[:2]
+        return addr, port
+
+    def accept(self, now: float) -> None:
+        """Take in who calls, and send each the challenge."""
+        self._hold_spare()
+        for _ in range(self._seats):
+            try:
+                sock, caller = self._listener.accept()
+            except OSError as error:
+                if error.errno in _OUT_OF_DESCRIPTORS and self._turn_away():
+                    continue
+                return  # nobody is there, or not any more
+            with contextlib.suppress(OSError):  # it is gone again
+                self._take_in(now, sock, str(caller[0]))
+
+    def admit(self, now: float, wanted: Callable[[Message], bool]) -> tuple[LineChannel, Session] | None:
+        """The next caller that has proved itself and whose claims are wanted; None while there is none.
+
+        Its channel is sealed, takes lines of the usual length, and stays watched. Who fails or is late is closed.
+        """
+        for peer in list(self._pending):
+            hello = peer.channel.wait_message(0)
+            if hello is None and not peer.channel.closed and now - peer.since < self._hello_s:
+                continue
+            self._pending.remove(peer)
+            session = None if hello is None else _welcomed(peer, hello, wanted)
+            if session is not None:
+                peer.channel.seal(session.send_key, session.receive_key)
+                peer.channel.line_limit = LINE_LIMIT
+                return peer.channel, session
+            self._drop(peer.channel)
+        return None
+
+    def close(self) -> None:
+        """Close the socket and whatever still waits in front of it."""
+        self._watch.remove(self._listener)
+        self._listener.close()
+        for peer in self._pending:
+            self._drop(peer.channel)
+        self._pending.clear()
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
+
+    def _take_in(self, now: float, sock: socket.socket, addr: str) -> None:
+        try:
+            peer = _PendingPeer(now, addr, self._channel(sock), self._proof())
+        except OSError:
+            sock.close()
+            raise
+        if len(self._pending) >= self._seats:
+            self._free_seat()
+        # A connection that was reset before it was accepted fails here, and its channel is closed then.
+        if peer.channel.send(peer.proof.challenge()):
+            self._pending.append(peer)
+            self._watch.add(peer.channel)
+
+    def _free_seat(self) -> None:
+        [(crowded, _)] = Counter(peer.addr for peer in self._pending).most_common(1)
+        longest = next(peer for peer in self._pending if peer.addr == crowded)
+        self._pending.remove(longest)
+        self._drop(longest.channel)
+
+    def _turn_away(self) -> bool:
+        """Accept one caller with the spare descriptor and close it; False without a spare one or a caller."""
+        if self._spare is None:
+            return False
+        os.close(self._spare)
+        self._spare = None
+        try:
+            self._listener.accept()[0].close()
+        except OSError:
+            return False
+        self._hold_spare()
+        return True
+
+    def _hold_spare(self) -> None:
+        if self._spare is None:
+            with contextlib.suppress(OSError):  # none is free: the next call tries again
+                self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _drop(self, channel: LineChannel) -> None:
+        self._watch.remove(channel)
+        channel.close()
+
+
+def _welcomed(peer: _PendingPeer, hello: Message, wanted: Callable[[Message], bool]) -> Session | None:
+    taken = peer.proof.take_hello(hello)
+    if taken is None or not wanted(taken[1].claims) or not peer.channel.send(taken[0]):
+        return None
+    return taken[1]

@@ -1,0 +1,41 @@
+"""The workers of a node share its cores."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpctrain.node.threads import thread_environment
+from hpctrain.records.topology import Topology
+
+
+def topology(devices: int) -> Topology:
+    entries = [{"id": f"cuda{index}", "type": "gpu"} for index in range(devices)]
+    return Topology.from_json(
+        {
+            "provenance": {"version": "0", "created": "2099-01-01T00:00:00Z", "transport": "tcp", "loopback": False},
+            "device_types": {"gpu": {"kind": "cuda", "name": "GPU"}},
+            "nodes": [
+                {"id": "n0", "addr": "10.0.0.1", "devices": entries},
+                {"id": "n1", "addr": "10.0.0.2", "devices": []},
+            ],
+            "fabric": {"classes": []},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("devices", "cores", "env", "threads"),
+    [
+        (8, 64, {}, "8"),
+        (8, 4, {}, "1"),
+        (8, 64, {"OMP_NUM_THREADS": ""}, "8"),
+        (8, 64, {"OMP_NUM_THREADS": "2"}, None),
+        (1, 64, {}, None),
+        (0, 64, {}, None),
+    ],
+)
+def test_workers_share_the_cores_evenly_unless_somebody_chose(
+    devices: int, cores: int, env: dict[str, str], threads: str | None
+) -> None:
+    expected = {} if threads is None else {"OMP_NUM_THREADS": threads}
+    assert thread_environment(topology(devices), "n0", cores, env) == expected
