@@ -313,3 +313,14 @@ def test_a_stage_refuses_what_is_no_tensor(ask: Callable[..., ImportedSpec]) -> 
     part.get_submodule("layers.1").register_forward_hook(lambda *_: {"x": 1})
     with pytest.raises(InputError, match=r"layers\.1 gave a dict; allowed: one tensor"):
         part(torch.zeros(1, 6, dtype=torch.long))
+
+
+def test_a_padding_index_of_a_persons_embedding_keeps_its_meaning(ask: Callable[..., ImportedSpec]) -> None:
+    """As in torch: that row takes no part in training."""
+    spec = ask(edited("net.embed = nn.Embedding(vocabulary, 8, padding_idx=3)"), front=["embed"], back=["head"])
+    part = build_part(spec, 0, 3, first=True, last=True, seed=1)
+    weight = part.get_submodule("embed").weight
+    assert not weight[3].any()
+    part(torch.tensor([[3, 4, 3]])).sum().backward()
+    assert not weight.grad[3].any()
+    assert weight.grad[4].any()
