@@ -59,7 +59,7 @@ class FileTokenizer:
         self._tokenizer = tokenizer
         self._kind = kind
         self.end_of_text = end_of_text
-        self._end = tokenizer.id_to_token(end_of_text)
+        self._end: str = tokenizer.id_to_token(end_of_text) or END_OF_TEXT
         # Ids may have gaps, so the largest one counts.
         self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
