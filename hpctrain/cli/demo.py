@@ -164,10 +164,15 @@ class _Saboteur:
 def _report(run_folder: Path, seconds: float, preset: str) -> None:
     _say(5, "Report", "Loss, throughput, the measured network, the plan and the recoveries in one file.")
     rows = effective(read_metrics(run_folder / "metrics.jsonl"))
-    write_report(run_folder, run_folder / "report.html", SystemClock().wall())
     click.echo(f"    loss {rows[0].loss:.3f} -> {rows[-1].loss:.3f} in {len(rows)} steps, none missing")
+    try:
+        write_report(run_folder, run_folder / "report.html", SystemClock().wall())
+        see = f"Open {run_folder}/report.html"
+    except InputError as error:  # without the extra for charts; all that was to be shown is done
+        click.echo(f"    no report was written: {error}; then `hpctrain report {run_folder}` writes it")
+        see = f"`hpctrain status {run_folder}` tells how it went"
     base = run_folder.parent.parent
-    click.secho(f"\nDone in {format_seconds(seconds)}. Open {run_folder}/report.html", bold=True)
+    click.secho(f"\nDone in {format_seconds(seconds)}. {see}", bold=True)
     click.echo("Next: change something in the plan by hand, and train by it:")
     click.echo(f"    hpctrain train {base}/run.yaml -t {base}/topology.json -p {base}/plan.json")
     click.echo("or write a run file of your own:")
