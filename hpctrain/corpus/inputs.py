@@ -107,9 +107,10 @@ def _of_folder(folder: Path, choice: Choice) -> Inputs:
     formats = {} if choice == "text" else {path: _record_format(path, choice) for path in paths}
     records = {path: format_ for path, format_ in formats.items() if format_ is not None}
     if records or choice not in ("auto", "text"):
-        kept = _training_files(folder, list(records))
-        others = tuple(path for path in records if path not in set(kept))
-        return Inputs(tuple(InputFile(path, records[path]) for path in kept), others, texts if choice == "auto" else ())
+        training = dict.fromkeys(_training_files(folder, list(records)))
+        others = tuple(path for path in records if path not in training)
+        files = tuple(InputFile(path, records[path]) for path in training)
+        return Inputs(files, others, texts if choice == "auto" else ())
     return Inputs(tuple(InputFile(path, "text") for path in texts))
 
 

@@ -68,8 +68,8 @@ class FileTokenizer:
         encoded = self._tokenizer.encode_batch_fast(
             [piece for own in pieces for piece in own], add_special_tokens=False
         )
-        rest = iter(encoded)
-        return [np.array([token for _ in own for token in next(rest).ids], dtype=np.int64) for own in pieces]
+        ids = (np.array(item.ids, dtype=np.int64) for item in encoded)
+        return [np.concatenate([next(ids) for _ in own]) for own in pieces]
 
     def _pieces(self, text: str) -> list[str]:
         """The text, cut within each name of the token that ends a document: a text that speaks of it does not end."""

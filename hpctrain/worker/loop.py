@@ -223,8 +223,8 @@ class Loop:
         for loss, (feed, start) in zip(losses.tolist(), parts, strict=True):
             if not math.isfinite(loss):
                 self._tell_compiling()
-                told = diagnose(trainer, trainer.step, self._batch(feed, start, 0), loss, training=False)
-                raise HpctrainError(f"validation after {told}")
+                place = diagnose(trainer, trainer.step, self._batch(feed, start, 0), loss, training=False)
+                raise HpctrainError(f"validation after {place}")
         means = losses.view(len(trainer.valid), -1).mean(1)
         return dict(zip(trainer.valid, means.tolist(), strict=True))
 
