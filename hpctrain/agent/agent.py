@@ -186,6 +186,7 @@ class Agent:
                 members=[member.node for member in record.members],
                 plan=record.plan,
                 restore=record.restore,
+                first_weights=record.first_weights,
                 pp=plan.pp,
                 dp=plan.dp,
                 tp=plan.tp,

@@ -73,6 +73,8 @@ class WorkerView:
     """What it said before it left."""
     doing: tuple[WorkerDoing, ...] = ()
     """What they do, once they have made no step for a while."""
+    leaving: bool = False
+    """Whether one of them told an error of its own and has not ended yet."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,9 @@ def failures(view: View) -> int:
 
 def _while_running(now: float, view: View, settings: Settings) -> Decision:
     assert view.record is not None, "a running agent has a record"
+    if view.workers.leaving and now - view.workers.last_progress <= settings.collect_s:
+        # Its peers, here and elsewhere, may see it go before its exit code is known, which tells whose fault it is.
+        return Decision("wait", "a worker ends after an error")
     # Most common first: nothing happened.
     own = _own_workers(now, view, settings)
     if own is not None:

@@ -28,6 +28,8 @@ class Worker:
     """Descriptor of the record of what it does."""
     exit_code: int | None = None
     error: str | None = None
+    raised: bool = False
+    """Whether that was an error of its own, and no peer's that it lost: it ends at once."""
     compiling: bool = True
     """Whether it may be: blocks are compiled in the first step, and again when the worker says so."""
 
@@ -100,6 +102,7 @@ class WorkerGroup:
                 kind = message.get("type")
                 if kind in ("error", "lost"):
                     worker.error = str(message.get("message"))
+                    worker.raised = kind == "error"
                 elif kind in ("compiling", "step"):
                     worker.compiling = kind == "compiling"
                 found.append(WorkerNews(worker.rank, message))
@@ -120,7 +123,8 @@ class WorkerGroup:
         told.sort(key=lambda worker: worker.exit_code != exit_code)
         error = told[0].error if told else None
         compiling = any(worker.compiling for worker in self.workers if worker.exit_code is None)
-        return WorkerView(running, exit_code, self._last_progress, compiling, error)
+        leaving = any(worker.raised for worker in self.workers if worker.exit_code is None)
+        return WorkerView(running, exit_code, self._last_progress, compiling, error, leaving=leaving)
 
     def doing(self, places: Sequence[str]) -> tuple[WorkerDoing, ...]:
         """What each running worker does; those that have not begun to say so are left out.

@@ -16,12 +16,16 @@ from hpctrain.corpus.from_recipe import run_file_lines, shared_options, sources_
 from hpctrain.corpus.options import SAMPLE_BYTES, Options, Progress
 from hpctrain.corpus.peak import Peak, peak_memory
 from hpctrain.corpus.prepare import prepare, prepare_sources
+from hpctrain.corpus.skipped import SKIPPED_NAME, read_skipped
 from hpctrain.records.cleaning import Cleaning
 from hpctrain.records.corpus_index import CorpusIndex
 from hpctrain.records.recipe import Recipe, read_recipe
 
 _BESIDE_A_RECIPE = ("output", "recipe_file", "workers", "force", "as_json")
 """Options that a recipe has no keys for."""
+
+_SHOWN = 3
+"""Entries of the list of what was skipped that the terminal shows."""
 
 
 @click.group()
@@ -152,18 +156,37 @@ def summary(folder: Path, index: CorpusIndex) -> list[str]:
         f"{format_count(index.tokens('valid'))} for validation, vocabulary {index.vocab_size}, "
         f"from {format_si(sources.text_bytes, 'B')} in {sources.files} files"
     ]
-    if sources.skipped_not_text or sources.skipped_unreadable:
+    for count, what in (
+        (sources.skipped_not_text, "files that are not UTF-8 text"),
+        (sources.skipped_unreadable, "files that cannot be read"),
+        (sources.skipped_bad, "records that hold no text or are damaged"),
+    ):
+        if count:
+            lines.append(f"skipped: {count:,} {what}")
+    if sources.damaged_files:
+        lines.append(f"damaged: {sources.damaged_files:,} files, of which what follows the damage is lost")
+    if sources.beside_records:
         lines.append(
-            f"skipped: {sources.skipped_not_text} files that are not UTF-8 text, "
-            f"{sources.skipped_unreadable} that cannot be read"
+            f"left out: {sources.beside_records:,} text files beside records; name them one by one to take them too"
         )
-    if sources.skipped_bad:
-        lines.append(f"skipped: {sources.skipped_bad} records that hold no text or are damaged")
     if sources.other_splits:
-        lines.append(f"left out: {sources.other_splits} files that are validation or test by their names")
+        lines.append(f"left out: {sources.other_splits:,} files that are validation or test by their names")
+    lines += _listed(folder)
     if not index.tokens("valid"):
         lines.append("nothing was kept aside for validation (--valid-fraction 0, or too little text to split)")
     return lines
+
+
+def _listed(folder: Path) -> list[str]:
+    """The first of what was skipped or left out, and where it is listed; nothing where all was used."""
+    skipped = read_skipped(folder, _SHOWN)
+    if skipped is None:
+        return []
+    total, listed, first = skipped
+    which = "all" if listed == total else f"the first {listed:,} of {total:,}"
+    # Names and text of input files are anybody's.
+    lines = ["".join(c if c.isprintable() else "?" for c in f"  {entry}") for entry in first]
+    return [*lines, f"  {folder / SKIPPED_NAME} lists {which}, with file, line and reason"]
 
 
 def _memory_line(peak: Peak) -> str:

@@ -172,14 +172,14 @@ def _report(run_folder: Path, seconds: float, preset: str) -> None:
     _say(5, "Report", "Loss, throughput, the measured network, the plan and the recoveries in one file.")
     rows = effective(read_metrics(run_folder / "metrics.jsonl"))
     click.echo(f"    loss {rows[0].loss:.3f} -> {rows[-1].loss:.3f} in {len(rows)} steps, none missing")
-    then = f"Open {run_folder}/report.html"
     try:
         write_report(run_folder, run_folder / "report.html", SystemClock().wall())
-    except InputError as error:  # plotly is an extra, and the rest of the chain needs none
-        click.echo(f"    {error}")
-        then = f"Everything but the page is in {run_folder}"
+        see = f"Open {run_folder}/report.html"
+    except InputError as error:  # without the extra for charts; all that was to be shown is done
+        click.echo(f"    no report was written: {error}; then `hpctrain report {run_folder}` writes it")
+        see = f"`hpctrain status {run_folder}` tells how it went"
     base = run_folder.parent.parent
-    _styled(f"\nDone in {format_seconds(seconds)}. {then}", "bold")
+    _styled(f"\nDone in {format_seconds(seconds)}. {see}", "bold")
     click.echo("Next: change something in the plan by hand, and train by it:")
     click.echo(f"    hpctrain train {base}/run.yaml -t {base}/topology.json -p {base}/plan.json")
     click.echo("or write a run file of your own:")

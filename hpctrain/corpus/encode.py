@@ -50,8 +50,8 @@ class EncodeTask:
     unit: Unit
     reading: Reading
     scan: UnitScan
-    valid_below: int
-    """Passages in buckets below this are for validation."""
+    valid_buckets: range
+    """Passages in these buckets are for validation."""
     clean: Cleaning
     tokenizer: str
     """bytes, or the path of a tokenizer.json."""
@@ -145,7 +145,7 @@ class EncodeTask:
                     own = digest_of(passage.text)
                     digest.update(own)
                     count += 1
-                    yield passage, bucket_of(own) < self.valid_below
+                    yield passage, bucket_of(own) in self.valid_buckets
             except (NotTextError, OSError):
                 raise _changed(piece.path) from None
         if digest.hexdigest() != self.scan.text_sha256:

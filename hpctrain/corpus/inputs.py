@@ -34,8 +34,10 @@ class Inputs:
     """The files to read, sorted, each once."""
 
     files: tuple[InputFile, ...]
-    other_splits: int = 0
-    """How many were left out because their names call them validation or test, beside others called train."""
+    other_splits: tuple[Path, ...] = ()
+    """Those left out because their names call them validation or test, beside others called train."""
+    beside_records: tuple[Path, ...] = ()
+    """Text files left out because they lie in a folder with files of records."""
 
 
 def find_inputs(named: Sequence[Path], choice: Choice = "auto") -> Inputs:
@@ -50,12 +52,14 @@ def find_inputs(named: Sequence[Path], choice: Choice = "auto") -> Inputs:
             a library that is not installed.
     """
     found: set[InputFile] = set()
-    others = 0
+    others: set[Path] = set()
+    beside: set[Path] = set()
     for path in named:
         if path.is_dir():
-            files, left_out = _of_folder(path, choice)
-            found.update(files)
-            others += left_out
+            inside = _of_folder(path, choice)
+            found.update(inside.files)
+            others.update(inside.other_splits)
+            beside.update(inside.beside_records)
         elif path.is_file():
             found.add(InputFile(path, format_of(path) if choice == "auto" else choice))
         elif path.exists():
@@ -65,7 +69,8 @@ def find_inputs(named: Sequence[Path], choice: Choice = "auto") -> Inputs:
             raise InputError(f"IN: {path}: no such file or folder")
     files = sorted(found, key=lambda file: file.path)
     _need_libraries(files)
-    return Inputs(tuple(files), others)
+    taken = {file.path for file in files}  # one that was also named by itself
+    return Inputs(tuple(files), *(tuple(sorted(paths - taken)) for paths in (others, beside)))
 
 
 def format_of(path: Path) -> Format:
@@ -93,19 +98,21 @@ def expand(patterns: Sequence[str], base: Path) -> list[Path]:
     return found
 
 
-def _of_folder(folder: Path, choice: Choice) -> tuple[list[InputFile], int]:
+def _of_folder(folder: Path, choice: Choice) -> Inputs:
     if choice in ("auto", "arrow"):
         saved = _saved_dataset(folder)
         if saved:
-            return saved, 0
-    if choice == "text":
-        return [InputFile(path, "text") for path in _walk(folder) if bare_name(path).endswith(TEXT_SUFFIXES)], 0
-    formats = {path: _record_format(path, choice) for path in _walk(folder)}
+            return Inputs(tuple(saved))
+    paths = list(_walk(folder))
+    texts = tuple(path for path in paths if bare_name(path).endswith(TEXT_SUFFIXES))
+    formats = {} if choice == "text" else {path: _record_format(path, choice) for path in paths}
     records = {path: format_ for path, format_ in formats.items() if format_ is not None}
-    if records or choice != "auto":
-        kept = _training_files(folder, list(records))
-        return [InputFile(path, records[path]) for path in kept], len(records) - len(kept)
-    return [InputFile(path, "text") for path in formats if bare_name(path).endswith(TEXT_SUFFIXES)], 0
+    if records or choice not in ("auto", "text"):
+        training = dict.fromkeys(_training_files(folder, list(records)))
+        others = tuple(path for path in records if path not in training)
+        files = tuple(InputFile(path, records[path]) for path in training)
+        return Inputs(files, others, texts if choice == "auto" else ())
+    return Inputs(tuple(InputFile(path, "text") for path in texts))
 
 
 def _record_format(path: Path, choice: Choice) -> Format | None:

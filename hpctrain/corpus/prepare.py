@@ -76,6 +76,8 @@ def prepare_sources(
             )
             for work, parts in zip(works, shards, strict=True)
         }
+        for work in works:
+            work.skipped.write(corpus / work.source.name)
         if recipe is not None:
             recipe.write(corpus / RECIPE_NAME)
         publish(partial, folder)

@@ -25,6 +25,7 @@ def parquet_documents(piece: Piece, field: str, bad: BadRecords) -> Iterator[str
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    count = 0
     try:
         with open_plain(piece.path) as raw, pq.ParquetFile(raw, pre_buffer=False) as file:
             _check_column(piece.path, file.schema_arrow, field)
@@ -32,9 +33,11 @@ def parquet_documents(piece: Piece, field: str, bad: BadRecords) -> Iterator[str
             groups = range(piece.start, stop)
             row = sum(file.metadata.row_group(group).num_rows for group in range(piece.start))
             batches = file.iter_batches(BATCH_ROWS, row_groups=groups, columns=[field], use_threads=False)
-            yield from _texts(batches, piece.path, row, bad)
+            for text in _texts(batches, piece.path, row, bad):
+                count += 1
+                yield text
     except (pa.ArrowException, UnicodeDecodeError) as error:
-        bad.found(str(piece.path), f"damaged, or no Parquet file: {_first_line(error)}")
+        _damaged(piece.path, "Parquet", error, count, bad)
 
 
 def arrow_documents(piece: Piece, field: str, bad: BadRecords) -> Iterator[str]:
@@ -46,6 +49,7 @@ def arrow_documents(piece: Piece, field: str, bad: BadRecords) -> Iterator[str]:
     """
     import pyarrow as pa
 
+    count = 0
     try:
         with open_plain(piece.path) as raw, pa.PythonFile(raw, "r") as file:
             of_file_format = file.read(6) == b"ARROW1"
@@ -59,9 +63,11 @@ def arrow_documents(piece: Piece, field: str, bad: BadRecords) -> Iterator[str]:
                 for batch in batches
                 for first in range(0, batch.num_rows, BATCH_ROWS)
             )
-            yield from _texts(slices, piece.path, 0, bad)
+            for text in _texts(slices, piece.path, 0, bad):
+                count += 1
+                yield text
     except (pa.ArrowException, UnicodeDecodeError) as error:
-        bad.found(str(piece.path), f"damaged, or no Arrow file: {_first_line(error)}")
+        _damaged(piece.path, "Arrow", error, count, bad)
 
 
 def row_groups(path: Path) -> list[int]:
@@ -83,9 +89,9 @@ def _texts(batches: Iterator[Any], path: Path, row: int, bad: BadRecords) -> Ite
         for text in column.to_pylist():
             row += 1
             if text is None:
-                bad.found(f"{path}: row {row}", "found no text")
+                bad.found(path, "found no text", "row", row)
             elif len(text) > RECORD_BYTES:
-                bad.found(f"{path}: row {row}", f"the text is longer than {RECORD_BYTES // 2**20} MiB")
+                bad.found(path, f"the text is longer than {RECORD_BYTES // 2**20} MiB", "row", row)
             else:
                 yield text
 
@@ -102,6 +108,9 @@ def _check_column(path: Path, schema: Any, field: str) -> None:
         raise InputError(f"{path}: the column {field!r} holds {kind}, expected text; name another with --text-field")
 
 
-def _first_line(error: Exception) -> str:
+def _damaged(path: Path, kind: str, error: Exception, count: int, bad: BadRecords) -> None:
+    """Tell that a file cannot be read from somewhere on."""
     line = str(error).strip().partition("\n")[0][:200]
-    return "".join(c for c in line if c.isprintable())
+    said = "".join(character for character in line if character.isprintable())
+    lost = f"; {count:,} rows come before it, what follows is lost" if count else ""
+    bad.lost(path, f"damaged, or no {kind} file: {said}{lost}")

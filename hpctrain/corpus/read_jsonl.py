@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from hpctrain.base.units import format_si
 from hpctrain.corpus.lines import part_of
 from hpctrain.corpus.packed import unpacked
 from hpctrain.corpus.pieces import Piece
@@ -26,22 +27,27 @@ def jsonl_documents(piece: Piece, field: str, bad: BadRecords) -> Iterator[str]:
         InputError: a line is no object with that text, or the archive is damaged, and nothing may be left out.
         OSError: the file cannot be read.
     """
-    number = begin = 0
+    number = size = begin = 0
+    before: int | None = None
     try:
         with unpacked(piece.path) as file:
             begin, to = part_of(file, piece.start, piece.stop)
             for line in _lines(file, begin, to):
                 number += 1
+                size += len(line)
                 try:
                     text = _text(line, field)
                 except _UnusableError as error:
-                    bad.found(_place(piece.path, begin, number), str(error))
+                    # Lines before a part are counted only when there is something to tell.
+                    before = _lines_before(piece.path, begin) if before is None else before
+                    bad.found(piece.path, str(error), "line", before + number)
                     continue
                 yield text
     except OSError as error:
         if error.errno is not None:
             raise
-        bad.found(_place(piece.path, begin, number + 1), str(error))
+        lost = f"{number:,} lines with {format_si(size, 'B')} come before it, what follows is lost"
+        bad.lost(piece.path, f"{error}; {lost}", "line", number + 1)
 
 
 def _lines(file: BinaryIO, begin: int, to: int | None) -> Iterator[bytes]:
@@ -81,12 +87,12 @@ def _text(line: bytes, field: str) -> str:
     return text
 
 
-def _place(path: Path, begin: int, number: int) -> str:
-    """'file:line'; lines before a part are counted only when there is something to tell."""
-    before = 0
+def _lines_before(path: Path, begin: int) -> int:
+    """Line ends in the first bytes of a file."""
+    count = 0
     if begin:
         with path.open("rb") as file:
             while begin > 0 and (data := file.read(min(begin, 2**20))):
-                before += data.count(b"\n")
+                count += data.count(b"\n")
                 begin -= len(data)
-    return f"{path}:{before + number}"
+    return count

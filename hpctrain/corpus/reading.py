@@ -46,4 +46,4 @@ def read_piece(piece: Piece, reading: Reading, bad: BadRecords) -> Iterator[Pass
         try:
             yield from cut_record(text, reading.size_bytes)
         except UnicodeEncodeError:
-            bad.found(f"{piece.path}: document {number + 1}", "holds half a surrogate pair, which is no character")
+            bad.found(piece.path, "holds half a surrogate pair, which is no character", "document", number + 1)

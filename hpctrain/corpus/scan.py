@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 
 from hpctrain.base.atomic import storage_errors
 from hpctrain.base.errors import InputError
+from hpctrain.base.units import format_si
 from hpctrain.corpus.passages import NotTextError, Passage, bucket_of, digest_of, rank_of
 from hpctrain.corpus.pieces import Piece, Unit
 from hpctrain.corpus.reading import Reading, read_piece
 from hpctrain.corpus.records import BadRecords
+from hpctrain.corpus.skipped import LISTED_IN_UNIT, Skipped
 from hpctrain.corpus.split import no_bytes
 
 _HELD_PASSAGES = 2**16
@@ -49,6 +51,10 @@ class UnitScan:
     """Records that are left out."""
     full: bool = False
     """Whether a limit ended it."""
+    damaged_files: int = 0
+    """Files of which what follows their damage is lost; of packed text files nothing is used then."""
+    skipped: tuple[Skipped, ...] = ()
+    """The first of what is left out, files and records."""
 
 
 @dataclass(frozen=True)
@@ -75,21 +81,24 @@ class ScanTask:
             return kept[0]
         tally = _Tally(self.limit_bytes, self.sample_bytes)
         used: list[int] = []
-        counts = {"not_text": 0, "unreadable": 0}
+        files: list[_UnusableFile] = []
         bad = BadRecords(self.reading.skip_bad)
         for number, piece in enumerate(self.unit):
             before = tally.passages
-            why = _scan_piece(piece, self.reading, tally, bad)
-            if why:
-                counts[why] += 1
+            unusable = _scan_piece(piece, self.reading, tally, bad)
+            if unusable is not None:
+                files.append(unusable)
             elif tally.passages > before:
                 used.append(number)
             report(piece.size_bytes)
             if tally.full:
                 break
+        not_text = sum(file.not_text for file in files)
         scan = UnitScan(
             tuple(used), tally.passages, tally.documents, tally.text_bytes, tally.digest.hexdigest(),
-            counts["not_text"], counts["unreadable"], bad.count, tally.full,
+            not_text, len(files) - not_text, bad.count, tally.full,
+            len(bad.damaged) + sum(file.damaged for file in files),
+            tuple([*(file.entry for file in files), *bad.listed][:LISTED_IN_UNIT]),
         )  # fmt: skip
         _keep(self.kept, scan, self.limit_bytes, tally)
         return scan
@@ -111,7 +120,9 @@ def read_scan(path: Path, limit_bytes: int | None) -> tuple[UnitScan, NDArray[np
             ]
             buckets = no_bytes()
             buckets[file["filled"]] = file["bytes"]
-            return UnitScan(**{**head, "pieces": tuple(head["pieces"])}), buckets, sample
+            skipped = tuple(Skipped(**entry) for entry in head["skipped"])
+            scan = UnitScan(**{**head, "pieces": tuple(head["pieces"]), "skipped": skipped})
+            return scan, buckets, sample
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         return None
 
@@ -189,8 +200,17 @@ class _Tally:
         del self._bucket[:], self._size[:]
 
 
-def _scan_piece(piece: Piece, reading: Reading, tally: _Tally, bad: BadRecords) -> str:
-    """Add a piece to the tally; '' or why nothing of it is used.
+@dataclass(frozen=True)
+class _UnusableFile:
+    """A text file of which nothing is used."""
+
+    entry: Skipped
+    not_text: bool = False
+    damaged: bool = False
+
+
+def _scan_piece(piece: Piece, reading: Reading, tally: _Tally, bad: BadRecords) -> _UnusableFile | None:
+    """Add a piece to the tally; gives back the file where nothing of it is used.
 
     Raises:
         InputError: a part of a large file turns out not to be text when other parts may be in use already.
@@ -205,20 +225,26 @@ def _scan_piece(piece: Piece, reading: Reading, tally: _Tally, bad: BadRecords) 
         ) from None
     except OSError as error:
         raise InputError(f"{piece.path}: cannot read: {error.strerror or error}; leave it out, or mend it") from None
-    return ""
+    return None
 
 
-def _scan_whole_text(piece: Piece, reading: Reading, tally: _Tally, bad: BadRecords) -> str:
+def _scan_whole_text(piece: Piece, reading: Reading, tally: _Tally, bad: BadRecords) -> _UnusableFile | None:
     """A text file is looked at as a whole first: where it turns out to be something else, nothing of it is used."""
+    size = 0
     try:
-        for _ in read_piece(piece, reading, bad):
-            pass
+        for passage in read_piece(piece, reading, bad):
+            size += passage.size_bytes
     except NotTextError:
-        return "not_text"
-    except OSError:
-        return "unreadable"
+        after = f" after {format_si(size, 'B')}" if size else ""
+        reason = f"binary, or not UTF-8{after}; nothing of it is used"
+        return _UnusableFile(Skipped(str(piece.path), reason), not_text=True)
+    except OSError as error:
+        if error.errno is not None:
+            return _UnusableFile(Skipped(str(piece.path), f"cannot read: {error.strerror}"))
+        reason = f"{error}; {format_si(size, 'B')} of text come before it, nothing of it is used"
+        return _UnusableFile(Skipped(str(piece.path), reason), damaged=True)
     _add_all(read_piece(piece, reading, bad), tally)
-    return ""
+    return None
 
 
 def _add_all(passages: Iterator[Passage], tally: _Tally) -> None:

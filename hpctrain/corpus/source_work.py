@@ -21,7 +21,8 @@ from hpctrain.corpus.pool import Pool
 from hpctrain.corpus.read_columns import row_groups
 from hpctrain.corpus.reading import Reading
 from hpctrain.corpus.scan import Sample, ScanTask, UnitScan, read_scan, smallest
-from hpctrain.corpus.split import no_bytes, validation_limit
+from hpctrain.corpus.skipped import Skipped, SkippedList
+from hpctrain.corpus.split import no_bytes, validation_buckets
 from hpctrain.corpus.tokenizer import Tokenizer
 from hpctrain.records.corpus_index import Sources, TokenizerInfo
 
@@ -46,6 +47,8 @@ class SourceWork:
     scans: list[UnitScan] = field(default_factory=list)
     """Of the first units; all of them, unless a limit was reached."""
     scan_tasks: list[ScanTask] = field(default_factory=list)
+    skipped: SkippedList = field(default_factory=SkippedList)
+    """Files and records that are left out."""
 
     @classmethod
     def find(cls, name: str, source: Source) -> SourceWork:
@@ -58,7 +61,10 @@ class SourceWork:
         sizes = [file.path.stat().st_size if file.path.exists() else 0 for file in found.files]
         size = source.options.unit_bytes or unit_bytes(sum(sizes))
         units = plan_units(list(zip(found.files, sizes, strict=True)), size, row_groups)
-        return cls(name, source, found, units, sum(sizes))
+        work = cls(name, source, found, units, sum(sizes))
+        work.skipped.add(Skipped(str(path), "text file beside records") for path in found.beside_records)
+        work.skipped.add(Skipped(str(path), "validation or test by its name") for path in found.other_splits)
+        return work
 
     @property
     def reading(self) -> Reading:
@@ -88,9 +94,17 @@ class SourceWork:
             skipped_not_text=sum(scan.not_text for scan in self.scans),
             skipped_unreadable=sum(scan.unreadable for scan in self.scans),
             skipped_bad=sum(scan.bad for scan in self.scans),
-            other_splits=self.found.other_splits,
+            damaged_files=sum(scan.damaged_files for scan in self.scans),
+            beside_records=len(self.found.beside_records),
+            other_splits=len(self.found.other_splits),
             clean=self.source.options.clean,
         )
+
+    def take(self, scan: UnitScan, task: ScanTask) -> None:
+        """Add what was found in the next unit."""
+        self.skipped.add(scan.skipped, scan.not_text + scan.unreadable + scan.bad - len(scan.skipped))
+        self.scans.append(dataclasses.replace(scan, skipped=()))
+        self.scan_tasks.append(task)
 
     def read_scans(self) -> Iterator[tuple[NDArray[np.int64], Sample]]:
         """The buckets and the sample of each unit that was scanned."""
@@ -100,12 +114,12 @@ class SourceWork:
                 raise InputError(f"{task.kept}: was removed while the command ran; run it again")
             yield kept[1], kept[2]
 
-    def valid_below(self) -> int:
-        """Passages in buckets below this are kept aside."""
+    def valid_buckets(self) -> range:
+        """Passages in these buckets are kept aside."""
         buckets = no_bytes()
         for own, _ in self.read_scans():
             buckets += own
-        return validation_limit(buckets, self.source.options.valid_fraction)
+        return validation_buckets(buckets, self.source.options.valid_fraction)
 
 
 def scan_all(works: Sequence[SourceWork], partial: Path, pool: Pool, sample_bytes: int, progress: Progress) -> None:
@@ -156,14 +170,14 @@ def encode_all(
 def _encode_tasks(
     work: SourceWork, partial: Path, target: Path, tokenizer: Tokenizer, info: TokenizerInfo
 ) -> Iterator[EncodeTask]:
-    valid_below = work.valid_below()
+    valid_buckets = work.valid_buckets()
     for number, (scan, task) in enumerate(zip(work.scans, work.scan_tasks, strict=True)):
         if scan.passages:
             yield EncodeTask(
                 unit=task.unit,
                 reading=task.reading,
                 scan=scan,
-                valid_below=valid_below,
+                valid_buckets=valid_buckets,
                 clean=work.source.options.clean,
                 tokenizer=str(partial / info.file) if info.file else "bytes",
                 tokenizer_sha256=info.sha256,
@@ -182,8 +196,7 @@ def _scan_until_full(work: SourceWork, tasks: list[ScanTask], pool: Pool, report
         if limit is not None and total + scan.text_bytes > limit:
             _scan_up_to(work, task, limit - total)
             break
-        work.scans.append(scan)
-        work.scan_tasks.append(task)
+        work.take(scan, task)
         total += scan.text_bytes
     results.close()
 
@@ -195,8 +208,7 @@ def _scan_up_to(work: SourceWork, task: ScanTask, limit_bytes: int) -> None:
         last = dataclasses.replace(task, limit_bytes=limit)
         scan = last.run(lambda count: None)
         if scan.passages:
-            work.scans.append(scan)
-            work.scan_tasks.append(last)
+            work.take(scan, last)
             return
 
 
@@ -233,9 +245,10 @@ def _counter(progress: Progress, phase: str, total: int) -> Callable[[int], None
 
 
 def _nothing_found(work: SourceWork) -> str:
-    counts = work.counts()
-    skipped = counts.skipped_not_text + counts.skipped_unreadable
+    skipped = work.skipped
+    first = f", the first: {skipped.listed[0]}" if skipped.listed else ""
     return (
-        f"IN: {', '.join(map(str, work.source.inputs))}: found no text ({skipped} files skipped); taken from folders "
-        f"are {' '.join(TEXT_SUFFIXES)} .jsonl .parquet, plain, .gz or .zst, as UTF-8; name other files one by one"
+        f"IN: {', '.join(map(str, work.source.inputs))}: found no text ({skipped.total} files and records "
+        f"skipped{first}); taken from folders are {' '.join(TEXT_SUFFIXES)} .jsonl .parquet, plain, .gz or .zst, as "
+        "UTF-8; name other files one by one"
     )

@@ -34,7 +34,7 @@ class Tokenizer(Protocol):
     end_of_text: int
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        """The tokens of each text, without any begin or end."""
+        """The tokens of each text, without any begin or end; the name of the end-of-text token in it is plain text."""
 
     def save(self, folder: Path) -> TokenizerInfo:
         """Write what is needed to use it again into the folder, and describe it."""
@@ -60,13 +60,25 @@ class FileTokenizer:
         self._tokenizer = tokenizer
         self._kind = kind
         self.end_of_text = end_of_text
+        self._end: str = tokenizer.id_to_token(end_of_text) or END_OF_TEXT
         # Ids may have gaps, so the largest one counts.
         self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        pieces = [self._pieces(text) for text in texts]
+        flat = [piece for own in pieces for piece in own]
         with library_errors("--tokenizer: the tokenizers library cannot turn this text into tokens"):
-            encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(item.ids, dtype=np.int64) for item in encoded]
+            encoded = self._tokenizer.encode_batch_fast(flat, add_special_tokens=False)
+        ids = (np.array(item.ids, dtype=np.int64) for item in encoded)
+        return [np.concatenate([next(ids) for _ in own]) for own in pieces]
+
+    def _pieces(self, text: str) -> list[str]:
+        """The text, cut within each name of the token that ends a document: a text that speaks of it does not end."""
+        parts = text.split(self._end)
+        if len(parts) == 1:
+            return parts
+        first, rest = self._end[:1], self._end[1:]
+        return [parts[0] + first, *(rest + part + first for part in parts[1:-1]), rest + parts[-1]]
 
     def save(self, folder: Path) -> TokenizerInfo:
         text = self._tokenizer.to_str(pretty=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.atomic import storage_errors, sync_folder, write_json
-from hpctrain.base.errors import FileError, InputError, StorageError
+from hpctrain.base.errors import FileError, HpctrainError, InputError, StorageError
 from hpctrain.corpus.pieces import InputFile
 from hpctrain.corpus.shards import swap
 from hpctrain.records.document import read_json
@@ -35,7 +35,8 @@ def partial_of(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def work_folder(folder: Path, command: Mapping[str, Any], force: bool) -> Iterator[Path]:
-    """DIR.partial for the corpus `folder`, with what the same command left in it; it stays unless `publish` is called.
+    """DIR.partial for the corpus `folder`, with what the same command left in it. It stays after a kill, an interrupt
+    and a StorageError; any other error of the input removes it, and so does `publish`.
 
     Args:
         command: all that decides about the result, as plain JSON.
@@ -54,6 +55,10 @@ def work_folder(folder: Path, command: Mapping[str, Any], force: bool) -> Iterat
                 yield partial
             except StorageError as error:
                 raise StorageError(f"{error}; what is finished stays in {partial}: the same command goes on") from error
+            except HpctrainError:
+                # Whoever mends the input or adds an option gives another command, which this work would only block.
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
 
 
 def publish(partial: Path, folder: Path) -> None:

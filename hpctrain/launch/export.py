@@ -15,7 +15,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.base.process import Runner
 from hpctrain.base.room import check_room
 from hpctrain.corpus.hf_tokenizer import hf_tokenizer
-from hpctrain.corpus.special import SpecialTokens, special_tokens
+from hpctrain.corpus.special import special_tokens
 from hpctrain.launch.ask import ask_worker
 from hpctrain.launch.evaluate import checkpoint_of
 from hpctrain.launch.trust import check_trusted
@@ -102,21 +102,23 @@ def _write_beside(made: Path, run: Run, spec: FamilySpec, dtype: str, step: int)
         else config_of(spec, run.data.seq_len, ids)
     )
     config["torch_dtype"] = dtype
+    if spec.family != "encoder":
+        # That of the data, which the model learned to end with, whatever it was in the folder that the run began with.
+        config["eos_token_id"] = special.end_of_text
     write_json(made / CONFIG_NAME, config)
     longest = config.get("n_positions") or config.get("max_position_embeddings") or run.data.seq_len
     tokenizer = hf_tokenizer(Path(home), special, longest)
     write_text(made / "tokenizer.json", tokenizer.tokenizer)
     write_json(made / "tokenizer_config.json", dict(tokenizer.config))
     if spec.family != "encoder":
-        write_json(made / "generation_config.json", _generation(config, special))
+        write_json(made / "generation_config.json", _generation(config))
     write_text(made / "README.md", _card(run, spec, config, step))
     return config
 
 
-def _generation(config: dict[str, Any], special: SpecialTokens) -> dict[str, Any]:
+def _generation(config: dict[str, Any]) -> dict[str, Any]:
     keys = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-    found = {key: config[key] for key in keys if config.get(key) is not None}
-    return {"eos_token_id": special.end_of_text, **found}
+    return {key: config[key] for key in keys if config.get(key) is not None}
 
 
 def _card(run: Run, spec: FamilySpec, config: dict[str, Any], step: int) -> str:

@@ -20,10 +20,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from hpctrain.base.errors import InputError
-from hpctrain.model.factory import call_factory, last_words
+from hpctrain.model.factory import call_factory
+from hpctrain.model.last_words import last_words
+from hpctrain.model.own_forward import check_forward
 from hpctrain.model.pieces import check_weights, shapes_of, take_apart, weights_of
 from hpctrain.model.split_check import TOLERANCE, largest_difference, run_split
-from hpctrain.model.trial import check_forward, hidden_state, logits_of
+from hpctrain.model.trial import check_training, hidden_state, logits_of
 from hpctrain.records.imported_spec import ImportedSpec, PartSizes, Split
 
 MOST_DEVICES = 16
@@ -61,6 +63,7 @@ def describe(question: Question) -> ImportedSpec:
     tokens = torch.randint(0, question.tokens, (2, question.seq_len))
     hidden = hidden_state(pieces, tokens)
     logits = logits_of(pieces, hidden, question.tokens)
+    check_training(pieces, tokens, question.tokens)
     check_forward(model, tokens, logits)
     tokens, hidden = tokens[:1].clone(), hidden[:1].clone()
     block = pieces.modules(pieces.block_paths)[0]

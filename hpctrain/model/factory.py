@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
 from hpctrain.base.errors import InputError
+from hpctrain.model.last_words import last_words
 
 
 def call_factory(name: str, known: Mapping[str, int], args: Mapping[str, Any]) -> nn.Module:
@@ -86,14 +86,6 @@ def around(model: nn.Module, blocks: str) -> tuple[list[str], list[str]]:
         here = dict(here.named_children())[part]
         prefix += f"{part}."
     return front, back
-
-
-def last_words(error: BaseException) -> str:
-    """An error of somebody's code in one line: its kind and text, and the line of code that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" (line {frames[-1].lineno} of {frames[-1].filename}: {frames[-1].line})" if frames else ""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}{place}" if text else f"{type(error).__name__}{place}"
 
 
 def _find(name: str) -> Any:

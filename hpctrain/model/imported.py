@@ -33,6 +33,8 @@ class ImportedPart(nn.Module):
         # By name each time: what wraps a block takes its place in the tree.
         for path in [*self._stage_front, *self._stage_blocks.values(), *self._stage_back]:
             x = self.get_submodule(path)(x)
+            if not isinstance(x, Tensor):
+                raise InputError(f"model: {path} gave a {type(x).__name__}; allowed: one tensor")
         wanted = torch.float32
         if self._stage_back and torch.is_autocast_enabled(x.device.type):
             wanted = torch.get_autocast_dtype(x.device.type)

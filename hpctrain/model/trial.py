@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hpctrain.base.errors import InputError
-from hpctrain.model.factory import last_words
+from hpctrain.model.last_words import last_words
 from hpctrain.model.pieces import Pieces
-from hpctrain.model.split_check import TOLERANCE, largest_difference
 
 
 def hidden_state(pieces: Pieces, tokens: Tensor) -> Tensor:
@@ -35,7 +34,6 @@ def logits_of(pieces: Pieces, hidden: Tensor, tokens: int) -> Tensor:
     Raises:
         InputError: they cannot be applied in turn, or give something else.
     """
-    buffers = {name: buffer.clone() for name, buffer in pieces.model.named_buffers()}
     with torch.no_grad():
         x = hidden
         for path in pieces.block_paths:
@@ -52,20 +50,22 @@ def logits_of(pieces: Pieces, hidden: Tensor, tokens: int) -> Tensor:
             f"model.back: {', '.join(pieces.back)} gave a tensor of shape {tuple(x.shape)}; expected logits "
             f"[{hidden.shape[0]}, {hidden.shape[1]}, {tokens} or more]"
         )
-    _check_buffers(pieces, hidden, buffers)
     return x
 
 
-def _check_buffers(pieces: Pieces, hidden: Tensor, before: dict[str, Tensor]) -> None:
-    """Only parameters are trained and saved: a buffer that a training pass changes would be lost."""
-    block = pieces.modules(pieces.block_paths)[0]
-    block.train()
-    with torch.no_grad():
-        block(hidden)
-    block.eval()
+def check_training(pieces: Pieces, tokens: Tensor, vocabulary: int) -> None:
+    """A pass in training mode gives tensors of the same shapes, and changes no buffer: only parameters are saved.
+
+    Raises:
+        InputError: it does not.
+    """
+    before = {name: buffer.clone() for name, buffer in pieces.model.named_buffers()}
+    pieces.model.train()
+    logits_of(pieces, hidden_state(pieces, tokens), vocabulary)
+    pieces.model.eval()
     for name, buffer in pieces.model.named_buffers():
         if name in before and not torch.equal(torch.nan_to_num(buffer), torch.nan_to_num(before[name])):
-            raise InputError(f"model.blocks: the forward pass changes the buffer {name}; only parameters are saved")
+            raise InputError(f"model.import: the forward pass changes the buffer {name}; only parameters are saved")
 
 
 def _apply(pieces: Pieces, path: str, x: Tensor, field: str) -> Tensor:
@@ -76,28 +76,6 @@ def _apply(pieces: Pieces, path: str, x: Tensor, field: str) -> Tensor:
         text = f"{field}: {path} cannot be applied to what comes before it, of shape {tuple(x.shape)}"
         raise InputError(f"{text}: {last_words(error)}; {around_it}") from error
     if not isinstance(output, Tensor):
-        raise InputError(f"{field}: {path} gave a {type(output).__name__}; allowed: one tensor")
+        when = " in training" if pieces.model.training else ""
+        raise InputError(f"{field}: {path} gave a {type(output).__name__}{when}; allowed: one tensor")
     return output
-
-
-def check_forward(model: nn.Module, tokens: Tensor, logits: Tensor) -> None:
-    """Where the model's own forward pass gives logits, they are those of its pieces applied in turn.
-
-    Raises:
-        InputError: they are not.
-    """
-    try:
-        with torch.no_grad():
-            output = model(tokens)
-    except Exception:
-        return  # it wants other arguments, or there is none: the pieces alone count
-    if isinstance(output, tuple) and output:
-        output = output[0]
-    if not isinstance(output, Tensor) or output.shape != logits.shape:
-        return
-    difference = largest_difference(output, logits)
-    if not difference < TOLERANCE:
-        raise InputError(
-            f"model.import: the model's own forward pass gives other logits than its pieces applied in turn (largest "
-            f"relative difference {difference:.2g}); each of front, blocks and back must do all of its part itself"
-        )

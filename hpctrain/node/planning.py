@@ -66,6 +66,7 @@ class GenerationMaker:
             plan=name,
             store=StoreAddress(addr=host.addr, port=host.store_port, node=first),
             restore=self._checkpoint(news),
+            first_weights=self.run.first_weights,
             reason=proposal.reason,
             proposer=proposal.proposer,
             failures=proposal.failures,

@@ -68,7 +68,7 @@ class PipelineInputs:
     """How long a rank waits for another one in one operation; None: torch's own times."""
     objective: AnyObjective = NEXT_TOKEN
     fill: Fill | None = None
-    """Where the first weights come from; None: from the seed."""
+    """Reads the first weights from a folder; None: the seed decides them, or a person's factory."""
 
     @property
     def lengths(self) -> Lengths:
@@ -142,11 +142,16 @@ class Pipeline:
         for stage in self.stages:
             stage.submod.eval()
         try:
-            with torch.no_grad():
-                return self._run(tokens, targets, decoder_tokens, train=False)
+            return self.forward_again(tokens, targets, decoder_tokens)
         finally:
             for stage in self.stages:
                 stage.submod.train()
+
+    @torch.no_grad()
+    def forward_again(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> float:
+        """Forward only, in the mode that the modules are in: in training mode it draws what the step drew whose number
+        `random` has; as `step`."""
+        return self._run(tokens, targets, decoder_tokens, train=False)
 
     @property
     def step_s(self) -> float:

@@ -87,7 +87,14 @@ class CountedStage(PipelineStage):
         ):
             if self._before is not None:
                 self._before.read(fwd_chunk_id)
-            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+            try:
+                return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+            except RuntimeError as error:
+                # torch wraps what the model raised in an error that says no more than "failed to run forward".
+                raised = error.__cause__ if "failed to run forward" in str(error) else None
+                if raised is None:
+                    raise
+            raise raised
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         part = "backward" if kwargs.get("full_backward", True) else "backward of inputs,"

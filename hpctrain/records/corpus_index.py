@@ -59,6 +59,10 @@ class Sources(Part):
     """Files left out because they could not be read: permission, a damaged archive."""
     skipped_bad: int = Field(default=0, ge=0)
     """Records left out because they are damaged or hold no text."""
+    damaged_files: int = Field(default=0, ge=0)
+    """Files, counted among these, of which what follows their damage is lost; of packed text files, all."""
+    beside_records: int = Field(default=0, ge=0)
+    """Text files left out because they lie in a folder with files of records."""
     other_splits: int = Field(default=0, ge=0)
     """Files left out because their names call them validation or test, beside others called train."""
     clean: Cleaning = AS_IT_IS

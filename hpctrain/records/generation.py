@@ -47,7 +47,9 @@ class Generation(Document):
     """File of the plan, within the run folder."""
     store: StoreAddress
     restore: PathBelow | None = None
-    """Checkpoint to start from, within the run folder; None: from the seed."""
+    """Checkpoint to start from, within the run folder; None: from the first weights."""
+    first_weights: str = "the seed"
+    """Where the weights come from that no checkpoint has, in words."""
     reason: str
     """Why this generation was started."""
     proposer: str = ""

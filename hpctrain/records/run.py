@@ -262,6 +262,13 @@ class Run(Document):
             raise InputError("model.import: the model was not measured yet; a run folder's own run.yaml has its sizes")
         raise InputError("model.hf: the folder was not read yet; a run folder's own run.yaml has what was in it")
 
+    @property
+    def first_weights(self) -> str:
+        """Where the weights come from that no checkpoint has, in words: the seed, a folder, or a person's factory."""
+        if self.model.hf is not None:
+            return f"the folder {self.model.hf}"
+        return self.model.import_ or "the seed"
+
     def learned(self) -> AnyObjective:
         """The objective as the file gives it, else that of the model's family.
 

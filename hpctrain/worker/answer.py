@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 from hpctrain.base.errors import HpctrainError
+from hpctrain.model.last_words import last_words
 
 
 def answer(make: Callable[[], dict[str, Any]]) -> int:
@@ -21,4 +23,8 @@ def answer(make: Callable[[], dict[str, Any]]) -> int:
         except HpctrainError as error:
             json.dump({"error": str(error)}, out)
             return error.exit_code
+        except Exception as error:  # of a person's model, most of all: they want to see where
+            traceback.print_exc()
+            json.dump({"error": last_words(error)}, out)
+            return HpctrainError.exit_code
     return 0

@@ -1,7 +1,8 @@
 """Where a loss or a gradient first stopped being a number. Costs nothing until that happens.
 
-The forward pass of the same micro-batches is run again with a look at every module. What is found first in the order of
-the model counts, over all ranks; without any, the gradient that the backward pass met first.
+The forward pass of the same micro-batches is run again with a look at every module: in training mode with the same
+random numbers after a training step, in evaluation mode after a validation. What is found first in the order of the
+model counts, over all ranks; without any, the gradient that the backward pass met first.
 """
 
 from __future__ import annotations
@@ -44,16 +45,17 @@ class Finding:
     """The largest of the others, without its sign."""
 
 
-def diagnose(trainer: Trainer, step: int, batch: Batch, norm: float) -> str:
+def diagnose(trainer: Trainer, step: int, batch: Batch, norm: float, *, training: bool) -> str:
     """Say in a line what is no number, where it began and what may help. Collective over the world.
 
     Args:
         step: the step that failed, 1 is the first.
         batch: this replica's share of it.
         norm: of the gradient, the same on every rank.
+        training: whether it was a training step, and no validation.
     """
     with ACTIVITY.doing("diagnosis of a value that is no number", waits=True):
-        share, forward = _forward(trainer, batch)
+        share, forward = _forward(trainer, batch, training)
         mine = (share if trainer.coordinate.tp == 0 else 0.0, forward, _gradient(trainer))
         everyone: list[tuple[float, Finding | None, Finding | None]] = [mine] * trainer.plan.world_size
         dist.all_gather_object(everyone, mine)
@@ -99,24 +101,24 @@ def _advice(run: Run, weights_are_lost: bool) -> str:
     return lower[0].upper() + lower[1:]
 
 
-def _forward(trainer: Trainer, batch: Batch) -> tuple[float, Finding | None]:
+def _forward(trainer: Trainer, batch: Batch, training: bool) -> tuple[float, Finding | None]:
     """This replica's share of the loss, and the first place on this rank where activations are no numbers."""
     findings: list[Finding] = []
+    pipeline = trainer.pipeline
     with _watched(trainer, findings), torch.compiler.set_stance("force_eager"):
-        share = trainer.pipeline.evaluate(*batch)
+        share = pipeline.forward_again(*batch) if training else pipeline.evaluate(*batch)
     trainer.pipeline.take_counters()
     return share, min(findings, key=lambda found: found.order, default=None)
 
 
 @contextlib.contextmanager
 def _watched(trainer: Trainer, findings: list[Finding]) -> Iterator[None]:
-    """Look at what goes into and out of every module that holds parameters, of every stage of this rank."""
+    """Look at what goes into and out of every module of every stage of this rank."""
     handles = []
     for stage in trainer.pipeline.stages:
         watch = _Watch(stage.stage_index, trainer.coordinate.rank, findings)
         for name, module in stage.submod.named_modules():
-            if any(True for _ in module.parameters(recurse=False)):
-                handles.append(module.register_forward_hook(watch.hook(name)))
+            handles.append(module.register_forward_hook(watch.hook(name or f"stage {stage.stage_index}")))
     try:
         yield
     finally:
@@ -125,7 +127,7 @@ def _watched(trainer: Trainer, findings: list[Finding]) -> Iterator[None]:
 
 
 class _Watch:
-    """Forward hooks of one stage. A module's place is that of its first call."""
+    """Forward hooks of one stage. A module's place is where its first call ended: what it holds comes before it."""
 
     def __init__(self, stage: int, rank: int, findings: list[Finding]) -> None:
         self._stage = stage
@@ -137,9 +139,10 @@ class _Watch:
         """The hook of the module of that name."""
 
         def look(module: nn.Module, inputs: object, output: object) -> None:
+            masks = not any(True for _ in module.parameters(recurse=False))
             place = self._places.setdefault(name, len(self._places))
             for side, (what, tensors) in enumerate((("forward input", inputs), ("forward output", output))):
-                bad, values = _not_finite(tree_leaves(tensors))
+                bad, values = _not_finite(tree_leaves(tensors), masks)
                 if bad:
                     weights = _weights(module.parameters(recurse=False))
                     order = (self._stage, place, side)
@@ -176,12 +179,17 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _not_finite(tensors: Sequence[object]) -> tuple[int, int]:
-    """How many values are no numbers, and how many there are; of a tensor that is split, in this rank's part."""
+def _not_finite(tensors: Sequence[object], masks: bool = False) -> tuple[int, int]:
+    """How many values are no numbers, and how many there are; of a tensor that is split, in this rank's part.
+
+    Args:
+        masks: -inf is no fault: modules without weights may pass masks and masked scores on.
+    """
     bad = values = 0
     for item in tensors:
         if isinstance(item, Tensor) and item.is_floating_point():
             tensor = _local(item)
-            bad += int(tensor.numel() - tensor.isfinite().sum())
+            fine = tensor.isfinite() | tensor.isneginf() if masks else tensor.isfinite()
+            bad += int(tensor.numel() - fine.sum())
             values += tensor.numel()
     return bad, values

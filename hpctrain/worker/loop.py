@@ -184,7 +184,7 @@ class Loop:
         self._tell_saved(trainer.saver.finished(wait=True))  # the worker leaves at once; a good checkpoint must not go
         self._tell_compiling()  # with hooks in them, blocks are compiled anew
         batch = self._batch(trainer.train, (step - 1) * trainer.plan.rows, trainer.run.seed)
-        return HpctrainError(diagnose(trainer, step, batch, norm))
+        return HpctrainError(diagnose(trainer, step, batch, norm, training=True))
 
     def _validate_and_tell(self, job: JobStep, news: StepNews) -> None:
         """Validate where it is due, then tell of the step. A failed validation costs neither row nor checkpoint.
@@ -223,8 +223,8 @@ class Loop:
         for loss, (feed, start) in zip(losses.tolist(), parts, strict=True):
             if not math.isfinite(loss):
                 self._tell_compiling()
-                batch = self._batch(feed, start, 0)
-                raise HpctrainError(f"validation after {diagnose(trainer, trainer.step, batch, loss)}")
+                place = diagnose(trainer, trainer.step, self._batch(feed, start, 0), loss, training=False)
+                raise HpctrainError(f"validation after {place}")
         means = losses.view(len(trainer.valid), -1).mean(1)
         return dict(zip(trainer.valid, means.tolist(), strict=True))
 

@@ -20,6 +20,7 @@ from hpctrain.base.linux import name_process
 from hpctrain.base.process import WORKER_NAME
 from hpctrain.base.wire import LineChannel
 from hpctrain.launch.code import FOLDER, code_first
+from hpctrain.model.last_words import last_words, raised_by_runtime
 from hpctrain.worker.build import StartOrder, build
 from hpctrain.worker.loop import train
 from hpctrain.worker.orders import EXIT_INFRASTRUCTURE, EXIT_RESUMABLE, Orders
@@ -48,17 +49,19 @@ def _guarded(orders: Orders, folder: Path) -> int:
     try:
         return _work(orders, folder)
     except HpctrainError as error:
-        orders.tell("error", kind=type(error).__name__, message=str(error))
+        if error.__cause__ is not None:  # a person's code raised it, and they want to see where
+            traceback.print_exception(error.__cause__)
         print(f"hpctrain worker: {error}", file=sys.stderr)
+        orders.tell("error", kind=type(error).__name__, message=str(error))
         return 1
     except (dist.DistError, RuntimeError, ConnectionError) as error:
-        if not _is_lost_peer(error):
+        if not (raised_by_runtime(error) and _is_lost_peer(error)):
             return _crash(orders, error)
         message = lost(error)
         orders.tell("lost", message=message)
         print(f"hpctrain worker: lost a peer: {message}: {error}", file=sys.stderr)
         return EXIT_INFRASTRUCTURE
-    except Exception as error:  # the agent must hear of any other fault, whatever it is
+    except (Exception, SystemExit) as error:  # the agent must hear of any other fault, whatever it is
         return _crash(orders, error)
 
 
@@ -84,10 +87,9 @@ def lost(error: Exception) -> str:
     return f"rank {rank} in step {now.step}, {now.words()}: {said}"
 
 
-def _crash(orders: Orders, error: Exception) -> int:
-    traceback.print_exc()
-    lines = str(error).strip().splitlines()
-    orders.tell("error", kind=type(error).__name__, message=lines[0] if lines else type(error).__name__)
+def _crash(orders: Orders, error: BaseException) -> int:
+    traceback.print_exception(error)
+    orders.tell("error", kind=type(error).__name__, message=last_words(error))
     return 1
 
 

@@ -19,6 +19,7 @@ from cases import PLANS
 from loop_cases import StoppingOrders, leave, make_folder, open_trainer
 from processes import launch
 from real_text import TEXT
+from torch import nn
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.corpus.options import Options
@@ -88,9 +89,9 @@ def divergence(site: Site, rank: int) -> str:
     return ""
 
 
-def broken(site: Site, plan: str, spoil: Callable[[Trainer], None]) -> str:
+def broken(site: Site, plan: str, spoil: Callable[[Trainer], None], run: str = "run") -> str:
     """What the training says that ends because of `spoil`; every rank says the same."""
-    trainer = site.open(plan)
+    trainer = site.open(plan, run)
     spoil(trainer)
     said: list[str | None] = [None, None]
     try:
@@ -130,6 +131,36 @@ def spoil_gradient(trainer: Trainer) -> None:
             parameter.register_hook(lambda gradient: gradient * math.inf)
 
 
+def spoil_training(trainer: Trainer) -> None:
+    """Two modules without weights: a mask with -inf in it, and one that now and then divides by 0 in training."""
+
+    class Mask(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.masked_fill(x == x.flatten()[0], -math.inf)
+
+    class Dropping(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            drawn = torch.rand(())
+            return x / torch.where(drawn < 0.3, 0, 1) if self.training else x
+
+    for stage in trainer.pipeline.stages:
+        block = stage.submod.get_submodule("layers").get_submodule("1")
+        block.mask, block.dropping = Mask(), Dropping()
+        forward = block.forward
+
+        def changed(x: torch.Tensor, *, block: nn.Module = block, forward: Any = forward) -> torch.Tensor:
+            block.mask(x)
+            return block.dropping(forward(x))  # type: ignore[no-any-return]
+
+        block.forward = changed  # type: ignore[method-assign]
+
+
+def spoil_validation(trainer: Trainer) -> None:
+    """A layer that gives no number in evaluation alone."""
+    block = trainer.pipeline.stages[0].submod.get_submodule("layers.1.feed_forward")
+    block.register_forward_hook(lambda module, _, output: output if module.training else output * math.nan)
+
+
 def sleeping(site: Site, rank: int) -> dict[str, Any]:
     """The second stage sleeps in the forward pass of its second micro-batch; the first one waits for its answer."""
     trainer = site.open("pp2 1f1b", "impatient")
@@ -158,6 +189,8 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
         "weight": broken(site, "pp2 1f1b", spoil_weight),
         "activation": broken(site, "dp2 uneven", spoil_activation),
         "gradient": broken(site, "tp2", spoil_gradient),
+        "training": broken(site, "dp2 uneven", spoil_training),
+        "validation": broken(site, "dp2 uneven", spoil_validation, "validated"),
         # The last one: a process group is of no use after a timeout.
         "sleeping": sleeping(site, rank),
     }
@@ -166,11 +199,11 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
 def main(what: str, world: int, folder: Path) -> None:
     data = folder / "data"
     prepare([TEXT], data, Options(valid_fraction=0.1, limit_bytes=200_000))
-    changes = {"steps": STEPS, "deterministic": True, "validation": {"batches": 0}}
-    for name, patience_s in (("run", 120), ("impatient", 2.5)):
+    for name, batches, patience_s in (("run", 0, 120), ("impatient", 0, 2.5), ("validated", 1, 120)):
         make_folder(folder / name, data)
         path = folder / name / "run.yaml"
-        run = {**yaml.safe_load(path.read_text()), **changes, "recovery": {"progress_timeout_s": patience_s}}
+        changes = {"validation": {"every": 1, "batches": batches}, "recovery": {"progress_timeout_s": patience_s}}
+        run = {**yaml.safe_load(path.read_text()), "steps": STEPS, "deterministic": True, **changes}
         path.write_text(yaml.safe_dump(run))
     launch({"all": every_case}[what], world, str(folder))
 

@@ -65,6 +65,18 @@ def test_a_gradient_that_is_no_number_is_found_where_backward_met_it_first(found
     assert "weights finite, the largest 0.0" in said
 
 
+def test_what_happens_in_training_alone_is_found_where_it_happened(found: dict[str, Any]) -> None:
+    """In evaluation nothing is drawn, and every value is a number. Masks are none the worse for holding -inf."""
+    said = found["training"]
+    assert "first in layer 1 (layers.1.dropping): forward output has " in said
+    assert "it cannot be found again" not in said
+
+
+def test_what_happens_in_validation_alone_is_found_too(found: dict[str, Any]) -> None:
+    assert "layer 1 (layers.1.feed_forward): forward output has " in found["validation"]
+    assert found["validation"].startswith("validation after step 1, rank ")
+
+
 def test_a_rank_that_waits_in_vain_says_where_and_for_whom(found: dict[str, Any]) -> None:
     sleeping = found["sleeping"]
     assert sleeping["said"].startswith("rank 0 in step 1, recv gradient for stage 0 micro-batch "), sleeping

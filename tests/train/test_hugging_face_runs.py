@@ -29,7 +29,7 @@ def trained(site: Site) -> Outcome:
 
     torch.manual_seed(0)
     config = transformers.GPT2Config(
-        vocab_size=300, n_positions=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=256, eos_token_id=256,
+        vocab_size=300, n_positions=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=256, eos_token_id=7,
         resid_pdrop=0.1,
     )  # fmt: skip
     transformers.GPT2LMHeadModel(config).save_pretrained(site.path / "gpt2")
@@ -54,6 +54,7 @@ def test_the_loss_is_that_of_transformers_before_and_after(trained: Outcome, sit
 
     assert trained.code == 0, trained.said
     assert trained.folder is not None
+    assert f"generation 0 starts from the folder {site.path / 'gpt2'} on 2 nodes" in trained.said
     assert "resid_pdrop 0.1, embd_pdrop 0.1, attn_pdrop 0.1; models here have no dropout" in trained.said
     corpus = Corpus.open([str(site.path / "data")], "train", 64)
     rows = [corpus.rows(3, 4 * step, 4) for step in range(3)]
@@ -73,7 +74,10 @@ def test_the_loss_is_that_of_transformers_before_and_after(trained: Outcome, sit
     text = "def café():\n\treturn 'x'  # …"
     assert tokenizer(text)["input_ids"] == list(text.encode())
     assert tokenizer.decode(list(text.encode())) == text
-    assert tokenizer.eos_token_id == 256
+    # Data, model and tokenizer agree on one end of text; the folder that the run began with had another.
+    generation = json.loads((site.path / "out" / "generation_config.json").read_text())
+    assert {tokenizer.eos_token_id, generation["eos_token_id"], config["eos_token_id"]} == {256}
+    assert tokenizer("text" + tokenizer.eos_token)["input_ids"] == [*b"text", 256]
     twice = site.command("export", run, "-o", "out")
     assert twice.returncode == 2
     assert "--force" in twice.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -46,6 +47,7 @@ def trained(site: Site) -> Outcome:
 
 def test_a_killed_worker_costs_no_step_and_dropout_is_repeated(trained: Outcome) -> None:
     assert trained.code == 0, trained.said
+    assert "generation 0 starts from gpt:make on 2 nodes" in trained.said
     assert {row.generation for row in trained.rows} == {0, 1}
     assert [row.step for row in effective(trained.rows)] == list(range(1, 17))
     assert trained.rows[0].placement is not None
@@ -92,3 +94,48 @@ def test_a_mistake_in_it_is_one_line(trained: Outcome, site: Site) -> None:
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "model.blocks: layers.0 cannot be applied" in done.stderr
+
+
+def test_an_error_of_its_code_is_told_in_its_own_words_everywhere(trained: Outcome, site: Site) -> None:
+    """One stage raises, the other one only sees its neighbour go."""
+    code = site.path / "own_model" / "code" / "gpt.py"
+    raising = """
+
+class Failing(Block):
+    def forward(self, x):
+        if hasattr(self, "last") and "RANK" in __import__("os").environ:
+            raise LookupError("timed out:\\nseventeen widgets")
+        return super().forward(x)
+
+
+def failing(**known):
+    model = make(**known)
+    for block in model.layers:
+        block.__class__ = Failing
+    block.last = True
+    return model
+
+
+failing.__signature__ = __import__("inspect").signature(make)
+"""
+    code.write_text(code.read_text() + raising)
+    done = site.train(
+        "own_model/run.yaml", "--local", "2", "-t", "two.json", *SETTINGS, "--set", "model.import=gpt:failing"
+    )
+    shutil.copy(EXAMPLE / "code" / "gpt.py", code)
+    assert done.code == 1
+    assert done.folder is not None
+    words = re.compile(
+        r"LookupError: timed out: seventeen widgets "
+        r"\(line \d+ of /\S+/code/gpt.py: raise LookupError\(.*\)\)"
+    )
+    assert words.search(done.said.splitlines()[-2]), done.said
+    failed = [event for event in done.events if event.kind == "failed"]
+    assert words.search(failed[0].reason)
+    assert [event.kind for event in done.events].count("generation_started") == 1
+    status = site.command("status", done.folder.name)
+    assert words.search(status.stdout), status.stdout
+    log = "".join(path.read_text() for path in done.folder.glob("logs/0/*.0.log"))
+    assert "LookupError: timed out:" in log
+    assert "seventeen widgets" in log
+    assert "/code/gpt.py" in log

@@ -59,6 +59,17 @@ def test_own_worker_killed() -> None:
     assert decision == Decision("end_generation", "a worker of n0 was killed by signal 9")
 
 
+def test_an_error_of_a_worker_is_waited_for_though_its_peers_saw_it_go_first() -> None:
+    """Its exit code is on its way; without it, an error of the person's code would be taken for one of the network."""
+    leaving = WorkerView(1, 76, 99.9, error="ValueError: no", leaving=True)
+    gone = peers(n1=seen("n1", 100.0, "fault"))
+    for view in (running(workers=leaving), running(workers=replace(leaving, exit_code=None), peers=gone)):
+        assert decide(100.0, view, SETTINGS).act == "wait"
+        assert decide(99.9 + SETTINGS.collect_s + 0.1, view, SETTINGS).act == "end_generation"
+    ended = replace(leaving, running=0, exit_code=1, leaving=False)
+    assert decide(100.1, running(workers=ended, peers=gone), SETTINGS).act == "fail"
+
+
 def test_own_worker_lost_its_peers() -> None:
     decision = decide(100.0, running(workers=WorkerView(0, 76, 99.0)), SETTINGS)
     assert decision == Decision("end_generation", "a worker lost contact with its peers")

@@ -210,6 +210,20 @@ def test_the_error_a_worker_told_before_its_end_is_kept(group: WorkerGroup, runn
     assert (group.view().exit_code, group.view().error) == (1, "data.train: no tokens")
 
 
+def test_a_worker_that_told_an_error_of_its_own_is_about_to_end(group: WorkerGroup, runner: FakeRunner) -> None:
+    group.start(10.0, ORDERS, None)
+    runner.workers[0].channel.send({"type": "lost", "message": "rank 0 in step 3: connection closed by peer"})
+    group.news(11.0)
+    assert not group.view().leaving
+    runner.workers[1].channel.send({"type": "error", "kind": "ValueError", "message": "ValueError: no"})
+    runner.workers[0].ends(76)
+    group.news(12.0)
+    assert group.view().leaving
+    runner.workers[1].ends(1)
+    group.news(13.0)
+    assert (group.view().leaving, group.view().exit_code, group.view().error) == (False, 1, "ValueError: no")
+
+
 def test_orders_reach_those_who_live_and_the_dead_are_no_hindrance(group: WorkerGroup, runner: FakeRunner) -> None:
     group.start(10.0, ORDERS, None)
     first, second = runner.workers

@@ -39,11 +39,15 @@ def text(tmp_path: Path) -> Path:
 def test_a_person_reads_what_was_made_and_what_was_skipped(call: Call, text: Path) -> None:
     done = call("data", "prepare", "text", "-o", "out")
     assert done.code == 0, done.err
-    first, second, third = done.out.splitlines()
+    first, *skipped, last = done.out.splitlines()
     assert first.startswith("out: ")
     assert "for validation, vocabulary 257, from 43.2 kB in 9 files" in first
-    assert second == "skipped: 1 files that are not UTF-8 text, 0 that cannot be read"
-    assert re.fullmatch(r"peak memory: [\d.]+ [MG]B in this process(, at most [\d.]+ [MG]B in each worker)?", third)
+    assert skipped == [
+        "skipped: 1 files that are not UTF-8 text",
+        "  text/binary.txt: binary, or not UTF-8; nothing of it is used",
+        "  out/skipped.jsonl lists all, with file, line and reason",
+    ]
+    assert re.fullmatch(r"peak memory: [\d.]+ [MG]B in this process(, at most [\d.]+ [MG]B in each worker)?", last)
 
 
 def test_a_script_gets_the_index_alone(call: Call, text: Path, tmp_path: Path) -> None:
@@ -104,13 +108,72 @@ def test_options_of_records_and_cleaning_reach_the_corpus(call: Call, tmp_path: 
     done = call("data", "prepare", *args)
     assert done.code == 2
     assert "a.jsonl:2: not valid JSON" in done.err
-    done = call("data", "prepare", *args, "--skip-bad", "--valid-fraction", "0", "--force")
+    assert not (tmp_path / "out.partial").exists()  # or the advice would be refused as another command
+    done = call("data", "prepare", *args, "--skip-bad", "--valid-fraction", "0")
     assert done.code == 0, done.err
     assert "skipped: 1 records that hold no text or are damaged" in done.out
     tokens = np.fromfile(tmp_path / "out" / "train-00000.bin", dtype="<u2")
     assert tokens.tolist() == [*b"fine text", 256, *b"more", 256]
     sources = CorpusIndex.read(tmp_path / "out" / "index.json").sources
     assert (sources.documents, sources.skipped_bad, sources.clean.normalize) == (2, 1, "nfkc")
+
+
+def test_what_is_left_out_is_named_and_listed_with_file_line_and_reason(call: Call, tmp_path: Path) -> None:
+    jsonl(tmp_path / "in" / "train.jsonl", [f"document {n}" for n in range(99)])
+    jsonl(tmp_path / "in" / "test.jsonl", ["of another split"])
+    (tmp_path / "in" / "README.md").write_text("About the data.")
+    (tmp_path / "in" / "note\x1b[31m.txt").write_text("A note.")
+    with (tmp_path / "in" / "train.jsonl").open("a") as file:
+        file.write("no json\n" * 5)
+    done = call("data", "prepare", "in", "-o", "out", "--skip-bad")
+    assert done.code == 0, done.err
+    assert "left out: 2 text files beside records; name them one by one to take them too" in done.out
+    assert "  in/README.md: text file beside records" in done.out
+    assert "left out: 1 files that are validation or test by their names" in done.out
+    assert "skipped: 5 records" in done.out
+    assert "\x1b" not in done.out
+    head, *entries = [json.loads(line) for line in (tmp_path / "out" / "skipped.jsonl").read_text().splitlines()]
+    assert head == {"skipped": 8, "listed": 8}
+    beside = "text file beside records"
+    assert entries[:3] == [
+        {"file": "in/README.md", "reason": beside},
+        {"file": "in/note\x1b[31m.txt", "reason": beside},
+        {"file": "in/test.jsonl", "reason": "validation or test by its name"},
+    ]
+    bad = {"file": "in/train.jsonl", "reason": "not valid JSON: Expecting value"}
+    assert entries[3:] == [{**bad, "line": 100 + n} for n in range(5)]
+    assert call("data", "check", "out").code == 0
+    assert call("data", "prepare", "in", "in/README.md", "-o", "both", "--skip-bad").code == 0
+    sources = CorpusIndex.read(tmp_path / "both" / "index.json").sources
+    assert (sources.files, sources.beside_records, sources.other_splits) == (2, 1, 1)
+
+
+def test_a_damaged_archive_tells_what_comes_before_the_damage(call: Call, tmp_path: Path) -> None:
+    """Bad records before it do not crowd it out of the list, which is bounded."""
+    lines = "no json\n" * 1500 + "".join(json.dumps({"text": f"document {n * n}"}) + "\n" for n in range(3000))
+    packed = gzip.compress(lines.encode())
+    (tmp_path / "a.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    done = call("data", "prepare", "a.jsonl.gz", "-o", "out", "--skip-bad")
+    assert done.code == 0, done.err
+    sources = CorpusIndex.read(tmp_path / "out" / "index.json").sources
+    assert (sources.skipped_bad, sources.damaged_files) == (1501, 1)
+    assert "damaged: 1 files, of which what follows the damage is lost" in done.out
+    said = f"; {1500 + sources.documents:,} lines with "
+    line = next(line for line in done.out.splitlines() if "a.jsonl.gz:" in line)
+    assert f"a.jsonl.gz:{1501 + sources.documents}: damaged archive: " in line
+    assert said in line
+    assert line.endswith(" come before it, what follows is lost")
+    assert "lists the first 1,000 of 1,501" in done.out
+    assert len((tmp_path / "out" / "skipped.jsonl").read_text().splitlines()) == 1001
+
+
+def test_of_a_damaged_text_nothing_is_used_and_that_is_told(call: Call, text: Path, tmp_path: Path) -> None:
+    packed = gzip.compress("".join(f"Line {n * n}.\n" for n in range(20_000)).encode())
+    (text / "b.txt.gz").write_bytes(packed[: len(packed) // 2])
+    done = call("data", "prepare", "text", "-o", "out")
+    assert re.search(r"text/b\.txt\.gz: damaged archive: .*; \d+ kB of text come before it, nothing of it", done.out)
+    sources = CorpusIndex.read(tmp_path / "out" / "index.json").sources
+    assert (sources.files, sources.skipped_unreadable, sources.damaged_files) == (9, 1, 1)
 
 
 def test_check_tells_every_file_that_is_not_what_was_written(call: Call, text: Path, tmp_path: Path) -> None:

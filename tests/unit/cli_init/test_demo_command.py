@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import json
+import sys
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
-from run_folders import event, submitted_run
+from run_folders import submitted_run
 
 from hpctrain.cli.demo import NODE_DIES_AT, STARTERS, WORKER_DIES_AT
 from hpctrain.launch.starter import render
@@ -36,29 +35,32 @@ def test_another_model_is_told_what_is_allowed(call: Call, tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
-def test_without_plotly_the_demo_ends_well_and_says_what_is_left_out(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("with_charts", [True, False])
+def test_a_demo_without_the_charts_ends_well(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_charts: bool
 ) -> None:
-    """Everything before the report needs the plain install alone; it is stood in for by a run that is done."""
-    demo = importlib.import_module("hpctrain.cli.demo")
-    finished = event("finished", step=10)
-    folder = submitted_run(tmp_path / "demo" / "runs", None, finished)
+    """A plain install has no plotly: the run is over by then, and the last line tells how to see it."""
     row = MetricRow(
-        step=1, generation=0, time_s=0.0, step_time_s=1.0, loss=2.0, lr=1e-3, tokens=8, samples=1, tokens_per_s=8.0,
-        bytes_sent=BytesSent(), stage_time_s=[1.0], micro_batches=[1],
+        step=1, generation=0, time_s=1.8e9, step_time_s=1.0, loss=2.5, lr=1e-3, grad_norm=1.0, tokens=8, samples=1,
+        tokens_per_s=8.0, bytes_sent=BytesSent(dp=0, pp=0), stage_time_s=[1.0], bubble_fraction=None,
+        micro_batches=[1], memory_bytes_max=1e6,
     )  # fmt: skip
-    (folder / "metrics.jsonl").write_text(json.dumps(row.to_json()) + "\n")
-    (tmp_path / "demo" / demo.MARK).touch()
-    for stage in ("_text", "_probe", "_plan"):
-        monkeypatch.setattr(demo, stage, lambda *_: None)
-    monkeypatch.setattr(demo, "_train", lambda *_: folder)
 
-    def missing(name: str) -> None:
-        raise ModuleNotFoundError(name)
+    def trained(folder: Path, *_: object) -> Path:
+        run_folder = submitted_run(folder / "runs", None)
+        (run_folder / "metrics.jsonl").write_text(json.dumps(row.to_json()) + "\n")
+        return run_folder
 
-    monkeypatch.setattr(resources, "files", missing)
-    done = call("demo")
-    assert (done.code, done.err) == (0, "")
-    assert "pip install 'hpctrain[report]'" in done.out
-    assert f"Everything but the page is in {folder}" in done.out
-    assert not (folder / "report.html").exists()
+    for name in ("_text", "_probe", "_plan"):
+        monkeypatch.setattr(f"hpctrain.cli.demo.{name}", lambda *_: None)
+    monkeypatch.setattr("hpctrain.cli.demo._train", trained)
+    if not with_charts:
+        monkeypatch.setitem(sys.modules, "plotly", None)
+    done = call("demo", "-o", "demo")
+    assert done.code == 0, done.err
+    report = next((tmp_path / "demo" / "runs").glob("*")) / "report.html"
+    assert report.exists() == with_charts
+    assert "loss 2.500 -> 2.500 in 1 steps" in done.out
+    assert ("no report was written: report: the package 'plotly' is not installed" in done.out) != with_charts
+    assert (f". Open {report}" in done.out) == with_charts
+    assert (f"`hpctrain status {report.parent}` tells how it went" in done.out) != with_charts

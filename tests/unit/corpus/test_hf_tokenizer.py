@@ -49,6 +49,25 @@ def published(form: str, path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("form", ["bytes", "trained", "gpt2", "bert"])
+def test_a_text_that_names_the_end_of_text_does_not_end_there(form: str, tmp_path: Path) -> None:
+    """Each document has one end-of-text token, its last; the name of that token is text like any other."""
+    end = "[SEP]" if form == "bert" else "<|endoftext|>"
+    texts = [f"the model {end} trains", f"{end}{end}", f"the tokens{end}", "the text"]
+    records = "".join(json.dumps({"text": text}) + "\n" for text in [TEXT, *texts])
+    (tmp_path / "t.jsonl").write_text(records)
+    choice = {"bytes": "bytes", "trained": "train:280"}.get(form) or str(published(form, tmp_path / "tokenizer.json"))
+    prepare([tmp_path / "t.jsonl"], tmp_path / "data", Options(tokenizer=choice, valid_fraction=0.0))
+    index = read_index(tmp_path / "data")
+    tokens = np.fromfile(tmp_path / "data" / "train-00000.bin", dtype="<u2")
+    ends = np.flatnonzero(tokens == index.tokenizer.end_of_text)
+    assert len(ends) == 1 + len(texts)
+    assert ends[-1] == len(tokens) - 1
+    if form == "trained":  # the others cannot tell every character
+        whole = tokenizers.Tokenizer.from_file(str(tmp_path / "data" / "tokenizer.json"))
+        assert [whole.decode(list(part)) for part in np.split(tokens, ends + 1)[1:-1]] == texts
+
+
 @pytest.mark.parametrize(("form", "end"), [("gpt2", "<|endoftext|>"), ("bert", "[SEP]")])
 def test_a_corpus_is_made_with_a_published_tokenizer(form: str, end: str, tmp_path: Path) -> None:
     path = published(form, tmp_path / "tokenizer.json")

@@ -12,6 +12,7 @@ import pytest
 
 from hpctrain.base.errors import InputError
 from hpctrain.corpus.inputs import expand, find_inputs, format_of
+from hpctrain.corpus.pieces import InputFile
 
 SAVED = Path(__file__).parents[2] / "golden" / "datasets" / "saved"
 
@@ -61,7 +62,11 @@ def test_a_folder_as_the_hub_has_it_gives_its_training_split(tmp_path: Path) -> 
     make(tmp_path, "data/train-00001-of-00002.parquet", "data/validation-00000-of-00001.parquet", "test/a.parquet")
     found = find_inputs([tmp_path])
     assert [file.path.name for file in found.files] == [f"train-0000{n}-of-00002.parquet" for n in (0, 1)]
-    assert found.other_splits == 2
+    assert [path.name for path in found.other_splits] == ["validation-00000-of-00001.parquet", "a.parquet"]
+    assert [path.name for path in found.beside_records] == ["README.md", "notes.txt"]
+    both = find_inputs([tmp_path, tmp_path / "data" / "notes.txt"])
+    assert both.files[0] == InputFile(tmp_path / "data" / "notes.txt", "text")
+    assert [path.name for path in both.beside_records] == ["README.md"]
 
 
 def test_a_folder_as_c4_has_it(tmp_path: Path) -> None:

@@ -171,7 +171,9 @@ def test_a_file_that_is_no_tokenizer_is_told(text: Path, tmp_path: Path) -> None
 
 def test_no_text_at_all_is_told_with_what_is_taken(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match=r"found no text \(1 files skipped\); taken from folders are \.md .*\.parquet"):
+    with pytest.raises(
+        InputError, match=r"found no text \(1 .* first: .*a\.txt: binary.*\); taken from folders are \.md .*\.parquet"
+    ):
         prepare([tmp_path], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -267,6 +269,23 @@ def test_unfinished_work_of_another_command_is_dropped_only_by_force(text: Path,
     prepare([text], out, Options(force=True))
     assert (out / "index.json").is_file()
     assert not (tmp_path / "out.partial").exists()
+
+
+def test_an_error_of_the_input_leaves_no_unfinished_work(text: Path, tmp_path: Path) -> None:
+    """Mended input, or another option, is another command: what was left would only block it."""
+    out = tmp_path / "out"
+    (text / "bad.jsonl").write_text("no json\n")
+    with pytest.raises(InputError, match="--skip-bad"):
+        prepare([text], out)
+    assert not (tmp_path / "out.partial").exists()
+    (text / "bad.jsonl").write_text('{"text": "mended"}\n')
+    assert prepare([text], out).sources.documents == 1
+
+
+def test_one_document_of_one_passage_over_and_over_is_mostly_trained_on(tmp_path: Path) -> None:
+    (tmp_path / "endless.txt").write_text("a" * 1_000_001)
+    index = prepare([tmp_path / "endless.txt"], tmp_path / "out")
+    assert 0 < index.tokens("valid") < index.tokens("train")
 
 
 def test_two_commands_never_make_the_same_folder(text: Path, tmp_path: Path) -> None:

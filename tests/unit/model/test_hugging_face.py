@@ -40,6 +40,7 @@ T5: dict[str, Any] = {
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama:ForCausalLM", LLAMA),
     "llama-tied": ("Llama:ForCausalLM", {**LLAMA, "tie_word_embeddings": True}),
+    "llama-padded": ("Llama:ForCausalLM", {**LLAMA, "pad_token_id": 5}),
     "mistral": ("Mistral:ForCausalLM", {**LLAMA, "sliding_window": None}),
     "gpt2": ("GPT2:LMHeadModel", GPT2),
     "gpt2-untied": ("GPT2:LMHeadModel", {**GPT2, "tie_word_embeddings": False}),
@@ -195,3 +196,19 @@ def test_files_that_are_no_weights_are_refused(gpt2: Path, tmp_path: Path) -> No
         read_folder(tmp_path)
     with pytest.raises(InputError, match="no such folder"):
         read_folder(tmp_path / "nowhere")
+
+
+@pytest.mark.requires("transformers")
+def test_the_row_of_the_padding_is_read_and_trained_as_any_other(tmp_path: Path) -> None:
+    """transformers would not train it; here that id comes up only where a sample asks for it."""
+    model = built("llama-padded")
+    model.save_pretrained(tmp_path / "in")
+    found = read_folder(tmp_path / "in")
+    fill = HfWeights(found, tmp_path / "in").fill
+    part = build_part(found.dims, 0, found.dims.layers, first=True, last=True, seed=0, fill=fill)
+    weight = part.get_parameter("embedding.weight")
+    assert torch.equal(weight[5], model.get_input_embeddings().weight[5])
+    assert weight[5].any()
+    part(torch.tensor([[5, 6, 5]])).square().sum().backward()
+    assert weight.grad is not None
+    assert weight.grad[5].any()

@@ -37,6 +37,22 @@ class Net(nn.Module):
 """
 
 
+WHOLE = """
+class Whole(Net):
+    def whole(self, tokens):
+        x = self.embed(tokens)
+        for block in self.layers:
+            x = block(x)
+        return self.head(x)
+"""
+
+
+def giving(output: str, arguments: str = "tokens") -> str:
+    """A model whose own forward pass gives this, where `y` are the logits of its pieces."""
+    body = f"        y = self.whole(tokens)\n        return {output}\n"
+    return f"{WHOLE}    def forward(self, {arguments}):\n{body}make = Whole"
+
+
 def edited(*lines: str) -> str:
     """A factory that changes a Net after it was made."""
     body = "".join(f"    {line}\n" for line in lines)
@@ -210,6 +226,27 @@ def make(vocabulary):
             + edited("net.layers = nn.ModuleList([Fixed(), Fixed()])"),
             {"back": ["head"], "front": ["embed"]}, r"layers\.0 cannot be applied .*\(2, 6, 8\): RuntimeError",
         ),
+        (
+            "class Aux(Block):\n    def forward(self, x):\n"
+            "        y = super().forward(x)\n        return (y, y.mean()) if self.training else y\n"
+            + edited("net.layers = nn.ModuleList([Aux(), Aux()])"),
+            {"back": ["head"], "front": ["embed"]}, r"layers\.0 gave a tuple in training; allowed: one tensor",
+        ),
+        (
+            edited("net.embed = nn.Sequential(net.embed, nn.BatchNorm1d(6))"),
+            {"front": ["embed"], "back": ["head"]}, r"changes the buffer embed\.1\.running_mean",
+        ),
+        (
+            giving("y, y.mean()"),
+            {}, r"forward gives tuple \(Tensor \[2, 6, 11\], Tensor \[\]\) in training; expected a Tensor \[2, 6, 11\]",
+        ),
+        (giving("(y, y.mean()) if self.training else y"), {}, r"gives tuple \(.*\) in training; expected"),
+        (giving("y.mean()"), {}, r"forward gives Tensor \[\] in training; expected a Tensor \[2, 6, 11\]"),
+        (giving("{'logits': y, 'loss': y.mean()}"), {}, r"forward gives dict \(logits: .*, loss: Tensor \[\]\)"),
+        (giving("{'hidden': y}"), {}, r"forward gives dict \(hidden: Tensor \[2, 6, 11\]\)"),
+        (giving("None"), {}, r"forward gives None in training; expected"),
+        (giving("y", "tokens, targets"), {}, r"tokens \[2, 6\] alone in training, raised TypeError: .*'targets'"),
+        (giving("y.nonsense"), {}, r"raised AttributeError: .* \(line \d+ of /.*\.py: return y\.nonsense\)"),
         ("make = Net", {"tensor_parallel": {"w": "rows"}}, r"no linear 'w' in a block; it has linear"),
         (
             # Half of the columns of a linear that nothing puts together again.
@@ -250,3 +287,40 @@ def test_a_module_that_fails_on_its_own_imports_says_which(tmp_path: Path, monke
     (tmp_path / "needs_another.py").write_text("import not_installed_here\n")
     with pytest.raises(InputError, match=r"importing needs_another raised ModuleNotFoundError: .*not_installed_here"):
         describe(Question("needs_another:make", {}, None, None, None, {}, 11, 6, 1))
+
+
+@pytest.mark.parametrize(
+    ("same", "other"),
+    [
+        ("y", "3 * y"),
+        ("(y, None)", "(3 * y, None)"),
+        ("{'logits': y, 'loss': None, 'past_key_values': [y]}", "{'logits': 3 * y}"),
+        # The last position alone, as generation wants it.
+        ("y if self.training else (y[:, -1:], None)", "y if self.training else (3 * y[:, -1:], None)"),
+    ],
+)
+def test_a_forward_that_gives_logits_has_to_give_those_of_the_pieces(
+    ask: Callable[..., ImportedSpec], same: str, other: str
+) -> None:
+    assert ask(giving(same)).layers == 3
+    with pytest.raises(InputError, match="other logits than its pieces"):
+        ask(giving(other))
+
+
+def test_a_stage_refuses_what_is_no_tensor(ask: Callable[..., ImportedSpec]) -> None:
+    """What a block gave when it was looked at is not what it gives in every step."""
+    part = build_part(ask("make = Net"), 0, 3, first=True, last=True, seed=1)
+    part.get_submodule("layers.1").register_forward_hook(lambda *_: {"x": 1})
+    with pytest.raises(InputError, match=r"layers\.1 gave a dict; allowed: one tensor"):
+        part(torch.zeros(1, 6, dtype=torch.long))
+
+
+def test_a_padding_index_of_a_persons_embedding_keeps_its_meaning(ask: Callable[..., ImportedSpec]) -> None:
+    """As in torch: that row takes no part in training."""
+    spec = ask(edited("net.embed = nn.Embedding(vocabulary, 8, padding_idx=3)"), front=["embed"], back=["head"])
+    part = build_part(spec, 0, 3, first=True, last=True, seed=1)
+    weight = part.get_submodule("embed").weight
+    assert not weight[3].any()
+    part(torch.tensor([[3, 4, 3]])).sum().backward()
+    assert not weight.grad[3].any()
+    assert weight.grad[4].any()

@@ -30,6 +30,16 @@ from hpctrain.report.words import describe, signal_name
             "generation 1 starts from step 50 on 4 nodes (pp 2 × dp 2 × tp 1)",
         ),
         ("generation_started", {"members": ["a"], "restore_step": None}, "generation 1 starts from the seed on 1 node"),
+        (
+            "generation_started",
+            {"members": ["a"], "first_weights": "the folder /models/gpt2"},
+            "generation 1 starts from the folder /models/gpt2 on 1 node",
+        ),
+        (
+            "generation_started",
+            {"members": ["a"], "restore": "checkpoints/step-00000004", "first_weights": "the folder /models/gpt2"},
+            "generation 1 starts from step 4 on 1 node",
+        ),
         ("recovered", {"seconds": 6.2, "step": 51}, "training goes on with step 51, 6.2 s after the fault was seen"),
         (
             "checkpoint_saved",

@@ -1,0 +1,95 @@
+"""What of the input is not in a corpus: files and records with the reason, listed in a file within the corpus folder.
+
+skipped.jsonl: a first line {"skipped": how many, "listed": how many follow}, then {"file", "line" (or "row" or
+"document"), "reason"} for each. It is there only where something was skipped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpctrain.base.atomic import write_text
+
+SKIPPED_NAME = "skipped.jsonl"
+"""Name of the list within a corpus folder."""
+LISTED_IN_UNIT = 1000
+"""Most entries that a unit of work keeps."""
+LISTED_BYTES = 4 * 1024 * 1024
+"""Most that a list takes on disk and in memory; the rest is counted."""
+UNITS = ("line", "row", "document")
+"""What an entry is the number of."""
+_REASON_LIMIT = 300
+"""Characters of a reason."""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A file or a record that is left out."""
+
+    file: str
+    reason: str
+    unit: str = ""
+    """One of `UNITS`; '' for the whole file."""
+    number: int = 0
+    """Which of them, 1 is the first."""
+
+    def __str__(self) -> str:
+        return f"{self.place()}: {self.reason}"
+
+    def place(self) -> str:
+        """'file:line', 'file: row 3', or the file."""
+        if self.unit == "line":
+            return f"{self.file}:{self.number}"
+        return f"{self.file}: {self.unit} {self.number}" if self.unit else self.file
+
+    def line(self) -> str:
+        """Its line of the list."""
+        where = {self.unit: self.number} if self.unit else {}
+        return json.dumps({"file": self.file, **where, "reason": self.reason[:_REASON_LIMIT]}, ensure_ascii=False)
+
+
+class SkippedList:
+    """All that is skipped, counted, and as much of it as the list has room for."""
+
+    def __init__(self, entries: Iterable[Skipped] = ()) -> None:
+        self.total = 0
+        self.listed: list[Skipped] = []
+        self._bytes = 0
+        self.add(entries)
+
+    def add(self, entries: Iterable[Skipped], more: int = 0) -> None:
+        """Take entries, and count that many more which nobody listed."""
+        self.total += more
+        for entry in entries:
+            self.total += 1
+            self._bytes += len(entry.line().encode(errors="replace"))
+            if self._bytes <= LISTED_BYTES:
+                self.listed.append(entry)
+
+    def write(self, folder: Path) -> None:
+        """Write the list into the folder, unless nothing was skipped."""
+        if self.total:
+            head = json.dumps({"skipped": self.total, "listed": len(self.listed)})
+            text = "\n".join([head, *(entry.line() for entry in self.listed), ""])
+            write_text(folder / SKIPPED_NAME, text.encode(errors="backslashreplace").decode())
+
+
+def read_skipped(folder: Path, most: int) -> tuple[int, int, list[Skipped]] | None:
+    """How many entries were skipped and listed, and the first of them; None for a folder without a list."""
+    path = folder / SKIPPED_NAME
+    if not path.is_file():
+        return None
+    with path.open(encoding="utf-8") as file:
+        head = json.loads(file.readline())
+        entries = [json.loads(line) for line in itertools.islice(file, most)]
+    return head["skipped"], head["listed"], [_entry(value) for value in entries]
+
+
+def _entry(value: dict[str, Any]) -> Skipped:
+    unit = next((unit for unit in UNITS if unit in value), "")
+    return Skipped(value["file"], value["reason"], unit, value.get(unit, 0))
