@@ -47,6 +47,8 @@ def main(argv: list[str], run: Verb) -> int:
     stamp_output()
     channel = socket.socket(fileno=_moved(options.fd))
     _load()
+    with contextlib.suppress(OSError):
+        channel.send(json.dumps({"loaded": True}).encode())
     order = _next_own(channel)
     if order is None:
         return 0
@@ -68,7 +70,10 @@ def _next_own(channel: socket.socket) -> dict[str, Any] | None:
         if not message:
             return None
         order: dict[str, Any] = json.loads(message)
-        pid = _fork(channel, order, fds)
+        token, *fds = fds
+        wanted = os.read(token, 1)  # empty where the order was withdrawn meanwhile
+        os.close(token)
+        pid = _fork(channel, order, fds) if wanted else 0
         if pid is None:
             return order
         for fd in fds:
