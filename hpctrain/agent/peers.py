@@ -47,6 +47,8 @@ class Announcement:
     phase: Phase
     reason: str
     doing: tuple[WorkerDoing, ...] = ()
+    unheard: tuple[int, ...] = ()
+    """Places in node order of the nodes that it does not hear."""
 
 
 @dataclass(frozen=True)
@@ -221,8 +223,9 @@ class Peers:
             self._dialler.heard(node)
             self._announced[node] = said
             self._views[node] = PeerView(
-                node, said.incarnation, True, False, now, said.generation, said.phase, said.reason, said.doing
-            )
+                node, said.incarnation, True, False, now, said.generation, said.phase, said.reason, said.doing,
+                said.unheard,
+            )  # fmt: skip
         if channel.closed:
             self._lose(node)
 
@@ -254,10 +257,10 @@ def announced(message: Message) -> Announcement | None:
     names = [field.name for field in fields(Announcement)]
     if message.get("type") != "heartbeat" or not all(name in message for name in names):
         return None
-    doing = from_message(message["doing"])
-    if doing is None:
+    doing, unheard = from_message(message["doing"]), message["unheard"]
+    if doing is None or not isinstance(unheard, list) or not all(type(at) is int and at >= 0 for at in unheard):
         return None
-    said = Announcement(**{**{name: message[name] for name in names}, "doing": doing})
+    said = Announcement(**{**{name: message[name] for name in names}, "doing": doing, "unheard": tuple(unheard)})
     texts = (said.node, said.incarnation, said.addr, said.reason)
     numbers = (said.store_port, said.generation)
     if not all(type(text) is str for text in texts) or not all(type(number) is int for number in numbers):

@@ -47,7 +47,7 @@ def read_ending(code: int | None, events: Sequence[Event], finished: bool) -> En
     if code == 0 or finished or done is not None:
         return Ending(0, "done", reason=done.reason if done else "all steps are done")
     last = next((event for event in reversed(events) if event.kind in ("preempted", "failed")), None)
-    reason = last.reason if last else None
+    reason = _with_crash(last, events)
     failures = [event for event in events if event.kind == "failed" and "exit_code" in event.data]
     own = [event.data["exit_code"] for event in failures if not _for_lost_nodes(event, events)]
     if own:
@@ -60,6 +60,17 @@ def read_ending(code: int | None, events: Sequence[Event], finished: bool) -> En
     if code == RESUMABLE or code in KILLED_AT_START:
         return Ending(code, "resumable", reason=reason)
     return Ending(code, "fatal", reason=reason, hopeless=code in HOPELESS)
+
+
+def _with_crash(last: Event | None, events: Sequence[Event]) -> str | None:
+    """The last word of the agents. Where one that crashed is why too few were left, or nobody was left to say
+    anything, its error is the reason."""
+    crash = next((event.reason for event in events if event.kind == "agent_crashed"), None)
+    if last is None or crash is None:
+        return crash if last is None else last.reason
+    if last.kind != "failed" or last.data.get("exit_code") != RESUMABLE or crash in last.reason:
+        return last.reason
+    return f"{crash}; then {last.reason}"
 
 
 def _for_lost_nodes(event: Event, events: Sequence[Event]) -> bool:

@@ -26,6 +26,9 @@ GRACE_S = 3.0
 BACKEND_GRACE_S = 10.0
 """A node ends its measuring process, which may hang in a collective, before it tells of it."""
 
+MOST_SECOND_TRIES = 16
+"""Pairs that could not measure and try once more, each on its own: it costs a deadline where the link is cut."""
+
 Progress = Callable[[str, int, int], None]
 """Told of (phase, done, planned); the phases are join, links, devices and backend."""
 
@@ -95,6 +98,9 @@ class Coordinator:
                 pairs = [(names[a], names[b]) for a, b in planned.pairs if {names[a], names[b]} <= alive]
                 if pairs and self._round(number, planned, pairs):
                     self.outcome.rounds_done += 1
+        for a, b in self.outcome.unmeasured()[:MOST_SECOND_TRIES]:
+            number += 1
+            self._round(number, Round(((names.index(a), names.index(b)),), alone=False), [(a, b)])
         self._tell("links", number, self.outcome.rounds_planned)
 
     def _round(self, number: int, planned: Round, pairs: list[tuple[str, str]]) -> bool:
@@ -136,6 +142,8 @@ class Coordinator:
                 reasons = [f"{name}: {answers[name].get('error', 'no figures')}" for name in pair]
                 self.outcome.broken[pair] = "; ".join(reasons)
             return None
+        self.outcome.broken.pop(pair, None)
+        self.outcome.broken.pop(pair[::-1], None)
         return PairResult(a, b, planned.alone, concurrency, *ends)
 
     def _devices(self) -> None:
