@@ -286,7 +286,7 @@ def _cut_off(now: float, view: View, settings: Settings, present: set[str], pati
         present: nodes that can take part, as seen from here.
         patience_s: how long two may be silent to each other before one of them is left out.
     """
-    silent = [pair for pair, since in view.silent.items() if now - since >= patience_s]
+    silent = sorted(pair for pair, since in view.silent.items() if now - since >= patience_s)
     broken = [pair for pair in settings.broken_links if set(pair) <= present]
     outside = {node for node in view.nodes if node not in _last_nodes(view)}
     out = leave_out(view.nodes, [*silent, *broken], first=outside.union(settings.advised_against))

@@ -100,7 +100,8 @@ class Coordinator:
                     self.outcome.rounds_done += 1
         for a, b in self.outcome.unmeasured()[:MOST_SECOND_TRIES]:
             number += 1
-            self._round(number, Round(((names.index(a), names.index(b)),), alone=False), [(a, b)])
+            if {a, b} <= set(self.outcome.alive):
+                self._round(number, Round(((names.index(a), names.index(b)),), alone=False), [(a, b)])
         self._tell("links", number, self.outcome.rounds_planned)
 
     def _round(self, number: int, planned: Round, pairs: list[tuple[str, str]]) -> bool:

@@ -61,7 +61,7 @@ def _worker_died(event: Event) -> str:
 
 def _node_lost(event: Event) -> str:
     if event.data.get("crashed"):
-        return event.reason.rstrip(".")
+        return ""  # its reason says more
     return f"node {event.data.get('node', event.node)} was lost"
 
 
