@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from submitted import RUN, Job, Project
+from submitted import Job, Project
 
 from hpctrain.records.bad_node import read_bad_nodes
 from hpctrain.records.event import Event, read_events
@@ -53,6 +53,8 @@ def test_a_pair_that_was_cut_before_the_probe(project: Project) -> None:
     assert not {"node1", "node2"} <= set(Plan.read(job.folder / "plan.json").nodes)
 
 
-def test_the_run_file_is_one_that_needs_no_certain_nodes() -> None:
-    """The tests above mean something only while the run may go on with three nodes."""
-    assert "recovery" not in RUN
+def test_a_pair_that_was_cut_between_the_probe_and_the_run(project: Project) -> None:
+    project.cluster.lab("cut", "node1", "node2")
+    job = project.submit(*FOUR)
+    assert_done_in_one_job(job, ("node1", "node2"))
+    assert left_out(job)[0].reason == "node2 is left out: it and node1 do not hear each other"
