@@ -28,7 +28,7 @@ from hpctrain.launch.secrets import secret_values
 from hpctrain.launch.trust import check_trusted
 from hpctrain.node.leaving import leave
 from hpctrain.node.parent import Parent
-from hpctrain.node.place import NodePlace, add_place_arguments, place_of
+from hpctrain.node.place import add_place_arguments, place_of
 from hpctrain.node.planning import GenerationMaker
 from hpctrain.node.staging import stage_data, staging_limit_s
 from hpctrain.probe.address import interface_of
@@ -58,41 +58,41 @@ def main(argv: list[str]) -> int:
     run = read_run(folder / "run.yaml")
     journal = Journal(folder / "events.jsonl", here.node, options.attempt, SystemClock())
     with crash_told(here.node, journal, lambda: _newest_generation(folder, options.attempt)):
-        return _take_part(here, folder, options.attempt, run, journal, stop)
+        incarnation = incarnation_of(platform.node(), time.time())
+        place = Place(here.node, here.nodes, here.addr, incarnation, options.attempt, folder)
+        return _take_part(place, here.local, run, journal, stop)
 
 
-def _take_part(here: NodePlace, folder: Path, attempt: int, run: Run, journal: Journal, stop: _StopRequest) -> int:
+def _take_part(place: Place, local: bool, run: Run, journal: Journal, stop: _StopRequest) -> int:
     """This node's part of an attempt; the exit code of the run comes back."""
-    incarnation = incarnation_of(platform.node(), time.time())
-    place = Place(here.node, here.nodes, here.addr, incarnation, attempt, folder)
-    if here.node == here.nodes[0]:
-        text = f"attempt {attempt} on {len(here.nodes)} nodes"
-        journal.write("attempt_started", -1, text, nodes=list(here.nodes))
+    folder, attempt, nodes = place.folder, place.attempt, place.nodes
+    if place.node == nodes[0]:
+        journal.write("attempt_started", -1, f"attempt {attempt} on {len(nodes)} nodes", nodes=list(nodes))
     logs = folder / "logs" / str(attempt)
     env = _worker_environment(place, run, logs)
-    runner = ForkingRunner(WORKER, ["fork", "--folder", str(folder)], env, _loss_teller(place, journal))
-    try:
-        with stop.at_once():
-            topology = _ensure_topology(place, run, journal, here.local, runner)
-    except _Stopped:
-        journal.write("preempted", -1, "asked to stop before the training began; there was nothing new to save")
-        return RESUMABLE
-    if topology.verdict.status == "refuse":
-        if not here.local:
-            # Nobody waits for the task of a node that does not answer.
-            leave(folder, attempt, here.node, here.nodes, len(here.nodes), EXIT_REFUSED)
-        return EXIT_REFUSED
-    staged = stage_data(run.data, journal, os.environ, SystemClock(), stop)
-    group = WorkerGroup(folder, logs, here.node, runner, env | staged)
-    code = _agent(place, run, topology, journal, stop, group).run()
-    runner.close()
+    forking = ForkingRunner(WORKER, ["fork", "--folder", str(folder)], env, _loss_teller(place, journal))
+    with contextlib.closing(forking) as runner:
+        try:
+            with stop.at_once():
+                topology = _ensure_topology(place, run, journal, local, runner)
+        except _Stopped:
+            journal.write("preempted", -1, "asked to stop before the training began; there was nothing new to save")
+            return RESUMABLE
+        if topology.verdict.status == "refuse":
+            if not local:
+                # Nobody waits for the task of a node that does not answer.
+                leave(folder, attempt, place.node, nodes, len(nodes), EXIT_REFUSED)
+            return EXIT_REFUSED
+        staged = stage_data(run.data, journal, os.environ, SystemClock(), stop)
+        group = WorkerGroup(folder, logs, place.node, runner, env | staged)
+        code = _agent(place, run, topology, journal, stop, group).run()
     if code == 0:
         (folder / FINISHED).touch()
-    elif not here.local:
+    elif not local:
         last = GenerationStore(folder / "generations").newest()
         mine = last is not None and last.attempt == attempt
-        members = [member.node for member in last.members] if last is not None and mine else list(here.nodes)
-        leave(folder, attempt, here.node, members, run.recovery.min_nodes, code)
+        members = [member.node for member in last.members] if last is not None and mine else list(nodes)
+        leave(folder, attempt, place.node, members, run.recovery.min_nodes, code)
     return code
 
 
