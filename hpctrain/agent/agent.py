@@ -303,7 +303,8 @@ class Agent:
 
     def _crash(self, error: Exception) -> None:
         """Tell the others why this agent ends, so that they take it for no lost node; as far as it still can."""
-        self._end_workers()
+        with contextlib.suppress(Exception):
+            self._end_workers()
         with contextlib.suppress(Exception):
             self._enter("crashed", crash_words(self._place.node, error))
 

@@ -9,6 +9,7 @@ import psutil
 import pytest
 from train_site import Outcome, Site, kill_node, kill_worker, node_process, wait_for, wait_for_step, worker_of
 
+from hpctrain.base.process import WORKER_NAME
 from hpctrain.launch.bad_nodes import blamed
 from hpctrain.records.event import read_events
 from hpctrain.records.metric import effective
@@ -63,7 +64,7 @@ def others(node: str) -> list[str]:
 
 def fork_server(folder: Path, node: str) -> psutil.Process:
     children = node_process(folder, node).children()
-    return next(child for child in children if child.name() == "python" or "fork" in child.cmdline()[1:5])
+    return next(child for child in children if not child.name().startswith(WORKER_NAME.format("")))
 
 
 def test_a_fault_while_torch_still_loads_costs_a_generation_and_no_agent(site: Site, tmp_path: Path) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loopback_agents import Cluster
+from loopback_agents import Cluster, heartbeat
 
 from hpctrain.agent.decide import Decision, PeerView, Phase, Settings, View, WorkerView, decide
 from hpctrain.agent.hearing import Hearing, silent_pairs
+from hpctrain.agent.peers import announced
 from hpctrain.base.silent_pairs import Pair
 from hpctrain.records.generation import Generation, Member, StoreAddress
 
@@ -175,6 +177,20 @@ def test_all_agents_that_hear_of_a_cut_mean_the_same(cut: set[Pair], dead: set[s
         assert not dead & set(members)
     if len(cut) == 1 and not dead:
         assert len(proposals) == 1
+
+
+@pytest.mark.parametrize("unheard", [[-1], [True], ["n1"], [1.0], 1, {"1": 1}, None])
+def test_a_heartbeat_tells_places_of_nodes_or_is_none(unheard: object) -> None:
+    assert announced(json.loads(heartbeat("n1", unheard=[2, 9]))).unheard == (2, 9)
+    assert announced(json.loads(heartbeat("n1", unheard=unheard))) is None
+    # One that is no place of a node counts for nothing.
+    hearing = Hearing("n0", NODES, SETTINGS)
+    hearing.note(NOW, [peer("n1", unheard=(2, 99)), peer("n2"), peer("n3")])
+    assert hearing.silent == {("n1", "n2"): NOW}
+    hearing.note(NOW + 1, [replace(peer("n1", unheard=(2,)), last_seen=NOW + 1), peer("n2"), peer("n3")])
+    assert hearing.silent == {("n1", "n2"): NOW}
+    hearing.note(NOW + 2, [peer("n1"), peer("n2"), peer("n3")])
+    assert hearing.silent == {}
 
 
 def test_a_lost_node_makes_no_pair() -> None:
