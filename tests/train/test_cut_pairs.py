@@ -79,7 +79,8 @@ def test_a_pair_cut_during_a_run_costs_one_of_both_until_it_is_healed(site: Site
     kinds = [event.kind for event in outcome.events]
     assert (kinds.count("node_left_out"), kinds.count("node_returned")) == (1, 1), outcome.said
     assert "node_lost" not in kinds
-    assert blamed(outcome.events) == {}
+    # local0 may be: its workers were killed.
+    assert {"local1", "local2"}.isdisjoint(blamed(outcome.events))
 
 
 def test_a_link_that_the_probe_could_not_measure_is_in_no_plan(site: Site) -> None:
