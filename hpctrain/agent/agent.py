@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hpctrain.agent.crash import crash_words
 from hpctrain.agent.decide import Decision, Phase, Settings, View, decide, failures
 from hpctrain.agent.group import WorkerGroup, WorkerNews
+from hpctrain.agent.hearing import Hearing
 from hpctrain.agent.journal import Journal
 from hpctrain.agent.peers import Announcement, Peers
 from hpctrain.agent.stall import WorkerDoing, to_message
 from hpctrain.agent.store import GenerationStore
+from hpctrain.agent.worker_events import event_of
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.wire import LineChannel
@@ -98,6 +102,8 @@ class Agent:
         self._last_step: dict[str, float] = {}
         self._weights: dict[str, str] = {}
         self._places: list[str] = []
+        self._hearing = Hearing(place.node, place.nodes, settings)
+        self._said_unheard: tuple[int, ...] = ()
         self._watched: list[LineChannel] = []
         self._working: tuple[str, ...] = ()
         self._store_socket: socket.socket | None = None
@@ -119,6 +125,9 @@ class Agent:
                     self._linger()
                     return code
                 self._peers.wait(TICK_S)
+        except Exception as error:
+            self._crash(error)
+            raise
         finally:
             self._end_workers()
             self._thread.shutdown(wait=False, cancel_futures=True)
@@ -127,7 +136,12 @@ class Agent:
 
     def _turn(self) -> int | None:
         now = self._clock.now()
-        self._peers.exchange(now, self._announcement())
+        mine = self._announcement()
+        # The next generation waits until all agree on who is gone.
+        news_of_loss = self._phase == "fault" and mine.unheard != self._said_unheard
+        self._said_unheard = mine.unheard
+        self._peers.exchange(now, mine, at_once=news_of_loss)
+        self._hearing.note(now, self._peers.views())
         for news in self._group.news(now):
             self._take_news(now, news)
         self._pass_on_stop()
@@ -156,7 +170,7 @@ class Agent:
             self._enter("stopped", decision.reason)
             return decision.exit_code
         elif decision.act == "fail":
-            return self._fail(decision.reason, decision.exit_code, decision.members)
+            return self._fail(decision.reason, decision.exit_code, decision)
         return None
 
     def _propose(self, decision: Decision) -> int | None:
@@ -172,11 +186,11 @@ class Agent:
             proposed = making.result()
             record = self._store.decide(proposed.record)
             if record == proposed.record:
-                self._note_members(record)
+                self._note_members(record, decision.left_out)
                 proposed.announce()
         except HpctrainError as error:
             # No plan for what is left, or no room to write it down: nobody else would fare better.
-            return self._fail(str(error), error.exit_code, decision.members)
+            return self._fail(str(error), error.exit_code, decision)
         if record == proposed.record:
             plan = proposed.plan
             self._journal.write(
@@ -257,62 +271,43 @@ class Agent:
                 "recovered", self._number(), f"step {step} is done", seconds=now - self._fault_at, step=step
             )
             self._fault_at = None
-        elif kind == "saved":
-            self._note_saved(news)
-        elif kind == "residuals_dropped" and news.rank == 0:
-            self._journal.write("residuals_dropped", self._number(), news.message["reason"])
         elif kind == "weights" and news.rank == 0:
             self._weights = {"weights_sha256": news.message["sha256"]}
-        elif news.exit_code is not None and news.exit_code not in (0, 75, 76):
-            how = f"signal {-news.exit_code}" if news.exit_code < 0 else f"exit code {news.exit_code}"
-            data: dict[str, int | str] = {"exit_code": news.exit_code}
-            if news.exit_code < 0:
-                data = {"signal": -news.exit_code}
-            if news.doing is not None:
-                data |= {"step": news.doing.step, "operation": news.doing.words()}
-            self._journal.write(
-                "worker_died",
-                self._number(),
-                f"the worker of {self._place.node} (rank {news.rank}) ended by {how}",
-                node=self._place.node,
-                rank=news.rank,
-                **data,
-            )
+        told = event_of(self._place.node, news)
+        if told is not None:
+            self._journal.write(told[0], self._number(), told[1], **told[2])
 
-    def _note_saved(self, news: WorkerNews) -> None:
-        message = dict(news.message)
-        step, error = message["step"], message.get("error")
-        if error:
-            self._journal.write("checkpoint_skipped", self._number(), f"step {step} not saved: {error}", step=step)
-        else:
-            self._journal.write(
-                "checkpoint_saved",
-                self._number(),
-                f"step {step} is on disk",
-                step=step,
-                seconds=message["seconds"],
-                size_bytes=message["size_bytes"],
-            )
-
-    def _note_members(self, record: Generation) -> None:
+    def _note_members(self, record: Generation, left_out: Mapping[str, str]) -> None:
         """Tell which nodes are gone and which are back, against the generation before."""
-        if self._record is None:
-            return
-        before = {member.node for member in self._record.members}
+        before = {member.node for member in self._record.members} if self._record else set(self._place.nodes)
         now = {member.node for member in record.members}
+        crashed = {view.node: view.reason for view in self._peers.views() if view.phase == "crashed"}
         for node in sorted(before - now):
-            self._journal.write("node_lost", self._record.number, f"node {node} is gone", node=node)
+            if node in left_out:
+                self._journal.write("node_left_out", record.number, left_out[node], node=node)
+            elif self._record is not None:
+                known = {"crashed": True} if node in crashed else {}
+                reason = crashed.get(node, f"node {node} is gone")
+                self._journal.write("node_lost", self._number(), reason, node=node, **known)
         for node in sorted(now - before):
-            self._journal.write("node_returned", self._record.number, f"node {node} is back", node=node)
+            self._journal.write("node_returned", self._number(), f"node {node} is back", node=node)
 
-    def _fail(self, reason: str, code: int, left: tuple[str, ...]) -> int:
+    def _fail(self, reason: str, code: int, decision: Decision) -> int:
         self._end_workers()
         told = any(view.phase == "failed" for view in self._peers.views())
         self._enter("failed", reason)
         if not told:
-            known = {"left": list(left)} if left else {}
+            known = {"left": list(decision.members)} if decision.members else {}
+            known |= {"left_out": list(decision.left_out)} if decision.left_out else {}
             self._journal.write("failed", self._number(), reason, exit_code=code, **known)
         return code
+
+    def _crash(self, error: Exception) -> None:
+        """Tell the others why this agent ends, so that they take it for no lost node; as far as it still can."""
+        with contextlib.suppress(Exception):
+            self._end_workers()
+        with contextlib.suppress(Exception):
+            self._enter("crashed", crash_words(self._place.node, error))
 
     def _pass_on_stop(self) -> None:
         if self._phase == "running" and not self._stop_told and self._stop_wanted():
@@ -364,13 +359,14 @@ class Agent:
             workers=replace(self._group.view(), doing=self._doing()),
             stop_wanted=self._stop_wanted(),
             checkpoint=self._newest_checkpoint() if between else None,
+            silent=self._hearing.silent,
         )
 
     def _announcement(self) -> Announcement:
         member = self._member()
         return Announcement(
             member.node, member.incarnation, member.addr, member.store_port, self._number(), self._phase, self._reason,
-            self._doing(),
+            self._doing(), self._hearing.unheard(self._clock.now(), self._peers.views()),
         )  # fmt: skip
 
     def _doing(self) -> tuple[WorkerDoing, ...]:

@@ -6,13 +6,15 @@ at least half of the last: a generation's record is decided by one exclusive fil
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from hpctrain.agent.stall import WorkerDoing, culprits, explain
+from hpctrain.base.silent_pairs import Pair, leave_out
 from hpctrain.records.generation import Generation
 
-Phase = Literal["joining", "running", "fault", "done", "stopped", "failed"]
+Phase = Literal["joining", "running", "fault", "done", "stopped", "failed", "crashed"]
 Act = Literal["wait", "end_generation", "propose", "finish", "stop", "fail"]
 
 RESUMABLE = 75
@@ -39,6 +41,10 @@ class Settings:
     """How long a proposer waits for the others to say that they ended the generation too."""
     succession_s: float = 60.0
     """After this long without a record, the next node in order proposes one: the first may be hashing a checkpoint."""
+    broken_links: tuple[Pair, ...] = ()
+    """Pairs of nodes whose link the probe could not measure: never is more than one of each in a generation."""
+    advised_against: tuple[str, ...] = ()
+    """Nodes that the probe's verdict excludes: of a cut pair they go first."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,8 @@ class PeerView:
     reason: str = ""
     doing: tuple[WorkerDoing, ...] = ()
     """What its workers do, once they have made no step for a while."""
+    unheard: tuple[int, ...] = ()
+    """Places in node order of the nodes that it does not hear."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,8 @@ class View:
     """Somebody asked this node to save and leave."""
     checkpoint: str | None = None
     """The newest checkpoint on disk, to tell progress from failing over and over."""
+    silent: Mapping[Pair, float] = field(default_factory=dict)
+    """Pairs of nodes that do not hear each other, and since when; as `hearing` tells them."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +118,8 @@ class Decision:
     reason: str
     members: tuple[str, ...] = ()
     """For `propose`: the nodes of the next generation. For `fail`: those that are left, where too few are."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Beside them: nodes that could take part and do not, as they and a member do not reach each other; and why."""
     exit_code: int = 0
     """For `stop` and `fail`."""
     hung: tuple[WorkerDoing, ...] | None = None
@@ -126,7 +138,7 @@ def decide(now: float, view: View, settings: Settings) -> Decision:
 
 def alive(now: float, peer: PeerView, settings: Settings) -> bool:
     """Whether a peer can take part: connected, and heard of lately."""
-    return peer.connected and now - peer.last_seen <= settings.heartbeat_timeout_s
+    return peer.connected and peer.phase != "crashed" and now - peer.last_seen <= settings.heartbeat_timeout_s
 
 
 def failures(view: View) -> int:
@@ -147,9 +159,11 @@ def _while_running(now: float, view: View, settings: Settings) -> Decision:
     if own is not None:
         return own
     for peer in view.peers:
-        verdict = _peer_verdict(now, peer, view, settings)
+        verdict = _peer_word(peer, view) or _peer_loss(now, peer, view, settings)
         if verdict is not None:
             return verdict
+    if _is_spectator(view) and not any(alive(now, peer, settings) for peer in _members_seen(view)):
+        return _without_members(now, view, settings)
     return Decision("wait", "training")
 
 
@@ -181,10 +195,11 @@ def _hung(view: View, limit_s: float) -> Decision:
     return Decision("end_generation", reason, hung=culprits(doing))
 
 
-def _peer_verdict(now: float, peer: PeerView, view: View, settings: Settings) -> Decision | None:
+def _peer_word(peer: PeerView, view: View) -> Decision | None:
+    """What follows from what a peer says."""
     record = view.record
     assert record is not None, "a running agent has a record"
-    member = next((m for m in record.members if m.node == peer.node), None)
+    member = any(m.node == peer.node for m in record.members)
     same = peer.generation == record.number
     if same and peer.phase == "done":
         return Decision("finish", "all steps are done") if member else None
@@ -192,12 +207,21 @@ def _peer_verdict(now: float, peer: PeerView, view: View, settings: Settings) ->
         return Decision("stop", peer.reason, exit_code=RESUMABLE)
     if peer.phase == "failed" and peer.generation >= record.number:
         return Decision("fail", peer.reason, exit_code=1)
-    if member is None:
-        return None
-    if same and peer.phase == "fault":
+    if same and peer.phase == "fault" and member:
         return Decision("end_generation", peer.reason)
-    if peer.node not in view.working:
+    return None
+
+
+def _peer_loss(now: float, peer: PeerView, view: View, settings: Settings) -> Decision | None:
+    """What follows from a peer's being silent or gone. Who only looks on ends nothing for it: the members know best
+    whom they hear."""
+    record = view.record
+    assert record is not None, "a running agent has a record"
+    member = next((m for m in record.members if m.node == peer.node), None)
+    if member is None or peer.node not in view.working or _is_spectator(view):
         return None
+    if peer.phase == "crashed":
+        return Decision("end_generation", peer.reason)
     if peer.connected and peer.incarnation != member.incarnation:
         return Decision("end_generation", f"node {peer.node} is gone")
     # A connection that closed before the generation began may be on its way back: the proposer counted on that node.
@@ -210,33 +234,78 @@ def _peer_verdict(now: float, peer: PeerView, view: View, settings: Settings) ->
     return None
 
 
+def _members_seen(view: View) -> list[PeerView]:
+    last = _last_nodes(view)
+    return [peer for peer in view.peers if peer.node in last]
+
+
+def _without_members(now: float, view: View, settings: Settings) -> Decision:
+    """What an agent does that looks on and hears none of those who train."""
+    newest = max([view.phase_since, *(peer.last_seen for peer in _members_seen(view))])
+    if now - newest <= settings.heartbeat_timeout_s:
+        return Decision("wait", "looking on")
+    return Decision("end_generation", f"no node that trains was heard for {settings.heartbeat_timeout_s:g} s")
+
+
 def _between(now: float, view: View, settings: Settings) -> Decision:
     if view.stop_wanted:
         return Decision("stop", "stopped on request between two generations", exit_code=RESUMABLE)
     for peer in view.peers:
         if peer.phase == "failed":
             return Decision("fail", peer.reason, exit_code=1)
-    number = view.record.number if view.record else -1
-    living = [peer for peer in view.peers if alive(now, peer, settings)]
-    members = tuple(n for n in view.nodes if n == view.me or n in {peer.node for peer in living})
-    waited = now - view.phase_since
+    living = {peer.node: peer for peer in view.peers if alive(now, peer, settings)}
     limit = settings.collect_s if view.record else settings.join_timeout_s
-    everybody = len(members) == len(view.nodes) if view.record is None else True
-    settled = everybody and all(peer.phase != "running" or peer.generation != number for peer in living)
-    if not settled and waited < limit:
+    out = _cut_off(now, view, settings, {view.me, *living}, limit)
+    if view.me in out:
+        return Decision("wait", out[view.me])
+    members = tuple(n for n in view.nodes if (n == view.me or n in living) and n not in out)
+    waited = now - view.phase_since
+    at_work = [peer.node for peer in living.values() if view.record and _is_at_work(peer, view.record)]
+    everybody = view.record is not None or len(members) + len(out) == len(view.nodes)
+    # Two that do not hear each other yet may be about to.
+    meeting = any(not {a, b} & out.keys() for a, b in view.silent)
+    settled = everybody and not at_work
+    if meeting or (not settled and waited < limit):
         return Decision("wait", "waiting for the other nodes")
     if _is_spectator(view) and not _enough_of_the_last(view, members):
         return _spectate(waited, settings)
-    refusal = _too_few(view, members, settings)
+    if _is_spectator(view) and at_work:
+        return Decision("wait", "the others train without this node")
+    refusal = _too_few(view, members, out, settings)
     if refusal is not None:
         return refusal
     turn = members.index(view.me) * settings.succession_s
     if waited < turn + (0 if settled else limit):
         return Decision("wait", f"node {members[0]} proposes the next generation")
-    return Decision("propose", view.reason or "start", members=members)
+    return Decision("propose", view.reason or "start", members=members, left_out=out)
 
 
-def _too_few(view: View, members: tuple[str, ...], settings: Settings) -> Decision | None:
+def _is_at_work(peer: PeerView, record: Generation) -> bool:
+    return peer.phase == "running" and peer.generation == record.number
+
+
+def _cut_off(now: float, view: View, settings: Settings, present: set[str], patience_s: float) -> dict[str, str]:
+    """The nodes that the next generation does without because of pairs that do not reach each other; and why.
+
+    Args:
+        present: nodes that can take part, as seen from here.
+        patience_s: how long two may be silent to each other before one of them is left out.
+    """
+    silent = sorted(pair for pair, since in view.silent.items() if now - since >= patience_s)
+    broken = [pair for pair in settings.broken_links if set(pair) <= present]
+    outside = {node for node in view.nodes if node not in _last_nodes(view)}
+    out = leave_out(view.nodes, [*silent, *broken], first=outside.union(settings.advised_against))
+    return {node: _cut_words(node, silent, broken) for node in out}
+
+
+def _cut_words(node: str, silent: list[Pair], broken: list[Pair]) -> str:
+    deaf, unmeasured = ([a if b == node else b for a, b in pairs if node in (a, b)] for pairs in (silent, broken))
+    if deaf:
+        return f"{node} is left out: it and {', '.join(deaf)} do not hear each other"
+    return f"{node} is left out: the probe could not measure its link to {', '.join(unmeasured)}"
+
+
+def _too_few(view: View, members: tuple[str, ...], out: Mapping[str, str], settings: Settings) -> Decision | None:
     failed = failures(view)
     if failed > settings.retries:
         return Decision(
@@ -246,21 +315,29 @@ def _too_few(view: View, members: tuple[str, ...], settings: Settings) -> Decisi
             exit_code=NO_PROGRESS,
         )
     if len(members) < settings.min_nodes:
+        left = (
+            f"{len(members)} of the nodes are left ({', '.join(members)}), recovery.min_nodes is {settings.min_nodes}"
+        )
         return Decision(
             "fail",
-            f"{len(members)} of the nodes are left ({', '.join(members)}), recovery.min_nodes is {settings.min_nodes}",
+            "; ".join([left, *out.values(), *_crashes(view)]),
             members=members,
+            left_out=out,
             exit_code=RESUMABLE,
         )
     if not _enough_of_the_last(view, members):
-        last = _last_nodes(view)
-        return Decision(
-            "fail",
-            f"only {len(set(members) & set(last))} of {len(last)} nodes can be reached from {view.me}: "
-            "the others may be going on without it",
-            exit_code=RESUMABLE,
-        )
+        last, crashes = _last_nodes(view), _crashes(view)
+        there = len(set(members) & set(last))
+        rest = "" if there + len(crashes) >= len(last) else "the others may be going on without it"
+        reached = f"only {there} of {len(last)} nodes can be reached from {view.me}"
+        words = "; ".join([*crashes, reached]) + f": {rest}" * bool(rest)
+        return Decision("fail", words, exit_code=RESUMABLE)
     return None
+
+
+def _crashes(view: View) -> list[str]:
+    """What is known of members whose agent ended by an error of its own."""
+    return [peer.reason for peer in _members_seen(view) if peer.phase == "crashed"]
 
 
 def _last_nodes(view: View) -> tuple[str, ...]:

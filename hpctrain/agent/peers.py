@@ -51,6 +51,8 @@ class Announcement:
     phase: Phase
     reason: str
     doing: tuple[WorkerDoing, ...] = ()
+    unheard: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """Places in node order of the nodes that it does not hear."""
 
 
 @dataclass(frozen=True)
@@ -198,8 +200,9 @@ class Peers:
             self._dialler.heard(node)
             self._announced[node] = said
             self._views[node] = PeerView(
-                node, said.incarnation, True, False, now, said.generation, said.phase, said.reason, said.doing
-            )
+                node, said.incarnation, True, False, now, said.generation, said.phase, said.reason, said.doing,
+                said.unheard,
+            )  # fmt: skip
         if channel.closed:
             self._lose(node)
 

@@ -1,4 +1,4 @@
-"""A Runner that starts workers by fork from a process that has loaded their libraries.
+"""A Runner that starts workers by fork from a process that has loaded their libraries, the fork server.
 
 Loading torch takes seconds on a quiet disk and far more on a shared file system. With this a node loads it once, from
 its first moment on, and a worker of a later generation begins in milliseconds. The other end is
@@ -13,8 +13,10 @@ import os
 import select
 import signal
 import socket
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -24,6 +26,29 @@ from hpctrain.base.process import Process, SystemRunner, kill_group
 
 MESSAGE_BYTES = 1 << 17
 MOST_FDS = 16
+ANSWER_S = 3.0
+"""A fork server that has loaded forks within milliseconds; one that takes longer hangs, and is replaced."""
+MOST_LOSSES = 8
+"""Fork servers lost in one attempt, after which workers start without one: something ends them again and again."""
+
+
+@dataclass(frozen=True)
+class ServerLoss:
+    """The end of a fork server that nobody here asked for."""
+
+    code: int
+    """Its exit code; killed by signal n: -n."""
+    loading: bool
+    """Whether it had not loaded its libraries yet."""
+    replaced: bool
+    """Whether another one loads now."""
+
+    def words(self) -> str:
+        """What happened to it, and what follows."""
+        how = f"was killed by signal {-self.code}" if self.code < 0 else f"ended with exit code {self.code}"
+        when = " while it loaded" if self.loading else ""
+        then = "a new one loads" if self.replaced else "workers start without one from now on, which takes longer"
+        return f"the fork server {how}{when}; {then}"
 
 
 class ForkedProcess:
@@ -45,14 +70,18 @@ class ForkedProcess:
         self.pid = pid
         self._code = None if self._process else -signal.SIGKILL
 
+    @property
+    def waits(self) -> bool:
+        """Whether its order was not carried out yet."""
+        return not self.pid and self._code is None
+
     def poll(self) -> int | None:
         return self.wait(0.0)
 
     def kill(self) -> None:
         self._runner.hear(0.0)
-        if not self.pid and self._code is None:
-            # Its order still waits, and is carried out by nobody then.
-            self._runner.close()
+        if self.waits:
+            self._runner.withdraw(self)
         if self.pid and self._code is None:
             kill_group(self.pid)
 
@@ -61,22 +90,52 @@ class ForkedProcess:
             self._process.terminate()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        if not self.pid and self._code is None:
-            self._runner.hear(timeout_s)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while self.waits:
+            self._runner.hear(_seconds_until(deadline))
+            if _seconds_until(deadline) == 0.0:
+                break
         if self._code is None and self._process is not None:
             with contextlib.suppress(psutil.TimeoutExpired):
-                code = self._process.wait(timeout_s)
+                code = self._process.wait(_seconds_until(deadline))
                 self._code = -signal.SIGKILL if code is None else int(code)
         return self._code
+
+
+@dataclass(frozen=True)
+class _Order:
+    """An order that the fork server has not answered."""
+
+    process: ForkedProcess
+    token: int
+    """Read end of a pipe that holds one byte. Who takes the byte decides on the order: the server carries it out, or it
+    is withdrawn here."""
+
+    def withdraw(self) -> None:
+        """The server passes it over, unless it has begun with it."""
+        if os.read(self.token, 1):
+            self.process.begin(0)
+
+    def end(self, pid: int) -> None:
+        """It was carried out as this process; 0 where it never will be."""
+        os.close(self.token)
+        if self.process.waits:
+            self.process.begin(pid)
 
 
 class ForkingRunner(SystemRunner):
     """Starts what begins with `program` by fork, and all else as a SystemRunner does.
 
-    When the process that forks is gone, commands start as everywhere else. For one thread.
+    A fork server that is lost is replaced. Where there is none, commands start as everywhere else. For one thread.
     """
 
-    def __init__(self, program: Sequence[str], verb: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        program: Sequence[str],
+        verb: Sequence[str],
+        env: Mapping[str, str],
+        lost: Callable[[ServerLoss], None] = lambda loss: None,
+    ) -> None:
         """Start loading; orders may be given at once, and wait for that.
 
         Args:
@@ -84,20 +143,22 @@ class ForkingRunner(SystemRunner):
             verb: with these words after it, the program loads and forks.
             env: of the process that loads. What libraries read when they are loaded (OMP_NUM_THREADS) holds for all
                 of its forks; the rest may change from one to the next.
+            lost: called when a fork server has ended by itself.
         """
         self._program = tuple(program)
+        self._verb = tuple(verb)
         self._env = dict(env)
-        self._asked: deque[ForkedProcess] = deque()
+        self._lost = lost
+        self._losses = 0
+        self._asked: deque[_Order] = deque()
+        """Not answered yet, the oldest first."""
         self._server: Process | None = None
+        self._loaded = False
         self._started: list[Process] = []
         """Whose end somebody here will ask for."""
         self._adopts = adopt_orphans()
-        if not self._adopts:
-            return
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            words = [*program, *verb, "--fd", str(theirs.fileno()), "--parent", str(os.getpid())]
-            self._server = super().start(words, env=env, keep_fds=(theirs.fileno(),))
+        if self._adopts:
+            self._start_server()
 
     def start(
         self,
@@ -109,30 +170,38 @@ class ForkingRunner(SystemRunner):
         size = len(self._program)
         if self._server is not None and log is not None and tuple(argv[:size]) == self._program:
             with contextlib.suppress(OSError):  # nobody there, or an environment that is too long
-                self._order(argv[size:], os.environ if env is None else env, log, keep_fds)
-                self._asked.append(ForkedProcess(self))
-                self._started.append(self._asked[-1])
-                return self._asked[-1]
+                self._started.append(self._ask(argv[size:], os.environ if env is None else env, log, keep_fds))
+                return self._started[-1]
         self._started.append(super().start(argv, env, log, keep_fds))
         return self._started[-1]
 
     def hear(self, timeout_s: float | None) -> None:
         """Let processes that were forked know it, waiting for the next one at most that long (None: without end)."""
         while self._asked and select.select([self._channel], [], [], timeout_s)[0]:
-            try:
-                answer = self._channel.recv(MESSAGE_BYTES)
-            except OSError:
-                answer = b""
-            if not answer:
-                self._over()
+            if not self._take_word():
+                assert self._server is not None, "orders wait for it alone"
+                self._server.wait(ANSWER_S)  # it closes its end first, and then has an exit code to tell
+                self._replace_server()
                 return
-            self._asked.popleft().begin(int(json.loads(answer)["pid"]))
             timeout_s = 0.0
 
+    def withdraw(self, process: ForkedProcess) -> None:
+        """See to it that nobody carries out this process's order, unless that was done already."""
+        order = next(order for order in self._asked if order.process is process)
+        order.withdraw()
+        deadline = time.monotonic() + ANSWER_S
+        # One that loads answers when it has; where it has begun with the order, it must say what it forked.
+        while order in self._asked and (self._loaded or process.waits):
+            rest_s = _seconds_until(deadline)
+            self.hear(rest_s)
+            if order in self._asked and rest_s == 0.0:
+                self._replace_server()
+
     def reap(self) -> None:
+        if self._server is not None and self._server.poll() is not None:
+            self._replace_server()
         self._started = [process for process in self._started if process.poll() is None]
-        # WNOWAIT: whose it is decides who takes its exit code.
-        if not self._adopts or os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if not self._adopts or not _has_ended_child():
             return
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.Error, OSError):  # somebody else has taken it
@@ -150,27 +219,83 @@ class ForkingRunner(SystemRunner):
         return not self._asked and pid not in known
 
     def close(self) -> None:
-        """End the process that forks, and orders that it has not come to; what it has forked stays."""
+        """End the fork server, and orders that it has not come to; what it has forked stays."""
         if self._server is not None:
-            self._server.kill()
-            self.hear(None)
-            self._over()
+            self._end_server()
 
-    def _order(self, words: Sequence[str], env: Mapping[str, str], log: Path, keep_fds: Sequence[int]) -> None:
-        order = {
+    def _start_server(self) -> None:
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._loaded = False
+        with theirs:
+            words = [*self._program, *self._verb, "--fd", str(theirs.fileno()), "--parent", str(os.getpid())]
+            self._server = super().start(words, env=self._env, keep_fds=(theirs.fileno(),))
+
+    def _end_server(self) -> int:
+        """Its exit code. Whatever it has forked is known then."""
+        assert self._server is not None, "there is one to end"
+        self._server.kill()
+        code = self._server.wait(ANSWER_S)
+        self._server = None
+        while select.select([self._channel], [], [], ANSWER_S)[0] and self._take_word():
+            pass
+        self._channel.close()
+        while self._asked:
+            self._asked.popleft().end(0)
+        return -signal.SIGKILL if code is None else code
+
+    def _replace_server(self) -> None:
+        """The fork server is gone, or hangs. One that ended with an error of its own would do so again."""
+        code, loading = self._end_server(), not self._loaded
+        self._losses += 1
+        replaced = code < 0 and self._losses < MOST_LOSSES
+        if replaced:
+            self._start_server()
+        self._lost(ServerLoss(code, loading, replaced))
+
+    def _ask(self, words: Sequence[str], env: Mapping[str, str], log: Path, keep_fds: Sequence[int]) -> ForkedProcess:
+        message = {
             "argv": list(words),
             "set": {key: value for key, value in env.items() if self._env.get(key) != value},
             "unset": [key for key in self._env if key not in env],
             "fds": list(keep_fds),
         }
-        with log.open("ab") as output:
-            socket.send_fds(self._channel, [json.dumps(order).encode()], [output.fileno(), *keep_fds])
+        token, give = os.pipe()
+        try:
+            os.write(give, b"1")
+            with log.open("ab") as output:
+                socket.send_fds(self._channel, [json.dumps(message).encode()], [token, output.fileno(), *keep_fds])
+        except OSError:
+            os.close(token)
+            raise
+        finally:
+            os.close(give)
+        self._asked.append(_Order(ForkedProcess(self), token))
+        return self._asked[-1].process
 
-    def _over(self) -> None:
-        if self._server is not None:
-            self._server.kill()
-            self._server.wait()
-            self._server = None
-            self._channel.close()
-        while self._asked:
-            self._asked.popleft().begin(0)
+    def _take_word(self) -> bool:
+        """Take the fork server's next word: that it has loaded, or what it forked for the oldest order. False at the
+        end of the server."""
+        try:
+            word = self._channel.recv(MESSAGE_BYTES)
+        except OSError:
+            word = b""
+        if not word:
+            return False
+        pid = json.loads(word).get("pid")
+        self._loaded = True
+        if pid is not None:
+            self._asked.popleft().end(int(pid))
+        return True
+
+
+def _has_ended_child() -> bool:
+    """Whether some child has ended; whose it is decides who takes its exit code."""
+    try:
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False  # there is no child at all
+
+
+def _seconds_until(deadline: float | None) -> float | None:
+    """Time left until this moment of time.monotonic; None where there is no such moment."""
+    return None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -36,13 +36,21 @@ def blamed(events: Sequence[Event]) -> dict[str, str]:
             found[event.data["node"]] = "it was lost"
         elif event.kind == "node_returned":
             found.pop(event.data["node"], None)
-    return found | _missing_at_the_end(events) | _where_workers_die(events)
+    spared = _lost_for_no_fault_of_theirs(events)
+    lost = {node: reason for node, reason in (found | _missing_at_the_end(events)).items() if node not in spared}
+    return lost | _where_workers_die(events)
+
+
+def _lost_for_no_fault_of_theirs(events: Sequence[Event]) -> set[str]:
+    """Nodes whose agent ended by an error of its own, which it would on any other node too."""
+    return {event.data["node"] for event in events if event.kind == "agent_crashed"}
 
 
 def _missing_at_the_end(events: Sequence[Event]) -> dict[str, str]:
-    """Nodes that are gone when the others give up. One that gave up too, on its own side of a cut, is not gone."""
+    """Nodes that are gone when the others give up. One that gave up too, on its own side of a cut, is not gone, and
+    neither is one that was left out because of a cut."""
     ends = [event for event in events if event.kind == "failed" and event.data.get("left")]
-    speaking = {node for event in ends for node in event.data["left"]} | {event.node for event in ends}
+    speaking = {node for event in ends for node in [*event.data["left"], *event.data.get("left_out", []), event.node]}
     began = next((event for event in reversed(events) if event.kind == "generation_started"), None)
     members = list(began.data.get("members", [])) if began else nodes_of(events)
     return {node: "it was lost" for node in members if node not in speaking} if ends else {}

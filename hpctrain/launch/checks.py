@@ -40,15 +40,21 @@ def is_usable(topology: Topology, nodes: Sequence[str], now: float) -> bool:
 
 
 def check_devices(plan: Plan, topology: Topology, source: str) -> None:
-    """Every device of the plan must be one that was measured.
+    """Every device of the plan must be one that was measured, and of a broken link it may use one end.
 
     Raises:
-        Refused: it is not.
+        Refused: it is not so.
     """
     known = topology.places()
     strange = [place for place in plan.ranks if place not in known]
     if strange:
         raise Refused(f"{source}: ranks: {strange[0]!r} is no device of the topology, which has {_some(known)}")
+    apart = next((pair for pair in topology.fabric.broken if set(pair) <= set(plan.nodes)), None)
+    if apart is not None:
+        raise Refused(
+            f"{source}: it uses {apart[0]} and {apart[1]}, whose link the probe could not measure; allowed: one of "
+            "them. Make a plan with `hpctrain plan`, or probe again"
+        )
 
 
 def check_plan(plan: Plan, run: Run, spec: Spec, nodes: Sequence[str], source: str) -> None:

@@ -32,6 +32,8 @@ class Ending:
     """The last word of its agents; None when they left without one."""
     hopeless: bool = False
     """Another attempt would end in the same way."""
+    crashed: bool = False
+    """The reason is no more than the error that an agent crashed with."""
 
 
 def read_ending(code: int | None, events: Sequence[Event], finished: bool) -> Ending:
@@ -47,7 +49,8 @@ def read_ending(code: int | None, events: Sequence[Event], finished: bool) -> En
     if code == 0 or finished or done is not None:
         return Ending(0, "done", reason=done.reason if done else "all steps are done")
     last = next((event for event in reversed(events) if event.kind in ("preempted", "failed")), None)
-    reason = last.reason if last else None
+    reason = _with_crash(last, events)
+    crashed = last is None and reason is not None
     failures = [event for event in events if event.kind == "failed" and "exit_code" in event.data]
     own = [event.data["exit_code"] for event in failures if not _for_lost_nodes(event, events)]
     if own:
@@ -56,10 +59,21 @@ def read_ending(code: int | None, events: Sequence[Event], finished: bool) -> En
     if last is not None and last.kind == "preempted":
         return Ending(code, "resumable", saved=True, reason=reason)
     if failures or code is None:
-        return Ending(code, "infrastructure", reason=reason)
+        return Ending(code, "infrastructure", reason=reason, crashed=crashed)
     if code == RESUMABLE or code in KILLED_AT_START:
-        return Ending(code, "resumable", reason=reason)
-    return Ending(code, "fatal", reason=reason, hopeless=code in HOPELESS)
+        return Ending(code, "resumable", reason=reason, crashed=crashed)
+    return Ending(code, "fatal", reason=reason, hopeless=code in HOPELESS, crashed=crashed)
+
+
+def _with_crash(last: Event | None, events: Sequence[Event]) -> str | None:
+    """The last word of the agents. Where one that crashed is why too few were left, or nobody was left to say
+    anything, its error is the reason."""
+    crash = next((event.reason for event in events if event.kind == "agent_crashed"), None)
+    if last is None or crash is None:
+        return crash if last is None else last.reason
+    if last.kind != "failed" or last.data.get("exit_code") != RESUMABLE or crash in last.reason:
+        return last.reason
+    return f"{crash}; then {last.reason}"
 
 
 def _for_lost_nodes(event: Event, events: Sequence[Event]) -> bool:
@@ -95,12 +109,13 @@ def with_slurms_word(ending: Ending, job: JobInfo | None) -> Ending:
         return ending
     if is_preempted(job):
         return replace(ending, exit_class="resumable", hopeless=False)
-    if ending.reason is not None:
+    if ending.reason is not None and not ending.crashed:
         return ending
+    crash = f"{ending.reason}; " if ending.reason else ""
     if is_out_of_time(job):
-        return replace(ending, exit_class="resumable", reason="Slurm ended the job: TIMEOUT", hopeless=False)
+        return replace(ending, exit_class="resumable", reason=f"{crash}Slurm ended the job: TIMEOUT", hopeless=False)
     kind = _SLURM_SAYS.get(job.state)
-    words = f"Slurm ended the job: {job.state.value}"
+    words = f"{crash}Slurm ended the job: {job.state.value}"
     if ending.code is None and kind is not None:
         return replace(ending, exit_class=kind, reason=words)
     if job.state in (JobState.NODE_FAIL, JobState.BOOT_FAIL) and kind is not None:

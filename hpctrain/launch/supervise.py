@@ -87,11 +87,13 @@ class LocalJob:
         if "failed" in words:
             # A node that was killed (below 0) is not the reason why the others ended.
             own = [code for code in codes if code is not None and code > 0]
-            return Ended(own[0] if own and own[0] in (2, 4) else 1, words["failed"])
+            why = read_ending(1, self._events(), False).reason
+            return Ended(own[0] if own and own[0] in (2, 4) else 1, why or words["failed"])
         if RESUMABLE in codes:
             return Ended(1, f"stopped on request; {kept_words(self.folder.path)}", stopped=True)
         failed = next((code for code in codes if code in (2, 4)), 1)
-        return Ended(failed, f"all node processes were killed or ended early; {kept_words(self.folder.path)}")
+        why = words.get("agent_crashed") or "all node processes were killed or ended early"
+        return Ended(failed, f"{why}; {kept_words(self.folder.path)}")
 
     def _say_killed(self, ended: Ended) -> None:
         """Nobody else says why the run ended: its agents were killed."""

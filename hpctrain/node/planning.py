@@ -94,6 +94,9 @@ class GenerationMaker:
         given = newest_plan(self.folder)
         if given is None or (previous is not None and self._on_other_nodes(previous, nodes)):
             return self._new_plan(proposal, nodes, news)
+        away = set(self.nodes) - set(nodes)
+        if away and away & set((plan := Plan.read(given)).nodes):
+            return self._new_plan(proposal, nodes, news, plan)
         return self._given_plan(given, nodes, news)
 
     def _on_other_nodes(self, previous: Generation, nodes: list[str]) -> bool:
@@ -114,7 +117,7 @@ class GenerationMaker:
         """The planner's plan for these nodes, checked as one by hand is: no worker has to refuse it."""
         run, spec, lost = self.run, self.run.spec(), len(self.nodes) - len(nodes)
         left = Topology.read(self.folder / "topology.json", owned=True).only(nodes)
-        first = proposal.previous is None
+        first = proposal.previous is None and replaced is None
         if first:
             public, remark = "plan.json", ""
             plan = make_plan(with_spares_left(run, lost), spec, left)

@@ -9,9 +9,11 @@ import platform
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from hpctrain.agent.agent import Agent, Place
+from hpctrain.agent.crash import crash_told
 from hpctrain.agent.decide import RESUMABLE, Settings
 from hpctrain.agent.group import WorkerGroup, incarnation_of
 from hpctrain.agent.journal import Journal
@@ -19,7 +21,7 @@ from hpctrain.agent.peers import Peers
 from hpctrain.agent.store import GenerationStore
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_REFUSED, HpctrainError
-from hpctrain.base.forking import ForkingRunner
+from hpctrain.base.forking import ForkingRunner, ServerLoss
 from hpctrain.base.handshake import derived
 from hpctrain.base.owned import read_owned
 from hpctrain.base.process import WORKER, Runner
@@ -58,38 +60,64 @@ def main(argv: list[str]) -> int:
     check_trusted(folder)
     run = run_of(folder)
     journal = Journal(folder / "events.jsonl", here.node, options.attempt, SystemClock())
-    incarnation = incarnation_of(platform.node(), time.time())
-    place = Place(here.node, here.nodes, here.addr, incarnation, options.attempt, folder)
-    if here.node == here.nodes[0]:
-        text = f"attempt {options.attempt} on {len(here.nodes)} nodes"
-        journal.write("attempt_started", -1, text, nodes=list(here.nodes))
-    logs = folder / "logs" / str(options.attempt)
+    with crash_told(here.node, journal, lambda: _newest_generation(folder, options.attempt)):
+        incarnation = incarnation_of(platform.node(), time.time())
+        place = Place(here.node, here.nodes, here.addr, incarnation, options.attempt, folder)
+        return _take_part(place, here.local, run, journal, stop)
+
+
+def _take_part(place: Place, local: bool, run: Run, journal: Journal, stop: _StopRequest) -> int:
+    """This node's part of an attempt; the exit code of the run comes back."""
+    folder, attempt, nodes = place.folder, place.attempt, place.nodes
+    if place.node == nodes[0]:
+        journal.write("attempt_started", -1, f"attempt {attempt} on {len(nodes)} nodes", nodes=list(nodes))
+    logs = folder / "logs" / str(attempt)
     env = _worker_environment(place, run, logs)
-    runner = ForkingRunner(WORKER, ["fork", "--folder", str(folder)], env)
-    try:
-        with stop.at_once():
-            topology = _ensure_topology(place, run, journal, here.local, runner)
-    except _Stopped:
-        journal.write("preempted", -1, "asked to stop before the training began; there was nothing new to save")
-        return RESUMABLE
-    if topology.verdict.status == "refuse":
-        if not here.local:
-            # Nobody waits for the task of a node that does not answer.
-            leave(folder, options.attempt, here.node, here.nodes, len(here.nodes), EXIT_REFUSED)
-        return EXIT_REFUSED
-    staged = stage_data(run.data, journal, os.environ, SystemClock(), stop)
-    threads = thread_environment(topology, here.node, len(os.sched_getaffinity(0)), env)
-    group = WorkerGroup(folder, logs, here.node, runner, env | staged | threads)
-    code = _agent(place, run, journal, stop, group).run()
-    runner.close()
+    forking = ForkingRunner(WORKER, ["fork", "--folder", str(folder)], env, _loss_teller(place, journal))
+    with contextlib.closing(forking) as runner:
+        try:
+            with stop.at_once():
+                topology = _ensure_topology(place, run, journal, local, runner)
+        except _Stopped:
+            journal.write("preempted", -1, "asked to stop before the training began; there was nothing new to save")
+            return RESUMABLE
+        if topology.verdict.status == "refuse":
+            if not local:
+                # Nobody waits for the task of a node that does not answer.
+                leave(folder, attempt, place.node, nodes, len(nodes), EXIT_REFUSED)
+            return EXIT_REFUSED
+        staged = stage_data(run.data, journal, os.environ, SystemClock(), stop)
+        threads = thread_environment(topology, place.node, len(os.sched_getaffinity(0)), env)
+        group = WorkerGroup(folder, logs, place.node, runner, env | staged | threads)
+        code = _agent(place, run, topology, journal, stop, group).run()
     if code == 0:
         (folder / FINISHED).touch()
-    elif not here.local:
+    elif not local:
         last = GenerationStore(folder / "generations").newest()
-        mine = last is not None and last.attempt == options.attempt
-        members = [member.node for member in last.members] if last is not None and mine else list(here.nodes)
-        leave(folder, options.attempt, here.node, members, run.recovery.min_nodes, code)
+        mine = last is not None and last.attempt == attempt
+        members = [member.node for member in last.members] if last is not None and mine else list(nodes)
+        leave(folder, attempt, place.node, members, run.recovery.min_nodes, code)
     return code
+
+
+def _newest_generation(folder: Path, attempt: int) -> int:
+    """Number of the attempt's newest generation; -1 before its first."""
+    with contextlib.suppress(HpctrainError, OSError):
+        newest = GenerationStore(folder / "generations").newest()
+        return newest.number if newest is not None and newest.attempt == attempt else -1
+    return -1
+
+
+def _loss_teller(place: Place, journal: Journal) -> Callable[[ServerLoss], None]:
+    """What makes an event of a fork server's end."""
+
+    def tell(loss: ServerLoss) -> None:
+        how = {"signal": -loss.code} if loss.code < 0 else {"exit_code": loss.code}
+        number = _newest_generation(place.folder, place.attempt)
+        text = f"{place.node}: {loss.words()}"
+        journal.write("fork_server_lost", number, text, node=place.node, replaced=loss.replaced, **how)
+
+    return tell
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -184,8 +212,11 @@ def _preflight(nodes: int, device: str) -> ProbeSettings:
     return ProbeSettings(device=device, mode=preflight_mode(nodes))
 
 
-def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool], group: WorkerGroup) -> Agent:
+def _agent(
+    place: Place, run: Run, topology: Topology, journal: Journal, stop: Callable[[], bool], group: WorkerGroup
+) -> Agent:
     key = read_owned(place.folder / "key", private=True).decode().strip()
+    broken = topology.fabric.broken
 
     def store_secret(record: Generation) -> str:
         # Every node makes the same one out of the run's key: it is written nowhere, and sent only to own workers.
@@ -194,7 +225,7 @@ def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool], g
     maker = GenerationMaker(place.folder, run, place.nodes, journal)
     return Agent(
         place=place,
-        settings=_settings(run),
+        settings=replace(_settings(run), broken_links=tuple(broken), advised_against=tuple(topology.verdict.exclude)),
         peers=Peers(place.folder / "agents", place.node, place.nodes, place.addr, key),
         store=GenerationStore(place.folder / "generations"),
         group=group,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hpctrain.base.errors import InputError, Refused
+from hpctrain.base.silent_pairs import leave_out
 from hpctrain.planner.constants import CONSTANTS, Constants
 from hpctrain.planner.framework import OURS, Framework
 from hpctrain.planner.network import Links, node_of
@@ -92,7 +93,7 @@ class Fleet:
 
 
 def find_fleet(run: Run, topology: Topology, profile: Profile | None = None) -> Fleet:
-    """Devices of the wanted kind on the nodes that are neither excluded nor spare.
+    """Devices of the wanted kind on the nodes that are neither excluded nor spare, and reach each other.
 
     Args:
         profile: measured steps; devices and links are as much slower or faster than probed as it says.
@@ -138,7 +139,10 @@ def _usable_nodes(run: Run, topology: Topology, kind: str, notes: list[str]) -> 
         )
     if excluded:
         notes.append(f"Left out on the probe's advice: {', '.join(excluded)}.")
-    return nodes
+    apart = leave_out([node.id for node in nodes], topology.fabric.broken)
+    if apart:
+        notes.append(f"Left out because the probe could not measure links between them and others: {', '.join(apart)}.")
+    return [node for node in nodes if node.id not in apart]
 
 
 def _devices(run: Run, topology: Topology, node: Node, kind: str) -> Sequence[Device]:

@@ -41,12 +41,12 @@ def assemble(
     types = _device_types(outcome)
     faults = find_faults(outcome, bare, types, tree, ratios, settings)
     healths = node_healths(outcome, faults)
-    links = _links(outcome, settings.bulk_bytes)
+    fabric = fabric_of(matrix, tree, ratios, _links(outcome, settings.bulk_bytes), outcome.backend, settings)
     made = Topology(
         provenance=_provenance(outcome, settings, wall, job_id),
         device_types=types,
         nodes=[node.model_copy(update={"health": healths[node.id]}) for node in bare],
-        fabric=fabric_of(matrix, tree, ratios, links, outcome.backend, settings),
+        fabric=fabric.model_copy(update={"broken": outcome.unmeasured()}),
         verdict=overall(outcome, healths, faults, bare, settings.loopback),
     )
     return made if len(outcome.nodes) <= EVERY_LINK_UP_TO else made.with_pairs(matrix.snapshot())

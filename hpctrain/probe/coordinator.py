@@ -23,6 +23,8 @@ BACKEND_GRACE_S = 10.0
 """A node ends its measuring process, which may hang in a collective, before it tells of it."""
 
 Wanted = TypeVar("Wanted", bound=Answer)
+MOST_SECOND_TRIES = 16
+"""Pairs that could not measure and try once more, each on its own: it costs a deadline where the link is cut."""
 Progress = Callable[[str, int, int], None]
 """Told of (phase, done, planned); the phases are join, links, devices and backend."""
 
@@ -91,6 +93,10 @@ class Coordinator:
                 pairs = [(names[a], names[b]) for a, b in planned.pairs if {names[a], names[b]} <= alive]
                 if pairs and self._round(number, planned, pairs):
                     self.outcome.rounds_done += 1
+        for a, b in self.outcome.unmeasured()[:MOST_SECOND_TRIES]:
+            number += 1
+            if {a, b} <= set(self.outcome.alive):
+                self._round(number, Round(((names.index(a), names.index(b)),), alone=False), [(a, b)])
         self._tell("links", number, self.outcome.rounds_planned)
 
     def _round(self, number: int, planned: Round, pairs: list[tuple[str, str]]) -> bool:
@@ -127,6 +133,8 @@ class Coordinator:
         a, b = pair
         ends = [answers[name].figures for name in pair if name in answers]
         if len(ends) == 2 and ends[0] is not None and ends[1] is not None:
+            self.outcome.broken.pop(pair, None)
+            self.outcome.broken.pop(pair[::-1], None)
             return PairResult(a, b, planned.alone, concurrency, ends[0], ends[1])
         if a not in self.outcome.lost and b not in self.outcome.lost:
             reasons = [f"{name}: {answers[name].error or 'no figures'}" for name in pair]

@@ -109,6 +109,16 @@ class Outcome:
             _enter(self._matrix, result)
         _enter_lines(self._matrix, results, bulk_bytes)
 
+    def unmeasured(self) -> list[tuple[str, str]]:
+        """Pairs of living nodes that tried and never could, in node order."""
+        matrix, order = self.matrix(), {name: place for place, name in enumerate(self.nodes)}
+        there = {
+            (a, b) if order[a] < order[b] else (b, a)
+            for a, b in self.broken
+            if not {a, b} & self.lost.keys() and not matrix.measured[order[a], order[b]]
+        }
+        return sorted(there, key=lambda pair: (order[pair[0]], order[pair[1]]))
+
     @property
     def whole_pairs(self) -> list[PairResult]:
         """Pairs with everything that was said of them: all, or above EVERY_LINK_UP_TO nodes those of the first rounds,

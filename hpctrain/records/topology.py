@@ -196,6 +196,8 @@ class Fabric(Part):
     """Groups of nodes that are near each other."""
     links: list[Link] = []
     """Measured pairs; a pair that is absent has the figures of the matrix, else of its class."""
+    broken: list[tuple[str, str]] = []
+    """Pairs of living nodes that tried to measure and could not: a plan uses at most one node of each."""
     matrix: MatrixFile | None = None
     """Figures of all pairs, above 64 nodes."""
     held_out_error: float | None = None
@@ -244,10 +246,13 @@ class Topology(Document):
             for device in node.devices:
                 if device.type not in self.device_types:
                     raise ValueError(f"node {node.id}: device type {device.type!r} is not in device_types")
-        for link in self.fabric.links:
-            for end in (link.a, link.b):
+        for field, pairs in (
+            ("links", [(link.a, link.b) for link in self.fabric.links]),
+            ("broken", self.fabric.broken),
+        ):
+            for end in (end for pair in pairs for end in pair):
                 if end not in names:
-                    raise ValueError(f"fabric.links: {end!r} is not a node of this file")
+                    raise ValueError(f"fabric.{field}: {end!r} is not a node of this file")
         return self
 
     @property
@@ -314,7 +319,8 @@ class Topology(Document):
             cluster.model_copy(update={"members": [name for name in cluster.members if name in keep]})
             for cluster in self.fabric.clusters
         ]
-        kept = {"links": links, "clusters": [c for c in clusters if c.members], "matrix": None}
+        broken = [pair for pair in self.fabric.broken if keep.issuperset(pair)]
+        kept = {"links": links, "broken": broken, "clusters": [c for c in clusters if c.members], "matrix": None}
         fabric = self.fabric.model_copy(update=kept)
         nodes = [node for node in self.nodes if node.id in keep]
         exclude = [name for name in self.verdict.exclude if name in keep]

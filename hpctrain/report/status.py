@@ -203,7 +203,8 @@ def _decide(
     ago = f"; last sign of life {format_seconds(age)} ago" if age is not None else ""
     if run.cluster.kind == "slurm":
         return "unknown", f"no process seen from here holds the run folder{ago}"
-    return "failed", f"the run's process is gone and did not say why{ago}"
+    crash = _newest(events, "agent_crashed")
+    return "failed", crash.reason if crash else f"the run's process is gone and did not say why{ago}"
 
 
 def _end(events: list[Event]) -> Event | None:

@@ -60,6 +60,8 @@ def _worker_died(event: Event) -> str:
 
 
 def _node_lost(event: Event) -> str:
+    if event.data.get("crashed"):
+        return ""  # its reason says more
     return f"node {event.data.get('node', event.node)} was lost"
 
 

@@ -14,6 +14,7 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,6 +48,8 @@ def main(argv: list[str], run: Verb) -> int:
     stamp_output()
     channel = socket.socket(fileno=_moved(options.fd))
     _load()
+    with contextlib.suppress(OSError):
+        channel.send(json.dumps({"loaded": True}).encode())
     order = _next_own(channel)
     if order is None:
         return 0
@@ -68,7 +71,10 @@ def _next_own(channel: socket.socket) -> dict[str, Any] | None:
         if not message:
             return None
         order: dict[str, Any] = json.loads(message)
-        pid = _fork(channel, order, fds)
+        token, *fds = fds
+        wanted = os.read(token, 1)  # empty where the order was withdrawn meanwhile
+        os.close(token)
+        pid = _fork(channel, order, fds) if wanted else 0
         if pid is None:
             return order
         for fd in fds:
@@ -94,9 +100,12 @@ def _fork(channel: socket.socket, order: dict[str, Any], fds: Sequence[int]) -> 
         os.waitpid(between, 0)
         with open(ours, "rb") as told:  # noqa: PTH123 - a descriptor
             return int(told.read() or 0)
+    middle = os.getpid()
     if os.fork():
         os._exit(0)
     os.setsid()
+    while os.getppid() == middle:
+        time.sleep(0.001)  # what the worker does first may be to ask who its parent is
     channel.close()
     os.close(ours)
     theirs = _moved(theirs)

@@ -50,6 +50,22 @@ class Cluster:
         self.agents[node] = Agent(peers, says)
         return self.agents[node]
 
+    def cut(self, a: str, b: str) -> None:
+        """Nothing that these two send each other arrives any more, until they are healed."""
+        for me, other in ((a, b), (b, a)):
+            peers = self.agents[me].peers
+            hear = peers._hear
+            peers._hear = (  # type: ignore[method-assign]
+                lambda now, node, channel, hear=hear, other=other: (
+                    channel.receive() and None if node == other else hear(now, node, channel)
+                )
+            )
+
+    def heal(self) -> None:
+        """End every cut."""
+        for agent in self.agents.values():
+            agent.peers.__dict__.pop("_hear", None)
+
     def stop(self, node: str) -> None:
         self.agents.pop(node).peers.close()
 

@@ -8,17 +8,19 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from hpctrain.base import forking
 from hpctrain.base.errors import EXIT_USAGE
-from hpctrain.base.forking import ForkingRunner
+from hpctrain.base.forking import ForkingRunner, ServerLoss
 from hpctrain.base.linux import adopt_orphans
+from hpctrain.base.process import Process
 
-# A program with the same two ends as `python -m hpctrain.worker`, without torch: it loads for as long as LOADS says.
+# A program with the same two ends as `python -m hpctrain.worker`, without torch: it loads until the file GATE is there.
 PROGRAM = """
 import json, os, signal, sys, time
 from hpctrain.worker import forking
@@ -50,7 +52,13 @@ def run(words):
 def main(words):
     return forking.main(words[1:], run) if words[0] == "fork" else run(words)
 
-forking._load = lambda: time.sleep(float(os.environ.get("LOADS", 0)))
+def load():
+    while not os.path.exists(os.environ.get("GATE", "/")):
+        time.sleep(0.005)
+    if "FAILS" in os.environ:
+        sys.exit(3)
+
+forking._load = load
 sys.modules["torch"] = Torch
 sys.exit(main(sys.argv[1:]))
 """
@@ -64,17 +72,39 @@ def program(tmp_path: Path) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def runner(program: tuple[str, ...]) -> Iterator[ForkingRunner]:
-    made = ForkingRunner(program, ["fork"], ENV)
+def make(program: tuple[str, ...]) -> Iterator[Callable[..., ForkingRunner]]:
+    """Makes runners that are closed after the test; losses of their servers go to a list that is given."""
+    runners = []
+
+    def made(losses: list[ServerLoss] | None = None, **env: str) -> ForkingRunner:
+        runners.append(ForkingRunner(program, ["fork"], {**ENV, **env}, lost=([] if losses is None else losses).append))
+        return runners[-1]
+
     yield made
-    made.close()
+    for runner in runners:
+        runner.close()
     # Orphans of later tests are none of this process's business.
     adopt_orphans(False)
 
 
+@pytest.fixture
+def runner(make: Callable[..., ForkingRunner]) -> ForkingRunner:
+    return make()
+
+
 def server_of(program: tuple[str, ...]) -> psutil.Process:
-    (found,) = (child for child in psutil.Process().children() if child.cmdline()[1:3] == [program[1], "fork"])
-    return found
+    # A fork has the same command line, and leads a session of its own like it: the first one is the server.
+    servers = [child for child in psutil.Process().children() if child.cmdline()[1:3] == [program[1], "fork"]]
+    return min(servers, key=lambda child: child.create_time())
+
+
+def assert_forked(process: Process, program: tuple[str, ...], forked: bool = True) -> None:
+    """A process that sleeps was forked by a server, whose command line it then has; it is ended."""
+    while not process.pid:
+        assert process.poll() is None
+    assert (psutil.Process(process.pid).cmdline()[1:3] == [program[1], "fork"]) == forked
+    process.kill()
+    assert process.wait() == -9
 
 
 def test_a_fork_is_a_child_with_what_it_was_promised(
@@ -139,9 +169,12 @@ def test_killed_it_is_gone_at_once(runner: ForkingRunner, program: tuple[str, ..
     assert runner.start([*program, "exit", "3"], ENV, tmp_path / "log").wait() == 3
 
 
-def test_what_is_killed_before_it_began_never_begins(program: tuple[str, ...], tmp_path: Path) -> None:
-    runner = ForkingRunner(program, ["fork"], {**ENV, "LOADS": "60"})
-    adopt_orphans(False)
+def test_what_is_killed_before_it_began_never_begins_and_the_server_goes_on_loading(
+    make: Callable[..., ForkingRunner], program: tuple[str, ...], tmp_path: Path
+) -> None:
+    losses: list[ServerLoss] = []
+    runner = make(losses, GATE=str(tmp_path / "gate"))
+    server = server_of(program).pid
     ours, theirs = os.pipe()
     process = runner.start([*program, "tell", str(theirs), "0"], ENV, tmp_path / "log", [theirs])
     os.close(theirs)
@@ -149,20 +182,83 @@ def test_what_is_killed_before_it_began_never_begins(program: tuple[str, ...], t
     assert process.wait(0.1) is None
     process.kill()
     assert (process.poll(), process.pid) == (-9, 0)
+    runner.reap()
+    later = runner.start([*program, "sleep", "0"], ENV, tmp_path / "log")
+    (tmp_path / "gate").touch()
+    assert_forked(later, program)
     with open(ours) as said:  # noqa: PTH123 - a descriptor
         assert said.read() == ""
-    # From then on commands start like any others.
-    assert runner.start([*program, "exit", "4"], ENV, tmp_path / "log").wait() == 4
+    assert server_of(program).pid == server
+    assert losses == []
 
 
-def test_without_the_one_that_forks_commands_start_all_the_same(
-    runner: ForkingRunner, program: tuple[str, ...], tmp_path: Path
+def test_where_there_is_no_child_at_all_nothing_is_reaped(runner: ForkingRunner) -> None:
+    runner.close()
+    assert psutil.Process().children() == []
+    runner.reap()
+
+
+@pytest.mark.parametrize("loading", [True, False])
+def test_a_server_that_is_killed_is_replaced_and_told_of(
+    make: Callable[..., ForkingRunner], program: tuple[str, ...], tmp_path: Path, loading: bool
 ) -> None:
+    losses: list[ServerLoss] = []
+    gate = tmp_path / "gate"
+    runner = make(losses, GATE=str(gate))
+    if not loading:
+        gate.touch()
+        assert runner.start([*program, "exit", "3"], ENV, tmp_path / "log").wait() == 3
+    killed = server_of(program)
+    process = runner.start([*program, "exit", "5"], ENV, tmp_path / "log") if loading else None
+    killed.kill()
+    while not losses:
+        runner.reap()
+    assert losses == [ServerLoss(-9, loading, replaced=True)]
+    assert server_of(program).pid != killed.pid
+    gate.touch()
+    assert process is None or process.wait() == -9
+    assert_forked(runner.start([*program, "sleep", "0"], ENV, tmp_path / "log"), program)
+
+
+def test_a_server_that_hangs_is_replaced_when_its_order_is_withdrawn(
+    make: Callable[..., ForkingRunner], program: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forking, "ANSWER_S", 0.2)
+    losses: list[ServerLoss] = []
+    runner = make(losses)
     assert runner.start([*program, "exit", "3"], ENV, tmp_path / "log").wait() == 3
-    server_of(program).kill()
-    left = runner.start([*program, "exit", "5"], ENV, tmp_path / "log")
-    # Where the order went out before it was noticed, the process is one that was killed.
-    assert left.wait() in (5, -9)
+    server = server_of(program)
+    server.suspend()
+    while server.status() != psutil.STATUS_STOPPED:
+        time.sleep(0.001)
+    process = runner.start([*program, "exit", "4"], ENV, tmp_path / "log")
+    process.kill()
+    assert process.wait() == -9
+    assert [loss.replaced for loss in losses] == [True]
+    assert runner.start([*program, "exit", "6"], ENV, tmp_path / "log").wait() == 6
+
+
+def test_a_server_that_cannot_load_is_not_replaced_and_commands_start_all_the_same(
+    make: Callable[..., ForkingRunner], program: tuple[str, ...], tmp_path: Path
+) -> None:
+    losses: list[ServerLoss] = []
+    runner = make(losses, FAILS="yes")
+    assert runner.start([*program, "exit", "5"], ENV, tmp_path / "log").wait() == -9
+    assert losses == [ServerLoss(3, loading=True, replaced=False)]
+    assert "exit code 3 while it loaded; workers start without one" in losses[0].words()
+    assert_forked(runner.start([*program, "sleep", "0"], ENV, tmp_path / "log"), program, forked=False)
+
+
+def test_servers_that_are_killed_again_and_again_are_given_up(
+    make: Callable[..., ForkingRunner], program: tuple[str, ...], tmp_path: Path
+) -> None:
+    losses: list[ServerLoss] = []
+    runner = make(losses, GATE=str(tmp_path / "gate"))
+    for number in range(forking.MOST_LOSSES):
+        server_of(program).kill()
+        while len(losses) == number:
+            runner.reap()
+    assert [loss.replaced for loss in losses] == [True] * (forking.MOST_LOSSES - 1) + [False]
     assert runner.start([*program, "exit", "6"], ENV, tmp_path / "log").wait() == 6
 
 
@@ -182,7 +278,7 @@ def test_a_fork_that_cannot_use_the_gpu_begins_anew(
 def test_it_ends_with_the_process_that_asks_while_it_still_loads(program: tuple[str, ...]) -> None:
     asks = (
         "import os, time; from hpctrain.base.forking import ForkingRunner; "
-        f"runner = ForkingRunner({program!r}, ['fork'], {{**os.environ, 'LOADS': '60'}}); print(flush=True); "
+        f"runner = ForkingRunner({program!r}, ['fork'], {{**os.environ, 'GATE': '/nowhere'}}); print(flush=True); "
         "time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", asks], stdout=subprocess.PIPE, text=True) as parent:

@@ -17,8 +17,8 @@ from hpctrain.records.event import Event, EventKind
 NODES = ("gpu1", "gpu2", "gpu3", "gpu4")
 
 
-def event(kind: EventKind, node: str = "gpu1", **data: object) -> Event:
-    return Event(time_s=0, attempt=0, generation=0, node=node, kind=kind, reason="", data=data)
+def event(kind: EventKind, writer: str = "gpu1", **data: object) -> Event:
+    return Event(time_s=0, attempt=0, generation=0, node=writer, kind=kind, reason="", data=data)
 
 
 STARTED = event("generation_started", members=list(NODES))
@@ -44,6 +44,19 @@ STARTED = event("generation_started", members=list(NODES))
             {"gpu2"},
         ),
         ([event("failed", exit_code=1)], set()),
+        # One of a cut pair is left out, whether the others go on or are too few.
+        ([STARTED, event("node_left_out"), event("failed", exit_code=1)], set()),
+        ([STARTED, event("failed", exit_code=75, left=["gpu1", "gpu2", "gpu3"], left_out=["gpu4"])], set()),
+        # An agent that ends by an error of its own would do so on any node.
+        ([STARTED, event("agent_crashed", "gpu2", node="gpu2"), event("node_lost", node="gpu2")], set()),
+        (
+            [
+                STARTED,
+                *(event("agent_crashed", n, node=n) for n in NODES[1:]),
+                event("failed", exit_code=75, left=["gpu1"]),
+            ],
+            set(),
+        ),
         ([event("worker_died", "gpu2")] * 3, {"gpu2"}),
         ([event("worker_died", "gpu2")] * 2, set()),
         # A program that fails everywhere is no node's fault.

@@ -59,6 +59,27 @@ def test_the_events_say_more_than_the_highest_exit_code(
     assert (ending.code == 0) == (expected == "done")
 
 
+@pytest.mark.parametrize(
+    ("code", "last", "reason"),
+    [
+        (1, [], "agent_crashed"),
+        (75, [event("failed", exit_code=75)], "agent_crashed; then failed"),
+        # What else ended the attempt is not told by an agent that had crashed long before.
+        (1, [event("failed", exit_code=1)], "failed"),
+        (75, [event("preempted")], "preempted"),
+    ],
+)
+def test_an_agent_that_crashed_is_the_reason_where_nothing_else_is(code: int, last: list[Event], reason: str) -> None:
+    assert read_ending(code, [STARTED, event("agent_crashed", node="gpu1"), *last], False).reason == reason
+
+
+def test_slurm_knows_more_of_a_lost_node_than_an_agent_that_crashed_for_it() -> None:
+    ending = read_ending(1, [STARTED, event("agent_crashed", node="gpu1")], False)
+    assert with_slurms_word(ending, info("RUNNING")) == ending
+    said = with_slurms_word(ending, info("NODE_FAIL"))
+    assert (said.exit_class, said.reason) == ("infrastructure", "agent_crashed; Slurm ended the job: NODE_FAIL")
+
+
 def test_what_the_next_attempt_would_meet_again_is_hopeless() -> None:
     assert read_ending(2, [event("failed", exit_code=2)], False).hopeless
     assert read_ending(4, [], False).hopeless

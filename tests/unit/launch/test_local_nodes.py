@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.errors import FileError, InputError, Refused
-from hpctrain.launch.checks import check_plan, check_topology, is_usable
+from hpctrain.launch.checks import check_devices, check_plan, check_topology, is_usable
 from hpctrain.launch.folder import RunFolder, create_run_folder, lock_holder, lock_run_folder
 from hpctrain.launch.local import local_environment, local_nodes
 from hpctrain.records.model_spec import ModelSpec
 from hpctrain.records.plan import Plan, Replica, Stage
 from hpctrain.records.run import Run, read_run
-from hpctrain.records.topology import Device, DeviceType, Node, Provenance, Topology
+from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
 
 SPEC = ModelSpec(layers=4, dim=32, heads=4, vocab=64)
 RUN = Run.from_json(
@@ -51,6 +51,24 @@ def test_each_virtual_node_gets_an_even_share_of_the_cores() -> None:
     assert local_environment(1, {})["OMP_NUM_THREADS"] == str(cores)
     assert local_environment(4 * cores, {})["OMP_NUM_THREADS"] == "1"
     assert local_environment(1, {"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_plan_by_hand_uses_at_most_one_end_of_a_broken_link() -> None:
+    replica = Replica(rows=8, micro_batch=4, micro_batches=2, devices=[["local0:cpu0"], ["local2:cpu0"]])
+    both = plan(
+        pp=2,
+        stages=[Stage(layers=(0, 2)), Stage(layers=(2, 4))],
+        replicas=[replica],
+        ranks=["local0:cpu0", "local2:cpu0"],
+    )
+    whole = topology("local0", "local1", "local2")
+    check_devices(both, whole, "plan.json")
+    cut = whole.model_copy(update={"fabric": Fabric(broken=[("local0", "local2")])})
+    check_devices(plan(), cut, "plan.json")
+    with pytest.raises(
+        Refused, match="it uses local0 and local2, whose link the probe could not measure; allowed: one"
+    ):
+        check_devices(both, cut, "plan.json")
 
 
 def test_a_topology_must_cover_the_nodes_and_be_young() -> None:

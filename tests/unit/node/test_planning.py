@@ -109,6 +109,24 @@ def test_after_a_loss_only_the_node_that_takes_over_is_sent_state(tmp_path: Path
     assert (told["kind"], told["data"]["moves"]) == ("replanned", len(second.plan.moves))
 
 
+def test_a_plan_by_hand_is_replaced_where_one_of_its_nodes_takes_no_part_from_the_start(tmp_path: Path) -> None:
+    run, names = run_of(), ("a", "b", "c")
+    topology(*names).write(tmp_path / "topology.json")
+    given = make_plan(run_of(mode="fixed", dp=2), run.spec(), topology("a", "b"))
+    given.write(tmp_path / "plan.json")
+    maker = GenerationMaker(tmp_path, run, names, Journal(tmp_path / "events.jsonl", "a", 0, FakeClock()))
+    assert maker(Proposal(0, 0, members("a", "b"), None, "start", 0, "a")).plan == given
+    without_b = maker(Proposal(0, 0, members("a", "c"), None, "start", 0, "a"))
+    without_b.announce()
+    assert set(without_b.plan.nodes) <= {"a", "c"}
+    assert Plan.read(tmp_path / "plan.json") == given
+    (tmp_path / "plan-0.json").unlink()
+    # One that names a node which the job never had is somebody's mistake.
+    elsewhere = GenerationMaker(tmp_path, run, ("a", "c"), Journal(tmp_path / "events.jsonl", "a", 0, FakeClock()))
+    with pytest.raises(Refused, match="it uses b, this run has a, c"):
+        elsewhere(Proposal(0, 0, members("a", "c"), None, "start", 0, "a"))
+
+
 @pytest.mark.parametrize(("steps", "learnt"), [(60, True), (20, False)])
 def test_a_plan_after_a_loss_predicts_with_what_the_steps_before_it_taught(
     tmp_path: Path, steps: int, learnt: bool

@@ -167,6 +167,20 @@ def test_spares_excluded_nodes_and_extra_devices_are_left_out(plan, topology):
     assert {place.partition(":")[2] for place in single.ranks} == {"cpu0"}
 
 
+def test_a_plan_uses_at_most_one_end_of_a_link_that_could_not_be_measured(plan, topology):
+    def cut(*pairs, **fields):
+        whole = topology((1.0, 1.0, 1.0, 1.0), **fields)
+        return whole.model_copy(update={"fabric": whole.fabric.model_copy(update={"broken": list(pairs)})})
+
+    made = plan(cut(("local0", "local2"), ("local1", "local2")))
+    assert set(made.nodes) <= {"local0", "local1", "local3"}
+    why = "Left out because the probe could not measure links between them and others: local2."
+    assert why in made.notes
+    # A node that is left out anyway takes no other with it.
+    other = plan(cut(("local0", "local3"), exclude=["local0"]))
+    assert set(other.nodes) == {"local1", "local2", "local3"}
+
+
 def test_missing_bf16_stands_back_for_fp32_with_a_note(plan, topology):
     made = plan(topology(), precision="bf16")
     assert any("bf16 was not measured" in note for note in made.notes)

@@ -172,6 +172,10 @@ def test_a_broken_link_between_living_nodes_is_a_fault_of_the_link() -> None:
 
     assert found.verdict.status == "warn"
     assert "link n0 - n1" in found.verdict.faults[0].text
+    assert found.fabric.broken == [("n0", "n1")]
+    assert found.only(["n0", "n2"]).fabric.broken == []
+    made.lost["n1"] = "gone"
+    assert topology(made).fabric.broken == []
     assert found.node("n0").health.verdict == "ok"
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import CommandError, HpctrainError, InputError
-from hpctrain.base.wire import LineChannel
+from hpctrain.base.wire import LineChannel, Message
+from hpctrain.probe.member import Member
 from hpctrain.probe.resident import probe_nodes
 from hpctrain.probe.settings import MIB, ProbeSettings
 
@@ -144,6 +145,26 @@ def test_a_node_that_never_comes_is_bad_and_the_rest_is_measured(tmp_path: Path)
     assert "did not join within 1 s" in topology.node("n2").health.reasons[0].text
     assert [(link.a, link.b) for link in topology.fabric.links] == [("n0", "n1")]
     assert (topology.provenance.rounds_done, topology.provenance.rounds_planned) == (1, 3)
+
+
+@pytest.mark.parametrize(("fails", "broken"), [(1, []), (2, [("n0", "n2")])])
+def test_a_pair_that_cannot_measure_tries_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int, broken: list[tuple[str, str]]
+) -> None:
+    measure, tried = Member._pair, []
+
+    def cut(member: Member, message: Message) -> Message:
+        if {member._me, message["peer"]} == {"n0", "n2"} and tried.count(member._me) < fails:
+            tried.append(member._me)
+            return {"kind": "pair", "round": message["round"], "error": "nothing came"}
+        return measure(member, message)
+
+    monkeypatch.setattr(Member, "_pair", cut)
+    topology = probe(tmp_path)[0]
+    assert topology.fabric.broken == broken
+    assert len(topology.fabric.links) == 3 - len(broken)
+    assert topology.verdict.exclude == []
+    assert any("link n0 - n2: " in fault.text for fault in topology.verdict.faults) == bool(broken)
 
 
 def test_devices_that_cannot_be_measured_leave_the_links(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from hpctrain.report.words import describe, signal_name
             "worker of n7 (rank 3) was killed (SIGSEGV) in step 8, forward stage 1 micro-batch 2",
         ),
         ("node_lost", {"node": "local3"}, "node local3 was lost"),
+        ("node_lost", {"node": "local3", "crashed": True}, "node lost"),
         ("node_returned", {"node": "local3"}, "node local3 came back"),
         (
             "generation_started",

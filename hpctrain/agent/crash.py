@@ -1,0 +1,35 @@
+"""An agent that ends by an error of its own: one sentence for the others, the events and the person."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from hpctrain.agent.journal import Journal
+from hpctrain.base.errors import HpctrainError
+
+
+def crash_words(node: str, error: Exception) -> str:
+    """What ended the agent of a node. The whole traceback is in the agent's log."""
+    if isinstance(error, HpctrainError):
+        return f"the agent of {node} ended by an error: {error}"
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"the agent of {node} crashed: {what}{at}"
+
+
+@contextlib.contextmanager
+def crash_told(node: str, journal: Journal, generation: Callable[[], int]) -> Iterator[None]:
+    """Within it an error is written down as an event before it goes on its way.
+
+    Args:
+        generation: number of the newest generation; asked when there is an error.
+    """
+    try:
+        yield
+    except Exception as error:
+        journal.write("agent_crashed", generation(), crash_words(node, error), node=node, error=type(error).__name__)
+        raise

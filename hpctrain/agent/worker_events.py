@@ -1,0 +1,47 @@
+"""What workers say and how they end, as events of the run. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpctrain.agent.group import WorkerNews
+from hpctrain.records.event import EventKind
+
+EXPECTED_CODES = (0, 75, 76)
+"""Exit codes of workers that are done, stopped on request, or lost their peers."""
+
+Told = tuple[EventKind, str, dict[str, Any]]
+"""Kind, reason and data of an event."""
+
+
+def event_of(node: str, news: WorkerNews) -> Told | None:
+    """The event that a worker's message or end makes, where it makes one by itself.
+
+    Args:
+        node: where the worker ran.
+    """
+    kind = news.message.get("type")
+    if kind == "saved":
+        return _saved(dict(news.message))
+    if kind == "residuals_dropped" and news.rank == 0:
+        return "residuals_dropped", news.message["reason"], {}
+    if news.exit_code is not None and news.exit_code not in EXPECTED_CODES:
+        return _died(node, news, news.exit_code)
+    return None
+
+
+def _saved(message: dict[str, Any]) -> Told:
+    step, error = message["step"], message.get("error")
+    if error:
+        return "checkpoint_skipped", f"step {step} not saved: {error}", {"step": step}
+    data = {name: message[name] for name in ("step", "seconds", "size_bytes")}
+    return "checkpoint_saved", f"step {step} is on disk", data
+
+
+def _died(node: str, news: WorkerNews, code: int) -> Told:
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    data: dict[str, Any] = {"node": node, "rank": news.rank}
+    data |= {"signal": -code} if code < 0 else {"exit_code": code}
+    if news.doing is not None:
+        data |= {"step": news.doing.step, "operation": news.doing.words()}
+    return "worker_died", f"the worker of {node} (rank {news.rank}) ended by {how}", data

@@ -1,0 +1,60 @@
+"""Two nodes whose link is cut, all else being whole: the run goes on without one of them, within its job."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from submitted import Job, Project
+
+from hpctrain.records.bad_node import read_bad_nodes
+from hpctrain.records.event import Event, read_events
+from hpctrain.records.plan import Plan
+from hpctrain.records.topology import Topology
+
+pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab"), pytest.mark.timeout(1500)]
+
+FOUR = ("--set", "cluster.nodes=4")
+
+
+def left_out(job: Job) -> list[Event]:
+    return [event for event in read_events(job.folder / "events.jsonl") if event.kind == "node_left_out"]
+
+
+def assert_done_in_one_job(job: Job, pair: tuple[str, str]) -> None:
+    job.wait_until_done()
+    job.assert_whole()
+    assert [(line["class"], line["job_id"]) for line in job.attempts()] == [("done", job.job_id)], job.explain()
+    assert read_bad_nodes(job.folder) == []
+    (event,) = left_out(job)
+    assert event.data["node"] in pair, event
+    assert set(job.members()) == {"node0", "node1", "node2", "node3"} - {event.data["node"]}
+
+
+def test_a_pair_that_is_cut_during_a_run(project: Project) -> None:
+    job = project.submit(*FOUR)
+    job.wait_for_step(5)
+    batch = project.cluster.job(job.job_id)["BatchHost"]
+    working = next(node for node in Plan.read(job.folder / "plan.json").nodes if node != batch)
+    other = next(node for node in job.members() if node not in (batch, working))
+    project.cluster.lab("cut", working, other)
+    project.cluster.wait(lambda: left_out(job), 120, lambda: f"one of both is left out: {job.explain()}")
+    assert "do not hear each other" in left_out(job)[0].reason
+    assert_done_in_one_job(job, (working, other))
+
+
+def test_a_pair_that_was_cut_before_the_probe(project: Project) -> None:
+    project.cluster.lab("cut", "node1", "node2")
+    told = project.hpctrain("submit", "run.yaml", "--json", *FOUR)
+    job = project.job(json.loads(told.stdout))
+    assert_done_in_one_job(job, ("node1", "node2"))
+    assert Topology.read(job.folder / "topology.json").fabric.broken == [("node1", "node2")]
+    assert left_out(job)[0].reason == "node2 is left out: the probe could not measure its link to node1"
+    assert not {"node1", "node2"} <= set(Plan.read(job.folder / "plan.json").nodes)
+
+
+def test_a_pair_that_was_cut_between_the_probe_and_the_run(project: Project) -> None:
+    project.cluster.lab("cut", "node1", "node2")
+    job = project.submit(*FOUR)
+    assert_done_in_one_job(job, ("node1", "node2"))
+    assert left_out(job)[0].reason == "node2 is left out: it and node1 do not hear each other"
