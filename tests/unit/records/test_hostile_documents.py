@@ -281,12 +281,12 @@ def test_a_generation_names_files_below_its_run_folder_only(field: str, name: st
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
-        ("model.dims.layers", 10**9, "less than or equal to 10000"),
+        ("model.dims.layers", 10**9, "less than or equal to 4096"),
         ("model.dims.dim", 10**9, "less than or equal to 4194304"),
         ("model.dims.heads", 10**9, "less than or equal to 65536"),
         ("model.dims.vocab", 10**9, "less than or equal to 16777216"),
         ("data.seq_len", 10**9, "less than or equal to 16777216"),
-        ("batch.global", 10**12, "less than or equal to 4194304"),
+        ("batch.global", 10**12, "less than or equal to 262144"),
         ("steps", 10**12, "less than or equal to 1000000000"),
         ("cluster.nodes", 10**8, "allowed: up to 100000 nodes"),
         ("cluster.nodes", "1-100000000", "allowed: up to 100000 nodes"),

@@ -131,12 +131,22 @@ def test_without_a_run_file_there_is_no_report(make, run_folder):
 EVIL = "</script><script>alert(1)</script><b onload=x>"
 
 
+def with_evil_names(topology):
+    names = {node.id: f"{EVIL}{index}" for index, node in enumerate(topology.nodes)}
+    nodes = [node.model_copy(update={"id": names[node.id]}) for node in topology.nodes]
+    links = [link.model_copy(update={"a": names[link.a], "b": names[link.b]}) for link in topology.fabric.links]
+    fabric = topology.fabric.model_copy(update={"links": links})
+    return topology.model_copy(update={"nodes": nodes, "fabric": fabric})
+
+
 def test_text_from_files_stays_text(make, run_folder):
     write_json(run_folder.path / "run.yaml", {**make.run, "data": {"train": [EVIL]}})
     run_folder.write([make.event("failed", 5, 0, EVIL)], [make.row(1, 1)])
-    make.topology(3, name=lambda index: f"{EVIL}{index}").write(run_folder.path / "topology.json")
     make.plan().model_copy(update={"notes": [EVIL]}).write(run_folder.path / "plan.json")
-    text = render(gather(run_folder.path, make.start_s + 9), SCRIPT)
+    view = gather(run_folder.path, make.start_s + 9)
+    # A reader refuses such names of nodes; the page does not rely on that.
+    object.__setattr__(view, "topology", with_evil_names(make.topology(3)))
+    text = render(view, SCRIPT)
     assert "<script>alert" not in text
     assert "<b onload" not in text
     page = Page(text)
@@ -146,7 +156,8 @@ def test_text_from_files_stays_text(make, run_folder):
 
 
 def test_a_diverged_loss_is_a_gap(make, run_folder):
-    rows = [make.row(1, 1), make.row(2, 2, loss=float("nan")), make.row(3, 3, loss=float("inf"))]
+    losses = {2: float("nan"), 3: float("inf")}  # a reader refuses such rows; the page does not rely on that
+    rows = [make.row(1, 1), *(make.row(n, n).model_copy(update={"loss": loss}) for n, loss in losses.items())]
     view = gather(run_folder.path, make.start_s)
     object.__setattr__(view, "rows", rows)
     chart = Page(render(view, SCRIPT)).charts["loss"]
