@@ -294,7 +294,7 @@ def test_a_generation_names_files_below_its_run_folder_only(field: str, name: st
         ("parallel.pp", 10**9, "less than or equal to 1048576"),
         ("optimizer.lr", ".inf", "finite number"),
         ("optimizer.eps", ".nan", "finite number"),
-        ("data.train", ["a\0b"], "may not hold the character U+0000"),
+        ("data.train", ["a\0b"], "a path may not hold the character U+0000"),
         ("data.train", ["x" * 300], "a path has at most 4095 bytes, and 255 in each name"),
     ],
 )
