@@ -18,7 +18,6 @@ from pathlib import Path
 
 from hpctrain.agent.watch import Watch
 from hpctrain.base.atomic import write_text
-from hpctrain.records.json_text import parse_json
 
 LOOK_EVERY_S = 0.2
 LOOKS_AT_ONCE = 8
@@ -146,7 +145,7 @@ def publish_address(folder: Path, node: str, listener: socket.socket) -> None:
 def published_address(folder: Path, node: str) -> Address | None:
     """Where a node says it listens; None when it does not say, or nothing that can be dialled without a look-up."""
     try:
-        said = parse_json((folder / f"{node}.json").read_text())
+        said = json.loads((folder / f"{node}.json").read_text())
         addr, port = str(ipaddress.ip_address(said["addr"])), said["port"]
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,6 @@ from hpctrain.base.errors import FileError
 from hpctrain.base.units import format_seconds
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.foresight import EARLY_S
-from hpctrain.records.json_text import parse_json
-from hpctrain.records.lines import LINE_BYTES
 from hpctrain.records.metric import MetricRow
 from hpctrain.records.topology import Topology
 from hpctrain.slurm.time import format_time_limit
@@ -95,7 +94,7 @@ def start_up_of(folder: Path) -> float | None:
     try:
         # The first line alone: the file may have millions.
         with (folder / "metrics.jsonl").open(encoding="utf-8") as file:
-            row = MetricRow.from_json(parse_json(file.readline(LINE_BYTES)))
+            row = MetricRow.from_json(json.loads(file.readline()))
     except (OSError, ValueError, FileError):
         return None
     seconds = row.time_s - row.step_time_s - float(attempts[0]["start"]) if attempts else 0.0
