@@ -12,8 +12,6 @@ from hpctrain.base.owned import open_owned
 from hpctrain.base.units import format_seconds
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.foresight import EARLY_S
-from hpctrain.records.json_text import parse_json
-from hpctrain.records.lines import LINE_BYTES
 from hpctrain.records.metric import MetricRow
 from hpctrain.records.topology import Topology
 from hpctrain.slurm.time import format_time_limit

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from ClusterShell.NodeSet import NodeSet
+
 from hpctrain.agent.journal import Journal
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import CommandError, HpctrainError
@@ -33,7 +35,6 @@ from hpctrain.node.run import FINISHED
 from hpctrain.node.taking_over import close_silent_attempts, reason_to_stop
 from hpctrain.records.event import Event, read_events
 from hpctrain.records.locate import job_id, record_job
-from hpctrain.records.node_set import unfolded
 from hpctrain.records.run import Run, run_of
 from hpctrain.records.successor import chain_of, read_successors
 from hpctrain.slurm.commands import ControllerAwayError, Slurm
@@ -64,7 +65,7 @@ def begin(argv: list[str]) -> int:
     if own is not None and own != job_id(folder.path):
         record_job(folder.path, own)
         _move_followers(folder, slurm)
-    nodes = unfolded(os.environ.get("SLURM_JOB_NODELIST", ""))
+    nodes = [str(name) for name in NodeSet(os.environ.get("SLURM_JOB_NODELIST", ""))]
     (folder.path / FINISHED).unlink(missing_ok=True)
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     number = folder.begin_attempt(nodes, now, own, restarts)

@@ -4,8 +4,8 @@ A number beyond them is a slip of the hand or an attack, and would otherwise sho
 that is used up, or as an overflow far away from the file.
 """
 
-LAYERS_MAX = 10_000
-"""Blocks of a model; the deepest ones have some hundreds."""
+LAYERS_MAX = 4096
+"""Blocks of a model; the deepest published ones have some thousand. A plan for so many is found in seconds."""
 WIDTH_MAX = 2**22
 """Numbers in a row of a matrix."""
 HEADS_MAX = 2**16
@@ -14,8 +14,8 @@ VOCAB_MAX = 2**24
 """Tokens of a vocabulary; the largest ones have about a million."""
 SEQ_MAX = 2**24
 """Tokens in a sequence."""
-BATCH_MAX = 2**22
-"""Sequences in a step; the largest ones have some ten thousand."""
+BATCH_MAX = 2**18
+"""Sequences in a step; the largest published ones have 65,536. A plan for so many is found in seconds."""
 STEPS_MAX = 10**9
 """Optimizer steps, and numbers that are counted in them."""
 DEVICES_MAX = 2**20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -10,6 +11,8 @@ NAME_BYTES_MAX = 255
 """Of one name on every file system of Linux (NAME_MAX)."""
 PATH_BYTES_MAX = 4095
 """Of a path (PATH_MAX, without the NUL at its end)."""
+_CONTROLS = ("Cc", "Cs", "Zl", "Zp")
+"""Categories of Unicode that end lines or steer terminals; other rare characters, as a no-break space, are in use."""
 
 
 def plain_file_name(name: str) -> str:
@@ -49,7 +52,9 @@ def any_path(path: str) -> str:
     Raises:
         ValueError: it has a NUL or another character that ends lines or steers terminals, or is too long.
     """
-    _check_characters(path)
+    strange = next((character for character in path if unicodedata.category(character) in _CONTROLS), None)
+    if strange is not None:
+        raise ValueError(f"a path may not hold the character U+{ord(strange):04X}")
     if len(path.encode()) > PATH_BYTES_MAX or any(len(part.encode()) > NAME_BYTES_MAX for part in path.split("/")):
         raise ValueError(f"a path has at most {PATH_BYTES_MAX} bytes, and {NAME_BYTES_MAX} in each name")
     return path

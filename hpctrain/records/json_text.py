@@ -26,7 +26,8 @@ def parse_json(text: str | bytes) -> Any:
         JsonError: it is not JSON, nests too deep, or has a number that is none or too long to be one.
     """
     try:
-        value = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_constant)
+        whole = text.decode(json.detect_encoding(text)) if isinstance(text, bytes) else text
+        value = _DECODER.decode(whole)
     except json.JSONDecodeError as error:
         raise JsonError(error.msg, error.lineno) from None
     except UnicodeDecodeError:
@@ -65,6 +66,9 @@ def _finite(text: str) -> float:
 
 def _constant(text: str) -> Any:
     raise JsonError(f"found {text}; allowed: finite numbers")
+
+
+_DECODER = json.JSONDecoder(parse_int=_whole, parse_float=_finite, parse_constant=_constant)
 
 
 def _too_deep() -> str:

@@ -38,7 +38,7 @@ from hpctrain.corpus.tokens import Corpus
 from hpctrain.records.objective import Masked
 
 MANY = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 MIB = 2**20
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -271,7 +271,7 @@ def test_any_input_gives_passages_or_is_refused(name: str, skip: bool, tmp_path:
 
     assert read(path)
 
-    @settings(MANY, max_examples=120)
+    @settings(MANY, max_examples=80)
     @given(damaged(INPUTS[name]) | st.binary(max_size=40))
     def fuzz(data: bytes) -> None:
         check_reader(read, _written(path, data))

@@ -17,7 +17,7 @@ from hpctrain.model.hf_folder import read_folder
 from hpctrain.model.safetensors_header import tensors_in
 
 MANY = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["LlamaForCausalLM"], "vocab_size": 17, "hidden_size": 8, "intermediate_size": 16,

@@ -34,7 +34,7 @@ from hpctrain.records.topology import Topology
 from hpctrain.records.yaml_file import read_yaml
 
 MANY = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 REPOSITORY = Path(__file__).resolve().parents[3]
 TOPOLOGY = json.loads((REPOSITORY / "topology" / "lab-4-nodes.json").read_text())
@@ -138,7 +138,7 @@ def test_any_lines_are_read_left_out_or_refused(name: str, tmp_path: Path) -> No
     (tmp_path / file).write_text(json.dumps(valid) + "\n")
     assert len(read(tmp_path / file)) == 1  # type: ignore[arg-type]
 
-    @settings(MANY, max_examples=60)
+    @settings(MANY, max_examples=40)
     @given(st.lists(hostile_json(valid), max_size=2))
     def fuzz(lines: list[bytes]) -> None:
         (tmp_path / file).write_bytes(b"\n".join(lines))
@@ -281,12 +281,12 @@ def test_a_generation_names_files_below_its_run_folder_only(field: str, name: st
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
-        ("model.dims.layers", 10**9, "less than or equal to 10000"),
+        ("model.dims.layers", 10**9, "less than or equal to 4096"),
         ("model.dims.dim", 10**9, "less than or equal to 4194304"),
         ("model.dims.heads", 10**9, "less than or equal to 65536"),
         ("model.dims.vocab", 10**9, "less than or equal to 16777216"),
         ("data.seq_len", 10**9, "less than or equal to 16777216"),
-        ("batch.global", 10**12, "less than or equal to 4194304"),
+        ("batch.global", 10**12, "less than or equal to 262144"),
         ("steps", 10**12, "less than or equal to 1000000000"),
         ("cluster.nodes", 10**8, "allowed: up to 100000 nodes"),
         ("cluster.nodes", "1-100000000", "allowed: up to 100000 nodes"),
@@ -294,7 +294,7 @@ def test_a_generation_names_files_below_its_run_folder_only(field: str, name: st
         ("parallel.pp", 10**9, "less than or equal to 1048576"),
         ("optimizer.lr", ".inf", "finite number"),
         ("optimizer.eps", ".nan", "finite number"),
-        ("data.train", ["a\0b"], "may not hold the character U+0000"),
+        ("data.train", ["a\0b"], "a path may not hold the character U+0000"),
         ("data.train", ["x" * 300], "a path has at most 4095 bytes, and 255 in each name"),
     ],
 )
@@ -325,7 +325,7 @@ def test_a_lab_with_nodes_beyond_number_is_refused_before_they_are_made(tmp_path
 
 
 def test_of_many_mistakes_the_first_are_told(tmp_path: Path) -> None:
-    (tmp_path / "index.json").write_text(json.dumps({**INDEX, "shards": [{}] * 10_000}))
+    (tmp_path / "index.json").write_text(json.dumps({**INDEX, "shards": [{}] * 500}))
     with pytest.raises(FileError) as error:
         CorpusIndex.read(tmp_path / "index.json")
     lines = str(error.value).splitlines()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from html.parser import HTMLParser
 from importlib import resources
 
@@ -132,23 +131,33 @@ def test_without_a_run_file_there_is_no_report(make, run_folder):
 EVIL = "</script><script>alert(1)</script><b onload=x>"
 
 
+def with_evil_names(topology):
+    names = {node.id: f"{EVIL}{index}" for index, node in enumerate(topology.nodes)}
+    nodes = [node.model_copy(update={"id": names[node.id]}) for node in topology.nodes]
+    links = [link.model_copy(update={"a": names[link.a], "b": names[link.b]}) for link in topology.fabric.links]
+    fabric = topology.fabric.model_copy(update={"links": links})
+    return topology.model_copy(update={"nodes": nodes, "fabric": fabric})
+
+
 def test_text_from_files_stays_text(make, run_folder):
     write_json(run_folder.path / "run.yaml", {**make.run, "data": {"train": [EVIL]}})
     run_folder.write([make.event("failed", 5, 0, EVIL)], [make.row(1, 1)])
-    # No node can have such a name: the file is refused, and the refusal on the page quotes it.
-    topology = make.topology(1).to_json()
-    topology["nodes"][0]["id"] = EVIL
-    write_json(run_folder.path / "topology.json", topology)
     make.plan().model_copy(update={"notes": [EVIL]}).write(run_folder.path / "plan.json")
-    text = render(gather(run_folder.path, make.start_s + 9), SCRIPT)
+    view = gather(run_folder.path, make.start_s + 9)
+    # A reader refuses such names of nodes; the page does not rely on that.
+    object.__setattr__(view, "topology", with_evil_names(make.topology(3)))
+    text = render(view, SCRIPT)
     assert "<script>alert" not in text
     assert "<b onload" not in text
-    assert "b" not in Page(text).tags
-    assert "topology.json: nodes" in Page(text).text
+    page = Page(text)
+    assert "b" not in page.tags
+    # Plotly reads HTML in labels: they arrive there with their brackets already written as entities.
+    assert page.charts["latency"]["traces"][0]["x"][0].startswith("&lt;/script&gt;")
 
 
 def test_a_diverged_loss_is_a_gap(make, run_folder):
-    rows = [make.row(1, 1), *(make.row(2, 2).model_copy(update={"loss": loss}) for loss in (math.nan, math.inf))]
+    losses = {2: float("nan"), 3: float("inf")}  # a reader refuses such rows; the page does not rely on that
+    rows = [make.row(1, 1), *(make.row(n, n).model_copy(update={"loss": loss}) for n, loss in losses.items())]
     view = gather(run_folder.path, make.start_s)
     object.__setattr__(view, "rows", rows)
     chart = Page(render(view, SCRIPT)).charts["loss"]
