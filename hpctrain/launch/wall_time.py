@@ -7,11 +7,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.base.errors import FileError
+from hpctrain.base.errors import InputError
 from hpctrain.base.owned import open_owned
 from hpctrain.base.units import format_seconds
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.foresight import EARLY_S
+from hpctrain.records.lines import LINE_BYTES, object_in
 from hpctrain.records.metric import MetricRow
 from hpctrain.records.topology import Topology
 from hpctrain.slurm.time import format_time_limit
@@ -94,9 +95,9 @@ def start_up_of(folder: Path) -> float | None:
     attempts = RunFolder(folder).attempts()
     try:
         # The first line alone: the file may have millions.
-        with os.fdopen(open_owned(folder / "metrics.jsonl"), encoding="utf-8") as file:
-            row = MetricRow.from_json(parse_json(file.readline(LINE_BYTES)))
-    except (OSError, ValueError, FileError):
+        with os.fdopen(open_owned(folder / "metrics.jsonl"), "rb") as file:
+            row = MetricRow.from_json(object_in(file.readline(LINE_BYTES)))
+    except (OSError, InputError):
         return None
     seconds = row.time_s - row.step_time_s - float(attempts[0]["start"]) if attempts else 0.0
     return seconds if seconds > 0 and row.step == 1 else None
