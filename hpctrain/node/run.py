@@ -67,7 +67,8 @@ def main(argv: list[str]) -> int:
         with stop.at_once():
             topology = _ensure_topology(place, run, journal, here.local, runner)
     except _Stopped:
-        journal.write("preempted", -1, "asked to stop before the training began; there was nothing new to save")
+        reason = f"asked to stop by {stop()} before the training began; there was nothing new to save"
+        journal.write("preempted", -1, reason, asked_by=stop())
         return RESUMABLE
     if topology.verdict.status == "refuse":
         if not here.local:
@@ -102,7 +103,7 @@ class _Stopped(BaseException):
 
 
 class _StopRequest:
-    """Whether somebody wants this node to save and leave.
+    """What wants this node to save and leave, in words.
 
     SIGTERM is what Slurm sends to a preempted job, SIGUSR2 what it sends before the time limit (and, on clusters set up
     so, at preemption); a local run's supervisor may be gone.
@@ -110,7 +111,7 @@ class _StopRequest:
 
     def __init__(self, parent: int | None) -> None:
         self._parent = None if parent is None else Parent(parent)
-        self._asked = False
+        self._asked_by: str | None = None
         self._at_once = False
 
     def listen(self) -> None:
@@ -128,17 +129,19 @@ class _StopRequest:
         """
         self._at_once = True
         try:
-            if self._asked:
+            if self._asked_by is not None:
                 raise _Stopped
             yield
         finally:
             self._at_once = False
 
-    def __call__(self) -> bool:
-        return self._asked or (self._parent is not None and self._parent.is_gone())
+    def __call__(self) -> str | None:
+        if self._asked_by is None and self._parent is not None and self._parent.is_gone():
+            return "the end of its supervisor"
+        return self._asked_by
 
-    def _ask(self, *_: object) -> None:
-        self._asked = True
+    def _ask(self, number: int, *_: object) -> None:
+        self._asked_by = self._asked_by or signal.Signals(number).name
         if self._at_once:
             self._at_once = False  # once: a second notice must not disturb the clearing up
             raise _Stopped
@@ -178,7 +181,7 @@ def _preflight(nodes: int, device: str) -> ProbeSettings:
     return ProbeSettings(device=device, mode=preflight_mode(nodes))
 
 
-def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], bool], group: WorkerGroup) -> Agent:
+def _agent(place: Place, run: Run, journal: Journal, stop: Callable[[], str | None], group: WorkerGroup) -> Agent:
     key = (place.folder / "key").read_text().strip()
 
     def store_secret(record: Generation) -> str:

@@ -11,13 +11,18 @@ HPCTRAIN_ATTEMPT=$(/usr/bin/python3 -m hpctrain.node begin --folder '/shared/run
 export HPCTRAIN_ATTEMPT
 export SUBMITIT_EXECUTOR=slurm
 
+# What srun says is kept for the end of the attempt too: why Slurm ended the step stands nowhere else.
+exec 3> >(trap '' HUP INT TERM USR1 USR2; exec tee -a '/shared/runs/gpt 1'/logs/"$HPCTRAIN_ATTEMPT"/srun.txt >&2)
+teller=$!
+
 # One task a node with everything of it. A lost node does not end the step: the agents on the others go on without it
 # for as long as Slurm leaves the job alive.
 # The numbers are said, as salloc's own (-n 16) would start several tasks on a node.
 srun --export=ALL --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
   --kill-on-bad-exit=0 --wait=0 --unbuffered --open-mode=append --cpu-bind=none \
-  --output='/shared/runs/gpt 1'/logs/%j.%N.agent.log ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --gpu-bind=none /usr/bin/python3 -m hpctrain.node run --folder '/shared/runs/gpt 1' &
+  --output='/shared/runs/gpt 1'/logs/%j.%N.agent.log ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --gpu-bind=none /usr/bin/python3 -m hpctrain.node run --folder '/shared/runs/gpt 1' 2>&3 &
 step=$!
+exec 3>&-
 
 # srun would wait for the task of a node that died, which never answers: when the run is finished, or too few are left
 # to go on with it, nobody waits for that task.
@@ -33,6 +38,7 @@ if kill "$step" 2>/dev/null; then
 else
   wait "$step"
   code=$?
+  wait "$teller"
 fi
 
 # What ends the job does not end this: it may have to queue the next one.
