@@ -74,7 +74,13 @@ def _for_lost_nodes(event: Event, events: Sequence[Event]) -> bool:
     if event.data["exit_code"] == RESUMABLE or event.data.get("by_probe"):
         return True
     left = set(event.data.get("left", []))
-    return event.data["exit_code"] in HOPELESS and bool(left) and left < set(nodes_of(events))
+    # A node that the verdict excludes is there, and no plan can use it: it counts as gone.
+    return event.data["exit_code"] in HOPELESS and bool(left) and left - _excluded(events) < set(nodes_of(events))
+
+
+def _excluded(events: Sequence[Event]) -> set[str]:
+    """The nodes that the verdict of the attempt's topology excludes."""
+    return {str(node) for event in events if event.kind == "probed" for node in event.data.get("exclude", [])}
 
 
 def _saved_after(asked: Event, code: int | None, events: Sequence[Event]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from hpctrain.base.atomic import storage_errors, write_text
 from hpctrain.base.errors import CommandError, InputError, StorageError
 from hpctrain.launch.entering import python_of, task_of
 from hpctrain.launch.folder import RunFolder
+from hpctrain.launch.job_nodes import exclude_options
 from hpctrain.launch.job_script import render_job
 from hpctrain.records.locate import record_job
 from hpctrain.records.run import Run
@@ -53,13 +54,18 @@ def node_words(folder: Path) -> list[str]:
 class ScriptExecutor(SlurmExecutor):
     """submitit's Slurm executor with the text of the script given."""
 
-    def __init__(self, folder: Path, run: Run, run_folder: Path) -> None:
+    def __init__(self, folder: Path, run: Run, run_folder: Path, exclude: Sequence[str]) -> None:
         super().__init__(folder)
         self._run = run
         self._run_folder = run_folder
+        self._exclude = exclude
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         return render_job(self._run, self._run_folder, command)
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        # Above the script's own lines, as for the jobs after it: a node that is forgiven must not stay in the script.
+        return ["sbatch", *exclude_options(self._run, self._exclude), str(submission_file_path)]
 
 
 def preview(run: Run, folder: Path) -> str:
@@ -67,8 +73,11 @@ def preview(run: Run, folder: Path) -> str:
     return render_job(run, folder, _task_command(run, folder))
 
 
-def submit_job(folder: RunFolder, run: Run) -> str:
+def submit_job(folder: RunFolder, run: Run, exclude: Sequence[str] = ()) -> str:
     """Submit the run's job; its id comes back. job.sh in the run folder is exactly what was submitted.
+
+    Args:
+        exclude: nodes that it does without.
 
     Raises:
         InputError: there is no Slurm on the path.
@@ -78,7 +87,7 @@ def submit_job(folder: RunFolder, run: Run) -> str:
     text = preview(run, folder.path)
     write_text(folder.path / "job.sh", text, mode=0o755)
     try:
-        executor = ScriptExecutor(folder.path / "submitit", run, folder.path)
+        executor = ScriptExecutor(folder.path / "submitit", run, folder.path, exclude)
     except RuntimeError:
         raise InputError(
             "no Slurm on the path (srun was not found); log in to the cluster, or use `hpctrain train --local N`"

@@ -29,7 +29,7 @@ from hpctrain.launch.in_use import check_own_folder
 from hpctrain.launch.notify import tell
 from hpctrain.launch.step_end import srun_said, with_sruns_word
 from hpctrain.launch.stop_cause import reason_words
-from hpctrain.launch.succession import cancel_successors, go_on, top_up, waiting_successors
+from hpctrain.launch.succession import cancel_successors, go_on, requeue_without, top_up, waiting_successors
 from hpctrain.launch.training import drop_stale_topology
 from hpctrain.launch.trust import check_trusted
 from hpctrain.node.ending import Account, Verdict, read_account, settle_job, told_state
@@ -150,7 +150,7 @@ def _settle(
 
     def again() -> None:
         if options.again == "same_job":
-            slurm.requeue(job)
+            requeue_without(folder.path, run, job, slurm, now)
         else:
             _go_on_as_new_job(folder, run, job, slurm, now)
 
@@ -179,7 +179,7 @@ def _go_on_as_new_job(folder: RunFolder, run: Run, job: str, slurm: Slurm, now: 
         if run.recovery.successors:
             raise CommandError(str(error)) from error  # such a job may not be requeued
         _say(f"no new job could be queued ({error}); this one goes back to the queue")
-        slurm.requeue(job)
+        requeue_without(folder.path, run, job, slurm, now)
         return
     _say(f"the run goes on as job {following}")
     _keep_from_coming_back(job, slurm)

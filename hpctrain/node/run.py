@@ -150,7 +150,8 @@ class _StopRequest:
 def _ensure_topology(place: Place, run: Run, journal: Journal, local: bool, runner: Runner) -> Topology:
     """Probe unless the run folder already holds a topology of these nodes; a refusal is told by the first node."""
     path = place.folder / "topology.json"
-    if not path.exists():
+    given = path.exists()
+    if not given:
         device = run.cluster.device
         settings = local_settings(len(place.nodes), device) if local else _preflight(len(place.nodes), device)
         topology = probe_nodes(place.folder, place.node, place.nodes, place.addr, runner, SystemClock(), settings)
@@ -170,6 +171,11 @@ def _ensure_topology(place: Place, run: Run, journal: Journal, local: bool, runn
             raise HpctrainError(f"{path}: the first node did not write it within {PROBE_WAIT_S:g} s")
         time.sleep(0.05)
     topology = Topology.read(path)
+    excluded = sorted(set(topology.verdict.exclude) & set(place.nodes))
+    if given and excluded and place.node == place.nodes[0]:
+        # No probe of this attempt says so, and the next job has to know: this one only leaves them out of its plan.
+        text = f"the topology at hand excludes {', '.join(excluded)} of {len(place.nodes)} nodes"
+        journal.write("probed", -1, text, status=topology.verdict.status, exclude=excluded)
     if topology.verdict.status == "refuse" and place.node == place.nodes[0]:
         faults = "; ".join(fault.text for fault in topology.verdict.faults)
         # The next attempt may get other nodes: that is no failure of the run.

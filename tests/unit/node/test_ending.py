@@ -285,6 +285,21 @@ def test_a_run_that_wants_it_keeps_its_job(folder: RunFolder, monkeypatch: pytes
     assert len(fake.jobs) == 1
 
 
+def test_a_job_that_comes_back_does_without_the_node_that_the_verdict_excludes(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
+) -> None:
+    """No plan can use it, so it counts as lost: no retry is spent, however few there are."""
+    text = RUN.replace("nodes: 2", "nodes: 2, sbatch: [--exclude=gpu9]").replace("retries: 1", "retries: 0")
+    (folder.path / "run.yaml").write_text(text.replace("retries: 0", "retries: 0, exclude_max_fraction: 0.4"))
+    job = begin(folder, monkeypatch, fake)
+    said = [event("attempt_started", nodes=["gpu1", "gpu2"]), event("probed", exclude=["gpu2"])]
+    (folder.path / "events.jsonl").write_text("".join(json.dumps(item.to_json()) + "\n" for item in said))
+    both = ["gpu1", "gpu2"]
+    assert close(folder, "failed", "--again", "same_job", code=4, exit_code=4, left=both) == 4
+    assert folder.attempts()[-1]["class"] == "infrastructure"
+    assert (fake.jobs[int(job)].restarts, fake.jobs[int(job)].exclude) == (1, "gpu2,gpu9")
+
+
 def test_where_sbatch_refuses_the_job_itself_comes_back(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
 ) -> None:
