@@ -48,6 +48,15 @@ def test_a_controller_that_is_away_is_waited_for_once(fake, runs, hpctrain):
     assert len(fake.argvs) == 2
 
 
+def test_a_machine_that_knows_no_cluster_says_so(fake, runs, hpctrain, monkeypatch, tmp_path):
+    submitted_run(runs, "1")
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    reason = json.loads(hpctrain("status", "gpt", "--json").stdout)["reason"]
+    assert f"Slurm was not asked: SLURM_CONF: {tmp_path}/slurm.conf: there is no such file" in reason
+    assert "load the site's Slurm module" in reason
+    assert fake.argvs == []
+
+
 def test_a_run_whose_agents_gave_up_is_not_over_before_its_job_is(fake, runs, hpctrain):
     submitted_run(runs, fake.submit("--nodes=2"), event("failed", reason="no node left"))
     told = json.loads(hpctrain("status", "gpt", "--json").stdout)
