@@ -67,7 +67,7 @@ class StartEstimate:
     """What `sbatch --test-only` says of a script."""
 
     start_s: float | None
-    """When it would start, in seconds since 1970; years from now when a limit keeps it from ever starting."""
+    """When it would start, in seconds since 1970; years from now behind jobs without a time limit, or when a limit holds it."""
     nodes: tuple[str, ...]
     problem: str | None
     """Why sbatch refuses it, in its own words; None when it is taken."""
