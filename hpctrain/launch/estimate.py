@@ -49,9 +49,9 @@ def start_words(estimate: StartEstimate, now: float, with_nodes: bool = True) ->
     wait_s = estimate.start_s - now
     if wait_s > HORIZON_S:
         return (
-            f"Slurm takes the job and cannot say when it starts (it counts up to {utc_text(estimate.start_s)[:4]}): its "
-            "nodes are taken by jobs without a time limit, or a limit of your account or QOS holds it; once it waits, "
-            "`hpctrain status` tells which"
+            f"Slurm takes the job and cannot say when it starts (it counts up to {utc_text(estimate.start_s)[:4]}): "
+            "its nodes are taken by jobs without a time limit, or a limit of your account or QOS holds it; once it "
+            "waits, `hpctrain status` tells which"
         )
     when = "at once" if wait_s < 60 else f"in {format_seconds(wait_s)} ({utc_text(estimate.start_s)})"
     where = f" on {NodeSet.fromlist(list(estimate.nodes))}" if with_nodes else ""

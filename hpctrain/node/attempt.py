@@ -33,6 +33,7 @@ from hpctrain.launch.succession import cancel_successors, go_on, requeue_without
 from hpctrain.launch.training import drop_stale_topology
 from hpctrain.launch.trust import check_trusted
 from hpctrain.node.ending import Account, Verdict, read_account, settle_job, told_state
+from hpctrain.node.leaving import FOLDER as LEFT
 from hpctrain.node.run import FINISHED
 from hpctrain.node.taking_over import close_silent_attempts, reason_to_stop
 from hpctrain.records.event import Event, read_events
@@ -71,7 +72,8 @@ def begin(argv: list[str]) -> int:
     (folder.path / FINISHED).unlink(missing_ok=True)
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     number = folder.begin_attempt(nodes, now, own, restarts)
-    srun_said(folder.path, number).parent.mkdir(parents=True, exist_ok=True)
+    for path in (srun_said(folder.path, number).parent, folder.path / LEFT):
+        path.mkdir(parents=True, exist_ok=True)
     for words in drop_stale_topology(folder, nodes, now, own_driver(os.environ.get("SLURMD_NODENAME"))):
         _say(words)
     if options.again == "new_job":

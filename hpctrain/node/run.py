@@ -24,7 +24,7 @@ from hpctrain.base.handshake import derived
 from hpctrain.base.process import WORKER, Runner
 from hpctrain.launch.secrets import secret_values
 from hpctrain.launch.trust import check_trusted
-from hpctrain.node.leaving import leave
+from hpctrain.node.leaving import leave, name_closer
 from hpctrain.node.parent import Parent
 from hpctrain.node.place import add_place_arguments, place_of
 from hpctrain.node.planning import GenerationMaker
@@ -81,10 +81,14 @@ def main(argv: list[str]) -> int:
     runner.close()
     if code == 0:
         (folder / FINISHED).touch()
-    elif not here.local:
-        last = GenerationStore(folder / "generations").newest()
-        mine = last is not None and last.attempt == options.attempt
-        members = [member.node for member in last.members] if last is not None and mine else list(here.nodes)
+    if here.local:
+        return code
+    last = GenerationStore(folder / "generations").newest()
+    mine = last is not None and last.attempt == options.attempt
+    members = [member.node for member in last.members] if last is not None and mine else list(here.nodes)
+    if code == 0:
+        name_closer(folder, options.attempt, here.node, members, os.environ.get("HPCTRAIN_BATCH_HOST"))
+    else:
         leave(folder, options.attempt, here.node, members, run.recovery.min_nodes, code)
     return code
 

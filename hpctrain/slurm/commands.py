@@ -67,7 +67,8 @@ class StartEstimate:
     """What `sbatch --test-only` says of a script."""
 
     start_s: float | None
-    """When it would start, in seconds since 1970; years from now behind jobs without a time limit, or when a limit holds it."""
+    """When it would start, in seconds since 1970; years from now where the jobs before it have no time limit, or a limit
+    holds it."""
     nodes: tuple[str, ...]
     problem: str | None
     """Why sbatch refuses it, in its own words; None when it is taken."""
