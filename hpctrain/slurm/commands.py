@@ -67,7 +67,7 @@ class StartEstimate:
     """What `sbatch --test-only` says of a script."""
 
     start_s: float | None
-    """When it would start, in seconds since 1970; years from now where the jobs before it have no time limit, or a limit
+    """When it would start, in seconds since 1970; years from now where jobs before it have no time limit, or a limit
     holds it."""
     nodes: tuple[str, ...]
     problem: str | None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
 import pytest
 from submitted import Job, Project
 
@@ -17,6 +20,18 @@ pytestmark = [
 
 STEPS = 4000
 """More than a machine does before the fault; a run cancelled at its end needs no more."""
+
+
+@pytest.fixture
+def slow_to_give_up(cluster) -> Iterator[None]:
+    """As on most clusters, Slurm gives a node up after minutes."""
+    conf = cluster.folder / "slurm.conf"
+    text = conf.read_text()
+    conf.write_text(re.sub(r"^SlurmdTimeout=.*$", "SlurmdTimeout=300", text, flags=re.MULTILINE))
+    cluster.run("scontrol", "reconfigure")
+    yield
+    conf.write_text(text)
+    cluster.run("scontrol", "reconfigure")
 
 
 def ended(job: Job, attempts: int) -> list[dict[str, object]]:
@@ -59,3 +74,23 @@ def test_a_node_that_comes_back_is_no_failure_of_the_run_and_term_by_hand_is_no_
     assert str(second["reason"]).startswith("stopped by SIGTERM, sent by neither a preemption nor the time limit")
     assert "time_limit" not in {event.kind for event in read_events(job.folder / "events.jsonl")}
     project.hpctrain("cancel", job.name)
+
+
+def test_a_finished_run_without_its_batch_node_frees_the_others_before_slurm_gives_it_up(
+    project: Project, slow_to_give_up: None
+) -> None:
+    cluster = project.cluster
+    job = project.submit("--set", "cluster.nodes=2-4", "--set", "steps=60")
+    waiting = project.submit("--set", "name=later", "--set", f"cluster.after={job.name}", "--set", "steps=10",
+                             "--set", "cluster.nodes=2")  # fmt: skip
+    job.wait_for_step(10)
+    batch = cluster.job(job.job_id)["BatchHost"]
+    cluster.lab("kill", batch)
+    job.wait_until_done(script_too=False)
+    cluster.wait(lambda: cluster.job(job.job_id)["JobState"] == "CANCELLED", 30, lambda: str(cluster.job(job.job_id)))
+    assert "DOWN" not in cluster.run("scontrol", "show", "node", batch).stdout, "Slurm has given the node up first"
+    (line,) = job.attempts()
+    assert (line["class"], line["code"]) == ("done", 0)
+    assert cluster.job(job.job_id)["Restarts"] == "0"
+    # The run that waits for a good end of this one starts on the nodes that are free now.
+    waiting.wait_until_done()
