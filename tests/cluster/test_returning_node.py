@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-
 import pytest
 from submitted import Job, Project
 
 from hpctrain.records.attempt import spent
-from hpctrain.records.event import read_events
 
 pytestmark = [
     pytest.mark.slow,
@@ -20,18 +16,6 @@ pytestmark = [
 
 STEPS = 4000
 """More than a machine does before the fault; a run cancelled at its end needs no more."""
-
-
-@pytest.fixture
-def slow_to_give_up(cluster) -> Iterator[None]:
-    """As on most clusters, Slurm gives a node up after minutes."""
-    conf = cluster.folder / "slurm.conf"
-    text = conf.read_text()
-    conf.write_text(re.sub(r"^SlurmdTimeout=.*$", "SlurmdTimeout=300", text, flags=re.MULTILINE))
-    cluster.run("scontrol", "reconfigure")
-    yield
-    conf.write_text(text)
-    cluster.run("scontrol", "reconfigure")
 
 
 def ended(job: Job, attempts: int) -> list[dict[str, object]]:
@@ -63,7 +47,7 @@ def test_a_node_that_comes_back_is_no_failure_of_the_run_and_term_by_hand_is_no_
     assert f"attempt 0 ended (infrastructure): {first['reason']}" in log
     # It goes on, and the person sees why in each place.
     cluster.wait(lambda: len(job.attempts()) == 2, 120, job.explain)
-    cluster.wait(lambda: [event for event in read_events(job.folder / "events.jsonl") if event.attempt == 1
+    cluster.wait(lambda: [event for event in job.events() if event.attempt == 1
                           and event.kind == "generation_started"], 120, job.explain)  # fmt: skip
     assert first["reason"] in str(job.status()["last_end"])
     before = job.steps()
@@ -72,25 +56,25 @@ def test_a_node_that_comes_back_is_no_failure_of_the_run_and_term_by_hand_is_no_
     second = ended(job, 2)[1]
     assert second["class"] in ("resumable", "no_progress"), second
     assert str(second["reason"]).startswith("stopped by SIGTERM, sent by neither a preemption nor the time limit")
-    assert "time_limit" not in {event.kind for event in read_events(job.folder / "events.jsonl")}
+    assert "time_limit" not in {event.kind for event in job.events()}
     project.hpctrain("cancel", job.name)
 
 
-def test_a_finished_run_without_its_batch_node_frees_the_others_before_slurm_gives_it_up(
-    project: Project, slow_to_give_up: None
-) -> None:
+def test_a_finished_run_without_its_batch_node_frees_the_others_before_slurm_gives_it_up(project: Project) -> None:
     cluster = project.cluster
-    job = project.submit("--set", "cluster.nodes=2-4", "--set", "steps=60")
-    waiting = project.submit("--set", "name=later", "--set", f"cluster.after={job.name}", "--set", "steps=10",
-                             "--set", "cluster.nodes=2")  # fmt: skip
-    job.wait_for_step(10)
-    batch = cluster.job(job.job_id)["BatchHost"]
-    cluster.lab("kill", batch)
-    job.wait_until_done(script_too=False)
-    cluster.wait(lambda: cluster.job(job.job_id)["JobState"] == "CANCELLED", 30, lambda: str(cluster.job(job.job_id)))
-    assert "DOWN" not in cluster.run("scontrol", "show", "node", batch).stdout, "Slurm has given the node up first"
-    (line,) = job.attempts()
-    assert (line["class"], line["code"]) == ("done", 0)
-    assert cluster.job(job.job_id)["Restarts"] == "0"
-    # The run that waits for a good end of this one starts on the nodes that are free now.
-    waiting.wait_until_done()
+    with cluster.slow_to_give_up():
+        job = project.submit("--set", "cluster.nodes=2-4", "--set", "steps=100")
+        words = ("--set", "name=later", "--set", f"cluster.after={job.name}", "--set", "steps=10")
+        waiting = project.submit(*words, "--set", "cluster.nodes=2")
+        job.wait_for_step(10)
+        batch = cluster.job(job.job_id)["BatchHost"]
+        cluster.lab("kill", batch)
+        job.wait_until_done(script_too=False)
+        over = ("CANCELLED", "COMPLETING")
+        cluster.wait(lambda: cluster.job(job.job_id)["JobState"] in over, 30, lambda: str(cluster.job(job.job_id)))
+        (line,) = job.attempts()
+        assert (line["class"], line["code"]) == ("done", 0)
+        assert "DOWN" not in cluster.run("scontrol", "show", "node", batch).stdout, "Slurm gave the node up first"
+        # The nodes that are left are free, and the run that waits for a good end of this one starts on them.
+        waiting.wait_until_done()
+        assert batch not in waiting.members()
