@@ -314,8 +314,7 @@ class Agent:
         return code
 
     def _pass_on_stop(self) -> None:
-        asked_by = self._stop_wanted()
-        if self._phase == "running" and not self._stop_told and asked_by is not None:
+        if self._phase == "running" and not self._stop_told and (asked_by := self._stop_wanted()) is not None:
             self._stop_told = True
             if self._holds_rank0():
                 reason = f"asked to stop by {asked_by}; a checkpoint is saved first"
