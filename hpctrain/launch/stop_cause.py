@@ -44,5 +44,5 @@ def reason_words(ending: Ending, cause: StopCause | None) -> str:
         sender = "sent by neither a preemption nor the time limit (scancel --signal, kill)"
         return f"stopped by {ending.asked_by}, {sender}{saved}"
     if ending.reason is None and ending.exit_class == "resumable":
-        return f"stopped on request{saved}"
+        return "stopped on request"  # of a node that is not that of rank 0: nobody says whether it saved
     return ending.reason or f"the step ended with exit code {ending.code}"

@@ -51,7 +51,7 @@ late=$?
 if [ "$late" != 127 ]; then code=$late; fi
 left=$folder/left/$HPCTRAIN_ATTEMPT
 if [ "$code" = 0 ] && [ "$(cat "$left.closer" 2>/dev/null)" = "$SLURMD_NODENAME" ]; then
-  "$0" -m hpctrain.node close --folder "$folder" --attempt "$HPCTRAIN_ATTEMPT" --again "$again"
+  cd / && "$0" -m hpctrain.node close --folder "$folder" --attempt "$HPCTRAIN_ATTEMPT" --again "$again"
 fi
 exit "$code"'
 
