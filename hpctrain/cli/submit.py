@@ -38,10 +38,10 @@ from hpctrain.launch.queue import Checked, check_queue, wait_for_job
 from hpctrain.launch.site import site_defaults, with_exported
 from hpctrain.launch.space import space_words
 from hpctrain.launch.submission import preview, submit_job, submit_local
-from hpctrain.launch.succession import nodes_to_exclude, queue_successors
+from hpctrain.launch.succession import known_to_exclude, queue_successors
 from hpctrain.launch.training import Prepared, fewest_nodes, make_folder, prepare, runs_folder
 from hpctrain.records.run import Run, read_run
-from hpctrain.slurm.commands import ControllerAwayError, Slurm
+from hpctrain.slurm.commands import Slurm
 
 
 @dataclass(frozen=True)
@@ -198,10 +198,7 @@ def _without_excluded(folder: RunFolder, prepared: Prepared, job: Run, slurm: Sl
     bad = note_excluded(folder.path, prepared.topology, now, job.recovery.exclude_hours)
     if not bad:
         return []
-    try:
-        exclude = nodes_to_exclude(folder.path, job, slurm, now)
-    except ControllerAwayError:
-        exclude = []
+    exclude = known_to_exclude(folder.path, job, slurm, now)
     kept = sorted(set(bad) - set(exclude))
     _say([f"the topology excludes {', '.join(exclude)}: the job does without"] if exclude else [], asked.as_json)
     more = "the job may get it, and the plan leaves it out"

@@ -6,6 +6,7 @@ to say so. It is written down before it can start: the job that it waits for is 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -112,6 +113,14 @@ def nodes_to_exclude(folder: Path, run: Run, slurm: Slurm, now: float) -> list[s
     return choose_excluded(bad, now, allowed, usable, run.cluster.node_range[0], fraction)
 
 
+def known_to_exclude(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]:
+    """`nodes_to_exclude`, as far as that is known: a damaged ledger or a controller that is away stops no submission."""
+    try:
+        return nodes_to_exclude(folder, run, slurm, now)
+    except HpctrainError:
+        return []
+
+
 def queue_behind(folder: Path, run: Run, job: str, exclude: list[str], slurm: Slurm, now: float) -> str:
     """Queue job.sh once more, to start when `job` has ended; its id comes back.
 
@@ -168,12 +177,10 @@ def requeue_without(folder: Path, run: Run, job: str, slurm: Slurm, now: float) 
         CommandError: the controller does not answer, or refuses the requeue.
     """
     slurm.requeue(job)
-    try:
-        exclude = nodes_to_exclude(folder, run, slurm, now)
-        if exclude:
+    exclude = known_to_exclude(folder, run, slurm, now)
+    if exclude:
+        with contextlib.suppress(CommandError):
             slurm.update(job, ExcNodeList=with_own_exclude(run, exclude))
-    except HpctrainError:
-        return
 
 
 def _renew(folder: Path, run: Run, job: str, exclude: list[str], slurm: Slurm, now: float) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError
-from hpctrain.launch.exit_class import Ending, is_preempted, with_progress, with_slurms_word
+from hpctrain.launch.exit_class import Ending, is_out_of_time, is_preempted, with_progress, with_slurms_word
 from hpctrain.launch.stop_cause import StopCause, reason_words, stop_cause
 from hpctrain.records.attempt import SPENDING, ExitClass, idle_attempts, spent
 from hpctrain.records.run import NotifyState
@@ -103,7 +103,7 @@ def decide_end(
         return Verdict("stop", _budget_words(reason, account), kind, failed=True, cause=cause)
     if job is None:
         return Verdict("stop", f"{reason}; Slurm does not know its job", kind, failed=True)
-    ours = cause in ("preempted", "time_limit") or preempted or job.state is JobState.RUNNING
+    ours = preempted or is_out_of_time(job) or job.state is JobState.RUNNING
     if job.state.is_waiting or not ours:
         # After a node failure or a requeue by hand the job is in the queue already while its script still ends.
         return Verdict("wait", f"Slurm took the job ({job.state.value}); {_who_goes_on(job, account)}", kind)

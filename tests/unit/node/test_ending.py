@@ -73,6 +73,7 @@ def info(state: str, preempted: bool = False) -> JobInfo:
         # The notice before the time limit was not enough.
         (Ending(143, "resumable"), replace(info("COMPLETING"), reason="TimeLimit"), "again"),
         (FATAL, info("RUNNING"), "again"),
+        (FATAL, info("TIMEOUT"), "again"),
         (Ending(2, "fatal", hopeless=True), info("RUNNING"), "stop"),
         (Ending(137, "fatal"), info("RUNNING", True), "again"),
         (Ending(75, "infrastructure", reason="1 of 2 nodes is left"), info("RUNNING"), "again"),
