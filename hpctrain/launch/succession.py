@@ -114,7 +114,7 @@ def nodes_to_exclude(folder: Path, run: Run, slurm: Slurm, now: float) -> list[s
 
 
 def known_to_exclude(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]:
-    """`nodes_to_exclude`, as far as that is known: a damaged ledger or a controller that is away stops no submission."""
+    """`nodes_to_exclude` as far as it is known: a damaged ledger or a controller that is away stops no submission."""
     try:
         return nodes_to_exclude(folder, run, slurm, now)
     except HpctrainError:
