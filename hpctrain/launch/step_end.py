@@ -46,6 +46,5 @@ def failure_words(failure: StepFailure, nodes: Sequence[str]) -> str:
         return f"Slurm could not start the step (srun: {failure.words})"
     index = failure.node_index
     node = nodes[index] if index is not None and index < len(nodes) else "a lost node"
-    return (
-        f"{node} came back without its part of the step, and Slurm ended the step on all nodes (srun: {failure.words})"
-    )
+    why = "came back without its part of the step, and" if "missing" in failure.words else "cannot be reached any more:"
+    return f"{node} {why} Slurm ended the step on all nodes (srun: {failure.words})"

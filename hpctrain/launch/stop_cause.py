@@ -6,7 +6,7 @@ from typing import Literal
 
 from hpctrain.launch.exit_class import Ending, is_out_of_time, is_preempted
 from hpctrain.launch.foresight import EARLY_S
-from hpctrain.slurm.job import JobInfo
+from hpctrain.slurm.job import JobInfo, JobState
 
 StopCause = Literal["preempted", "time_limit", "signal"]
 """signal: Slurm had no reason to send it, so a person or another program did."""
@@ -16,18 +16,22 @@ def stop_cause(ending: Ending, job: JobInfo | None, now: float, notice_s: int) -
     """What the request to stop came from; None where there was none, or nobody said what it was.
 
     Args:
-        job: Slurm's description; None when it does not know the job.
+        job: Slurm's description; None when it does not know the job, or was not asked.
         now: when the attempt ended, seconds since 1970.
         notice_s: cluster.save_notice_s.
     """
-    if job is not None and is_preempted(job):
+    if job is None:
+        return None
+    if is_preempted(job):
         return "preempted"
     if ending.exit_class != "resumable":
         return None
-    if job is not None and is_out_of_time(job):
+    if is_out_of_time(job):
         return "time_limit"
+    if job.state is not JobState.RUNNING:
+        return None  # Slurm ends the job, and sent the signal: a requeue, a lost node
     # The notice is SIGUSR2 (`sbatch --signal`). Before the limit itself Slurm sends no SIGTERM.
-    due = job is not None and job.end_s is not None and now >= job.end_s - notice_s - EARLY_S
+    due = job.end_s is not None and now >= job.end_s - notice_s - EARLY_S
     if due and ending.asked_by != "SIGTERM":
         return "time_limit"
     return "signal" if ending.asked_by is not None else None

@@ -16,6 +16,7 @@ from pathlib import Path
 from ClusterShell.NodeSet import NodeSet
 
 from hpctrain.agent.journal import Journal
+from hpctrain.base.atomic import storage_errors
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import CommandError, HpctrainError
 from hpctrain.base.process import SystemRunner
@@ -73,7 +74,8 @@ def begin(argv: list[str]) -> int:
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     number = folder.begin_attempt(nodes, now, own, restarts)
     for path in (srun_said(folder.path, number).parent, folder.path / LEFT):
-        path.mkdir(parents=True, exist_ok=True)
+        with storage_errors(path):
+            path.mkdir(parents=True, exist_ok=True)
     for words in drop_stale_topology(folder, nodes, now, own_driver(os.environ.get("SLURMD_NODENAME"))):
         _say(words)
     if options.again == "new_job":

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from hpctrain.base.atomic import write_text
+from hpctrain.base.atomic import storage_errors, write_text
 
 FOLDER = "left"
 """Folder in a run folder: <attempt>/<node> for each node that left; <attempt>.code when the attempt is over;
@@ -45,8 +45,10 @@ def name_closer(folder: Path, attempt: int, node: str, members: Sequence[str], b
     """
     if batch_host is None or batch_host in members or not members or node != members[0]:
         return
-    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-    write_text(folder / FOLDER / f"{attempt}.closer", f"{node}\n")
+    path = folder / FOLDER / f"{attempt}.closer"
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, f"{node}\n")
 
 
 def is_script_there(folder: Path, attempt: int) -> bool:

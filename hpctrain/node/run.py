@@ -18,7 +18,7 @@ from hpctrain.agent.journal import Journal
 from hpctrain.agent.peers import Peers
 from hpctrain.agent.store import GenerationStore
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import EXIT_REFUSED, HpctrainError
+from hpctrain.base.errors import EXIT_REFUSED, HpctrainError, StorageError
 from hpctrain.base.forking import ForkingRunner
 from hpctrain.base.handshake import derived
 from hpctrain.base.process import WORKER, Runner
@@ -87,7 +87,8 @@ def main(argv: list[str]) -> int:
     mine = last is not None and last.attempt == options.attempt
     members = [member.node for member in last.members] if last is not None and mine else list(here.nodes)
     if code == 0:
-        name_closer(folder, options.attempt, here.node, members, os.environ.get("HPCTRAIN_BATCH_HOST"))
+        with contextlib.suppress(StorageError):  # the run is done: Slurm then ends the job later
+            name_closer(folder, options.attempt, here.node, members, os.environ.get("HPCTRAIN_BATCH_HOST"))
     else:
         leave(folder, options.attempt, here.node, members, run.recovery.min_nodes, code)
     return code

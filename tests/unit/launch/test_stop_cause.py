@@ -46,10 +46,14 @@ def ending(asked_by: str | None, saved: bool = True) -> Ending:
         ("SIGUSR2", job(), EARLY, "signal", "stopped by SIGUSR2, sent by neither a preemption nor the time limit"),
         ("SIGUSR2", job(end_s=None), LATE, "signal", "stopped by SIGUSR2, sent by neither"),
         (None, job(), EARLY, None, "asked to stop by None"),
+        # Slurm ends the job for a requeue by hand, and sent the signal; or it cannot be asked.
+        ("SIGTERM", job(state=JobState.PENDING), EARLY, None, "asked to stop by SIGTERM"),
+        ("SIGTERM", job(state=JobState.COMPLETING), EARLY, None, "asked to stop by SIGTERM"),
+        ("SIGUSR2", None, LATE, None, "asked to stop by SIGUSR2"),
     ],
 )
 def test_a_stop_is_called_by_its_cause(
-    asked_by: str | None, info: JobInfo, now: float, cause: str | None, words: str
+    asked_by: str | None, info: JobInfo | None, now: float, cause: str | None, words: str
 ) -> None:
     asked = ending(asked_by)
     assert stop_cause(asked, info, now, NOTICE_S) == cause
