@@ -44,6 +44,9 @@ def close_silent_attempts(folder: RunFolder, run: Run, slurm: Slurm, now: float,
         ending = with_slurms_word(with_sruns_word(ending, folder.path, number, line["nodes"]), info)
         cause = stop_cause(ending, info, 0.0, run.cluster.save_notice_s)
         reason = reason_words(ending, cause) if cause is not None or ending.reason is not None else SILENT
+        if job is not None and job == os.environ.get("SLURM_JOB_ID"):
+            # By a person, or by Slurm for a lost node: of the job that begins here Slurm tells only that it runs.
+            reason = f"its job was put back into the queue: {reason}"
         chain = chain_of(job, read_successors(folder.path)) if job is not None else []
         before = [known for known in folder.attempts()[:number] if known.get("job_id") in chain]
         progressed = folder.newest_checkpoint() != line.get("checkpoint_before")
