@@ -79,7 +79,7 @@ class Agent:
         make_generation: Callable[[Proposal], Proposed],
         newest_checkpoint: Callable[[], str | None],
         store_secret: Callable[[Generation], str],
-        stop_wanted: Callable[[], bool],
+        stop_wanted: Callable[[], str | None],
     ) -> None:
         self._place = place
         self._settings = settings
@@ -310,10 +310,11 @@ class Agent:
             self._enter("crashed", crash_words(self._place.node, error))
 
     def _pass_on_stop(self) -> None:
-        if self._phase == "running" and not self._stop_told and self._stop_wanted():
+        if self._phase == "running" and not self._stop_told and (asked_by := self._stop_wanted()) is not None:
             self._stop_told = True
             if self._holds_rank0():
-                self._journal.write("preempted", self._number(), "asked to stop; a checkpoint is saved first")
+                reason = f"asked to stop by {asked_by}; a checkpoint is saved first"
+                self._journal.write("preempted", self._number(), reason, asked_by=asked_by)
             self._group.tell("stop")
 
     def _decided_elsewhere(self) -> Generation | None:
@@ -357,7 +358,7 @@ class Agent:
             peers=self._peers.views(),
             working=self._working,
             workers=replace(self._group.view(), doing=self._doing()),
-            stop_wanted=self._stop_wanted(),
+            stop_wanted=self._stop_wanted() is not None,
             checkpoint=self._newest_checkpoint() if between else None,
             silent=self._hearing.silent,
         )

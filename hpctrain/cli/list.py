@@ -15,6 +15,8 @@ from hpctrain.records.locate import describe_others, in_order_of_age, job_id, pa
 from hpctrain.report.status import Status
 
 GONE = "its folder is gone: removed or moved"
+TELLING = ("failed", "recovering", "requeued", "unknown")
+"""States whose reason a person wants to know; of the others the state says enough."""
 
 
 @click.command("list")
@@ -44,6 +46,8 @@ def command(here: bool, as_json: bool) -> None:
     for row in rows:
         progress = f"{row['step']:>7}/{row['steps']:<7}" if row["state"] != "gone" else " " * 15
         click.echo(f"{row['state']:<10} {progress} {row['folder']}")
+        if row["state"] in TELLING:
+            click.echo(f"{'':<10} {row['reason']}")
 
 
 def _is_there(folder: Path) -> bool:
@@ -71,4 +75,5 @@ def _row(folder: Path, job: str | None, status: Status | HpctrainError | None) -
         return {**row, "state": "gone", "reason": GONE}
     if isinstance(status, HpctrainError):
         return row
-    return {**row, "state": status.state, "reason": status.reason, "step": status.step, "steps": status.steps}
+    reason = "; ".join([status.reason, *status.further_words])
+    return {**row, "state": status.state, "reason": reason, "step": status.step, "steps": status.steps}

@@ -29,7 +29,7 @@ from hpctrain.launch.own_job import check_kind
 from hpctrain.launch.queue import check_queue
 from hpctrain.launch.secrets import check_secrets
 from hpctrain.launch.submission import preview, submit_job, submit_local
-from hpctrain.launch.succession import queue_successors
+from hpctrain.launch.succession import known_to_exclude, queue_successors
 from hpctrain.launch.training import fewest_nodes
 from hpctrain.launch.trust import check_trusted
 from hpctrain.records.locate import find_run, job_id
@@ -94,7 +94,8 @@ def _submit_again(folder: RunFolder, spec: Run, slurm: Slurm, as_json: bool) -> 
     with settings_written(folder, spec):
         remember_follower(checked.before, folder.path)
         (folder.path / MARK).unlink(missing_ok=True)
-        job = submit_job(folder, checked.asked)
+        exclude = known_to_exclude(folder.path, checked.asked, slurm, SystemClock().wall())
+        job = submit_job(folder, checked.asked, exclude)
     say(queue_successors(folder.path, checked.asked, slurm, SystemClock().wall()))
     say(wait_anew(folder.path, slurm, os.environ, checked.before.jobs) if checked.before.folders else [])
     say(move_followers(folder.path, slurm, os.environ))

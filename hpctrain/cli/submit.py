@@ -27,6 +27,7 @@ from hpctrain.cli.seeds import parse_seeds, with_seed
 from hpctrain.cli.stale import warn_if_stale
 from hpctrain.launch.after import remember_follower, wait_anew, without_wait
 from hpctrain.launch.allocation import run_in_allocation
+from hpctrain.launch.bad_nodes import note_excluded
 from hpctrain.launch.code import left_out_words
 from hpctrain.launch.estimate import estimate_start
 from hpctrain.launch.folder import RunFolder, removed_on_error
@@ -38,7 +39,7 @@ from hpctrain.launch.queue import Checked, check_queue, wait_for_job
 from hpctrain.launch.site import site_defaults, with_exported
 from hpctrain.launch.space import space_words
 from hpctrain.launch.submission import preview, submit_job, submit_local
-from hpctrain.launch.succession import queue_successors
+from hpctrain.launch.succession import known_to_exclude, queue_successors
 from hpctrain.launch.training import Prepared, fewest_nodes, make_folder, prepare, runs_folder
 from hpctrain.records.run import Run, read_run
 from hpctrain.slurm.commands import Slurm
@@ -184,7 +185,7 @@ def _queue_one(prepared: Prepared, checked: Checked, slurm: Slurm, seed: int | N
     _say(left_out_words(folder.path), asked.as_json)
     with removed_on_error(folder):
         remember_follower(checked.before, folder.path)
-        job_id = submit_job(folder, job)
+        job_id = submit_job(folder, job, _without_excluded(folder, prepared, job, slurm, asked))
     remember_run("submit", folder.path, job_id, slurm)
     _say(queue_successors(folder.path, job, slurm, SystemClock().wall()), asked.as_json)
     if checked.before.folders:
@@ -193,6 +194,20 @@ def _queue_one(prepared: Prepared, checked: Checked, slurm: Slurm, seed: int | N
     if not asked.as_json:
         _tell(folder.path, job_id, as_json=False)
     return _machine_form(folder.path, job_id)
+
+
+def _without_excluded(folder: RunFolder, prepared: Prepared, job: Run, slurm: Slurm, asked: Asked) -> list[str]:
+    """The nodes that the first job does without, as the verdict of the topology given says."""
+    now = SystemClock().wall()
+    bad = note_excluded(folder.path, prepared.topology, now, job.recovery.exclude_hours)
+    if not bad:
+        return []
+    exclude = known_to_exclude(folder.path, job, slurm, now)
+    kept = sorted(set(bad) - set(exclude))
+    _say([f"the topology excludes {', '.join(exclude)}: the job does without"] if exclude else [], asked.as_json)
+    more = "the job may get it, and the plan leaves it out"
+    _say([f"the topology excludes {', '.join(kept)}: {more}"] if kept else [], asked.as_json)
+    return exclude
 
 
 def _submit_in_allocation(prepared: Prepared, asked: Asked) -> None:
@@ -232,6 +247,7 @@ def _submit_as_own_job(
     prepared = _not_waiting(prepared, "this job runs already", as_json=True)
     _say(check_provisional(prepared, runs_folder(), nodes_of_allocation(os.environ)), as_json=True)
     folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
+    note_excluded(folder.path, prepared.topology, SystemClock().wall(), prepared.run.recovery.exclude_hours)
     become_job(folder.path, job, prepared.run)
 
 

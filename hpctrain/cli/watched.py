@@ -15,9 +15,9 @@ from hpctrain.records.locate import job_id, open_jobs
 from hpctrain.records.metric import MetricRow
 from hpctrain.records.run import run_of
 from hpctrain.report.live_run import LiveRun
-from hpctrain.report.queued import with_controller_away, with_job, with_job_elsewhere
+from hpctrain.report.queued import with_controller_away, with_job, with_job_elsewhere, with_slurm_unknown
 from hpctrain.report.status import Status, read_status
-from hpctrain.slurm.commands import Slurm
+from hpctrain.slurm.commands import NO_COMMANDS, Slurm
 from hpctrain.slurm.job import JobInfo
 from hpctrain.slurm.watch import Watcher
 
@@ -55,7 +55,11 @@ def statuses_of(folders: Sequence[Path]) -> list[Status | HpctrainError]:
         else:
             asked |= {index: jobs} if jobs else {}
     slurm = Slurm(SystemRunner())
-    if not asked or not slurm.available():
+    why = slurm.why_unavailable() if asked else NO_COMMANDS
+    if why is not None:
+        # Where there is no Slurm at all, a run folder is only looked at.
+        for index in asked if not why.startswith(NO_COMMANDS) else ():
+            found[index] = with_slurm_unknown(_status(found[index]), why)
         return found
     for folder, cluster in on_other_clusters([folders[index] for index in asked], slurm).items():
         index = folders.index(folder)
@@ -91,8 +95,8 @@ class WatchedRun:
         """What was written between the last two looks."""
         self._clock = clock
         self._slurm = Slurm(SystemRunner())
-        self._asks = self.live.run.cluster.kind == "slurm" and self._slurm.available()
-        self._asks = self._asks and not on_other_clusters([folder], self._slurm)
+        self._unavailable = self._slurm.why_unavailable() if self.live.run.cluster.kind == "slurm" else NO_COMMANDS
+        self._asks = self._unavailable is None and not on_other_clusters([folder], self._slurm)
         self._watcher = Watcher(self._slurm, delay_min_s=ASK_SLURM_S)
         self._jobs: list[str] = []
         self._remembered: dict[str, JobInfo | None] = {}
@@ -105,6 +109,8 @@ class WatchedRun:
         self.new = self.live.read()
         status = self.live.status(self._clock.wall())
         self._follow_job()
+        if self._unavailable is not None and not self._unavailable.startswith(NO_COMMANDS) and status.state != "done":
+            return with_slurm_unknown(status, self._unavailable)
         if not self._jobs or not self._asks or status.state == "done":
             return status
         if status.state != self._said:

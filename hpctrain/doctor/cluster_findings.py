@@ -49,7 +49,7 @@ def _no_slurm(slurm: NoSlurm) -> Finding:
     if not slurm.installed:
         return Finding("Slurm", "commands", "note", "not on the path", f"nothing can be submitted; {instead}")
     if not slurm.configured:
-        words = f"Slurm's commands are here and find no slurm.conf: nothing can be submitted; {instead}"
+        words = f"nothing can be submitted: {slurm.reason}; {instead}"
         todo = "where there is a cluster, set SLURM_CONF"
         return Finding("Slurm", "controller", "note", "not configured", words, todo)
     words = f"`hpctrain submit` would fail: {slurm.reason}"

@@ -28,13 +28,12 @@ from hpctrain.doctor.folder import look_at_local_disks, look_at_runs
 from hpctrain.launch.local import local_environment
 from hpctrain.probe.address import interface_of, routed_address
 from hpctrain.slurm.cluster import NodeInfo
-from hpctrain.slurm.commands import Slurm
+from hpctrain.slurm.commands import NotConfiguredError, Slurm
 
 TORCH_TIMEOUT_S = 180.0
 """Importing torch from a shared file system that is busy takes minutes."""
 PROGRAM_TIMEOUT_S = 30.0
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-_NOT_CONFIGURED = ("configuration source", "configuration file")
 _INFINIBAND = "32"
 """ARPHRD_INFINIBAND, what /sys/class/net/<name>/type has for IP over InfiniBand."""
 
@@ -69,8 +68,7 @@ def look_at_slurm(runner: Runner, environ: Mapping[str, str], which: Which) -> S
         nodes = slurm.nodes()
         return SlurmFacts(config, tuple(slurm.partitions(nodes)), tuple(nodes), _has_pyxis(slurm))
     except CommandError as error:
-        configured = not any(words in str(error) for words in _NOT_CONFIGURED)
-        return NoSlurm(installed=True, configured=configured, reason=str(error))
+        return NoSlurm(installed=True, configured=not isinstance(error, NotConfiguredError), reason=str(error))
 
 
 def _has_pyxis(slurm: Slurm) -> bool:

@@ -77,12 +77,14 @@ def _run_before(folder: Path, must_be_ok: bool, slurm: Slurm) -> tuple[list[str]
     Where any end counts, its successors too: should Slurm end the job, nobody moves a follower before it could start.
     A successor that is not needed is cancelled, which would never be a good end.
     """
-    known = {own: slurm.job(own) for own in open_jobs(folder)}
+    attempts = RunFolder(folder).attempts()
+    # The job that finished the run is over, whatever it still does to Slurm.
+    finishing = {line.get("job_id") for line in attempts if line.get("code") == 0}
+    known = {own: slurm.job(own) for own in open_jobs(folder) if own not in finishing}
     live = [own for own, job in known.items() if job is not None and not job.state.is_ended]
     if live:
         waited = live[:1] if must_be_ok else live
         return waited, f"it starts after {folder.name} ({_named(waited)})"
-    attempts = RunFolder(folder).attempts()
     if must_be_ok and not (attempts and attempts[-1].get("code") == 0):
         raise Refused(
             f"cluster.after: {folder.name} has no job any more and did not finish; `hpctrain resubmit {folder.name}` "

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from hpctrain.base.atomic import append_line
@@ -14,6 +14,7 @@ from hpctrain.launch.exit_class import nodes_of
 from hpctrain.records.bad_node import BAD_NODES_FILE, BadNode, read_bad_nodes
 from hpctrain.records.event import Event
 from hpctrain.records.node_set import NODE_NAME
+from hpctrain.records.topology import Topology
 
 HOUR_S = 3600.0
 DEATHS = 3
@@ -102,7 +103,22 @@ def write_blamed(folder: Path, attempt: int, events: Sequence[Event], now: float
     Raises:
         StorageError: the ledger cannot be written.
     """
-    for node, reason in blamed(events).items():
+    _note(folder, attempt, blamed(events), now, hours)
+
+
+def note_excluded(folder: Path, topology: Topology | None, now: float, hours: float) -> list[str]:
+    """Add the nodes that the verdict of a given topology excludes to a new run's ledger; their names come back.
+
+    Raises:
+        StorageError: the ledger cannot be written.
+    """
+    excluded = list(topology.verdict.exclude) if topology is not None else []
+    _note(folder, 0, dict.fromkeys(excluded, "the topology given excludes it"), now, hours)
+    return excluded
+
+
+def _note(folder: Path, attempt: int, reasons: Mapping[str, str], now: float, hours: float) -> None:
+    for node, reason in reasons.items():
         if hours <= 0 or not re.fullmatch(NODE_NAME, node) or is_noted(folder, node, attempt):
             continue
         line = BadNode(node=node, attempt=attempt, time_s=now, expires_s=now + hours * HOUR_S, reason=reason)

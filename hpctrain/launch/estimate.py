@@ -13,8 +13,9 @@ from hpctrain.base.units import format_seconds
 from hpctrain.records.run import Run
 from hpctrain.slurm.commands import Slurm, StartEstimate
 
-NEVER_S = 300 * 86400.0
-"""Slurm gives a start years from now to a job that a limit keeps from starting."""
+HORIZON_S = 300 * 86400.0
+"""A start beyond it tells nothing. Slurm counts a year for a running job without a time limit and a thousand for each
+that waits before this one (22.05 and 24.11, seen), and gives as late a start where a limit holds the job."""
 
 
 def estimate_start(run: Run, script: str, slurm: Slurm, now: float) -> list[str]:
@@ -46,10 +47,11 @@ def start_words(estimate: StartEstimate, now: float, with_nodes: bool = True) ->
     if estimate.start_s is None:
         return "Slurm takes the job and does not say when it would start"
     wait_s = estimate.start_s - now
-    if wait_s > NEVER_S:
+    if wait_s > HORIZON_S:
         return (
-            "Slurm takes the job, and some limit keeps it from ever starting (the start it expects is "
-            f"{utc_text(estimate.start_s)}): ask for fewer nodes or less time, or look at your account's limits"
+            f"Slurm takes the job and cannot say when it starts (it counts up to {utc_text(estimate.start_s)[:4]}): "
+            "its nodes are taken by jobs without a time limit, or a limit of your account or QOS holds it; once it "
+            "waits, `hpctrain status` tells which"
         )
     when = "at once" if wait_s < 60 else f"in {format_seconds(wait_s)} ({utc_text(estimate.start_s)})"
     where = f" on {NodeSet.fromlist(list(estimate.nodes))}" if with_nodes else ""

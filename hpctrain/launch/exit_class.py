@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -27,7 +28,9 @@ class Ending:
     """Exit code of the job: 0 when the run is finished, whatever became of single tasks. None: nobody saw it."""
     exit_class: ExitClass
     saved: bool = False
-    """It was asked to stop, and saved first."""
+    """It was asked to stop, and saved before it left."""
+    asked_by: str | None = None
+    """What asked it to stop: SIGTERM, SIGUSR2; None: nothing did, or nobody said what."""
     reason: str | None = None
     """The last word of its agents; None when they left without one."""
     hopeless: bool = False
@@ -57,10 +60,13 @@ def read_ending(code: int | None, events: Sequence[Event], finished: bool) -> En
         kind: ExitClass = "no_progress" if set(own) == {NO_PROGRESS} else "fatal"
         return Ending(code, kind, reason=reason, hopeless=any(found in HOPELESS for found in own))
     if last is not None and last.kind == "preempted":
-        return Ending(code, "resumable", saved=True, reason=reason)
+        asked_by = last.data.get("asked_by")
+        return Ending(code, "resumable", saved=_saved_after(last, code, events), asked_by=asked_by, reason=reason)
     if failures or code is None:
         return Ending(code, "infrastructure", reason=reason, crashed=crashed)
-    if code == RESUMABLE or code in KILLED_AT_START:
+    if code in KILLED_AT_START:
+        return Ending(code, "resumable", asked_by=signal.Signals(code - 128).name, reason=reason, crashed=crashed)
+    if code == RESUMABLE:
         return Ending(code, "resumable", reason=reason, crashed=crashed)
     return Ending(code, "fatal", reason=reason, hopeless=code in HOPELESS, crashed=crashed)
 
@@ -82,7 +88,20 @@ def _for_lost_nodes(event: Event, events: Sequence[Event]) -> bool:
     if event.data["exit_code"] == RESUMABLE or event.data.get("by_probe"):
         return True
     left = set(event.data.get("left", []))
-    return event.data["exit_code"] in HOPELESS and bool(left) and left < set(nodes_of(events))
+    # A node that the verdict excludes is there, and no plan can use it: it counts as gone.
+    return event.data["exit_code"] in HOPELESS and bool(left) and left - _excluded(events) < set(nodes_of(events))
+
+
+def _excluded(events: Sequence[Event]) -> set[str]:
+    """The nodes that the verdict of the attempt's topology excludes."""
+    return {str(node) for event in events if event.kind == "probed" for node in event.data.get("exclude", [])}
+
+
+def _saved_after(asked: Event, code: int | None, events: Sequence[Event]) -> bool:
+    """Whether a checkpoint followed the request to stop. Workers that leave with RESUMABLE have saved, unless they were
+    asked before the training began."""
+    later = events[events.index(asked) + 1 :]
+    return (code == RESUMABLE and asked.generation >= 0) or any(event.kind == "checkpoint_saved" for event in later)
 
 
 def nodes_of(events: Sequence[Event]) -> list[str]:

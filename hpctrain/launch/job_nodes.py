@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from hpctrain.launch.foresight import wanted
 from hpctrain.records.node_set import unfolded
@@ -38,6 +38,16 @@ def nodes_of_job(run: Run, state: ClusterState) -> frozenset[str] | None:
 def excluded_by_hand(run: Run) -> frozenset[str]:
     """Nodes that the run file's own --exclude names."""
     return _names(options_of(run.cluster.sbatch).get("exclude", ""))
+
+
+def with_own_exclude(run: Run, exclude: Collection[str]) -> str:
+    """The nodes as Slurm takes them: the last list alone counts, so that of the run file goes with it."""
+    return ",".join(sorted({*exclude, *excluded_by_hand(run)}))
+
+
+def exclude_options(run: Run, exclude: Collection[str]) -> list[str]:
+    """sbatch's option for a job that does without these nodes."""
+    return [f"--exclude={with_own_exclude(run, exclude)}"] if exclude else []
 
 
 def names_of_options(run: Run) -> frozenset[str]:

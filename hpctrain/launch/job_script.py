@@ -61,6 +61,8 @@ def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
+    # Of a job submitted by hand only Slurm has the script.
+    again = None if not submitted else "same_job" if by_hand else run.recovery.requeue
     text: str = environment.from_string(template).render(
         name=run.name,
         version=__version__,
@@ -74,8 +76,8 @@ def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_
         offline=not run.cluster.internet,
         command=command,
         submitted=submitted,
-        # Of a job submitted by hand only Slurm has the script.
-        again=None if not submitted else "same_job" if by_hand else run.recovery.requeue,
+        again=again,
+        closing=_closing(run, folder, again),
     )
     return text
 
@@ -165,6 +167,15 @@ def dependency(jobs: Sequence[str], end: Literal["ok", "any"]) -> str | None:
 def gpus_per_node(run: Run) -> int | None:
     """GPUs that the job asks for on each node; None where it asks for none."""
     return run.cluster.devices_per_node if run.cluster.device != "cpu" else None
+
+
+def _closing(run: Run, folder: Path, again: str | None) -> str:
+    """What starts each task with the shell lines in $task around it; empty where none of them may end the job: it is
+    somebody's allocation, or pyxis starts the whole task in the image, where Slurm's commands need not be."""
+    if again is None or (run.container is not None and run.container.runtime == "pyxis"):
+        return ""
+    python, start, _ = program("hpctrain.node")
+    return f'bash -c "$task" {shlex.join([python, start, str(folder), again])} '
 
 
 def _srun_options(run: Run) -> str:

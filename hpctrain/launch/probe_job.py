@@ -72,7 +72,7 @@ def probe_job(
             process.terminate()
             if process.wait(10.0) is None:
                 process.kill()
-    return Topology.read(folder / "topology.json")
+    return Topology.read(folder / "topology.json", owned=True)
 
 
 def _gpus(job: ProbeJob, slurm: Slurm, environ: Mapping[str, str]) -> int | None:

@@ -44,7 +44,7 @@ def probe_local(
         _wait_all(list(processes.values()), clock)
     finally:
         _kill_all(list(processes.values()))
-    return Topology.read(folder / "topology.json")
+    return Topology.read(folder / "topology.json", owned=True)
 
 
 def _wait_all(processes: Sequence[Process], clock: Clock) -> None:

@@ -70,10 +70,9 @@ def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], 
             run that must have ended well before it did not.
         CommandError: the controller does not answer, and the run is to wait for another one.
     """
-    if not slurm.available():
-        raise InputError(
-            "no Slurm on the path (sbatch was not found); log in to the cluster, or use `hpctrain train --local N`"
-        )
+    why = slurm.why_unavailable()
+    if why is not None:
+        raise InputError(f"{why}; log in to the cluster, or use `hpctrain train --local N`")
     check_options(run.cluster.sbatch)
     check_time(run)
     try:

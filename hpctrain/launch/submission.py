@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from hpctrain.base.process import Runner
 from hpctrain.base.program import program
 from hpctrain.launch.entering import program_of, task_of
 from hpctrain.launch.folder import RunFolder
+from hpctrain.launch.job_nodes import exclude_options
 from hpctrain.launch.job_script import render_job
 from hpctrain.records.locate import record_job
 from hpctrain.records.run import Run
@@ -45,14 +46,19 @@ def node_words(folder: Path) -> list[str]:
 
 
 class ScriptExecutor(SlurmExecutor):
-    """submitit's Slurm executor with the text of the script given."""
+    """submitit's Slurm executor with the text of the script and options of sbatch given."""
 
-    def __init__(self, folder: Path, text: str) -> None:
+    def __init__(self, folder: Path, text: str, options: Sequence[str]) -> None:
         super().__init__(folder)
         self._text = text
+        self._options = options
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         return self._text
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        # Above the script's own lines, as for the jobs after it: a node that is forgiven must not stay in the script.
+        return ["sbatch", *self._options, str(submission_file_path)]
 
 
 def preview(run: Run, folder: Path) -> str:
@@ -60,8 +66,11 @@ def preview(run: Run, folder: Path) -> str:
     return render_job(run, folder, _task_command(run, folder))
 
 
-def submit_job(folder: RunFolder, run: Run) -> str:
+def submit_job(folder: RunFolder, run: Run, exclude: Sequence[str] = ()) -> str:
     """Submit the run's job; its id comes back. job.sh in the run folder is exactly what was submitted.
+
+    Args:
+        exclude: nodes that it does without.
 
     Raises:
         InputError: there is no Slurm on the path.
@@ -71,7 +80,7 @@ def submit_job(folder: RunFolder, run: Run) -> str:
     text = preview(run, folder.path)
     write_text(folder.path / "job.sh", text, mode=0o755)
     try:
-        executor = ScriptExecutor(folder.path / "submitit", text)
+        executor = ScriptExecutor(folder.path / "submitit", text, exclude_options(run, exclude))
     except RuntimeError:
         raise InputError(
             "no Slurm on the path (srun was not found); log in to the cluster, or use `hpctrain train --local N`"

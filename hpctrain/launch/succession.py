@@ -6,6 +6,7 @@ to say so. It is written down before it can start: the job that it waits for is 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 from hpctrain.base.atomic import append_line, storage_errors
 from hpctrain.base.errors import CommandError, HpctrainError, StorageError
 from hpctrain.launch.bad_nodes import choose_excluded
-from hpctrain.launch.job_nodes import excluded_by_hand, names_of_options, nodes_of_job
+from hpctrain.launch.job_nodes import exclude_options, names_of_options, nodes_of_job, with_own_exclude
 from hpctrain.records.bad_node import read_bad_nodes
 from hpctrain.records.locate import job_id, open_jobs, record_job
 from hpctrain.records.run import Run
@@ -112,6 +113,14 @@ def nodes_to_exclude(folder: Path, run: Run, slurm: Slurm, now: float) -> list[s
     return choose_excluded(bad, now, allowed, usable, run.cluster.node_range[0], fraction)
 
 
+def known_to_exclude(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]:
+    """`nodes_to_exclude` as far as it is known: a damaged ledger or a controller that is away stops no submission."""
+    try:
+        return nodes_to_exclude(folder, run, slurm, now)
+    except HpctrainError:
+        return []
+
+
 def queue_behind(folder: Path, run: Run, job: str, exclude: list[str], slurm: Slurm, now: float) -> str:
     """Queue job.sh once more, to start when `job` has ended; its id comes back.
 
@@ -155,12 +164,23 @@ def _options(run: Run, job: str, exclude: list[str]) -> list[str]:
     options = [f"--dependency=afterany:{job}"]
     if "begin" in names_of_options(run):
         options.append("--begin=now")  # the time was that of the first job
-    return [*options, f"--exclude={_with_own(run, exclude)}"] if exclude else options
+    return [*options, *exclude_options(run, exclude)]
 
 
-def _with_own(run: Run, exclude: list[str]) -> str:
-    """The nodes as Slurm takes them: the last list alone counts, so that of the run file goes with it."""
-    return ",".join(sorted({*exclude, *excluded_by_hand(run)}))
+def requeue_without(folder: Path, run: Run, job: str, slurm: Slurm, now: float) -> None:
+    """Put a job back into the queue, where it waits without the nodes that are bad by now.
+
+    A job that runs keeps its nodes, so they are changed once it waits. Where Slurm does not take the change, the job
+    starts as it is: a bad node gets no part of the plan.
+
+    Raises:
+        CommandError: the controller does not answer, or refuses the requeue.
+    """
+    slurm.requeue(job)
+    exclude = known_to_exclude(folder, run, slurm, now)
+    if exclude:
+        with contextlib.suppress(CommandError):
+            slurm.update(job, ExcNodeList=with_own_exclude(run, exclude))
 
 
 def _renew(folder: Path, run: Run, job: str, exclude: list[str], slurm: Slurm, now: float) -> None:
@@ -168,7 +188,7 @@ def _renew(folder: Path, run: Run, job: str, exclude: list[str], slurm: Slurm, n
     if not exclude:
         return
     try:
-        slurm.update(job, ExcNodeList=_with_own(run, exclude))
+        slurm.update(job, ExcNodeList=with_own_exclude(run, exclude))
     except ControllerAwayError:
         raise
     except CommandError:

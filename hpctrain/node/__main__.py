@@ -18,6 +18,7 @@ VERBS = {
     "enter": ("hpctrain.node.enter", "main"),
     "begin": ("hpctrain.node.attempt", "begin"),
     "end": ("hpctrain.node.attempt", "end"),
+    "close": ("hpctrain.node.closing", "main"),
 }
 """Verb -> module and function that does it."""
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from ClusterShell.NodeSet import NodeSet
 
 from hpctrain.agent.journal import Journal
+from hpctrain.base.atomic import storage_errors
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import CommandError, HpctrainError
 from hpctrain.base.process import SystemRunner
@@ -27,10 +28,13 @@ from hpctrain.launch.exit_class import RESUMABLE, Ending, read_ending
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.in_use import check_own_folder
 from hpctrain.launch.notify import tell
-from hpctrain.launch.succession import cancel_successors, go_on, top_up, waiting_successors
+from hpctrain.launch.step_end import srun_said, with_sruns_word
+from hpctrain.launch.stop_cause import reason_words
+from hpctrain.launch.succession import cancel_successors, go_on, requeue_without, top_up, waiting_successors
 from hpctrain.launch.training import drop_stale_topology
 from hpctrain.launch.trust import check_trusted
 from hpctrain.node.ending import Account, Verdict, read_account, settle_job, told_state
+from hpctrain.node.leaving import FOLDER as LEFT
 from hpctrain.node.run import FINISHED
 from hpctrain.node.taking_over import close_silent_attempts, reason_to_stop
 from hpctrain.records.event import Event, read_events
@@ -57,7 +61,7 @@ def begin(argv: list[str]) -> int:
     slurm = Slurm(SystemRunner(), environment_of(os.getppid()))
     check_own_folder(folder.path, own, slurm)
     run, now = run_of(folder.path), time.time()
-    close_silent_attempts(folder, run, slurm, now)
+    close_silent_attempts(folder, run, slurm, now, _me())
     over = reason_to_stop(folder, run, own, slurm)
     if over is not None:
         _say(over.reason)
@@ -69,6 +73,9 @@ def begin(argv: list[str]) -> int:
     (folder.path / FINISHED).unlink(missing_ok=True)
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     number = folder.begin_attempt(nodes, now, own, restarts)
+    for path in (srun_said(folder.path, number).parent, folder.path / LEFT):
+        with storage_errors(path):
+            path.mkdir(parents=True, exist_ok=True)
     for words in drop_stale_topology(folder, nodes, now, own_driver(os.environ.get("SLURMD_NODENAME"))):
         _say(words)
     if options.again == "new_job":
@@ -96,6 +103,8 @@ def end(argv: list[str]) -> int:
     run, now = run_of(folder.path), time.time()
     events = [event for event in read_events(folder.path / "events.jsonl") if event.attempt == options.attempt]
     ending = read_ending(options.code, events, (folder.path / FINISHED).exists())
+    ending = with_sruns_word(ending, folder.path, options.attempt, folder.attempts()[options.attempt]["nodes"])
+    journal = Journal(folder.path / "events.jsonl", _me(), options.attempt, SystemClock())
     said: list[str] = []
 
     def told(verdict: Verdict) -> None:
@@ -104,6 +113,9 @@ def end(argv: list[str]) -> int:
         state = told_state(verdict)
         if state not in said:  # a controller that is away is asked again, nobody else is told again
             said.append(state)
+            _say(f"attempt {options.attempt} ended ({verdict.exit_class}): {reason}")
+            if verdict.cause == "time_limit":
+                journal.write("time_limit", -1, reason)
             tell(folder.path, options.attempt, state, reason, _me(), SystemClock(), os.environ)
 
     if options.again is None:
@@ -112,7 +124,6 @@ def end(argv: list[str]) -> int:
     else:
         verdict = _settle(folder, run, options, ending, events, now, told)
     if verdict.failed:
-        journal = Journal(folder.path / "events.jsonl", _me(), options.attempt, SystemClock())
         # In somebody's allocation a run that saved and left is no failure: nothing was to bring it back.
         journal.write("failed", -1, verdict.reason, **({"cancelled": True} if options.again is None else {}))
     return options.code if ending.code is None else ending.code
@@ -143,7 +154,7 @@ def _settle(
 
     def again() -> None:
         if options.again == "same_job":
-            slurm.requeue(job)
+            requeue_without(folder.path, run, job, slurm, now)
         else:
             _go_on_as_new_job(folder, run, job, slurm, now)
 
@@ -172,7 +183,7 @@ def _go_on_as_new_job(folder: RunFolder, run: Run, job: str, slurm: Slurm, now: 
         if run.recovery.successors:
             raise CommandError(str(error)) from error  # such a job may not be requeued
         _say(f"no new job could be queued ({error}); this one goes back to the queue")
-        slurm.requeue(job)
+        requeue_without(folder.path, run, job, slurm, now)
         return
     _say(f"the run goes on as job {following}")
     _keep_from_coming_back(job, slurm)
@@ -217,7 +228,8 @@ def _account(folder: RunFolder, run: Run, attempt: int, job: str, slurm: Slurm) 
         waiting = waiting_successors(folder.path, slurm)
     except CommandError:
         waiting = [item.job_id for item in read_successors(folder.path) if item.after == job]
-    return read_account(lines, found, newest, run.recovery.retries, waiting[0] if waiting else None)
+    successor = waiting[0] if waiting else None
+    return read_account(lines, found, newest, run.recovery.retries, successor, run.cluster.save_notice_s)
 
 
 def _note_bad_nodes(folder: RunFolder, run: Run, attempt: int, events: list[Event], now: float) -> None:
@@ -252,8 +264,8 @@ def _cancel_successors(folder: RunFolder, slurm: Slurm) -> None:
 def _settle_here(ending: Ending) -> Verdict:
     """The verdict on a run inside an allocation that a person has: nothing there is hpctrain's to bring back."""
     if ending.exit_class not in ("resumable", "infrastructure"):
-        return Verdict("stop", ending.reason or f"the step ended with exit code {ending.code}", ending.exit_class)
-    reason = "stopped on request, saved" if ending.saved else ending.reason or "stopped on request"
+        return Verdict("stop", reason_words(ending, None), ending.exit_class)
+    reason = "stopped on request, saved" if ending.saved else reason_words(ending, None)
     words = f"{reason}; `hpctrain resubmit` goes on with it"
     return Verdict("stop", words, ending.exit_class, failed=True, cancelled=True)
 

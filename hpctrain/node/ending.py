@@ -9,6 +9,7 @@ from typing import Any, Literal
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError
 from hpctrain.launch.exit_class import Ending, is_out_of_time, is_preempted, with_progress, with_slurms_word
+from hpctrain.launch.stop_cause import StopCause, reason_words, stop_cause
 from hpctrain.records.attempt import SPENDING, ExitClass, idle_attempts, spent
 from hpctrain.records.run import NotifyState
 from hpctrain.slurm.commands import ControllerAwayError, Slurm
@@ -33,11 +34,14 @@ class Account:
     """Attempts in a row that left no new checkpoint, this one left out."""
     successor: str | None = None
     """A job that is queued behind this one."""
+    notice_s: int = 120
+    """cluster.save_notice_s: so long before the time limit a notice is that of the time limit."""
 
 
 def read_account(
-    lines: Sequence[dict[str, Any]], found: str | None, newest: str | None, retries: int, successor: str | None = None
-) -> Account:
+    lines: Sequence[dict[str, Any]], found: str | None, newest: str | None, retries: int,
+    successor: str | None = None, notice_s: int = 120,
+) -> Account:  # fmt: skip
     """The account of an attempt.
 
     Args:
@@ -47,7 +51,7 @@ def read_account(
     """
     progressed = newest is not None and newest != found
     before = [] if progressed else lines
-    return Account(retries, progressed, spent(before), idle_attempts(before), successor)
+    return Account(retries, progressed, spent(before), idle_attempts(before), successor, notice_s)
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,13 @@ class Verdict:
     """The run stops here although it is not done; nobody else would say so."""
     cancelled: bool = False
     """A person wanted it to stop."""
+    cause: StopCause | None = None
+    """Why the attempt was asked to stop; None: it was not, or it is not known."""
 
 
-def decide_end(ending: Ending, job: JobInfo | None, account: Account, cancelled: bool = False) -> Verdict:
+def decide_end(
+    ending: Ending, job: JobInfo | None, account: Account, now: float = 0.0, cancelled: bool = False
+) -> Verdict:
     """What happens after an attempt.
 
     A job that ends within its grace time is over for Slurm (seen with 22.05: FAILED, not requeued, although
@@ -74,14 +82,17 @@ def decide_end(ending: Ending, job: JobInfo | None, account: Account, cancelled:
 
     Args:
         job: Slurm's description; None when it does not know the job.
+        now: seconds since 1970, to tell the notice of the time limit from another one.
         cancelled: whether a person cancelled the run.
     """
     preempted = job is not None and is_preempted(job)
     ending = with_slurms_word(ending, job)
+    cause = stop_cause(ending, job, now, account.notice_s)
+    reason = reason_words(ending, cause)
     stopped_by_hand = cancelled or (job is not None and job.state is JobState.CANCELLED and not preempted)
     if ending.exit_class != "done" and not stopped_by_hand:
         ending = with_progress(ending, account.progressed, preempted, account.idle)
-    kind, reason = ending.exit_class, ending.reason or f"the step ended with exit code {ending.code}"
+    kind = ending.exit_class
     if kind == "done":
         return Verdict("stop", ending.reason or "all steps are done", kind)
     if stopped_by_hand:
@@ -89,14 +100,14 @@ def decide_end(ending: Ending, job: JobInfo | None, account: Account, cancelled:
     if ending.hopeless:
         return Verdict("stop", reason, kind, failed=True)
     if kind in SPENDING and account.spent + 1 > account.retries:
-        return Verdict("stop", _budget_words(reason, account), kind, failed=True)
+        return Verdict("stop", _budget_words(reason, account), kind, failed=True, cause=cause)
     if job is None:
         return Verdict("stop", f"{reason}; Slurm does not know its job", kind, failed=True)
     ours = preempted or is_out_of_time(job) or job.state is JobState.RUNNING
     if job.state.is_waiting or not ours:
         # After a node failure or a requeue by hand the job is in the queue already while its script still ends.
         return Verdict("wait", f"Slurm took the job ({job.state.value}); {_who_goes_on(job, account)}", kind)
-    return Verdict("again", _why(ending, preempted), kind)
+    return Verdict("again", f"{reason}{', and' if cause else ';'} back to the queue", kind, cause=cause)
 
 
 def told_state(verdict: Verdict) -> NotifyState:
@@ -134,7 +145,7 @@ def settle_job(
             job = slurm.job(job_id)
             if asked is not None and job is not None and job.state.is_waiting:
                 return asked  # the controller had taken the last call before it fell silent
-            verdict = decide_end(ending, job, account, cancelled())
+            verdict = decide_end(ending, job, account, clock.wall(), cancelled())
             if verdict.act == "again":
                 told(verdict)
                 asked = verdict
@@ -146,14 +157,6 @@ def settle_job(
             clock.sleep(RETRY_S)
         except CommandError as error:
             return _without_slurm(ending, account, error)
-
-
-def _why(ending: Ending, preempted: bool) -> str:
-    if preempted:
-        return f"preempted{', saved,' if ending.saved else ''} and back to the queue"
-    if ending.saved:
-        return "stopped before the time limit, saved, and back to the queue"
-    return f"{ending.reason or 'stopped on request'}; back to the queue"
 
 
 def _who_goes_on(job: JobInfo, account: Account) -> str:
@@ -171,7 +174,7 @@ def _budget_words(reason: str, account: Account) -> str:
 def _without_slurm(ending: Ending, account: Account, error: CommandError) -> Verdict:
     """The verdict where Slurm cannot be asked: what is queued already goes on by itself."""
     decided = with_progress(ending, account.progressed, False, account.idle)
-    kind, reason = decided.exit_class, decided.reason or f"the step ended with exit code {ending.code}"
+    kind, reason = decided.exit_class, reason_words(ending, stop_cause(ending, None, 0.0, account.notice_s))
     over = ending.hopeless or (kind in SPENDING and account.spent + 1 > account.retries)
     if account.successor is not None and not over:
         return Verdict("wait", f"{reason}; job {account.successor} goes on", kind)

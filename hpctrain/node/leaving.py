@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from hpctrain.base.atomic import write_text
+from hpctrain.base.atomic import storage_errors, write_text
 
 FOLDER = "left"
-"""Folder in a run folder: <attempt>/<node> for each node that left; <attempt>.code when the attempt is over."""
+"""Folder in a run folder: <attempt>/<node> for each node that left; <attempt>.code when the attempt is over;
+<attempt>.closer names the node that ends the job of a finished run whose script is lost, <attempt>.seen says that it is
+not lost."""
 
 
 def leave(folder: Path, attempt: int, node: str, members: Sequence[str], min_nodes: int, code: int) -> None:
@@ -29,6 +31,30 @@ def leave(folder: Path, attempt: int, node: str, members: Sequence[str], min_nod
     write_text(here / node, f"{code}\n")
     if is_over([path.name for path in here.iterdir()], members, min_nodes):
         write_text(here.with_name(f"{attempt}.code"), f"{code}\n")
+
+
+def name_closer(folder: Path, attempt: int, node: str, members: Sequence[str], batch_host: str | None) -> None:
+    """Note that this node ends the job of the finished run: the first member, where the batch node is none of them.
+
+    Args:
+        members: nodes of the last generation.
+        batch_host: node of the job's script; None where there is no job of the run's own.
+
+    Raises:
+        StorageError: it cannot be written; the job then ends when Slurm gives the batch node up.
+    """
+    if batch_host is None or batch_host in members or not members or node != members[0]:
+        return
+    path = folder / FOLDER / f"{attempt}.closer"
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, f"{node}\n")
+
+
+def is_script_there(folder: Path, attempt: int) -> bool:
+    """Whether the job's script has seen that the run is finished: then it ends the job itself."""
+    # A listing, as a file system of many machines remembers for a while that a name was not there.
+    return any(path.name == f"{attempt}.seen" for path in (folder / FOLDER).iterdir())
 
 
 def is_over(left: Collection[str], members: Sequence[str], min_nodes: int) -> bool:

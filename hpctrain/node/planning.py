@@ -95,7 +95,7 @@ class GenerationMaker:
         if given is None or (previous is not None and self._on_other_nodes(previous, nodes)):
             return self._new_plan(proposal, nodes, news)
         away = set(self.nodes) - set(nodes)
-        if away and away & set((plan := Plan.read(given)).nodes):
+        if away and away & set((plan := Plan.read(given, owned=True)).nodes):
             return self._new_plan(proposal, nodes, news, plan)
         return self._given_plan(given, nodes, news)
 

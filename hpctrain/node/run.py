@@ -20,14 +20,14 @@ from hpctrain.agent.journal import Journal
 from hpctrain.agent.peers import Peers
 from hpctrain.agent.store import GenerationStore
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import EXIT_REFUSED, HpctrainError
+from hpctrain.base.errors import EXIT_REFUSED, HpctrainError, StorageError
 from hpctrain.base.forking import ForkingRunner, ServerLoss
 from hpctrain.base.handshake import derived
 from hpctrain.base.owned import read_owned
 from hpctrain.base.process import WORKER, Runner
 from hpctrain.launch.secrets import secret_values
 from hpctrain.launch.trust import check_trusted
-from hpctrain.node.leaving import leave
+from hpctrain.node.leaving import leave, name_closer
 from hpctrain.node.parent import Parent
 from hpctrain.node.place import add_place_arguments, place_of
 from hpctrain.node.planning import GenerationMaker
@@ -79,7 +79,8 @@ def _take_part(place: Place, local: bool, run: Run, journal: Journal, stop: _Sto
             with stop.at_once():
                 topology = _ensure_topology(place, run, journal, local, runner)
         except _Stopped:
-            journal.write("preempted", -1, "asked to stop before the training began; there was nothing new to save")
+            reason = f"asked to stop by {stop()} before the training began; there was nothing new to save"
+            journal.write("preempted", -1, reason, asked_by=stop())
             return RESUMABLE
         if topology.verdict.status == "refuse":
             if not local:
@@ -92,10 +93,15 @@ def _take_part(place: Place, local: bool, run: Run, journal: Journal, stop: _Sto
         code = _agent(place, run, topology, journal, stop, group).run()
     if code == 0:
         (folder / FINISHED).touch()
-    elif not local:
-        last = GenerationStore(folder / "generations").newest()
-        mine = last is not None and last.attempt == attempt
-        members = [member.node for member in last.members] if last is not None and mine else list(nodes)
+    if local:
+        return code
+    last = GenerationStore(folder / "generations").newest()
+    mine = last is not None and last.attempt == attempt
+    members = [member.node for member in last.members] if last is not None and mine else list(nodes)
+    if code == 0:
+        with contextlib.suppress(StorageError):  # the run is done: Slurm then ends the job later
+            name_closer(folder, attempt, place.node, members, os.environ.get("HPCTRAIN_BATCH_HOST"))
+    else:
         leave(folder, attempt, place.node, members, run.recovery.min_nodes, code)
     return code
 
@@ -134,7 +140,7 @@ class _Stopped(BaseException):
 
 
 class _StopRequest:
-    """Whether somebody wants this node to save and leave.
+    """What wants this node to save and leave, in words.
 
     SIGTERM is what Slurm sends to a preempted job, SIGUSR2 what it sends before the time limit (and, on clusters set up
     so, at preemption); a local run's supervisor may be gone.
@@ -142,7 +148,7 @@ class _StopRequest:
 
     def __init__(self, parent: int | None) -> None:
         self._parent = None if parent is None else Parent(parent)
-        self._asked = False
+        self._asked_by: str | None = None
         self._at_once = False
 
     def listen(self) -> None:
@@ -160,17 +166,19 @@ class _StopRequest:
         """
         self._at_once = True
         try:
-            if self._asked:
+            if self._asked_by is not None:
                 raise _Stopped
             yield
         finally:
             self._at_once = False
 
-    def __call__(self) -> bool:
-        return self._asked or (self._parent is not None and self._parent.is_gone())
+    def __call__(self) -> str | None:
+        if self._asked_by is None and self._parent is not None and self._parent.is_gone():
+            return "the end of its supervisor"
+        return self._asked_by
 
-    def _ask(self, *_: object) -> None:
-        self._asked = True
+    def _ask(self, number: int, *_: object) -> None:
+        self._asked_by = self._asked_by or signal.Signals(number).name
         if self._at_once:
             self._at_once = False  # once: a second notice must not disturb the clearing up
             raise _Stopped
@@ -179,7 +187,8 @@ class _StopRequest:
 def _ensure_topology(place: Place, run: Run, journal: Journal, local: bool, runner: Runner) -> Topology:
     """Probe unless the run folder already holds a topology of these nodes; a refusal is told by the first node."""
     path = place.folder / "topology.json"
-    if not path.exists():
+    given = path.exists()
+    if not given:
         device = run.cluster.device
         settings = local_settings(len(place.nodes), device) if local else _preflight(len(place.nodes), device)
         clock = SystemClock()
@@ -201,6 +210,11 @@ def _ensure_topology(place: Place, run: Run, journal: Journal, local: bool, runn
             raise HpctrainError(f"{path}: the first node did not write it within {PROBE_WAIT_S:g} s")
         time.sleep(0.05)
     topology = Topology.read(path, owned=True)
+    excluded = sorted(set(topology.verdict.exclude) & set(place.nodes))
+    if given and excluded and place.node == place.nodes[0]:
+        # No probe of this attempt says so, and the next job has to know: this one only leaves them out of its plan.
+        text = f"the topology at hand excludes {', '.join(excluded)} of {len(place.nodes)} nodes"
+        journal.write("probed", -1, text, status=topology.verdict.status, exclude=excluded)
     if topology.verdict.status == "refuse" and place.node == place.nodes[0]:
         faults = "; ".join(fault.text for fault in topology.verdict.faults)
         # The next attempt may get other nodes: that is no failure of the run.
@@ -213,7 +227,7 @@ def _preflight(nodes: int, device: str) -> ProbeSettings:
 
 
 def _agent(
-    place: Place, run: Run, topology: Topology, journal: Journal, stop: Callable[[], bool], group: WorkerGroup
+    place: Place, run: Run, topology: Topology, journal: Journal, stop: Callable[[], str | None], group: WorkerGroup
 ) -> Agent:
     key = read_owned(place.folder / "key", private=True).decode().strip()
     broken = topology.fabric.broken

@@ -28,7 +28,7 @@ def staging_limit_s(data: Data) -> float:
 
 
 def stage_data(
-    data: Data, journal: Journal, environ: Mapping[str, str], clock: Clock, stop: Callable[[], bool]
+    data: Data, journal: Journal, environ: Mapping[str, str], clock: Clock, stop: Callable[[], str | None]
 ) -> dict[str, str]:
     """Environment variables that lead the workers to this node's copies. They stay as long as this process lives.
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 
+from hpctrain.agent.journal import Journal
+from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import CommandError, HpctrainError
 from hpctrain.launch.bad_nodes import write_blamed
 from hpctrain.launch.cancel import is_cancelled
 from hpctrain.launch.exit_class import is_preempted, read_ending, with_progress, with_slurms_word
 from hpctrain.launch.folder import RunFolder
+from hpctrain.launch.step_end import with_sruns_word
+from hpctrain.launch.stop_cause import reason_words, stop_cause
 from hpctrain.node.ending import Verdict
 from hpctrain.node.run import FINISHED
 from hpctrain.records.attempt import idle_attempts, spent
@@ -23,8 +27,11 @@ from hpctrain.slurm.job import JobInfo, JobState
 SILENT = "ended without a word: node lost, killed, or time limit"
 
 
-def close_silent_attempts(folder: RunFolder, run: Run, slurm: Slurm, now: float) -> None:
+def close_silent_attempts(folder: RunFolder, run: Run, slurm: Slurm, now: float, me: str = "batch") -> None:
     """Complete the lines of attempts whose script was killed: by their events, else by Slurm's word on their job.
+
+    Args:
+        me: name of this node, for events.
 
     Raises:
         StorageError: the run folder cannot be written.
@@ -33,13 +40,21 @@ def close_silent_attempts(folder: RunFolder, run: Run, slurm: Slurm, now: float)
         number, job = line["attempt"], line.get("job_id")
         events = [event for event in read_events(folder.path / "events.jsonl") if event.attempt == number]
         info = _word_on(job, slurm)
-        ending = with_slurms_word(read_ending(None, events, (folder.path / FINISHED).exists()), info)
+        ending = read_ending(None, events, (folder.path / FINISHED).exists())
+        ending = with_slurms_word(with_sruns_word(ending, folder.path, number, line["nodes"]), info)
+        cause = stop_cause(ending, info, 0.0, run.cluster.save_notice_s)
+        reason = reason_words(ending, cause) if cause is not None or ending.reason is not None else SILENT
+        if job is not None and job == os.environ.get("SLURM_JOB_ID"):
+            # By a person, or by Slurm for a lost node: of the job that begins here Slurm tells only that it runs.
+            reason = f"its job was put back into the queue: {reason}"
         chain = chain_of(job, read_successors(folder.path)) if job is not None else []
         before = [known for known in folder.attempts()[:number] if known.get("job_id") in chain]
         progressed = folder.newest_checkpoint() != line.get("checkpoint_before")
         preempted = info is not None and is_preempted(info)
         ending = with_progress(ending, progressed, preempted, 0 if progressed else idle_attempts(before))
-        folder.end_attempt(number, now, ending.reason or SILENT, ending.code, ending.exit_class)
+        folder.end_attempt(number, now, reason, ending.code, ending.exit_class)
+        if cause == "time_limit":
+            Journal(folder.path / "events.jsonl", me, number, SystemClock()).write("time_limit", -1, reason)
         # The ledger of bad nodes is a help, not a condition.
         with contextlib.suppress(HpctrainError):
             write_blamed(folder.path, number, events, now, run.recovery.exclude_hours)

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
+
+ATTEMPTS_FILE = "attempts.jsonl"
 
 ExitClass = Literal["done", "resumable", "infrastructure", "fatal", "no_progress"]
 """done: the run is finished. resumable: it was asked to leave (preemption, time limit, a person). infrastructure: nodes
 or the network failed. fatal: the training itself failed. no_progress: it ended without a new checkpoint, again."""
 SPENDING = ("fatal", "no_progress")
 """Classes that spend recovery.retries; for the others nobody can blame the run."""
+
+
+def last_end(lines: Sequence[Mapping[str, Any]]) -> str | None:
+    """How the newest attempt that has ended did so: 'attempt 0 ended (infrastructure): …'; None before the first end.
+
+    An attempt of a run that is finished needs no words.
+    """
+    ended = next((line for line in reversed(lines) if line.get("reason") and "end" in line), None)
+    if ended is None or ended.get("class") == "done":
+        return None
+    return f"attempt {ended.get('attempt', 0)} ended ({ended.get('class', 'unknown')}): {ended['reason']}"
 
 
 def idle_attempts(lines: Sequence[dict[str, Any]]) -> int:

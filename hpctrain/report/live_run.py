@@ -6,7 +6,9 @@ from collections import deque
 from pathlib import Path
 
 from hpctrain.base.errors import FileError
+from hpctrain.records.attempt import ATTEMPTS_FILE
 from hpctrain.records.event import Event
+from hpctrain.records.lines import read_lines
 from hpctrain.records.metric import MetricRow
 from hpctrain.records.run import Run, run_of
 from hpctrain.report.follow import Tail, rows_of
@@ -55,4 +57,5 @@ class LiveRun:
         Args:
             now: wall clock, seconds since 1970.
         """
-        return decide_status(self.run, self.events, list(self.rows), now, self.held)
+        attempts = read_lines(self.folder / ATTEMPTS_FILE)
+        return decide_status(self.run, self.events, list(self.rows), now, self.held, attempts)

@@ -63,6 +63,11 @@ def with_controller_away(status: Status, why: str) -> Status:
     return replace(status, reason=f"{status.reason}; the Slurm controller does not answer ({why})")
 
 
+def with_slurm_unknown(status: Status, why: str) -> Status:
+    """The status from the run's files alone, and why Slurm could not be asked for its job."""
+    return replace(status, reason=f"{status.reason}; Slurm was not asked: {why}")
+
+
 def with_job_elsewhere(status: Status, job_id: str, cluster: str) -> Status:
     """The status from the run's files alone, and where its job is."""
     return replace(status, reason=f"{status.reason}; its job {job_id} is on cluster {cluster}")

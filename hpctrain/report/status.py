@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from hpctrain.base.owned import open_owned
 from hpctrain.base.units import format_seconds
+from hpctrain.records.attempt import ATTEMPTS_FILE, last_end
 from hpctrain.records.event import Event, read_events
+from hpctrain.records.lines import read_lines
 from hpctrain.records.metric import MetricRow, effective, read_metrics
 from hpctrain.records.run import Run, run_of
 from hpctrain.report.history import FAULTS, lost_steps, recoveries, restored_step, steady_step_time
@@ -66,6 +68,14 @@ class Status:
     """When Slurm expects a waiting job to start, seconds since 1970. It looks again all the time."""
     needs_action: bool | None = None
     """True: the job waits until a person does what the reason says."""
+    last_end: str | None = None
+    """How the newest attempt that has ended did so, by the run's ledger; None where the run is done."""
+
+    @property
+    def further_words(self) -> list[str]:
+        """How the last attempt ended, where the reason does not say it: what Slurm did stands in the ledger alone."""
+        told = self.last_end is None or self.last_end.partition("): ")[2] in self.reason
+        return [] if told or self.last_end is None else [self.last_end]
 
     @property
     def valid_losses(self) -> dict[str, float]:
@@ -92,7 +102,7 @@ def read_status(folder: Path, now: float) -> Status:
     # The lock is looked at first: a run that ends in between has then written how it ended.
     events = read_events(folder / "events.jsonl")
     metrics = read_metrics(folder / "metrics.jsonl")
-    return decide_status(run, events, metrics, now, held)
+    return decide_status(run, events, metrics, now, held, read_lines(folder / ATTEMPTS_FILE))
 
 
 def lock_held(folder: Path) -> bool:
@@ -112,9 +122,14 @@ def lock_held(folder: Path) -> bool:
 
 
 def decide_status(
-    run: Run, events: Sequence[Event], metrics: Sequence[MetricRow], now: float, lock_held: bool
-) -> Status:
-    """The status, from what was written, the present wall clock `now` and whether a process holds the folder."""
+    run: Run, events: Sequence[Event], metrics: Sequence[MetricRow], now: float, lock_held: bool,
+    attempts: Sequence[Mapping[str, Any]] = (),
+) -> Status:  # fmt: skip
+    """The status, from what was written, the present wall clock `now` and whether a process holds the folder.
+
+    Args:
+        attempts: lines of the run's ledger.
+    """
     rows = effective(list(metrics))
     # The last line, not the highest step: after a fault the run is at the step that it goes on from.
     row = metrics[-1] if metrics else None
@@ -142,6 +157,7 @@ def decide_status(
         eta_s=pace * (run.steps - row.step) if pace and row and state == "running" else None,
         weights_sha256=_weights(events) if state == "done" else None,
         last_sign_s=age,
+        last_end=last_end(attempts) if state != "done" else None,
     )
 
 

@@ -93,6 +93,7 @@ def status_lines(status: Status, now: float) -> list[str]:
         now: wall clock, seconds since 1970.
     """
     lines = [f"{status.name}: {status.state} - {status.reason}", *queue_lines(status, now)]
+    lines += [f"  {words}" for words in status.further_words]
     progress = [f"step {status.step}/{status.steps}"]
     if status.loss is not None:
         progress.append(f"loss {status.loss:.4f}")

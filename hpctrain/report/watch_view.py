@@ -57,7 +57,8 @@ def drawn(status: Status, events: Sequence[Event], job: str | None, now: float) 
     left = f"{format_seconds(status.eta_s)} left" if status.eta_s is not None else ""
     done = ProgressBar(total=status.steps, completed=min(status.step, status.steps), width=BAR_WIDTH)
     bar.add_row(done, f"step {status.step}/{status.steps}", left)
-    lines = [*queue_lines(status, now), _figures(status), _place(status, job), _nodes(events)]
+    further = [f"  {words}" for words in status.further_words]
+    lines = [*further, *queue_lines(status, now), _figures(status), _place(status, job), _nodes(events)]
     recent = [f"  {_clock_time(event.time_s)}  {event_line(event)}" for event in events[-EVENTS:]]
     return Group(head, bar, *(Text(line) for line in lines if line), *(Text(line, style="dim") for line in recent))
 
@@ -68,6 +69,7 @@ class PlainView:
     def __init__(self) -> None:
         self._first = True
         self._state = ("", "")
+        self._told_end: str | None = None
         self._progress_s = float("-inf")
 
     def lines(self, status: Status, new: Sequence[Event | MetricRow], now: float) -> list[str]:
@@ -82,6 +84,9 @@ class PlainView:
             items = [item for item in new if isinstance(item, Event)][-EVENTS:]
             self._first = False
         lines = [line for item in items for line in self._item(item, status.steps)]
+        if status.last_end is not None and status.last_end != self._told_end:
+            self._told_end = status.last_end
+            lines.append(status.last_end)
         # Of a run that is at work the events tell the rest; how long it is to an earliest start changes all the time.
         state = status.state, "" if status.state in _AT_WORK else " ".join(_NUMBER.sub(" ", status.reason).split())
         if state != self._state:

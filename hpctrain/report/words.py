@@ -129,6 +129,4 @@ _PHRASES: dict[str, Callable[[Event], str]] = {
     "finished": _finished,
     "notify_failed": _prefixed("nobody was told"),
     "failed": _prefixed("failed"),
-    "preempted": _prefixed("preempted"),
-    "time_limit": _prefixed("stopped at the time limit"),
 }

@@ -31,6 +31,9 @@ TIMEOUT_S = 60.0
 ACCOUNTING_TIMEOUT_S = 15.0
 """Accounting is a second opinion; nobody should wait for it as long as for the controller."""
 
+NO_COMMANDS = "no Slurm on the path (sbatch was not found)"
+_CONFIGURE = "set SLURM_CONF to the cluster's slurm.conf, or load the site's Slurm module"
+
 _INHERITED = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SCONTROL_")
 _KEPT = ("SLURM_CONF", "SLURM_JWT")
 
@@ -44,6 +47,8 @@ _AWAY = (
     "slurmctld is in standby",
     "Unexpected message received",  # `scontrol requeue` of 22.05 with no controller there
 )
+_NOT_CONFIGURED = ("configuration source", "configuration file", "cannot stat file", "Unable to process configuration")
+"""What the clients of 22.05 and 24.11 say where no SLURM_CONF leads to a slurm.conf."""
 _JOB_ID = re.compile(r"\d+([_+]\d+)?")
 _ESTIMATE = re.compile(r"Job \d+ to start at (\S+) using \d+ processors on nodes (\S+)")
 _PREFIX = re.compile(r"^(sbatch|scontrol|scancel|squeue): (error|fatal): ")
@@ -53,12 +58,17 @@ class ControllerAwayError(CommandError):
     """The Slurm controller does not answer. What it last said may still be true; ask again later."""
 
 
+class NotConfiguredError(CommandError):
+    """Slurm's commands are here, and nothing tells them of a cluster."""
+
+
 @dataclass(frozen=True)
 class StartEstimate:
     """What `sbatch --test-only` says of a script."""
 
     start_s: float | None
-    """When it would start, in seconds since 1970; years from now when a limit keeps it from ever starting."""
+    """When it would start, in seconds since 1970; years from now where jobs before it have no time limit, or a limit
+    holds it."""
     nodes: tuple[str, ...]
     problem: str | None
     """Why sbatch refuses it, in its own words; None when it is taken."""
@@ -77,8 +87,8 @@ def client_environment(environ: Mapping[str, str]) -> dict[str, str]:
 class Slurm:
     """The Slurm of this machine's configuration, seen through its commands.
 
-    Every method raises ControllerAwayError (a CommandError) when the controller does not answer, and CommandError with
-    the command's own words when it refuses.
+    Every method raises ControllerAwayError (a CommandError) when the controller does not answer, NotConfiguredError
+    when no cluster is known here, and CommandError with the command's own words when it refuses.
     """
 
     def __init__(self, runner: Runner, environ: Mapping[str, str] | None = None) -> None:
@@ -87,11 +97,18 @@ class Slurm:
         self._config: ClusterConfig | None = None
 
     def available(self) -> bool:
-        """Whether sbatch is on the path; whether the controller answers is another matter."""
+        """Whether sbatch is on the path and knows a cluster; whether the controller answers is another matter."""
+        return self.why_unavailable() is None
+
+    def why_unavailable(self) -> str | None:
+        """Why nothing can be asked here, and what to do about it; None where sbatch is there and knows a cluster."""
         try:
-            return self._run(["sbatch", "--version"]).code == 0
-        except CommandError:
-            return False
+            # First: a client would look for that file for a minute before it says so.
+            self._check_configuration()
+            done = self._run(["sbatch", "--version"])
+        except CommandError as error:
+            return NO_COMMANDS if "not found" in str(error) else str(error)
+        return None if done.code == 0 else f"sbatch --version: {_words(done)}"
 
     def job(self, job_id: str) -> JobInfo | None:
         """The job now; None when Slurm does not know it, or not any more (MinJobAge after its end)."""
@@ -219,16 +236,41 @@ class Slurm:
 
         Raises:
             ControllerAwayError: the controller does not answer.
+            NotConfiguredError: no cluster is known here.
             CommandError: the command is not there.
         """
         env = {name: value for name, value in client_environment(self._environ).items() if name not in without}
         try:
             done = self._runner.run(argv, timeout_s=timeout_s, env=env)
         except CommandTimeout as error:
+            self._check_configuration()
             raise ControllerAwayError(f"the Slurm controller is away ({error}); ask again later") from error
+        if done.code != 0 and any(text in done.stderr for text in _NOT_CONFIGURED):
+            conf = self._check_configuration()
+            unset = "SLURM_CONF is not set" if not conf else f"SLURM_CONF is {conf}"
+            told = f"Slurm's commands are here and find no cluster: {unset} ({_words(done)})"
+            raise NotConfiguredError(f"{told}; {_CONFIGURE}")
         if done.code != 0 and any(text in done.stderr for text in _AWAY):
             raise ControllerAwayError(f"the Slurm controller is away ({_words(done)}); ask again later")
         return done
+
+    def _check_configuration(self) -> str | None:
+        """SLURM_CONF, if it is set.
+
+        Raises:
+            NotConfiguredError: it names no file.
+        """
+        conf = self._environ.get("SLURM_CONF")
+        if conf and not _is_file(Path(conf)):
+            raise NotConfiguredError(f"SLURM_CONF: {conf}: there is no such file; {_CONFIGURE}")
+        return conf
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False  # a folder on its way may not be entered
 
 
 def _checked(job_id: str) -> str:

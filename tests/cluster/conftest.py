@@ -8,7 +8,9 @@ def test_of_a_cluster(cluster):
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -95,6 +97,22 @@ class Cluster:
                 pytest.fail(f"not within {PATIENCE * timeout_s:g} s: {what if isinstance(what, str) else what()}")
             time.sleep(every_s)
         return time.monotonic() - began
+
+    @contextlib.contextmanager
+    def slow_to_give_up(self) -> Iterator[None]:
+        """Within it Slurm waits for a silent node for minutes, as most clusters do, and the grace time of a preemption
+        is as long as a busy machine may need: what happens is what the test does."""
+        conf = self.folder / "slurm.conf"
+        text = conf.read_text()
+        conf.write_text(re.sub(r"^SlurmdTimeout=.*$", "SlurmdTimeout=600", text, flags=re.MULTILINE))
+        self.run("scontrol", "reconfigure")
+        self.run("scontrol", "update", "PartitionName=low", "GraceTime=120")
+        try:
+            yield
+        finally:
+            conf.write_text(text)
+            self.run("scontrol", "reconfigure")
+            self.run("scontrol", "update", "PartitionName=low", "GraceTime=10")
 
     def is_up(self) -> bool:
         return (self.folder / "ready").exists()

@@ -23,7 +23,7 @@ class Followed:
         """Both went on through the second attempt and ended by themselves with the run."""
         assert (self._watch.wait(END_S), self._logs.wait(END_S)) == (0, 0)
         shown = self._watched.read_text()
-        assert [word for word in ("preempted: ", "attempt 1 on ", "done: ") if word not in shown] == []
+        assert [word for word in ("preempted, saved", "attempt 1 on ", "done: ") if word not in shown] == []
         lines = self._logged.read_text().splitlines()
         assert sum(" | attempt " in line for line in lines) == 2
         assert any(" | srun: " in line for line in lines)

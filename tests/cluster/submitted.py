@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.records.event import read_events
+from hpctrain.records.event import Event, read_events
 from hpctrain.records.metric import effective, read_metrics
 
 RUN_STEPS = 150
@@ -70,9 +70,12 @@ class Job:
         path = self.folder / "attempts.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
+    def events(self) -> list[Event]:
+        return read_events(self.folder / "events.jsonl")
+
     def members(self) -> list[str]:
         """The nodes that train: the planner may leave one out."""
-        starts = [event for event in read_events(self.folder / "events.jsonl") if event.kind == "generation_started"]
+        starts = [event for event in self.events() if event.kind == "generation_started"]
         return list(starts[-1].data["members"])
 
     def wait_for_step(self, step: int) -> None:

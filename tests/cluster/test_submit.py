@@ -139,6 +139,7 @@ def test_two_runs_share_the_cluster(project: Project) -> None:
     project.cluster.wait(lambda: len(short.attempts()) >= 2, 120, "the attempt after the time limit")
     assert short.attempts()[0]["reason"] == "stopped before the time limit, saved, and back to the queue"
     assert short.attempts()[1]["job_id"] != short.job_id
+    assert "time_limit" in {event.kind for event in short.events()}
     short.wait_for_step(short.steps() + 20)
     project.hpctrain("cancel", short.name)
     # Every step was done once: the notice was enough to save.

@@ -47,6 +47,8 @@ class FakeJob:
     exit_code: int = 0
     exit_signal: int = 0
     dependency: str = ""
+    exclude: str = ""
+    """Changed while it waits; the schedule here does not look at it."""
 
 
 class FakeSlurm:
@@ -208,6 +210,8 @@ class FakeSlurm:
                 job = replace(job, dependency=value)
             elif field == "TimeLimit":
                 job = replace(job, time_limit_s=parse_time_limit(value))
+            elif field == "ExcNodeList" and job.state == "PENDING":
+                job = replace(job, exclude=value)
             elif field == "Requeue":
                 job = replace(job, requeue=value == "1")
             else:

@@ -48,12 +48,44 @@ def test_a_controller_that_is_away_is_waited_for_once(fake, runs, hpctrain):
     assert len(fake.argvs) == 2
 
 
+def test_a_machine_that_knows_no_cluster_says_so(fake, runs, hpctrain, monkeypatch, tmp_path):
+    submitted_run(runs, "1")
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    reason = json.loads(hpctrain("status", "gpt", "--json").stdout)["reason"]
+    assert f"Slurm was not asked: SLURM_CONF: {tmp_path}/slurm.conf: there is no such file" in reason
+    assert "load the site's Slurm module" in reason
+    assert fake.argvs == []
+
+
 def test_a_run_whose_agents_gave_up_is_not_over_before_its_job_is(fake, runs, hpctrain):
     submitted_run(runs, fake.submit("--nodes=2"), event("failed", reason="no node left"))
     told = json.loads(hpctrain("status", "gpt", "--json").stdout)
     assert (told["state"], told["reason"]) == ("recovering", "no node left; its job 1 is running still")
     fake.finish("1", code=1)
     assert json.loads(hpctrain("status", "gpt", "--json").stdout)["state"] == "failed"
+
+
+WHY = "node3 came back without its part of the step, and Slurm ended the step on all nodes; back to the queue"
+
+
+def test_why_an_attempt_ended_stands_wherever_one_looks(fake, runs, hpctrain):
+    """What Slurm did to it is in the ledger alone: no agent was left to write an event."""
+    job = fake.submit("--nodes=2")
+    folder = submitted_run(runs, job, event("attempt_started", -1, "attempt 0 on 2 nodes", nodes=["gpu1", "gpu2"]))
+    first = {"attempt": 0, "job_id": "0", "start": 0.0, "end": 9.0, "class": "infrastructure", "reason": WHY}
+    (folder / "attempts.jsonl").write_text(json.dumps(first) + "\n")
+    words = f"attempt 0 ended (infrastructure): {WHY}"
+    assert json.loads(hpctrain("status", "gpt", "--json").stdout)["last_end"] == words
+    assert f"  {words}\n" in hpctrain("status", "gpt").stdout
+    fake.finish(job, code=1)
+    assert json.loads(hpctrain("status", "gpt", "--json").stdout)["state"] == "failed"
+    assert WHY in hpctrain("list").stdout
+    assert WHY in json.loads(hpctrain("list", "--json").stdout)[0]["reason"]
+    watched = hpctrain("watch", "gpt")
+    assert watched.exit_code == 1
+    assert watched.stdout.count(words) == 1
+    (folder / "attempts.jsonl").write_text(json.dumps({**first, "class": "done"}) + "\n")
+    assert "last_end" not in json.loads(hpctrain("status", "gpt", "--json").stdout)
 
 
 def test_a_waiting_run_tells_why_and_what_to_do(fake, runs, hpctrain):

@@ -19,7 +19,9 @@ from hpctrain.records.run import read_run
 def submitted(monkeypatch):
     """Folders that were submitted."""
     found = []
-    monkeypatch.setattr("hpctrain.cli.resubmit.submit_job", lambda folder, run: found.append(folder.path) or "99")
+    monkeypatch.setattr(
+        "hpctrain.cli.resubmit.submit_job", lambda folder, run, exclude=(): found.append(folder.path) or "99"
+    )
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,11 +17,12 @@ from hpctrain.cli.provisional import check_provisional, last_known
 from hpctrain.launch import submission
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.training import Prepared
+from hpctrain.records.bad_node import read_bad_nodes
 from hpctrain.records.link import Link, LinkFigures
 from hpctrain.records.locate import record_job
 from hpctrain.records.past_runs import read_past_runs
 from hpctrain.records.run import Run, read_run
-from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
+from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology, Verdict
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ def test_a_refused_submission_leaves_no_run(fake, runs, hpctrain, run_file, monk
 def test_what_submit_writes_is_for_its_owner_alone_whatever_the_umask_is(fake, runs, hpctrain, run_file, monkeypatch):
     """A person may open the run folder to readers later."""
 
-    def submit(folder, run):
+    def submit(folder, run, exclude=()):
         job = fake.submit("--nodes=2")
         record_job(folder.path, job)
         (folder.path / "submitit").mkdir()
@@ -86,7 +88,7 @@ def test_a_local_run_is_not_submitted_on_a_machine_with_slurm(fake, runs, hpctra
 
 
 def test_a_run_that_was_submitted_is_in_the_history(fake, runs, hpctrain, run_file, monkeypatch):
-    monkeypatch.setattr("hpctrain.cli.submit.submit_job", lambda folder, run: fake.submit("--nodes=2"))
+    monkeypatch.setattr("hpctrain.cli.submit.submit_job", lambda folder, run, exclude=(): fake.submit("--nodes=2"))
     monkeypatch.setattr("hpctrain.cli.submit.submit_local", lambda folder, count, runner: "4711")
     for kind in ("slurm", "local"):
         fake.installed = kind == "slurm"
@@ -187,7 +189,7 @@ def test_a_dry_run_in_machine_form_is_one_object(fake, runs, hpctrain, run_file,
 def queued(fake, monkeypatch):
     """Jobs are queued in the fake Slurm, by the script that would be submitted."""
 
-    def submit(folder, run):
+    def submit(folder, run, exclude=()):
         script = folder.path / "job.sh"
         script.write_text(submission.preview(run, folder.path))
         job = fake.submit(str(script))
@@ -273,10 +275,37 @@ def test_seeds_need_a_queue(fake, runs, hpctrain, run_file, monkeypatch):
     assert not runs.exists()
 
 
+@pytest.mark.parametrize(("nodes", "left_out"), [("2", ["gpu2"]), ("3", [])])
+def test_the_nodes_that_the_topology_given_excludes_are_not_asked_for(
+    fake, runs, hpctrain, run_file, monkeypatch, nodes, left_out
+):
+    """Unless the run needs them: then the plan does without."""
+    asked_for = []
+
+    def submit(folder, run, exclude=()):
+        asked_for.append(list(exclude))
+        return fake.submit("--nodes=2")
+
+    def with_topology(*words):
+        prepared, verdict = _prepared(*words), Verdict(status="warn", exclude=["gpu2"])
+        return replace(prepared, topology=topology("gpu1", "gpu2", "gpu3").model_copy(update={"verdict": verdict}))
+
+    monkeypatch.setattr("hpctrain.cli.submit.prepare", with_topology)
+    monkeypatch.setattr("hpctrain.cli.submit.check_provisional", lambda *_: [])
+    monkeypatch.setattr("hpctrain.cli.submit.submit_job", submit)
+    fraction = ("--set", "recovery.exclude_max_fraction=0.5")
+    result = hpctrain("submit", str(run_file), "--set", f"cluster.nodes={nodes}", *fraction)
+    assert result.exit_code == 0, result.exception
+    assert asked_for == [left_out]
+    assert f"the topology excludes gpu2: the {'job does without' if left_out else 'job may get it'}" in result.stdout
+    (folder,) = runs.iterdir()
+    assert [line.node for line in read_bad_nodes(folder)] == ["gpu2"]
+
+
 def test_what_was_submitted_before_a_refusal_is_told(queued, runs, hpctrain, run_file, monkeypatch):
     submit, count = hpctrain_submit.submit_job, []
 
-    def second_refused(folder, run):
+    def second_refused(folder, run, exclude=()):
         count.append(run)
         if len(count) == 2:
             raise CommandError("sbatch refused the job: limit")

@@ -43,6 +43,13 @@ STARTED = event("attempt_started", nodes=["gpu1", "gpu2"])
         (4, [STARTED, event("failed", exit_code=4, left=["gpu1"])], False, "infrastructure"),
         (None, [], False, "infrastructure"),
         (4, [STARTED, event("failed", exit_code=4, left=["gpu1", "gpu2"])], False, "fatal"),
+        # All are there, and the verdict keeps one out of every plan: others would do.
+        (
+            4,
+            [STARTED, event("probed", exclude=["gpu2"]), event("failed", exit_code=4, left=["gpu1", "gpu2"])],
+            False,
+            "infrastructure",
+        ),
         (137, [], False, "fatal"),
         (4, [], False, "fatal"),
         (1, [event("failed", exit_code=1)], False, "fatal"),

@@ -232,3 +232,51 @@ def test_in_an_allocation_a_request_to_stop_reaches_the_agents(tmp_path: Path, m
     assert (tmp_path / "told").read_text() == "USR2\n"
     assert "--nodes=2 --ntasks=2 --ntasks-per-node=1" in (tmp_path / "srun.argv").read_text()
     assert (tmp_path / "end.argv").read_text().endswith("--code 75\n")
+
+
+RUNNING_SRUN = """#!/bin/bash
+while [ "$1" != bash ]; do shift; done
+echo "srun: error: it said so" >&2
+exec "$@"
+"""
+NODE = """#!/bin/bash
+# The task is this too: `python TASK`.
+case "$1:$3" in
+  -m:begin) mkdir -p {folder}/left {folder}/logs/0; echo 0 ;;
+  -m:*) echo "$3" >> {folder}/verbs; echo "$@" > {folder}/"$3".argv ;;
+  *) {task} ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("task", "code", "verbs"),
+    [
+        ("exit 0", 0, ["end"]),
+        ("exit 75", 75, ["end"]),
+        # The run is finished, and this node is to end the job of a script that was lost.
+        ("echo gpu1 > {folder}/left/0.closer; exit 0", 0, ["close", "end"]),
+        ("echo gpu2 > {folder}/left/0.closer; exit 0", 0, ["end"]),
+        ("echo gpu1 > {folder}/left/0.closer; exit 1", 1, ["end"]),
+        # A notice goes to every process of the step: what is around the task waits for the task's own end.
+        ("trap 'exit 75' USR2; kill -USR2 $PPID; sleep 0.3; kill -USR2 $$", 75, ["end"]),
+    ],
+)
+def test_what_is_around_a_task_gives_back_its_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, code: int, verbs: list[str]
+) -> None:
+    node = NODE.replace("{task}", task).replace("{folder}", str(tmp_path))
+    for name, text in (("srun", RUNNING_SRUN), ("python", node)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    script = tmp_path / "job.sh"
+    script.write_text(render_job(run(), tmp_path, f"{tmp_path / 'python'} the-task"))
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "gpu1"}
+    done = subprocess.run(["bash", str(script)], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (tmp_path / "verbs").read_text().split() == verbs, done.stderr
+    # `end` here passes no code on; what it was called with counts.
+    assert done.returncode == 0
+    assert (tmp_path / "logs" / "0" / "srun.txt").read_text() == "srun: error: it said so\n"
+    assert "srun: error: it said so" in done.stderr
+    assert f"--code {code}" in (tmp_path / "end.argv").read_text()

@@ -34,6 +34,8 @@ def test_a_stop_interrupts_the_probe(tmp_path: Path, number: signal.Signals) -> 
     node.send_signal(number)
     assert node.wait(60) == 75
     last = read_events(tmp_path / "events.jsonl")[-1]
-    assert (last.kind, last.reason.partition(";")[0]) == ("preempted", "asked to stop before the training began")
+    assert (last.kind, last.reason.partition(";")[0]) == (
+        "preempted", f"asked to stop by {number.name} before the training began",
+    )  # fmt: skip
     assert not published.parent.exists()
     assert not [child for child in psutil.Process().children(recursive=True) if "hpctrain.node" in child.cmdline()]

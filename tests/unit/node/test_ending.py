@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +21,10 @@ from hpctrain.base.process import Finished
 from hpctrain.launch.cancel import MARK
 from hpctrain.launch.exit_class import Ending
 from hpctrain.launch.folder import RunFolder
+from hpctrain.launch.step_end import srun_said
 from hpctrain.node import attempt, run
 from hpctrain.node.ending import Account, Verdict, decide_end, read_account, settle_job, told_state
+from hpctrain.records.attempt import spent
 from hpctrain.records.event import Event, EventKind
 from hpctrain.records.locate import job_id
 from hpctrain.records.successor import read_successors
@@ -37,7 +40,7 @@ data: {train: [/data]}
 batch: {global: 8}
 recovery: {retries: 1}
 """
-STOPPED = Ending(75, "resumable", saved=True, reason="asked to stop; a checkpoint is saved first")
+STOPPED = Ending(75, "resumable", True, "SIGUSR2", "asked to stop by SIGUSR2; a checkpoint is saved first")
 FATAL = Ending(1, "fatal", reason="the loss is nan")
 SAVED = Account(retries=1, progressed=True)
 
@@ -70,6 +73,7 @@ def info(state: str, preempted: bool = False) -> JobInfo:
         # The notice before the time limit was not enough.
         (Ending(143, "resumable"), replace(info("COMPLETING"), reason="TimeLimit"), "again"),
         (FATAL, info("RUNNING"), "again"),
+        (FATAL, info("TIMEOUT"), "again"),
         (Ending(2, "fatal", hopeless=True), info("RUNNING"), "stop"),
         (Ending(137, "fatal"), info("RUNNING", True), "again"),
         (Ending(75, "infrastructure", reason="1 of 2 nodes is left"), info("RUNNING"), "again"),
@@ -126,7 +130,7 @@ def settle(
 
 def test_a_controller_that_is_away_at_the_end_is_asked_again() -> None:
     fake = FakeSlurm()
-    job = fake.submit("--nodes=2")
+    job = fake.submit("--nodes=2", "--time=2")
     fake.away = True
     clock = FakeClock(on_sleep=lambda _: setattr(fake, "away", clock.now() < 20))
     told: list[Verdict] = []
@@ -240,11 +244,61 @@ def test_a_run_goes_on_as_a_new_job(folder: RunFolder, monkeypatch: pytest.Monke
     assert (line["checkpoint_before"], line["checkpoint_after"]) == ("step-00000005", "step-00000010")
 
 
+CAME_BACK = "srun: error: Aborting, io error and missing step on node 1\nsrun: error: gpu1: task 0: Killed\n"
+
+
+def test_a_step_that_slurm_ended_for_a_node_that_came_back_is_no_failure_of_the_run(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(folder, monkeypatch, fake)
+    said = srun_said(folder.path, 0)
+    said.parent.mkdir(parents=True)
+    said.write_text(CAME_BACK)
+    assert close(folder, "node_lost", "--again", "new_job", code=137, node="gpu2") == 137
+    line = folder.attempts()[-1]
+    assert line["class"] == "infrastructure"
+    assert str(line["reason"]).startswith("gpu2 came back without its part of the step, and Slurm ended the step")
+    assert "(srun: Aborting, io error and missing step on node 1); back to the queue" in str(line["reason"])
+    assert spent(folder.attempts()) == 0
+    assert job_id(folder.path) == "2", "the run goes on"
+    # The last lines of the job's log say so too.
+    assert f"attempt 0 ended (infrastructure): {line['reason']}" in capsys.readouterr().err
+
+
+def test_the_time_limit_is_an_event_and_a_signal_by_hand_is_none(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
+) -> None:
+    job = begin(folder, monkeypatch, fake)
+    fake.jobs[int(job)] = replace(fake.jobs[int(job)], end_s=int(time.time()) + 100)
+    assert close(folder, "preempted", "--again", "new_job", asked_by="SIGTERM") == 75
+    assert last_event(folder)["kind"] == "preempted"
+    assert str(folder.attempts()[-1]["reason"]).startswith("stopped by SIGTERM, sent by neither")
+    assert close(folder, "preempted", "--again", "new_job", asked_by="SIGUSR2") == 75
+    assert last_event(folder)["kind"] == "time_limit"
+    assert last_event(folder)["reason"] == folder.attempts()[-1]["reason"]
+    assert folder.attempts()[-1]["reason"] == "stopped before the time limit, saved, and back to the queue"
+
+
 def test_a_run_that_wants_it_keeps_its_job(folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm) -> None:
     begin(folder, monkeypatch, fake)
     assert close(folder, "preempted", "--again", "same_job") == 75
     assert fake.jobs[1].restarts == 1
     assert len(fake.jobs) == 1
+
+
+def test_a_job_that_comes_back_does_without_the_node_that_the_verdict_excludes(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
+) -> None:
+    """No plan can use it, so it counts as lost: no retry is spent, however few there are."""
+    text = RUN.replace("nodes: 2", "nodes: 2, sbatch: [--exclude=gpu9]").replace("retries: 1", "retries: 0")
+    (folder.path / "run.yaml").write_text(text.replace("retries: 0", "retries: 0, exclude_max_fraction: 0.4"))
+    job = begin(folder, monkeypatch, fake)
+    said = [event("attempt_started", nodes=["gpu1", "gpu2"]), event("probed", exclude=["gpu2"])]
+    (folder.path / "events.jsonl").write_text("".join(json.dumps(item.to_json()) + "\n" for item in said))
+    both = ["gpu1", "gpu2"]
+    assert close(folder, "failed", "--again", "same_job", code=4, exit_code=4, left=both) == 4
+    assert folder.attempts()[-1]["class"] == "infrastructure"
+    assert (fake.jobs[int(job)].restarts, fake.jobs[int(job)].exclude) == (1, "gpu2,gpu9")
 
 
 def test_where_sbatch_refuses_the_job_itself_comes_back(

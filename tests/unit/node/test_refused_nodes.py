@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.agent.agent import Place
+from hpctrain.agent.journal import Journal
+from hpctrain.base.clock import SystemClock
+from hpctrain.base.process import SystemRunner
+from hpctrain.launch.bad_nodes import blamed
 from hpctrain.node import run
 from hpctrain.records.event import read_events
+from hpctrain.records.run import Run
 from hpctrain.records.topology import Device, DeviceType, Node, Provenance, Reason, Topology, Verdict
 
 RUN = {
@@ -28,6 +34,20 @@ def measured(*names: str) -> Topology:
         nodes=[Node(id=name, addr="127.0.0.1", devices=[Device(id="cpu0", type="cpu")]) for name in names],
         verdict=Verdict(status="refuse", exclude=[names[-1]], faults=[fault]),
     )
+
+
+def test_a_topology_at_hand_tells_whom_it_excludes(tmp_path: Path) -> None:
+    """The job after this one does without them by the ledger, which is made of the events."""
+    usable = measured("a", "b", "c").model_copy(update={"verdict": Verdict(status="warn", exclude=["c", "elsewhere"])})
+    usable.write(tmp_path / "topology.json")
+    events = tmp_path / "events.jsonl"
+    for node in ("a", "b"):
+        place = Place(node, ("a", "b", "c"), "127.0.0.1", "i", 1, tmp_path)
+        journal = Journal(events, node, 1, SystemClock())
+        assert run._ensure_topology(place, Run.from_json(RUN), journal, False, SystemRunner()) == usable
+    (told,) = read_events(events)
+    assert (told.kind, told.data["exclude"]) == ("probed", ["c"])
+    assert blamed([told]) == {"c": "the probe found it bad"}
 
 
 @pytest.mark.parametrize("local", [True, False])

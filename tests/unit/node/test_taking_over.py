@@ -67,6 +67,16 @@ def begin(
     return attempt.begin(["--folder", str(folder.path), *more])
 
 
+def test_a_job_that_comes_back_says_that_it_was_put_back(
+    folder: RunFolder, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm sent the signal, for a requeue by hand: it is nobody's foreign signal, and no time limit."""
+    (folder.path / "events.jsonl").write_text(event("preempted", asked_by="SIGTERM"))
+    assert begin(folder, "1", monkeypatch) == 0
+    assert folder.attempts()[0]["class"] == "no_progress"
+    assert folder.attempts()[0]["reason"] == "its job was put back into the queue: it preempted"
+
+
 def test_a_successor_takes_over_from_a_job_that_vanished(
     folder: RunFolder, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

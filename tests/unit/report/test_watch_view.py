@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 from rich.console import Console
 from run_folders import event
@@ -52,3 +53,10 @@ def test_nodes_of_the_newest_attempt():
     assert node_states([*first, event("node_returned", 0, node="n2")])["n2"] == "back"
     again = event("attempt_started", -1, nodes=["n4"])
     assert node_states([*first, again]) == {"n4": "starts"}
+
+
+def test_the_end_of_the_attempt_before_is_told_once_where_the_reason_has_it():
+    ended = "attempt 0 ended (infrastructure): Slurm ended the job: NODE_FAIL"
+    assert ended in text(replace(STATUS, last_end=ended), [BEGIN], "7", 0.0)
+    told = replace(STATUS, last_end=ended, reason="Slurm ended the job: NODE_FAIL")
+    assert "attempt 0 ended" not in text(told, [BEGIN], "7", 0.0)

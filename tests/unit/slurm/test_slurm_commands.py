@@ -10,7 +10,7 @@ from fake_slurm import FakeSlurm
 
 from hpctrain.base.errors import CommandError, CommandTimeout, InputError
 from hpctrain.base.process import Finished, SystemRunner
-from hpctrain.slurm.commands import ControllerAwayError, Slurm, StartEstimate, client_environment
+from hpctrain.slurm.commands import ControllerAwayError, NotConfiguredError, Slurm, StartEstimate, client_environment
 from hpctrain.slurm.job import JobState, parse_scontrol_job, parse_squeue
 
 
@@ -82,6 +82,25 @@ def test_the_cluster(slurm):
     assert slurm.partitions()[0].gres[0].count == 4
     assert len(slurm.nodes()) == 3
     assert slurm.config()["cred_expire_s"] == 10
+
+
+UNSET = """sbatch: error: fetch_config: DNS SRV lookup failed
+sbatch: fatal: Could not establish a configuration source
+"""
+
+
+@pytest.mark.parametrize(
+    ("conf", "found"),
+    [
+        (None, "find no cluster: SLURM_CONF is not set (fetch_config: DNS SRV lookup failed; Could not establish a"),
+        ("/nowhere/slurm.conf", "SLURM_CONF: /nowhere/slurm.conf: there is no such file; set SLURM_CONF to"),
+    ],
+)
+def test_no_cluster_is_told_as_what_it_is(conf: str | None, found: str) -> None:
+    slurm = Slurm(Replying(1, UNSET), {} if conf is None else {"SLURM_CONF": conf})
+    assert found in str(slurm.why_unavailable())
+    with pytest.raises(NotConfiguredError, match="load the site's Slurm module"):
+        slurm.jobs(["1"])
 
 
 def test_available(fake, slurm):

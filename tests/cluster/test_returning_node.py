@@ -1,0 +1,80 @@
+"""What Slurm and people do to a healthy step: a lost node comes back and srun ends it, somebody sends TERM."""
+
+from __future__ import annotations
+
+import pytest
+from submitted import Job, Project
+
+from hpctrain.records.attempt import spent
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.requires("slurm", "lab"),
+    pytest.mark.slurms("own", "next"),
+    pytest.mark.timeout(900),
+]
+
+STEPS = 4000
+"""More than a machine does before the fault; a run cancelled at its end needs no more."""
+
+
+def ended(job: Job, attempts: int) -> list[dict[str, object]]:
+    """The lines of the ledger, once so many attempts are closed."""
+    job.project.cluster.wait(
+        lambda: sum("end" in line for line in job.attempts()) >= attempts, 120, lambda: str(job.attempts())
+    )
+    return job.attempts()
+
+
+def test_a_node_that_comes_back_is_no_failure_of_the_run_and_term_by_hand_is_no_time_limit(project: Project) -> None:
+    cluster = project.cluster
+    job = project.submit("--set", f"steps={STEPS}", "--set", "cluster.nodes=2-4", "--set", "recovery.retries=1")
+    job.wait_for_step(15)
+    lost = job.members()[-1]
+    assert cluster.job(job.job_id)["BatchHost"] != lost
+    cluster.lab("kill", lost)
+    cluster.wait(lambda: lost not in job.members(), 60, job.explain)
+    # Before Slurm gives the node up: its slurmd comes back, and srun ends the step on all nodes.
+    cluster.lab("heal", lost)
+    first = ended(job, 1)[0]
+    if first["class"] == "resumable":
+        pytest.fail(f"Slurm gave the node up first: {first}")
+    assert first["class"] == "infrastructure", first
+    assert str(first["reason"]).startswith(f"{lost} came back without its part of the step, and Slurm ended the step")
+    assert "srun: Aborting, io error and missing step on node" in str(first["reason"])
+    assert spent(job.attempts()) == 0
+    log = (job.folder / "logs" / f"{job.job_id}.job.log").read_text()
+    assert f"attempt 0 ended (infrastructure): {first['reason']}" in log
+    # It goes on, and the person sees why in each place.
+    cluster.wait(lambda: len(job.attempts()) == 2, 120, job.explain)
+    cluster.wait(lambda: [event for event in job.events() if event.attempt == 1
+                          and event.kind == "generation_started"], 120, job.explain)  # fmt: skip
+    assert first["reason"] in str(job.status()["last_end"])
+    before = job.steps()
+    job.wait_for_step(before + 15)
+    cluster.run("scancel", "--signal=TERM", str(job.attempts()[1]["job_id"]))
+    second = ended(job, 2)[1]
+    assert second["class"] in ("resumable", "no_progress"), second
+    assert str(second["reason"]).startswith("stopped by SIGTERM, sent by neither a preemption nor the time limit")
+    assert "time_limit" not in {event.kind for event in job.events()}
+    project.hpctrain("cancel", job.name)
+
+
+def test_a_finished_run_without_its_batch_node_frees_the_others_before_slurm_gives_it_up(project: Project) -> None:
+    cluster = project.cluster
+    with cluster.slow_to_give_up():
+        job = project.submit("--set", "cluster.nodes=2-4", "--set", "steps=100")
+        words = ("--set", "name=later", "--set", f"cluster.after={job.name}", "--set", "steps=10")
+        waiting = project.submit(*words, "--set", "cluster.nodes=2")
+        job.wait_for_step(10)
+        batch = cluster.job(job.job_id)["BatchHost"]
+        cluster.lab("kill", batch)
+        job.wait_until_done(script_too=False)
+        over = ("CANCELLED", "COMPLETING")
+        cluster.wait(lambda: cluster.job(job.job_id)["JobState"] in over, 30, lambda: str(cluster.job(job.job_id)))
+        (line,) = job.attempts()
+        assert (line["class"], line["code"]) == ("done", 0)
+        assert "DOWN" not in cluster.run("scontrol", "show", "node", batch).stdout, "Slurm gave the node up first"
+        # The nodes that are left are free, and the run that waits for a good end of this one starts on them.
+        waiting.wait_until_done()
+        assert batch not in waiting.members()

@@ -1,0 +1,92 @@
+"""A finished run whose script was lost with the batch node: one of the others ends the job, and nobody else does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fake_clock import FakeClock
+from fake_slurm import FakeSlurm
+from run_folders import RUN, event, submitted_run
+
+from hpctrain.launch.after import FOLLOWERS
+from hpctrain.launch.folder import RunFolder
+from hpctrain.node import attempt
+from hpctrain.node.closing import close
+from hpctrain.node.leaving import is_script_there, name_closer
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    fake = FakeSlurm()
+    monkeypatch.setattr(attempt, "SystemRunner", lambda: fake)
+    return fake
+
+
+@pytest.fixture
+def job(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> str:
+    job = fake.submit("--nodes=2")
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    return job
+
+
+@pytest.fixture
+def folder(fake: FakeSlurm, job: str, tmp_path: Path) -> Path:
+    """A finished run: its attempt is open still, a successor waits behind its job, and another run for its good end."""
+    folder = submitted_run(tmp_path, job, event("finished", step=10))
+    RunFolder(folder).begin_attempt(["gpu1", "gpu2"], 0.0, job)
+    (folder / "left").mkdir()
+    behind = {"job_id": fake.submit("--nodes=2", f"--dependency=afterany:{job}"), "after": job, "time_s": 0.0}
+    (folder / "successors.jsonl").write_text(json.dumps(behind) + "\n")
+    waiting = fake.submit("--nodes=1", f"--dependency=afterok:{job}", "--hold")
+    later = submitted_run(tmp_path, waiting, name="later-20260101T000000Z-00ff")
+    cluster = {**RUN["cluster"], "after": [str(folder)]}  # type: ignore[dict-item]
+    (later / "run.yaml").write_text(json.dumps({**RUN, "cluster": cluster}))
+    (folder / FOLLOWERS).write_text(f"{later}\n")
+    return folder
+
+
+def test_the_job_of_a_finished_run_ends_at_once_without_its_script(folder: Path, fake: FakeSlurm, job: str) -> None:
+    clock = FakeClock()
+    assert close(folder, 0, "new_job", fake, clock)
+    (line,) = RunFolder(folder).attempts()
+    assert (line["class"], line["code"]) == ("done", 0)
+    assert fake.jobs[int(job)].state == "CANCELLED"
+    # What waits behind it is not needed, and what waits for its good end may start although Slurm saw none.
+    assert fake.jobs[2].state == "CANCELLED"
+    assert fake.jobs[3].dependency == ""
+    assert clock.now() < 10
+
+
+def test_a_script_that_is_there_ends_its_job_itself(folder: Path, fake: FakeSlurm, job: str) -> None:
+    """The batch node is cut off from the others, and not lost."""
+    clock = FakeClock(on_sleep=lambda _: (folder / "left" / "0.seen").touch())
+    assert not is_script_there(folder, 0)
+    assert not close(folder, 0, "new_job", fake, clock)
+    assert fake.jobs[int(job)].state == "RUNNING"
+    assert "end" not in RunFolder(folder).attempts()[0]
+
+
+def test_an_attempt_that_is_closed_is_left_alone(folder: Path, fake: FakeSlurm, job: str) -> None:
+    RunFolder(folder).end_attempt(0, 1.0, "all steps are done", 0, "done")
+    assert not close(folder, 0, "new_job", fake, FakeClock())
+    assert fake.jobs[int(job)].state == "RUNNING"
+
+
+@pytest.mark.parametrize(
+    ("node", "members", "batch_host", "named"),
+    [
+        ("b", ["b", "c"], "a", True),
+        ("c", ["b", "c"], "a", False),  # one is enough
+        ("a", ["a", "b"], "a", False),  # its script is there
+        ("b", ["b", "c"], None, False),  # nobody's job
+    ],
+)
+def test_one_node_closes_where_the_batch_node_is_lost(
+    tmp_path: Path, node: str, members: list[str], batch_host: str | None, named: bool
+) -> None:
+    name_closer(tmp_path, 1, node, members, batch_host)
+    closer = tmp_path / "left" / "1.closer"
+    assert closer.exists() is named
+    assert not named or closer.read_text() == f"{node}\n"
