@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpctrain.agent.decide import Decision, Phase, Settings, View, decide, failures
+from hpctrain.agent.failure import WorkerFailure
 from hpctrain.agent.group import WorkerGroup, WorkerNews
 from hpctrain.agent.journal import Journal
 from hpctrain.agent.peers import Announcement, Peers
@@ -156,7 +157,7 @@ class Agent:
             self._enter("stopped", decision.reason)
             return decision.exit_code
         elif decision.act == "fail":
-            return self._fail(decision.reason, decision.exit_code, decision.members)
+            return self._fail(decision.reason, decision.exit_code, decision.members, decision.failure)
         return None
 
     def _propose(self, decision: Decision) -> int | None:
@@ -264,11 +265,13 @@ class Agent:
             self._weights = {"weights_sha256": news.message["sha256"]}
         elif news.exit_code is not None and news.exit_code not in (0, 75, 76):
             how = f"signal {-news.exit_code}" if news.exit_code < 0 else f"exit code {news.exit_code}"
-            data: dict[str, int | str] = {"exit_code": news.exit_code}
+            data: dict[str, object] = {"exit_code": news.exit_code}
             if news.exit_code < 0:
                 data = {"signal": -news.exit_code}
             if news.doing is not None:
                 data |= {"step": news.doing.step, "operation": news.doing.words()}
+            if news.failure is not None:
+                data |= {"fault": news.failure.fault.name, "error": news.failure.details}
             self._journal.write(
                 "worker_died",
                 self._number(),
@@ -304,12 +307,14 @@ class Agent:
         for node in sorted(now - before):
             self._journal.write("node_returned", self._record.number, f"node {node} is back", node=node)
 
-    def _fail(self, reason: str, code: int, left: tuple[str, ...]) -> int:
+    def _fail(self, reason: str, code: int, left: tuple[str, ...], failure: WorkerFailure | None = None) -> int:
         self._end_workers()
         told = any(view.phase == "failed" for view in self._peers.views())
         self._enter("failed", reason)
         if not told:
-            known = {"left": list(left)} if left else {}
+            known: dict[str, object] = {"left": list(left)} if left else {}
+            if failure is not None:
+                known |= {"node": self._place.node, "device": self._places[failure.rank], **failure.to_event()}
             self._journal.write("failed", self._number(), reason, exit_code=code, **known)
         return code
 

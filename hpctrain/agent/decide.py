@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hpctrain.agent.failure import WorkerFailure
 from hpctrain.agent.stall import WorkerDoing, culprits, explain
 from hpctrain.records.generation import Generation
 
@@ -69,7 +70,7 @@ class WorkerView:
     """When one of them last did anything: started, ready, or made a step."""
     compiling: bool = False
     """Whether one of them may be compiling: before its first step, or since it said so."""
-    error: str | None = None
+    failure: WorkerFailure | None = None
     """What it said before it left."""
     doing: tuple[WorkerDoing, ...] = ()
     """What they do, once they have made no step for a while."""
@@ -108,6 +109,8 @@ class Decision:
     """For `propose`: the nodes of the next generation. For `fail`: those that are left, where too few are."""
     exit_code: int = 0
     """For `stop` and `fail`."""
+    failure: WorkerFailure | None = None
+    """For a `fail` because of a worker's own error."""
     hung: tuple[WorkerDoing, ...] | None = None
     """For an `end_generation` because nothing moves: the ranks that are to blame, as far as that is known."""
 
@@ -155,18 +158,26 @@ def _own_workers(now: float, view: View, settings: Settings) -> Decision | None:
     if workers.exit_code == RESUMABLE:
         return Decision("stop", "stopped at a checkpoint on request", exit_code=RESUMABLE)
     if workers.exit_code == INFRASTRUCTURE:
-        told = f": {workers.error}" if workers.error else ""
+        told = f": {workers.failure.sentence}" if workers.failure else ""
         return Decision("end_generation", f"a worker lost contact with its peers{told}")
     if workers.exit_code is not None and workers.exit_code < 0:
         return Decision("end_generation", f"a worker of {view.me} was killed by signal {-workers.exit_code}")
     if workers.exit_code is not None:
-        reason = workers.error or f"a worker ended with exit code {workers.exit_code}"
-        return Decision("fail", f"{view.me}: {reason}", exit_code=1)
+        return _own_error(view, workers.exit_code)
     turn = view.working.index(view.me) if view.me in view.working else 0
     limit_s = settings.compiling_timeout_s if workers.compiling else settings.progress_timeout_s
     if workers.running and now - workers.last_progress > limit_s + min(turn, STRIKE_TURNS) * STRIKE_TURN_S:
         return _hung(view, limit_s)
     return None
+
+
+def _own_error(view: View, code: int) -> Decision:
+    """A worker's own error ends the attempt for everybody; whose fault it is says how the run goes on."""
+    failure = view.workers.failure
+    if failure is None:
+        return Decision("fail", f"{view.me}: a worker ended with exit code {code}", exit_code=1)
+    exit_code = INFRASTRUCTURE if failure.fault.is_infrastructure else 1
+    return Decision("fail", f"{view.me}: {failure.sentence}", exit_code=exit_code, failure=failure)
 
 
 def _hung(view: View, limit_s: float) -> Decision:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpctrain.agent.decide import INFRASTRUCTURE, WorkerView
+from hpctrain.agent.failure import WorkerFailure, failure_from
 from hpctrain.agent.stall import WorkerDoing
 from hpctrain.base.activity import Doing, read_record, shared_record
 from hpctrain.base.process import WORKER, Process, Runner
@@ -27,7 +28,7 @@ class Worker:
     activity: int
     """Descriptor of the record of what it does."""
     exit_code: int | None = None
-    error: str | None = None
+    failure: WorkerFailure | None = None
     compiling: bool = True
     """Whether it may be: blocks are compiled in the first step, and again when the worker says so."""
 
@@ -41,6 +42,8 @@ class WorkerNews:
     exit_code: int | None = None
     doing: Doing | None = None
     """With its end: what it was at."""
+    failure: WorkerFailure | None = None
+    """With its end: what it said of it."""
 
 
 class WorkerGroup:
@@ -99,13 +102,14 @@ class WorkerGroup:
                 self._last_progress = now
                 kind = message.get("type")
                 if kind in ("error", "lost"):
-                    worker.error = str(message.get("message"))
+                    worker.failure = failure_from(worker.rank, message)
                 elif kind in ("compiling", "step"):
                     worker.compiling = kind == "compiling"
                 found.append(WorkerNews(worker.rank, message))
             if code is not None:
                 worker.exit_code = code
-                found.append(WorkerNews(worker.rank, exit_code=code, doing=read_record(worker.activity)))
+                doing = read_record(worker.activity)
+                found.append(WorkerNews(worker.rank, exit_code=code, doing=doing, failure=worker.failure))
         return found
 
     def view(self) -> WorkerView:
@@ -116,11 +120,11 @@ class WorkerGroup:
         causes = [code for code in codes if code not in (0, INFRASTRUCTURE)]
         bad = causes or [code for code in codes if code != 0]
         exit_code = bad[0] if bad else 0 if self.workers and not running else None
-        told = [worker for worker in self.workers if worker.error]
+        told = [worker for worker in self.workers if worker.failure]
         told.sort(key=lambda worker: worker.exit_code != exit_code)
-        error = told[0].error if told else None
+        failure = told[0].failure if told else None
         compiling = any(worker.compiling for worker in self.workers if worker.exit_code is None)
-        return WorkerView(running, exit_code, self._last_progress, compiling, error)
+        return WorkerView(running, exit_code, self._last_progress, compiling, failure)
 
     def doing(self, places: Sequence[str]) -> tuple[WorkerDoing, ...]:
         """What each running worker does; those that have not begun to say so are left out.

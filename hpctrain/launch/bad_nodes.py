@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpctrain.base.atomic import append_line
 from hpctrain.launch.exit_class import nodes_of
+from hpctrain.launch.shown_faults import shown_faults
 from hpctrain.records.bad_node import BAD_NODES_FILE, NODE_NAME, BadNode, read_bad_nodes
 from hpctrain.records.event import Event
 
@@ -35,7 +36,8 @@ def blamed(events: Sequence[Event]) -> dict[str, str]:
             found[event.data["node"]] = "it was lost"
         elif event.kind == "node_returned":
             found.pop(event.data["node"], None)
-    return found | _missing_at_the_end(events) | _where_workers_die(events)
+    faulty = {node: f"it had this: {fault.words}" for node, fault in shown_faults(events).items() if fault.names_a_node}
+    return found | _missing_at_the_end(events) | _where_workers_die(events) | faulty
 
 
 def _missing_at_the_end(events: Sequence[Event]) -> dict[str, str]:

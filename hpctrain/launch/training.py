@@ -31,7 +31,7 @@ from hpctrain.launch.folder import (
 from hpctrain.launch.local import local_nodes
 from hpctrain.launch.own_model import needed_tokens, with_sizes
 from hpctrain.launch.secrets import check_secrets
-from hpctrain.launch.staleness import staleness
+from hpctrain.launch.staleness import faults_since, staleness
 from hpctrain.launch.supervise import LocalJob, start_local_job
 from hpctrain.launch.trust import check_trusted
 from hpctrain.records.imported_spec import Spec
@@ -240,7 +240,8 @@ def _launch(folder: RunFolder, count: int, runner: Runner, clock: Clock) -> Loca
 def drop_stale_topology(
     folder: RunFolder, nodes: list[str], now: float, drivers: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Put a topology aside that is too old or not of these nodes; the attempt then probes.
+    """Put a topology aside that is too old or not of these nodes, or older than a fault of them; the attempt then
+    probes.
 
     Args:
         now: seconds since 1970.
@@ -254,8 +255,9 @@ def drop_stale_topology(
         return []
     try:
         topology = Topology.read(path)
-        words = staleness(topology, nodes, drivers or {}, now)
-        if is_usable(topology, nodes, now):
+        faults = faults_since(topology, folder.attempts(), now)
+        words = [*staleness(topology, nodes, drivers or {}, now), *faults]
+        if not faults and is_usable(topology, nodes, now):
             return words
     except FileError as error:
         words = str(error).splitlines()  # unreadable: measured again as well

@@ -91,13 +91,17 @@ class GenerationMaker:
             plan = Plan.read(self.folder / previous.plan)
             return plan if set(plan.nodes) <= set(nodes) else self._new_plan(proposal, nodes, news, plan)
         given = newest_plan(self.folder)
-        if given is None or (previous is not None and self._on_other_nodes(previous, nodes)):
+        if given is None or (previous is not None and self._is_outdated(given, previous, nodes)):
             return self._new_plan(proposal, nodes, news)
         return self._given_plan(given, nodes, news)
 
-    def _on_other_nodes(self, previous: Generation, nodes: list[str]) -> bool:
-        """Whether a new attempt got other nodes than the last one: then all of them are worth planning for."""
-        return {member.node for member in previous.members} != set(nodes)
+    def _is_outdated(self, given: Path, previous: Generation, nodes: list[str]) -> bool:
+        """Whether a new attempt got other nodes than the last one, so that all of them are worth planning for, or its
+        probe excludes a node that the plan uses."""
+        if {member.node for member in previous.members} != set(nodes):
+            return True
+        excluded = Topology.read(self.folder / "topology.json").verdict.exclude
+        return not set(excluded).isdisjoint(Plan.read(given).nodes)
 
     def _given_plan(self, path: Path, nodes: list[str], news: _News) -> Plan:
         """A plan that lies in the run folder, as a person left it."""

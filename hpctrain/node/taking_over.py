@@ -39,7 +39,7 @@ def close_silent_attempts(folder: RunFolder, run: Run, slurm: Slurm, now: float)
         progressed = folder.newest_checkpoint() != line.get("checkpoint_before")
         preempted = info is not None and is_preempted(info)
         ending = with_progress(ending, progressed, preempted, 0 if progressed else idle_attempts(before))
-        folder.end_attempt(number, now, ending.reason or SILENT, ending.code, ending.exit_class)
+        folder.end_attempt(number, now, ending.reason or SILENT, ending.code, ending.exit_class, events)
         # The ledger of bad nodes is a help, not a condition.
         with contextlib.suppress(HpctrainError):
             write_blamed(folder.path, number, events, now, run.recovery.exclude_hours)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from hpctrain.agent.decide import Decision, PeerView, Phase, Settings, View, WorkerView, decide, failures
+from hpctrain.agent.failure import WorkerFailure
 from hpctrain.agent.stall import WorkerDoing
+from hpctrain.records.fault import fault_named
 from hpctrain.records.generation import Generation, Member, StoreAddress
 
 NODES = ("n0", "n1", "n2", "n3")
@@ -62,14 +66,22 @@ def test_own_worker_killed() -> None:
 def test_own_worker_lost_its_peers() -> None:
     decision = decide(100.0, running(workers=WorkerView(0, 76, 99.0)), SETTINGS)
     assert decision == Decision("end_generation", "a worker lost contact with its peers")
-    told = decide(100.0, running(workers=WorkerView(0, 76, 99.0, error="rank 0 in step 3, reduce dp: gone")), SETTINGS)
+    gone = WorkerFailure(0, "rank 0 in step 3, reduce dp: gone", fault_named("lost_peer"))
+    told = decide(100.0, running(workers=WorkerView(0, 76, 99.0, failure=gone)), SETTINGS)
     assert told.reason == "a worker lost contact with its peers: rank 0 in step 3, reduce dp: gone"
 
 
 def test_an_error_of_the_program_is_not_retried() -> None:
-    view = running(workers=WorkerView(0, 1, 99.0, error="step 3: the gradient's norm is nan"))
-    decision = decide(100.0, view, SETTINGS)
-    assert decision == Decision("fail", "n0: step 3: the gradient's norm is nan", exit_code=1)
+    failure = WorkerFailure(0, "step 3: the gradient's norm is nan", fault_named("exception"))
+    decision = decide(100.0, running(workers=WorkerView(0, 1, 99.0, failure=failure)), SETTINGS)
+    assert decision == Decision("fail", "n0: step 3: the gradient's norm is nan", exit_code=1, failure=failure)
+
+
+@pytest.mark.parametrize(("fault", "code"), [("gpu_memory_error", 76), ("open_files", 76), ("illegal_access", 1)])
+def test_an_error_of_the_hardware_ends_the_attempt_as_the_nodes_fault(fault: str, code: int) -> None:
+    failure = WorkerFailure(0, "rank 0 in step 3, optimizer: AcceleratorError: …", fault_named(fault))
+    decision = decide(100.0, running(workers=WorkerView(0, 1, 99.0, failure=failure)), SETTINGS)
+    assert (decision.act, decision.exit_code, decision.failure) == ("fail", code, failure)
 
 
 def test_a_hung_worker_is_noticed_after_the_progress_timeout() -> None:

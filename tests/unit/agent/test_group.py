@@ -205,10 +205,28 @@ def test_the_end_that_explains_most_comes_first(
 def test_the_error_a_worker_told_before_its_end_is_kept(group: WorkerGroup, runner: FakeRunner) -> None:
     group.start(10.0, ORDERS, None)
     runner.workers[0].ends(76)
-    runner.workers[1].channel.send({"type": "error", "kind": "InputError", "message": "data.train: no tokens"})
+    said = {"kind": "RuntimeError", "message": "CUDA error: …", "fault": "illegal_access", "step": 3, "strange": 1}
+    runner.workers[1].channel.send({"type": "error", "message": "rank 5 in step 3: CUDA error: …", "error": said})
     runner.workers[1].ends(1)
+    news = group.news(11.0)
+    failure = group.view().failure
+    assert failure is not None
+    assert group.view().exit_code == 1
+    assert (failure.rank, failure.sentence) == (5, "rank 5 in step 3: CUDA error: …")
+    assert failure.fault.blame == "user"
+    assert failure.details == {"kind": "RuntimeError", "message": "CUDA error: …", "step": 3}
+    assert news[-1].failure == failure
+
+
+@pytest.mark.parametrize("said", [None, "text", ["gpu_lost"], {"fault": ["gpu_lost"]}, {"fault": "no such row"}])
+def test_an_error_that_is_no_record_is_an_exception(group: WorkerGroup, runner: FakeRunner, said: object) -> None:
+    group.start(10.0, ORDERS, None)
+    runner.workers[0].channel.send({"type": "error", "message": "gone", "error": said})
+    runner.workers[0].ends(1)
     group.news(11.0)
-    assert (group.view().exit_code, group.view().error) == (1, "data.train: no tokens")
+    failure = group.view().failure
+    assert failure is not None
+    assert (failure.sentence, failure.fault.name, failure.details) == ("gone", "exception", {})
 
 
 def test_orders_reach_those_who_live_and_the_dead_are_no_hindrance(group: WorkerGroup, runner: FakeRunner) -> None:
@@ -246,4 +264,4 @@ def test_a_group_starts_again_in_the_next_generation(group: WorkerGroup, runner:
     group.start(20.0, {3: ORDERS[5]}, None)
     assert [worker.env["RANK"] for worker in runner.workers] == ["0", "5", "3"]
     view = group.view()
-    assert (view.running, view.exit_code, view.last_progress, view.error) == (1, None, 20.0, None)
+    assert (view.running, view.exit_code, view.last_progress, view.failure) == (1, None, 20.0, None)
