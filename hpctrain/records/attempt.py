@@ -41,8 +41,8 @@ def spent(lines: Sequence[dict[str, Any]], bad: Collection[str] = ()) -> int:
 
 
 def _excused(line: dict[str, Any], bad: Collection[str]) -> bool:
-    faults = line.get("faults")
-    return bool(faults) and set(faults) <= set(bad)
+    faults = set(line.get("faults", ()))
+    return bool(faults) and faults <= set(bad)
 
 
 def _progressed(line: dict[str, Any]) -> bool:
