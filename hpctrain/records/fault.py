@@ -126,6 +126,12 @@ FAULTS: tuple[Fault, ...] = (
                "failed to send"),
         kinds=("DistError", "ConnectionError"),
     ),
+    Fault(
+        "superseded",
+        "network",
+        "another generation began meanwhile",
+        kinds=("Superseded",),
+    ),
     Fault(EXCEPTION, "user", "an error of the program"),
 )  # fmt: skip
 """In order: the first row that knows a message has the word. What names a cause (a device's memory) stands before what
@@ -134,7 +140,7 @@ others only see of it (a peer that is gone)."""
 _BY_NAME = {fault.name: fault for fault in FAULTS}
 _BY_XID = {xid: fault for fault in FAULTS for xid in fault.xids}
 _XID = re.compile(r"\bNVRM: Xid \([^)]{1,40}\): (\d{1,4})\b")
-_SYSTEM = frozenset({"RuntimeError", "OSError", "MemoryError", "SystemError", "StorageError"})
+_SYSTEM = frozenset({"RuntimeError", "OSError", "MemoryError", "SystemError", "StorageError", "Superseded"})
 """Bases of what torch, NCCL and the system raise. A ValueError that speaks of open files is the program's own."""
 
 

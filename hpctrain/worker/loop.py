@@ -60,7 +60,7 @@ class Loop:
         self.orders = orders
         self.saved_step = trainer.step
         self._save_error: str | None = None
-        self._metrics = MetricsLog(trainer.folder / "metrics.jsonl")
+        self._metrics = MetricsLog(trainer.folder / "metrics.jsonl", trainer.fence)
         self._first = True
         self._first_validation = True
         self._tp_bytes = 0
@@ -130,6 +130,7 @@ class Loop:
         self.trainer.saver.close()
         self._metrics.flush()
         if self._save_error is not None:
+            self.trainer.fence.check()
             raise HpctrainError(f"the last checkpoint could not be written: {self._save_error}")
 
     def _forward_backward(self, step: int) -> tuple[float, list[Tensor]]:

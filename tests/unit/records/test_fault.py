@@ -95,8 +95,8 @@ NCCL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp
             "network",
         ),
         (
-            "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE) ran for 600011 "
-            "milliseconds before timing out.",
+            "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE) ran for "
+            "600011 milliseconds before timing out.",
             BACKEND,
             "lost_peer",
             "network",
