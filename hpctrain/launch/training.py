@@ -12,7 +12,7 @@ from typing import Any
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import Clock
-from hpctrain.base.errors import FileError, InputError
+from hpctrain.base.errors import FileError, InputError, Refused
 from hpctrain.base.process import Runner
 from hpctrain.corpus.index import check_tokenizer
 from hpctrain.corpus.mixture import open_training
@@ -29,6 +29,7 @@ from hpctrain.launch.folder import (
     render_run,
 )
 from hpctrain.launch.local import local_nodes
+from hpctrain.launch.lost_checkpoints import begin_from_seed, lost_words
 from hpctrain.launch.own_model import needed_tokens, with_sizes
 from hpctrain.launch.secrets import check_secrets
 from hpctrain.launch.staleness import faults_since, staleness
@@ -157,12 +158,18 @@ def make_folder(prepared: Prepared, base: Path, runner: Runner, clock: Clock) ->
     return folder
 
 
-def resume(path: Path, count: int | None, overrides: tuple[str, ...], runner: Runner, clock: Clock) -> LocalJob:
+def resume(
+    path: Path, count: int | None, overrides: tuple[str, ...], runner: Runner, clock: Clock, from_seed: bool = False
+) -> LocalJob:
     """Go on with a run in its own folder, from its newest checkpoint, on `count` nodes (default: as before).
+
+    Args:
+        from_seed: begin again instead; what lies in checkpoints is put aside.
 
     Raises:
         InputError: the folder is in use, holds no run, or others can write to it.
         FileError: its run file is wrong.
+        Refused: all that it had saved is lost.
     """
     folder = RunFolder(path.resolve())
     if not (folder.path / "run.yaml").is_file():
@@ -179,6 +186,10 @@ def resume(path: Path, count: int | None, overrides: tuple[str, ...], runner: Ru
     try:
         put_stale_plans_aside(folder, before, run)
         _check_edited_plan(folder.path, run, spec)
+        if from_seed:
+            begin_from_seed(folder.path, max(0, len(attempts) - 1), clock.wall())
+        elif (lost := lost_words(folder.path)) is not None:
+            raise Refused(lost)
         if overrides:
             write_text(folder.path / "run.yaml", render_run(run))
         drop_stale_topology(folder, local_nodes(count), clock.wall())

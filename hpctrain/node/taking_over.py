@@ -10,6 +10,7 @@ from hpctrain.launch.bad_nodes import write_blamed
 from hpctrain.launch.cancel import is_cancelled
 from hpctrain.launch.exit_class import is_preempted, read_ending, with_progress, with_slurms_word
 from hpctrain.launch.folder import RunFolder
+from hpctrain.launch.lost_checkpoints import lost_words
 from hpctrain.node.ending import Verdict
 from hpctrain.node.run import FINISHED
 from hpctrain.records.attempt import idle_attempts, spent
@@ -68,6 +69,9 @@ def reason_to_stop(folder: RunFolder, run: Run, own: str | None, slurm: Slurm) -
     if count > run.recovery.retries:
         text = f"{attempts[-1]['reason']}; {count} failures without a new checkpoint (recovery.retries is "
         return Verdict("stop", f"{text}{run.recovery.retries}); {resubmit}", "fatal", True)
+    lost = lost_words(folder.path)
+    if lost is not None:
+        return Verdict("stop", f"{name}: {lost}", "fatal", True)
     return None
 
 

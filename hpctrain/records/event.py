@@ -23,6 +23,7 @@ EventKind = Literal[
     "time_limit",
     "checkpoint_saved",
     "checkpoint_skipped",
+    "from_seed",
     "residuals_dropped",
     "recovered",
     "replanned",

@@ -13,9 +13,11 @@ from steps_made import truth, write_generation
 from hpctrain.agent.agent import Proposal
 from hpctrain.agent.journal import Journal
 from hpctrain.base.errors import FileError, Refused
+from hpctrain.launch.lost_checkpoints import begin_from_seed
 from hpctrain.node import planning
 from hpctrain.node.planning import GenerationMaker
 from hpctrain.planner import make_plan
+from hpctrain.records.event import Event
 from hpctrain.records.generation import Generation, Member, StoreAddress
 from hpctrain.records.link import LinkClass
 from hpctrain.records.plan import Plan, Stage
@@ -81,6 +83,25 @@ def test_a_plan_with_a_node_that_the_new_probe_excludes_is_made_anew(tmp_path: P
 
     measured.model_copy(update={"verdict": Verdict(status="warn", exclude=["b"])}).write(tmp_path / "topology.json")
     assert maker(proposal).plan.nodes == ["a"]
+
+
+def test_a_run_that_had_saved_a_step_is_not_begun_from_the_seed(tmp_path: Path) -> None:
+    plan_on(tmp_path, run_of(), "a")  # nothing was saved yet
+    saved = Event(
+        kind="checkpoint_saved", time_s=0, attempt=0, generation=0, node="a", reason="", data={"step": 5000}
+    )  # fmt: skip
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write(json.dumps(saved.to_json()) + "\n")
+    with pytest.raises(Refused, match="all checkpoints are lost: step 5000 was saved, and none is there now"):
+        plan_on(tmp_path, run_of(), "a")
+    damaged = tmp_path / "checkpoints" / "step-00005000"
+    damaged.mkdir(parents=True)
+    with pytest.raises(Refused, match=r"can be used \(step-00005000: manifest.json is missing\)"):
+        plan_on(tmp_path, run_of(), "a")
+    assert damaged.exists()  # a file system may come back
+    assert '"checkpoint_skipped"' in (tmp_path / "events.jsonl").read_text().splitlines()[-1]
+    begin_from_seed(tmp_path, 0, 1.0)
+    plan_on(tmp_path, run_of(), "a")
 
 
 def test_what_cannot_be_fixed_on_fewer_nodes_is_given_up_and_told_why(tmp_path: Path) -> None:
