@@ -70,10 +70,12 @@ class WorkerView:
     """When one of them last did anything: started, ready, or made a step."""
     compiling: bool = False
     """Whether one of them may be compiling: before its first step, or since it said so."""
-    failure: WorkerFailure | None = None
-    """What it said before it left."""
+    error: str | None = None
+    """What it said before it left, in a line."""
     doing: tuple[WorkerDoing, ...] = ()
     """What they do, once they have made no step for a while."""
+    failure: WorkerFailure | None = None
+    """All that it said of it, and whose fault it is."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ def _own_workers(now: float, view: View, settings: Settings) -> Decision | None:
     if workers.exit_code == RESUMABLE:
         return Decision("stop", "stopped at a checkpoint on request", exit_code=RESUMABLE)
     if workers.exit_code == INFRASTRUCTURE:
-        told = f": {workers.failure.sentence}" if workers.failure else ""
+        told = f": {workers.error}" if workers.error else ""
         return Decision("end_generation", f"a worker lost contact with its peers{told}")
     if workers.exit_code is not None and workers.exit_code < 0:
         return Decision("end_generation", f"a worker of {view.me} was killed by signal {-workers.exit_code}")
@@ -173,11 +175,9 @@ def _own_workers(now: float, view: View, settings: Settings) -> Decision | None:
 
 def _own_error(view: View, code: int) -> Decision:
     """A worker's own error ends the attempt for everybody; whose fault it is says how the run goes on."""
-    failure = view.workers.failure
-    if failure is None:
-        return Decision("fail", f"{view.me}: a worker ended with exit code {code}", exit_code=1)
-    exit_code = INFRASTRUCTURE if failure.fault.is_infrastructure else 1
-    return Decision("fail", f"{view.me}: {failure.sentence}", exit_code=exit_code, failure=failure)
+    failure, reason = view.workers.failure, view.workers.error or f"a worker ended with exit code {code}"
+    exit_code = INFRASTRUCTURE if failure is not None and failure.fault.is_infrastructure else 1
+    return Decision("fail", f"{view.me}: {reason}", exit_code=exit_code, failure=failure)
 
 
 def _hung(view: View, limit_s: float) -> Decision:

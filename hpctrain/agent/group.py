@@ -123,8 +123,9 @@ class WorkerGroup:
         told = [worker for worker in self.workers if worker.failure]
         told.sort(key=lambda worker: worker.exit_code != exit_code)
         failure = told[0].failure if told else None
+        error = failure.sentence if failure is not None else None
         compiling = any(worker.compiling for worker in self.workers if worker.exit_code is None)
-        return WorkerView(running, exit_code, self._last_progress, compiling, failure)
+        return WorkerView(running, exit_code, self._last_progress, compiling, error, failure=failure)
 
     def doing(self, places: Sequence[str]) -> tuple[WorkerDoing, ...]:
         """What each running worker does; those that have not begun to say so are left out.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sysconfig
 import traceback
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import HpctrainError
-from hpctrain.records.fault import EXCEPTION, Fault, fault_of
+from hpctrain.records.fault import EXCEPTION, Fault, fault_named, fault_of
 
 MESSAGE_CHARS = 8000
 """Characters of a message that travel; the log has all of it."""
@@ -35,8 +35,9 @@ class Failure:
     """Name of its class."""
     message: str
     where: str | None
-    """'model.py:12 in forward' within the code folder, else with the whole path; None for an error that hpctrain
-    raised on purpose, whose message says all."""
+    """'/…/code/model.py:12 in forward'; None for an error that hpctrain raised on purpose, whose message says all."""
+    line: str | None
+    """The line of code there, with its number and file, for a person."""
     fault: Fault
 
     def sentence(self, at: str) -> str:
@@ -49,26 +50,36 @@ class Failure:
             return _one_line(self.message)
         if self.fault.blame == "network":
             return f"{at}: {(self.message.splitlines() or [self.kind])[0][:SENTENCE_CHARS]}"
-        said = _one_line(self.message.partition(_BOILERPLATE)[0]) or "no message"
+        said = _one_line(self.message.partition(_BOILERPLATE)[0]) or "without a message"
         whose = f" [{self.fault.words}]" if self.fault.name != EXCEPTION else ""
-        return f"{at}: {self.kind}: {said} ({self.where}){whose}"
+        return f"{at}: {self.kind}: {said} ({self.line}){whose}"
 
     def to_message(self) -> dict[str, Any]:
         """Plain values for the agent."""
-        return {**asdict(self), "fault": self.fault.name}
+        return {"kind": self.kind, "message": self.message, "where": self.where, "fault": self.fault.name}
 
 
-def failure_of(error: BaseException, code: Path) -> Failure:
-    """What is known of an error.
-
-    Args:
-        code: folder of the person's own code.
-    """
+def failure_of(error: BaseException) -> Failure:
+    """What is known of an error."""
     cause = _cause(error)
-    kinds = [known.__name__ for known in type(cause).__mro__]
-    message = str(cause).strip()[:MESSAGE_CHARS]
-    where = None if isinstance(cause, HpctrainError) else _where(cause, code)
-    return Failure(type(cause).__name__, message, where, fault_of(message, kinds))
+    kind, message = type(cause).__name__, str(cause).strip()[:MESSAGE_CHARS]
+    if isinstance(cause, HpctrainError):
+        # It may stand for an error of the system, which knows better whose fault it is.
+        faults = [_fault_of(known) for known in (cause, cause.__cause__) if known is not None]
+        return Failure(kind, message, None, None, next((row for row in faults if row.name != EXCEPTION), faults[0]))
+    frame = _frame(cause)
+    if frame is None:
+        return Failure(kind, message, "unknown", "place unknown", _fault_of(cause))
+    where, line = f"{frame.filename}:{frame.lineno} in {frame.name}", f"line {frame.lineno} of {frame.filename}"
+    return Failure(kind, message, where, f"{line}: {frame.line}" if frame.line else line, _fault_of(cause))
+
+
+def _fault_of(error: BaseException) -> Fault:
+    """The row of the table. Code that is not torch's or hpctrain's may speak of a time-out, and of one with anybody: no
+    rank is lost by it."""
+    fault = fault_of(str(error), [known.__name__ for known in type(error).__mro__])
+    outside = error.__traceback__ is not None and not _is_within(_innermost(error), (_TORCH, _HOUSE))
+    return fault_named(EXCEPTION) if fault.blame == "network" and outside else fault
 
 
 def place_now() -> str:
@@ -91,16 +102,13 @@ def _innermost(error: BaseException) -> Path:
     return Path(frames[-1].filename) if frames else Path()
 
 
-def _where(error: BaseException, code: Path) -> str:
+def _frame(error: BaseException) -> traceback.FrameSummary | None:
     """The last line that the person wrote on the way to the error, else the last of hpctrain, else the last of all."""
     frames = list(traceback.extract_tb(error.__traceback__))
-    if not frames:
-        return "place unknown"
     own = [frame for frame in frames if not _is_within(Path(frame.filename), (*_LIBRARIES, _HOUSE))]
     house = [frame for frame in frames if _is_within(Path(frame.filename), (_HOUSE,))]
-    frame = (own or house or frames)[-1]
-    path = Path(frame.filename)
-    return f"{path.relative_to(code) if path.is_relative_to(code) else path}:{frame.lineno} in {frame.name}"
+    candidates = own or house or frames
+    return candidates[-1] if candidates else None
 
 
 def _is_within(path: Path, folders: tuple[Path, ...]) -> bool:

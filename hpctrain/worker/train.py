@@ -20,7 +20,7 @@ from hpctrain.base.process import WORKER_NAME
 from hpctrain.base.wire import LineChannel
 from hpctrain.launch.code import FOLDER, code_first
 from hpctrain.worker.build import StartOrder, build
-from hpctrain.worker.failure import Failure, failure_of, place_now
+from hpctrain.worker.failure import failure_of, place_now
 from hpctrain.worker.loop import train
 from hpctrain.worker.orders import EXIT_INFRASTRUCTURE, EXIT_RESUMABLE, Orders
 
@@ -47,8 +47,8 @@ def main(argv: list[str]) -> int:
 def _guarded(orders: Orders, folder: Path) -> int:
     try:
         return _work(orders, folder)
-    except Exception as error:  # the agent must hear of any fault, whatever it is
-        return _leave(orders, failure_of(error, folder / FOLDER))
+    except (Exception, SystemExit) as error:  # the agent must hear of any fault, whatever it is
+        return _leave(orders, error)
 
 
 def _work(orders: Orders, folder: Path) -> int:
@@ -65,16 +65,17 @@ def _work(orders: Orders, folder: Path) -> int:
     return 0 if done else EXIT_RESUMABLE
 
 
-def _leave(orders: Orders, failure: Failure) -> int:
-    """Tell the agent why this worker ends; the exit code comes back. Called while the error is handled."""
+def _leave(orders: Orders, error: BaseException) -> int:
+    """Tell the agent why this worker ends; the exit code comes back."""
+    failure = failure_of(error)
     now, sentence = ACTIVITY.now, failure.sentence(place_now())
     said = {**failure.to_message(), "step": now.step, "operation": now.words()}
     if failure.fault.blame == "network":
         orders.tell("lost", message=sentence, error=said)
         print(f"hpctrain worker: lost a peer: {sentence}: {failure.message}", file=sys.stderr)
         return EXIT_INFRASTRUCTURE
-    orders.tell("error", message=sentence, error=said)
-    if failure.where is not None:
-        traceback.print_exc()
+    if failure.where is not None or error.__cause__ is not None:
+        traceback.print_exception(error.__cause__ if failure.where is None else error)
     print(f"hpctrain worker: {sentence}", file=sys.stderr)
+    orders.tell("error", message=sentence, error=said)
     return 1

@@ -146,7 +146,7 @@ def sleeping(site: Site, rank: int) -> dict[str, Any]:
     try:
         train(trainer, Heard())  # type: ignore[arg-type]
     except Exception as error:
-        said = failure_of(error, Path.cwd()).sentence(place_now())
+        said = failure_of(error).sentence(place_now())
     return {"said": said, "seconds": time.monotonic() - start}
 
 

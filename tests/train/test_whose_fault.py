@@ -82,7 +82,10 @@ def test_an_error_of_the_hardware_blames_its_node_and_has_it_measured_again(site
     assert first["class"] == "infrastructure"
     assert first["faults"] == {"local1": "gpu_memory_error"}
     assert first["retest"] == "local1 had this: uncorrectable memory error of a GPU"
-    assert f"RuntimeError: CUDA error: uncorrectable ECC error encountered (gpt.py:{run.line} in trip)" in said
+    assert (
+        f"RuntimeError: CUDA error: uncorrectable ECC error encountered (line {run.line} of {run.folder}/code/gpt.py: "
+        in said
+    )
     [failed] = [event for event in run.events(0) if event.kind == "failed"]
     assert (failed.data["node"], failed.data["rank"], failed.data["device"]) == ("local1", 1, "local1:cpu0")
     assert failed.data["error"]["message"] == ECC.strip()
@@ -104,9 +107,14 @@ def test_an_error_of_the_program_is_told_whole_and_measures_nothing(site: Site) 
         [failed] = [event for event in run.events(attempt) if event.kind == "failed"]
         assert line["reason"] == failed.reason
         assert failed.reason.startswith("local1: rank 1 in step 1, ")
-        assert f"KeyError: \"no such token: 'night'\\nknown: 'day'\" (gpt.py:{run.line} in trip)" in failed.reason
+        message = "KeyError: \"no such token: 'night'\\nknown: 'day'\""
+        assert f"{message} (line {run.line} of {run.folder}/code/gpt.py: " in failed.reason
         error = failed.data["error"]
-        assert (error["kind"], error["where"], error["step"]) == ("KeyError", f"gpt.py:{run.line} in trip", 1)
+        assert (error["kind"], error["where"], error["step"]) == (
+            "KeyError",
+            f"{run.folder}/code/gpt.py:{run.line} in trip",
+            1,
+        )
         assert "probed" not in [event.kind for event in run.events(attempt)]
     # Twice on that node alone: the next attempt measures it, and finds nothing.
     assert run.attempts()[1]["suspect"] == "local1"

@@ -66,15 +66,14 @@ def test_own_worker_killed() -> None:
 def test_own_worker_lost_its_peers() -> None:
     decision = decide(100.0, running(workers=WorkerView(0, 76, 99.0)), SETTINGS)
     assert decision == Decision("end_generation", "a worker lost contact with its peers")
-    gone = WorkerFailure(0, "rank 0 in step 3, reduce dp: gone", fault_named("lost_peer"))
-    told = decide(100.0, running(workers=WorkerView(0, 76, 99.0, failure=gone)), SETTINGS)
+    told = decide(100.0, running(workers=WorkerView(0, 76, 99.0, error="rank 0 in step 3, reduce dp: gone")), SETTINGS)
     assert told.reason == "a worker lost contact with its peers: rank 0 in step 3, reduce dp: gone"
 
 
 def test_an_error_of_the_program_is_not_retried() -> None:
-    failure = WorkerFailure(0, "step 3: the gradient's norm is nan", fault_named("exception"))
-    decision = decide(100.0, running(workers=WorkerView(0, 1, 99.0, failure=failure)), SETTINGS)
-    assert decision == Decision("fail", "n0: step 3: the gradient's norm is nan", exit_code=1, failure=failure)
+    view = running(workers=WorkerView(0, 1, 99.0, error="step 3: the gradient's norm is nan"))
+    decision = decide(100.0, view, SETTINGS)
+    assert decision == Decision("fail", "n0: step 3: the gradient's norm is nan", exit_code=1)
 
 
 @pytest.mark.parametrize(("fault", "code"), [("gpu_memory_error", 76), ("open_files", 76), ("illegal_access", 1)])

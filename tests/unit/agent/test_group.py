@@ -211,7 +211,7 @@ def test_the_error_a_worker_told_before_its_end_is_kept(group: WorkerGroup, runn
     news = group.news(11.0)
     failure = group.view().failure
     assert failure is not None
-    assert group.view().exit_code == 1
+    assert (group.view().exit_code, group.view().error) == (1, failure.sentence)
     assert (failure.rank, failure.sentence) == (5, "rank 5 in step 3: CUDA error: …")
     assert failure.fault.blame == "user"
     assert failure.details == {"kind": "RuntimeError", "message": "CUDA error: …", "step": 3}
@@ -264,4 +264,4 @@ def test_a_group_starts_again_in_the_next_generation(group: WorkerGroup, runner:
     group.start(20.0, {3: ORDERS[5]}, None)
     assert [worker.env["RANK"] for worker in runner.workers] == ["0", "5", "3"]
     view = group.view()
-    assert (view.running, view.exit_code, view.last_progress, view.failure) == (1, None, 20.0, None)
+    assert (view.running, view.exit_code, view.last_progress, view.error) == (1, None, 20.0, None)
