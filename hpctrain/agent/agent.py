@@ -259,27 +259,15 @@ class Agent:
             self._fault_at = None
         elif kind == "saved":
             self._note_saved(news)
+        elif kind == "no_room":
+            self._journal.write("waiting_for_room", self._number(), news.message["reason"], step=news.message["step"])
         elif kind == "residuals_dropped" and news.rank == 0:
             self._journal.write("residuals_dropped", self._number(), news.message["reason"])
         elif kind == "weights" and news.rank == 0:
             self._weights = {"weights_sha256": news.message["sha256"]}
         elif news.exit_code is not None and news.exit_code not in (0, 75, 76):
-            how = f"signal {-news.exit_code}" if news.exit_code < 0 else f"exit code {news.exit_code}"
-            data: dict[str, object] = {"exit_code": news.exit_code}
-            if news.exit_code < 0:
-                data = {"signal": -news.exit_code}
-            if news.doing is not None:
-                data |= {"step": news.doing.step, "operation": news.doing.words()}
-            if news.failure is not None:
-                data |= {"fault": news.failure.fault.name, "error": news.failure.details}
-            self._journal.write(
-                "worker_died",
-                self._number(),
-                f"the worker of {self._place.node} (rank {news.rank}) ended by {how}",
-                node=self._place.node,
-                rank=news.rank,
-                **data,
-            )
+            reason, data = news.death(self._place.node)
+            self._journal.write("worker_died", self._number(), reason, **data)
 
     def _note_saved(self, news: WorkerNews) -> None:
         message = dict(news.message)

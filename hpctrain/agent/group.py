@@ -45,6 +45,17 @@ class WorkerNews:
     failure: WorkerFailure | None = None
     """With its end: what it said of it."""
 
+    def death(self, node: str) -> tuple[str, Message]:
+        """Reason and data of the event that a worker ended which should not have."""
+        code = self.exit_code or 0
+        how, data = (f"signal {-code}", {"signal": -code}) if code < 0 else (f"exit code {code}", {"exit_code": code})
+        event: Message = {"node": node, "rank": self.rank, **data}
+        if self.doing is not None:
+            event |= {"step": self.doing.step, "operation": self.doing.words()}
+        if self.failure is not None:
+            event |= self.failure.to_event()
+        return f"the worker of {node} (rank {self.rank}) ended by {how}", event
+
 
 class WorkerGroup:
     """Starts, watches and ends the workers of this node."""

@@ -24,6 +24,7 @@ EventKind = Literal[
     "checkpoint_saved",
     "checkpoint_skipped",
     "from_seed",
+    "waiting_for_room",
     "residuals_dropped",
     "recovered",
     "replanned",

@@ -102,7 +102,7 @@ FAULTS: tuple[Fault, ...] = (
         "disk_full",
         "user",
         "no space is left on the file system",
-        texts=("no space left on device", "disk quota exceeded"),
+        texts=("no space left on device", "disk quota exceeded", "no room for"),
     ),
     Fault(
         "nccl_usage",

@@ -91,6 +91,8 @@ def status_lines(status: Status, now: float) -> list[str]:
         now: wall clock, seconds since 1970.
     """
     lines = [f"{status.name}: {status.state} - {status.reason}", *queue_lines(status, now)]
+    if status.warning is not None:
+        lines.append(f"  warning: {status.warning}")
     progress = [f"step {status.step}/{status.steps}"]
     if status.loss is not None:
         progress.append(f"loss {status.loss:.4f}")

@@ -175,6 +175,14 @@ class MetricsLog:
             append_line(self._path, self._waiting[0])
             del self._waiting[0]
 
+    def try_flush(self) -> str | None:
+        """As `flush`; why rows still wait, where they do."""
+        try:
+            self.flush()
+        except StorageError as error:
+            return str(error)
+        return None
+
 
 def make_row(trainer: Trainer, job: JobStep, news: StepNews) -> MetricRow:
     """The row of the step that was just done."""
