@@ -159,6 +159,8 @@ def _own_workers(now: float, view: View, settings: Settings) -> Decision | None:
         return Decision("finish", "all steps are done")
     if workers.exit_code == RESUMABLE:
         return Decision("stop", "stopped at a checkpoint on request", exit_code=RESUMABLE)
+    if workers.exit_code is not None and workers.failure is not None and workers.failure.fault.names_a_node:
+        return _own_error(view, workers.exit_code)
     if workers.exit_code == INFRASTRUCTURE:
         told = f": {workers.error}" if workers.error else ""
         return Decision("end_generation", f"a worker lost contact with its peers{told}")

@@ -28,6 +28,18 @@ class WorkerFailure:
         return {"rank": self.rank, "fault": self.fault.name, "error": self.details}
 
 
+def seen_from_outside(said: WorkerFailure | None, rank: int, fault: Fault, line: str) -> WorkerFailure:
+    """The failure of a worker that did not know whose fault it was, or could not say so any more.
+
+    Args:
+        said: what the worker said, if anything.
+        line: what tells of the fault.
+    """
+    before = f"{said.sentence}; " if said is not None else ""
+    sentence = f"{before}rank {rank}: {fault.words}: {line}"
+    return WorkerFailure(rank, sentence, fault, said.details if said is not None else {"message": line})
+
+
 def failure_from(rank: int, message: Message) -> WorkerFailure:
     """The content of a worker's `error` or `lost` message."""
     said = message.get("error")

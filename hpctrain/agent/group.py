@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpctrain.agent.decide import INFRASTRUCTURE, WorkerView
-from hpctrain.agent.failure import WorkerFailure, failure_from
+from hpctrain.agent.decide import INFRASTRUCTURE, RESUMABLE, WorkerView
+from hpctrain.agent.failure import WorkerFailure, failure_from, seen_from_outside
 from hpctrain.agent.stall import WorkerDoing
+from hpctrain.agent.traces import BLAMED_S, KERNEL_LOG, abort_words, hardware_fault
 from hpctrain.base.activity import Doing, read_record, shared_record
 from hpctrain.base.process import WORKER, Process, Runner
 from hpctrain.base.wire import LineChannel, Message
@@ -27,6 +29,9 @@ class Worker:
     channel: LineChannel
     activity: int
     """Descriptor of the record of what it does."""
+    log: Path
+    log_start: int
+    """Bytes of its log that are of earlier workers."""
     exit_code: int | None = None
     failure: WorkerFailure | None = None
     compiling: bool = True
@@ -60,12 +65,16 @@ class WorkerNews:
 class WorkerGroup:
     """Starts, watches and ends the workers of this node."""
 
-    def __init__(self, folder: Path, logs: Path, node: str, runner: Runner, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, logs: Path, node: str, runner: Runner, env: Mapping[str, str], kernel_log: Path = KERNEL_LOG
+    ) -> None:
         self._folder = folder
         self._logs = logs
         self._node = node
         self._runner = runner
         self._env = dict(env)
+        self._kernel_log = kernel_log
+        self._started = 0.0
         self.workers: list[Worker] = []
         self._last_progress = 0.0
 
@@ -77,7 +86,7 @@ class WorkerGroup:
             store: the listening socket of the generation's store; rank 0's worker inherits it.
         """
         self._logs.mkdir(parents=True, exist_ok=True)
-        self._last_progress = now
+        self._last_progress = self._started = now
         for local_rank, (rank, order) in enumerate(orders.items()):
             ours, theirs = socket.socketpair()
             keep = [theirs.fileno()]
@@ -91,11 +100,12 @@ class WorkerGroup:
             argv += ["--fd", str(theirs.fileno()), "--activity", str(activity)]
             env = {**self._env, "LOCAL_RANK": str(local_rank), "RANK": str(rank)}
             log = self._logs / f"{self._node}.{local_rank}.log"
+            written = log.stat().st_size if log.exists() else 0
             process = self._runner.start(argv, env=env, log=log, keep_fds=keep)
             theirs.close()
             channel = LineChannel(ours)
             channel.send({"type": "start", **content})
-            self.workers.append(Worker(rank, process, channel, activity))
+            self.workers.append(Worker(rank, process, channel, activity, log, written))
 
     def channels(self) -> list[LineChannel]:
         """Channels to wait on."""
@@ -119,9 +129,20 @@ class WorkerGroup:
                 found.append(WorkerNews(worker.rank, message))
             if code is not None:
                 worker.exit_code = code
+                worker.failure = self._failure(worker, code, now)
                 doing = read_record(worker.activity)
                 found.append(WorkerNews(worker.rank, exit_code=code, doing=doing, failure=worker.failure))
         return found
+
+    def _failure(self, worker: Worker, code: int, now: float) -> WorkerFailure | None:
+        """Why a worker ended: what it said, unless the kernel tells of this node's hardware, or its log of an abort."""
+        said = worker.failure
+        if code in (0, RESUMABLE) or (said is not None and said.fault.names_a_node):
+            return said
+        seen = hardware_fault(max(self._started, now - BLAMED_S), self._kernel_log)
+        if seen is None and said is None and code == -signal.SIGABRT:
+            seen = abort_words(worker.log, worker.log_start)
+        return said if seen is None else seen_from_outside(said, worker.rank, *seen)
 
     def view(self) -> WorkerView:
         """The workers taken together: the exit that explains most comes first."""

@@ -83,6 +83,18 @@ def test_an_error_of_the_hardware_ends_the_attempt_as_the_nodes_fault(fault: str
     assert (decision.act, decision.exit_code, decision.failure) == ("fail", code, failure)
 
 
+@pytest.mark.parametrize("code", [-6, 76, 1])
+def test_hardware_that_fails_is_no_death_to_start_again_from(code: int) -> None:
+    failure = WorkerFailure(0, "rank 0: a GPU has fallen off the bus: NVRM: Xid …", fault_named("gpu_lost"))
+    view = running(workers=WorkerView(0, code, 99.0, error=failure.sentence, failure=failure))
+    decision = decide(100.0, view, SETTINGS)
+    assert (decision.act, decision.exit_code) == ("fail", 76)
+    assert decision.reason == "n0: rank 0: a GPU has fallen off the bus: NVRM: Xid …"
+    own = WorkerFailure(0, "rank 0: illegal memory access on a GPU: …", fault_named("illegal_access"))
+    aborted = running(workers=WorkerView(0, -6, 99.0, error=own.sentence, failure=own))
+    assert decide(100.0, aborted, SETTINGS).act == "end_generation"
+
+
 def test_a_hung_worker_is_noticed_after_the_progress_timeout() -> None:
     view = running(workers=WorkerView(1, None, 40.0))
     assert decide(100.0, view, SETTINGS).act == "wait"

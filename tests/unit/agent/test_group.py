@@ -92,7 +92,7 @@ def runner() -> Iterator[FakeRunner]:
 
 @pytest.fixture
 def group(runner: FakeRunner, tmp_path: Path) -> Iterator[WorkerGroup]:
-    made = WorkerGroup(tmp_path, tmp_path / "logs" / "0", "n1", runner, {"LANG": "C"})
+    made = WorkerGroup(tmp_path, tmp_path / "logs" / "0", "n1", runner, {"LANG": "C"}, tmp_path / "kmsg")
     yield made
     made.kill()
 
@@ -227,6 +227,70 @@ def test_an_error_that_is_no_record_is_an_exception(group: WorkerGroup, runner: 
     failure = group.view().failure
     assert failure is not None
     assert (failure.sentence, failure.fault.name, failure.details) == ("gone", "exception", {})
+
+
+KMSG = (
+    "6,101,9000000,-;NVRM: Xid (PCI:0000:3b:00): 48, pid=77, name=python3, DBE (double bit error)\n"
+    "4,102,10500000,-;NVRM: Xid (PCI:0000:3b:00): 13, pid=78, Graphics Exception: ESR 0x505648=0x0\n"
+    " SUBSYSTEM=pci\n"
+    "3,103,11000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=78, name=python3, GPU has fallen off the bus.\n"
+)
+"""Records as /dev/kmsg gives them: the first is older than the workers, the second says nothing against the node."""
+
+
+@pytest.mark.parametrize("code", [-6, -9, 1, 76])
+def test_the_kernel_tells_of_hardware_that_failed(
+    group: WorkerGroup, runner: FakeRunner, tmp_path: Path, code: int
+) -> None:
+    (tmp_path / "kmsg").write_text(KMSG)
+    group.start(10.0, ORDERS, None)
+    if code > 0:
+        runner.workers[0].channel.send({"type": "error", "message": "rank 0: CUDA error", "error": {"kind": "X"}})
+    runner.workers[0].ends(code)
+    news = group.news(12.0)
+    failure = news[-1].failure
+    assert failure is not None
+    assert failure.fault.name == "gpu_lost"
+    assert failure.sentence.startswith("rank 0: CUDA error; " if code > 0 else "rank 0: a GPU has fallen off the bus")
+    assert "Xid (PCI:0000:3b:00): 79" in failure.sentence
+    assert news[-1].death("n1")[1]["fault"] == "gpu_lost"
+
+
+def test_what_the_kernel_told_long_ago_ended_nobody_now(group: WorkerGroup, runner: FakeRunner, tmp_path: Path) -> None:
+    (tmp_path / "kmsg").write_text(KMSG)
+    group.start(10.0, ORDERS, None)
+    runner.workers[0].ends(-9)
+    assert group.news(1000.0)[-1].failure is None
+
+
+def test_a_worker_that_ends_well_asks_nobody(group: WorkerGroup, runner: FakeRunner, tmp_path: Path) -> None:
+    (tmp_path / "kmsg").write_text(KMSG)
+    group.start(10.0, ORDERS, None)
+    runner.workers[0].ends(0)
+    runner.workers[1].ends(75)
+    assert [news.failure for news in group.news(12.0)] == [None, None]
+
+
+def test_an_abort_is_explained_by_the_end_of_its_own_log(
+    group: WorkerGroup, runner: FakeRunner, tmp_path: Path
+) -> None:
+    log = tmp_path / "logs" / "0" / "n1.0.log"
+    log.parent.mkdir(parents=True)
+    text = (
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  [PG ID 0 PG GUID 0 Rank 0] "
+        "Process group watchdog thread terminated with exception: CUDA error: {}\n"
+    )
+    log.write_text(text.format("uncorrectable ECC error encountered"))
+    group.start(10.0, ORDERS, None)
+    runner.workers[0].ends(-6)
+    # What an earlier worker left says nothing of this one.
+    assert group.news(11.0)[-1].failure is None
+    runner.workers[1].log.write_text(text.format("an illegal memory access was encountered"))
+    runner.workers[1].ends(-6)
+    failure = group.news(12.0)[-1].failure
+    assert failure is not None
+    assert failure.fault.name == "illegal_access"
+    assert "watchdog thread terminated with exception: CUDA error: an illegal" in failure.sentence
 
 
 def test_orders_reach_those_who_live_and_the_dead_are_no_hindrance(group: WorkerGroup, runner: FakeRunner) -> None:
