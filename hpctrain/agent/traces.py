@@ -12,7 +12,7 @@ from hpctrain.records.fault import EXCEPTION, Fault, fault_of, xid_of
 KERNEL_LOG = Path("/dev/kmsg")
 """One record a read; refused where only root may look (kernel.dmesg_restrict), absent in most containers."""
 BLAMED_S = 600.0
-"""How long before a worker's end the kernel may have told what ended it: NCCL waits for so long, unless told otherwise."""
+"""How long before a worker's end the kernel may have told what ended it; NCCL waits for so long by default."""
 LOG_TAIL_BYTES = 1 << 16
 _READ_BYTES = 1 << 13
 _MOST_READS = 20_000
