@@ -184,12 +184,12 @@ def resume(
     count = count or (len(attempts[-1]["nodes"]) if attempts else fewest_nodes(run))
     lock = lock_run_folder(folder.path)
     try:
+        if not from_seed and (lost := lost_words(folder.path)) is not None:
+            raise Refused(lost)
         put_stale_plans_aside(folder, before, run)
         _check_edited_plan(folder.path, run, spec)
         if from_seed:
             begin_from_seed(folder.path, max(0, len(attempts) - 1), clock.wall())
-        elif (lost := lost_words(folder.path)) is not None:
-            raise Refused(lost)
         if overrides:
             write_text(folder.path / "run.yaml", render_run(run))
         drop_stale_topology(folder, local_nodes(count), clock.wall())

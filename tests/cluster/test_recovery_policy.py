@@ -13,6 +13,7 @@ import yaml
 from real_text import prepare_text
 
 from hpctrain.records.bad_node import read_bad_nodes
+from hpctrain.records.event import read_events
 from hpctrain.records.locate import job_id
 from hpctrain.records.metric import effective, read_metrics
 from hpctrain.records.successor import read_successors
@@ -185,3 +186,6 @@ def test_a_node_whose_gpu_fails_is_left_out_and_spends_no_retry(cluster, project
     ]
     assert bad not in last["nodes"]
     assert cluster.job(str(last["job_id"]))["ExcNodeList"] == bad
+    # The topology that was given has all four nodes, and is older than the fault.
+    events = read_events(run.folder / "events.jsonl")
+    assert [event.attempt for event in events if event.kind == "probed"] == [1]
