@@ -297,8 +297,11 @@ class Agent:
         told = any(view.phase == "failed" for view in self._peers.views())
         self._enter("failed", reason)
         if not told:
-            known = {"left": list(decision.members)} if decision.members else {}
+            known: dict[str, object] = {"left": list(decision.members)} if decision.members else {}
             known |= {"left_out": list(decision.left_out)} if decision.left_out else {}
+            if decision.failure is not None:
+                failure = decision.failure
+                known |= {"node": self._place.node, "device": self._places[failure.rank], **failure.to_event()}
             self._journal.write("failed", self._number(), reason, exit_code=code, **known)
         return code
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hpctrain.agent.failure import WorkerFailure
 from hpctrain.agent.stall import WorkerDoing, culprits, explain
 from hpctrain.base.silent_pairs import Pair, leave_out
 from hpctrain.records.generation import Generation
@@ -78,11 +79,13 @@ class WorkerView:
     compiling: bool = False
     """Whether one of them may be compiling: before its first step, or since it said so."""
     error: str | None = None
-    """What it said before it left."""
+    """What it said before it left, in a line."""
     doing: tuple[WorkerDoing, ...] = ()
     """What they do, once they have made no step for a while."""
     leaving: bool = False
     """Whether one of them told an error of its own and has not ended yet."""
+    failure: WorkerFailure | None = None
+    """All that it said of it, and whose fault it is."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,8 @@ class Decision:
     """Beside them: nodes that could take part and do not, as they and a member do not reach each other; and why."""
     exit_code: int = 0
     """For `stop` and `fail`."""
+    failure: WorkerFailure | None = None
+    """For a `fail` because of a worker's own error."""
     hung: tuple[WorkerDoing, ...] | None = None
     """For an `end_generation` because nothing moves: the ranks that are to blame, as far as that is known."""
 
@@ -173,19 +178,27 @@ def _own_workers(now: float, view: View, settings: Settings) -> Decision | None:
         return Decision("finish", "all steps are done")
     if workers.exit_code == RESUMABLE:
         return Decision("stop", "stopped at a checkpoint on request", exit_code=RESUMABLE)
+    if workers.exit_code is not None and workers.failure is not None and workers.failure.fault.names_a_node:
+        return _own_error(view, workers.exit_code)
     if workers.exit_code == INFRASTRUCTURE:
         told = f": {workers.error}" if workers.error else ""
         return Decision("end_generation", f"a worker lost contact with its peers{told}")
     if workers.exit_code is not None and workers.exit_code < 0:
         return Decision("end_generation", f"a worker of {view.me} was killed by signal {-workers.exit_code}")
     if workers.exit_code is not None:
-        reason = workers.error or f"a worker ended with exit code {workers.exit_code}"
-        return Decision("fail", f"{view.me}: {reason}", exit_code=1)
+        return _own_error(view, workers.exit_code)
     turn = view.working.index(view.me) if view.me in view.working else 0
     limit_s = settings.compiling_timeout_s if workers.compiling else settings.progress_timeout_s
     if workers.running and now - workers.last_progress > limit_s + min(turn, STRIKE_TURNS) * STRIKE_TURN_S:
         return _hung(view, limit_s)
     return None
+
+
+def _own_error(view: View, code: int) -> Decision:
+    """A worker's own error ends the attempt for everybody; whose fault it is says how the run goes on."""
+    failure, reason = view.workers.failure, view.workers.error or f"a worker ended with exit code {code}"
+    exit_code = INFRASTRUCTURE if failure is not None and failure.fault.is_infrastructure else 1
+    return Decision("fail", f"{view.me}: {reason}", exit_code=exit_code, failure=failure)
 
 
 def _hung(view: View, limit_s: float) -> Decision:

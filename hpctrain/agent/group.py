@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpctrain.agent.decide import INFRASTRUCTURE, WorkerView
+from hpctrain.agent.decide import INFRASTRUCTURE, RESUMABLE, WorkerView
+from hpctrain.agent.failure import WorkerFailure, failure_from, seen_from_outside
 from hpctrain.agent.stall import WorkerDoing
+from hpctrain.agent.traces import BLAMED_S, KERNEL_LOG, abort_words, hardware_fault
 from hpctrain.base.activity import Doing, read_record, shared_record
 from hpctrain.base.process import WORKER, Process, Runner
 from hpctrain.base.wire import LineChannel, Message
@@ -26,8 +29,11 @@ class Worker:
     channel: LineChannel
     activity: int
     """Descriptor of the record of what it does."""
+    log: Path
+    log_start: int
+    """Bytes of its log that are of earlier workers."""
     exit_code: int | None = None
-    error: str | None = None
+    failure: WorkerFailure | None = None
     raised: bool = False
     """Whether that was an error of its own, and no peer's that it lost: it ends at once."""
     compiling: bool = True
@@ -43,17 +49,34 @@ class WorkerNews:
     exit_code: int | None = None
     doing: Doing | None = None
     """With its end: what it was at."""
+    failure: WorkerFailure | None = None
+    """With its end: what it said of it."""
+
+    def death(self, node: str) -> tuple[str, Message]:
+        """Reason and data of the event that a worker ended which should not have."""
+        code = self.exit_code or 0
+        how, data = (f"signal {-code}", {"signal": -code}) if code < 0 else (f"exit code {code}", {"exit_code": code})
+        event: Message = {"node": node, "rank": self.rank, **data}
+        if self.doing is not None:
+            event |= {"step": self.doing.step, "operation": self.doing.words()}
+        if self.failure is not None:
+            event |= self.failure.to_event()
+        return f"the worker of {node} (rank {self.rank}) ended by {how}", event
 
 
 class WorkerGroup:
     """Starts, watches and ends the workers of this node."""
 
-    def __init__(self, folder: Path, logs: Path, node: str, runner: Runner, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, logs: Path, node: str, runner: Runner, env: Mapping[str, str], kernel_log: Path = KERNEL_LOG
+    ) -> None:
         self._folder = folder
         self._logs = logs
         self._node = node
         self._runner = runner
         self._env = dict(env)
+        self._kernel_log = kernel_log
+        self._started = 0.0
         self.workers: list[Worker] = []
         self._last_progress = 0.0
 
@@ -65,7 +88,7 @@ class WorkerGroup:
             store: the listening socket of the generation's store; rank 0's worker inherits it.
         """
         self._logs.mkdir(parents=True, exist_ok=True)
-        self._last_progress = now
+        self._last_progress = self._started = now
         for local_rank, (rank, order) in enumerate(orders.items()):
             ours, theirs = socket.socketpair()
             keep = [theirs.fileno()]
@@ -79,11 +102,12 @@ class WorkerGroup:
             argv += ["--fd", str(theirs.fileno()), "--activity", str(activity)]
             env = {**self._env, "LOCAL_RANK": str(local_rank), "RANK": str(rank)}
             log = self._logs / f"{self._node}.{local_rank}.log"
+            written = log.stat().st_size if log.exists() else 0
             process = self._runner.start(argv, env=env, log=log, keep_fds=keep)
             theirs.close()
             channel = LineChannel(ours)
             channel.send({"type": "start", **content})
-            self.workers.append(Worker(rank, process, channel, activity))
+            self.workers.append(Worker(rank, process, channel, activity, log, written))
 
     def channels(self) -> list[LineChannel]:
         """Channels to wait on."""
@@ -101,15 +125,27 @@ class WorkerGroup:
                 self._last_progress = now
                 kind = message.get("type")
                 if kind in ("error", "lost"):
-                    worker.error = str(message.get("message"))
+                    worker.failure = failure_from(worker.rank, message)
                     worker.raised = kind == "error"
                 elif kind in ("compiling", "step"):
                     worker.compiling = kind == "compiling"
                 found.append(WorkerNews(worker.rank, message))
             if code is not None:
                 worker.exit_code = code
-                found.append(WorkerNews(worker.rank, exit_code=code, doing=read_record(worker.activity)))
+                worker.failure = self._failure(worker, code, now)
+                doing = read_record(worker.activity)
+                found.append(WorkerNews(worker.rank, exit_code=code, doing=doing, failure=worker.failure))
         return found
+
+    def _failure(self, worker: Worker, code: int, now: float) -> WorkerFailure | None:
+        """Why a worker ended: what it said, unless the kernel tells of this node's hardware, or its log of an abort."""
+        said = worker.failure
+        if code in (0, RESUMABLE) or (said is not None and said.fault.names_a_node):
+            return said
+        seen = hardware_fault(max(self._started, now - BLAMED_S), self._kernel_log)
+        if seen is None and said is None and code == -signal.SIGABRT:
+            seen = abort_words(worker.log, worker.log_start)
+        return said if seen is None else seen_from_outside(said, worker.rank, *seen)
 
     def view(self) -> WorkerView:
         """The workers taken together: the exit that explains most comes first."""
@@ -119,12 +155,13 @@ class WorkerGroup:
         causes = [code for code in codes if code not in (0, INFRASTRUCTURE)]
         bad = causes or [code for code in codes if code != 0]
         exit_code = bad[0] if bad else 0 if self.workers and not running else None
-        told = [worker for worker in self.workers if worker.error]
+        told = [worker for worker in self.workers if worker.failure]
         told.sort(key=lambda worker: worker.exit_code != exit_code)
-        error = told[0].error if told else None
+        failure = told[0].failure if told else None
+        error = failure.sentence if failure is not None else None
         compiling = any(worker.compiling for worker in self.workers if worker.exit_code is None)
         leaving = any(worker.raised for worker in self.workers if worker.exit_code is None)
-        return WorkerView(running, exit_code, self._last_progress, compiling, error, leaving=leaving)
+        return WorkerView(running, exit_code, self._last_progress, compiling, error, leaving=leaving, failure=failure)
 
     def doing(self, places: Sequence[str]) -> tuple[WorkerDoing, ...]:
         """What each running worker does; those that have not begun to say so are left out.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,9 @@ from hpctrain.base.atomic import append_line
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import StorageError
 from hpctrain.records.event import Event, EventKind
+
+WAITING_EVENTS = 1000
+"""Events that wait for room on a full disk; the oldest go first."""
 
 
 class Journal:
@@ -20,9 +25,13 @@ class Journal:
         self._node = node
         self._attempt = attempt
         self._clock = clock
+        # A generation is made on a thread of its own, which has things to tell too.
+        self._lock = threading.Lock()
+        self._waiting: deque[str] = deque(maxlen=WAITING_EVENTS)
 
     def write(self, kind: EventKind, generation: int, reason: str, **data: Any) -> None:
-        """Append one event. A full disk does not stop the training: the event goes to stderr alone."""
+        """Append one event. A full disk does not stop the training: the event goes to stdout, and to the file with one
+        that finds room."""
         event = Event(
             time_s=self._clock.wall(),
             attempt=self._attempt,
@@ -34,7 +43,11 @@ class Journal:
         )
         line = json.dumps(event.to_json(), allow_nan=False)
         print(line, flush=True)
-        try:
-            append_line(self._path, line)
-        except StorageError as error:
-            print(f"event not written: {error}", flush=True)
+        with self._lock:
+            self._waiting.append(line)
+            try:
+                while self._waiting:
+                    append_line(self._path, self._waiting[0])
+                    self._waiting.popleft()
+            except StorageError as error:
+                print(f"event not written: {error}", flush=True)

@@ -11,7 +11,7 @@ import secrets
 from pathlib import Path
 
 from hpctrain.base.atomic import storage_errors
-from hpctrain.records.generation import Generation
+from hpctrain.records.generation import Generation, record_file
 
 
 class GenerationStore:
@@ -32,7 +32,7 @@ class GenerationStore:
             StorageError: the run folder cannot be written.
         """
         self._folder.mkdir(exist_ok=True)
-        path = self._path(record.number)
+        path = record_file(self._folder, record.number)
         proposal = self._folder / f".proposal-{secrets.token_hex(6)}"
         record.write(proposal)
         with storage_errors(path):
@@ -43,6 +43,3 @@ class GenerationStore:
             finally:
                 proposal.unlink(missing_ok=True)
         return record
-
-    def _path(self, number: int) -> Path:
-        return self._folder / f"gen-{number:06d}.json"

@@ -23,10 +23,13 @@ def event_of(node: str, news: WorkerNews) -> Told | None:
     kind = news.message.get("type")
     if kind == "saved":
         return _saved(dict(news.message))
+    if kind == "no_room":
+        return "waiting_for_room", news.message["reason"], {"step": news.message["step"]}
     if kind == "residuals_dropped" and news.rank == 0:
         return "residuals_dropped", news.message["reason"], {}
     if news.exit_code is not None and news.exit_code not in EXPECTED_CODES:
-        return _died(node, news, news.exit_code)
+        reason, data = news.death(node)
+        return "worker_died", reason, data
     return None
 
 
@@ -36,12 +39,3 @@ def _saved(message: dict[str, Any]) -> Told:
         return "checkpoint_skipped", f"step {step} not saved: {error}", {"step": step}
     data = {name: message[name] for name in ("step", "seconds", "size_bytes")}
     return "checkpoint_saved", f"step {step} is on disk", data
-
-
-def _died(node: str, news: WorkerNews, code: int) -> Told:
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    data: dict[str, Any] = {"node": node, "rank": news.rank}
-    data |= {"signal": -code} if code < 0 else {"exit_code": code}
-    if news.doing is not None:
-        data |= {"step": news.doing.step, "operation": news.doing.words()}
-    return "worker_died", f"the worker of {node} (rank {news.rank}) ended by {how}", data

@@ -8,6 +8,7 @@
     ├── CommandError              1  a command that hpctrain ran failed
     │   └── CommandTimeout        1  a command gave no answer in time and was ended
     ├── StorageError              1  a file cannot be written (disk full, permission)
+    ├── Superseded                1  a worker of a past generation was about to write
     └── CheckpointError           1  a checkpoint cannot be trusted; the caller tries the one before
 
 The text of an error is for the person at the terminal: what was found, what is allowed, what to do next.
@@ -108,6 +109,10 @@ class CommandTimeout(CommandError):
 
 class StorageError(HpctrainError):
     """A file could not be written; what was there before is unchanged."""
+
+
+class Superseded(HpctrainError):
+    """Another generation began: whoever still belongs to the one before writes nothing."""
 
 
 class CheckpointError(HpctrainError):

@@ -10,7 +10,7 @@ from typing import NoReturn
 import click
 
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import InputError
+from hpctrain.base.errors import InputError, Refused
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.trust import owner_only
 from hpctrain.cli.clusters import check_cluster
@@ -25,6 +25,7 @@ from hpctrain.launch.estimate import estimate_start
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.in_use import check_no_live_job
 from hpctrain.launch.login_node import check_not_queued_here
+from hpctrain.launch.lost_checkpoints import begin_from_seed, lost_words
 from hpctrain.launch.own_job import check_kind
 from hpctrain.launch.queue import check_queue
 from hpctrain.launch.secrets import check_secrets
@@ -43,9 +44,10 @@ from hpctrain.slurm.commands import Slurm
     "--set", "overrides", multiple=True, metavar="KEY=VALUE",
     help="Go on with another value: of steps, cluster, parallel, optimizer, checkpoint, validation, recovery, profile.",
 )  # fmt: skip
+@click.option("--from-seed", is_flag=True, help="Begin again from the seed; checkpoints that are there are put aside.")
 @own_job_option
 @click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout.")
-def command(run: str, overrides: tuple[str, ...], own_job: bool, as_json: bool) -> None:
+def command(run: str, overrides: tuple[str, ...], from_seed: bool, own_job: bool, as_json: bool) -> None:
     """Submit a run again that was cancelled or failed: it goes on in its own folder, from its last checkpoint.
 
     RUN is a run folder, a run's name or a job's id. With --set it goes on with other settings, as far as its checkpoint
@@ -55,19 +57,24 @@ def command(run: str, overrides: tuple[str, ...], own_job: bool, as_json: bool) 
     folder = find_run(run, os.environ, Path.cwd()).resolve()
     check_trusted(folder)
     if own_job:
-        if overrides:
-            raise InputError("--own-job: a job that comes back from the queue keeps its settings; leave out --set")
+        if overrides or from_seed:
+            words = "a job that comes back from the queue keeps its settings; leave out --set and --from-seed"
+            raise InputError(f"--own-job: {words}")
         _go_on_as_own_job(folder)
     spec = changed_run(folder, overrides)
     _check_ended(folder, spec.steps)
     check_secrets(spec, os.environ)
+    if not from_seed and (lost := lost_words(folder)) is not None:
+        raise Refused(lost)
     slurm = Slurm(SystemRunner())
     if spec.cluster.kind == "slurm":
         check_cluster(folder, slurm, "resubmit")
-        job = _submit_again(RunFolder(folder), spec, slurm, as_json)
+        job = _submit_again(RunFolder(folder), spec, slurm, from_seed, as_json)
     else:
         check_not_queued_here(slurm, f"hpctrain train --resume {folder.name}")
         with settings_written(RunFolder(folder), spec):
+            if from_seed:
+                _forget_checkpoints(RunFolder(folder))
             job = submit_local(RunFolder(folder), fewest_nodes(spec), SystemRunner())
     remember_run("resubmit", folder, job, slurm if spec.cluster.kind == "slurm" else None)
     if as_json:
@@ -76,7 +83,11 @@ def command(run: str, overrides: tuple[str, ...], own_job: bool, as_json: bool) 
         click.echo(f"job {job}, run folder {folder}")
 
 
-def _submit_again(folder: RunFolder, spec: Run, slurm: Slurm, as_json: bool) -> str:
+def _forget_checkpoints(folder: RunFolder) -> None:
+    begin_from_seed(folder.path, max(0, len(folder.attempts()) - 1), SystemClock().wall())
+
+
+def _submit_again(folder: RunFolder, spec: Run, slurm: Slurm, from_seed: bool, as_json: bool) -> str:
     """A new job for the run; its id."""
 
     def say(lines: list[str]) -> None:
@@ -94,6 +105,8 @@ def _submit_again(folder: RunFolder, spec: Run, slurm: Slurm, as_json: bool) -> 
     with settings_written(folder, spec):
         remember_follower(checked.before, folder.path)
         (folder.path / MARK).unlink(missing_ok=True)
+        if from_seed:
+            _forget_checkpoints(folder)
         exclude = known_to_exclude(folder.path, checked.asked, slurm, SystemClock().wall())
         job = submit_job(folder, checked.asked, exclude)
     say(queue_successors(folder.path, checked.asked, slurm, SystemClock().wall()))

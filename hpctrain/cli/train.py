@@ -38,13 +38,14 @@ from hpctrain.slurm.commands import Slurm
 @click.option("-t", "--topology", type=click.Path(path_type=Path), help="Topology file. Default: probe first.")
 @click.option("-p", "--plan", type=click.Path(path_type=Path), help="Plan file, obeyed to the letter. Default: plan.")
 @click.option("--resume", "run", metavar="RUN", help="Go on with a run, on any number of nodes.")
+@click.option("--from-seed", is_flag=True, help="With --resume: begin again; checkpoints that are there are put aside.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
 @profile_option
 @click.option("--json", "as_json", is_flag=True, help="Print the run's name and folder as JSON when it has ended.")
 @click.option("--dry-run", is_flag=True, help="Check everything and say what would run.")
 def command(
     run_file: Path | None, count: int | None, topology: Path | None, plan: Path | None, run: str | None,
-    overrides: tuple[str, ...], profile: int | None, as_json: bool, dry_run: bool,
+    from_seed: bool, overrides: tuple[str, ...], profile: int | None, as_json: bool, dry_run: bool,
 ) -> None:  # fmt: skip
     """Train as local processes: n virtual nodes, one CPU device, one agent and its worker each.
 
@@ -54,6 +55,8 @@ def command(
     overrides = with_profile(overrides, profile)
     if (run_file is None) == (run is None):
         raise InputError("give a run file to start, or --resume RUN to go on with one")
+    if from_seed and run is None:
+        raise InputError("--from-seed: a new run begins from the seed anyway; it belongs to --resume RUN")
     if run is not None:
         if topology or plan:
             raise InputError("--resume takes its topology and plan from the run folder; leave out -t and -p")
@@ -63,7 +66,7 @@ def command(
             _warn(going.count)
             click.echo(_would_resume(going), err=as_json)
             return
-        job = resume(folder, count, overrides, SystemRunner(), SystemClock())
+        job = resume(folder, count, overrides, SystemRunner(), SystemClock(), from_seed)
         _warn(len(job.processes))
     else:
         assert run_file is not None, "checked above"

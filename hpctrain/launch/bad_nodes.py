@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpctrain.base.atomic import append_line
 from hpctrain.launch.exit_class import nodes_of
+from hpctrain.launch.shown_faults import shown_faults
 from hpctrain.records.bad_node import BAD_NODES_FILE, BadNode, read_bad_nodes
 from hpctrain.records.event import Event
 from hpctrain.records.node_set import NODE_NAME
@@ -39,7 +40,8 @@ def blamed(events: Sequence[Event]) -> dict[str, str]:
             found.pop(event.data["node"], None)
     spared = _lost_for_no_fault_of_theirs(events)
     lost = {node: reason for node, reason in (found | _missing_at_the_end(events)).items() if node not in spared}
-    return lost | _where_workers_die(events)
+    faulty = {node: f"it had this: {fault.words}" for node, fault in shown_faults(events).items() if fault.names_a_node}
+    return lost | _where_workers_die(events) | faulty
 
 
 def _lost_for_no_fault_of_theirs(events: Sequence[Event]) -> set[str]:

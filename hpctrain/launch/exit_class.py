@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from hpctrain.base.errors import EXIT_REFUSED, EXIT_USAGE
 from hpctrain.records.attempt import ExitClass
 from hpctrain.records.event import Event
+from hpctrain.records.fault import Fault, fault_named
 from hpctrain.slurm.job import JobInfo, JobState
 
 RESUMABLE, NO_PROGRESS = 75, 77
@@ -56,6 +57,8 @@ def read_ending(code: int | None, events: Sequence[Event], finished: bool) -> En
     crashed = last is None and reason is not None
     failures = [event for event in events if event.kind == "failed" and "exit_code" in event.data]
     own = [event.data["exit_code"] for event in failures if not _for_lost_nodes(event, events)]
+    if any(_fault(event).names_a_node for event in failures):
+        return Ending(code, "infrastructure", reason=reason)
     if own:
         kind: ExitClass = "no_progress" if set(own) == {NO_PROGRESS} else "fatal"
         return Ending(code, kind, reason=reason, hopeless=any(found in HOPELESS for found in own))
@@ -85,7 +88,7 @@ def _with_crash(last: Event | None, events: Sequence[Event]) -> str | None:
 def _for_lost_nodes(event: Event, events: Sequence[Event]) -> bool:
     """Whether an agent gave up because nodes were gone: too few are left, no plan fits those that are, or the probe
     refused the nodes."""
-    if event.data["exit_code"] == RESUMABLE or event.data.get("by_probe"):
+    if event.data["exit_code"] == RESUMABLE or event.data.get("by_probe") or _fault(event).is_infrastructure:
         return True
     left = set(event.data.get("left", []))
     # A node that the verdict excludes is there, and no plan can use it: it counts as gone.
@@ -102,6 +105,10 @@ def _saved_after(asked: Event, code: int | None, events: Sequence[Event]) -> boo
     asked before the training began."""
     later = events[events.index(asked) + 1 :]
     return (code == RESUMABLE and asked.generation >= 0) or any(event.kind == "checkpoint_saved" for event in later)
+
+
+def _fault(event: Event) -> Fault:
+    return fault_named(event.data.get("fault"))
 
 
 def nodes_of(events: Sequence[Event]) -> list[str]:

@@ -10,7 +10,7 @@ import platform
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,7 +23,9 @@ from hpctrain.base.errors import FileError, InputError, Mistake
 from hpctrain.base.owned import OwnedFolder, open_owned
 from hpctrain.base.printable import control_in
 from hpctrain.base.trust import owner_only
+from hpctrain.launch.shown_faults import ledger_fields
 from hpctrain.records.attempt import ExitClass
+from hpctrain.records.event import Event
 from hpctrain.records.lines import read_lines
 from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run
@@ -65,11 +67,21 @@ class RunFolder:
         """The lines of attempts that were killed before they could be completed, or that still run."""
         return [line for line in self.attempts() if "end" not in line]
 
-    def end_attempt(self, number: int, now: float, reason: str, code: int | None, exit_class: ExitClass) -> None:
-        """Complete the line of an attempt: when it ended, why, its exit code (None: nobody saw it) and its class."""
+    def end_attempt(
+        self,
+        number: int,
+        now: float,
+        reason: str,
+        code: int | None,
+        exit_class: ExitClass,
+        events: Sequence[Event] = (),
+    ) -> None:
+        """Complete the line of an attempt: when it ended, why, its exit code (None: nobody saw it), its class, and what
+        its events say of faults."""
         attempts = self.attempts()
         ended = {"end": now, "class": exit_class, "reason": reason, "checkpoint_after": self.newest_checkpoint()}
-        attempts[number] = {**attempts[number], **ended, **({} if code is None else {"code": code})}
+        seen = ({} if code is None else {"code": code}) | ledger_fields(events, attempts[:number])
+        attempts[number] = {**attempts[number], **ended, **seen}
         self._write_attempts(attempts)
 
     def newest_checkpoint(self) -> str | None:

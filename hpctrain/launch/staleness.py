@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timezone
+from typing import Any
 
 from ClusterShell.NodeSet import NodeSet
 
@@ -47,19 +48,43 @@ def staleness(
     return [*words, *_other_drivers(topology, drivers), *_old(topology, now, max_age_days), *_other_version(topology)]
 
 
+def faults_since(topology: Topology, attempts: Sequence[Mapping[str, Any]], now: float) -> list[str]:
+    """Why nodes have to be measured again after what happened on them since they were measured, a line each.
+
+    Args:
+        attempts: lines of attempts.jsonl.
+        now: seconds since 1970. A topology of a later time was written by a wrong clock, so any fault may be newer.
+    """
+    made = created(topology)
+    return [
+        f"attempt {line['attempt']}, after the topology was measured: {line['retest']}; {MEASURE_AGAIN}"
+        for line in attempts
+        if line.get("retest") and (made > now or line.get("end", now) > made)
+    ]
+
+
 def age_s(topology: Topology, now: float) -> float:
     """Seconds from the measurement to `now`; negative where a clock is wrong.
 
     Raises:
         FileError: provenance.created is no time.
     """
+    return now - created(topology)
+
+
+def created(topology: Topology) -> float:
+    """When the topology was measured, seconds since 1970.
+
+    Raises:
+        FileError: provenance.created is no time.
+    """
     text = topology.provenance.created
     try:
-        created = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        then = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
         mistake = Mistake("provenance.created", f"found {text!r}; a time like 2026-11-20T22:00:00Z is expected")
         raise FileError("topology", [mistake]) from None
-    return now - (created if created.tzinfo else created.replace(tzinfo=timezone.utc)).timestamp()
+    return (then if then.tzinfo else then.replace(tzinfo=timezone.utc)).timestamp()
 
 
 def _other_nodes(topology: Topology, nodes: Collection[str]) -> list[str]:

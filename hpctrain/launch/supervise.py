@@ -68,11 +68,12 @@ class LocalJob:
             self._clock.sleep(POLL_S)
         tick()
         ended = self._ended()
-        said = read_ending(ended.exit_code, self._events(), ended.exit_code == 0).exit_class
+        events = self._events()
+        said = read_ending(ended.exit_code, events, ended.exit_code == 0).exit_class
         kind: ExitClass = "resumable" if ended.stopped else said
         if self._killed and ended.stopped:
             self._say_killed(ended)
-        self.folder.end_attempt(self.attempt, self._clock.wall(), ended.reason, ended.exit_code, kind)
+        self.folder.end_attempt(self.attempt, self._clock.wall(), ended.reason, ended.exit_code, kind, events)
         state: NotifyState = "done" if ended.exit_code == 0 else "cancelled" if ended.stopped else "failed"
         tell(self.folder.path, self.attempt, state, ended.reason, platform.node(), self._clock, os.environ)
         return ended
@@ -122,7 +123,9 @@ def start_local_job(folder: RunFolder, count: int, lock: RunLock, runner: Runner
     """
     nodes = local_nodes(count)
     for line in folder.open_attempts():
-        folder.end_attempt(line["attempt"], clock.wall(), "ended without a word: killed", None, "infrastructure")
+        number, killed = line["attempt"], "ended without a word: killed"
+        events = [event for event in read_events(folder.path / "events.jsonl") if event.attempt == number]
+        folder.end_attempt(number, clock.wall(), killed, None, "infrastructure", events)
     attempt = folder.begin_attempt(nodes, clock.wall())
     logs = folder.path / "logs" / str(attempt)
     logs.mkdir(parents=True, exist_ok=True)

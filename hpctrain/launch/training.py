@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hpctrain.base.clock import Clock
-from hpctrain.base.errors import FileError, InputError
+from hpctrain.base.errors import FileError, InputError, Refused
 from hpctrain.base.process import Runner
 from hpctrain.corpus.index import check_tokenizer
 from hpctrain.corpus.mixture import open_training
@@ -29,9 +29,10 @@ from hpctrain.launch.folder import (
     removed_on_error,
 )
 from hpctrain.launch.local import local_nodes
+from hpctrain.launch.lost_checkpoints import begin_from_seed, lost_words
 from hpctrain.launch.own_model import needed_tokens, with_sizes
 from hpctrain.launch.secrets import check_secrets
-from hpctrain.launch.staleness import staleness
+from hpctrain.launch.staleness import faults_since, staleness
 from hpctrain.launch.supervise import LocalJob, start_local_job
 from hpctrain.launch.trust import check_trusted
 from hpctrain.records.imported_spec import Spec
@@ -158,21 +159,31 @@ def make_folder(prepared: Prepared, base: Path, runner: Runner, clock: Clock) ->
     return folder
 
 
-def resume(path: Path, count: int | None, overrides: tuple[str, ...], runner: Runner, clock: Clock) -> LocalJob:
+def resume(
+    path: Path, count: int | None, overrides: tuple[str, ...], runner: Runner, clock: Clock, from_seed: bool = False
+) -> LocalJob:
     """Go on with a run in its own folder, from its newest checkpoint, on `count` nodes (default: as before).
+
+    Args:
+        from_seed: begin again instead; what lies in checkpoints is put aside.
 
     Raises:
         InputError: the folder is in use, holds no run, or others can write to it; a change is none that its checkpoint
             allows.
         FileError: its run file is wrong.
         StorageError: the run folder cannot be written; its settings are as they were.
+        Refused: all that it had saved is lost.
     """
     going = check_resumed(path, count, overrides, runner)
     folder = RunFolder(going.path)
     lock = lock_run_folder(folder.path)
     try:
+        if not from_seed and (lost := lost_words(folder.path)) is not None:
+            raise Refused(lost)
         with settings_written(folder, going.run):
             _check_edited_plan(folder.path, going.run, going.spec)
+            if from_seed:
+                begin_from_seed(folder.path, max(0, len(folder.attempts()) - 1), clock.wall())
             drop_stale_topology(folder, local_nodes(going.count), clock.wall())
             return start_local_job(folder, going.count, lock, runner, clock)
     finally:
@@ -241,7 +252,8 @@ def _launch(folder: RunFolder, count: int, runner: Runner, clock: Clock) -> Loca
 def drop_stale_topology(
     folder: RunFolder, nodes: list[str], now: float, drivers: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Put a topology aside that is too old or not of these nodes; the attempt then probes.
+    """Put a topology aside that is too old or not of these nodes, or older than a fault of them; the attempt then
+    probes.
 
     Args:
         now: seconds since 1970.
@@ -255,8 +267,9 @@ def drop_stale_topology(
         return []
     try:
         topology = Topology.read(path, owned=True)
-        words = staleness(topology, nodes, drivers or {}, now)
-        if is_usable(topology, nodes, now):
+        faults = faults_since(topology, folder.attempts(), now)
+        words = [*staleness(topology, nodes, drivers or {}, now), *faults]
+        if not faults and is_usable(topology, nodes, now):
             return words
     except FileError as error:
         words = str(error).splitlines()  # unreadable: measured again as well

@@ -27,12 +27,6 @@ def last_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:TEXT_LIMIT]}{place}" if text else f"{type(error).__name__}{place}"
 
 
-def raised_by_runtime(error: BaseException) -> bool:
-    """Whether torch or hpctrain itself raised the error, rather than code that they called."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return not frames or frames[-1].filename.startswith((_OWN, _TORCH))
-
-
 def _frame(error: BaseException) -> traceback.FrameSummary | None:
     """The innermost frame of code that was not installed, else of any but torch, Python and hpctrain; None without."""
     frames = traceback.extract_tb(error.__traceback__)

@@ -28,6 +28,7 @@ from hpctrain.launch.exit_class import RESUMABLE, Ending, read_ending
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.in_use import check_own_folder
 from hpctrain.launch.notify import tell
+from hpctrain.launch.shown_faults import confirmed
 from hpctrain.launch.step_end import srun_said, with_sruns_word
 from hpctrain.launch.stop_cause import reason_words
 from hpctrain.launch.succession import cancel_successors, go_on, requeue_without, top_up, waiting_successors
@@ -109,7 +110,7 @@ def end(argv: list[str]) -> int:
 
     def told(verdict: Verdict) -> None:
         reason = ending.reason if verdict.act == "wait" and ending.reason else verdict.reason
-        folder.end_attempt(options.attempt, time.time(), reason, ending.code, verdict.exit_class)
+        folder.end_attempt(options.attempt, time.time(), reason, ending.code, verdict.exit_class, events)
         state = told_state(verdict)
         if state not in said:  # a controller that is away is asked again, nobody else is told again
             said.append(state)
@@ -150,7 +151,7 @@ def _settle(
     """The verdict on a job that was submitted for this run, carried out."""
     job, slurm = os.environ["SLURM_JOB_ID"], Slurm(SystemRunner(), environment_of(os.getppid()))
     _note_bad_nodes(folder, run, options.attempt, events, now)
-    account = _account(folder, run, options.attempt, job, slurm)
+    account = _account(folder, run, options.attempt, events, job, slurm)
 
     def again() -> None:
         if options.again == "same_job":
@@ -219,7 +220,7 @@ def _move_followers(folder: RunFolder, slurm: Slurm) -> None:
         _say(line)
 
 
-def _account(folder: RunFolder, run: Run, attempt: int, job: str, slurm: Slurm) -> Account:
+def _account(folder: RunFolder, run: Run, attempt: int, events: list[Event], job: str, slurm: Slurm) -> Account:
     attempts = folder.attempts()
     chain = chain_of(job, read_successors(folder.path))
     lines = [line for line in attempts[:attempt] if line.get("job_id") in chain]
@@ -229,7 +230,8 @@ def _account(folder: RunFolder, run: Run, attempt: int, job: str, slurm: Slurm) 
     except CommandError:
         waiting = [item.job_id for item in read_successors(folder.path) if item.after == job]
     successor = waiting[0] if waiting else None
-    return read_account(lines, found, newest, run.recovery.retries, successor, run.cluster.save_notice_s)
+    bad = confirmed(events, attempts[:attempt])
+    return read_account(lines, found, newest, run.recovery.retries, successor, run.cluster.save_notice_s, bad)
 
 
 def _note_bad_nodes(folder: RunFolder, run: Run, attempt: int, events: list[Event], now: float) -> None:

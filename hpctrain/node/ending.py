@@ -40,7 +40,7 @@ class Account:
 
 def read_account(
     lines: Sequence[dict[str, Any]], found: str | None, newest: str | None, retries: int,
-    successor: str | None = None, notice_s: int = 120,
+    successor: str | None = None, notice_s: int = 120, bad: Sequence[str] = (),
 ) -> Account:  # fmt: skip
     """The account of an attempt.
 
@@ -48,10 +48,11 @@ def read_account(
         lines: those of the attempts before it that belong to the same submission by a person.
         found: the checkpoint that it began with.
         newest: the newest one now.
+        bad: nodes that the attempt's probe confirmed to be bad.
     """
     progressed = newest is not None and newest != found
     before = [] if progressed else lines
-    return Account(retries, progressed, spent(before), idle_attempts(before), successor, notice_s)
+    return Account(retries, progressed, spent(before, bad), idle_attempts(before), successor, notice_s)
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ from typing import Any
 
 from hpctrain.agent.agent import Proposal, Proposed
 from hpctrain.agent.journal import Journal
-from hpctrain.base.errors import HpctrainError
+from hpctrain.base.errors import HpctrainError, Refused
 from hpctrain.launch.checks import check_devices, check_plan
 from hpctrain.launch.folder import newest_plan
+from hpctrain.launch.lost_checkpoints import refusal, saved_step
 from hpctrain.planner import make_plan
 from hpctrain.planner.learned import learned_profile
 from hpctrain.planner.replan import replan, with_spares_left
-from hpctrain.records.event import EventKind
+from hpctrain.records.event import EventKind, read_events
 from hpctrain.records.generation import Generation, StoreAddress
 from hpctrain.records.plan import Plan
 from hpctrain.records.profile import Profile
@@ -65,7 +66,7 @@ class GenerationMaker:
             members=list(proposal.members),
             plan=name,
             store=StoreAddress(addr=host.addr, port=host.store_port, node=first),
-            restore=self._checkpoint(news),
+            restore=self._checkpoint(proposal.number, news),
             first_weights=self.run.first_weights,
             reason=proposal.reason,
             proposer=proposal.proposer,
@@ -92,16 +93,20 @@ class GenerationMaker:
             plan = Plan.read(self.folder / previous.plan, owned=True)
             return plan if set(plan.nodes) <= set(nodes) else self._new_plan(proposal, nodes, news, plan)
         given = newest_plan(self.folder)
-        if given is None or (previous is not None and self._on_other_nodes(previous, nodes)):
+        if given is None or (previous is not None and self._is_outdated(given, previous, nodes)):
             return self._new_plan(proposal, nodes, news)
         away = set(self.nodes) - set(nodes)
         if away and away & set((plan := Plan.read(given, owned=True)).nodes):
             return self._new_plan(proposal, nodes, news, plan)
         return self._given_plan(given, nodes, news)
 
-    def _on_other_nodes(self, previous: Generation, nodes: list[str]) -> bool:
-        """Whether a new attempt got other nodes than the last one: then all of them are worth planning for."""
-        return {member.node for member in previous.members} != set(nodes)
+    def _is_outdated(self, given: Path, previous: Generation, nodes: list[str]) -> bool:
+        """Whether a new attempt got other nodes than the last one, so that all of them are worth planning for, or its
+        probe excludes a node that the plan uses."""
+        if {member.node for member in previous.members} != set(nodes):
+            return True
+        excluded = Topology.read(self.folder / "topology.json", owned=True).verdict.exclude
+        return not set(excluded).isdisjoint(Plan.read(given, owned=True).nodes)
 
     def _given_plan(self, path: Path, nodes: list[str], news: _News) -> Plan:
         """A plan that lies in the run folder, as a person left it."""
@@ -140,15 +145,36 @@ class GenerationMaker:
         except (HpctrainError, OSError):
             return None
 
-    def _checkpoint(self, news: _News) -> str | None:
+    def _checkpoint(self, number: int, news: _News) -> str | None:
         """The newest checkpoint that verifies. Each one passed over is an event, and is put aside: it must neither be
-        taken for progress nor for one of the checkpoints that are kept."""
+        taken for progress nor for one of the checkpoints that are kept.
+
+        Raises:
+            Refused: the run had saved its state, and none of it can be used.
+        """
         checkpoints = self.folder / "checkpoints"
         with contextlib.suppress(OSError):
             published.discard_unfinished(checkpoints)
         found, skipped = published.newest(checkpoints, self.run.spec().sha256())
+        if found is None:
+            self._check_nothing_lost(number, skipped)
         for item in skipped:
             aside = published.put_aside(item.path)
             reason = f"{item.path.name}: {item.reason}"
             news.events.append(("checkpoint_skipped", reason, {"path": item.path.name, "now": aside}))
         return f"checkpoints/{found.path.name}" if found else None
+
+    def _check_nothing_lost(self, number: int, skipped: list[published.Skipped]) -> None:
+        """A run begins from the seed only where it had saved nothing. What was refused stays where it is: a file system
+        may come back.
+
+        Raises:
+            Refused: it had saved a step.
+        """
+        step = saved_step(read_events(self.folder / "events.jsonl"))
+        if step is None:
+            return
+        refused = [f"{item.path.name}: {item.reason}" for item in skipped]
+        for item, words in zip(skipped, refused, strict=True):
+            self.journal.write("checkpoint_skipped", number, words, path=item.path.name)
+        raise Refused(refusal(self.folder, step, refused))

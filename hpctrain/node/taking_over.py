@@ -12,6 +12,7 @@ from hpctrain.launch.bad_nodes import write_blamed
 from hpctrain.launch.cancel import is_cancelled
 from hpctrain.launch.exit_class import is_preempted, read_ending, with_progress, with_slurms_word
 from hpctrain.launch.folder import RunFolder
+from hpctrain.launch.lost_checkpoints import lost_words
 from hpctrain.launch.step_end import with_sruns_word
 from hpctrain.launch.stop_cause import reason_words, stop_cause
 from hpctrain.node.ending import Verdict
@@ -52,7 +53,7 @@ def close_silent_attempts(folder: RunFolder, run: Run, slurm: Slurm, now: float,
         progressed = folder.newest_checkpoint() != line.get("checkpoint_before")
         preempted = info is not None and is_preempted(info)
         ending = with_progress(ending, progressed, preempted, 0 if progressed else idle_attempts(before))
-        folder.end_attempt(number, now, reason, ending.code, ending.exit_class)
+        folder.end_attempt(number, now, reason, ending.code, ending.exit_class, events)
         if cause == "time_limit":
             Journal(folder.path / "events.jsonl", me, number, SystemClock()).write("time_limit", -1, reason)
         # The ledger of bad nodes is a help, not a condition.
@@ -83,6 +84,9 @@ def reason_to_stop(folder: RunFolder, run: Run, own: str | None, slurm: Slurm) -
     if count > run.recovery.retries:
         text = f"{attempts[-1]['reason']}; {count} failures without a new checkpoint (recovery.retries is "
         return Verdict("stop", f"{text}{run.recovery.retries}); {resubmit}", "fatal", True)
+    lost = lost_words(folder.path)
+    if lost is not None:
+        return Verdict("stop", f"{name}: {lost}", "fatal", True)
     return None
 
 

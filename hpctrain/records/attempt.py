@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 ATTEMPTS_FILE = "attempts.jsonl"
@@ -35,17 +35,27 @@ def idle_attempts(lines: Sequence[dict[str, Any]]) -> int:
     return count
 
 
-def spent(lines: Sequence[dict[str, Any]]) -> int:
+def spent(lines: Sequence[dict[str, Any]], bad: Collection[str] = ()) -> int:
     """Failures of the run since its last new checkpoint: what of recovery.retries is used up.
 
-    An attempt that left a checkpoint and then failed counts as the first one after it.
+    An attempt that left a checkpoint and then failed counts as the first one after it. One that failed on nodes alone
+    which a later probe confirmed to be bad does not count.
+
+    Args:
+        bad: nodes that the probe of the attempt after these lines confirmed to be bad.
     """
-    count = 0
+    count, confirmed = 0, set(bad)
     for line in reversed(lines):
-        count += line.get("class") in SPENDING
+        confirmed |= set(line.get("confirmed", ()))
+        count += line.get("class") in SPENDING and not _excused(line, confirmed)
         if _progressed(line):
             break
     return count
+
+
+def _excused(line: dict[str, Any], bad: Collection[str]) -> bool:
+    faults = set(line.get("faults", ()))
+    return bool(faults) and faults <= set(bad)
 
 
 def _progressed(line: dict[str, Any]) -> bool:

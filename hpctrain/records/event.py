@@ -27,6 +27,8 @@ EventKind = Literal[
     "time_limit",
     "checkpoint_saved",
     "checkpoint_skipped",
+    "from_seed",
+    "waiting_for_room",
     "residuals_dropped",
     "recovered",
     "replanned",

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
 
+from hpctrain.base.errors import Superseded
 from hpctrain.records.document import Document, Part
 from hpctrain.records.file_name import PathBelow
 from hpctrain.records.node_set import NODE_NAME
+
+GENERATIONS = "generations"
+"""Folder in a run folder: one record for each generation that was decided."""
 
 
 class Member(Part):
@@ -56,3 +62,31 @@ class Generation(Document):
     """Incarnation of the agent that proposed it."""
     failures: int = 0
     """Failures in a row without a checkpoint in between."""
+
+
+def record_file(generations: Path, number: int) -> Path:
+    """Where the record of a generation lies."""
+    return generations / f"gen-{number:06d}.json"
+
+
+@dataclass(frozen=True)
+class Fence:
+    """Keeps a worker that wakes late from writing: asked right before a row, a checkpoint or `latest` is written.
+
+    Generations count up by one, so the record of the next one is all there is to look for. What a file system does
+    between the question and the write is not covered: a process that is stopped within these microseconds writes one
+    row or gives one checkpoint its name, and the row carries its generation.
+    """
+
+    generations: Path
+    number: int
+    """The generation that the writer belongs to."""
+
+    def check(self) -> None:
+        """Return while the writer's generation is the newest.
+
+        Raises:
+            Superseded: another one was decided.
+        """
+        if record_file(self.generations, self.number + 1).exists():
+            raise Superseded(f"generation {self.number} is over: generation {self.number + 1} began meanwhile")

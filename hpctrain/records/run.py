@@ -97,6 +97,8 @@ class Checkpoint(Part):
     """Steps between two checkpoints; the last step is always saved."""
     keep: int = Field(default=2, ge=1, le=STEPS_MAX)
     """How many to keep."""
+    wait_for_room_s: float = Field(default=1800.0, ge=0)
+    """How long the run waits for room on a full disk before it gives its last step up; seconds."""
 
 
 class Validation(Part):

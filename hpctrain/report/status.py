@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpctrain.base.owned import open_owned
+from hpctrain.base.room import free_bytes
 from hpctrain.base.units import format_seconds
 from hpctrain.records.attempt import ATTEMPTS_FILE, last_end
 from hpctrain.records.event import Event, read_events
 from hpctrain.records.lines import read_lines
 from hpctrain.records.metric import MetricRow, effective, read_metrics
 from hpctrain.records.run import Run, run_of
+from hpctrain.report.disk import disk_warning
 from hpctrain.report.history import FAULTS, lost_steps, recoveries, restored_step, steady_step_time
 from hpctrain.report.validation import HELD_OUT, losses_by_set
 from hpctrain.report.words import describe
@@ -62,6 +64,8 @@ class Status:
     """Hash of the final weights, of a run with deterministic: true that is done."""
     last_sign_s: float | None = None
     """Age of the newest line in the run's files, seconds."""
+    warning: str | None = None
+    """What is wrong while the run goes on: a full disk."""
     job_state: str | None = None
     """State of the run's newest job in Slurm's word, where Slurm was asked and knows it."""
     expected_start_s: float | None = None
@@ -102,7 +106,14 @@ def read_status(folder: Path, now: float) -> Status:
     # The lock is looked at first: a run that ends in between has then written how it ended.
     events = read_events(folder / "events.jsonl")
     metrics = read_metrics(folder / "metrics.jsonl")
-    return decide_status(run, events, metrics, now, held, read_lines(folder / ATTEMPTS_FILE))
+    return decide_status(run, events, metrics, now, held, read_lines(folder / ATTEMPTS_FILE), _free_bytes(folder))
+
+
+def _free_bytes(folder: Path) -> int | None:
+    try:
+        return free_bytes(folder)
+    except OSError:
+        return None
 
 
 def lock_held(folder: Path) -> bool:
@@ -123,12 +134,13 @@ def lock_held(folder: Path) -> bool:
 
 def decide_status(
     run: Run, events: Sequence[Event], metrics: Sequence[MetricRow], now: float, lock_held: bool,
-    attempts: Sequence[Mapping[str, Any]] = (),
+    attempts: Sequence[Mapping[str, Any]] = (), free: int | None = None,
 ) -> Status:  # fmt: skip
     """The status, from what was written, the present wall clock `now` and whether a process holds the folder.
 
     Args:
         attempts: lines of the run's ledger.
+        free: bytes that are free on its file system, where that is known.
     """
     rows = effective(list(metrics))
     # The last line, not the highest step: after a fault the run is at the step that it goes on from.
@@ -158,6 +170,7 @@ def decide_status(
         weights_sha256=_weights(events) if state == "done" else None,
         last_sign_s=age,
         last_end=last_end(attempts) if state != "done" else None,
+        warning=None if state in ("done", "cancelled") else disk_warning(events, free),
     )
 
 

@@ -94,6 +94,8 @@ def status_lines(status: Status, now: float) -> list[str]:
     """
     lines = [f"{status.name}: {status.state} - {status.reason}", *queue_lines(status, now)]
     lines += [f"  {words}" for words in status.further_words]
+    if status.warning is not None:
+        lines.append(f"  warning: {status.warning}")
     progress = [f"step {status.step}/{status.steps}"]
     if status.loss is not None:
         progress.append(f"loss {status.loss:.4f}")

@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from hpctrain.base.atomic import storage_errors
-from hpctrain.base.errors import CheckpointError, StorageError
+from hpctrain.base.errors import CheckpointError, StorageError, Superseded
 from hpctrain.base.room import check_room
+from hpctrain.records.generation import Fence
 from hpctrain.records.manifest import FileEntry, Manifest
 from hpctrain.snapshot import published
 from hpctrain.snapshot.staging import StagingBuffers
@@ -46,10 +47,11 @@ class Saved:
 class CheckpointSaver:
     """Writes one checkpoint at a time in the background. Made by every rank; `save` is called by all of them."""
 
-    def __init__(self, checkpoints: Path, group: dist.ProcessGroup, keep: int) -> None:
+    def __init__(self, checkpoints: Path, group: dist.ProcessGroup, keep: int, fence: Fence) -> None:
         self._checkpoints = checkpoints
         self._group = group
         self._keep = keep
+        self._fence = fence
         self._staging = StagingBuffers()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._warming: Future[None] | None = None
@@ -147,16 +149,18 @@ class CheckpointSaver:
         return [FileEntry.model_validate(entry) for entries in everyone for entry in entries]
 
     def _publish(self, temporary: Path, manifest: Manifest, files: list[FileEntry]) -> None:
-        final = published.publish(temporary, manifest.model_copy(update={"files": files}))
+        final = published.publish(temporary, manifest.model_copy(update={"files": files}), self._fence)
+        self._fence.check()
         published.prune(self._checkpoints, self._keep, final)
 
     def _on_rank0(self, act: Callable[[], object]) -> None:
-        """Run `act` on rank 0; its StorageError is raised on every rank, so that all of them give up together."""
+        """Run `act` on rank 0; that it cannot or may not write is a StorageError on every rank, so that all of them
+        give up together."""
         message: list[str | None] = [None]
         if dist.get_rank(self._group) == 0:
             try:
                 act()
-            except StorageError as error:
+            except (StorageError, Superseded) as error:
                 message = [str(error)]
         source = dist.get_global_rank(self._group, 0)
         dist.broadcast_object_list(message, src=source, group=self._group)

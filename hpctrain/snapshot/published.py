@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.base.atomic import storage_errors, sync_folder, write_text
-from hpctrain.base.errors import CheckpointError, FileError, UntrustedError
+from hpctrain.base.errors import CheckpointError, FileError, InputError, Superseded, UntrustedError
 from hpctrain.base.owned import OwnedFolder
+from hpctrain.records.generation import Fence
 from hpctrain.records.manifest import FileEntry, Manifest
 
 MANIFEST = "manifest.json"
@@ -95,15 +96,21 @@ def describe_file(path: Path) -> FileEntry:
         return FileEntry(name=path.name, size_bytes=path.stat().st_size, sha256=_sha256(file.fileno()))
 
 
-def publish(temporary: Path, manifest: Manifest) -> Path:
+def publish(temporary: Path, manifest: Manifest, fence: Fence) -> Path:
     """Give a finished checkpoint its name. After return it is durable and `latest` names it.
+
+    A generation that begins takes away what the one before has not published (`discard_unfinished`), so a writer that
+    slept since it asked the fence finds nothing to rename.
 
     Raises:
         StorageError: the disk is full or read-only; the checkpoints published before are unchanged.
+        Superseded: the writer's generation is over, or the same step was published by a later one.
     """
     checkpoints = temporary.parent
     final = checkpoints / folder_name(manifest.step)
     manifest.write(temporary / MANIFEST)
+    fence.check()
+    _check_not_newer(final, manifest.generation)
     with storage_errors(final):
         if final.exists():
             # An older generation's checkpoint of the same step: this one replaces it.
@@ -115,8 +122,18 @@ def publish(temporary: Path, manifest: Manifest) -> Path:
         else:
             temporary.rename(final)
         sync_folder(checkpoints)
+    fence.check()
     write_text(checkpoints / LATEST, final.name + "\n")
     return final
+
+
+def _check_not_newer(final: Path, generation: int) -> None:
+    try:
+        known = Manifest.read(final / MANIFEST, owned=True).generation
+    except InputError:
+        return
+    if known > generation:
+        raise Superseded(f"{final.name} was written by generation {known}; that of generation {generation} is too late")
 
 
 def prune(checkpoints: Path, keep: int, current: Path) -> None:

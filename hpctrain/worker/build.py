@@ -24,6 +24,7 @@ from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
 from hpctrain.parallel.reduction import meetings_of, reducer_of
 from hpctrain.parallel.scaling import LossScaler
+from hpctrain.records.generation import GENERATIONS, Fence
 from hpctrain.records.manifest import LossScale, Manifest
 from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run, run_of
@@ -93,6 +94,7 @@ class Trainer:
     valid: dict[str, Feed]
     """By name; `HELD_OUT` has none."""
     saver: CheckpointSaver
+    fence: Fence
     step: int
     """Steps done."""
     base_bytes: float
@@ -145,7 +147,8 @@ def build(orders: StartOrder) -> Trainer:
         dropped = None
         if orders.restore is not None and manifest is not None:
             dropped = give_back(reducer, coordinate, plan, manifest, orders.folder / orders.restore, group)
-    saver = CheckpointSaver(orders.folder / "checkpoints", group, run.checkpoint.keep)
+    fence = Fence(orders.folder / GENERATIONS, orders.generation)
+    saver = CheckpointSaver(orders.folder / "checkpoints", group, run.checkpoint.keep, fence)
     saver.prepare(collect(named, optimizer))
     train, valid = open_feeds(run, device, os.environ)
     return Trainer(
@@ -163,6 +166,7 @@ def build(orders: StartOrder) -> Trainer:
         train=train,
         valid=valid,
         saver=saver,
+        fence=fence,
         step=manifest.step if manifest is not None else 0,
         base_bytes=base_bytes,
         scaler=scaler,

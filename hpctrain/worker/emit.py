@@ -18,6 +18,7 @@ from hpctrain.base.atomic import append_line
 from hpctrain.base.errors import StorageError
 from hpctrain.compress.reducer import REPORTED
 from hpctrain.parallel.stage import StageCounters
+from hpctrain.records.generation import Fence
 from hpctrain.records.metric import BytesSent, CompressionFigures, MetricRow, RankPlacement, ValidSet
 from hpctrain.records.plan import Plan
 from hpctrain.worker.build import Trainer
@@ -147,12 +148,17 @@ def placements(trainer: Trainer, counters: dict[int, StageCounters]) -> list[Ran
 class MetricsLog:
     """metrics.jsonl as rank 0 writes it. A row that finds no room on the disk waits and is written with a later one."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, fence: Fence) -> None:
         self._path = path
+        self._fence = fence
         self._waiting: list[str] = []
 
     def write(self, row: MetricRow) -> None:
-        """Append a row, after those that are still waiting."""
+        """Append a row, after those that are still waiting.
+
+        Raises:
+            Superseded: the writer's generation is over.
+        """
         self._waiting.append(json.dumps(row.to_json(), allow_nan=False))
         with contextlib.suppress(StorageError):
             self.flush()
@@ -162,10 +168,20 @@ class MetricsLog:
 
         Raises:
             StorageError: there is still no room; the rows go on waiting.
+            Superseded: the writer's generation is over.
         """
         while self._waiting:
+            self._fence.check()
             append_line(self._path, self._waiting[0])
             del self._waiting[0]
+
+    def try_flush(self) -> str | None:
+        """As `flush`; why rows still wait, where they do."""
+        try:
+            self.flush()
+        except StorageError as error:
+            return str(error)
+        return None
 
 
 def make_row(trainer: Trainer, job: JobStep, news: StepNews) -> MetricRow:

@@ -19,6 +19,7 @@ from hpctrain.records.optimizer import learning_rate
 from hpctrain.snapshot.checkpoint import Saved
 from hpctrain.snapshot.fingerprint import fingerprint
 from hpctrain.snapshot.state import collect
+from hpctrain.worker import room
 from hpctrain.worker.build import Trainer
 from hpctrain.worker.diagnose import diagnose
 from hpctrain.worker.emit import JobStep, MetricsLog, RankStep, StepNews, gather, make_row, placements
@@ -26,6 +27,7 @@ from hpctrain.worker.feed import Batch, Feed
 from hpctrain.worker.kept import kept_by_reducer
 from hpctrain.worker.orders import Orders
 from hpctrain.worker.profile import profiled, trace_path
+from hpctrain.worker.room import LastWrites
 from hpctrain.worker.traffic import CollectiveCounter
 
 
@@ -45,8 +47,8 @@ def train(trainer: Trainer, orders: Orders) -> bool:
         if job.stop:
             loop.save()
             break
-    loop.finish_saving()
     done = trainer.step >= trainer.run.steps
+    loop.finish_saving(wait_for_room=done)
     if done and trainer.run.deterministic:
         orders.tell("weights", sha256=fingerprint(trainer.pipeline.parameters()))
     return done
@@ -60,7 +62,7 @@ class Loop:
         self.orders = orders
         self.saved_step = trainer.step
         self._save_error: str | None = None
-        self._metrics = MetricsLog(trainer.folder / "metrics.jsonl")
+        self._metrics = MetricsLog(trainer.folder / "metrics.jsonl", trainer.fence)
         self._first = True
         self._first_validation = True
         self._tp_bytes = 0
@@ -117,20 +119,42 @@ class Loop:
         if trainer.meetings is not None:
             with ACTIVITY.doing("meeting of the replicas for a checkpoint", waits=True):
                 trainer.meetings.synchronize()
+        self._start_saving()
+        self.saved_step = trainer.step
+
+    def finish_saving(self, wait_for_room: bool) -> None:
+        """Wait for the writer; the run has not ended before its last checkpoint is on disk.
+
+        Args:
+            wait_for_room: on a full disk, try again for as long as the run file says.
+        """
+        with ACTIVITY.doing("wait for the writer of the last checkpoint"):
+            self._tell_saved(self.trainer.saver.finished(wait=True))
+        if wait_for_room:
+            limit_s = self.trainer.run.checkpoint.wait_for_room_s
+            writes = LastWrites(self.trainer.step, self._save_again, self._metrics.try_flush)
+            self._save_error = room.wait_for_room(writes, self._save_error, limit_s, self.orders)
+        self.trainer.saver.close()
+        self._metrics.flush()
+        if self._save_error is not None:
+            self.trainer.fence.check()
+            raise HpctrainError(f"the last checkpoint could not be written: {self._save_error}")
+
+    def _save_again(self) -> str | None:
+        """Save this step once more; the error. Only a success is told: the failure was."""
+        self._start_saving()
+        saved = self.trainer.saver.finished(wait=True)
+        assert saved is not None, "it was just started"
+        if saved.error is None:
+            self._tell_saved(saved)
+        return saved.error
+
+    def _start_saving(self) -> None:
+        trainer = self.trainer
         named = trainer.pipeline.parameters()
         with ACTIVITY.doing("checkpoint copy"):
             tensors = collect(named, trainer.optimizer) | kept_by_reducer(trainer.reducer, trainer.coordinate)
             trainer.saver.save(tensors, manifest_of(trainer))
-        self.saved_step = trainer.step
-
-    def finish_saving(self) -> None:
-        """Wait for the writer; the run has not ended before its last checkpoint is on disk."""
-        with ACTIVITY.doing("wait for the writer of the last checkpoint"):
-            self._tell_saved(self.trainer.saver.finished(wait=True))
-        self.trainer.saver.close()
-        self._metrics.flush()
-        if self._save_error is not None:
-            raise HpctrainError(f"the last checkpoint could not be written: {self._save_error}")
 
     def _forward_backward(self, step: int) -> tuple[float, list[Tensor]]:
         """This replica's share of the loss, and this rank's part of its gradients, not reduced."""

@@ -15,13 +15,12 @@ from pathlib import Path
 import torch.distributed as dist
 
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.base.errors import HpctrainError
 from hpctrain.base.linux import name_process
 from hpctrain.base.process import WORKER_NAME
 from hpctrain.base.wire import LineChannel
 from hpctrain.launch.code import FOLDER, code_first
-from hpctrain.model.last_words import last_words, raised_by_runtime
 from hpctrain.worker.build import StartOrder, build
+from hpctrain.worker.failure import failure_of, place_now
 from hpctrain.worker.loop import train
 from hpctrain.worker.orders import EXIT_INFRASTRUCTURE, EXIT_RESUMABLE, Orders
 
@@ -48,21 +47,8 @@ def main(argv: list[str]) -> int:
 def _guarded(orders: Orders, folder: Path) -> int:
     try:
         return _work(orders, folder)
-    except HpctrainError as error:
-        if error.__cause__ is not None:  # a person's code raised it, and they want to see where
-            traceback.print_exception(error.__cause__)
-        print(f"hpctrain worker: {error}", file=sys.stderr)
-        orders.tell("error", kind=type(error).__name__, message=str(error))
-        return 1
-    except (dist.DistError, RuntimeError, ConnectionError) as error:
-        if not (raised_by_runtime(error) and _is_lost_peer(error)):
-            return _crash(orders, error)
-        message = lost(error)
-        orders.tell("lost", message=message)
-        print(f"hpctrain worker: lost a peer: {message}: {error}", file=sys.stderr)
-        return EXIT_INFRASTRUCTURE
-    except (Exception, SystemExit) as error:  # the agent must hear of any other fault, whatever it is
-        return _crash(orders, error)
+    except (Exception, SystemExit) as error:  # the agent must hear of any fault, whatever it is
+        return _leave(orders, error)
 
 
 def _work(orders: Orders, folder: Path) -> int:
@@ -79,35 +65,17 @@ def _work(orders: Orders, folder: Path) -> int:
     return 0 if done else EXIT_RESUMABLE
 
 
-def lost(error: Exception) -> str:
-    """Which rank was doing what when a peer or the network failed it, and the first line of what torch says."""
-    now = ACTIVITY.now
-    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    rank = dist.get_rank() if dist.is_initialized() else os.environ.get("RANK", "?")
-    return f"rank {rank} in step {now.step}, {now.words()}: {said}"
-
-
-def _crash(orders: Orders, error: BaseException) -> int:
-    traceback.print_exception(error)
-    orders.tell("error", kind=type(error).__name__, message=last_words(error))
+def _leave(orders: Orders, error: BaseException) -> int:
+    """Tell the agent why this worker ends; the exit code comes back."""
+    failure = failure_of(error)
+    now, sentence = ACTIVITY.now, failure.sentence(place_now())
+    said = {**failure.to_message(), "step": now.step, "operation": now.words()}
+    if failure.fault.blame == "network":
+        orders.tell("lost", message=sentence, error=said)
+        print(f"hpctrain worker: lost a peer: {sentence}: {failure.message}", file=sys.stderr)
+        return EXIT_INFRASTRUCTURE
+    if failure.where is not None or error.__cause__ is not None:
+        traceback.print_exception(error.__cause__ if failure.where is None else error)
+    print(f"hpctrain worker: {sentence}", file=sys.stderr)
+    orders.tell("error", message=sentence, error=said)
     return 1
-
-
-_PEER_LOST = (
-    "connection closed by peer",
-    "connection reset by peer",
-    "connection refused",
-    "broken pipe",
-    "timed out",
-    "socket closed",
-    "ncclremoteerror",
-    "nccl error",
-    "failed to recv",
-    "failed to send",
-)
-
-
-def _is_lost_peer(error: Exception) -> bool:
-    """Whether an error of the process group means that another rank or the network is gone."""
-    text = str(error).lower()
-    return isinstance(error, dist.DistError | ConnectionError) or any(sign in text for sign in _PEER_LOST)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,12 @@ import yaml
 from real_text import prepare_text
 
 from hpctrain.records.bad_node import read_bad_nodes
+from hpctrain.records.event import read_events
 from hpctrain.records.locate import job_id
 from hpctrain.records.metric import effective, read_metrics
 from hpctrain.records.successor import read_successors
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "own_model"
 
 pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab")]
 
@@ -138,3 +142,50 @@ def test_what_follows_an_attempt(cluster, project: Path) -> None:
     # Nothing was left to queue one: what waited took over, queued the next, and cancelled it when all was done.
     assert chained.attempts()[-1]["job_id"] == successor
     assert cluster.job(chained.successors()[-1])["JobState"] == "CANCELLED"
+
+
+BROKEN = """
+
+import os
+from pathlib import Path
+
+_FAILS = Path(os.environ["SLURM_SUBMIT_DIR"]) / "fails" if "SLURM_SUBMIT_DIR" in os.environ else Path("/nonexistent")
+
+
+def touch_memory() -> None:
+    if "RANK" in os.environ and _FAILS.exists() and _FAILS.read_text() == os.environ.get("SLURMD_NODENAME"):
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+"""
+"""A model that meets what torch raises on a GPU with bad memory, on the node whose name lies in a file."""
+
+
+@pytest.mark.timeout(600)
+def test_a_node_whose_gpu_fails_is_left_out_and_spends_no_retry(cluster, project: Path) -> None:
+    shutil.copytree(EXAMPLE / "code", project / "code")
+    code, forward = (
+        project / "code" / "gpt.py",
+        "    def forward(self, x: Tensor) -> Tensor:\n        x = x + self.dropout",
+    )
+    text = code.read_text()
+    assert text.count(forward) == 1
+    code.write_text(
+        text.replace(forward, forward.replace("        x = x +", "        touch_memory()\n        x = x +")) + BROKEN
+    )
+    model = "model={import: 'gpt:make', args: {layers: 2, dim: 32, heads: 2, dropout: 0.0}}"
+    run = Submitted(cluster, project, model, "code=code", "recovery.retries=0")
+    bad = run.first_nodes()[-1]
+    run.wait_for_step(5)
+    (project / "fails").write_text(bad)
+    run.wait_for_end("done")
+    run.assert_whole()
+    first, last = run.attempts()
+    assert (first["class"], first["faults"]) == ("infrastructure", {bad: "gpu_memory_error"}), run.explain()
+    assert "CUDA error: uncorrectable ECC error encountered (line " in str(first["reason"])
+    assert [(line.node, line.reason) for line in read_bad_nodes(run.folder)] == [
+        (bad, "it had this: uncorrectable memory error of a GPU")
+    ]
+    assert bad not in last["nodes"]
+    assert cluster.job(str(last["job_id"]))["ExcNodeList"] == bad
+    # The topology that was given has all four nodes, and is older than the fault.
+    events = read_events(run.folder / "events.jsonl")
+    assert [event.attempt for event in events if event.kind == "probed"] == [1]

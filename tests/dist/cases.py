@@ -28,6 +28,7 @@ from hpctrain.parallel.reduction import reducer_of
 from hpctrain.records.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.encoder_spec import EncoderSpec
 from hpctrain.records.families import FamilySpec
+from hpctrain.records.generation import GENERATIONS, Fence
 from hpctrain.records.gpt2_spec import Gpt2Spec
 from hpctrain.records.manifest import Manifest
 from hpctrain.records.model_spec import ModelSpec
@@ -408,7 +409,7 @@ def save_state(folder: Path, plan: Plan, spec: FamilySpec, rank: int) -> None:
     named = pipeline.parameters()
     optimizer = torch.optim.AdamW([p for _, p in named], lr=1e-3, foreach=False)
     prepare_moments(named, optimizer)
-    saver = CheckpointSaver(folder, dist.new_group(backend="gloo"), keep=2)
+    saver = CheckpointSaver(folder, dist.new_group(backend="gloo"), keep=2, fence=Fence(folder / GENERATIONS, 0))
     for step in range(3):
         pipeline.step(*(part[my_part(plan, coordinate)] for part in samples(spec, step, objective)))
         reducer.reduce(local_gradients([p for _, p in named]))

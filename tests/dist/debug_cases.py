@@ -27,8 +27,8 @@ from hpctrain.corpus.prepare import prepare
 from hpctrain.records.metric import read_metrics
 from hpctrain.snapshot.fingerprint import fingerprint
 from hpctrain.worker.build import Trainer
+from hpctrain.worker.failure import failure_of, place_now
 from hpctrain.worker.loop import train
-from hpctrain.worker.train import lost
 
 HASHED = ["pp2 1f1b", "pp2 interleaved", "dp2 uneven", "tp2"]
 STEPS = 3
@@ -177,7 +177,7 @@ def sleeping(site: Site, rank: int) -> dict[str, Any]:
     try:
         train(trainer, Heard())  # type: ignore[arg-type]
     except Exception as error:
-        said = lost(error)
+        said = failure_of(error).sentence(place_now())
     return {"said": said, "seconds": time.monotonic() - start}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -118,7 +119,8 @@ def test_a_full_disk_loses_nothing(site: Site, tmp_path: Path) -> None:
     hpctrain = f"{sys.executable} -m hpctrain"
     script = f"""
         mount -t tmpfs -o size=8m tmpfs {disk} || exit 90
-        {hpctrain} train run.yaml --local 1 -t one.json --set name=full --set steps=32 2>{tmp_path}/first
+        {hpctrain} train run.yaml --local 1 -t one.json --set name=full --set steps=32 \\
+            --set checkpoint.wait_for_room_s=0 2>{tmp_path}/first
         echo $? >{tmp_path}/code
         cp -a {disk} {kept}
         mount -o remount,size=64m {disk}
@@ -146,3 +148,53 @@ def test_a_full_disk_loses_nothing(site: Site, tmp_path: Path) -> None:
     after = tmp_path / "after"
     assert [row.step for row in effective(read_metrics(after / "metrics.jsonl"))] == list(range(1, 33))
     assert published.newest(after / "checkpoints")[0] is not None
+
+
+@pytest.mark.slow
+@pytest.mark.requires("userns")
+def test_the_last_step_waits_for_room(site: Site, tmp_path: Path) -> None:
+    """The file system becomes larger while the run waits; without that it would give its last step up."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    hpctrain = f"{sys.executable} -m hpctrain"
+    script = f"""
+        mount -t tmpfs -o size=8m tmpfs {disk} || exit 90
+        {hpctrain} train run.yaml --local 1 -t one.json --set name=full --set steps=32 >{tmp_path}/said 2>&1 &
+        for _ in $(seq 1200); do
+            grep -qs '"kind": "waiting_for_room"' {disk}/full-*/events.jsonl && break
+            kill -0 $! || break
+            sleep 0.1
+        done
+        {hpctrain} status full --json >{tmp_path}/status.json
+        {hpctrain} status full >{tmp_path}/status
+        mount -o remount,size=64m {disk}
+        wait $!
+        echo $? >{tmp_path}/code
+        cp -a {disk}/full-* {tmp_path}/after
+    """
+    env = {**os.environ, "HPCTRAIN_RUNS": str(disk)}
+    unshare = shutil.which("unshare")
+    assert unshare is not None
+    done = subprocess.run(
+        [unshare, "-rm", "sh", "-c", script], cwd=site.path, env=env, capture_output=True, text=True, timeout=240,
+        check=False,
+    )  # fmt: skip
+    assert (tmp_path / "code").exists(), done.stderr
+    assert (tmp_path / "code").read_text() == "0\n", (tmp_path / "said").read_text()
+    told = json.loads((tmp_path / "status.json").read_text())
+    assert told["state"] == "running"
+    assert re.search(
+        r"step 32, the last one: .*no room for a checkpoint of step 32: .* the run waits up to 30 min 0 s",
+        told["warning"],
+    ), told
+    assert "the newest checkpoint is that of step 16" in told["warning"]
+    assert re.search(
+        r"are free where the run folder lies, and the next checkpoint takes .*: free some", told["warning"]
+    )
+    assert f"  warning: {told['warning'][:20]}" in (tmp_path / "status").read_text()
+    after = tmp_path / "after"
+    assert published.newest(after / "checkpoints")[0] is not None
+    assert published.listed(after / "checkpoints")[-1].name == "step-00000032"
+    kinds = [event.kind for event in read_events(after / "events.jsonl")]
+    assert kinds.count("waiting_for_room") == 1
+    assert kinds[-1] == "finished"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -124,6 +125,19 @@ def test_going_on_elsewhere_skips_a_truncated_checkpoint(worker_killed: Outcome,
         (0, ["local0", "local1", "local2", "local3"]), (1, ["local0", "local1"]),
     ]  # fmt: skip
     assert all(a["end"] > a["start"] and a["reason"] for a in attempts)
+
+
+def test_a_run_that_lost_its_checkpoints_begins_again_only_when_asked(site: Site, tmp_path: Path) -> None:
+    short = ("--set", "steps=4", "--set", "checkpoint.every=2")
+    first = site.train("run.yaml", "--local", "1", "-t", "one.json", *short)
+    assert first.folder is not None, first.said
+    shutil.move(first.folder / "checkpoints", tmp_path / "elsewhere")
+    refused = site.command("train", "--resume", first.folder.name, "--set", "steps=6")
+    assert refused.returncode == 4
+    assert "all checkpoints are lost: step 4 was saved, and none is there now" in refused.stderr
+    again = site.train("--resume", first.folder.name, "--from-seed", "--set", "steps=6")
+    assert again.code == 0, again.said
+    assert [row.step for row in again.rows if row.generation == 1] == list(range(1, 7))
 
 
 def test_losing_the_first_node_means_a_new_plan_for_the_rest(site: Site, undisturbed: Outcome) -> None:
@@ -315,7 +329,8 @@ def test_a_damaged_later_checkpoint_costs_none_of_the_new_ones(site: Site) -> No
     damaged = published.listed(first.folder / "checkpoints")[-1]
     shard = next(damaged.glob("*.distcp"))
     shard.write_bytes(shard.read_bytes()[:-100])
-    second = site.train("--resume", str(first.folder), "--set", "steps=4", "--set", "checkpoint.every=2")
+    shorter = ("--set", "steps=4", "--set", "checkpoint.every=2")
+    second = site.train("--resume", str(first.folder), "--from-seed", *shorter)
     assert second.code == 0, second.said
     assert [path.name for path in published.listed(first.folder / "checkpoints")] == ["step-00000004"]
     assert (first.folder / "checkpoints" / "latest").read_text() == "step-00000004\n"

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from hpctrain.agent.decide import Decision, PeerView, Phase, Settings, View, WorkerView, decide, failures
+from hpctrain.agent.failure import WorkerFailure
 from hpctrain.agent.stall import WorkerDoing
+from hpctrain.records.fault import fault_named
 from hpctrain.records.generation import Generation, Member, StoreAddress
 
 NODES = ("n0", "n1", "n2", "n3")
@@ -81,6 +85,25 @@ def test_an_error_of_the_program_is_not_retried() -> None:
     view = running(workers=WorkerView(0, 1, 99.0, error="step 3: the gradient's norm is nan"))
     decision = decide(100.0, view, SETTINGS)
     assert decision == Decision("fail", "n0: step 3: the gradient's norm is nan", exit_code=1)
+
+
+@pytest.mark.parametrize(("fault", "code"), [("gpu_memory_error", 76), ("open_files", 76), ("illegal_access", 1)])
+def test_an_error_of_the_hardware_ends_the_attempt_as_the_nodes_fault(fault: str, code: int) -> None:
+    failure = WorkerFailure(0, "rank 0 in step 3, optimizer: AcceleratorError: …", fault_named(fault))
+    decision = decide(100.0, running(workers=WorkerView(0, 1, 99.0, failure=failure)), SETTINGS)
+    assert (decision.act, decision.exit_code, decision.failure) == ("fail", code, failure)
+
+
+@pytest.mark.parametrize("code", [-6, 76, 1])
+def test_hardware_that_fails_is_no_death_to_start_again_from(code: int) -> None:
+    failure = WorkerFailure(0, "rank 0: a GPU has fallen off the bus: NVRM: Xid …", fault_named("gpu_lost"))
+    view = running(workers=WorkerView(0, code, 99.0, error=failure.sentence, failure=failure))
+    decision = decide(100.0, view, SETTINGS)
+    assert (decision.act, decision.exit_code) == ("fail", 76)
+    assert decision.reason == "n0: rank 0: a GPU has fallen off the bus: NVRM: Xid …"
+    own = WorkerFailure(0, "rank 0: illegal memory access on a GPU: …", fault_named("illegal_access"))
+    aborted = running(workers=WorkerView(0, -6, 99.0, error=own.sentence, failure=own))
+    assert decide(100.0, aborted, SETTINGS).act == "end_generation"
 
 
 def test_a_hung_worker_is_noticed_after_the_progress_timeout() -> None:

@@ -91,7 +91,7 @@ def runner() -> Iterator[FakeRunner]:
 
 @pytest.fixture
 def group(runner: FakeRunner, tmp_path: Path) -> Iterator[WorkerGroup]:
-    made = WorkerGroup(tmp_path, tmp_path / "logs" / "0", "n1", runner, {"LANG": "C"})
+    made = WorkerGroup(tmp_path, tmp_path / "logs" / "0", "n1", runner, {"LANG": "C"}, tmp_path / "kmsg")
     yield made
     made.kill()
 
@@ -204,10 +204,92 @@ def test_the_end_that_explains_most_comes_first(
 def test_the_error_a_worker_told_before_its_end_is_kept(group: WorkerGroup, runner: FakeRunner) -> None:
     group.start(10.0, ORDERS, None)
     runner.workers[0].ends(76)
-    runner.workers[1].channel.send({"type": "error", "kind": "InputError", "message": "data.train: no tokens"})
+    said = {"kind": "RuntimeError", "message": "CUDA error: …", "fault": "illegal_access", "step": 3, "strange": 1}
+    runner.workers[1].channel.send({"type": "error", "message": "rank 5 in step 3: CUDA error: …", "error": said})
     runner.workers[1].ends(1)
+    news = group.news(11.0)
+    failure = group.view().failure
+    assert failure is not None
+    assert (group.view().exit_code, group.view().error) == (1, failure.sentence)
+    assert (failure.rank, failure.sentence) == (5, "rank 5 in step 3: CUDA error: …")
+    assert failure.fault.blame == "user"
+    assert failure.details == {"kind": "RuntimeError", "message": "CUDA error: …", "step": 3}
+    assert news[-1].failure == failure
+
+
+@pytest.mark.parametrize("said", [None, "text", ["gpu_lost"], {"fault": ["gpu_lost"]}, {"fault": "no such row"}])
+def test_an_error_that_is_no_record_is_an_exception(group: WorkerGroup, runner: FakeRunner, said: object) -> None:
+    group.start(10.0, ORDERS, None)
+    runner.workers[0].channel.send({"type": "error", "message": "gone", "error": said})
+    runner.workers[0].ends(1)
     group.news(11.0)
-    assert (group.view().exit_code, group.view().error) == (1, "data.train: no tokens")
+    failure = group.view().failure
+    assert failure is not None
+    assert (failure.sentence, failure.fault.name, failure.details) == ("gone", "exception", {})
+
+
+KMSG = (
+    "6,101,9000000,-;NVRM: Xid (PCI:0000:3b:00): 48, pid=77, name=python3, DBE (double bit error)\n"
+    "4,102,10500000,-;NVRM: Xid (PCI:0000:3b:00): 13, pid=78, Graphics Exception: ESR 0x505648=0x0\n"
+    " SUBSYSTEM=pci\n"
+    "3,103,11000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=78, name=python3, GPU has fallen off the bus.\n"
+)
+"""Records as /dev/kmsg gives them: the first is older than the workers, the second says nothing against the node."""
+
+
+@pytest.mark.parametrize("code", [-6, -9, 1, 76])
+def test_the_kernel_tells_of_hardware_that_failed(
+    group: WorkerGroup, runner: FakeRunner, tmp_path: Path, code: int
+) -> None:
+    (tmp_path / "kmsg").write_text(KMSG)
+    group.start(10.0, ORDERS, None)
+    if code > 0:
+        runner.workers[0].channel.send({"type": "error", "message": "rank 0: CUDA error", "error": {"kind": "X"}})
+    runner.workers[0].ends(code)
+    news = group.news(12.0)
+    failure = news[-1].failure
+    assert failure is not None
+    assert failure.fault.name == "gpu_lost"
+    assert failure.sentence.startswith("rank 0: CUDA error; " if code > 0 else "rank 0: a GPU has fallen off the bus")
+    assert "Xid (PCI:0000:3b:00): 79" in failure.sentence
+    assert news[-1].death("n1")[1]["fault"] == "gpu_lost"
+
+
+def test_what_the_kernel_told_long_ago_ended_nobody_now(group: WorkerGroup, runner: FakeRunner, tmp_path: Path) -> None:
+    (tmp_path / "kmsg").write_text(KMSG)
+    group.start(10.0, ORDERS, None)
+    runner.workers[0].ends(-9)
+    assert group.news(1000.0)[-1].failure is None
+
+
+def test_a_worker_that_ends_well_asks_nobody(group: WorkerGroup, runner: FakeRunner, tmp_path: Path) -> None:
+    (tmp_path / "kmsg").write_text(KMSG)
+    group.start(10.0, ORDERS, None)
+    runner.workers[0].ends(0)
+    runner.workers[1].ends(75)
+    assert [news.failure for news in group.news(12.0)] == [None, None]
+
+
+def test_an_abort_is_explained_by_the_end_of_its_own_log(
+    group: WorkerGroup, runner: FakeRunner, tmp_path: Path
+) -> None:
+    log = tmp_path / "logs" / "0" / "n1.0.log"
+    log.parent.mkdir(parents=True)
+    text = (
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  [PG ID 0 PG GUID 0 Rank 0] "
+        "Process group watchdog thread terminated with exception: CUDA error: {}\n"
+    )
+    log.write_text(text.format("uncorrectable ECC error encountered"))
+    group.start(10.0, ORDERS, None)
+    runner.workers[0].ends(-6)
+    # What an earlier worker left says nothing of this one.
+    assert group.news(11.0)[-1].failure is None
+    runner.workers[1].log.write_text(text.format("an illegal memory access was encountered"))
+    runner.workers[1].ends(-6)
+    failure = group.news(12.0)[-1].failure
+    assert failure is not None
+    assert failure.fault.name == "illegal_access"
+    assert "watchdog thread terminated with exception: CUDA error: an illegal" in failure.sentence
 
 
 def test_a_worker_that_told_an_error_of_its_own_is_about_to_end(group: WorkerGroup, runner: FakeRunner) -> None:

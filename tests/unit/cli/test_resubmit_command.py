@@ -132,3 +132,19 @@ def test_a_job_that_comes_back_beside_its_successor_leaves_the_folder_alone(fake
     assert begin(folder, new, monkeypatch, fake) == 0
     fake.finish(new)
     assert begin(folder, old, monkeypatch, fake) == 0
+
+
+def test_a_run_whose_checkpoints_are_gone_begins_again_only_when_asked(fake, runs, hpctrain, submitted):
+    job = fake.submit("--nodes=2")
+    fake.finish(job, code=1)
+    folder = submitted_run(runs, job, event("checkpoint_saved", step=8), FAILED)
+    refused = hpctrain("resubmit", "gpt").exception
+    assert "all checkpoints are lost: step 8 was saved, and none is there now" in str(refused)
+    assert refused.exit_code == 4
+    assert not submitted
+    told = json.loads(hpctrain("status", "gpt", "--json").stdout)
+    assert told["state"] == "failed"
+    result = hpctrain("resubmit", "gpt", "--from-seed")
+    assert result.exit_code == 0, result.exception
+    assert submitted == [folder]
+    assert '"from_seed"' in (folder / "events.jsonl").read_text()

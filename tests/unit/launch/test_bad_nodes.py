@@ -59,6 +59,11 @@ STARTED = event("generation_started", members=list(NODES))
         ),
         ([event("worker_died", "gpu2")] * 3, {"gpu2"}),
         ([event("worker_died", "gpu2")] * 2, set()),
+        # Hardware is to blame at once, the program never.
+        ([event("failed", exit_code=76, node="gpu2", fault="gpu_memory_error")], {"gpu2"}),
+        ([event("worker_died", "gpu3", node="gpu3", exit_code=1, fault="open_files")], {"gpu3"}),
+        ([event("failed", exit_code=1, node="gpu2", fault="illegal_access")], set()),
+        ([event("failed", exit_code=76, node="gpu2", fault="nccl_system_error")], set()),
         # A program that fails everywhere is no node's fault.
         ([event("worker_died", node) for node in NODES * 3], set()),
     ],

@@ -16,6 +16,7 @@ from hpctrain.base.process import WORKER, Finished
 from hpctrain.corpus.options import Options
 from hpctrain.corpus.prepare import prepare
 from hpctrain.launch.evaluate import evaluate
+from hpctrain.records.generation import Fence
 from hpctrain.records.manifest import Manifest
 from hpctrain.records.run import read_run
 from hpctrain.snapshot.published import describe_file, publish
@@ -65,6 +66,7 @@ def folder(tmp_path: Path) -> Path:
                 step=step, generation=0, samples=step * 2, seed=0, run_sha256="", model_sha256=model, world_size=1,
                 files=[describe_file(temporary / "0.distcp")],
             ),
+            Fence(path / "generations", 0),
         )  # fmt: skip
     return path
 

@@ -56,6 +56,18 @@ STARTED = event("attempt_started", nodes=["gpu1", "gpu2"])
         (75, [event("failed", exit_code=1), event("failed", exit_code=75)], False, "fatal"),
         (1, [event("preempted"), event("failed", exit_code=1)], False, "fatal"),
         (77, [event("failed", exit_code=77)], False, "no_progress"),
+        # A worker's own error: whose fault it is decides.
+        (76, [event("failed", exit_code=76, fault="gpu_memory_error")], False, "infrastructure"),
+        (76, [event("failed", exit_code=76, fault="open_files")], False, "infrastructure"),
+        (1, [event("failed", exit_code=1, fault="illegal_access")], False, "fatal"),
+        (1, [event("failed", exit_code=1, fault="no such row")], False, "fatal"),
+        # What one node's hardware did may end a worker of another one as an error of the program.
+        (
+            76,
+            [event("failed", exit_code=76, fault="gpu_lost"), event("failed", exit_code=1, fault="exception")],
+            False,
+            "infrastructure",
+        ),
     ],
 )
 def test_the_events_say_more_than_the_highest_exit_code(

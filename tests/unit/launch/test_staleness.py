@@ -13,6 +13,7 @@ from hpctrain.launch.driver import driver_of, own_driver
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.staleness import staleness
 from hpctrain.launch.training import drop_stale_topology
+from hpctrain.records.event import Event
 from hpctrain.records.topology import Device, DeviceType, Node, Provenance, Topology, Verdict
 
 NOW = 1767225600.0  # 2026-01-01
@@ -127,6 +128,36 @@ def test_nodes_that_were_refused_are_measured_again(tmp_path: Path) -> None:
     refused.write(tmp_path / "topology.json")
 
     assert "are measured again" in drop_stale_topology(RunFolder(tmp_path), ["n1"], NOW)[-1]
+
+
+@pytest.mark.parametrize("age_days", [0.5, -30.0])
+def test_nodes_are_measured_again_once_after_a_fault_of_theirs(tmp_path: Path, age_days: float) -> None:
+    folder, path = RunFolder(tmp_path), tmp_path / "topology.json"
+    topology("n1", "n2", age_days=1).write(path)
+    number = folder.begin_attempt(["n1", "n2"], NOW - 2 * DAY)
+    folder.end_attempt(number, NOW - 2 * DAY, "before it was measured", 76, "infrastructure", faulty("n2"))
+    number = folder.begin_attempt(["n1", "n2"], NOW - DAY / 2)
+    folder.end_attempt(number, NOW - DAY / 2, "the program's own error", 1, "fatal")
+    assert drop_stale_topology(folder, ["n1", "n2"], NOW) == []
+
+    number = folder.begin_attempt(["n1", "n2"], NOW - DAY / 4)
+    folder.end_attempt(number, NOW - DAY / 4, "it broke", 76, "infrastructure", faulty("n2"))
+    # Of a clock that is wrong nothing can be said of what came first.
+    topology("n1", "n2", age_days=age_days).write(path)
+    words = drop_stale_topology(folder, ["n1", "n2"], NOW)
+    assert words[-2] == (
+        "attempt 2, after the topology was measured: n2 had this: a GPU has fallen off the bus; "
+        "measure again with `hpctrain probe`"
+    )
+    assert words[-1].startswith("the nodes are measured again")
+
+    topology("n1", "n2").write(path)
+    assert drop_stale_topology(folder, ["n1", "n2"], NOW) == []
+
+
+def faulty(node: str) -> list[Event]:
+    data = {"node": node, "exit_code": 76, "fault": "gpu_lost"}
+    return [Event(time_s=0, attempt=0, generation=0, node=node, kind="failed", reason="", data=data)]
 
 
 def test_an_unreadable_topology_is_put_aside_too(tmp_path: Path) -> None:

@@ -13,14 +13,16 @@ from steps_made import truth, write_generation
 from hpctrain.agent.agent import Proposal
 from hpctrain.agent.journal import Journal
 from hpctrain.base.errors import FileError, Refused
+from hpctrain.launch.lost_checkpoints import begin_from_seed
 from hpctrain.node import planning
 from hpctrain.node.planning import GenerationMaker
 from hpctrain.planner import make_plan
+from hpctrain.records.event import Event
 from hpctrain.records.generation import Generation, Member, StoreAddress
 from hpctrain.records.link import LinkClass
 from hpctrain.records.plan import Plan, Stage
 from hpctrain.records.run import Run
-from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
+from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology, Verdict
 
 FIXED = {"mode": "fixed", "dp": 2, "zero": 1, "recompute": "full", "micro_batch": 2}
 
@@ -67,6 +69,39 @@ def test_an_attempt_on_other_nodes_keeps_what_the_run_file_fixes(tmp_path: Path)
     assert plan.stages[0].recompute == "full"
     assert set(plan.nodes) == {"c", "d"}
     assert "without parallel.mode fixed" not in said
+
+
+def test_a_plan_with_a_node_that_the_new_probe_excludes_is_made_anew(tmp_path: Path) -> None:
+    run, names = run_of(), ("a", "b")
+    plan_on(tmp_path, run, *names)
+    measured = Topology.read(tmp_path / "topology.json")
+    store = StoreAddress(addr="127.0.0.1", port=1, node="a")
+    previous = Generation(number=0, attempt=0, members=list(members(*names)), plan="p", store=store, reason="start")
+    maker = GenerationMaker(tmp_path, run, names, Journal(tmp_path / "events.jsonl", "a", 1, FakeClock()))
+    proposal = Proposal(1, 1, members(*names), previous, "start", 0, "me")
+    assert set(maker(proposal).plan.nodes) == {"a", "b"}
+
+    measured.model_copy(update={"verdict": Verdict(status="warn", exclude=["b"])}).write(tmp_path / "topology.json")
+    assert maker(proposal).plan.nodes == ["a"]
+
+
+def test_a_run_that_had_saved_a_step_is_not_begun_from_the_seed(tmp_path: Path) -> None:
+    plan_on(tmp_path, run_of(), "a")  # nothing was saved yet
+    saved = Event(
+        kind="checkpoint_saved", time_s=0, attempt=0, generation=0, node="a", reason="", data={"step": 5000}
+    )  # fmt: skip
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write(json.dumps(saved.to_json()) + "\n")
+    with pytest.raises(Refused, match="all checkpoints are lost: step 5000 was saved, and none is there now"):
+        plan_on(tmp_path, run_of(), "a")
+    damaged = tmp_path / "checkpoints" / "step-00005000"
+    damaged.mkdir(parents=True)
+    with pytest.raises(Refused, match=r"can be used \(step-00005000: manifest.json is missing\)"):
+        plan_on(tmp_path, run_of(), "a")
+    assert damaged.exists()  # a file system may come back
+    assert '"checkpoint_skipped"' in (tmp_path / "events.jsonl").read_text().splitlines()[-1]
+    begin_from_seed(tmp_path, 0, 1.0)
+    plan_on(tmp_path, run_of(), "a")
 
 
 def test_what_cannot_be_fixed_on_fewer_nodes_is_given_up_and_told_why(tmp_path: Path) -> None:

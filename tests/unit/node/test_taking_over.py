@@ -157,7 +157,6 @@ def test_a_job_that_is_not_needed_any_more_ends_at_once(
     # Whoever waits for its good end does not start after a run that was cancelled.
     assert begin(folder, "2", monkeypatch) == (75 if how in ("cancelled", "scancel") else 0)
     said = capsys.readouterr()
-    assert said.out == ""
     assert {"scancel": "its job 1 was cancelled", "cancelled": "was cancelled"}.get(how, "is finished") in said.err
     assert len(folder.attempts()) == 1
     assert fake.jobs[3].state == "CANCELLED", "and so does what waits"
@@ -177,6 +176,20 @@ def test_a_run_that_failed_too_often_is_not_begun_again(
     last = json.loads((folder.path / "events.jsonl").read_text().splitlines()[-1])
     assert last["kind"] == "failed"
     assert "it failed; 2 failures without a new checkpoint (recovery.retries is 1)" in last["reason"]
+
+
+def test_a_run_whose_checkpoints_are_gone_says_so_first_and_stops(
+    folder: RunFolder, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder.path / "events.jsonl").write_text(event("checkpoint_saved", step=5000))
+    fake.fail_node("gpu1")
+    assert begin(folder, "2", monkeypatch) == 1
+    said = capsys.readouterr()
+    assert "all checkpoints are lost: step 5000 was saved, and none is there now" in said.err.splitlines()[0]
+    last = json.loads((folder.path / "events.jsonl").read_text().splitlines()[-1])
+    assert last["kind"] == "failed"
+    assert "--from-seed" in last["reason"]
+    assert len(folder.attempts()) == 1
 
 
 def test_a_person_who_submits_again_starts_the_count_anew(

@@ -9,21 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.base.errors import CheckpointError
+from hpctrain.base.errors import CheckpointError, StorageError, Superseded
+from hpctrain.records.generation import Fence, record_file
 from hpctrain.records.manifest import Manifest
 from hpctrain.snapshot import published
 
 
-def make(checkpoints: Path, step: int, content: bytes = b"shard", model: str = "m") -> Path:
-    temporary = checkpoints / f".{published.folder_name(step)}.gen-0.tmp"
+def make(checkpoints: Path, step: int, content: bytes = b"shard", model: str = "m", generation: int = 0) -> Path:
+    temporary = checkpoints / f".{published.folder_name(step)}.gen-{generation}.tmp"
     temporary.mkdir(parents=True)
     (temporary / "__0_0.distcp").write_bytes(content)
     (temporary / ".metadata").write_bytes(b"metadata")
     files = [published.describe_file(path) for path in sorted(temporary.iterdir())]
     manifest = Manifest(
-        step=step, generation=0, samples=step, seed=0, run_sha256="r", model_sha256=model, world_size=1, files=files
-    )
-    return published.publish(temporary, manifest)
+        step=step, generation=generation, samples=step, seed=0, run_sha256="r", model_sha256=model, world_size=1,
+        files=files,
+    )  # fmt: skip
+    return published.publish(temporary, manifest, Fence(checkpoints / "generations", generation))
 
 
 def test_newest_is_the_last_published(tmp_path: Path) -> None:
@@ -187,3 +189,49 @@ def test_a_manifest_that_names_a_file_elsewhere_is_passed_over(name: str, tmp_pa
     assert found.manifest.step == 50
     assert "its manifest cannot be read" in skipped.reason
     assert "files[0].name: found " in skipped.reason
+
+
+def decide(checkpoints: Path, generation: int) -> None:
+    """The record of a generation that the agents agreed on."""
+    path = record_file(checkpoints / "generations", generation)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("{}")
+
+
+def test_a_writer_of_a_past_generation_publishes_nothing(tmp_path: Path) -> None:
+    decide(tmp_path, 0)
+    make(tmp_path, 50)
+    decide(tmp_path, 1)
+    with pytest.raises(Superseded, match="generation 0 is over: generation 1 began meanwhile"):
+        make(tmp_path, 60)
+    assert [path.name for path in published.listed(tmp_path)] == ["step-00000050"]
+    assert (tmp_path / "latest").read_text() == "step-00000050\n"
+    assert make(tmp_path, 60, generation=1).name == "step-00000060"
+
+
+def test_a_step_that_a_later_generation_published_stays_its_own(tmp_path: Path) -> None:
+    make(tmp_path, 50, b"later", generation=3)
+    with pytest.raises(Superseded, match="step-00000050 was written by generation 3"):
+        make(tmp_path, 50, b"late", generation=2)
+    found, skipped = published.newest(tmp_path)
+    assert found is not None
+    assert (found.manifest.generation, skipped) == (3, [])
+
+
+def test_a_writer_that_slept_past_the_fence_finds_nothing_to_publish(tmp_path: Path) -> None:
+    """What the next generation does before it is decided: it clears away what is unfinished."""
+
+    class Sleeper(Fence):
+        def check(self) -> None:
+            super().check()
+            published.discard_unfinished(tmp_path)
+            decide(tmp_path, 1)
+
+    make(tmp_path, 50)
+    temporary = tmp_path / ".step-00000060.gen-0.tmp"
+    temporary.mkdir()
+    manifest = published.verify(tmp_path / "step-00000050").model_copy(update={"step": 60, "files": []})
+    with pytest.raises(StorageError):
+        published.publish(temporary, manifest, Sleeper(tmp_path / "generations", 0))
+    assert (tmp_path / "latest").read_text() == "step-00000050\n"
+    assert [path.name for path in published.listed(tmp_path)] == ["step-00000050"]

@@ -10,6 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from hpctrain.node.run import _settings
+from hpctrain.records.generation import Fence
 from hpctrain.records.run import Run
 from hpctrain.worker.loop import Loop
 
@@ -33,7 +34,7 @@ def test_the_first_validation_compiles(
     trainer: Any = SimpleNamespace(
         run=SimpleNamespace(compile=compiles, validation=SimpleNamespace(batches=0)),
         step=0, folder=tmp_path, coordinate=SimpleNamespace(tp=0), pipeline=SimpleNamespace(take_counters=dict),
-        plan=SimpleNamespace(rows=1), valid={"valid": None},
+        plan=SimpleNamespace(rows=1), valid={"valid": None}, fence=Fence(tmp_path, 0),
     )  # fmt: skip
     said: list[str] = []
     orders: Any = SimpleNamespace(tell=said.append)

@@ -1,0 +1,48 @@
+"""What a worker said of its own end, as its agent takes it down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpctrain.base.wire import Message
+from hpctrain.records.fault import Fault, fault_named
+
+_DETAILS = ("kind", "message", "where", "step", "operation")
+
+
+@dataclass(frozen=True)
+class WorkerFailure:
+    """An error that ended a worker."""
+
+    rank: int
+    sentence: str
+    """One line for a person: which rank did what, kind, message and place of the error."""
+    fault: Fault
+    """Whose fault it is."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """kind, message (whole), where, step and operation, as far as the worker said them."""
+
+    def to_event(self) -> dict[str, Any]:
+        """What an event says of it."""
+        return {"rank": self.rank, "fault": self.fault.name, "error": self.details}
+
+
+def seen_from_outside(said: WorkerFailure | None, rank: int, fault: Fault, line: str) -> WorkerFailure:
+    """The failure of a worker that did not know whose fault it was, or could not say so any more.
+
+    Args:
+        said: what the worker said, if anything.
+        line: what tells of the fault.
+    """
+    before = f"{said.sentence}; " if said is not None else ""
+    sentence = f"{before}rank {rank}: {fault.words}: {line}"
+    return WorkerFailure(rank, sentence, fault, said.details if said is not None else {"message": line})
+
+
+def failure_from(rank: int, message: Message) -> WorkerFailure:
+    """The content of a worker's `error` or `lost` message."""
+    said = message.get("error")
+    said = said if isinstance(said, dict) else {}
+    details = {name: said[name] for name in _DETAILS if said.get(name) is not None}
+    return WorkerFailure(rank, str(message.get("message")), fault_named(said.get("fault")), details)

@@ -1,0 +1,179 @@
+"""Whose fault an end is: one table, read by workers, agents, the job script and `status`. Pure functions over it.
+
+The texts are those of torch, NCCL, gloo and the CUDA runtime, in lower case; the Xids are those of NVIDIA's driver
+(docs.nvidia.com/deploy/xid-errors), which reach the kernel's log and NVML.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Blame = Literal["device", "node", "network", "user"]
+"""device, node: the hardware or system of one node. network: what lies between nodes, so nobody is named. user: the
+program, the data or the settings of the run."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One row of the table."""
+
+    name: str
+    blame: Blame
+    words: str
+    """For a person: 'uncorrectable memory error of a GPU'."""
+    texts: tuple[str, ...] = ()
+    """Parts of messages, in lower case."""
+    kinds: tuple[str, ...] = ()
+    """Names of exception classes, any of the bases counts."""
+    xids: tuple[int, ...] = ()
+
+    @property
+    def is_infrastructure(self) -> bool:
+        """Whether nodes or the network are to blame: the attempt spends none of recovery.retries."""
+        return self.blame != "user"
+
+    @property
+    def names_a_node(self) -> bool:
+        """Whether the node that reports it is the node to blame."""
+        return self.blame in ("device", "node")
+
+
+EXCEPTION = "exception"
+"""The row of everything that no other row knows."""
+LOST_PEER = "lost_peer"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "gpu_memory_error",
+        "device",
+        "uncorrectable memory error of a GPU",
+        texts=("uncorrectable ecc error", "error_ecc_uncorrectable"),
+        xids=(48, 63, 64, 92, 94, 95),
+    ),
+    Fault(
+        "gpu_lost",
+        "device",
+        "a GPU has fallen off the bus",
+        texts=("fallen off the bus", "gpu is lost"),
+        xids=(79,),
+    ),
+    Fault("nvlink_error", "device", "NVLink error of a GPU", texts=("uncorrectable nvlink error",), xids=(74,)),
+    Fault(
+        "open_files",
+        "node",
+        "too many open files",
+        texts=("too many open files",),
+    ),
+    Fault(
+        "gpu_out_of_memory",
+        "user",
+        "out of GPU memory",
+        texts=("cuda out of memory", "hip out of memory", "cuda failure 2 'out of memory'",
+               "cuda failure 'out of memory'", "cuda error: out of memory", "failed to cuda calloc",
+               "cublas_status_alloc_failed"),
+        kinds=("OutOfMemoryError",),
+    ),
+    Fault(
+        "host_out_of_memory",
+        "user",
+        "out of host memory",
+        texts=("defaultcpuallocator: can't allocate memory", "not enough memory: you tried to allocate",
+               "cannot allocate memory", "std::bad_alloc"),
+        kinds=("MemoryError",),
+    ),
+    Fault(
+        "device_assert",
+        "user",
+        "an assertion failed on a GPU, mostly an index out of range",
+        texts=("device-side assert triggered",),
+    ),
+    Fault(
+        "illegal_access",
+        "user",
+        "illegal memory access on a GPU",
+        texts=("an illegal memory access was encountered", "misaligned address", "unspecified launch failure",
+               "an illegal instruction was encountered"),
+        xids=(13, 31),
+    ),
+    Fault(
+        "disk_full",
+        "user",
+        "no space is left on the file system",
+        texts=("no space left on device", "disk quota exceeded", "no room for"),
+    ),
+    Fault(
+        "nccl_usage",
+        "user",
+        "NCCL was called in a wrong way",
+        texts=("ncclinvalidusage", "ncclinvalidargument"),
+    ),
+    Fault(
+        "nccl_system_error",
+        "network",
+        "a system call of NCCL failed",
+        texts=("ncclsystemerror", "unhandled system error"),
+    ),
+    Fault(
+        LOST_PEER,
+        "network",
+        "contact with another rank was lost",
+        texts=("connection closed by peer", "connection reset by peer", "connection refused", "connection timed out",
+               "connection was likely closed", "broken pipe", "timed out", "wait timeout after", "socket timeout",
+               "socket closed", "no route to host", "ncclremoteerror", "nccl error", "failed to recv",
+               "failed to send"),
+        kinds=("DistError", "ConnectionError"),
+    ),
+    Fault(
+        "superseded",
+        "network",
+        "another generation began meanwhile",
+        kinds=("Superseded",),
+    ),
+    Fault(EXCEPTION, "user", "an error of the program"),
+)  # fmt: skip
+"""In order: the first row that knows a message has the word. What names a cause (a device's memory) stands before what
+others only see of it (a peer that is gone)."""
+
+_BY_NAME = {fault.name: fault for fault in FAULTS}
+_BY_XID = {xid: fault for fault in FAULTS for xid in fault.xids}
+_XID = re.compile(r"\bNVRM: Xid \([^)]{1,40}\): (\d{1,4})\b")
+_SYSTEM = frozenset({"RuntimeError", "OSError", "MemoryError", "SystemError", "StorageError", "Superseded"})
+"""Bases of what torch, NCCL and the system raise. A ValueError that speaks of open files is the program's own."""
+
+
+def fault_named(name: object) -> Fault:
+    """The row of that name; of any other value that of an exception."""
+    return _BY_NAME.get(name, _BY_NAME[EXCEPTION]) if isinstance(name, str) else _BY_NAME[EXCEPTION]
+
+
+def fault_of(message: str, kinds: Sequence[str] = ()) -> Fault:
+    """Whose fault an error is.
+
+    Args:
+        message: all of its text; a line of a log where there is no more.
+        kinds: names of its class and of all bases; empty for a line of a log.
+    """
+    if kinds and _SYSTEM.isdisjoint(kinds):
+        return _BY_NAME[EXCEPTION]
+    xid = xid_of(message)
+    if xid is not None and xid in _BY_XID:
+        return _BY_XID[xid]
+    text = message.lower()
+    for fault in FAULTS:
+        if any(part in text for part in fault.texts) or not set(fault.kinds).isdisjoint(kinds):
+            return fault
+    return _BY_NAME[EXCEPTION]
+
+
+def fault_of_xid(xid: int) -> Fault | None:
+    """The row of an Xid; None for one that says nothing about who is to blame."""
+    return _BY_XID.get(xid)
+
+
+def xid_of(line: str) -> int | None:
+    """The Xid in a line of the kernel's log: 79 of 'NVRM: Xid (PCI:0000:3b:00): 79, pid=…, GPU has fallen …'."""
+    match = _XID.search(line)
+    return int(match[1]) if match else None
