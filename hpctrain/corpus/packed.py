@@ -7,7 +7,7 @@ import gzip
 import io
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -51,9 +51,9 @@ def unpacked(path: Path) -> Iterator[BinaryIO]:
         with open_plain(path) as raw:
             if path.name.lower().endswith(".gz"):
                 with gzip.GzipFile(fileobj=raw) as file:
-                    yield cast(BinaryIO, io.BufferedReader(_Bounded(file, raw), _CHUNK_BYTES))
+                    yield cast(BinaryIO, io.BufferedReader(_Bounded(file.readinto1, raw), _CHUNK_BYTES))
             elif path.name.lower().endswith(".zst"):
-                yield cast(BinaryIO, io.BufferedReader(_Bounded(_Zstandard(raw), raw), _CHUNK_BYTES))
+                yield cast(BinaryIO, io.BufferedReader(_Bounded(_Zstandard(raw).readinto, raw), _CHUNK_BYTES))
             else:
                 yield raw
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -75,8 +75,13 @@ def open_plain(path: Path) -> BinaryIO:
 class _Bounded(io.RawIOBase):
     """What is unpacked, as long as it is not far more than what was read of the packed file."""
 
-    def __init__(self, unpacked: io.BufferedIOBase | io.RawIOBase, packed: BinaryIO) -> None:
-        self._unpacked = unpacked
+    def __init__(self, unpack: Callable[[memoryview], int], packed: BinaryIO) -> None:
+        """
+        Args:
+            unpack: fills a part of a buffer, and fails only where nothing is left before the damage.
+            packed: what it reads.
+        """
+        self._unpack = unpack
         self._packed = packed
         self._count = 0
 
@@ -84,7 +89,7 @@ class _Bounded(io.RawIOBase):
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        count = self._unpacked.readinto(buffer) or 0
+        count = self._unpack(buffer)
         self._count += count
         if self._count > FREE_BYTES + EXPANSION * self._packed.tell():
             raise OSError(

@@ -14,6 +14,7 @@ from hpctrain.agent.decide import Decision, PeerView, Phase, Settings, View, Wor
 from hpctrain.agent.hearing import Hearing, silent_pairs
 from hpctrain.agent.peers import announced
 from hpctrain.base.silent_pairs import Pair
+from hpctrain.base.wire import MalformedMessage
 from hpctrain.records.generation import Generation, Member, StoreAddress
 
 NODES = ("n0", "n1", "n2", "n3")
@@ -180,9 +181,10 @@ def test_all_agents_that_hear_of_a_cut_mean_the_same(cut: set[Pair], dead: set[s
 
 
 @pytest.mark.parametrize("unheard", [[-1], [True], ["n1"], [1.0], 1, {"1": 1}, None])
-def test_a_heartbeat_tells_places_of_nodes_or_is_none(unheard: object) -> None:
+def test_a_heartbeat_tells_places_of_nodes_or_is_refused(unheard: object) -> None:
     assert announced(json.loads(heartbeat("n1", unheard=[2, 9]))).unheard == (2, 9)
-    assert announced(json.loads(heartbeat("n1", unheard=unheard))) is None
+    with pytest.raises(MalformedMessage, match="unheard"):
+        announced(json.loads(heartbeat("n1", unheard=unheard)))
     # One that is no place of a node counts for nothing.
     hearing = Hearing("n0", NODES, SETTINGS)
     hearing.note(NOW, [peer("n1", unheard=(2, 99)), peer("n2"), peer("n3")])

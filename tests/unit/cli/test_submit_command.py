@@ -104,6 +104,7 @@ def test_a_run_that_was_submitted_is_in_the_history(fake, runs, hpctrain, run_fi
 
 def test_submit_says_how_to_follow_the_run_and_how_to_stop_it(fake, runs, hpctrain, run_file, monkeypatch):
     monkeypatch.setattr("hpctrain.cli.submit.submit_local", lambda *args: "4711")
+    fake.installed = False
     said = hpctrain("submit", str(run_file), "--set", "cluster.kind=local").stdout
     (folder,) = runs.iterdir()
     for words in ("watch", "logs -f", "status", "cancel"):

@@ -10,6 +10,7 @@ from run_folders import submitted_run
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.launch.changes import change_words, changed_run, settings_written
 from hpctrain.launch.folder import RunFolder
+from hpctrain.records.generation import Fence
 from hpctrain.records.manifest import Manifest
 from hpctrain.records.optimizer import StepsChange
 from hpctrain.records.run import read_run
@@ -29,6 +30,7 @@ def folder(tmp_path: Path) -> Path:
         Manifest(
             step=6, generation=0, samples=48, seed=0, run_sha256=sha256, model_sha256=sha256, world_size=1, files=files
         ),
+        Fence(folder / "generations", 0),
     )
     return folder
 

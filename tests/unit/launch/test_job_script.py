@@ -240,10 +240,10 @@ echo "srun: error: it said so" >&2
 exec "$@"
 """
 NODE = """#!/bin/bash
-# The task is this too: `python TASK`.
-case "$1:$3" in
-  -m:begin) mkdir -p {folder}/left {folder}/logs/0; echo 0 ;;
-  -m:*) echo "$3" >> {folder}/verbs; echo "$@" > {folder}/"$3".argv ;;
+# The task is this too: `python TASK`. A module's verb stands behind start.py and the module.
+case "$2:$3" in
+  hpctrain.node:begin) mkdir -p {folder}/left {folder}/logs/0; echo 0 ;;
+  hpctrain.node:*) echo "$3" >> {folder}/verbs; echo "$@" > {folder}/"$3".argv ;;
   *) {task} ;;
 esac
 """

@@ -14,6 +14,7 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import CommandError, HpctrainError, InputError
 from hpctrain.base.wire import LineChannel, Message
 from hpctrain.probe.member import Member
+from hpctrain.probe.messages import PairOrder
 from hpctrain.probe.resident import probe_nodes
 from hpctrain.probe.settings import MIB, ProbeSettings
 
@@ -153,11 +154,11 @@ def test_a_pair_that_cannot_measure_tries_once_more(
 ) -> None:
     measure, tried = Member._pair, []
 
-    def cut(member: Member, message: Message) -> Message:
-        if {member._me, message["peer"]} == {"n0", "n2"} and tried.count(member._me) < fails:
+    def cut(member: Member, order: PairOrder) -> Message:
+        if {member._me, order.peer} == {"n0", "n2"} and tried.count(member._me) < fails:
             tried.append(member._me)
-            return {"kind": "pair", "round": message["round"], "error": "nothing came"}
-        return measure(member, message)
+            return {"kind": "pair", "round": order.round, "error": "nothing came"}
+        return measure(member, order)
 
     monkeypatch.setattr(Member, "_pair", cut)
     topology = probe(tmp_path)[0]

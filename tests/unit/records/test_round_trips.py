@@ -20,7 +20,8 @@ from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run, read_run
 from hpctrain.records.schedule import Action, Schedule
 
-SIZES = st.integers(1, 1000)
+SIZES = st.integers(1, 512)
+"""Two of them make a batch of at most BATCH_MAX sequences."""
 POSITIVE = st.floats(1e-12, 1e6)
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,10}", fullmatch=True)
 ONE_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
