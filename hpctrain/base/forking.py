@@ -177,7 +177,7 @@ class ForkingRunner(SystemRunner):
 
     def hear(self, timeout_s: float | None) -> None:
         """Let processes that were forked know it, waiting for the next one at most that long (None: without end)."""
-        while self._asked and select.select([self._channel], [], [], timeout_s)[0]:
+        while self._asked and self._has_word(timeout_s):
             if not self._take_word():
                 assert self._server is not None, "orders wait for it alone"
                 self._server.wait(ANSWER_S)  # it closes its end first, and then has an exit code to tell
@@ -218,6 +218,12 @@ class ForkingRunner(SystemRunner):
         known = {process.pid for process in self._started} | {self._server.pid if self._server else 0}
         return not self._asked and pid not in known
 
+    def _has_word(self, timeout_s: float | None) -> bool:
+        """Whether the fork server says something, or is gone, within that time (None: without end)."""
+        poll = select.poll()  # select() takes no descriptor above 1023
+        poll.register(self._channel, select.POLLIN)
+        return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))
+
     def close(self) -> None:
         """End the fork server, and orders that it has not come to; what it has forked stays."""
         if self._server is not None:
@@ -236,7 +242,7 @@ class ForkingRunner(SystemRunner):
         self._server.kill()
         code = self._server.wait(ANSWER_S)
         self._server = None
-        while select.select([self._channel], [], [], ANSWER_S)[0] and self._take_word():
+        while self._has_word(ANSWER_S) and self._take_word():
             pass
         self._channel.close()
         while self._asked:

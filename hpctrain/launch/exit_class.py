@@ -17,6 +17,8 @@ KILLED_AT_START = (128 + 15, 128 + 12)
 """What srun gives when a task was told to leave (TERM, USR2) before its handlers stood."""
 HOPELESS = (EXIT_USAGE, EXIT_REFUSED)
 """Exit codes of what the next attempt would meet again: an invalid input, a plan that cannot be made."""
+WORKERS_OWN = ("worker_died", "worker_hung")
+"""Events of a worker that failed by itself; one that lost its peers has none."""
 IDLE_LIMIT = 2
 """So many attempts in a row may end for the cluster's sake without a new checkpoint; the next is no_progress."""
 
@@ -60,7 +62,10 @@ def read_ending(code: int | None, events: Sequence[Event], finished: bool) -> En
     if any(_fault(event).names_a_node for event in failures):
         return Ending(code, "infrastructure", reason=reason)
     if own:
-        kind: ExitClass = "no_progress" if set(own) == {NO_PROGRESS} else "fatal"
+        kind: ExitClass = "fatal"
+        if set(own) == {NO_PROGRESS}:
+            # Where no worker failed by itself, each of them lost its peers: that is the network's fault.
+            kind = "no_progress" if any(event.kind in WORKERS_OWN for event in events) else "infrastructure"
         return Ending(code, kind, reason=reason, hopeless=any(found in HOPELESS for found in own))
     if last is not None and last.kind == "preempted":
         asked_by = last.data.get("asked_by")

@@ -183,8 +183,10 @@ def test_a_stopped_run_saves_first_and_its_folder_is_not_for_two(site: Site, und
 def test_a_hung_worker_is_ended_by_the_watchdog(site: Site) -> None:
     known = set((site.path / "runs").glob("*"))
     process = site.start(
-        "train", "run.yaml", "--local", "2", "-t", "four.json", "--set", "recovery.progress_timeout_s=15"
-    )
+        "train", "run.yaml", "--local", "2", "-t", "four.json",
+        # Room for a start on a busy machine, and for the test to look before the run is over.
+        "--set", "recovery.progress_timeout_s=30", "--set", "steps=150",
+    )  # fmt: skip
     folder = site.run_folder(known)
     wait_for_step(folder, 2)
     hung = worker_of(folder, "local0")
@@ -193,9 +195,10 @@ def test_a_hung_worker_is_ended_by_the_watchdog(site: Site) -> None:
     assert outcome.code == 0, outcome.said
     assert not psutil.pid_exists(hung.pid)
     reasons = [event.reason for event in outcome.events if event.kind == "generation_started"]
-    assert any("no step for 15 s" in reason for reason in reasons)
+    assert any("no step for 30 s" in reason for reason in reasons)
+    # Each node's agent may see it first, and both may have seen it before one hears of the other.
     told = [event for event in outcome.events if event.kind == "worker_hung"]
-    assert len(told) == 1
+    assert 1 <= len(told) <= 2
     step = max(row.step for row in outcome.rows if row.generation == 0) + 1
     by_rank = Plan.read(folder / "plan.json").ranks
     rank = by_rank.index("local0:cpu0")

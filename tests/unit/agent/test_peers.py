@@ -17,6 +17,9 @@ from hpctrain.base.auth_listener import SPARE_SEATS
 from hpctrain.base.handshake import Caller
 from hpctrain.base.wire import LineChannel
 
+NEVER_S = 600.0
+"""Longer than a test may take: who waits so long where nobody should wait fails by the suite's own limit."""
+
 
 def call(cluster: Cluster, node: str = "n0") -> socket.socket:
     """A connection to an agent's port, as anybody can make it."""
@@ -83,9 +86,7 @@ def test_waiting_ends_when_a_peer_speaks(cluster: Cluster) -> None:
     cluster.all_meet()
     one.exchange(cluster.now)
     other.exchange(cluster.now, at_once=True)
-    begin = time.monotonic()
-    one.peers.wait(5.0)
-    assert time.monotonic() - begin < 4.0
+    one.peers.wait(NEVER_S)
 
 
 def test_who_has_another_key_never_becomes_a_peer(cluster: Cluster) -> None:
@@ -312,20 +313,29 @@ def test_a_peer_that_sends_anything_else_is_lost(cluster: Cluster, line: bytes) 
         assert not agent.view("n2").connected
 
 
-def test_a_peer_that_stops_reading_holds_nobody_up(cluster: Cluster) -> None:
+def test_a_peer_that_stops_reading_holds_nobody_up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready, waits = LineChannel._ready, []
+
+    def noted(channel: LineChannel, events: int, deadline: float | None) -> bool:
+        waits.append(deadline is None or deadline > time.monotonic())
+        return ready(channel, events, deadline)
+
+    monkeypatch.setattr(LineChannel, "_ready", noted)
     nodes = NODES[:2]
     agent = cluster.start("n0", nodes)
     agent.says = replace(agent.says, reason="x" * REASON_CHARS)
     with call(cluster) as hung:
         met(cluster, hung).send(heartbeat("n1"))
         cluster.until(lambda: agent.view("n1").connected)
-        took = []
+        turns = 0
         while not agent.view("n1").lost:
-            took.append(agent.exchange(cluster.now, at_once=True))
-            assert len(took) < 50_000, "its buffers never fill"
-    assert len(took) > 10
-    # Generous: the machine does other things too. A send that waits would take half a second.
-    assert max(took) < 0.2
+            waits.clear()
+            agent.exchange(cluster.now, at_once=True)
+            turns += 1
+            assert not any(waits)
+            assert turns < 50_000, "its buffers never fill"
+    assert turns > 10
+    assert waits, "the last message found no room"
     assert not agent.view("n1").connected
 
 
@@ -374,9 +384,7 @@ def test_a_watched_file_that_closes_does_not_stand_in_the_way_of_the_next(cluste
         agent.peers.watch(sock)
     theirs.close()
     their_end.send(b"x")
-    begin = time.monotonic()
-    agent.peers.wait(5.0)
-    assert time.monotonic() - begin < 4.0
+    agent.peers.wait(NEVER_S)
     agent.peers.unwatch(ours)
     agent.peers.unwatch(ours)
     agent.peers.unwatch(again)

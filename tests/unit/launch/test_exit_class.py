@@ -55,7 +55,10 @@ STARTED = event("attempt_started", nodes=["gpu1", "gpu2"])
         (1, [event("failed", exit_code=1)], False, "fatal"),
         (75, [event("failed", exit_code=1), event("failed", exit_code=75)], False, "fatal"),
         (1, [event("preempted"), event("failed", exit_code=1)], False, "fatal"),
-        (77, [event("failed", exit_code=77)], False, "no_progress"),
+        (77, [event("worker_died"), event("failed", exit_code=77)], False, "no_progress"),
+        (77, [event("worker_hung"), event("failed", exit_code=77)], False, "no_progress"),
+        # No worker failed by itself: all of them lost their peers, again and again.
+        (77, [event("failed", exit_code=77)], False, "infrastructure"),
         # A worker's own error: whose fault it is decides.
         (76, [event("failed", exit_code=76, fault="gpu_memory_error")], False, "infrastructure"),
         (76, [event("failed", exit_code=76, fault="open_files")], False, "infrastructure"),
