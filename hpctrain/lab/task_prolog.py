@@ -1,7 +1,7 @@
 """The lab's TaskProlog: slurmd runs it before each task and puts its `export` lines into the task's environment.
 
 The nodes of a lab share this machine's cores, and each of them sees all of them. Without this every worker would take
-as many threads as there are cores, and threads that wait for each other spin: a step of 19 ms took 5.6 s on two cores.
+as many threads as there are cores, and threads that wait for each other spin: steps would take many times as long.
 """
 
 from __future__ import annotations
