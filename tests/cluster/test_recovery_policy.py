@@ -22,7 +22,8 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "own_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab")]
 
-STEPS = 300
+STEPS = 600
+"""More than a busy machine does between a look at the steps and the loss of a node that follows it."""
 RUN = {
     "name": "policy",
     "steps": STEPS,
@@ -117,10 +118,11 @@ def test_what_follows_an_attempt(cluster, project: Path) -> None:
     alone.wait_for_step(5)
     cluster.lab("kill", lost)
 
+    fatal = Submitted(cluster, project, *ONE_NODE, "steps=50", *DIVERGES)
+    # Nothing stands between its first steps and the loss of its node: it must not be done by then.
     chained = Submitted(cluster, project, *ONE_NODE)
     (successor,) = chained.successors()
     assert f"afterany:{chained.job_id}" in cluster.job(successor)["Dependency"]
-    fatal = Submitted(cluster, project, *ONE_NODE, "steps=50", *DIVERGES)
     (script,) = chained.first_nodes()
     chained.wait_for_step(5)
     cluster.lab("kill", script)
