@@ -24,7 +24,7 @@ class RowStore:
         self._path = path
         self.rows: list[dict[str, Any]] = []
         settings = json.loads(json.dumps(settings))  # as it comes back from the file: tuples are lists there
-        lines = read_lines(path) if path is not None else []
+        lines = read_lines(path, owned=False) if path is not None else []
         if lines:
             self._check(lines[0].get("settings", {}), settings)
             self.rows = lines[1:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import IO
 
 import rich.console
 from rich.console import ConsoleOptions, RenderableType
@@ -13,6 +14,18 @@ from hpctrain.base.printable import printable
 
 class Console(rich.console.Console):
     """A console whose views hold no control characters but those that rich itself puts around their pieces."""
+
+    @property
+    def file(self) -> IO[str]:
+        """The stream behind every proxy: while a view is live, rich puts one before the filter of the whole process."""
+        out = super().file
+        while (behind := getattr(out, "rich_proxied_file", None)) is not None:
+            out = behind
+        return out
+
+    @file.setter
+    def file(self, new_file: IO[str]) -> None:
+        self._file = new_file
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """The pieces of a view, each of them printable."""

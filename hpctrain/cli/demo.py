@@ -16,6 +16,7 @@ from hpctrain.base.atomic import storage_errors
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.base.process import WORKER_NAME, SystemRunner
+from hpctrain.base.trust import owner_only
 from hpctrain.base.units import format_delta, format_seconds, format_si
 from hpctrain.cli.console import Console
 from hpctrain.cli.live import watch
@@ -61,6 +62,7 @@ def command(output: Path, model: str) -> None:
     Text found on this machine becomes tokens; four virtual nodes are measured; a plan is made; a Transformer trains by
     it; a worker is killed, then a whole node; the run goes on; a report is written.
     """
+    click.get_current_context().with_resource(owner_only())
     began = time.monotonic()
     folder = _own_folder(output.resolve())
     run_file = _text(folder, STARTERS[model])

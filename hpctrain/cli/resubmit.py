@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -25,7 +26,7 @@ from hpctrain.launch.estimate import estimate_start
 from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.in_use import check_no_live_job
 from hpctrain.launch.login_node import check_not_queued_here
-from hpctrain.launch.lost_checkpoints import begin_from_seed, lost_words
+from hpctrain.launch.lost_checkpoints import begun_from_seed, lost_words
 from hpctrain.launch.own_job import check_kind
 from hpctrain.launch.queue import check_queue
 from hpctrain.launch.secrets import check_secrets
@@ -61,7 +62,7 @@ def command(run: str, overrides: tuple[str, ...], from_seed: bool, own_job: bool
             words = "a job that comes back from the queue keeps its settings; leave out --set and --from-seed"
             raise InputError(f"--own-job: {words}")
         _go_on_as_own_job(folder)
-    spec = changed_run(folder, overrides)
+    spec = changed_run(folder, overrides, from_seed)
     _check_ended(folder, spec.steps)
     check_secrets(spec, os.environ)
     if not from_seed and (lost := lost_words(folder)) is not None:
@@ -72,9 +73,7 @@ def command(run: str, overrides: tuple[str, ...], from_seed: bool, own_job: bool
         job = _submit_again(RunFolder(folder), spec, slurm, from_seed, as_json)
     else:
         check_not_queued_here(slurm, f"hpctrain train --resume {folder.name}")
-        with settings_written(RunFolder(folder), spec):
-            if from_seed:
-                _forget_checkpoints(RunFolder(folder))
+        with settings_written(RunFolder(folder), spec), _from_seed(RunFolder(folder), from_seed):
             job = submit_local(RunFolder(folder), fewest_nodes(spec), SystemRunner())
     remember_run("resubmit", folder, job, slurm if spec.cluster.kind == "slurm" else None)
     if as_json:
@@ -83,8 +82,8 @@ def command(run: str, overrides: tuple[str, ...], from_seed: bool, own_job: bool
         click.echo(f"job {job}, run folder {folder}")
 
 
-def _forget_checkpoints(folder: RunFolder) -> None:
-    begin_from_seed(folder.path, max(0, len(folder.attempts()) - 1), SystemClock().wall())
+def _from_seed(folder: RunFolder, wanted: bool) -> contextlib.AbstractContextManager[object]:
+    return begun_from_seed(folder, SystemClock().wall()) if wanted else contextlib.nullcontext()
 
 
 def _submit_again(folder: RunFolder, spec: Run, slurm: Slurm, from_seed: bool, as_json: bool) -> str:
@@ -105,10 +104,9 @@ def _submit_again(folder: RunFolder, spec: Run, slurm: Slurm, from_seed: bool, a
     with settings_written(folder, spec):
         remember_follower(checked.before, folder.path)
         (folder.path / MARK).unlink(missing_ok=True)
-        if from_seed:
-            _forget_checkpoints(folder)
         exclude = known_to_exclude(folder.path, checked.asked, slurm, SystemClock().wall())
-        job = submit_job(folder, checked.asked, exclude)
+        with _from_seed(folder, from_seed):
+            job = submit_job(folder, checked.asked, exclude)
     say(queue_successors(folder.path, checked.asked, slurm, SystemClock().wall()))
     say(wait_anew(folder.path, slurm, os.environ, checked.before.jobs) if checked.before.folders else [])
     say(move_followers(folder.path, slurm, os.environ))

@@ -22,7 +22,7 @@ from hpctrain.planner.replay import Scene, scene_of
 from hpctrain.planner.whatif import Changes, changed, plan_without
 from hpctrain.records.imported_spec import Spec
 from hpctrain.records.plan import Plan
-from hpctrain.records.run import Run, read_run
+from hpctrain.records.run import RUN_FILE, Run, read_run, run_of
 from hpctrain.records.topology import Topology
 from hpctrain.report.timeline import Bar, gantt_chart, terminal_lines, write_timeline
 
@@ -70,7 +70,10 @@ def step(
     Exit codes: 0 done, 2 a file is wrong or a node unknown, 4 no plan without the lost nodes.
     """
     plan = Plan.read(plan_file)
-    run, spec = with_sizes(read_run(run_file or plan_file.parent / "run.yaml", overrides), SystemRunner())
+    run = read_run(run_file or plan_file.parent / RUN_FILE, overrides)
+    if run_file is None and run.code is not None:
+        run = run_of(plan_file.parent, overrides)  # to measure the model is to run the code that the file names
+    run, spec = with_sizes(run, SystemRunner())
     topology = Topology.read(topology_file or plan_file.parent / "topology.json")
     changes = Changes(
         slow=numbers_by_node("--slow", slow),

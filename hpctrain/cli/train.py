@@ -62,7 +62,7 @@ def command(
             raise InputError("--resume takes its topology and plan from the run folder; leave out -t and -p")
         folder = find_run(run, os.environ, Path.cwd())
         if dry_run:
-            going = check_resumed(folder, count, overrides, SystemRunner())
+            going = check_resumed(folder, count, overrides, SystemRunner(), from_seed)
             _warn(going.count)
             click.echo(_would_resume(going), err=as_json)
             return

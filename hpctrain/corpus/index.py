@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.base.errors import FileError, InputError
+from hpctrain.records.bounds import TOKENIZER_BYTES
 from hpctrain.records.corpus_index import INDEX_NAME, CorpusIndex
 from hpctrain.records.input_file import read_input
 
@@ -57,7 +58,7 @@ def check_tokenizer(folders: Sequence[str | Path], tokenizer: str | Path, field:
     """
     index = read_indexes(folders)[0]
     try:
-        digest = hashlib.sha256(read_input(Path(tokenizer))).hexdigest()
+        digest = hashlib.sha256(read_input(Path(tokenizer), TOKENIZER_BYTES)).hexdigest()
     except FileError as error:
         raise InputError(f"{field}: {tokenizer}: {error.mistakes[0].text}") from None
     if digest != index.tokenizer.sha256:

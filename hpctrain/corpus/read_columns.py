@@ -36,7 +36,7 @@ def parquet_documents(piece: Piece, field: str, bad: BadRecords) -> Iterator[str
             for text in _texts(batches, piece.path, row, bad):
                 count += 1
                 yield text
-    except (pa.ArrowException, UnicodeDecodeError) as error:
+    except (pa.ArrowException, UnicodeDecodeError, MemoryError) as error:  # a damaged file may claim any size
         _damaged(piece.path, "Parquet", error, count, bad)
 
 
@@ -66,7 +66,7 @@ def arrow_documents(piece: Piece, field: str, bad: BadRecords) -> Iterator[str]:
             for text in _texts(slices, piece.path, 0, bad):
                 count += 1
                 yield text
-    except (pa.ArrowException, UnicodeDecodeError) as error:
+    except (pa.ArrowException, UnicodeDecodeError, MemoryError) as error:  # a damaged file may claim any size
         _damaged(piece.path, "Arrow", error, count, bad)
 
 

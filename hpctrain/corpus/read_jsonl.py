@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -11,7 +12,6 @@ from hpctrain.corpus.lines import part_of
 from hpctrain.corpus.packed import unpacked
 from hpctrain.corpus.pieces import Piece
 from hpctrain.corpus.records import RECORD_BYTES, BadRecords
-from hpctrain.records.json_text import JsonError, parse_json
 
 LINE_BYTES = RECORD_BYTES
 
@@ -75,9 +75,11 @@ def _text(line: bytes, field: str) -> str:
     if len(line) >= LINE_BYTES:
         raise _UnusableError(f"the line is longer than {LINE_BYTES // 2**20} MiB")
     try:
-        value = parse_json(line)
-    except JsonError as error:
-        raise _UnusableError(f"not valid JSON: {error}") from None
+        # Numbers stay text: only one field of text counts, and Python itself writes NaN and numbers of any length.
+        value = json.loads(line, parse_int=str, parse_float=str, parse_constant=str)
+    except (ValueError, RecursionError) as error:
+        said = error.msg if isinstance(error, json.JSONDecodeError) else "no text in UTF-8, or nested too deep"
+        raise _UnusableError(f"not valid JSON: {said}") from None
     if not isinstance(value, dict):
         raise _UnusableError(f"found {type(value).__name__}, expected a JSON object a line")
     text = value.get(field)

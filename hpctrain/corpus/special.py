@@ -13,6 +13,7 @@ from typing import Any
 
 from hpctrain.base.errors import FileError, Mistake
 from hpctrain.corpus.index import read_indexes
+from hpctrain.records.bounds import TOKENIZER_BYTES
 from hpctrain.records.corpus_index import CorpusIndex
 from hpctrain.records.document import read_json
 from hpctrain.records.objective import AnyObjective, Masked, SpanCorruption, lengths
@@ -88,7 +89,7 @@ def _known(folder: Path, index: CorpusIndex) -> dict[str, int]:
         return {}
     path = folder / index.tokenizer.file
     try:
-        value = read_json(path)
+        value = read_json(path, TOKENIZER_BYTES)
     except FileError as error:
         text = f"is no tokenizer.json of the tokenizers library ({error.mistakes[0].text}); prepare the folder again"
         raise FileError(path, [Mistake("", text)]) from None

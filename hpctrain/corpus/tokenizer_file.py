@@ -9,11 +9,8 @@ from pathlib import Path
 import tokenizers
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.records.bounds import VOCAB_MAX
+from hpctrain.records.bounds import TOKENIZER_BYTES, VOCAB_MAX
 from hpctrain.records.input_file import read_input_text
-
-FILE_BYTES = 256 * 2**20
-"""Most bytes of a tokenizer.json; the largest ones have some 30 MB."""
 
 
 def read_tokenizer(path: Path, field: str) -> tokenizers.Tokenizer:
@@ -23,7 +20,7 @@ def read_tokenizer(path: Path, field: str) -> tokenizers.Tokenizer:
         InputError: it is no regular file, no tokenizer, or has ids beyond any vocabulary.
     """
     try:
-        text = read_input_text(path, FILE_BYTES)
+        text = read_input_text(path, TOKENIZER_BYTES)
     except FileError as error:
         raise InputError(f"{field}: {path}: {error.mistakes[0].text}") from None
     with library_errors(f"{field}: {path}: not a tokenizer.json of the tokenizers library"):

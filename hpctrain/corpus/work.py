@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.atomic import storage_errors, sync_folder, write_json
-from hpctrain.base.errors import FileError, HpctrainError, InputError, StorageError
+from hpctrain.base.errors import FileError, InputError, StorageError
 from hpctrain.corpus.pieces import InputFile
 from hpctrain.corpus.shards import swap
 from hpctrain.records.document import read_json
@@ -55,7 +55,7 @@ def work_folder(folder: Path, command: Mapping[str, Any], force: bool) -> Iterat
                 yield partial
             except StorageError as error:
                 raise StorageError(f"{error}; what is finished stays in {partial}: the same command goes on") from error
-            except HpctrainError:
+            except InputError:
                 # Whoever mends the input or adds an option gives another command, which this work would only block.
                 shutil.rmtree(partial, ignore_errors=True)
                 raise

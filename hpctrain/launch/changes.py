@@ -35,11 +35,14 @@ _KEPT = {
 """Key -> why it stays as it is; other keys that are not allowed have no reason but that nobody needs them changed."""
 
 
-def changed_run(folder: Path, overrides: tuple[str, ...]) -> Run:
+def changed_run(folder: Path, overrides: tuple[str, ...], from_seed: bool = False) -> Run:
     """The run with other settings, for whichever command goes on with it; nothing is written.
 
     With another number of steps the warm-up stays that of the first one, and the learning rate goes on from where the
     newest checkpoint left it.
+
+    Args:
+        from_seed: the run begins again, so nothing is done that the settings must fit.
 
     Raises:
         FileError: an override is wrong.
@@ -49,10 +52,10 @@ def changed_run(folder: Path, overrides: tuple[str, ...]) -> Run:
     refused = [text for key in _changed(before.to_json(), after.to_json()) if (text := _refusal(key)) is not None]
     if refused:
         raise InputError("\n".join([*refused, f"--set: allowed are the keys {', '.join(ALLOWED)}"]))
-    done = _steps_saved(folder)
+    done = 0 if from_seed else _steps_saved(folder)
     if after.steps != before.steps and after.steps <= done:
         raise InputError(f"--set steps={after.steps}: the newest checkpoint is of step {done}; ask for more steps")
-    if after.steps == before.steps:
+    if after.steps == before.steps and not from_seed:
         return after
     optimizer = after.optimizer.with_steps_changed(done, before.steps)
     return after.model_copy(update={"optimizer": optimizer})

@@ -95,6 +95,8 @@ def _for_lost_nodes(event: Event, events: Sequence[Event]) -> bool:
     refused the nodes."""
     if event.data["exit_code"] == RESUMABLE or event.data.get("by_probe") or _fault(event).is_infrastructure:
         return True
+    if any(known.kind == "checkpoints_lost" for known in events):
+        return False  # other nodes would not find them either
     left = set(event.data.get("left", []))
     # A node that the verdict excludes is there, and no plan can use it: it counts as gone.
     return event.data["exit_code"] in HOPELESS and bool(left) and left - _excluded(events) < set(nodes_of(events))

@@ -106,6 +106,9 @@ def create_run_folder(base: Path, run: Run, topology: Topology | None, plan: Pla
     # Owner only, from its first moment: the key, logs and pickles in it are guarded by this mode.
     with storage_errors(path), owner_only():
         path.mkdir(parents=True, mode=0o700)
+        with contextlib.suppress(OSError):
+            # A default ACL of the folder above goes down to all that is made here, past every umask.
+            os.removexattr(path, "system.posix_acl_default")
         for name in ("checkpoints", "generations", "logs"):
             (path / name).mkdir()
         write_text(path / "run.yaml", render_run(run))

@@ -6,13 +6,16 @@ saved is in events.jsonl.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpctrain.base.atomic import append_line
-from hpctrain.base.errors import CheckpointError
+from hpctrain.base.errors import CheckpointError, StorageError
+from hpctrain.launch.folder import RunFolder
 from hpctrain.records.event import Event, read_events
 from hpctrain.snapshot import published
 
@@ -66,22 +69,40 @@ def refusal(folder: Path, step: int, refused: Sequence[str]) -> str:
     )
 
 
-def begin_from_seed(folder: Path, attempt: int, now: float) -> list[str]:
-    """Note that somebody wants the run to begin again, and put what lies in checkpoints aside; the new names come back.
+@contextlib.contextmanager
+def begun_from_seed(run: RunFolder, now: float) -> Iterator[list[str]]:
+    """Note that somebody wants the run to begin again, and put what lies in checkpoints aside; the value is their new
+    names. When the block fails, all is as it was.
 
     Args:
-        attempt: number of the newest attempt.
         now: seconds since 1970.
 
     Raises:
-        StorageError: it cannot be noted.
+        StorageError: it cannot be noted, or a checkpoint cannot be put aside.
     """
+    folder, attempt, moved = run.path, max(0, len(run.attempts()) - 1), []
+    events = folder / "events.jsonl"
+    size = events.stat().st_size if events.exists() else None
+    try:
+        for path in published.listed(folder / CHECKPOINTS):
+            name = published.put_aside(path)
+            if name is None:
+                raise StorageError(f"{path}: cannot be renamed; move it away, then begin from the seed")
+            moved.append((path, name))
+        _note(folder, attempt, now, [name for _, name in moved])
+        yield [name for _, name in moved]
+    except BaseException:
+        for path, name in moved:
+            path.with_name(name).rename(path)
+        if size is not None:
+            os.truncate(events, size)
+        raise
+
+
+def _note(folder: Path, attempt: int, now: float, aside: list[str]) -> None:
     step = saved_step(read_events(folder / "events.jsonl"))
-    names = [published.put_aside(path) for path in published.listed(folder / CHECKPOINTS)]
-    aside = [name for name in names if name is not None]
     event = Event(
         kind="from_seed", time_s=now, attempt=attempt, generation=-1, node=platform.node(),
         reason="the run begins again from the seed, as somebody asked", data={"saved": step, "aside": aside},
     )  # fmt: skip
     append_line(folder / "events.jsonl", json.dumps(event.to_json()))
-    return aside

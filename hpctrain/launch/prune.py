@@ -187,6 +187,9 @@ def _empty(run: Path) -> None:
             if name in (RUN_FILE, LOCK_FILE):
                 continue
             status = os.stat(name, dir_fd=folder.descriptor, follow_symlinks=False)
-            remove = shutil.rmtree if stat.S_ISDIR(status.st_mode) else os.unlink
-            remove(name, dir_fd=folder.descriptor)
+            if stat.S_ISDIR(status.st_mode):
+                # rmtree takes a dir_fd from Python 3.11 on only.
+                shutil.rmtree(f"/proc/self/fd/{folder.descriptor}/{name}")
+            else:
+                os.unlink(name, dir_fd=folder.descriptor)
         os.unlink(RUN_FILE, dir_fd=folder.descriptor)

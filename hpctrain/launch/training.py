@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Mapping
@@ -29,7 +30,7 @@ from hpctrain.launch.folder import (
     removed_on_error,
 )
 from hpctrain.launch.local import local_nodes
-from hpctrain.launch.lost_checkpoints import begin_from_seed, lost_words
+from hpctrain.launch.lost_checkpoints import begun_from_seed, lost_words
 from hpctrain.launch.own_model import needed_tokens, with_sizes
 from hpctrain.launch.secrets import check_secrets
 from hpctrain.launch.staleness import faults_since, staleness
@@ -174,7 +175,7 @@ def resume(
         StorageError: the run folder cannot be written; its settings are as they were.
         Refused: all that it had saved is lost.
     """
-    going = check_resumed(path, count, overrides, runner)
+    going = check_resumed(path, count, overrides, runner, from_seed)
     folder = RunFolder(going.path)
     lock = lock_run_folder(folder.path)
     try:
@@ -182,10 +183,9 @@ def resume(
             raise Refused(lost)
         with settings_written(folder, going.run):
             _check_edited_plan(folder.path, going.run, going.spec)
-            if from_seed:
-                begin_from_seed(folder.path, max(0, len(folder.attempts()) - 1), clock.wall())
             drop_stale_topology(folder, local_nodes(going.count), clock.wall())
-            return start_local_job(folder, going.count, lock, runner, clock)
+            with begun_from_seed(folder, clock.wall()) if from_seed else contextlib.nullcontext():
+                return start_local_job(folder, going.count, lock, runner, clock)
     finally:
         lock.release()
 
@@ -202,7 +202,9 @@ class Resumed:
     """Virtual nodes."""
 
 
-def check_resumed(path: Path, count: int | None, overrides: tuple[str, ...], runner: Runner) -> Resumed:
+def check_resumed(
+    path: Path, count: int | None, overrides: tuple[str, ...], runner: Runner, from_seed: bool = False
+) -> Resumed:
     """Check that a run can go on with these settings; nothing is written.
 
     Raises:
@@ -213,7 +215,7 @@ def check_resumed(path: Path, count: int | None, overrides: tuple[str, ...], run
     check_trusted(path)
     if not is_own_run(path):
         raise InputError(f"{path}: no run.yaml in it; give a run folder, as `hpctrain status` lists them")
-    changed = changed_run(path, overrides)
+    changed = changed_run(path, overrides, from_seed)
     _, spec = settle(changed, runner, _own_code(path))
     check_container(changed.container, True, shutil.which)
     if spec.sha256() != changed.spec().sha256():

@@ -34,10 +34,12 @@ def leave(folder: Path, attempt: int, node: str, members: Sequence[str], min_nod
 
 
 def name_closer(folder: Path, attempt: int, node: str, members: Sequence[str], batch_host: str | None) -> None:
-    """Note that this node ends the job of the finished run: the first member, where the batch node is none of them.
+    """Note that this node ends the job of the finished run: the first one that worked, where the batch node did not.
+
+    A batch node that is a spare may be lost without anybody noticing; if it is there, its script says so in time.
 
     Args:
-        members: nodes of the last generation.
+        members: nodes with ranks in the last generation.
         batch_host: node of the job's script; None where there is no job of the run's own.
 
     Raises:

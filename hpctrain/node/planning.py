@@ -177,4 +177,6 @@ class GenerationMaker:
         refused = [f"{item.path.name}: {item.reason}" for item in skipped]
         for item, words in zip(skipped, refused, strict=True):
             self.journal.write("checkpoint_skipped", number, words, path=item.path.name)
-        raise Refused(refusal(self.folder, step, refused))
+        words = refusal(self.folder, step, refused)
+        self.journal.write("checkpoints_lost", number, words)
+        raise Refused(words)

@@ -38,6 +38,7 @@ from hpctrain.probe.address import interface_of
 from hpctrain.probe.resident import probe_nodes
 from hpctrain.probe.settings import ProbeSettings, local_settings, preflight_mode
 from hpctrain.records.generation import Generation
+from hpctrain.records.plan import Plan
 from hpctrain.records.run import Run, run_of
 from hpctrain.records.topology import Topology
 
@@ -99,8 +100,9 @@ def _take_part(place: Place, local: bool, run: Run, journal: Journal, stop: _Sto
     mine = last is not None and last.attempt == attempt
     members = [member.node for member in last.members] if last is not None and mine else list(nodes)
     if code == 0:
+        working = Plan.read(folder / last.plan, owned=True).nodes if last is not None and mine else members
         with contextlib.suppress(StorageError):  # the run is done: Slurm then ends the job later
-            name_closer(folder, attempt, place.node, members, os.environ.get("HPCTRAIN_BATCH_HOST"))
+            name_closer(folder, attempt, place.node, working, os.environ.get("HPCTRAIN_BATCH_HOST"))
     else:
         leave(folder, attempt, place.node, members, run.recovery.min_nodes, code)
     return code

@@ -16,6 +16,8 @@ SEQ_MAX = 2**24
 """Tokens in a sequence."""
 BATCH_MAX = 2**18
 """Sequences in a step; the largest published ones have 65,536. A plan for so many is found in seconds."""
+TOKENIZER_BYTES = 256 * 2**20
+"""Of a tokenizer.json; the largest ones have some 30 MB."""
 STEPS_MAX = 10**9
 """Optimizer steps, and numbers that are counted in them."""
 DEVICES_MAX = 2**20

@@ -19,7 +19,7 @@ from pydantic_core import CoreSchema
 
 from hpctrain.base.atomic import write_json
 from hpctrain.base.errors import FileError, Mistake
-from hpctrain.records.input_file import read_input_text
+from hpctrain.records.input_file import DOCUMENT_BYTES, read_input_text
 from hpctrain.records.json_text import JsonError, parse_json
 from hpctrain.records.meanings import describe_fields
 from hpctrain.records.mistakes import mistakes_of
@@ -116,7 +116,7 @@ def content_sha256(part: Part) -> str:
     return hashlib.sha256(json.dumps(part.to_json(), sort_keys=True).encode()).hexdigest()
 
 
-def read_json(path: Path, *, owned: bool = False) -> Any:
+def read_json(path: Path, limit_bytes: int = DOCUMENT_BYTES, *, owned: bool = False) -> Any:
     """The JSON value in a file.
 
     Args:
@@ -126,7 +126,7 @@ def read_json(path: Path, *, owned: bool = False) -> Any:
         FileError: missing, unreadable, too large, or not JSON.
         UntrustedError: it is somebody else's, or others can write to it.
     """
-    text = read_input_text(path, owned=owned)
+    text = read_input_text(path, limit_bytes, owned=owned)
     try:
         return parse_json(text)
     except JsonError as error:

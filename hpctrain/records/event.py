@@ -28,6 +28,7 @@ EventKind = Literal[
     "checkpoint_saved",
     "checkpoint_skipped",
     "from_seed",
+    "checkpoints_lost",
     "waiting_for_room",
     "residuals_dropped",
     "recovered",

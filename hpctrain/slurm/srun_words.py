@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass
 
 _ERROR = re.compile(r"^srun: error: (?:\w+: )?(?P<words>.+)$", re.MULTILINE)
-_ABORTED = re.compile(r"aborting, .*\bnode (?P<index>\d+)", re.IGNORECASE)
-"""'Aborting, io error and missing step on node 3' (22.05 and 24.11, seen): slurmd of a lost node started anew, knows
-nothing of the step there, and srun ends the step on all nodes."""
+_ABORTED = re.compile(r"(?:aborting, .*\b|cannot communicate with )node (?P<index>\d+)", re.IGNORECASE)
+"""'Aborting, io error and missing step on node 3', on a busy machine 'Cannot communicate with node 3.  Aborting job.'
+(22.05 and 24.11, seen): slurmd of a lost node started anew, knows nothing of the step there or does not answer in time,
+and srun ends the step on all nodes."""
 _NOT_STARTED = re.compile(
     r"task launch for .* failed|application launch failed|unable to create step|task \d+ launch failed", re.IGNORECASE
 )

@@ -9,8 +9,10 @@ import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.live import Live
 
 from hpctrain.base.printable import PrintableText, control, control_in, printable, printable_output
+from hpctrain.cli.console import Console
 
 CODES = (*range(9), *range(11, 32), *range(0x7F, 0xA0), 0x2028, 0x202E, 0x2066, 0xDC80)
 HARMFUL = [chr(code) for code in CODES]
@@ -69,6 +71,22 @@ def test_whoever_prints_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert out.getvalue() == "print \\x1b[2J\nclick \\x07\n\r\x1b[2K"
     assert err.getvalue() == "click \\x07\nlines \\x07\n"
     assert sys.stdout is out
+
+
+def test_a_live_view_draws_in_place_behind_the_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """rich puts a stream of its own before the filter while a view is live."""
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    with printable_output():
+        console = Console(force_terminal=True, width=60, highlight=False)
+        with Live("first \x1b[2J", console=console, auto_refresh=False) as live:
+            live.update("second", refresh=True)
+            print("a line beside it \x07")
+    assert "\\x1b[2K" not in out.getvalue()
+    assert "\x1b[2K" in out.getvalue()
+    assert "first \\x1b[2J" in out.getvalue()
+    assert "a line beside it" in out.getvalue()
+    assert "\x07" not in out.getvalue()
 
 
 def test_a_stream_of_ascii_is_not_passed_by() -> None:

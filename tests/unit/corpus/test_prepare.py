@@ -241,6 +241,18 @@ def interrupted(text: Path, out: Path, options: Options, bytes_encoded: int) -> 
         prepare([text], out, options, interrupt)
 
 
+def test_work_that_failed_for_another_reason_than_its_input_is_kept(text: Path, tmp_path: Path) -> None:
+    """A worker that ran out of memory, say: with fewer workers the same command goes on."""
+
+    def fail(phase: str, done: int, total: int) -> None:
+        if phase == "encoding" and done >= 20_000:
+            raise HpctrainError("a worker was killed by signal 9")
+
+    with pytest.raises(HpctrainError, match="signal 9"):
+        prepare([text], tmp_path / "out", Options("train:300", unit_bytes=6000, workers=1), fail)
+    assert list((tmp_path / "out.partial" / "source-0").glob("unit-*"))
+
+
 def test_after_an_interrupt_units_that_are_finished_are_kept(text: Path, tmp_path: Path) -> None:
     options = Options("train:300", unit_bytes=6000, workers=1)
     prepare([text], tmp_path / "whole", options)

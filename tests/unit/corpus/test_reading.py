@@ -135,6 +135,17 @@ def test_a_bad_line_is_told_with_its_number_or_counted(tmp_path: Path, line: str
     assert read(path, "jsonl", skip=True) == (["one", "two"], 1)
 
 
+def test_numbers_beside_the_text_may_be_whatever_python_writes(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    lines = [
+        '{"text": "one", "score": NaN}',
+        '{"text": "two", "id": ' + "9" * 5000 + "}",
+        '{"text": "three", "x": 1e999}',
+    ]
+    path.write_text("\n".join(lines))
+    assert read(path, "jsonl") == (["one", "two", "three"], 0)
+
+
 def test_a_bad_line_in_a_later_unit_has_its_number_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"text": "x"}\n' * 100 + "bad\n")

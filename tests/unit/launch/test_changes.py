@@ -108,6 +108,16 @@ def test_more_steps_keep_the_warm_up_and_the_rate_that_was_reached(folder):
         changed_run(folder, ("optimizer.steps_changed=[]",))
 
 
+def test_who_begins_from_the_seed_has_done_no_steps(folder):
+    after = changed_run(folder, ("steps=5",), from_seed=True)
+    assert (after.steps, after.optimizer.steps_changed) == (5, [])
+    longer = changed_run(folder, ("steps=20000",))
+    with settings_written(RunFolder(folder), longer):
+        pass
+    assert longer.optimizer.steps_changed
+    assert changed_run(folder, (), from_seed=True).optimizer.steps_changed == []
+
+
 def test_what_a_change_does_can_be_told_before(folder):
     (folder / "plan-1.json").write_text("{}")
     before = sorted(folder.iterdir())

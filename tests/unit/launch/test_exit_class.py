@@ -57,6 +57,17 @@ STARTED = event("attempt_started", nodes=["gpu1", "gpu2"])
         (1, [event("preempted"), event("failed", exit_code=1)], False, "fatal"),
         (77, [event("worker_died"), event("failed", exit_code=77)], False, "no_progress"),
         (77, [event("worker_hung"), event("failed", exit_code=77)], False, "no_progress"),
+        # Other nodes would not find lost checkpoints either.
+        (
+            4,
+            [
+                event("attempt_started", nodes=["gpu1", "gpu2"]),
+                event("checkpoints_lost"),
+                event("failed", exit_code=4, left=["gpu1"]),
+            ],
+            False,
+            "fatal",
+        ),
         # No worker failed by itself: all of them lost their peers, again and again.
         (77, [event("failed", exit_code=77)], False, "infrastructure"),
         # A worker's own error: whose fault it is decides.

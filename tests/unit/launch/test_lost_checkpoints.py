@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.launch.lost_checkpoints import begin_from_seed, lost_words, saved_step
+from hpctrain.launch.folder import RunFolder
+from hpctrain.launch.lost_checkpoints import begun_from_seed, lost_words, saved_step
 from hpctrain.records.event import Event, EventKind, read_events
 from hpctrain.records.generation import Fence
 from hpctrain.records.manifest import Manifest
@@ -79,8 +80,14 @@ def test_what_was_put_aside_is_named(tmp_path: Path) -> None:
 
 def test_who_asks_begins_again_and_loses_nothing_of_what_is_there(tmp_path: Path) -> None:
     save(tmp_path, 10)
-    assert begin_from_seed(tmp_path, 2, 5.0) == ["skipped-step-00000010"]
+    before = (tmp_path / "events.jsonl").read_bytes()
+    with pytest.raises(KeyboardInterrupt), begun_from_seed(RunFolder(tmp_path), 4.0):
+        raise KeyboardInterrupt
+    assert (tmp_path / "events.jsonl").read_bytes() == before, "what failed leaves all as it was"
+    assert [path.name for path in (tmp_path / "checkpoints").glob("*step-*")] == ["step-00000010"]
+    with begun_from_seed(RunFolder(tmp_path), 5.0) as aside:
+        assert aside == ["skipped-step-00000010"]
     assert published.listed(tmp_path / "checkpoints") == []
     assert lost_words(tmp_path) is None
     last = read_events(tmp_path / "events.jsonl")[-1]
-    assert (last.kind, last.attempt, last.data) == ("from_seed", 2, {"saved": 10, "aside": ["skipped-step-00000010"]})
+    assert (last.kind, last.attempt, last.data) == ("from_seed", 0, {"saved": 10, "aside": ["skipped-step-00000010"]})

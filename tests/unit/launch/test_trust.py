@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from run_folders import RUN
 from two_users import ME, OTHER, PROJECT, as_user, shared_space
 
 from hpctrain.base.errors import InputError, UntrustedError
+from hpctrain.base.owned import read_owned
 from hpctrain.base.process import SystemRunner
+from hpctrain.base.trust import owner_only
 from hpctrain.launch.code import snapshot_code
 from hpctrain.launch.folder import create_run_folder, lock_run_folder
 from hpctrain.launch.trust import check_trusted
@@ -33,6 +36,25 @@ def folder(tmp_path: Path) -> Path:
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
+
+
+def default_acl(group: int) -> bytes:
+    """The extended attribute of `setfacl -d -m g:<group>:rwx` (acl(5); linux/posix_acl_xattr.h)."""
+    nobody = 2**32 - 1
+    entries = [(1, 7, nobody), (4, 7, nobody), (8, 7, group), (16, 7, nobody), (32, 5, nobody)]
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+def test_a_default_acl_of_the_space_around_does_not_reach_into_a_run_folder(tmp_path: Path) -> None:
+    try:
+        os.setxattr(tmp_path, "system.posix_acl_default", default_acl(4711))
+    except OSError:
+        pytest.skip("this file system has no ACLs")
+    with owner_only():
+        folder = create_run_folder(tmp_path, Run.model_validate(RUN), None, None, 0.0).path
+        (folder / "logs" / "0").mkdir()
+    assert {path.name: mode(path) for path in folder.rglob("*") if mode(path) & 0o077} == {}
+    assert read_owned(folder / "run.yaml")
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o002, 0o000])

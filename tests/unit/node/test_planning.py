@@ -13,11 +13,12 @@ from steps_made import truth, write_generation
 from hpctrain.agent.agent import Proposal
 from hpctrain.agent.journal import Journal
 from hpctrain.base.errors import FileError, Refused
-from hpctrain.launch.lost_checkpoints import begin_from_seed
+from hpctrain.launch.folder import RunFolder
+from hpctrain.launch.lost_checkpoints import begun_from_seed
 from hpctrain.node import planning
 from hpctrain.node.planning import GenerationMaker
 from hpctrain.planner import make_plan
-from hpctrain.records.event import Event
+from hpctrain.records.event import Event, read_events
 from hpctrain.records.generation import Generation, Member, StoreAddress
 from hpctrain.records.link import LinkClass
 from hpctrain.records.plan import Plan, Stage
@@ -99,8 +100,10 @@ def test_a_run_that_had_saved_a_step_is_not_begun_from_the_seed(tmp_path: Path) 
     with pytest.raises(Refused, match=r"can be used \(step-00005000: manifest.json is missing\)"):
         plan_on(tmp_path, run_of(), "a")
     assert damaged.exists()  # a file system may come back
-    assert '"checkpoint_skipped"' in (tmp_path / "events.jsonl").read_text().splitlines()[-1]
-    begin_from_seed(tmp_path, 0, 1.0)
+    kinds = [event.kind for event in read_events(tmp_path / "events.jsonl")]
+    assert kinds[-2:] == ["checkpoint_skipped", "checkpoints_lost"]
+    with begun_from_seed(RunFolder(tmp_path), 1.0):
+        pass
     plan_on(tmp_path, run_of(), "a")
 
 

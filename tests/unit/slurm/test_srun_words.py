@@ -34,6 +34,10 @@ MISSING = "Aborting, io error and missing step on node 3"
             StepFailure("aborting, io error with slurmstepd on node 0", True, 0),
         ),
         (
+            "srun: error: Cannot communicate with node 3.  Aborting job.\n",  # on a busy machine, 22.05
+            StepFailure("Cannot communicate with node 3.  Aborting job.", True, 3),
+        ),
+        (
             "srun: error: Unable to create step for job 7: Invalid node name specified\n",
             StepFailure("Unable to create step for job 7: Invalid node name specified", False),
         ),
