@@ -210,6 +210,8 @@ def _hung(view: View, limit_s: float) -> Decision:
 
 def _peer_end(peer: PeerView, view: View) -> Decision | None:
     """What follows from a peer's end. One that only looked on leaves alone: those who train may still be saving."""
+    if peer.phase not in ("done", "stopped", "failed"):
+        return None
     member = _is_same_member(peer, view)
     if peer.phase == "failed" and (member or view.record is None or peer.generation > view.record.number):
         return Decision("fail", peer.reason, exit_code=1)
