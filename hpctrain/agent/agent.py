@@ -107,7 +107,7 @@ class Agent:
         self._watched: list[LineChannel] = []
         self._working: tuple[str, ...] = ()
         self._store_socket: socket.socket | None = None
-        self._making: Future[Proposed] | None = None
+        self._making: tuple[Future[Proposed], Decision] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="proposal")
 
     def run(self) -> int:
@@ -175,13 +175,13 @@ class Agent:
 
     def _propose(self, decision: Decision) -> int | None:
         """Make a record and have it decided. It is made in a thread: hashing a checkpoint may take longer than the
-        others take a silent agent for lost."""
+        others take a silent agent for lost. What is told of it is the decision that it was made for."""
         if self._making is None:
-            self._making = self._thread.submit(self._make_generation, self._proposal(decision))
+            self._making = self._thread.submit(self._make_generation, self._proposal(decision)), decision
+        making, decision = self._making
+        if not making.done():
             return None
-        if not self._making.done():
-            return None
-        making, self._making = self._making, None
+        self._making = None
         try:
             proposed = making.result()
             record = self._store.decide(proposed.record)

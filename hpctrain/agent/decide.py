@@ -164,7 +164,7 @@ def _while_running(now: float, view: View, settings: Settings) -> Decision:
     if own is not None:
         return own
     for peer in view.peers:
-        verdict = _peer_word(peer, view) or _peer_loss(now, peer, view, settings)
+        verdict = _peer_end(peer, view) or _peer_fault(peer, view) or _peer_loss(now, peer, view, settings)
         if verdict is not None:
             return verdict
     if _is_spectator(view) and not any(alive(now, peer, settings) for peer in _members_seen(view)):
@@ -208,21 +208,29 @@ def _hung(view: View, limit_s: float) -> Decision:
     return Decision("end_generation", reason, hung=culprits(doing))
 
 
-def _peer_word(peer: PeerView, view: View) -> Decision | None:
-    """What follows from what a peer says."""
-    record = view.record
-    assert record is not None, "a running agent has a record"
-    member = any(m.node == peer.node for m in record.members)
-    same = peer.generation == record.number
-    if same and peer.phase == "done":
-        return Decision("finish", "all steps are done") if member else None
-    if same and peer.phase == "stopped":
-        return Decision("stop", peer.reason, exit_code=RESUMABLE)
-    if peer.phase == "failed" and peer.generation >= record.number:
+def _peer_end(peer: PeerView, view: View) -> Decision | None:
+    """What follows from a peer's end. One that only looked on leaves alone: those who train may still be saving."""
+    if peer.phase not in ("done", "stopped", "failed"):
+        return None
+    member = _is_same_member(peer, view)
+    if peer.phase == "failed" and (member or view.record is None or peer.generation > view.record.number):
         return Decision("fail", peer.reason, exit_code=1)
-    if same and peer.phase == "fault" and member:
-        return Decision("end_generation", peer.reason)
+    if peer.phase == "done" and member:
+        return Decision("finish", "all steps are done")
+    if peer.phase == "stopped" and member:
+        return Decision("stop", peer.reason, exit_code=RESUMABLE)
     return None
+
+
+def _peer_fault(peer: PeerView, view: View) -> Decision | None:
+    ended = peer.phase == "fault" and _is_same_member(peer, view)
+    return Decision("end_generation", peer.reason) if ended else None
+
+
+def _is_same_member(peer: PeerView, view: View) -> bool:
+    """Whether a peer speaks of the generation that this agent is in, as a member of it."""
+    same = view.record is not None and peer.generation == view.record.number
+    return same and peer.node in _last_nodes(view)
 
 
 def _peer_loss(now: float, peer: PeerView, view: View, settings: Settings) -> Decision | None:
@@ -264,8 +272,8 @@ def _between(now: float, view: View, settings: Settings) -> Decision:
     if view.stop_wanted:
         return Decision("stop", "stopped on request between two generations", exit_code=RESUMABLE)
     for peer in view.peers:
-        if peer.phase == "failed":
-            return Decision("fail", peer.reason, exit_code=1)
+        if (end := _peer_end(peer, view)) is not None:
+            return end
     living = {peer.node: peer for peer in view.peers if alive(now, peer, settings)}
     limit = settings.collect_s if view.record else settings.join_timeout_s
     out = _cut_off(now, view, settings, {view.me, *living}, limit)
@@ -305,7 +313,8 @@ def _cut_off(now: float, view: View, settings: Settings, present: set[str], pati
         patience_s: how long two may be silent to each other before one of them is left out.
     """
     silent = sorted(pair for pair, since in view.silent.items() if now - since >= patience_s)
-    broken = [pair for pair in settings.broken_links if set(pair) <= present]
+    # Plans use no node that the probe advises against, so nothing goes over its links.
+    broken = [pair for pair in settings.broken_links if set(pair) <= present - set(settings.advised_against)]
     outside = {node for node in view.nodes if node not in _last_nodes(view)}
     out = leave_out(view.nodes, [*silent, *broken], first=outside.union(settings.advised_against))
     return {node: _cut_words(node, silent, broken) for node in out}
@@ -339,13 +348,22 @@ def _too_few(view: View, members: tuple[str, ...], out: Mapping[str, str], setti
             exit_code=RESUMABLE,
         )
     if not _enough_of_the_last(view, members):
-        last, crashes = _last_nodes(view), _crashes(view)
-        there = len(set(members) & set(last))
-        rest = "" if there + len(crashes) >= len(last) else "the others may be going on without it"
-        reached = f"only {there} of {len(last)} nodes can be reached from {view.me}"
-        words = "; ".join([*crashes, reached]) + f": {rest}" * bool(rest)
-        return Decision("fail", words, exit_code=RESUMABLE)
+        return _minority(view, members, out)
     return None
+
+
+def _minority(view: View, members: tuple[str, ...], out: Mapping[str, str]) -> Decision:
+    """The end of those who are less than half of the last generation. Who is gone they can say only where they know
+    of every other node why it is not with them: one that they do not hear may be going on."""
+    last = _last_nodes(view)
+    there = [node for node in members if node in last]
+    crashed = {peer.node for peer in view.peers if peer.phase == "crashed"}
+    unknown = set(last) - set(there) - out.keys() - crashed
+    reached = f"can go on together ({', '.join(there)})" if out else f"can be reached from {view.me}"
+    words = [*_crashes(view), f"only {len(there)} of {len(last)} nodes {reached}", *out.values()]
+    words += ["the others may be going on without it"] if unknown else []
+    known = members if out and not unknown else ()
+    return Decision("fail", "; ".join(words), members=known, left_out=out, exit_code=RESUMABLE)
 
 
 def _crashes(view: View) -> list[str]:

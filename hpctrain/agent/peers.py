@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -243,6 +243,9 @@ def announced(message: Message) -> Announcement:
     kind = content.pop("type", None)
     if kind != "heartbeat":
         raise MalformedMessage(f"it sent a message of type {str(kind)[:100]!r}; expected: 'heartbeat'")
+    # Before they become arguments: some names mean something to the class itself.
+    if unknown := sorted(content.keys() - {field.name for field in fields(Announcement)}):
+        raise MalformedMessage(f"it sent a heartbeat with an unknown field {unknown[0][:100]!r}")
     content["doing"] = from_message(message.get("doing"))
     try:
         said = Announcement(**content)

@@ -104,8 +104,38 @@ def test_a_link_that_the_probe_could_not_measure_needs_no_wait() -> None:
     assert decision.members == ("n0", "n1", "n3")
     healed = first_of_all(set(), broken_links=(("n1", "n2"),))
     assert healed.left_out == {"n2": "n2 is left out: the probe could not measure its link to n1"}
-    advised = first_of_all(set(), broken_links=(("n1", "n2"),), advised_against=("n1",))
-    assert list(advised.left_out) == ["n1"]
+
+
+def test_nobody_is_left_out_for_the_sake_of_a_node_that_no_plan_uses() -> None:
+    """Plans do without the nodes that the probe advises against: their links do not matter."""
+    links = (("n1", "n2"), ("n2", "n3"))
+    assert list(first_of_all(set(), broken_links=links).left_out) == ["n2"]
+    advised = first_of_all(set(), broken_links=links, advised_against=("n1", "n3"))
+    assert (advised.members, advised.left_out) == (NODES, {})
+    # That two do not hear each other matters for every agent; there the one that no plan uses goes.
+    silent = first_of_all({("n1", "n2")}, join_timeout_s=10, advised_against=("n1",))
+    assert list(silent.left_out) == ["n1"]
+
+
+UNMEASURED = (("n0", "n1"), ("n0", "n2"), ("n0", "n3"), ("n1", "n2"), ("n1", "n3"), ("n2", "n3"))
+
+
+def test_who_is_left_out_is_named_where_too_few_can_go_on_together() -> None:
+    decision = first_of_all(set(), broken_links=UNMEASURED)
+    assert (decision.act, decision.exit_code) == ("fail", 75)
+    assert (decision.members, list(decision.left_out)) == (("n0",), ["n1", "n2", "n3"])
+    assert decision.reason == "; ".join(
+        ["only 1 of 4 nodes can go on together (n0)", *decision.left_out.values()]
+    )  # fmt: skip
+
+
+def test_a_node_beyond_a_cut_is_not_told_as_lost_where_others_are_left_out() -> None:
+    """It may be going on: nobody here can say that it is gone."""
+    view = between("n0", set(), peers=(peer("n1"), peer("n2"), PeerView("n3", lost=True)))
+    links = (("n0", "n1"), ("n0", "n2"), ("n1", "n2"))
+    decision = decide(NOW + 2, view, replace(SETTINGS, broken_links=links))
+    assert (decision.members, list(decision.left_out)) == ((), ["n1", "n2"])
+    assert decision.reason.endswith("its link to n0, n1; the others may be going on without it")
 
 
 def looking_on(**changes: object) -> View:
@@ -135,6 +165,33 @@ def test_who_was_isolated_and_hears_the_others_train_proposes_nothing() -> None:
 def test_who_is_left_out_ends_with_the_others(phase: Phase) -> None:
     ended = (peer("n0", phase), *looking_on().peers[1:])
     assert decide(NOW, looking_on(peers=ended), SETTINGS).act in ("finish", "stop", "fail")
+
+
+def test_who_only_looks_on_and_leaves_takes_nobody_along() -> None:
+    """It hears of a request to stop at once; the members save first, for as long as that takes."""
+    lonely = looking_on(phase="fault", stop_wanted=True)
+    assert decide(NOW, lonely, SETTINGS).act == "stop"
+    for phase in ("stopped", "failed"):
+        gone = replace(peer("n2", phase), reason="gone")
+        view = View(
+            "n0", NODES, "running", NOW - 20, record=record(("n0", "n1", "n3")),
+            peers=(peer("n1", "running"), gone, peer("n3", "running")), working=("n0", "n1", "n3"),
+            workers=WorkerView(1, None, NOW), stop_wanted=True,
+        )  # fmt: skip
+        assert decide(NOW, view, SETTINGS) == Decision("wait", "training")
+
+
+@pytest.mark.parametrize(("phase", "act"), [("done", "finish"), ("stopped", "stop"), ("failed", "fail")])
+def test_who_lost_sight_of_the_members_and_finds_them_at_their_end_begins_nothing(phase: Phase, act: str) -> None:
+    ended = tuple(replace(peer(node, phase), reason="that is all") for node in ("n0", "n1", "n3"))
+    decision = decide(NOW, looking_on(phase="fault", peers=ended), SETTINGS)
+    assert decision.act == act
+    # A node that was no member, or one that ended before, says nothing about this generation.
+    for stale in (replace(peer("n0", phase), generation=2), replace(ended[0], node="n2")):
+        view = between("n1", set(), members=("n0", "n1", "n3"), peers=(peer("n0"), stale, peer("n3")))
+        if stale.node == "n0":
+            view = replace(view, peers=(stale, peer("n3")))
+        assert decide(NOW, view, SETTINGS).act in ("wait", "propose")
 
 
 def test_a_crashed_agent_is_gone_at_once_and_by_its_own_words() -> None:

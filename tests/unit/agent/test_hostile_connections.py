@@ -239,6 +239,8 @@ DOING = to_message([WorkerDoing(0, "n1:cpu0", 3, "forward", False)])
     [
         {"type": "order"},
         {"more": 1},
+        {"__dataclass_self__": 1},
+        {"\ud800": 1},
         {"generation": -2},
         {"generation": 1 << 40},
         {"node": ""},
@@ -274,7 +276,12 @@ VALUES = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from([*GOOD, "more"]), VALUES, max_size=3), st.lists(VALUES, max_size=3))
+KEYS = st.sampled_from([*GOOD, "more", *Announcement.__init__.__code__.co_varnames, *dir(Announcement)]) | st.text(
+    st.characters(), max_size=20
+)
+
+
+@given(st.dictionaries(KEYS, VALUES, max_size=3), st.lists(VALUES, max_size=3))
 @settings(max_examples=300, deadline=None)
 def test_any_change_of_a_heartbeat_is_an_announcement_or_malformed(
     changes: dict[str, object], doing: list[object]

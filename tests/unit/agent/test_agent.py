@@ -1,0 +1,144 @@
+"""An agent's loop with a scripted network and workers that are done at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_clock import FakeClock
+from steps_made import truth, write_generation
+
+from hpctrain.agent.agent import Agent, Place, Proposal, Proposed
+from hpctrain.agent.decide import PeerView, Settings, WorkerView
+from hpctrain.agent.journal import Journal
+from hpctrain.agent.peers import Announcement
+from hpctrain.agent.store import GenerationStore
+from hpctrain.base.errors import Refused
+from hpctrain.planner import make_plan
+from hpctrain.records.event import Event, read_events
+from hpctrain.records.generation import Generation, StoreAddress
+from hpctrain.records.link import LinkClass
+from hpctrain.records.plan import Plan
+from hpctrain.records.run import Run
+from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
+
+NODES = ("a", "b", "c")
+
+
+class Network:
+    """The other agents as this one sees them; each wait of the agent moves the clock and the script."""
+
+    def __init__(self, clock: FakeClock, script: Callable[[], None]) -> None:
+        self._clock = clock
+        self._script = script
+        self.heard = {node: PeerView(node, node, True, False, 0.0, 0, "fault", "it broke") for node in NODES[1:]}
+
+    def views(self) -> tuple[PeerView, ...]:
+        return tuple(replace(view, last_seen=self._clock.now()) for view in self.heard.values())
+
+    def announcement(self, node: str) -> Announcement:
+        return Announcement(node, node, "127.0.0.1", 1, 0, "fault", "it broke")
+
+    def wait(self, seconds: float) -> None:
+        self._clock.sleep(seconds)
+        self._script()
+        time.sleep(0.001)  # the record is made in a thread of its own
+
+    def open(self) -> None: ...
+    def close(self) -> None: ...
+    def exchange(self, now: float, mine: Announcement, at_once: bool = False) -> None: ...
+
+
+class Workers:
+    """Workers that are done with the generation they are started for, but for the first."""
+
+    def __init__(self) -> None:
+        self.exit_code: int | None = None
+        self.starts = 0
+
+    def start(self, now: float, orders: object, store: object) -> None:
+        self.starts += 1
+        self.exit_code = 0 if self.starts > 1 else None
+
+    def view(self) -> WorkerView:
+        return WorkerView(1, self.exit_code)
+
+    def news(self, now: float) -> list[object]:
+        return []
+
+    def channels(self) -> list[object]:
+        return []
+
+    def kill(self) -> None: ...
+
+
+def first_generation(folder: Path) -> Plan:
+    run = Run.model_validate(
+        {
+            "steps": 4, "model": {"dims": {"layers": 4, "dim": 32, "heads": 4, "vocab": 64}}, "batch": {"global": 6},
+            "data": {"train": ["d"], "seq_len": 32},
+        }
+    )  # fmt: skip
+    device = Device(id="cpu0", type="cpu", flops={"fp32": 1e9}, memory_bytes=4e9, memory_bytes_per_s=5e9, launch_s=2e-7)
+    topology = Topology(
+        provenance=Provenance(version="0", created="2099-01-01T00:00:00Z", transport="tcp"),
+        device_types={"cpu": DeviceType(kind="cpu", name="cpu")},
+        nodes=[Node(id=name, addr="127.0.0.1", devices=[device]) for name in NODES],
+        fabric=Fabric(classes=[LinkClass(id="all", alpha_s=4e-5, beta_s_per_byte=5e-10, pairs=3)]),
+    )
+    plan = make_plan(run, run.spec(), topology)
+    write_generation(folder, plan, run, topology, truth(), 1)
+    return plan
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_what_is_told_of_a_generation_belongs_to_the_decision_it_was_made_for(tmp_path: Path, planned: bool) -> None:
+    """The cut that left c out heals while the record is made: c was left out all the same, and is not lost."""
+    plan = first_generation(tmp_path)
+    clock = FakeClock()
+    asked, healed = threading.Event(), threading.Event()
+
+    def script() -> None:
+        if asked.is_set():
+            network.heard["b"] = replace(network.heard["b"], unheard=())
+            if clock.now() > healed_for[0] + 1:
+                healed.set()
+        else:
+            healed_for[0] = clock.now()
+
+    def make(proposal: Proposal) -> Proposed:
+        asked.set()
+        assert healed.wait(60)
+        assert [member.node for member in proposal.members] == ["a", "b"]
+        if not planned:
+            raise Refused("no plan for them")
+        record = Generation(
+            number=proposal.number, attempt=0, members=list(proposal.members), plan=first.plan, reason=proposal.reason,
+            store=StoreAddress(addr="127.0.0.1", port=1, node="a"),
+        )  # fmt: skip
+        return Proposed(record, plan, lambda: None)
+
+    healed_for = [0.0]
+    network, workers, store = Network(clock, script), Workers(), GenerationStore(tmp_path / "generations")
+    network.heard["b"] = replace(network.heard["b"], unheard=(2,))
+    first = store.newest()
+    assert first is not None
+    fakes: dict[str, Any] = {"peers": network, "group": workers}
+    agent = Agent(
+        place=Place("a", NODES, "127.0.0.1", "a", 0, tmp_path), settings=Settings(), store=store,
+        journal=Journal(tmp_path / "events.jsonl", "a", 0, clock), clock=clock, make_generation=make,
+        newest_checkpoint=lambda: None, store_secret=lambda record: "", stop_wanted=lambda: None, **fakes,
+    )  # fmt: skip
+    assert agent.run() == (0 if planned else Refused.exit_code)
+    events = {event.kind: event for event in read_events(tmp_path / "events.jsonl")}
+    assert "node_lost" not in events
+    if planned:
+        told: Event = events["node_left_out"]
+        assert (told.data["node"], told.reason) == ("c", "c is left out: it and b do not hear each other")
+    else:
+        assert (events["failed"].data["left"], events["failed"].data["left_out"]) == (["a", "b"], ["c"])
