@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from submitted import Job, Project
+from submitted import Project
 
 from hpctrain.records.metric import read_metrics
 
@@ -77,13 +76,13 @@ def test_a_controller_that_is_away_is_said_and_the_files_speak(project: Project)
     assert told["step"] == 20
 
 
-def test_local_runs_go_to_the_background(project: Project) -> None:
-    words = ["--set", "cluster.kind=local", "--set", "cluster.nodes=2", "--set", "steps=10"]
-    told = json.loads(project.hpctrain("submit", "run.yaml", "--json", *words).stdout)
-    job = Job(project, told["name"], Path(told["folder"]), told["job_id"])
-    assert job.status()["state"] in ("queued", "unknown", "starting", "running")
-    job.wait_until_done()
-    job.assert_whole(10)
+def test_a_local_run_is_not_started_in_the_background_where_slurm_is(project: Project) -> None:
+    """Elsewhere it is: tests/train/test_hostile_folder.py."""
+    before = sorted((project.path / "runs").glob("*"))
+    done = project.hpctrain("submit", "run.yaml", "--json", "--set", "cluster.kind=local", check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "cluster.kind: found local on a machine with Slurm" in done.stderr
+    assert sorted((project.path / "runs").glob("*")) == before
 
 
 def test_a_dry_run_shows_the_script_and_submits_nothing(project: Project) -> None:
