@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -23,6 +24,10 @@ import yaml
 from real_text import prepare_text
 from submitted import RUN, Project
 
+from hpctrain.lab import faults
+from hpctrain.lab.layout import load_layout
+from hpctrain.lab.machine import this_machine
+
 FOLDER = Path("/run/hpctrain-lab-tests")
 PATIENCE = 3
 SAID_LAST = 40
@@ -33,8 +38,6 @@ class Cluster:
     """The lab as a user of it sees it: Slurm's commands, and `hpctrain lab`."""
 
     nodes = ("node0", "node1", "node2", "node3")
-    status_every_s = 3.0
-    """`hpctrain status` takes half a second of processor time, which the run under test needs."""
 
     def __init__(self, folder: Path, prefix: Path | None = None) -> None:
         """
@@ -64,6 +67,19 @@ class Cluster:
     def lab(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """`hpctrain lab WORDS`."""
         return self.run(sys.executable, "-m", "hpctrain", "lab", *words, check=check)
+
+    def kill(self, *nodes: str) -> None:
+        """What `hpctrain lab kill` does, at once: the run under test goes on while a command starts."""
+        faults.kill_nodes(this_machine(), load_layout(self.folder), nodes)
+
+    def cut(self, a: str, b: str) -> None:
+        """What `hpctrain lab cut` does, at once."""
+        faults.cut(this_machine(), load_layout(self.folder), a, b)
+
+    def heal(self, *nodes: str) -> None:
+        """What `hpctrain lab heal` does; of all nodes unless some are named."""
+        layout = load_layout(self.folder)
+        faults.heal(this_machine(), layout, nodes or layout.names)
 
     def up(self) -> None:
         """Build it."""
@@ -158,7 +174,7 @@ def cluster(lab: Cluster) -> Iterator[Cluster]:
     yield lab
     if lab.is_up():
         lab.run("scancel", "--user=root", "--full")
-        lab.lab("heal", "all")
+        lab.heal()
         every = ",".join(lab.nodes)
         # One line a state, so one word when all nodes are alike.
         lab.wait(lambda: lab.node_state(every) == "idle", 60, "all nodes idle after the test")
@@ -173,12 +189,21 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def topology(lab: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a probe found on the lab's four nodes."""
+    if not lab.is_up():
+        lab.up()
+    path = tmp_path_factory.mktemp("topology") / "topology.json"
+    words = ["probe", "-N", "4", "-p", "low", "-o", str(path)]
+    done = lab.run(sys.executable, "-m", "hpctrain", *words, check=False)
+    # On a busy machine "go with warnings" will do.
+    assert done.returncode in (0, 3), done.stderr
+    return path
+
+
 @pytest.fixture
-def project(cluster, prepared: Path) -> Project:
-    """The same, with a topology of the lab."""
-    project = Project(cluster, prepared)
-    if not (prepared / "topology.json").exists():
-        done = project.hpctrain("probe", "-N", "4", "-p", "low", "-o", "topology.json", check=False)
-        # On a busy machine "go with warnings" will do.
-        assert done.returncode in (0, 3), done.stderr
-    return project
+def project(cluster, prepared: Path, topology: Path) -> Project:
+    """The same, with the topology."""
+    shutil.copy(topology, prepared)
+    return Project(cluster, prepared)

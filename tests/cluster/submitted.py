@@ -9,15 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.records.event import Event, read_events
-from hpctrain.records.metric import effective, read_metrics
+from hpctrain.records.metric import MetricRow, effective, read_metrics
+from hpctrain.records.successor import read_successors
 
 RUN_STEPS = 150
-"""Long enough for a fault and a command to come in between."""
+ENDLESS = 1_000_000
+"""More steps than any machine does meanwhile: the run is cancelled, so nothing that happens to it has to be in time."""
+STATUS_EVERY_S = 1.0
+"""`hpctrain status` takes half a second of processor time, which the run under test needs."""
 RUN = {
     "name": "job",
     "steps": RUN_STEPS,
     "seed": 3,
-    "cluster": {"kind": "slurm", "partition": "low", "nodes": "3-4", "time": "20", "device": "cpu"},
+    "cluster": {"kind": "slurm", "partition": "low", "nodes": 3, "time": "20", "device": "cpu"},
     "model": {"dims": {"layers": 4, "dim": 64, "heads": 4}},
     "data": {"train": ["data"], "seq_len": 64},
     "batch": {"global": 12},
@@ -42,8 +46,10 @@ class Project:
         assert done.returncode == 0 or not check, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
-    def submit(self, *words: str) -> Job:
-        return self.job(json.loads(self.hpctrain("submit", "run.yaml", "--json", "-t", "topology.json", *words).stdout))
+    def submit(self, *overrides: str) -> Job:
+        """Submitted with the topology of the lab and KEY=VALUE in place of what the run file says."""
+        words = ["-t", "topology.json", *(word for override in overrides for word in ("--set", override))]
+        return self.job(json.loads(self.hpctrain("submit", "run.yaml", "--json", *words).stdout))
 
     def job(self, told: dict[str, str]) -> Job:
         """The run that `submit --json` told of."""
@@ -62,8 +68,11 @@ class Job:
     def status(self) -> dict[str, object]:
         return json.loads(self.project.hpctrain("status", self.name, "--json").stdout)
 
+    def rows(self) -> list[MetricRow]:
+        return read_metrics(self.folder / "metrics.jsonl")
+
     def steps(self) -> int:
-        rows = read_metrics(self.folder / "metrics.jsonl")
+        rows = self.rows()
         return rows[-1].step if rows else 0
 
     def attempts(self) -> list[dict[str, object]]:
@@ -81,14 +90,46 @@ class Job:
     def wait_for_step(self, step: int) -> None:
         self.project.cluster.wait(lambda: self.steps() >= step, 120, lambda: f"step {step}: {self.explain()}")
 
+    def successors(self) -> list[str]:
+        """Jobs that were queued to go on when another one ends."""
+        return list(dict.fromkeys(item.job_id for item in read_successors(self.folder)))
+
+    def first_nodes(self) -> list[str]:
+        """The nodes of its first attempt, once there is one."""
+        self.project.cluster.wait(self.attempts, 60, f"{self.name} has started")
+        return [str(node) for node in self.attempts()[0]["nodes"]]
+
+    def wait_for_event(self, kind: str, attempt: int = 0) -> Event:
+        """The first event of that kind, or of that kind in that attempt."""
+
+        def events() -> list[Event]:
+            return [event for event in self.events() if event.kind == kind and event.attempt >= attempt]
+
+        self.project.cluster.wait(events, 120, lambda: f"{kind}: {self.explain()}")
+        return events()[0]
+
     def wait_until_done(self, timeout_s: float = 240, script_too: bool = True) -> None:
-        self.project.cluster.wait(
-            lambda: self.status()["state"] in ("done", "failed", "cancelled"),
-            timeout_s, "the run has ended", self.project.cluster.status_every_s,
-        )  # fmt: skip
-        assert self.status()["state"] == "done", self.explain()
+        self.wait_for_end("done", timeout_s)
         if script_too:
             self.project.cluster.wait(lambda: "end" in self.attempts()[-1], 150, "the job script has ended")
+
+    def wait_for_end(self, state: str, timeout_s: float = 240) -> None:
+        """Until `hpctrain status` says that the run is over, as it should be. It is asked when the files allow it."""
+        over = ("done", "failed", "cancelled")
+        self.project.cluster.wait(
+            lambda: self._is_at_an_end() and self.status()["state"] in over, timeout_s,
+            lambda: f"the run has ended: {self.explain()}", STATUS_EVERY_S,
+        )  # fmt: skip
+        assert self.status()["state"] == state, self.explain()
+
+    def _is_at_an_end(self) -> bool:
+        """Of the run, or of an attempt that another one may follow."""
+        attempts = self.attempts()
+        return bool(attempts) and ("end" in attempts[-1] or "finished" in {event.kind for event in self.events()})
+
+    def cancel(self) -> None:
+        """For good, with a checkpoint."""
+        self.project.hpctrain("cancel", self.name)
 
     def explain(self) -> str:
         return self.project.hpctrain("logs", self.name, "-n", "5", check=False).stdout[-3000:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from submitted import Job, Project
+from submitted import ENDLESS, Job, Project
 
 from hpctrain.records.attempt import spent
 
@@ -15,9 +15,6 @@ pytestmark = [
     pytest.mark.slurms("own", "next"),
     pytest.mark.timeout(900),
 ]
-
-STEPS = 4000
-"""More than a machine does before the fault; a run cancelled at its end needs no more."""
 
 
 def ended(job: Job, attempts: int) -> list[dict[str, object]]:
@@ -30,14 +27,14 @@ def ended(job: Job, attempts: int) -> list[dict[str, object]]:
 
 def test_a_node_that_comes_back_is_no_failure_of_the_run_and_term_by_hand_is_no_time_limit(project: Project) -> None:
     cluster = project.cluster
-    job = project.submit("--set", f"steps={STEPS}", "--set", "cluster.nodes=2-4", "--set", "recovery.retries=1")
+    job = project.submit(f"steps={ENDLESS}", "cluster.nodes=2-3", "recovery.retries=1")
     job.wait_for_step(15)
     lost = job.members()[-1]
     assert cluster.job(job.job_id)["BatchHost"] != lost
-    cluster.lab("kill", lost)
+    cluster.kill(lost)
     cluster.wait(lambda: lost not in job.members(), 60, job.explain)
     # Before Slurm gives the node up: its slurmd comes back, and srun ends the step on all nodes.
-    cluster.lab("heal", lost)
+    cluster.heal(lost)
     first = ended(job, 1)[0]
     if first["class"] == "resumable":
         pytest.fail(f"Slurm gave the node up first: {first}")
@@ -51,8 +48,7 @@ def test_a_node_that_comes_back_is_no_failure_of_the_run_and_term_by_hand_is_no_
     assert f"attempt 0 ended (infrastructure): {first['reason']}" in log
     # It goes on, and the person sees why in each place.
     cluster.wait(lambda: len(job.attempts()) == 2, 120, job.explain)
-    cluster.wait(lambda: [event for event in job.events() if event.attempt == 1
-                          and event.kind == "generation_started"], 120, job.explain)  # fmt: skip
+    job.wait_for_event("generation_started", attempt=1)
     assert first["reason"] in str(job.status()["last_end"])
     before = job.steps()
     job.wait_for_step(before + 15)
@@ -61,18 +57,18 @@ def test_a_node_that_comes_back_is_no_failure_of_the_run_and_term_by_hand_is_no_
     assert second["class"] in ("resumable", "no_progress"), second
     assert str(second["reason"]).startswith("stopped by SIGTERM, sent by neither a preemption nor the time limit")
     assert "time_limit" not in {event.kind for event in job.events()}
-    project.hpctrain("cancel", job.name)
+    job.cancel()
 
 
 def test_a_finished_run_without_its_batch_node_frees_the_others_before_slurm_gives_it_up(project: Project) -> None:
     cluster = project.cluster
     with cluster.slow_to_give_up():
-        job = project.submit("--set", "cluster.nodes=2-4", "--set", "steps=100")
-        words = ("--set", "name=later", "--set", f"cluster.after={job.name}", "--set", "steps=10")
-        waiting = project.submit(*words, "--set", "cluster.nodes=2")
+        job = project.submit("cluster.sbatch=[--hold]")
+        waiting = project.submit("name=later", f"cluster.after={job.name}", "steps=10", "cluster.nodes=2")
+        cluster.run("scontrol", "release", job.job_id)
         job.wait_for_step(10)
         batch = cluster.job(job.job_id)["BatchHost"]
-        cluster.lab("kill", batch)
+        cluster.kill(batch)
         job.wait_until_done(script_too=False)
         over = ("CANCELLED", "COMPLETING")
         cluster.wait(lambda: cluster.job(job.job_id)["JobState"] in over, 30, lambda: str(cluster.job(job.job_id)))

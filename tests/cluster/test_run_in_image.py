@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from submitted import Project
+from submitted import ENDLESS, Project
 
 pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab", "apptainer"), pytest.mark.timeout(900)]
 
@@ -17,7 +17,7 @@ def test_a_run_in_an_image_survives_a_lost_node_and_a_preemption(cluster, prepar
     """The run has more steps than any machine does meanwhile, and is cancelled: nothing here has to be in time."""
     project = Project(cluster, prepared)
     run = ["submit", "run.yaml", "--set", f"container={{image: {small_image}, env: {{SEEN_INSIDE: $SLURM_JOB_ID}}}}"]
-    told = json.loads(project.hpctrain(*run, "--json", "--set", "cluster.nodes=3-4", "--set", "steps=1000000").stdout)
+    told = json.loads(project.hpctrain(*run, "--json", "--set", f"steps={ENDLESS}").stdout)
     job = project.job(told)
     job.wait_for_step(10)
     inside = project.hpctrain("exec", job.name, "node0", "--", "env").stdout
@@ -25,24 +25,22 @@ def test_a_run_in_an_image_survives_a_lost_node_and_a_preemption(cluster, prepar
     assert seen["HPCTRAIN_IMAGE"] == str(small_image)
     assert seen["SEEN_INSIDE"] == job.job_id
 
-    def wait_for(kind: str) -> None:
-        cluster.wait(lambda: kind in {event.kind for event in job.events()}, 120, lambda: f"{kind}: {job.explain()}")
-
     with cluster.slow_to_give_up():
         lost = job.members()[-1]
-        cluster.lab("kill", lost)
-        wait_for("node_lost")
-        wait_for("recovered")
-        cluster.run("sbatch", "-p", "high", "-N3", "--exclusive", "--wrap", "sleep 3", "-o", "/dev/null")
+        cluster.kill(lost)
+        job.wait_for_event("node_lost")
+        job.wait_for_event("recovered")
+        others = f"--exclude={lost}"
+        cluster.run("sbatch", "-p", "high", "-N3", others, "--exclusive", "--wrap", "sleep 3", "-o", "/dev/null")
         # The notice reached the agents inside, whose image was still there to save with.
-        wait_for("preempted")
+        job.wait_for_event("preempted")
         cluster.wait(lambda: "end" in job.attempts()[0], 120, job.explain)
         saved = job.steps()
     assert job.attempts()[0]["reason"] == "preempted, saved, and back to the queue"
     # Slurm ends the job on the lost node when that is back, and the next one begins.
-    cluster.lab("heal", lost)
+    cluster.heal(lost)
     cluster.wait(lambda: job.steps() >= saved + 10, 240, job.explain)
-    project.hpctrain("cancel", job.name)
+    job.cancel()
     job.assert_whole(job.steps())
 
 

@@ -10,10 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 from followed import Followed
-from submitted import RUN_STEPS, Job, Project
+from submitted import ENDLESS, Job, Project
 
-from hpctrain.records.event import read_events
-from hpctrain.records.metric import read_metrics
 from hpctrain.records.topology import Topology
 
 pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab"), pytest.mark.timeout(900)]
@@ -59,39 +57,40 @@ def test_a_probe_is_a_job_that_sees_the_slow_node(cluster, prepared: Path) -> No
     assert max(slow) < 0.35 * min(quick)
 
 
-def test_a_node_is_lost_and_the_job_comes_back_without_it(project: Project) -> None:
-    # Long enough for the commands before the fault, on a busy machine too.
-    job = project.submit("--set", "steps=300")
+def test_a_node_is_lost_and_the_rest_goes_on_with_the_job(project: Project) -> None:
+    job = project.submit(f"steps={ENDLESS}")
     assert project.hpctrain("status", job.job_id, "--json").stdout
     job.wait_for_step(15)
     lost = job.members()[-1]
     assert job.status()["state"] == "running"
     own = {json.loads(path.read_text())["addr"] for path in (job.folder / "agents").glob("node*.json")}
-    assert len(own) >= 3
+    assert len(own) == 3
     assert listening(job.folder) == own
-    project.cluster.lab("kill", lost)
-    # While the others recover, there is time for this on a busy machine too.
-    assert project.hpctrain("exec", job.name, "node0", "--", "hostname").stdout == "node0\n"
-    assert project.hpctrain("exec", job.name, "--", "sh", "-c", "exit 7", check=False).returncode == 7
-    job.wait_until_done()
-    job.assert_whole(300)
-    told = [event for event in read_events(job.folder / "events.jsonl") if event.kind == "node_lost"]
-    assert lost in {event.data["node"] for event in told}
+    # Slurm would end the job on a node that it has given up, and the commands below take their time.
+    with project.cluster.slow_to_give_up():
+        project.cluster.kill(lost)
+        assert job.wait_for_event("node_lost").data["node"] == lost
+        assert project.hpctrain("exec", job.name, "node0", "--", "hostname").stdout == "node0\n"
+        assert project.hpctrain("exec", job.name, "--", "sh", "-c", "exit 7", check=False).returncode == 7
+        job.wait_for_event("recovered")
+        job.wait_for_step(job.steps() + 15)
+        assert lost not in job.members()
+        job.cancel()
+    job.assert_whole(job.steps())
 
 
 def test_the_batch_host_is_lost_too(project: Project) -> None:
     """The job script dies with its node; the agents that are left finish the run, or on a slow machine the next job."""
-    # Three nodes are enough: once Slurm itself has given the node up, the job comes back without it.
-    job = project.submit("--set", "cluster.nodes=3-4")
+    job = project.submit()
     job.wait_for_step(15)
-    project.cluster.lab("kill", "node0")
+    project.cluster.kill("node0")
     job.wait_until_done(script_too=False)
     job.assert_whole()
     assert "node0" not in job.members()
 
 
 def test_a_preempted_job_saves_and_comes_back(project: Project) -> None:
-    job = project.submit()
+    job = project.submit("cluster.nodes=2", f"steps={ENDLESS}")
     with contextlib.closing(Followed(project.cluster, job.folder, job.folder / "followed")) as followed:
         job.wait_for_step(15)
         assert_survives_preemption(job)
@@ -109,7 +108,7 @@ def test_five_nodes_of_a_cluster_that_preempts_with_term_alone(project: Project,
     project.cluster.lab("up", str(tmp_path / "lab.yaml"), "--replace")
     try:
         # The topology file is of four nodes: the job measures its five itself.
-        job = project.submit("--set", "cluster.nodes=4-5")
+        job = project.submit("cluster.nodes=4-5", f"steps={ENDLESS}")
         job.wait_for_step(15)
         assert_survives_preemption(job)
     finally:
@@ -118,32 +117,33 @@ def test_five_nodes_of_a_cluster_that_preempts_with_term_alone(project: Project,
 
 def assert_survives_preemption(job: Job) -> None:
     job.project.cluster.run("sbatch", "-p", "high", "-N4", "--exclusive", "--wrap", "sleep 5", "-o", "/dev/null")
-    job.wait_until_done()
-    job.assert_whole()
-    assert len(job.attempts()) == 2
-    assert "back to the queue" in str(job.attempts()[0]["reason"])
-    first = [event for event in read_events(job.folder / "events.jsonl") if event.attempt == 0]
-    assert "preempted" in {event.kind for event in first}
+    job.wait_for_event("generation_started", attempt=1)
+    saved = job.steps()
+    job.wait_for_step(saved + 15)
+    job.cancel()
+    first, second = job.attempts()
+    assert "back to the queue" in str(first["reason"])
+    assert "preempted" in {event.kind for event in job.events() if event.attempt == 0}
+    assert second["checkpoint_before"] == f"step-{saved:08d}"
     # The notice allowed a save: nothing was done twice.
-    assert len(read_metrics(job.folder / "metrics.jsonl")) == RUN_STEPS
+    assert [row.step for row in job.rows()] == list(range(1, job.steps() + 1))
 
 
 def test_two_runs_share_the_cluster(project: Project) -> None:
     """One meets its time limit; beside it, the other is requeued by hand, cancelled and resubmitted."""
     short = project.submit(
-        "--set", "cluster.nodes=2", "--set", "cluster.time='2'", "--set", "cluster.save_notice_s=55",
-        "--set", "steps=100000", "--set", "checkpoint.every=1000",
-    )  # fmt: skip
-    assert_survives_its_user(project.submit("--set", "cluster.nodes=2", "--set", "steps=600"))
+        "cluster.nodes=1", "cluster.time='2'", "cluster.save_notice_s=55", f"steps={ENDLESS}", "checkpoint.every=1000"
+    )
+    assert_survives_its_user(project.submit("cluster.nodes=2", f"steps={ENDLESS}"))
     # Two minutes, of which one is kept for saving: the notice comes after the other.
     project.cluster.wait(lambda: len(short.attempts()) >= 2, 120, "the attempt after the time limit")
     assert short.attempts()[0]["reason"] == "stopped before the time limit, saved, and back to the queue"
     assert short.attempts()[1]["job_id"] != short.job_id
     assert "time_limit" in {event.kind for event in short.events()}
     short.wait_for_step(short.steps() + 20)
-    project.hpctrain("cancel", short.name)
+    short.cancel()
     # Every step was done once: the notice was enough to save.
-    steps = [row.step for row in read_metrics(short.folder / "metrics.jsonl")]
+    steps = [row.step for row in short.rows()]
     assert steps == list(range(1, len(steps) + 1))
 
 
@@ -153,14 +153,15 @@ def assert_survives_its_user(job: Job) -> None:
     project.cluster.run("scontrol", "requeue", job.job_id)
     project.cluster.wait(lambda: len(job.attempts()) == 2, 60, "the second attempt")
     assert [attempt["restarts"] for attempt in job.attempts()] == [0, 1]
-    job.wait_for_step(25)
-    project.hpctrain("cancel", job.name)
+    job.wait_for_step(job.steps() + 10)
+    job.cancel()
     assert job.status()["state"] == "cancelled"
     before = job.steps()
     again = json.loads(project.hpctrain("resubmit", job.name, "--json").stdout)
     assert again["job_id"] != job.job_id
-    job.wait_until_done()
-    job.assert_whole(600)
+    job.wait_for_step(before + 10)
+    job.cancel()
+    job.assert_whole(job.steps())
     # The cancelled job had saved: what was done before is not done again.
-    rows = read_metrics(job.folder / "metrics.jsonl")
+    rows = job.rows()
     assert min(row.step for row in rows if row.generation == rows[-1].generation) == before + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -62,7 +63,8 @@ def test_inside_an_allocation_the_run_starts_there(project: Project) -> None:
 
 
 def test_a_controller_that_is_away_is_said_and_the_files_speak(project: Project) -> None:
-    job = project.submit("--wait", "--set", "steps=20")
+    words = ("submit", "run.yaml", "--json", "-t", "topology.json", "--wait", "--set", "steps=20")
+    job = project.job(json.loads(project.hpctrain(*words, "--set", "cluster.nodes=1").stdout))
     assert job.status()["state"] == "done", job.explain()
     job.assert_whole(20)
     controller = project.cluster.controller()

@@ -30,7 +30,7 @@ if "hpctrain.node" in " ".join(sys.orig_argv):
         return hear(self, now, node, channel)
     peers.Peers._hear = deaf
 """
-QUICK = ("--set", "recovery.heartbeat_timeout_s=1.5", "--set", "validation.batches=0", "--set", "recovery.retries=99")
+QUICK = ("--set", "recovery.heartbeat_timeout_s=3", "--set", "validation.batches=0", "--set", "recovery.retries=99")
 
 
 def generations(folder: Path) -> list[Event]:
@@ -54,7 +54,7 @@ def finish(process, folder: Path) -> Outcome:  # type: ignore[no-untyped-def]
 
 def test_a_pair_cut_during_a_run_costs_one_of_both_until_it_is_healed(site: Site, cut: Path) -> None:
     known = set((site.path / "runs").glob("*"))
-    words = ("train", "run.yaml", "--local", "3", "-t", "four.json", "--set", "steps=3000", *QUICK)
+    words = ("train", "run.yaml", "--local", "3", "-t", "four.json", "--set", "steps=1000000", *QUICK)
     process = site.start(*words, env=environment(cut))
     folder = site.run_folder(known)
     wait_for_step(folder, 2)

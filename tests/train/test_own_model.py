@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from train_site import Outcome, Site, kill_worker, small_topology, wait_for, wait_for_step
+from train_site import Outcome, Site, small_topology, wait_for, wait_for_step, worker_of
 
 from hpctrain.records.metric import effective
 from hpctrain.records.run import read_run
@@ -38,9 +38,12 @@ def trained(site: Site) -> Outcome:
     known = set((site.path / "runs").glob("*"))
     process = site.start("train", "own_model/run.yaml", "--local", "2", "-t", "two.json", *SETTINGS)
     folder = site.run_folder(known)
+    wait_for_step(folder, 1)
+    # Looked up while there is time: between step 5 and the end is little.
+    worker = worker_of(folder, "local1")
     wait_for_step(folder, 5)
     wait_for(lambda: bool(published.listed(folder / "checkpoints")), 60, "the first checkpoint")
-    kill_worker(folder, "local1")
+    worker.kill()
     said, _ = process.communicate(timeout=200)
     return Outcome(process.returncode, folder, said)
 

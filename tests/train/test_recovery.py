@@ -13,7 +13,6 @@ import pytest
 from train_site import (
     Outcome,
     Site,
-    kill_node,
     kill_worker,
     node_process,
     processes_of,
@@ -41,9 +40,12 @@ def worker_killed(site: Site) -> Outcome:
     known = set((site.path / "runs").glob("*"))
     process = site.start("train", "run.yaml", "--local", "4", "-t", "four.json", "-p", "plan4.json")
     folder = site.run_folder(known)
+    wait_for_step(folder, 1)
+    # Looked up while there is time: between step 10 and the end is little.
+    worker = worker_of(folder, "local1")
     wait_for_step(folder, 10)
     wait_for(lambda: bool(published.listed(folder / "checkpoints")), 60, "the first checkpoint")
-    kill_worker(folder, "local1")
+    worker.kill()
     return finish(process, folder)
 
 
@@ -145,8 +147,9 @@ def test_losing_the_first_node_means_a_new_plan_for_the_rest(site: Site, undistu
     process = site.start("train", "run.yaml", "--local", "4", "-t", "four.json", "-p", "plan4.json")
     folder = site.run_folder(known)
     wait_for_step(folder, 2)
-    workers = node_process(folder, "local0").children()
-    kill_node(folder, "local0")
+    node = node_process(folder, "local0")
+    workers = node.children()
+    node.kill()
     outcome = finish(process, folder)
     assert outcome.code == 0, outcome.said
     assert not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers)
@@ -163,7 +166,7 @@ def test_losing_the_first_node_means_a_new_plan_for_the_rest(site: Site, undistu
 
 def test_a_stopped_run_saves_first_and_its_folder_is_not_for_two(site: Site, undisturbed: Outcome) -> None:
     known = set((site.path / "runs").glob("*"))
-    process = site.start("train", "run.yaml", "--local", "1", "-t", "one.json", "--set", "steps=4000")
+    process = site.start("train", "run.yaml", "--local", "1", "-t", "one.json", "--set", "steps=1000000")
     folder = site.run_folder(known)
     wait_for_step(folder, 3)
     second = site.command("train", "--resume", str(folder))
@@ -213,7 +216,7 @@ def test_a_hung_worker_is_ended_by_the_watchdog(site: Site) -> None:
 
 def test_a_killed_supervisor_takes_everything_along(site: Site) -> None:
     known = set((site.path / "runs").glob("*"))
-    process = site.start("train", "run.yaml", "--local", "2", "-t", "four.json", "--set", "steps=4000")
+    process = site.start("train", "run.yaml", "--local", "2", "-t", "four.json", "--set", "steps=1000000")
     folder = site.run_folder(known)
     wait_for_step(folder, 2)
     agents = [node_process(folder, node) for node in ("local0", "local1")]
@@ -226,7 +229,7 @@ def test_a_killed_supervisor_takes_everything_along(site: Site) -> None:
 
 def test_a_supervisor_killed_in_its_first_moment_leaves_nothing_either(site: Site) -> None:
     known = set((site.path / "runs").glob("*"))
-    process = site.start("train", "run.yaml", "--local", "2", "-t", "four.json", "--set", "steps=4000")
+    process = site.start("train", "run.yaml", "--local", "2", "-t", "four.json", "--set", "steps=1000000")
     folder = site.run_folder(known)
     process.kill()
     process.communicate(timeout=10)

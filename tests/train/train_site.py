@@ -62,13 +62,13 @@ class Site:
         return Outcome(done.returncode, folder, done.stderr)
 
     def run_folder(self, known: set[Path]) -> Path:
-        """The run folder that was not there before."""
-        for _ in range(300):
-            new = set((self.path / "runs").glob("*")) - known
-            if new:
-                return new.pop().resolve()
-            time.sleep(0.1)
-        raise AssertionError("no run folder appeared")
+        """The run folder that was not there before. On a busy machine the command takes a while to make it."""
+
+        def new() -> set[Path]:
+            return set((self.path / "runs").glob("*")) - known
+
+        wait_for(lambda: bool(new()), 180, "a run folder")
+        return new().pop().resolve()
 
 
 @dataclass
