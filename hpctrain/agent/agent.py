@@ -21,8 +21,8 @@ from hpctrain.agent.worker_events import event_of
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.wire import LineChannel
-from hpctrain.records.generation import Generation, Member
-from hpctrain.records.plan import Plan
+from hpctrain.records.history.generation import Generation, Member
+from hpctrain.records.plan.plan import Plan
 
 TICK_S = 0.1
 LINGER_S = 5.0

@@ -13,7 +13,7 @@ from typing import Literal
 from hpctrain.agent.failure import WorkerFailure
 from hpctrain.agent.stall import WorkerDoing, culprits, explain
 from hpctrain.base.silent_pairs import Pair, leave_out
-from hpctrain.records.generation import Generation
+from hpctrain.records.history.generation import Generation
 
 Phase = Literal["joining", "running", "fault", "done", "stopped", "failed", "crashed"]
 Act = Literal["wait", "end_generation", "propose", "finish", "stop", "fail"]

@@ -20,7 +20,7 @@ from hpctrain.base.atomic import write_text
 from hpctrain.base.errors import InputError
 from hpctrain.base.owned import read_owned
 from hpctrain.base.watch import Watch
-from hpctrain.records.json_text import parse_json
+from hpctrain.records.format.json_text import parse_json
 
 LOOK_EVERY_S = 0.2
 LOOKS_AT_ONCE = 8

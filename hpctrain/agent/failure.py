@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpctrain.base.wire import Message
-from hpctrain.records.fault import Fault, fault_named
+from hpctrain.records.history.fault import Fault, fault_named
 
 _DETAILS = ("kind", "message", "where", "step", "operation")
 

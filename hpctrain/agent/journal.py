@@ -11,7 +11,7 @@ from typing import Any
 from hpctrain.base.atomic import append_line
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import StorageError
-from hpctrain.records.event import Event, EventKind
+from hpctrain.records.history.event import Event, EventKind
 
 WAITING_EVENTS = 1000
 """Events that wait for room on a full disk; the oldest go first."""

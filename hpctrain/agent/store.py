@@ -11,7 +11,7 @@ import secrets
 from pathlib import Path
 
 from hpctrain.base.atomic import storage_errors
-from hpctrain.records.generation import Generation, record_file
+from hpctrain.records.history.generation import Generation, record_file
 
 
 class GenerationStore:

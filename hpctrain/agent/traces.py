@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpctrain.records.fault import EXCEPTION, Fault, fault_of, xid_of
+from hpctrain.records.history.fault import EXCEPTION, Fault, fault_of, xid_of
 
 KERNEL_LOG = Path("/dev/kmsg")
 """One record a read; refused where only root may look (kernel.dmesg_restrict), absent in most containers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hpctrain.agent.group import WorkerNews
-from hpctrain.records.event import EventKind
+from hpctrain.records.history.event import EventKind
 
 EXPECTED_CODES = (0, 75, 76)
 """Exit codes of workers that are done, stopped on request, or lost their peers."""

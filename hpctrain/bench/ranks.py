@@ -18,7 +18,7 @@ import torch.multiprocessing as mp
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.program import outside_current_folder
 from hpctrain.bench.comparison import Sample
-from hpctrain.records.plan import Plan
+from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import StartOrder, Trainer, build
 
 Answer = TypeVar("Answer")

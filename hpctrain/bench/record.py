@@ -14,7 +14,7 @@ import psutil
 
 from hpctrain import __version__
 from hpctrain.base.clock import utc_text
-from hpctrain.probe.host import cpu_name
+from hpctrain.probe.system.host import cpu_name
 
 
 def make_record(bench: str, rows: Sequence[Any], settings: dict[str, Any]) -> dict[str, Any]:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import hpctrain
-from hpctrain.corpus.options import Options
-from hpctrain.corpus.prepare import prepare
-from hpctrain.records.data import Data
-from hpctrain.records.model_choice import Model
-from hpctrain.records.model_spec import ModelSpec
-from hpctrain.records.plan import Plan, Replica, Stage, ZeroLevel
-from hpctrain.records.run import Batch, Checkpoint, Run, Validation
+from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.prepare import prepare
+from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.plan.plan import Plan, Replica, Stage, ZeroLevel
+from hpctrain.records.run.data import Data
+from hpctrain.records.run.model_choice import Model
+from hpctrain.records.run.run import Batch, Checkpoint, Run, Validation
 
 BYTES_VOCABULARY = 320
 """Size of the vocabulary of the corpus below, whose tokens are bytes."""

@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hpctrain.compress.integers import BLOCK, IntegerCode
-from hpctrain.records.compression import Messages
+from hpctrain.compress.codecs.integers import BLOCK, IntegerCode
+from hpctrain.records.plan.compression import Messages
 
 
 class MessageCode(Protocol):

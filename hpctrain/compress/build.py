@@ -10,24 +10,24 @@ from itertools import accumulate
 import torch
 import torch.distributed as dist
 
-from hpctrain.compress.bf16 import Bf16Wire
-from hpctrain.compress.dense_scatter import DenseScatter
-from hpctrain.compress.feedback import Feedback, Reset
-from hpctrain.compress.low_rank import PowerSgdReducer, PowerSgdSettings
-from hpctrain.compress.owner_sums import OwnerReducer
-from hpctrain.compress.quantized import QuantizedWire
-from hpctrain.compress.quantized_scatter import QuantizedScatter, UnsentParts
-from hpctrain.compress.reducer import DenseReducer, Reducer
-from hpctrain.compress.scatter import Piece, Scatter, Unsent
-from hpctrain.compress.scatter_steps import ScatterSteps
-from hpctrain.compress.selectors import select_with_values
-from hpctrain.compress.sparse import SparseReducer, SparseSettings
-from hpctrain.compress.sparse_counts import AdaptiveCounts, AdaptiveSettings, Counts, FixedCounts
-from hpctrain.compress.sparse_scatter import SparseScatter
-from hpctrain.compress.tagc import TagcReducer, TagcSettings
-from hpctrain.compress.values import ValueCode
-from hpctrain.records.codec import CodecSpec
-from hpctrain.records.compression import (
+from hpctrain.compress.codecs.values import ValueCode
+from hpctrain.compress.collectives.dense_scatter import DenseScatter
+from hpctrain.compress.collectives.feedback import Feedback, Reset
+from hpctrain.compress.collectives.scatter import Piece, Scatter, Unsent
+from hpctrain.compress.collectives.scatter_steps import ScatterSteps
+from hpctrain.compress.reducers.bf16 import Bf16Wire
+from hpctrain.compress.reducers.low_rank import PowerSgdReducer, PowerSgdSettings
+from hpctrain.compress.reducers.quantized import QuantizedWire
+from hpctrain.compress.reducers.quantized_scatter import QuantizedScatter, UnsentParts
+from hpctrain.compress.reducers.reduce_scatter_all_gather import OwnerReducer
+from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
+from hpctrain.compress.reducers.sparse import SparseReducer, SparseSettings
+from hpctrain.compress.reducers.sparse_scatter import SparseScatter
+from hpctrain.compress.reducers.tagc import TagcReducer, TagcSettings
+from hpctrain.compress.select.selectors import select_with_values
+from hpctrain.compress.select.sparse_counts import AdaptiveCounts, AdaptiveSettings, Counts, FixedCounts
+from hpctrain.records.plan.codec import CodecSpec
+from hpctrain.records.plan.compression import (
     SMALLEST_NUMBERS,
     Adaptive,
     Bf16,

@@ -1,1 +1,1 @@
-"""Entering an image: which program does it, what of the machine is seen inside, and with which environment."""
+"""Images for a cluster: built, checked, and entered by the commands of a run."""

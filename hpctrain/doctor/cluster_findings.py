@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from hpctrain.base.units import format_seconds
 from hpctrain.doctor.facts import NoSlurm, SlurmFacts
 from hpctrain.doctor.finding import Finding, Level
-from hpctrain.launch.foresight import EARLY_S, can_be_preempted
-from hpctrain.records.cluster import Cluster
-from hpctrain.records.run import Recovery
+from hpctrain.jobs.partition_checks import EARLY_S, can_be_preempted
+from hpctrain.records.run.cluster import Cluster
+from hpctrain.records.run.run import Recovery
 from hpctrain.slurm.cluster import ClusterConfig, NodeInfo, Partition
 from hpctrain.slurm.time import format_time_limit
 

@@ -21,7 +21,7 @@ from hpctrain.doctor.facts import (
     Trial,
 )
 from hpctrain.doctor.finding import Finding
-from hpctrain.launch.file_system import IN_MEMORY, is_shared
+from hpctrain.runs.file_system import IN_MEMORY, is_shared
 from hpctrain.slurm.gres import gpu_count
 
 LITTLE_BYTES = 10 * 2**30

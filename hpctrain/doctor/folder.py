@@ -12,10 +12,10 @@ from pathlib import Path
 from hpctrain.base.atomic import write_text
 from hpctrain.base.errors import HpctrainError, StorageError
 from hpctrain.doctor.facts import FolderFacts, LocalDisk, Trial
-from hpctrain.launch.file_system import file_system_of, is_shared, mount_options
-from hpctrain.launch.folder import lock_run_folder
-from hpctrain.records.locate import RUNS_VARIABLE
 from hpctrain.report.status import lock_held
+from hpctrain.runs.file_system import file_system_of, is_shared, mount_options
+from hpctrain.runs.folder import lock_run_folder
+from hpctrain.runs.locate import RUNS_VARIABLE
 
 
 def look_at_runs(runs: Path, environ: Mapping[str, str]) -> FolderFacts:

@@ -26,7 +26,7 @@ from hpctrain.doctor.facts import (
 )
 from hpctrain.doctor.folder import look_at_local_disks, look_at_runs
 from hpctrain.launch.local import local_environment
-from hpctrain.probe.address import interface_of, routed_address
+from hpctrain.probe.system.address import interface_of, routed_address
 from hpctrain.slurm.cluster import NodeInfo
 from hpctrain.slurm.commands import NotConfiguredError, Slurm
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from hpctrain.base.errors import InputError
 from hpctrain.lab.installation import Installation
-from hpctrain.records.lab_spec import LabNode, LabSpec
-from hpctrain.records.node_set import folded, unfolded
+from hpctrain.lab.spec import LabNode, LabSpec
+from hpctrain.records.format.node_set import folded, unfolded
 
 FOLDER_VARIABLE = "HPCTRAIN_LAB"
 DEFAULT_FOLDER = Path("/run/hpctrain-lab")

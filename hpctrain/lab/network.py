@@ -13,7 +13,7 @@ import re
 from typing import Literal
 
 from hpctrain.lab.layout import ALIAS, CONTROL, FABRIC, NODE_INTERFACE, ROOT_BRIDGE, Layout
-from hpctrain.records.lab_spec import rate_bits_per_s
+from hpctrain.lab.spec import rate_bits_per_s
 
 Command = tuple[str, ...]
 Direction = Literal["in", "out"]

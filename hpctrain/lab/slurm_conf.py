@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpctrain.lab.layout import Layout
-from hpctrain.records.lab_spec import LabPartition
+from hpctrain.lab.spec import LabPartition
 
 CONTROLLER_PORT = 16817
 """Not Slurm's own 6817: this machine may be part of a cluster."""

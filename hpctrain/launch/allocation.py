@@ -10,12 +10,12 @@ from pathlib import Path
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import Clock, utc_text
 from hpctrain.base.process import Process, Runner
-from hpctrain.launch.cancel import MARK
-from hpctrain.launch.folder import RunFolder
+from hpctrain.jobs.cancel import MARK
 from hpctrain.launch.job_script import render_job
 from hpctrain.launch.submission import direct_command
-from hpctrain.records.locate import JOB_FILE
-from hpctrain.records.run import Run
+from hpctrain.records.run.run import Run
+from hpctrain.runs.folder import RunFolder
+from hpctrain.runs.locate import JOB_FILE
 
 ALLOCATION = "allocation"
 """File in a run folder while the run uses somebody's allocation: a cancel ends the run, never that allocation."""

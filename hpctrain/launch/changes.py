@@ -10,9 +10,9 @@ from typing import Any
 from hpctrain.base.atomic import storage_errors, write_text
 from hpctrain.base.errors import CheckpointError, InputError
 from hpctrain.base.owned import read_owned
-from hpctrain.launch.folder import RunFolder, render_run
-from hpctrain.records.run import Run, run_of
-from hpctrain.snapshot.published import listed, verify
+from hpctrain.checkpoint.published import listed, verify
+from hpctrain.records.run.run import Run, run_of
+from hpctrain.runs.folder import RunFolder, render_run
 
 ALLOWED = (
     "steps", "cluster", "parallel", "optimizer", "compile", "checkpoint", "validation", "recovery", "profile",

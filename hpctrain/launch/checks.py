@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from hpctrain.base.errors import FileError, Mistake, Refused
 from hpctrain.launch.staleness import MAX_AGE_DAYS, age_s
-from hpctrain.records.imported_spec import Spec
-from hpctrain.records.plan import Plan
-from hpctrain.records.run import Run
-from hpctrain.records.topology import Topology
+from hpctrain.records.model.imported_spec import Spec
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.run.run import Run
+from hpctrain.records.topology.topology import Topology
 from hpctrain.schedule.agree import check_agreement
 from hpctrain.schedule.runnable import check_runnable
 

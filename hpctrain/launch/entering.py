@@ -8,10 +8,10 @@ from pathlib import Path
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.program import PACKAGE, program
-from hpctrain.container.binds import LIBRARY, check_binds, run_binds
-from hpctrain.container.entry import PYTHON, pyxis_command, pyxis_options
-from hpctrain.container.runtime import Which, find_runtime
-from hpctrain.records.run import Container, Run
+from hpctrain.container.run.binds import LIBRARY, check_binds, run_binds
+from hpctrain.container.run.entry import PYTHON, pyxis_command, pyxis_options
+from hpctrain.container.run.runtime import Which, find_runtime
+from hpctrain.records.run.run import Container, Run
 
 
 def program_of(run: Run, module: str, flags: Sequence[str] = ()) -> list[str]:

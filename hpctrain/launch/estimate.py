@@ -10,7 +10,7 @@ from ClusterShell.NodeSet import NodeSet
 from hpctrain.base.clock import utc_text
 from hpctrain.base.errors import CommandError, Refused
 from hpctrain.base.units import format_seconds
-from hpctrain.records.run import Run
+from hpctrain.records.run.run import Run
 from hpctrain.slurm.commands import Slurm, StartEstimate
 
 HORIZON_S = 300 * 86400.0

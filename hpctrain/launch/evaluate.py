@@ -10,16 +10,16 @@ from pathlib import Path
 
 from hpctrain.base.errors import CheckpointError, InputError
 from hpctrain.base.process import Runner
-from hpctrain.corpus.index import describe_tokenizer, read_index, same_tokens, tokenizer_option
-from hpctrain.corpus.options import Options
-from hpctrain.corpus.prepare import prepare
-from hpctrain.corpus.tokens import Split
+from hpctrain.checkpoint.published import folder_name, listed, newest, verify
+from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.prepare import prepare
+from hpctrain.corpus.read.index import describe_tokenizer, read_index, same_tokens, tokenizer_option
+from hpctrain.corpus.read.tokens import Split
 from hpctrain.launch.ask import ask_worker
-from hpctrain.launch.trust import check_trusted
-from hpctrain.records.corpus_index import INDEX_NAME, CorpusIndex
-from hpctrain.records.metric import perplexity
-from hpctrain.records.run import Run, run_of
-from hpctrain.snapshot.published import folder_name, listed, newest, verify
+from hpctrain.records.corpus.index import INDEX_NAME, CorpusIndex
+from hpctrain.records.history.metric import perplexity
+from hpctrain.records.run.run import Run, run_of
+from hpctrain.runs.trust import check_trusted
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,18 @@ from hpctrain.base.atomic import storage_errors, sync_folder, write_json, write_
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import Runner
 from hpctrain.base.room import check_room
-from hpctrain.corpus.hf_tokenizer import hf_tokenizer
-from hpctrain.corpus.special import special_tokens
+from hpctrain.corpus.read.special_tokens import special_tokens
+from hpctrain.hf.config import CONFIG_NAME
+from hpctrain.hf.config_of_spec import TokenIds, config_of, continued_config
+from hpctrain.hf.shards import BYTES, index_of, shared_out
+from hpctrain.hf.tensors import tensors_of
+from hpctrain.hf.tokenizer import hf_tokenizer
 from hpctrain.launch.ask import ask_worker
 from hpctrain.launch.evaluate import checkpoint_of
-from hpctrain.launch.trust import check_trusted
-from hpctrain.records.families import FamilySpec
-from hpctrain.records.hf_config import CONFIG_NAME
-from hpctrain.records.hf_config_of_spec import TokenIds, config_of, continued_config
-from hpctrain.records.hf_shards import BYTES, index_of, shared_out
-from hpctrain.records.hf_tensors import tensors_of
-from hpctrain.records.imported_spec import ImportedSpec
-from hpctrain.records.run import Run, run_of
+from hpctrain.records.model.families import FamilySpec
+from hpctrain.records.model.imported_spec import ImportedSpec
+from hpctrain.records.run.run import Run, run_of
+from hpctrain.runs.trust import check_trusted
 
 _SURPLUS_BYTES = 1 << 20
 """Room for what is no tensor, a tokenizer aside."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import jinja2
 
@@ -14,10 +12,11 @@ from hpctrain.base.errors import InputError
 from hpctrain.base.packaged import packaged
 from hpctrain.base.printable import control_in
 from hpctrain.base.program import program
+from hpctrain.jobs.dependencies import dependency
 from hpctrain.launch.entering import step_options
-from hpctrain.launch.folder import check_path
-from hpctrain.records.cluster import Mail
-from hpctrain.records.run import Run
+from hpctrain.records.run.cluster import Mail
+from hpctrain.records.run.run import Run
+from hpctrain.runs.folder import check_path
 from hpctrain.slurm.features import of_groups
 from hpctrain.slurm.options import option_of
 
@@ -157,11 +156,6 @@ def _constraint(run: Run) -> str | None:
     if run.cluster.groups:
         return of_groups([(group.constraint, group.nodes) for group in run.cluster.groups])
     return run.cluster.constraint
-
-
-def dependency(jobs: Sequence[str], end: Literal["ok", "any"]) -> str | None:
-    """What sbatch calls the wait for all of these jobs; None for none."""
-    return f"after{end}:{':'.join(jobs)}" if jobs else None
 
 
 def gpus_per_node(run: Run) -> int | None:

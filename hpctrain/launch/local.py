@@ -11,7 +11,7 @@ from ClusterShell.NodeSet import NodeSet
 from hpctrain.base.process import Process, Runner
 from hpctrain.base.program import program
 from hpctrain.launch.entering import entering, program_of
-from hpctrain.records.run import Run
+from hpctrain.records.run.run import Run
 
 
 def local_nodes(count: int) -> list[str]:

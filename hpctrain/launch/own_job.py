@@ -7,11 +7,11 @@ from pathlib import Path
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.errors import InputError
-from hpctrain.launch.cancel import MARK
+from hpctrain.jobs.cancel import MARK
 from hpctrain.launch.job_script import render_job
 from hpctrain.launch.submission import direct_command
-from hpctrain.records.locate import job_id, record_job
-from hpctrain.records.run import Run
+from hpctrain.records.run.run import Run
+from hpctrain.runs.locate import job_id, record_job
 
 
 def own_job_id(environ: Mapping[str, str]) -> str:

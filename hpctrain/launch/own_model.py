@@ -7,12 +7,12 @@ from pathlib import Path
 
 from hpctrain.base.errors import CommandTimeout, HpctrainError, InputError
 from hpctrain.base.process import WORKER, Runner
-from hpctrain.corpus.special import SpecialTokens, special_tokens
-from hpctrain.launch.hf_start import with_folder
-from hpctrain.records.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.imported_spec import ImportedSpec, Spec
-from hpctrain.records.objective import NEXT_TOKEN, AnyObjective, lengths, settled
-from hpctrain.records.run import Run
+from hpctrain.corpus.read.special_tokens import SpecialTokens, special_tokens
+from hpctrain.hf.start import with_folder
+from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
+from hpctrain.records.model.imported_spec import ImportedSpec, Spec
+from hpctrain.records.run.objective import NEXT_TOKEN, AnyObjective, lengths, settled
+from hpctrain.records.run.run import Run
 
 LIMIT_S = 600.0
 

@@ -11,9 +11,9 @@ from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError
 from hpctrain.base.process import Runner
 from hpctrain.base.program import program
-from hpctrain.launch.foresight import gpus_of, wanted
+from hpctrain.jobs.partition_checks import gpus_of, wanted
 from hpctrain.launch.probe_watch import Progress, quiet, raise_for, watch_probe
-from hpctrain.records.topology import Topology
+from hpctrain.records.topology.topology import Topology
 from hpctrain.slurm.commands import Slurm, client_environment
 
 

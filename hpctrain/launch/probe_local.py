@@ -9,7 +9,7 @@ from hpctrain.base.clock import Clock
 from hpctrain.base.process import Process, Runner
 from hpctrain.launch.local import local_nodes, start_local_node
 from hpctrain.launch.probe_watch import LEAVE_S, Progress, quiet, raise_for, watch_probe
-from hpctrain.records.topology import Topology
+from hpctrain.records.topology.topology import Topology
 
 
 def probe_local(

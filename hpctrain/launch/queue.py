@@ -8,10 +8,9 @@ from pathlib import Path
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError, InputError, Refused
-from hpctrain.launch.after import Before, jobs_before
-from hpctrain.launch.file_system import check_shared
-from hpctrain.launch.folder import RunFolder
-from hpctrain.launch.foresight import (
+from hpctrain.jobs.dependencies import Before, jobs_before
+from hpctrain.jobs.job_nodes import nodes_of_job
+from hpctrain.jobs.partition_checks import (
     can_be_preempted,
     check_time,
     kinds_of,
@@ -19,11 +18,12 @@ from hpctrain.launch.foresight import (
     time_limit,
     with_gpus,
 )
-from hpctrain.launch.job_nodes import nodes_of_job
+from hpctrain.jobs.wall_time import Limit
 from hpctrain.launch.job_script import check_options, gpus_per_node
-from hpctrain.launch.wall_time import Limit
-from hpctrain.records.locate import open_jobs
-from hpctrain.records.run import Run
+from hpctrain.records.run.run import Run
+from hpctrain.runs.file_system import check_shared
+from hpctrain.runs.folder import RunFolder
+from hpctrain.runs.locate import open_jobs
 from hpctrain.slurm.choose import Choice, choose_partition
 from hpctrain.slurm.cluster import ClusterState
 from hpctrain.slurm.commands import Slurm

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.errors import CommandError, InputError
-from hpctrain.records.run import Run, missing_keys
-from hpctrain.records.site import Site, read_site, site_file
+from hpctrain.records.run.run import Run, missing_keys
+from hpctrain.records.run.site import Site, read_site, site_file
 from hpctrain.slurm.commands import Slurm
 
 VARIABLES = {"partition": "SBATCH_PARTITION", "account": "SBATCH_ACCOUNT", "qos": "SBATCH_QOS"}

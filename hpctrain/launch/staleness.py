@@ -11,7 +11,7 @@ from ClusterShell.NodeSet import NodeSet
 from hpctrain import __version__
 from hpctrain.base.errors import FileError, Mistake
 from hpctrain.base.units import format_seconds
-from hpctrain.records.topology import Topology
+from hpctrain.records.topology.topology import Topology
 
 MAX_AGE_DAYS = 7.0
 """A topology older than this is measured again: clusters change."""

@@ -10,15 +10,15 @@ import jinja2
 
 from hpctrain.base.atomic import storage_errors, write_text
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.corpus.found import FOUND_BYTES, find_text
-from hpctrain.corpus.options import Options, Progress, no_progress
-from hpctrain.corpus.prepare import prepare
-from hpctrain.corpus.shards import check_target
-from hpctrain.records.corpus_index import INDEX_NAME, CorpusIndex
-from hpctrain.records.objective import settled
-from hpctrain.records.presets import PRESETS
-from hpctrain.records.run import Run, read_run
-from hpctrain.records.yaml_file import parse_yaml
+from hpctrain.corpus.input.sample_text import FOUND_BYTES, find_text
+from hpctrain.corpus.prepare.options import Options, Progress, no_progress
+from hpctrain.corpus.prepare.prepare import prepare
+from hpctrain.corpus.prepare.shards import check_target
+from hpctrain.records.corpus.index import INDEX_NAME, CorpusIndex
+from hpctrain.records.format.yaml_file import parse_yaml
+from hpctrain.records.model.presets import PRESETS
+from hpctrain.records.run.objective import settled
+from hpctrain.records.run.run import Run, read_run
 
 _TEMPLATE = Path(__file__).with_name("starter.yaml.j2")
 

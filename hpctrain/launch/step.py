@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpctrain.base.errors import InputError
-from hpctrain.launch.code import FOLDER
 from hpctrain.launch.local import local_environment
+from hpctrain.runs.code_copy import FOLDER
 from hpctrain.slurm.commands import client_environment
 
 

@@ -16,12 +16,12 @@ from hpctrain.base.atomic import storage_errors, write_text
 from hpctrain.base.errors import CommandError, InputError, StorageError
 from hpctrain.base.process import Runner
 from hpctrain.base.program import program
+from hpctrain.jobs.job_nodes import exclude_options
 from hpctrain.launch.entering import program_of, task_of
-from hpctrain.launch.folder import RunFolder
-from hpctrain.launch.job_nodes import exclude_options
 from hpctrain.launch.job_script import render_job
-from hpctrain.records.locate import record_job
-from hpctrain.records.run import Run
+from hpctrain.records.run.run import Run
+from hpctrain.runs.folder import RunFolder
+from hpctrain.runs.locate import record_job
 from hpctrain.slurm.commands import client_environment
 
 SUPERVISOR_LOG = "logs/supervisor.log"

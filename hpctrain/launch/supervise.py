@@ -12,13 +12,13 @@ from pathlib import Path
 from hpctrain.base.atomic import append_line
 from hpctrain.base.clock import Clock
 from hpctrain.base.process import Process, Runner
-from hpctrain.launch.exit_class import RESUMABLE, read_ending
-from hpctrain.launch.folder import RunFolder, RunLock, kept_words
+from hpctrain.jobs.exit_codes import RESUMABLE, read_ending
 from hpctrain.launch.local import local_nodes, start_local_node
-from hpctrain.launch.notify import tell
-from hpctrain.records.attempt import ExitClass
-from hpctrain.records.event import Event, read_events
-from hpctrain.records.run import NotifyState, Run, run_of
+from hpctrain.records.history.attempt import ExitClass
+from hpctrain.records.history.event import Event, read_events
+from hpctrain.records.run.run import NotifyState, Run, run_of
+from hpctrain.runs.folder import RunFolder, RunLock, kept_words
+from hpctrain.runs.notify import tell
 
 POLL_S = 0.2
 

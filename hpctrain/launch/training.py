@@ -14,14 +14,23 @@ from typing import Any
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import FileError, InputError, Refused
 from hpctrain.base.process import Runner
-from hpctrain.corpus.index import check_tokenizer
-from hpctrain.corpus.mixture import open_training
-from hpctrain.corpus.tokens import open_named, open_validation
+from hpctrain.corpus.read.index import check_tokenizer
+from hpctrain.corpus.read.mixture import open_training
+from hpctrain.corpus.read.tokens import open_named, open_validation
 from hpctrain.launch.changes import changed_run, settings_written
 from hpctrain.launch.checks import check_devices, check_plan, check_topology, is_usable
-from hpctrain.launch.code import FOLDER, snapshot_code
 from hpctrain.launch.entering import check_container
-from hpctrain.launch.folder import (
+from hpctrain.launch.local import local_nodes
+from hpctrain.launch.own_model import needed_tokens, with_sizes
+from hpctrain.launch.staleness import faults_since, staleness
+from hpctrain.launch.supervise import LocalJob, start_local_job
+from hpctrain.records.model.imported_spec import Spec
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.run.objective import lengths
+from hpctrain.records.run.run import Run, read_run
+from hpctrain.records.topology.topology import Topology
+from hpctrain.runs.code_copy import FOLDER, snapshot_code
+from hpctrain.runs.folder import (
     RunFolder,
     check_path,
     create_run_folder,
@@ -29,19 +38,10 @@ from hpctrain.launch.folder import (
     newest_plan,
     removed_on_error,
 )
-from hpctrain.launch.local import local_nodes
-from hpctrain.launch.lost_checkpoints import begun_from_seed, lost_words
-from hpctrain.launch.own_model import needed_tokens, with_sizes
-from hpctrain.launch.secrets import check_secrets
-from hpctrain.launch.staleness import faults_since, staleness
-from hpctrain.launch.supervise import LocalJob, start_local_job
-from hpctrain.launch.trust import check_trusted
-from hpctrain.records.imported_spec import Spec
-from hpctrain.records.locate import is_own_run
-from hpctrain.records.objective import lengths
-from hpctrain.records.plan import Plan
-from hpctrain.records.run import Run, read_run
-from hpctrain.records.topology import Topology
+from hpctrain.runs.locate import is_own_run
+from hpctrain.runs.lost_checkpoints import begun_from_seed, lost_words
+from hpctrain.runs.secrets import check_secrets
+from hpctrain.runs.trust import check_trusted
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpctrain.records.biased_spec import BiasedSpec
+from hpctrain.records.model.biased_spec import BiasedSpec
 
 
 class BiasedAttention(nn.Module):

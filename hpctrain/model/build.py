@@ -14,12 +14,12 @@ from hpctrain.model.gpt2 import Gpt2
 from hpctrain.model.imported import build_imported
 from hpctrain.model.initial import initialise
 from hpctrain.model.transformer_part import TransformerPart
-from hpctrain.records.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.encoder_spec import EncoderSpec
-from hpctrain.records.families import FamilySpec
-from hpctrain.records.gpt2_spec import Gpt2Spec
-from hpctrain.records.imported_spec import ImportedSpec, Spec
-from hpctrain.records.model_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
+from hpctrain.records.model.encoder_spec import EncoderSpec
+from hpctrain.records.model.families import FamilySpec
+from hpctrain.records.model.gpt2_spec import Gpt2Spec
+from hpctrain.records.model.imported_spec import ImportedSpec, Spec
 
 
 def build_stage(spec: Spec, start: int, stop: int, seed: int) -> nn.Module:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hpctrain.model.norm import RMSNorm
 from hpctrain.model.transformer_part import TransformerPart
-from hpctrain.records.model_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import ModelSpec
 
 
 class Attention(nn.Module):

@@ -26,7 +26,7 @@ from hpctrain.model.own_forward import check_forward
 from hpctrain.model.pieces import check_weights, shapes_of, take_apart, weights_of
 from hpctrain.model.split_check import TOLERANCE, largest_difference, run_split
 from hpctrain.model.trial import check_training, hidden_state, logits_of
-from hpctrain.records.imported_spec import ImportedSpec, PartSizes, Split
+from hpctrain.records.model.imported_spec import ImportedSpec, PartSizes, Split
 
 MOST_DEVICES = 16
 """The largest tensor-parallel degree that is tried out."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hpctrain.model.biased import BiasedAttention, GeluLayer, Positions
 from hpctrain.model.norm import LayerNorm
 from hpctrain.model.transformer_part import TransformerPart
-from hpctrain.records.encoder_spec import SEGMENTS, EncoderSpec
+from hpctrain.records.model.encoder_spec import SEGMENTS, EncoderSpec
 
 
 class EncoderBlock(nn.Module):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hpctrain.model.norm import RMSNorm
 from hpctrain.model.relative import added_scores
 from hpctrain.model.transformer_part import TransformerPart
-from hpctrain.records.encoder_decoder_spec import EncoderDecoderSpec
+from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 
 
 class UnscaledAttention(nn.Module):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from hpctrain.model.biased import BiasedAttention, GeluLayer, Positions
 from hpctrain.model.norm import LayerNorm
 from hpctrain.model.transformer_part import TransformerPart
-from hpctrain.records.gpt2_spec import Gpt2Spec
+from hpctrain.records.model.gpt2_spec import Gpt2Spec
 
 
 class Gpt2Block(nn.Module):

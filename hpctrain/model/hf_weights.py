@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import InputError
-from hpctrain.model.hf_folder import place_of, stored_tensors, weights_sha256
-from hpctrain.model.safetensors_header import Stored
-from hpctrain.records.hf_model import HfModel
-from hpctrain.records.hf_tensors import HfTensor, tensors_of
+from hpctrain.hf.folder import place_of, stored_tensors, weights_sha256
+from hpctrain.hf.safetensors_header import Stored
+from hpctrain.hf.tensors import HfTensor, tensors_of
+from hpctrain.records.model.hf_model import HfModel
 
 
 class HfWeights:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from hpctrain.base.errors import InputError
 from hpctrain.model.factory import call_factory, submodule
-from hpctrain.records.imported_spec import ImportedSpec
+from hpctrain.records.model.imported_spec import ImportedSpec
 
 
 class ImportedPart(nn.Module):

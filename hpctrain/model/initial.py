@@ -8,9 +8,9 @@ import zlib
 import torch
 from torch import nn
 
-from hpctrain.records.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.encoder_spec import EncoderSpec
-from hpctrain.records.families import FamilySpec
+from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
+from hpctrain.records.model.encoder_spec import EncoderSpec
+from hpctrain.records.model.families import FamilySpec
 
 
 @torch.no_grad()

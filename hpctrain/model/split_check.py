@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpctrain.records.imported_spec import Split
+from hpctrain.records.model.imported_spec import Split
 
 TOLERANCE = 1e-4
 """Largest difference, relative to the largest output, between a split block and a whole one in fp32."""

@@ -20,28 +20,28 @@ from hpctrain.base.atomic import storage_errors
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import CommandError, HpctrainError
 from hpctrain.base.process import SystemRunner
-from hpctrain.launch.after import move_followers
-from hpctrain.launch.bad_nodes import write_blamed
-from hpctrain.launch.cancel import is_cancelled
+from hpctrain.jobs.bad_nodes import write_blamed
+from hpctrain.jobs.cancel import is_cancelled
+from hpctrain.jobs.dependencies import move_followers
+from hpctrain.jobs.exit_codes import RESUMABLE, Ending, read_ending
+from hpctrain.jobs.in_use import check_own_folder
+from hpctrain.jobs.step_end import srun_said, with_sruns_word
+from hpctrain.jobs.stop_cause import reason_words
+from hpctrain.jobs.successors import cancel_successors, go_on, requeue_without, top_up, waiting_successors
 from hpctrain.launch.driver import own_driver
-from hpctrain.launch.exit_class import RESUMABLE, Ending, read_ending
-from hpctrain.launch.folder import RunFolder
-from hpctrain.launch.in_use import check_own_folder
-from hpctrain.launch.notify import tell
-from hpctrain.launch.shown_faults import confirmed
-from hpctrain.launch.step_end import srun_said, with_sruns_word
-from hpctrain.launch.stop_cause import reason_words
-from hpctrain.launch.succession import cancel_successors, go_on, requeue_without, top_up, waiting_successors
 from hpctrain.launch.training import drop_stale_topology
-from hpctrain.launch.trust import check_trusted
 from hpctrain.node.ending import Account, Verdict, read_account, settle_job, told_state
 from hpctrain.node.leaving import FOLDER as LEFT
 from hpctrain.node.run import FINISHED
 from hpctrain.node.taking_over import close_silent_attempts, reason_to_stop
-from hpctrain.records.event import Event, read_events
-from hpctrain.records.locate import job_id, record_job
-from hpctrain.records.run import Run, run_of
-from hpctrain.records.successor import chain_of, read_successors
+from hpctrain.records.history.event import Event, read_events
+from hpctrain.records.history.successor import chain_of, read_successors
+from hpctrain.records.run.run import Run, run_of
+from hpctrain.runs.fault_fields import confirmed
+from hpctrain.runs.folder import RunFolder
+from hpctrain.runs.locate import job_id, record_job
+from hpctrain.runs.notify import tell
+from hpctrain.runs.trust import check_trusted
 from hpctrain.slurm.commands import ControllerAwayError, Slurm
 
 OF_THE_JOB = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")

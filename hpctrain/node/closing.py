@@ -13,11 +13,11 @@ from pathlib import Path
 
 from hpctrain.base.clock import Clock, SystemClock
 from hpctrain.base.process import Runner, SystemRunner
-from hpctrain.launch.after import move_followers
-from hpctrain.launch.folder import RunFolder
-from hpctrain.launch.trust import check_trusted
+from hpctrain.jobs.dependencies import move_followers
 from hpctrain.node import attempt
 from hpctrain.node.leaving import is_script_there
+from hpctrain.runs.folder import RunFolder
+from hpctrain.runs.trust import check_trusted
 from hpctrain.slurm.commands import Slurm
 
 SCRIPT_WAIT_S = 5.0

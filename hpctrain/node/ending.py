@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError
-from hpctrain.launch.exit_class import Ending, is_out_of_time, is_preempted, with_progress, with_slurms_word
-from hpctrain.launch.stop_cause import StopCause, reason_words, stop_cause
-from hpctrain.records.attempt import SPENDING, ExitClass, idle_attempts, spent
-from hpctrain.records.run import NotifyState
+from hpctrain.jobs.exit_codes import Ending, is_out_of_time, is_preempted, with_progress, with_slurms_word
+from hpctrain.jobs.stop_cause import StopCause, reason_words, stop_cause
+from hpctrain.records.history.attempt import SPENDING, ExitClass, idle_attempts, spent
+from hpctrain.records.run.run import NotifyState
 from hpctrain.slurm.commands import ControllerAwayError, Slurm
 from hpctrain.slurm.job import JobInfo, JobState
 

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpctrain.base.process import SystemRunner
-from hpctrain.container.binds import run_binds
-from hpctrain.container.entry import entry_command, entry_environment
-from hpctrain.container.keeper import keep_files
-from hpctrain.container.runtime import Host, Which, find_runtime, this_host
-from hpctrain.launch.code import FOLDER
-from hpctrain.launch.trust import check_trusted
-from hpctrain.records.run import Run, run_of
+from hpctrain.container.run.binds import run_binds
+from hpctrain.container.run.entry import entry_command, entry_environment
+from hpctrain.container.run.keeper import keep_files
+from hpctrain.container.run.runtime import Host, Which, find_runtime, this_host
+from hpctrain.records.run.run import Run, run_of
+from hpctrain.runs.code_copy import FOLDER
+from hpctrain.runs.trust import check_trusted
 
 TOOLS = "image-tools"
 """Folder in a run folder: what each node puts on the path of the program that starts the image."""

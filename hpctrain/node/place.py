@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpctrain.base.errors import InputError
-from hpctrain.probe.address import routed_address
-from hpctrain.records.node_set import unfolded
+from hpctrain.probe.system.address import routed_address
+from hpctrain.records.format.node_set import unfolded
 
 LOOPBACK = "127.0.0.1"
 

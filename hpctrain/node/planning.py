@@ -11,20 +11,20 @@ from typing import Any
 from hpctrain.agent.agent import Proposal, Proposed
 from hpctrain.agent.journal import Journal
 from hpctrain.base.errors import HpctrainError, Refused
+from hpctrain.checkpoint import published
 from hpctrain.launch.checks import check_devices, check_plan
-from hpctrain.launch.folder import newest_plan
-from hpctrain.launch.lost_checkpoints import refusal, saved_step
 from hpctrain.planner import make_plan
-from hpctrain.planner.learned import learned_profile
-from hpctrain.planner.replan import replan, with_spares_left
-from hpctrain.records.event import EventKind, read_events
-from hpctrain.records.generation import Generation, StoreAddress
-from hpctrain.records.plan import Plan
-from hpctrain.records.profile import Profile
-from hpctrain.records.run import Run
-from hpctrain.records.topology import Topology
+from hpctrain.planner.replan.replan import replan, with_spares_left
+from hpctrain.planner.replan.run_profile import learned_profile
+from hpctrain.records.history.event import EventKind, read_events
+from hpctrain.records.history.generation import Generation, StoreAddress
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.plan.profile import Profile
+from hpctrain.records.run.run import Run
+from hpctrain.records.topology.topology import Topology
+from hpctrain.runs.folder import newest_plan
+from hpctrain.runs.lost_checkpoints import refusal, saved_step
 from hpctrain.schedule.resolve import schedule_of
-from hpctrain.snapshot import published
 
 
 @dataclass

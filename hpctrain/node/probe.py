@@ -14,10 +14,10 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.process import SystemRunner
 from hpctrain.node.parent import Parent
 from hpctrain.node.place import add_place_arguments, place_of
-from hpctrain.probe.prior import prior_of
-from hpctrain.probe.resident import probe_nodes
-from hpctrain.probe.settings import MODES, PARTIAL_FILE, ProbeSettings, local_settings, usual_mode
-from hpctrain.records.topology import Topology
+from hpctrain.probe.campaign.prior import prior_of
+from hpctrain.probe.measure.settings import MODES, PARTIAL_FILE, ProbeSettings, local_settings, usual_mode
+from hpctrain.probe.protocol.run import probe_nodes
+from hpctrain.records.topology.topology import Topology
 
 
 def main(argv: list[str]) -> int:

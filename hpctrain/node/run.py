@@ -25,8 +25,6 @@ from hpctrain.base.forking import ForkingRunner, ServerLoss
 from hpctrain.base.handshake import derived
 from hpctrain.base.owned import read_owned
 from hpctrain.base.process import WORKER, Runner
-from hpctrain.launch.secrets import secret_values
-from hpctrain.launch.trust import check_trusted
 from hpctrain.node.leaving import leave, name_closer
 from hpctrain.node.parent import Parent
 from hpctrain.node.place import add_place_arguments, place_of
@@ -34,13 +32,15 @@ from hpctrain.node.planning import GenerationMaker
 from hpctrain.node.probe_progress import ProbeProgress
 from hpctrain.node.staging import stage_data, staging_limit_s
 from hpctrain.node.threads import thread_environment
-from hpctrain.probe.address import interface_of
-from hpctrain.probe.resident import probe_nodes
-from hpctrain.probe.settings import ProbeSettings, local_settings, preflight_mode
-from hpctrain.records.generation import Generation
-from hpctrain.records.plan import Plan
-from hpctrain.records.run import Run, run_of
-from hpctrain.records.topology import Topology
+from hpctrain.probe.measure.settings import ProbeSettings, local_settings, preflight_mode
+from hpctrain.probe.protocol.run import probe_nodes
+from hpctrain.probe.system.address import interface_of
+from hpctrain.records.history.generation import Generation
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.run.run import Run, run_of
+from hpctrain.records.topology.topology import Topology
+from hpctrain.runs.secrets import secret_values
+from hpctrain.runs.trust import check_trusted
 
 FINISHED = "finished"
 """File in a run folder: the run is over, whatever a lost node's task still seems to do; the job script looks for it."""

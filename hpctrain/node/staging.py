@@ -11,9 +11,9 @@ from hpctrain.agent.journal import Journal
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.units import format_bytes, format_seconds
-from hpctrain.corpus.index import read_index
-from hpctrain.corpus.staged import VARIABLE, size_bytes, stage
-from hpctrain.records.data import Data
+from hpctrain.corpus.read.index import read_index
+from hpctrain.corpus.read.node_cache import VARIABLE, size_bytes, stage
+from hpctrain.records.run.data import Data
 
 LEAST_S = 60.0
 SLOWEST_BYTES_PER_S = 50e6

@@ -8,20 +8,20 @@ import os
 from hpctrain.agent.journal import Journal
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import CommandError, HpctrainError
-from hpctrain.launch.bad_nodes import write_blamed
-from hpctrain.launch.cancel import is_cancelled
-from hpctrain.launch.exit_class import is_preempted, read_ending, with_progress, with_slurms_word
-from hpctrain.launch.folder import RunFolder
-from hpctrain.launch.lost_checkpoints import lost_words
-from hpctrain.launch.step_end import with_sruns_word
-from hpctrain.launch.stop_cause import reason_words, stop_cause
+from hpctrain.jobs.bad_nodes import write_blamed
+from hpctrain.jobs.cancel import is_cancelled
+from hpctrain.jobs.exit_codes import is_preempted, read_ending, with_progress, with_slurms_word
+from hpctrain.jobs.step_end import with_sruns_word
+from hpctrain.jobs.stop_cause import reason_words, stop_cause
 from hpctrain.node.ending import Verdict
 from hpctrain.node.run import FINISHED
-from hpctrain.records.attempt import idle_attempts, spent
-from hpctrain.records.event import read_events
-from hpctrain.records.locate import job_id
-from hpctrain.records.run import Run
-from hpctrain.records.successor import chain_of, read_successors
+from hpctrain.records.history.attempt import idle_attempts, spent
+from hpctrain.records.history.event import read_events
+from hpctrain.records.history.successor import chain_of, read_successors
+from hpctrain.records.run.run import Run
+from hpctrain.runs.folder import RunFolder
+from hpctrain.runs.locate import job_id
+from hpctrain.runs.lost_checkpoints import lost_words
 from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.job import JobInfo, JobState
 

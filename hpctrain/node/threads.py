@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hpctrain.records.topology import Topology
+from hpctrain.records.topology.topology import Topology
 
 THREADS = "OMP_NUM_THREADS"
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
-from hpctrain.records.compression import LocalSteps
-from hpctrain.records.plan import Plan
+from hpctrain.records.plan.compression import LocalSteps
+from hpctrain.records.plan.plan import Plan
 
 
 def local_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:

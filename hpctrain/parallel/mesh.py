@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from hpctrain.records.plan import Plan
+from hpctrain.records.plan.plan import Plan
 
 AXES = ("pp", "dp", "tp")
 HYBRID_AXES = ("pp", "copy", "shard", "tp")

@@ -38,10 +38,10 @@ from hpctrain.parallel.sharded_stage import ShardedStage
 from hpctrain.parallel.stage import CountedStage, StageCounters
 from hpctrain.parallel.tensor import apply_tensor_parallel, vocabulary_is_split
 from hpctrain.parallel.tied import TiedCopies, tie_copies
-from hpctrain.records.imported_spec import Spec
-from hpctrain.records.objective import NEXT_TOKEN, AnyObjective, Lengths, lengths
-from hpctrain.records.plan import Plan
-from hpctrain.records.schedule import Schedule
+from hpctrain.records.model.imported_spec import Spec
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.plan.schedule import Schedule
+from hpctrain.records.run.objective import NEXT_TOKEN, AnyObjective, Lengths, lengths
 
 Order = dict[int, list[_Action]]
 """Actions by rank in the pipeline's process group, sends and receives included."""

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from hpctrain.records.plan import Recompute
+from hpctrain.records.plan.plan import Recompute
 
 _NAMES = (
     "mm",

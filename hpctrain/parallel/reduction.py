@@ -11,13 +11,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from hpctrain.compress.build import build_reducer
-from hpctrain.compress.local_steps import LocalSteps
-from hpctrain.compress.reducer import Reducer
-from hpctrain.compress.scatter import density_and_ratio
+from hpctrain.compress.collectives.scatter import density_and_ratio
+from hpctrain.compress.reducers.outer_optimizer import LocalSteps
+from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.parallel.sharded_stage import ShardedStage
 from hpctrain.parallel.stage import CountedStage
-from hpctrain.records.compression import LocalSteps as LocalStepsSettings
-from hpctrain.records.plan import Plan
+from hpctrain.records.plan.compression import LocalSteps as LocalStepsSettings
+from hpctrain.records.plan.plan import Plan
 
 Named = Sequence[tuple[str, nn.Parameter]]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hpctrain.parallel.loss import LossFunction
-from hpctrain.records.manifest import LossScale
+from hpctrain.records.history.manifest import LossScale
 
 
 class LossScaler:

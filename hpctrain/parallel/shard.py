@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.compress.scatter import Piece, Scatter
+from hpctrain.compress.collectives.scatter import Piece, Scatter
 from hpctrain.model.part import blocks_of
 
 Count = Callable[[int], None]

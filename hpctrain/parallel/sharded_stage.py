@@ -7,11 +7,11 @@ from typing import Any
 from torch import nn
 
 from hpctrain.compress.build import build_scatters, unsent_of
-from hpctrain.compress.scatter import Unsent
+from hpctrain.compress.collectives.scatter import Unsent
 from hpctrain.parallel.shard import flat_parts, note_collectives, sharded_parts, sharing_group, sum_gradients
 from hpctrain.parallel.stage import CountedStage
-from hpctrain.records.codec import NOT_COMPRESSED
-from hpctrain.records.plan import Plan
+from hpctrain.records.plan.codec import NOT_COMPRESSED
+from hpctrain.records.plan.plan import Plan
 
 
 class ShardedStage(CountedStage):

@@ -19,7 +19,7 @@ from hpctrain.parallel.clock import Mark, mark, seconds_between
 from hpctrain.parallel.messages import NotedWork
 from hpctrain.parallel.neighbour import Neighbour
 from hpctrain.parallel.randomness import RandomStream
-from hpctrain.records.compression import Messages
+from hpctrain.records.plan.compression import Messages
 
 PostSends = Callable[[list[dist.P2POp]], list[dist.Work]]
 """Starts sends as torch's schedules start theirs."""

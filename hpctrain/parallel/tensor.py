@@ -23,10 +23,10 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from hpctrain.model.part import blocks_of
-from hpctrain.records.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.encoder_spec import EncoderSpec
-from hpctrain.records.families import FamilySpec
-from hpctrain.records.imported_spec import ImportedSpec, Spec
+from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
+from hpctrain.records.model.encoder_spec import EncoderSpec
+from hpctrain.records.model.families import FamilySpec
+from hpctrain.records.model.imported_spec import ImportedSpec, Spec
 
 SEQUENCE = Shard(1)
 """Activations are [batch, seq, dim]."""

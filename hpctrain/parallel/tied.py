@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from hpctrain.parallel.gradients import local_gradients
-from hpctrain.records.plan import Plan
+from hpctrain.records.plan.plan import Plan
 
 
 class TiedCopies:

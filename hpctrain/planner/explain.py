@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.planner.make import make_plan
-from hpctrain.planner.neighbours import describe_shape
-from hpctrain.planner.objective import Objective
-from hpctrain.planner.predict import blame
-from hpctrain.records.imported_spec import Spec
-from hpctrain.records.plan import Plan, Rejected
-from hpctrain.records.run import AutoParallel, FixedParallel, Run
-from hpctrain.records.topology import Topology
+from hpctrain.planner.search.neighbours import describe_shape
+from hpctrain.planner.search.objective import Objective
+from hpctrain.planner.simulate.predict import blame
+from hpctrain.records.model.imported_spec import Spec
+from hpctrain.records.plan.plan import Plan, Rejected
+from hpctrain.records.run.run import AutoParallel, FixedParallel, Run
+from hpctrain.records.topology.topology import Topology
 
 MOST_NODES = 4
 """Nodes that are left out one by one: each takes a search."""

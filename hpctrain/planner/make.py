@@ -10,34 +10,34 @@ from typing import Literal, get_args
 
 from hpctrain.base.errors import HpctrainError, InputError, Refused
 from hpctrain.base.units import format_count
-from hpctrain.planner.auto import Found, find_fastest
-from hpctrain.planner.bound import step_bound
-from hpctrain.planner.choose import Winner, choose, other_searches
-from hpctrain.planner.compression import Decision, decide, may_gain, searched
-from hpctrain.planner.cost import CostModel
-from hpctrain.planner.degrees import Shape
-from hpctrain.planner.exact import find_exact
-from hpctrain.planner.fleet import find_fleet
-from hpctrain.planner.keep import begin_with, searches_once
-from hpctrain.planner.layout import Excess, Layout
-from hpctrain.planner.messages import choose_messages
-from hpctrain.planner.moves import moves_between, stay_in_place
-from hpctrain.planner.neighbours import describe_excess, describe_shape, rejected_neighbours
-from hpctrain.planner.objective import FASTEST, Objective
-from hpctrain.planner.paper import solve_as_paper
-from hpctrain.planner.predict import Prediction, predict
-from hpctrain.planner.refine import refine
-from hpctrain.planner.saving import NO_SAVING, Saving
-from hpctrain.planner.seam import at_seam
-from hpctrain.planner.search import NO_SHARDS, Search
-from hpctrain.planner.workload import workload_of
-from hpctrain.records.codec import CodecSpec, keeps_state
-from hpctrain.records.compression import AutoCompression, Messages
-from hpctrain.records.imported_spec import Spec
-from hpctrain.records.plan import Plan, Predicted, Rejected, Replica, Stage, ZeroLevel
-from hpctrain.records.profile import Profile
-from hpctrain.records.run import Run
-from hpctrain.records.topology import Topology
+from hpctrain.planner.bounds.ideal import step_bound
+from hpctrain.planner.cost.memory_options import NO_SAVING, Saving
+from hpctrain.planner.cost.model import CostModel
+from hpctrain.planner.cost.workload import workload_of
+from hpctrain.planner.devices.pool import find_fleet
+from hpctrain.planner.layout.degrees import Shape
+from hpctrain.planner.layout.layout import Excess, Layout
+from hpctrain.planner.search.best_first import Found, find_fastest
+from hpctrain.planner.search.by_objective import Winner, choose, other_searches
+from hpctrain.planner.search.codec_choice import Decision, decide, may_gain, searched
+from hpctrain.planner.search.exact import find_exact
+from hpctrain.planner.search.local_search import refine
+from hpctrain.planner.search.message_codec_choice import choose_messages
+from hpctrain.planner.search.neighbours import describe_excess, describe_shape, rejected_neighbours
+from hpctrain.planner.search.objective import FASTEST, Objective
+from hpctrain.planner.search.option_search import NO_SHARDS, Search
+from hpctrain.planner.search.paper import solve_as_paper
+from hpctrain.planner.search.seam import at_seam
+from hpctrain.planner.search.state_moves import moves_between, stay_in_place
+from hpctrain.planner.search.warm_start import begin_with, searches_once
+from hpctrain.planner.simulate.predict import Prediction, predict
+from hpctrain.records.model.imported_spec import Spec
+from hpctrain.records.plan.codec import CodecSpec, keeps_state
+from hpctrain.records.plan.compression import AutoCompression, Messages
+from hpctrain.records.plan.plan import Plan, Predicted, Rejected, Replica, Stage, ZeroLevel
+from hpctrain.records.plan.profile import Profile
+from hpctrain.records.run.run import Run
+from hpctrain.records.topology.topology import Topology
 from hpctrain.schedule.generate import make_schedule
 from hpctrain.schedule.runnable import check_runnable
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.records.metric import MetricRow
+from hpctrain.records.history.metric import MetricRow
 from hpctrain.report.gather import RunView
 from hpctrain.report.validation import HELD_OUT, losses_by_set
 

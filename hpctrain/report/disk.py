@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpctrain.base.units import format_bytes
-from hpctrain.records.event import Event
+from hpctrain.records.history.event import Event
 
 _TRIES = ("checkpoint_saved", "checkpoint_skipped", "waiting_for_room")
 

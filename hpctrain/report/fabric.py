@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.records.link import LinkFigures
-from hpctrain.records.topology import Topology
+from hpctrain.records.topology.link import LinkFigures
+from hpctrain.records.topology.topology import Topology
 from hpctrain.report.charts import Chart
 
 MOST_LABELLED = 12

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import FileError
 from hpctrain.base.owned import open_owned
-from hpctrain.records.document import Document
-from hpctrain.records.event import Event
-from hpctrain.records.lines import object_in
-from hpctrain.records.metric import MetricRow
+from hpctrain.records.format.document import Document
+from hpctrain.records.format.jsonl import object_in
+from hpctrain.records.history.event import Event
+from hpctrain.records.history.metric import MetricRow
 
 POLL_S = 0.2
 

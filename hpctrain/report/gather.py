@@ -11,11 +11,11 @@ from typing import TypeVar
 
 from hpctrain.base.errors import FileError
 from hpctrain.base.owned import read_owned
-from hpctrain.records.event import Event, read_events
-from hpctrain.records.metric import MetricRow, RankPlacement, effective, read_metrics
-from hpctrain.records.plan import Plan
-from hpctrain.records.run import Run, run_of
-from hpctrain.records.topology import Topology
+from hpctrain.records.history.event import Event, read_events
+from hpctrain.records.history.metric import MetricRow, RankPlacement, effective, read_metrics
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.run.run import Run, run_of
+from hpctrain.records.topology.topology import Topology
 from hpctrain.report.history import (
     Recovery,
     lost_steps,

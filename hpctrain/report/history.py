@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpctrain.records.event import Event
-from hpctrain.records.metric import MetricRow, effective
+from hpctrain.records.history.event import Event
+from hpctrain.records.history.metric import MetricRow, effective
 
 FAULTS = ("worker_died", "worker_hung", "node_lost")
 """Events after which a generation ends."""

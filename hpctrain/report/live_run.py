@@ -6,11 +6,11 @@ from collections import deque
 from pathlib import Path
 
 from hpctrain.base.errors import FileError
-from hpctrain.records.attempt import ATTEMPTS_FILE
-from hpctrain.records.event import Event
-from hpctrain.records.lines import read_lines
-from hpctrain.records.metric import MetricRow
-from hpctrain.records.run import Run, run_of
+from hpctrain.records.format.jsonl import read_lines
+from hpctrain.records.history.attempt import ATTEMPTS_FILE
+from hpctrain.records.history.event import Event
+from hpctrain.records.history.metric import MetricRow
+from hpctrain.records.run.run import Run, run_of
 from hpctrain.report.follow import Tail, rows_of
 from hpctrain.report.status import Status, decide_status, lock_held
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.records.event import Event, read_events
-from hpctrain.records.lines import read_lines
-from hpctrain.records.plan import Plan
+from hpctrain.records.format.jsonl import read_lines
+from hpctrain.records.history.event import Event, read_events
+from hpctrain.records.plan.plan import Plan
 from hpctrain.report.log_lines import LogFile
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hpctrain.records.pair_matrix import PairMatrix
+from hpctrain.records.topology.pair_matrix import PairMatrix
 
 
 def block_medians(pairs: PairMatrix, figure: str, size: int) -> list[list[float | None]]:

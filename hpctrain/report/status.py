@@ -12,11 +12,11 @@ from typing import Any, Literal
 from hpctrain.base.owned import open_owned
 from hpctrain.base.room import free_bytes
 from hpctrain.base.units import format_seconds
-from hpctrain.records.attempt import ATTEMPTS_FILE, last_end
-from hpctrain.records.event import Event, read_events
-from hpctrain.records.lines import read_lines
-from hpctrain.records.metric import MetricRow, effective, read_metrics
-from hpctrain.records.run import Run, run_of
+from hpctrain.records.format.jsonl import read_lines
+from hpctrain.records.history.attempt import ATTEMPTS_FILE, last_end
+from hpctrain.records.history.event import Event, read_events
+from hpctrain.records.history.metric import MetricRow, effective, read_metrics
+from hpctrain.records.run.run import Run, run_of
 from hpctrain.report.disk import disk_warning
 from hpctrain.report.history import FAULTS, lost_steps, recoveries, restored_step, steady_step_time
 from hpctrain.report.validation import HELD_OUT, losses_by_set

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpctrain.base.units import format_bytes, format_count, format_delta, format_seconds, format_si
-from hpctrain.records.event import Event
-from hpctrain.records.plan import Plan
-from hpctrain.records.topology import Device, Topology
+from hpctrain.records.history.event import Event
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.topology.topology import Device, Topology
 from hpctrain.report.gather import PlanUse, RunView
 from hpctrain.report.history import FAULTS
 from hpctrain.report.validation import loss_words

@@ -10,8 +10,8 @@ from typing import TextIO
 from hpctrain.base.clock import utc_text
 from hpctrain.base.printable import control
 from hpctrain.base.units import format_count, format_seconds
-from hpctrain.records.event import Event
-from hpctrain.records.metric import MetricRow
+from hpctrain.records.history.event import Event
+from hpctrain.records.history.metric import MetricRow
 from hpctrain.report.status import Status
 from hpctrain.report.validation import loss_words, losses_by_set
 from hpctrain.report.words import describe

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hpctrain.records.metric import MetricRow, perplexity
+from hpctrain.records.history.metric import MetricRow, perplexity
 
 HELD_OUT = "valid"
 

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hpctrain.base.units import format_count, format_seconds
-from hpctrain.records.event import Event
-from hpctrain.records.metric import MetricRow
+from hpctrain.records.history.event import Event
+from hpctrain.records.history.metric import MetricRow
 from hpctrain.report.status import Status
 from hpctrain.report.terminal import event_line, progress_line, queue_lines
 from hpctrain.report.validation import loss_words, losses_by_set

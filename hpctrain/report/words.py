@@ -8,8 +8,8 @@ from typing import Any
 
 from hpctrain.base.errors import FileError
 from hpctrain.base.units import format_bytes, format_seconds
-from hpctrain.records.event import Event
-from hpctrain.records.json_text import parse_json
+from hpctrain.records.format.json_text import parse_json
+from hpctrain.records.history.event import Event
 from hpctrain.report.history import restored_step
 
 _EXIT_WORDS = {75: "can go on", 76: "fault of the machine", 77: "no progress"}

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpctrain.base.errors import InputError
-from hpctrain.records.plan import Plan
-from hpctrain.records.schedule import Action
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.plan.schedule import Action
 from hpctrain.schedule.resolve import schedule_of
 
 

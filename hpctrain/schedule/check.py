@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hpctrain.records.schedule import Action, Schedule
+from hpctrain.records.plan.schedule import Action, Schedule
 
 
 def check_schedule(schedule: Schedule, stages: int, micro_batches: int) -> None:

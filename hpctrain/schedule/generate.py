@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from hpctrain.records.schedule import Action, Schedule
+from hpctrain.records.plan.schedule import Action, Schedule
 from hpctrain.schedule.placement import V_SHAPED
 from hpctrain.schedule.rounds import interleave
 from hpctrain.schedule.zero_bubble import interleaved_zero_bubble, zbv

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hpctrain.base.errors import InputError
-from hpctrain.records.plan import Plan
-from hpctrain.records.schedule import Schedule
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.plan.schedule import Schedule
 from hpctrain.schedule.check import check_schedule
 from hpctrain.schedule.generate import NAMES, make_schedule
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from hpctrain.records.schedule import Action
+from hpctrain.records.plan.schedule import Action
 
 
 class Turns(NamedTuple):

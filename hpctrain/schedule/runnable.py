@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpctrain.base.errors import InputError
-from hpctrain.records.plan import Plan
-from hpctrain.records.run import Run
-from hpctrain.records.schedule import Action
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.plan.schedule import Action
+from hpctrain.records.run.run import Run
 from hpctrain.schedule.resolve import schedule_of
 
 COMPILED_SPLIT = "torch cannot compile the backward of matrices that are split over devices"

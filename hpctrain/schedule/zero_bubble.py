@@ -7,7 +7,7 @@ order of torch's own schedules.
 
 from __future__ import annotations
 
-from hpctrain.records.schedule import Action, Schedule
+from hpctrain.records.plan.schedule import Action, Schedule
 from hpctrain.schedule.rounds import interleave
 
 

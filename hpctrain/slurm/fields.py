@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from hpctrain.base.errors import CommandError
-from hpctrain.records.node_set import unfolded
+from hpctrain.records.format.node_set import unfolded
 
 _KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z0-9/:_]*)=")
 # A job's name is free text that stands before the fields that matter: "x JobState=FAILED" must not be read as a state.

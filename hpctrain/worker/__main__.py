@@ -11,11 +11,11 @@ from hpctrain.base.stamp import stamp_output
 from hpctrain.worker import forking
 
 VERBS = {
-    "describe": "hpctrain.worker.describe",
-    "eval": "hpctrain.worker.evaluate",
-    "export": "hpctrain.worker.export",
-    "measure": "hpctrain.worker.measure",
-    "torch": "hpctrain.worker.torch_state",
+    "describe": "hpctrain.worker.verbs.describe",
+    "eval": "hpctrain.worker.verbs.evaluate",
+    "export": "hpctrain.worker.verbs.export",
+    "measure": "hpctrain.worker.measure.measure",
+    "torch": "hpctrain.worker.verbs.torch_state",
     "train": "hpctrain.worker.train",
 }
 

@@ -15,24 +15,24 @@ from torch.distributed.tensor import DTensor
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.wire import Message
-from hpctrain.compress.local_steps import LocalSteps
-from hpctrain.compress.owner_sums import OwnerReducer
-from hpctrain.compress.reducer import DenseReducer, Reducer
+from hpctrain.checkpoint.published import verify
+from hpctrain.checkpoint.save_and_load import CheckpointSaver, load
+from hpctrain.checkpoint.state import collect, prepare_moments, set_optimizer_step
+from hpctrain.compress.reducers.outer_optimizer import LocalSteps
+from hpctrain.compress.reducers.reduce_scatter_all_gather import OwnerReducer
+from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
 from hpctrain.model.build import Fill
 from hpctrain.model.hf_weights import HfWeights
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
 from hpctrain.parallel.reduction import meetings_of, reducer_of
 from hpctrain.parallel.scaling import LossScaler
-from hpctrain.records.generation import GENERATIONS, Fence
-from hpctrain.records.manifest import LossScale, Manifest
-from hpctrain.records.plan import Plan
-from hpctrain.records.run import Run, run_of
+from hpctrain.records.history.generation import GENERATIONS, Fence
+from hpctrain.records.history.manifest import LossScale, Manifest
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.run.run import Run, run_of
 from hpctrain.schedule.resolve import schedule_of
 from hpctrain.schedule.runnable import check_runnable
-from hpctrain.snapshot.checkpoint import CheckpointSaver, load
-from hpctrain.snapshot.published import verify
-from hpctrain.snapshot.state import collect, prepare_moments, set_optimizer_step
 from hpctrain.worker.deterministic import make_deterministic
 from hpctrain.worker.feed import Feed, open_feeds
 from hpctrain.worker.kept import give_back

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.records.run import Run
+from hpctrain.records.run.run import Run
 from hpctrain.worker.build import Trainer
 from hpctrain.worker.feed import Batch
 

@@ -16,11 +16,11 @@ import torch.distributed as dist
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.atomic import append_line
 from hpctrain.base.errors import StorageError
-from hpctrain.compress.reducer import REPORTED
+from hpctrain.compress.reducers.reducer import REPORTED
 from hpctrain.parallel.stage import StageCounters
-from hpctrain.records.generation import Fence
-from hpctrain.records.metric import BytesSent, CompressionFigures, MetricRow, RankPlacement, ValidSet
-from hpctrain.records.plan import Plan
+from hpctrain.records.history.generation import Fence
+from hpctrain.records.history.metric import BytesSent, CompressionFigures, MetricRow, RankPlacement, ValidSet
+from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import Trainer
 from hpctrain.worker.feed import HELD_OUT
 from hpctrain.worker.memory import peak_memory_bytes

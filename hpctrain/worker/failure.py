@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import HpctrainError
-from hpctrain.records.fault import EXCEPTION, Fault, fault_named, fault_of
+from hpctrain.records.history.fault import EXCEPTION, Fault, fault_named, fault_of
 
 MESSAGE_CHARS = 8000
 """Characters of a message that travel; the log has all of it."""

@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpctrain.corpus.mixture import Mixture, open_training
-from hpctrain.corpus.objective import examples
-from hpctrain.corpus.special import SpecialTokens, special_tokens
-from hpctrain.corpus.staged import on_this_node
-from hpctrain.corpus.tokens import open_named, open_validation
-from hpctrain.records.objective import AnyObjective, lengths
-from hpctrain.records.run import Run
+from hpctrain.corpus.read.mixture import Mixture, open_training
+from hpctrain.corpus.read.node_cache import on_this_node
+from hpctrain.corpus.read.objective import examples
+from hpctrain.corpus.read.special_tokens import SpecialTokens, special_tokens
+from hpctrain.corpus.read.tokens import open_named, open_validation
+from hpctrain.records.run.objective import AnyObjective, lengths
+from hpctrain.records.run.run import Run
 
 HELD_OUT = ""
 """The validation set that has no name of its own."""

@@ -24,7 +24,7 @@ from hpctrain.base.loading import load
 from hpctrain.base.process import WORKER
 from hpctrain.base.stamp import stamp_output
 
-LOADED = ("hpctrain.worker.train", "hpctrain.worker.measure")
+LOADED = ("hpctrain.worker.train", "hpctrain.worker.measure.measure")
 HIGH_FD = 500
 """Where descriptors wait until those of this process are closed."""
 

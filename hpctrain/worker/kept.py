@@ -8,11 +8,11 @@ from pathlib import Path
 import torch.distributed as dist
 from torch import Tensor
 
-from hpctrain.compress.reducer import Reducer
+from hpctrain.checkpoint.save_and_load import load_own
+from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.parallel.mesh import Coordinate
-from hpctrain.records.manifest import Manifest
-from hpctrain.records.plan import Plan
-from hpctrain.snapshot.checkpoint import load_own
+from hpctrain.records.history.manifest import Manifest
+from hpctrain.records.plan.plan import Plan
 
 
 def kept_by_reducer(reducer: Reducer, place: Coordinate) -> dict[str, Tensor]:

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import HpctrainError
+from hpctrain.checkpoint.fingerprint import fingerprint
+from hpctrain.checkpoint.save_and_load import Saved
+from hpctrain.checkpoint.state import collect
 from hpctrain.parallel.gradients import clip_gradients, finite_everywhere, gradient_norm, local_gradients
-from hpctrain.records.manifest import Manifest
-from hpctrain.records.optimizer import learning_rate
-from hpctrain.snapshot.checkpoint import Saved
-from hpctrain.snapshot.fingerprint import fingerprint
-from hpctrain.snapshot.state import collect
+from hpctrain.records.history.manifest import Manifest
+from hpctrain.records.run.optimizer import learning_rate
 from hpctrain.worker import room
 from hpctrain.worker.build import Trainer
 from hpctrain.worker.diagnose import diagnose

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.units import format_seconds
-from hpctrain.records.fault import fault_of
+from hpctrain.records.history.fault import fault_of
 from hpctrain.worker.orders import Orders
 
 LOOK_S = 2.0

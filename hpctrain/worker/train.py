@@ -18,7 +18,7 @@ from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.linux import name_process
 from hpctrain.base.process import WORKER_NAME
 from hpctrain.base.wire import LineChannel
-from hpctrain.launch.code import FOLDER, code_first
+from hpctrain.runs.code_copy import FOLDER, code_first
 from hpctrain.worker.build import StartOrder, build
 from hpctrain.worker.failure import failure_of, place_now
 from hpctrain.worker.loop import train

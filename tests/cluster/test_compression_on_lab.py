@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.process import SystemRunner
-from hpctrain.bench.compression import lab_place, local_place, measure_place
-from hpctrain.bench.compression_rank import CORPUS_FOLDER
-from hpctrain.bench.compression_scene import Settings
+from hpctrain.bench.compression.places import lab_place, local_place, measure_place
+from hpctrain.bench.compression.rank import CORPUS_FOLDER
+from hpctrain.bench.compression.scene import Settings
 from hpctrain.bench.scene import make_corpus
 from hpctrain.lab.layout import load_layout
 from hpctrain.lab.machine import this_machine
-from hpctrain.records.model_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import ModelSpec
 
 SETTINGS = Settings(
     steps=2, block_steps=2, warm_steps=3, seq_len=16, spec=ModelSpec(layers=2, dim=256, heads=4, vocab=320)

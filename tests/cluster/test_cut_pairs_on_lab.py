@@ -7,10 +7,10 @@ import json
 import pytest
 from submitted import ENDLESS, Job, Project
 
-from hpctrain.records.bad_node import read_bad_nodes
-from hpctrain.records.event import Event
-from hpctrain.records.plan import Plan
-from hpctrain.records.topology import Topology
+from hpctrain.records.history.bad_node import read_bad_nodes
+from hpctrain.records.history.event import Event
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.topology.topology import Topology
 
 pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab"), pytest.mark.timeout(1500)]
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from submitted import ENDLESS, Job, Project
 
-from hpctrain.records.attempt import spent
+from hpctrain.records.history.attempt import spent
 
 pytestmark = [
     pytest.mark.slow,

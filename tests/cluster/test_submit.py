@@ -12,7 +12,7 @@ import pytest
 from followed import Followed
 from submitted import ENDLESS, Job, Project
 
-from hpctrain.records.topology import Topology
+from hpctrain.records.topology.topology import Topology
 
 pytestmark = [pytest.mark.slow, pytest.mark.requires("slurm", "lab"), pytest.mark.timeout(900)]
 

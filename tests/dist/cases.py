@@ -17,28 +17,28 @@ import torch.nn.functional as F
 from processes import largest, launch, process_group
 from torch.distributed.tensor import DTensor
 
-from hpctrain.compress.reducer import Reducer
-from hpctrain.corpus.objective import examples
-from hpctrain.corpus.special import SpecialTokens
+from hpctrain.checkpoint.fingerprint import fingerprint
+from hpctrain.checkpoint.published import Published, newest
+from hpctrain.checkpoint.save_and_load import CheckpointSaver, load
+from hpctrain.checkpoint.state import collect, prepare_moments, set_optimizer_step
+from hpctrain.compress.reducers.reducer import Reducer
+from hpctrain.corpus.read.objective import examples
+from hpctrain.corpus.read.special_tokens import SpecialTokens
 from hpctrain.model.build import build_stage
 from hpctrain.parallel.gradients import gradient_norm, local_gradients
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
 from hpctrain.parallel.reduction import reducer_of
-from hpctrain.records.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.encoder_spec import EncoderSpec
-from hpctrain.records.families import FamilySpec
-from hpctrain.records.generation import GENERATIONS, Fence
-from hpctrain.records.gpt2_spec import Gpt2Spec
-from hpctrain.records.manifest import Manifest
-from hpctrain.records.model_spec import ModelSpec
-from hpctrain.records.objective import NEXT_TOKEN, AnyObjective, Masked, lengths, settled
-from hpctrain.records.plan import Plan, Replica, Stage
+from hpctrain.records.history.generation import GENERATIONS, Fence
+from hpctrain.records.history.manifest import Manifest
+from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
+from hpctrain.records.model.encoder_spec import EncoderSpec
+from hpctrain.records.model.families import FamilySpec
+from hpctrain.records.model.gpt2_spec import Gpt2Spec
+from hpctrain.records.plan.plan import Plan, Replica, Stage
+from hpctrain.records.run.objective import NEXT_TOKEN, AnyObjective, Masked, lengths, settled
 from hpctrain.schedule.resolve import schedule_of
-from hpctrain.snapshot.checkpoint import CheckpointSaver, load
-from hpctrain.snapshot.fingerprint import fingerprint
-from hpctrain.snapshot.published import Published, newest
-from hpctrain.snapshot.state import collect, prepare_moments, set_optimizer_step
 
 SPEC = ModelSpec(layers=4, dim=32, heads=4, kv_heads=2, vocab=64)
 ODD = SPEC.model_copy(update={"vocab": 67})

@@ -22,16 +22,16 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 from wire_cases import dense_wire, exact_sums
 
+from hpctrain.checkpoint.state import collect
 from hpctrain.compress.build import build_reducer
-from hpctrain.corpus.options import Options
-from hpctrain.corpus.prepare import prepare
+from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.parallel.gradients import local_gradients
 from hpctrain.parallel.mesh import Coordinate
-from hpctrain.records.codec import CodecSpec
-from hpctrain.records.manifest import LossScale
-from hpctrain.records.metric import read_metrics
-from hpctrain.records.plan import Plan
-from hpctrain.snapshot.state import collect
+from hpctrain.records.history.manifest import LossScale
+from hpctrain.records.history.metric import read_metrics
+from hpctrain.records.plan.codec import CodecSpec
+from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.kept import kept_by_reducer
 from hpctrain.worker.loop import train
 

@@ -18,7 +18,7 @@ from torch._inductor import config as inductor
 
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import PipelineInputs, build_pipeline
-from hpctrain.records.objective import NEXT_TOKEN
+from hpctrain.records.run.objective import NEXT_TOKEN
 from hpctrain.schedule.resolve import schedule_of
 
 ONE = SPEC.model_copy(update={"layers": 1})

@@ -22,10 +22,10 @@ from real_text import TEXT
 from torch import nn
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.corpus.options import Options
-from hpctrain.corpus.prepare import prepare
-from hpctrain.records.metric import read_metrics
-from hpctrain.snapshot.fingerprint import fingerprint
+from hpctrain.checkpoint.fingerprint import fingerprint
+from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.prepare import prepare
+from hpctrain.records.history.metric import read_metrics
 from hpctrain.worker.build import Trainer
 from hpctrain.worker.failure import failure_of, place_now
 from hpctrain.worker.loop import train

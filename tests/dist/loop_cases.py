@@ -22,13 +22,13 @@ from processes import largest, launch
 from real_text import TEXT
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.corpus.options import Options
-from hpctrain.corpus.prepare import prepare
-from hpctrain.corpus.tokens import Corpus
+from hpctrain.checkpoint.published import newest
+from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.prepare import prepare
+from hpctrain.corpus.read.tokens import Corpus
 from hpctrain.model.build import build_stage
-from hpctrain.records.metric import effective, read_metrics
-from hpctrain.records.plan import Plan
-from hpctrain.snapshot.published import newest
+from hpctrain.records.history.metric import effective, read_metrics
+from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import StartOrder, Trainer, build
 from hpctrain.worker.loop import train
 

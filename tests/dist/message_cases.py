@@ -10,7 +10,7 @@ from cases import PLANS, SEQ, SPEC, batch, changed, my_rows, open_pipeline, whol
 from processes import largest
 
 from hpctrain.parallel.gradients import local_gradients
-from hpctrain.records.plan import Plan
+from hpctrain.records.plan.plan import Plan
 
 ROUNDED = {
     "pp4, int8": ("pp4", ("int8",)),

@@ -16,12 +16,12 @@ import torch.distributed as dist
 from processes import largest, launch, process_group
 from torch import Tensor, nn
 
-from hpctrain.compress.feedback import Feedback
-from hpctrain.compress.local_steps import LocalSteps
-from hpctrain.compress.low_rank import PowerSgdReducer, PowerSgdSettings
-from hpctrain.compress.reducer import Reducer
-from hpctrain.compress.selectors import select, select_with_values
-from hpctrain.compress.tagc import TagcReducer, TagcSettings
+from hpctrain.compress.collectives.feedback import Feedback
+from hpctrain.compress.reducers.low_rank import PowerSgdReducer, PowerSgdSettings
+from hpctrain.compress.reducers.outer_optimizer import LocalSteps
+from hpctrain.compress.reducers.reducer import Reducer
+from hpctrain.compress.reducers.tagc import TagcReducer, TagcSettings
+from hpctrain.compress.select.selectors import select, select_with_values
 
 SHAPES = [(48, 96), (48, 96), (96, 48), (17,), (4, 12, 64), (5, 6), (80, 64)]
 CHOSEN = [0, 1, 2, 4, 5, 6]

@@ -17,12 +17,12 @@ from loop_cases import StoppingOrders, leave, make_folder, open_trainer
 from processes import largest, launch
 from real_text import TEXT
 
-from hpctrain.compress.reducer import DenseReducer
-from hpctrain.corpus.options import Options
-from hpctrain.corpus.prepare import prepare
-from hpctrain.records.metric import effective, read_metrics
-from hpctrain.records.plan import Plan
-from hpctrain.snapshot.state import collect
+from hpctrain.checkpoint.state import collect
+from hpctrain.compress.reducers.reducer import DenseReducer
+from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.prepare import prepare
+from hpctrain.records.history.metric import effective, read_metrics
+from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import Trainer
 from hpctrain.worker.loop import train
 

@@ -17,12 +17,12 @@ from processes import largest, launch
 from real_text import TEXT
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.corpus.options import Options
-from hpctrain.corpus.prepare import prepare
-from hpctrain.records.manifest import LossScale
-from hpctrain.records.metric import MetricRow, effective, read_metrics
-from hpctrain.records.plan import Plan
-from hpctrain.snapshot.published import newest
+from hpctrain.checkpoint.published import newest
+from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.prepare import prepare
+from hpctrain.records.history.manifest import LossScale
+from hpctrain.records.history.metric import MetricRow, effective, read_metrics
+from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import Trainer
 from hpctrain.worker.loop import train
 

@@ -12,8 +12,8 @@ from processes import largest
 from torch import Tensor
 
 from hpctrain.compress.build import build_scatters, unsent_of
-from hpctrain.compress.scatter import Piece, density_and_ratio
-from hpctrain.records.codec import CodecSpec
+from hpctrain.compress.collectives.scatter import Piece, density_and_ratio
+from hpctrain.records.plan.codec import CodecSpec
 
 PARTS = [
     {"layers.0.up.weight": (90, 200), "layers.0.norm.weight": (63,), "layers.0.down.weight": (61, 90)},

@@ -26,15 +26,15 @@ from torch.profiler import ProfilerActivity, profile
 from traffic_cases import reported_bytes
 
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.compress.reducer import Reducer
+from hpctrain.checkpoint.state import collect, prepare_moments
+from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.model.build import build_stage
 from hpctrain.parallel.gradients import local_gradients
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
 from hpctrain.parallel.reduction import reducer_of
-from hpctrain.records.plan import Plan
+from hpctrain.records.plan.plan import Plan
 from hpctrain.schedule.resolve import schedule_of
-from hpctrain.snapshot.state import collect, prepare_moments
 
 
 def open_plan(plan: Plan, rank: int, compute: torch.dtype | None = None) -> tuple[Pipeline, Coordinate, Reducer]:

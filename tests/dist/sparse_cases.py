@@ -12,12 +12,12 @@ import torch.distributed as dist
 from processes import launch, process_group
 from torch import Tensor
 
-from hpctrain.compress.feedback import Feedback, Mode, Reset
-from hpctrain.compress.moments import Moments
-from hpctrain.compress.selectors import Selector
-from hpctrain.compress.sparse import SparseReducer, SparseSettings
-from hpctrain.compress.sparse_counts import AdaptiveCounts, AdaptiveSettings, Counts, FixedCounts
-from hpctrain.compress.values import ValueCode
+from hpctrain.compress.codecs.values import ValueCode
+from hpctrain.compress.collectives.feedback import Feedback, Mode, Reset
+from hpctrain.compress.reducers.sparse import SparseReducer, SparseSettings
+from hpctrain.compress.select.moments import Moments
+from hpctrain.compress.select.selectors import Selector
+from hpctrain.compress.select.sparse_counts import AdaptiveCounts, AdaptiveSettings, Counts, FixedCounts
 
 SHAPES = [(96, 200), (7,), (5000,), (130, 64), (1, 4096)]
 COMPRESSED = [0, 2, 3, 4]

@@ -22,8 +22,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.profiler import ProfilerActivity, profile
 
 from hpctrain.parallel.gradients import local_gradients
-from hpctrain.records.model_spec import ModelSpec
-from hpctrain.records.plan import Plan
+from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.traffic import CollectiveCounter
 
 TP2 = make_plan(1, 1, 2, WHOLE, [(4, 2)])

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from processes import largest
 from torch import Tensor, nn
 
-from hpctrain.compress.bf16 import Bf16Wire
-from hpctrain.compress.owner_sums import OwnerReducer
-from hpctrain.compress.quantized import QuantizedWire
-from hpctrain.compress.reducer import DenseReducer
+from hpctrain.compress.reducers.bf16 import Bf16Wire
+from hpctrain.compress.reducers.quantized import QuantizedWire
+from hpctrain.compress.reducers.reduce_scatter_all_gather import OwnerReducer
+from hpctrain.compress.reducers.reducer import DenseReducer
 
 STEPS = 5
 BUCKET_BYTES = 60_000

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hpctrain.planner.predict import predict
-from hpctrain.planner.replay import scene_of
-from hpctrain.records.generation import Generation, Member, StoreAddress
-from hpctrain.records.metric import BytesSent, MetricRow, RankPlacement
-from hpctrain.records.plan import Plan
-from hpctrain.records.profile import Profile
-from hpctrain.records.run import Run
-from hpctrain.records.topology import Topology
+from hpctrain.planner.layout.from_plan import scene_of
+from hpctrain.planner.simulate.predict import predict
+from hpctrain.records.history.generation import Generation, Member, StoreAddress
+from hpctrain.records.history.metric import BytesSent, MetricRow, RankPlacement
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.plan.profile import Profile
+from hpctrain.records.run.run import Run
+from hpctrain.records.topology.topology import Topology
 from hpctrain.schedule.generate import SPLIT_BACKWARD
 
 BASE_BYTES = 3e8

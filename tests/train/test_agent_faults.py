@@ -10,10 +10,10 @@ import pytest
 from train_site import Outcome, Site, kill_node, kill_worker, node_process, wait_for, wait_for_step, worker_of
 
 from hpctrain.base.process import WORKER_NAME
-from hpctrain.launch.bad_nodes import blamed
-from hpctrain.records.event import read_events
-from hpctrain.records.metric import effective
-from hpctrain.records.plan import Plan
+from hpctrain.jobs.bad_nodes import blamed
+from hpctrain.records.history.event import read_events
+from hpctrain.records.history.metric import effective
+from hpctrain.records.plan.plan import Plan
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from train_site import Outcome, Site, kill_worker, small_topology, wait_for_step
 
-from hpctrain.launch.bad_nodes import blamed
-from hpctrain.records.event import Event, read_events
-from hpctrain.records.metric import effective
+from hpctrain.jobs.bad_nodes import blamed
+from hpctrain.records.history.event import Event, read_events
+from hpctrain.records.history.metric import effective
 
 pytestmark = pytest.mark.slow
 

@@ -14,9 +14,9 @@ import pytest
 import yaml
 from train_site import RUN, Site, small_topology
 
-from hpctrain.records.event import read_events
-from hpctrain.records.metric import effective, read_metrics
-from hpctrain.snapshot import published
+from hpctrain.checkpoint import published
+from hpctrain.records.history.event import read_events
+from hpctrain.records.history.metric import effective, read_metrics
 
 
 def refused(site: Site, *arguments: str) -> tuple[int, str]:

@@ -8,9 +8,9 @@ import math
 import pytest
 from train_site import Outcome, Site, kill_worker, small_topology, wait_for, wait_for_step
 
-from hpctrain.records.metric import effective
-from hpctrain.records.run import read_run
-from hpctrain.snapshot import published
+from hpctrain.checkpoint import published
+from hpctrain.records.history.metric import effective
+from hpctrain.records.run.run import read_run
 
 STEPS, EVERY = 40, 8
 UNTRAINED = math.log(320)

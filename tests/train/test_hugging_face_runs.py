@@ -11,8 +11,8 @@ import tokenizers
 import torch
 from train_site import Outcome, Site, small_topology
 
-from hpctrain.corpus.tokens import Corpus
-from hpctrain.records.run import read_run
+from hpctrain.corpus.read.tokens import Corpus
+from hpctrain.records.run.run import read_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.requires("transformers")]
 

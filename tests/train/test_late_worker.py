@@ -10,9 +10,9 @@ import pytest
 from train_site import Site, node_process, small_topology, wait_for, wait_for_step, worker_of
 
 from hpctrain.agent.store import GenerationStore
-from hpctrain.records.metric import read_metrics
-from hpctrain.records.plan import Plan
-from hpctrain.snapshot import published
+from hpctrain.checkpoint import published
+from hpctrain.records.history.metric import read_metrics
+from hpctrain.records.plan.plan import Plan
 
 SETTINGS = ["steps=1000000", "checkpoint.every=20", "recovery.spares=1", "recovery.heartbeat_timeout_s=1"]
 

@@ -14,8 +14,8 @@ import psutil
 import pytest
 from train_site import Site, node_process, processes_of, wait_for, wait_for_step, worker_of
 
-from hpctrain.records.event import read_events
-from hpctrain.records.metric import read_metrics
+from hpctrain.records.history.event import read_events
+from hpctrain.records.history.metric import read_metrics
 
 pytestmark = pytest.mark.slow
 

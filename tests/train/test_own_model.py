@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from train_site import Outcome, Site, small_topology, wait_for, wait_for_step, worker_of
 
-from hpctrain.records.metric import effective
-from hpctrain.records.run import read_run
-from hpctrain.snapshot import published
+from hpctrain.checkpoint import published
+from hpctrain.records.history.metric import effective
+from hpctrain.records.run.run import read_run
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "own_model"
 SMALL = (

@@ -21,10 +21,10 @@ from train_site import (
     worker_of,
 )
 
-from hpctrain.records.metric import effective, read_metrics
-from hpctrain.records.plan import Plan
-from hpctrain.records.run import read_run
-from hpctrain.snapshot import published
+from hpctrain.checkpoint import published
+from hpctrain.records.history.metric import effective, read_metrics
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.run.run import read_run
 
 pytestmark = pytest.mark.slow
 
@@ -300,7 +300,7 @@ SLOW_VERIFY = """
 import os, sys
 if "hpctrain.node" in " ".join(sys.orig_argv):
     import time
-    from hpctrain.snapshot import published
+    from hpctrain.checkpoint import published
     quick = published.newest
     def slow(*arguments):
         time.sleep(4)

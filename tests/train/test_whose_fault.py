@@ -11,7 +11,7 @@ import pytest
 from test_own_model import EXAMPLE, SETTINGS
 from train_site import Site, small_topology
 
-from hpctrain.records.event import Event
+from hpctrain.records.history.event import Event
 
 pytestmark = pytest.mark.slow
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import psutil
 
 from hpctrain.base.process import WORKER_NAME
-from hpctrain.records.event import Event, read_events
-from hpctrain.records.link import LinkClass
-from hpctrain.records.metric import MetricRow, effective, read_metrics
-from hpctrain.records.plan import Plan, Replica, Stage
-from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
+from hpctrain.records.history.event import Event, read_events
+from hpctrain.records.history.metric import MetricRow, effective, read_metrics
+from hpctrain.records.plan.plan import Plan, Replica, Stage
+from hpctrain.records.topology.link import LinkClass
+from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
 
 RUN = {
     "name": "test",

@@ -20,12 +20,12 @@ from hpctrain.agent.peers import Announcement
 from hpctrain.agent.store import GenerationStore
 from hpctrain.base.errors import Refused
 from hpctrain.planner import make_plan
-from hpctrain.records.event import Event, read_events
-from hpctrain.records.generation import Generation, StoreAddress
-from hpctrain.records.link import LinkClass
-from hpctrain.records.plan import Plan
-from hpctrain.records.run import Run
-from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
+from hpctrain.records.history.event import Event, read_events
+from hpctrain.records.history.generation import Generation, StoreAddress
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.run.run import Run
+from hpctrain.records.topology.link import LinkClass
+from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
 
 NODES = ("a", "b", "c")
 

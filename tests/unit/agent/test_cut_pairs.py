@@ -15,7 +15,7 @@ from hpctrain.agent.hearing import Hearing, silent_pairs
 from hpctrain.agent.peers import announced
 from hpctrain.base.silent_pairs import Pair
 from hpctrain.base.wire import MalformedMessage
-from hpctrain.records.generation import Generation, Member, StoreAddress
+from hpctrain.records.history.generation import Generation, Member, StoreAddress
 
 NODES = ("n0", "n1", "n2", "n3")
 SETTINGS = Settings(min_nodes=1, retries=2, heartbeat_timeout_s=5, collect_s=2, succession_s=5, join_timeout_s=60)

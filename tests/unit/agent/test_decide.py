@@ -9,8 +9,8 @@ import pytest
 from hpctrain.agent.decide import Decision, PeerView, Phase, Settings, View, WorkerView, decide, failures
 from hpctrain.agent.failure import WorkerFailure
 from hpctrain.agent.stall import WorkerDoing
-from hpctrain.records.fault import fault_named
-from hpctrain.records.generation import Generation, Member, StoreAddress
+from hpctrain.records.history.fault import fault_named
+from hpctrain.records.history.generation import Generation, Member, StoreAddress
 
 NODES = ("n0", "n1", "n2", "n3")
 SETTINGS = Settings(retries=2, heartbeat_timeout_s=5, progress_timeout_s=60, collect_s=2, succession_s=5)

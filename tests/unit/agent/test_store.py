@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hpctrain.agent.store import GenerationStore
-from hpctrain.records.generation import Generation, Member, StoreAddress
+from hpctrain.records.history.generation import Generation, Member, StoreAddress
 
 
 def proposal(number: int, who: str) -> Generation:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.live import Live
 
 from hpctrain.base.printable import PrintableText, control, control_in, printable, printable_output
-from hpctrain.cli.console import Console
+from hpctrain.cli.views.console import Console
 
 CODES = (*range(9), *range(11, 32), *range(0x7F, 0xA0), 0x2028, 0x202E, 0x2066, 0xDC80)
 HARMFUL = [chr(code) for code in CODES]

@@ -13,7 +13,7 @@ from hostile import lay_traps
 
 from hpctrain.base.process import WORKER
 from hpctrain.base.program import PACKAGE, outside_current_folder, program, set_safe_path, without_implied_folder
-from hpctrain.corpus.pool import Pool
+from hpctrain.corpus.prepare.pool import Pool
 from hpctrain.launch.local import start_local_node
 
 

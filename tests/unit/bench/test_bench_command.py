@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from hpctrain.bench.runtime import Settings, measure
-from hpctrain.records.model_spec import ModelSpec
+from hpctrain.bench.runtime.throughput import Settings, measure
+from hpctrain.records.model.decoder_spec import ModelSpec
 
 
 def bench(*argv: str) -> subprocess.CompletedProcess[str]:

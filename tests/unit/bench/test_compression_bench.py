@@ -10,14 +10,14 @@ from click.testing import CliRunner
 
 from hpctrain.base.errors import CommandError
 from hpctrain.base.process import SystemRunner
-from hpctrain.bench.compression import local_place, measure_place
-from hpctrain.bench.compression_launch import run_scene
-from hpctrain.bench.compression_rank import CORPUS_FOLDER
-from hpctrain.bench.compression_scene import Outcome, Samples, Scene, Settings
-from hpctrain.bench.compression_traffic import sent_bytes
+from hpctrain.bench.compression.launch import run_scene
+from hpctrain.bench.compression.places import local_place, measure_place
+from hpctrain.bench.compression.rank import CORPUS_FOLDER
+from hpctrain.bench.compression.scene import Outcome, Samples, Scene, Settings
+from hpctrain.bench.compression.traffic import sent_bytes
 from hpctrain.bench.scene import make_corpus
-from hpctrain.cli.bench import command
-from hpctrain.records.model_spec import ModelSpec
+from hpctrain.cli.commands.bench import command
+from hpctrain.records.model.decoder_spec import ModelSpec
 
 SMALL = Settings(steps=2, block_steps=2, warm_steps=3, seq_len=16, spec=ModelSpec(layers=2, dim=64, heads=2, vocab=320))
 DEV = """Inter-|   Receive                                                |  Transmit

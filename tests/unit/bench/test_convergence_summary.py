@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from hpctrain.base.errors import InputError
-from hpctrain.bench.compression import make_text
-from hpctrain.bench.convergence import Settings, train_all, train_jobs, what_rows_share
-from hpctrain.bench.convergence_page import write_page
-from hpctrain.bench.convergence_summary import Summary, band, loss_at, step_seconds, steps_to, summarise
-from hpctrain.bench.row_store import RowStore
-from hpctrain.corpus.found import FoundText
-from hpctrain.records.model_spec import ModelSpec
+from hpctrain.bench.compression.convergence import Settings, train_all, train_jobs, what_rows_share
+from hpctrain.bench.compression.convergence_page import write_page
+from hpctrain.bench.compression.convergence_summary import Summary, band, loss_at, step_seconds, steps_to, summarise
+from hpctrain.bench.compression.places import make_text
+from hpctrain.bench.compression.row_store import RowStore
+from hpctrain.corpus.input.sample_text import FoundText
+from hpctrain.records.model.decoder_spec import ModelSpec
 
 MBIT = 1e6
 
@@ -160,6 +160,8 @@ def test_losses_on_another_text_are_refused(tmp_path: Path, monkeypatch: pytest.
     RowStore(tmp_path / "rows.jsonl", what_rows_share(TINY)).add(row("dense", 1, 1.25))
     one = tmp_path / "one.txt"
     one.write_text("some words")
-    monkeypatch.setattr("hpctrain.bench.convergence.find_text", lambda limit: FoundText((one,), 10, "one file"))
+    monkeypatch.setattr(
+        "hpctrain.bench.compression.convergence.find_text", lambda limit: FoundText((one,), 10, "one file")
+    )
     with pytest.raises(InputError, match=r"were measured with text = .*; give the same settings, or another folder"):
         train_all(["dense"], [1], TINY, tmp_path / "rows.jsonl", print)

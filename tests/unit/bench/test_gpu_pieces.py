@@ -11,9 +11,9 @@ import torch
 from click.testing import CliRunner
 
 from hpctrain.base.errors import InputError
-from hpctrain.bench.compression_pieces import Work, in_turns
-from hpctrain.bench.gpu_pieces import NUMBERS, GpuPieceRow, measure_on_gpu, measure_pieces_of
-from hpctrain.cli.bench import command
+from hpctrain.bench.compression.gpu_pieces import NUMBERS, GpuPieceRow, measure_on_gpu, measure_pieces_of
+from hpctrain.bench.compression.pieces import Work, in_turns
+from hpctrain.cli.commands.bench import command
 
 
 def test_bytes_are_those_of_the_gradient_and_shares_are_of_the_copy() -> None:
@@ -73,7 +73,7 @@ def test_a_gpu_is_measured() -> None:
 def test_the_table_and_the_record_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     row = GpuPieceRow("copy", 0.01, 1.0, 2e-3, 1e-3, 3e-3, 5e11, 1.0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("hpctrain.bench.gpu_pieces.measure_on_gpu", lambda: ("A card", [row]))
+    monkeypatch.setattr("hpctrain.bench.compression.gpu_pieces.measure_on_gpu", lambda: ("A card", [row]))
     done = CliRunner().invoke(command, ["compression", "--pieces", "--json"], standalone_mode=False)
     assert "on A card" in done.stderr
     assert "500 GB/s" in done.stderr

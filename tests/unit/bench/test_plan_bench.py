@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 
 from hpctrain.base.errors import CommandTimeout, FileError, InputError
 from hpctrain.base.process import Finished, SystemRunner
-from hpctrain.bench.plan_cases import CASES, Case, scene_of_case
-from hpctrain.bench.plan_devices import gpu_of, gpus_of, stated_bytes_per_s
-from hpctrain.bench.plan_fit import PACKAGED, constants_by, fit
-from hpctrain.bench.plan_model import GptSpec
-from hpctrain.bench.plan_placement import measure as measure_placement
-from hpctrain.bench.plan_profiles import SailorFigures, read_figures
-from hpctrain.bench.plan_runs import COLUMNS, read_runs
-from hpctrain.bench.plan_scene import scene_of
-from hpctrain.bench.plan_score import baseline, errors_of, rankings
-from hpctrain.bench.plan_search import brute_force_gap_pct, figures_of
+from hpctrain.bench.planner.cases import CASES, Case, scene_of_case
+from hpctrain.bench.planner.devices import gpu_of, gpus_of, stated_bytes_per_s
+from hpctrain.bench.planner.fit import PACKAGED, constants_by, fit
+from hpctrain.bench.planner.model import GptSpec
+from hpctrain.bench.planner.placement import measure as measure_placement
+from hpctrain.bench.planner.profiles import SailorFigures, read_figures
+from hpctrain.bench.planner.published_runs import COLUMNS, read_runs
+from hpctrain.bench.planner.scene import scene_of
+from hpctrain.bench.planner.score import baseline, errors_of, rankings
+from hpctrain.bench.planner.search import brute_force_gap_pct, figures_of
 from hpctrain.cli.main import cli
 from hpctrain.planner import make_plan
-from hpctrain.planner.whatif import plan_without
+from hpctrain.planner.replan.whatif import plan_without
 
 NOTHING = SailorFigures({}, {})
 ROW = {

@@ -9,13 +9,13 @@ from click.testing import CliRunner
 from rich.console import Console
 from steps_made import rows_made, truth
 
-from hpctrain.bench.plan_own import FITTED, PLANS, Settings, Trained, compare
-from hpctrain.cli.bench import command
-from hpctrain.cli.bench_own import show
-from hpctrain.records.link import LinkClass
-from hpctrain.records.model_spec import ModelSpec
-from hpctrain.records.run import Run
-from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
+from hpctrain.bench.planner.own import FITTED, PLANS, Settings, Trained, compare
+from hpctrain.cli.commands.bench import command
+from hpctrain.cli.commands.bench_own import show
+from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.run.run import Run
+from hpctrain.records.topology.link import LinkClass
+from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
 
 SPECS = (ModelSpec(layers=2, dim=64, heads=2, vocab=320), ModelSpec(layers=4, dim=128, heads=4, vocab=320))
 DEVICE = Device(id="cpu0", type="cpu", flops={"fp32": 1e10}, memory_bytes=8e9, memory_bytes_per_s=5e9, launch_s=1e-6)

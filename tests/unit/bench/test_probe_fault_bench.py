@@ -2,8 +2,8 @@
 
 import pytest
 
-from hpctrain.bench.probe_faults import CASES, CLEAN, judge
-from hpctrain.records.topology import Health, Node, Reason, Topology, Verdict
+from hpctrain.bench.probe.faults import CASES, CLEAN, judge
+from hpctrain.records.topology.topology import Health, Node, Reason, Topology, Verdict
 
 SLOW, CPU = CASES[0], CASES[-1]
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from hpctrain.bench.probe_lab import compare_rates, received_bytes_per_s
-from hpctrain.records.link import LinkFigures
+from hpctrain.bench.probe.lab import compare_rates, received_bytes_per_s
+from hpctrain.records.topology.link import LinkFigures
 
 
 def test_a_row_compares_medians_and_tells_the_spread() -> None:

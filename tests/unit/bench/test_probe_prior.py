@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpctrain.bench.probe_simulated import node_names, simulated_probe
-from hpctrain.bench.simulated_fabric import FabricSpec, SimulatedFabric
-from hpctrain.probe.assemble import assemble
-from hpctrain.probe.campaign import tree_of
-from hpctrain.probe.clusters import pair_f1
-from hpctrain.probe.prior import prior_of
-from hpctrain.probe.settings import ProbeSettings
+from hpctrain.bench.probe.simulated import node_names, simulated_probe
+from hpctrain.bench.probe.simulated_fabric import FabricSpec, SimulatedFabric
+from hpctrain.probe.analyse.assemble import assemble
+from hpctrain.probe.campaign.measurement_schedule import tree_of
+from hpctrain.probe.campaign.prior import prior_of
+from hpctrain.probe.measure.clusters import pair_f1
+from hpctrain.probe.measure.settings import ProbeSettings
 
 SPEC = FabricSpec(192, per_leaf=16, noise=0.05, oversubscription=(2.0, 1.0))
 SETTINGS = ProbeSettings(mode="sampled", device="none")

@@ -6,14 +6,14 @@ import random
 
 import pytest
 
-from hpctrain.bench.probe_simulated import Plan, health_row, node_names, play, runtime_row, simulated_probe, switch_row
-from hpctrain.bench.simulated_fabric import FabricSpec, Faults, SimulatedFabric
-from hpctrain.bench.simulated_transport import Failures
-from hpctrain.probe.assemble import assemble
-from hpctrain.probe.coordinator import GRACE_S
-from hpctrain.probe.outcome import Outcome
-from hpctrain.probe.settings import ProbeSettings
-from hpctrain.records.topology import Topology
+from hpctrain.bench.probe.simulated import Plan, health_row, node_names, play, runtime_row, simulated_probe, switch_row
+from hpctrain.bench.probe.simulated_fabric import FabricSpec, Faults, SimulatedFabric
+from hpctrain.bench.probe.simulated_transport import Failures
+from hpctrain.probe.analyse.assemble import assemble
+from hpctrain.probe.measure.outcome import Outcome
+from hpctrain.probe.measure.settings import ProbeSettings
+from hpctrain.probe.protocol.coordinator import GRACE_S
+from hpctrain.records.topology.topology import Topology
 
 TWO_TO_ONE = FabricSpec(128, per_leaf=16, noise=0.05, hop_gap=0.2, oversubscription=(2.0, 1.0))
 

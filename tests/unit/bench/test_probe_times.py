@@ -6,9 +6,9 @@ import pytest
 from click.testing import CliRunner
 
 from hpctrain.base.packaged import packaged
-from hpctrain.bench.probe_times import time_row
+from hpctrain.bench.probe.times import time_row
 from hpctrain.cli.main import cli
-from hpctrain.records.topology import Topology
+from hpctrain.records.topology.topology import Topology
 
 
 def test_a_pair_counts_with_both_figures_of_both_directions() -> None:

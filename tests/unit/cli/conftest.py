@@ -23,7 +23,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
         monkeypatch.setattr(
             importlib.import_module(f"hpctrain.cli.{name}"), "SystemRunner", lambda: fake, raising=False
         )
-    monkeypatch.setattr("hpctrain.launch.file_system.file_system_of", lambda path: "nfs4")
+    monkeypatch.setattr("hpctrain.runs.file_system.file_system_of", lambda path: "nfs4")
     return fake
 
 

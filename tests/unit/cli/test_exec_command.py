@@ -14,9 +14,9 @@ from run_folders import RUN, event, submitted_run
 
 from hpctrain.base.errors import CommandError, InputError, Refused
 from hpctrain.base.process import SystemRunner
-from hpctrain.cli import exec as exec_verb
-from hpctrain.launch.folder import lock_run_folder
+from hpctrain.cli.commands import exec as exec_verb
 from hpctrain.launch.step import choose_node, step_command
+from hpctrain.runs.folder import lock_run_folder
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from two_users import OTHER, PROJECT, give
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.packaged import packaged
-from hpctrain.launch.after import move_followers
-from hpctrain.launch.prune import carry_out, removable
-from hpctrain.records.locate import record_job
+from hpctrain.jobs.dependencies import move_followers
+from hpctrain.runs.locate import record_job
+from hpctrain.runs.prune import carry_out, removable
 from hpctrain.slurm.commands import Slurm
 
 pytestmark = pytest.mark.requires("root")

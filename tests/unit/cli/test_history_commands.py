@@ -10,8 +10,8 @@ import pytest
 from run_folders import event, submitted_run
 
 from hpctrain.base.errors import InputError, Refused
-from hpctrain.cli.remembered import remember_run
-from hpctrain.records.past_runs import PastRun, history_file, remember
+from hpctrain.cli.options.remembered import remember_run
+from hpctrain.records.history.past_runs import PastRun, history_file, remember
 from hpctrain.slurm.commands import Slurm
 
 

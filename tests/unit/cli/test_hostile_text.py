@@ -15,7 +15,7 @@ from run_folders import event, submitted_run
 from hpctrain.base.printable import PrintableText
 from hpctrain.base.stamp import stamp
 from hpctrain.cli import main
-from hpctrain.cli.console import Console
+from hpctrain.cli.views.console import Console
 from hpctrain.report.status import read_status
 from hpctrain.report.terminal import Line, show
 from hpctrain.report.watch_view import drawn

@@ -13,8 +13,8 @@ from run_folders import RUN, event, submitted_run
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.stamp import stamp
-from hpctrain.launch.folder import lock_run_folder
-from hpctrain.records.locate import record_job
+from hpctrain.runs.folder import lock_run_folder
+from hpctrain.runs.locate import record_job
 
 
 def states(result):

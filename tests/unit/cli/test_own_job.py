@@ -13,12 +13,12 @@ import pytest
 from run_folders import RUN, event, submitted_run
 
 from hpctrain.base.errors import InputError, Refused
-from hpctrain.cli import own_job
+from hpctrain.cli.options import own_job
+from hpctrain.jobs.cancel import MARK
 from hpctrain.launch.allocation import is_in_allocation
-from hpctrain.launch.cancel import MARK
 from hpctrain.launch.training import Prepared
-from hpctrain.records.locate import job_id, record_job
-from hpctrain.records.run import read_run
+from hpctrain.records.run.run import read_run
+from hpctrain.runs.locate import job_id, record_job
 
 
 @pytest.fixture
@@ -41,8 +41,8 @@ def run_file(monkeypatch, tmp_path):
         run = read_run(path, overrides)
         return Prepared(run, run.spec(), [], None, None)
 
-    monkeypatch.setattr("hpctrain.cli.submit.prepare", prepared)
-    monkeypatch.setattr("hpctrain.cli.submit.check_provisional", lambda *args: [])
+    monkeypatch.setattr("hpctrain.cli.commands.submit.prepare", prepared)
+    monkeypatch.setattr("hpctrain.cli.commands.submit.check_provisional", lambda *args: [])
     path = tmp_path / "run.yaml"
     path.write_text(json.dumps(RUN))
     return str(path)
@@ -153,7 +153,7 @@ def test_a_local_run_is_refused(fake, runs, job, hpctrain, run_file):
 PREEMPTED_EARLY = """
 import os, signal
 from hpctrain.base.process import SystemRunner
-from hpctrain.cli.own_job import begin_own_job
+from hpctrain.cli.options.own_job import begin_own_job
 begin_own_job()
 os.kill(os.getpid(), signal.SIGTERM)
 SystemRunner().become(["bash", "-c", "trap 'echo heard' TERM; kill $$; sleep 0.1"], os.environ)

@@ -11,11 +11,11 @@ import pytest
 from run_folders import RUN, event, submitted_run
 
 from hpctrain.base.errors import CheckpointError, InputError
-from hpctrain.launch import prune
-from hpctrain.launch.folder import lock_run_folder
-from hpctrain.launch.prune import spare
-from hpctrain.records.manifest import Manifest
-from hpctrain.snapshot.published import describe_file, newest
+from hpctrain.checkpoint.published import describe_file, newest
+from hpctrain.records.history.manifest import Manifest
+from hpctrain.runs import prune
+from hpctrain.runs.folder import lock_run_folder
+from hpctrain.runs.prune import spare
 
 DAY_S = 86400
 SIZE = 5000
@@ -228,7 +228,7 @@ def test_a_run_that_comes_to_life_meanwhile_is_left_alone(runs, fake, hpctrain, 
         (folder / "metrics.jsonl").touch()
         return found
 
-    monkeypatch.setattr("hpctrain.cli.prune.removable", slow)
+    monkeypatch.setattr("hpctrain.cli.commands.prune.removable", slow)
     result = hpctrain("prune", "--older-than", "30d", "--yes", "--json")
     assert told(result)["items"] == []
     assert "left alone after all" in result.stderr

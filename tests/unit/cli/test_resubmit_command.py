@@ -10,9 +10,9 @@ from run_folders import event, submitted_run
 
 from hpctrain.base.errors import InputError, Refused
 from hpctrain.node import attempt
-from hpctrain.records.locate import record_job
-from hpctrain.records.past_runs import read_past_runs
-from hpctrain.records.run import read_run
+from hpctrain.records.history.past_runs import read_past_runs
+from hpctrain.records.run.run import read_run
+from hpctrain.runs.locate import record_job
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def submitted(monkeypatch):
     """Folders that were submitted."""
     found = []
     monkeypatch.setattr(
-        "hpctrain.cli.resubmit.submit_job", lambda folder, run, exclude=(): found.append(folder.path) or "99"
+        "hpctrain.cli.commands.resubmit.submit_job", lambda folder, run, exclude=(): found.append(folder.path) or "99"
     )
     return found
 

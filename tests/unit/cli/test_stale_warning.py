@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.packaged import packaged
-from hpctrain.cli.stale import warn_if_stale
-from hpctrain.records.topology import Topology
+from hpctrain.cli.options.stale import warn_if_stale
+from hpctrain.records.topology.topology import Topology
 
 LAPTOP = Topology.read(packaged("topology", "laptop-4-nodes.json"))
 AGED = LAPTOP.model_copy(

@@ -12,8 +12,8 @@ from fake_clock import FakeClock
 from run_folders import event, submitted_run
 
 from hpctrain.base.stamp import stamp
-from hpctrain.records.event import Event
-from hpctrain.records.metric import BytesSent, MetricRow
+from hpctrain.records.history.event import Event
+from hpctrain.records.history.metric import BytesSent, MetricRow
 
 
 @pytest.fixture

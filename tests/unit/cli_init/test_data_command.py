@@ -21,8 +21,8 @@ import pytest
 import tokenizers
 import yaml
 
-from hpctrain.corpus.index import read_indexes
-from hpctrain.records.corpus_index import CorpusIndex
+from hpctrain.corpus.read.index import read_indexes
+from hpctrain.records.corpus.index import CorpusIndex
 
 Call = Callable[..., Any]
 
@@ -313,7 +313,6 @@ def test_an_unknown_schema_is_told(call: Call) -> None:
 
 @pytest.mark.slow
 def test_these_commands_load_no_torch(tmp_path: Path) -> None:
-    code = (
-        "import sys; import hpctrain.cli.data, hpctrain.cli.init, hpctrain.cli.schema; sys.exit('torch' in sys.modules)"
-    )
+    commands = ", ".join(f"hpctrain.cli.commands.{name}" for name in ("data", "init", "schema"))
+    code = f"import sys; import {commands}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -15,16 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError
-from hpctrain.corpus.found import FoundText
-from hpctrain.corpus.index import read_indexes
-from hpctrain.corpus.tokens import Corpus, open_validation
+from hpctrain.corpus.input.sample_text import FoundText
+from hpctrain.corpus.read.index import read_indexes
+from hpctrain.corpus.read.tokens import Corpus, open_validation
 from hpctrain.launch import starter as starter_module
 from hpctrain.launch.starter import Starter, check_starter, render, write_starter
-from hpctrain.records.objective import lengths
-from hpctrain.records.optimizer import Optimizer
-from hpctrain.records.presets import PRESETS
-from hpctrain.records.run import FixedParallel, Run, read_run
-from hpctrain.records.yaml_file import parse_yaml
+from hpctrain.records.format.yaml_file import parse_yaml
+from hpctrain.records.model.presets import PRESETS
+from hpctrain.records.run.objective import lengths
+from hpctrain.records.run.optimizer import Optimizer
+from hpctrain.records.run.run import FixedParallel, Run, read_run
 
 Call = Callable[..., Any]
 

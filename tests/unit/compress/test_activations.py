@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.compress.activations import message_code
-from hpctrain.records.codec import message_bytes_per_number
-from hpctrain.records.compression import Messages
+from hpctrain.records.plan.codec import message_bytes_per_number
+from hpctrain.records.plan.compression import Messages
 
 
 @settings(max_examples=40, deadline=None)

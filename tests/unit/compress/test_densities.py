@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.compress.densities import Form, Mapping, counts, sparsities
+from hpctrain.compress.select.densities import Form, Mapping, counts, sparsities
 
 MAPPINGS: list[Mapping] = ["linear", "log", "rank"]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hpctrain.compress.departures import Departures
+from hpctrain.compress.reducers.bucket_scheduler import Departures
 
 NUMBERS = 8
 

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hpctrain.compress import selectors
-from hpctrain.compress.device_select import Find, by_torch, finder
-from hpctrain.compress.selectors import Selector, select, select_with_values
+from hpctrain.compress.select import selectors
+from hpctrain.compress.select.device_select import Find, by_torch, finder
+from hpctrain.compress.select.selectors import Selector, select, select_with_values
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 KERNELS_ON = torch.device("cpu") if INTERPRETED else torch.device("cuda", 0)
@@ -32,7 +32,7 @@ OTHERS: list[Selector] = ["exact", "block", "random"]
 
 
 def kernels() -> Find:
-    from hpctrain.compress import select_kernels
+    from hpctrain.compress.select import select_kernels
 
     assert select_kernels.TILE == TILE
     return select_kernels.at_least
@@ -142,7 +142,7 @@ def test_kernels_can_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from hpctrain.compress import select_kernels
+    from hpctrain.compress.select import select_kernels
 
     nvidia, amd = [GPUTarget("cuda", arch, 32) for arch in (80, 90)], GPUTarget("hip", "gfx942", 64)
     for target, binary in ((nvidia[0], "cubin"), (nvidia[1], "cubin"), (amd, "hsaco")):
@@ -174,5 +174,5 @@ def test_without_a_triton_that_works_torch_finds_the_numbers(
 @not_inside
 def test_a_cpu_does_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.setattr("hpctrain.compress.device_select.finder", None)
+    monkeypatch.setattr("hpctrain.compress.select.device_select.finder", None)
     assert select(torch.randn(20_000), 1000).numel() > 0

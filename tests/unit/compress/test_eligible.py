@@ -6,8 +6,8 @@ import pytest
 
 from hpctrain.compress.build import eligible
 from hpctrain.model.build import build_stage
-from hpctrain.records.compression import Layers
-from hpctrain.records.model_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.plan.compression import Layers
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hpctrain.base.errors import CheckpointError
-from hpctrain.compress.feedback import Feedback, Mode
+from hpctrain.compress.collectives.feedback import Feedback, Mode
 
 BETA = 0.9
 

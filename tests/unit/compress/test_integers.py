@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hpctrain.compress.integers import BLOCK, Bits, IntegerCode
+from hpctrain.compress.codecs.integers import BLOCK, Bits, IntegerCode
 
 LEVELS: dict[Bits, int] = {8: 127, 4: 7}
 

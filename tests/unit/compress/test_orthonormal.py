@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hpctrain.compress.orthonormal import orthonormalize
+from hpctrain.compress.codecs.orthonormal import orthonormalize
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])

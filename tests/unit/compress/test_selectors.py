@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hpctrain.compress.selectors import Selector, select
+from hpctrain.compress.select.selectors import Selector, select
 
 BY_SIZE: list[Selector] = ["exact", "sampled", "block"]
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.compress.index import pack, unpack
-from hpctrain.compress.sketch import PEELING_LOAD, fold, unfold
+from hpctrain.compress.codecs.sketch import PEELING_LOAD, fold, unfold
+from hpctrain.compress.reducers.tagc_index import pack, unpack
 
 NUMEL = 60_000
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.compress.sparse_exchange import parts_by_load
+from hpctrain.compress.collectives.sparse_exchange import parts_by_load
 
 
 @given(

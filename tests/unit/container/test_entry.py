@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.errors import InputError
-from hpctrain.container.binds import ENVIRONMENT, LIBRARY, Bind, check_binds, parse_bind, run_binds
-from hpctrain.container.entry import entry_command, entry_environment, pyxis_command, pyxis_options
-from hpctrain.container.keeper import PROGRAM, keep_files
-from hpctrain.container.runtime import Host, Runtime, find_runtime, this_host
-from hpctrain.records.run import Container, Run
+from hpctrain.container.run.binds import ENVIRONMENT, LIBRARY, Bind, check_binds, parse_bind, run_binds
+from hpctrain.container.run.entry import entry_command, entry_environment, pyxis_command, pyxis_options
+from hpctrain.container.run.keeper import PROGRAM, keep_files
+from hpctrain.container.run.runtime import Host, Runtime, find_runtime, this_host
+from hpctrain.records.run.run import Container, Run
 
 USER = Host(is_root=False, may_raise_limits=False, has_nvidia=False)
 APPTAINER = Runtime("apptainer", "/usr/bin/apptainer")

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import InputError
-from hpctrain.corpus.clean import Cleaner, check_cleaning
-from hpctrain.corpus.passages import Passage
-from hpctrain.records.cleaning import Cleaning
+from hpctrain.corpus.input.passages import Passage
+from hpctrain.corpus.prepare.clean import Cleaner, check_cleaning
+from hpctrain.records.corpus.cleaning import Cleaning
 
 
 def cleaned(text: str, ends: bool = True, **steps: str) -> str:

@@ -6,9 +6,9 @@ import gzip
 import re
 from pathlib import Path
 
-from hpctrain.corpus.found import Place, find_text, usual_places
-from hpctrain.corpus.options import Options
-from hpctrain.corpus.prepare import prepare
+from hpctrain.corpus.input.sample_text import Place, find_text, usual_places
+from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.prepare import prepare
 
 EVERYTHING = re.compile(".*")
 

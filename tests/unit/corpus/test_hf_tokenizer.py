@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, processors, trainers
 
-from hpctrain.corpus.hf_tokenizer import byte_tokenizer, hf_tokenizer
-from hpctrain.corpus.index import read_index
-from hpctrain.corpus.options import Options
-from hpctrain.corpus.prepare import prepare
-from hpctrain.corpus.special import special_tokens
-from hpctrain.corpus.tokenizer import ByteTokenizer, load_tokenizer
-from hpctrain.records.objective import Masked, SpanCorruption
+from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.prepare import prepare
+from hpctrain.corpus.prepare.tokenizer import ByteTokenizer, load_tokenizer
+from hpctrain.corpus.read.index import read_index
+from hpctrain.corpus.read.special_tokens import special_tokens
+from hpctrain.hf.tokenizer import byte_tokenizer, hf_tokenizer
+from hpctrain.records.run.objective import Masked, SpanCorruption
 
 TEXT = "The model trains; the model's tokens are counted.\n" * 40
 
@@ -105,7 +105,7 @@ def test_tokens_that_an_objective_adds_have_names(tmp_path: Path) -> None:
 
 def test_a_corpus_that_is_gone_has_no_tokenizer(tmp_path: Path) -> None:
     from hpctrain.base.errors import InputError
-    from hpctrain.corpus.special import SpecialTokens
+    from hpctrain.corpus.read.special_tokens import SpecialTokens
 
     with pytest.raises(InputError, match="no such folder"):
         hf_tokenizer(tmp_path / "gone", SpecialTokens(257, 257, 256), 64)

@@ -21,21 +21,21 @@ from hypothesis import strategies as st
 
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.corpus import packed
-from hpctrain.corpus.check import check_corpus
-from hpctrain.corpus.inputs import find_inputs
-from hpctrain.corpus.options import Options
-from hpctrain.corpus.packed import unpacked
-from hpctrain.corpus.passages import NotTextError
-from hpctrain.corpus.pieces import Piece
-from hpctrain.corpus.prepare import prepare
-from hpctrain.corpus.reading import Reading, read_piece
-from hpctrain.corpus.records import BadRecords
-from hpctrain.corpus.special import special_tokens
-from hpctrain.corpus.staged import stage
-from hpctrain.corpus.tokenizer import load_tokenizer
-from hpctrain.corpus.tokens import Corpus
-from hpctrain.records.objective import Masked
+from hpctrain.corpus.input import compressed_input
+from hpctrain.corpus.input.compressed_input import unpacked
+from hpctrain.corpus.input.input_records import BadRecords
+from hpctrain.corpus.input.inputs import find_inputs
+from hpctrain.corpus.input.passages import NotTextError
+from hpctrain.corpus.input.reading import Reading, read_piece
+from hpctrain.corpus.input.work_units import Piece
+from hpctrain.corpus.prepare.check import check_corpus
+from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.prepare import prepare
+from hpctrain.corpus.prepare.tokenizer import load_tokenizer
+from hpctrain.corpus.read.node_cache import stage
+from hpctrain.corpus.read.special_tokens import special_tokens
+from hpctrain.corpus.read.tokens import Corpus
+from hpctrain.records.run.objective import Masked
 
 MANY = settings(
     max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -74,7 +74,7 @@ def test_a_bomb_is_unpacked_up_to_a_bound_and_no_further(packing: str, tmp_path:
     with pytest.raises(OSError, match="unpacks to more than 200 times its size"):
         count_bytes(path, counts)
     count = sum(counts)
-    assert count <= packed.FREE_BYTES + packed.EXPANSION * path.stat().st_size
+    assert count <= compressed_input.FREE_BYTES + compressed_input.EXPANSION * path.stat().st_size
     assert count < 130 * MIB
 
 
@@ -110,7 +110,7 @@ def test_the_library_is_given_so_little_at_once_that_it_cannot_fill_the_memory(
 def test_text_that_packs_well_is_read_whole_beyond_what_is_free(
     packing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed, "FREE_BYTES", 100_000)
+    monkeypatch.setattr(compressed_input, "FREE_BYTES", 100_000)
     text = "".join(f"line {n}: the same words stand in every line of this log\n" for n in range(20_000)).encode()
     (tmp_path / f"t{packing}").write_bytes(PACK[packing](text))
     with unpacked(tmp_path / f"t{packing}") as file:

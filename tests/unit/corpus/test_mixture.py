@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.corpus.mixture import PERIOD, Mixture, counts_of, open_training, order_of, place, short_names
-from hpctrain.corpus.options import Options
-from hpctrain.corpus.prepare import prepare
-from hpctrain.corpus.tokens import Corpus
+from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.prepare import prepare
+from hpctrain.corpus.read.mixture import PERIOD, Mixture, counts_of, open_training, order_of, place, short_names
+from hpctrain.corpus.read.tokens import Corpus
 
 LENGTH = 32
 

@@ -13,7 +13,7 @@ SCRIPT = """
 import json, os, signal, sys, time
 from dataclasses import dataclass
 from hpctrain.base.errors import FileError, HpctrainError, Mistake
-from hpctrain.corpus.pool import Pool
+from hpctrain.corpus.prepare.pool import Pool
 
 @dataclass(frozen=True)
 class Task:

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import HpctrainError, InputError, StorageError
-from hpctrain.corpus.options import Options
-from hpctrain.corpus.prepare import prepare
-from hpctrain.corpus.tokenizer import END_OF_TEXT, load_tokenizer
-from hpctrain.records.corpus_index import CorpusIndex
+from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.prepare import prepare
+from hpctrain.corpus.prepare.tokenizer import END_OF_TEXT, load_tokenizer
+from hpctrain.records.corpus.index import CorpusIndex
 
 ONE_FOLDER = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=10

@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import InputError
-from hpctrain.corpus.passages import NotTextError, Passage, cut_record, passage_bytes
-from hpctrain.corpus.pieces import Format, InputFile, Piece, plan_units
-from hpctrain.corpus.read_columns import row_groups
-from hpctrain.corpus.reading import Reading, read_piece
-from hpctrain.corpus.records import BadRecords
+from hpctrain.corpus.input.input_records import BadRecords
+from hpctrain.corpus.input.passages import NotTextError, Passage, cut_record, passage_bytes
+from hpctrain.corpus.input.read_columns import row_groups
+from hpctrain.corpus.input.reading import Reading, read_piece
+from hpctrain.corpus.input.work_units import Format, InputFile, Piece, plan_units
 
 ONE_FOLDER = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40

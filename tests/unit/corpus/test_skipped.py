@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hpctrain.corpus.skipped import LISTED_BYTES, SKIPPED_NAME, Skipped, SkippedList, read_skipped
+from hpctrain.corpus.input.skipped import LISTED_BYTES, SKIPPED_NAME, Skipped, SkippedList, read_skipped
 
 
 def test_there_is_no_list_where_nothing_was_skipped(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.corpus.passages import BUCKETS, bucket_of, digest_of
-from hpctrain.corpus.scan import smallest
-from hpctrain.corpus.split import no_bytes, validation_buckets
+from hpctrain.corpus.input.passages import BUCKETS, bucket_of, digest_of
+from hpctrain.corpus.prepare.scan import smallest
+from hpctrain.corpus.prepare.split import no_bytes, validation_buckets
 
 
 @given(

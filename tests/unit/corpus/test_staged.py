@@ -15,12 +15,12 @@ from fake_clock import FakeClock
 
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import HpctrainError, StorageError
-from hpctrain.corpus import staged
-from hpctrain.corpus.index import read_index
-from hpctrain.corpus.options import Options
-from hpctrain.corpus.prepare import prepare
-from hpctrain.corpus.staged import VARIABLE, is_whole, on_this_node, size_bytes, stage
-from hpctrain.corpus.tokens import Corpus
+from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.prepare import prepare
+from hpctrain.corpus.read import node_cache
+from hpctrain.corpus.read.index import read_index
+from hpctrain.corpus.read.node_cache import VARIABLE, is_whole, on_this_node, size_bytes, stage
+from hpctrain.corpus.read.tokens import Corpus
 
 CLOCK = SystemClock()
 
@@ -167,7 +167,7 @@ def test_copies_that_nobody_uses_make_room_and_those_in_use_stay(
     unused = stage(corpus(tmp_path, "old", "old text\n"), base, CLOCK, never)
     os.close(unused.descriptor)
     new = corpus(tmp_path, "new", "new text\n")
-    monkeypatch.setattr(staged, "free_bytes", lambda path: 0 if unused.path.exists() else 1 << 40)
+    monkeypatch.setattr(node_cache, "free_bytes", lambda path: 0 if unused.path.exists() else 1 << 40)
     copy = stage(new, base, CLOCK, never)
     assert files(base) == sorted([used.path.name, copy.path.name])
     assert is_whole(used.path, read_index(folder))
@@ -178,7 +178,7 @@ import sys
 from pathlib import Path
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import StorageError
-from hpctrain.corpus.staged import stage
+from hpctrain.corpus.read.node_cache import stage
 try:
     stage(Path(sys.argv[2]), Path(sys.argv[1]), SystemClock(), lambda: None)
 except StorageError as error:

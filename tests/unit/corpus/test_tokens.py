@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.corpus.index import check_tokenizer, read_indexes
-from hpctrain.corpus.options import Options
-from hpctrain.corpus.prepare import prepare
-from hpctrain.corpus.tokens import Corpus, open_validation
+from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.prepare import prepare
+from hpctrain.corpus.read.index import check_tokenizer, read_indexes
+from hpctrain.corpus.read.tokens import Corpus, open_validation
 
 TEXT = "".join(f"{number:04x}" for number in range(3000))
 

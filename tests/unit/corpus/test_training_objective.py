@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.corpus.objective import NO_TARGET, Examples, examples
-from hpctrain.corpus.options import Options
-from hpctrain.corpus.prepare import prepare
-from hpctrain.corpus.special import SpecialTokens, special_tokens
-from hpctrain.records.imported_spec import Spec
-from hpctrain.records.objective import NEXT_TOKEN, AnyObjective, Masked, SpanCorruption, lengths, settled
-from hpctrain.records.presets import PRESETS
+from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.prepare import prepare
+from hpctrain.corpus.read.objective import NO_TARGET, Examples, examples
+from hpctrain.corpus.read.special_tokens import SpecialTokens, special_tokens
+from hpctrain.records.model.imported_spec import Spec
+from hpctrain.records.model.presets import PRESETS
+from hpctrain.records.run.objective import NEXT_TOKEN, AnyObjective, Masked, SpanCorruption, lengths, settled
 
 VOCABULARY = 1000
 MASKED = Masked(mode="masked")

@@ -11,10 +11,10 @@ import pytest
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import HpctrainError, InputError, Refused
 from hpctrain.base.process import SystemRunner
-from hpctrain.container.runtime import Host, Runtime
-from hpctrain.image.build import Built, Rights, build, build_options
-from hpctrain.image.labels import INPUTS
-from hpctrain.image.recipe import Base, Environment, Kind, Recipe, inputs_sha256
+from hpctrain.container.build.build import Built, Rights, build, build_options
+from hpctrain.container.build.labels import INPUTS
+from hpctrain.container.build.recipe import Base, Environment, Kind, Recipe, inputs_sha256
+from hpctrain.container.run.runtime import Host, Runtime
 
 RECIPE = Recipe(Base("cuda"), "install", ["torch==2.13.0"], "3.11", "/site-packages", [])
 STAND_IN = """#!/bin/sh

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.image.check import NEEDED, Finding, Outside, Seen, findings_of, worst
+from hpctrain.container.check.check import NEEDED, Finding, Outside, Seen, findings_of, worst
 
 TORCH: dict[str, Any] = {"version": "2.13.0", "cuda": None, "hip": None, "gloo": True, "nccl": None, "devices": 0}
 INSIDE: dict[str, Any] = {

@@ -11,8 +11,8 @@ from hpctrain.base.process import Finished
 from hpctrain.lab.faults import cut, heal, kill_nodes, shape
 from hpctrain.lab.layout import Layout
 from hpctrain.lab.queue import parse_jobs, parse_nodes
+from hpctrain.lab.spec import LabSpec
 from hpctrain.lab.status import read_lab_status
-from hpctrain.records.lab_spec import LabSpec
 
 STOP, CONT, KILL = (str(int(number)) for number in (signal.SIGSTOP, signal.SIGCONT, signal.SIGKILL))
 

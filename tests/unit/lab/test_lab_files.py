@@ -17,8 +17,8 @@ from hpctrain.lab import hosts
 from hpctrain.lab.cpu_share import CpuControl, find_cpu_control, share_files, share_folders
 from hpctrain.lab.layout import Layout
 from hpctrain.lab.slurm_conf import cgroup_conf, slurm_conf
+from hpctrain.lab.spec import LabSpec
 from hpctrain.lab.task_prolog import task_prolog
-from hpctrain.records.lab_spec import LabSpec
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "lab_slurm.conf"
 

@@ -20,7 +20,7 @@ from hpctrain.lab.network import (
     shape_commands,
     uncut_commands,
 )
-from hpctrain.records.lab_spec import LabSpec
+from hpctrain.lab.spec import LabSpec
 
 FOLDER = Path("/run/hpctrain-lab")
 

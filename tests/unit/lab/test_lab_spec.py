@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError
-from hpctrain.records.lab_spec import LabSpec, rate_bits_per_s, read_lab_spec
+from hpctrain.lab.spec import LabSpec, rate_bits_per_s, read_lab_spec
 
 EVERYTHING = """
 network: 198.19.0.0/16

@@ -13,8 +13,8 @@ from hpctrain.lab.down import clear, leftovers
 from hpctrain.lab.installation import Installation
 from hpctrain.lab.layout import Layout, load_layout
 from hpctrain.lab.requirements import PACKAGES, PROGRAMS, install, require_namespaces, require_programs, require_root
+from hpctrain.lab.spec import LabSpec
 from hpctrain.lab.up import bring_up, draw, slurm_version
-from hpctrain.records.lab_spec import LabSpec
 
 OWN = Installation(None)
 IDLE = "NodeName={name} NodeAddr=198.18.7.10 State=IDLE SlurmdStartTime=1000 Reason=none"

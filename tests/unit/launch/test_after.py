@@ -10,9 +10,9 @@ from fake_slurm import FakeSlurm
 from run_folders import RUN, submitted_run
 
 from hpctrain.base.errors import FileError, InputError, Refused
-from hpctrain.launch.after import Before, jobs_before, move_followers, remember_follower, wait_anew
-from hpctrain.records.locate import record_job
-from hpctrain.records.run import Run
+from hpctrain.jobs.dependencies import Before, jobs_before, move_followers, remember_follower, wait_anew
+from hpctrain.records.run.run import Run
+from hpctrain.runs.locate import record_job
 from hpctrain.slurm.commands import Slurm
 
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError
-from hpctrain.launch.bad_nodes import blamed, choose_excluded, write_blamed
-from hpctrain.records.bad_node import BAD_NODES_FILE, BadNode, read_bad_nodes
-from hpctrain.records.event import Event, EventKind
+from hpctrain.jobs.bad_nodes import blamed, choose_excluded, write_blamed
+from hpctrain.records.history.bad_node import BAD_NODES_FILE, BadNode, read_bad_nodes
+from hpctrain.records.history.event import Event, EventKind
 
 NODES = ("gpu1", "gpu2", "gpu3", "gpu4")
 

@@ -8,13 +8,13 @@ import pytest
 from run_folders import submitted_run
 
 from hpctrain.base.errors import FileError, InputError
+from hpctrain.checkpoint.published import describe_file, publish
 from hpctrain.launch.changes import change_words, changed_run, settings_written
-from hpctrain.launch.folder import RunFolder
-from hpctrain.records.generation import Fence
-from hpctrain.records.manifest import Manifest
-from hpctrain.records.optimizer import StepsChange
-from hpctrain.records.run import read_run
-from hpctrain.snapshot.published import describe_file, publish
+from hpctrain.records.history.generation import Fence
+from hpctrain.records.history.manifest import Manifest
+from hpctrain.records.run.optimizer import StepsChange
+from hpctrain.records.run.run import read_run
+from hpctrain.runs.folder import RunFolder
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
-from hpctrain.launch.code import left_out_words, snapshot_code
+from hpctrain.runs.code_copy import left_out_words, snapshot_code
 
 
 def git(folder: Path, *words: str) -> str:

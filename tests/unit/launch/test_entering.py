@@ -9,12 +9,12 @@ import pytest
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.program import program
-from hpctrain.container.binds import LIBRARY
-from hpctrain.container.runtime import Host
+from hpctrain.container.run.binds import LIBRARY
+from hpctrain.container.run.runtime import Host
 from hpctrain.launch.entering import check_container, entering
 from hpctrain.launch.submission import direct_command, preview
 from hpctrain.node.enter import TOOLS, entered
-from hpctrain.records.run import Container, Run
+from hpctrain.records.run.run import Container, Run
 
 FOLDER = Path("/shared/runs/r")
 INSIDE = f"{LIBRARY}/hpctrain/base/start.py"

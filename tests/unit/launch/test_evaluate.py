@@ -13,13 +13,13 @@ import yaml
 
 from hpctrain.base.errors import CheckpointError, HpctrainError, InputError
 from hpctrain.base.process import WORKER, Finished
-from hpctrain.corpus.options import Options
-from hpctrain.corpus.prepare import prepare
+from hpctrain.checkpoint.published import describe_file, publish
+from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.launch.evaluate import evaluate
-from hpctrain.records.generation import Fence
-from hpctrain.records.manifest import Manifest
-from hpctrain.records.run import read_run
-from hpctrain.snapshot.published import describe_file, publish
+from hpctrain.records.history.generation import Fence
+from hpctrain.records.history.manifest import Manifest
+from hpctrain.records.run.run import read_run
 
 
 class Worker:

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from fake_slurm import FakeSlurm
 
-from hpctrain.launch.exit_class import Ending, read_ending, with_progress, with_slurms_word
-from hpctrain.records.attempt import idle_attempts, spent
-from hpctrain.records.event import Event, EventKind
+from hpctrain.jobs.exit_codes import Ending, read_ending, with_progress, with_slurms_word
+from hpctrain.records.history.attempt import idle_attempts, spent
+from hpctrain.records.history.event import Event, EventKind
 from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.job import JobInfo, JobState
 

@@ -15,11 +15,11 @@ from hpctrain import __version__
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.program import PACKAGE
-from hpctrain.launch.folder import create_run_folder
 from hpctrain.launch.job_script import directives, render_job
 from hpctrain.launch.submission import direct_command, preview
 from hpctrain.node import run as node_run
-from hpctrain.records.run import Run
+from hpctrain.records.run.run import Run
+from hpctrain.runs.folder import create_run_folder
 from hpctrain.slurm.commands import client_environment
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "job.sh"

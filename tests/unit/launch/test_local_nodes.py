@@ -10,12 +10,12 @@ import pytest
 
 from hpctrain.base.errors import FileError, InputError, Refused
 from hpctrain.launch.checks import check_devices, check_plan, check_topology, is_usable
-from hpctrain.launch.folder import RunFolder, create_run_folder, lock_holder, lock_run_folder
 from hpctrain.launch.local import local_environment, local_nodes
-from hpctrain.records.model_spec import ModelSpec
-from hpctrain.records.plan import Plan, Replica, Stage
-from hpctrain.records.run import Run, read_run
-from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
+from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.plan.plan import Plan, Replica, Stage
+from hpctrain.records.run.run import Run, read_run
+from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
+from hpctrain.runs.folder import RunFolder, create_run_folder, lock_holder, lock_run_folder
 
 SPEC = ModelSpec(layers=4, dim=32, heads=4, vocab=64)
 RUN = Run.from_json(

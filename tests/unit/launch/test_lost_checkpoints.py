@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.launch.folder import RunFolder
-from hpctrain.launch.lost_checkpoints import begun_from_seed, lost_words, saved_step
-from hpctrain.records.event import Event, EventKind, read_events
-from hpctrain.records.generation import Fence
-from hpctrain.records.manifest import Manifest
-from hpctrain.snapshot import published
+from hpctrain.checkpoint import published
+from hpctrain.records.history.event import Event, EventKind, read_events
+from hpctrain.records.history.generation import Fence
+from hpctrain.records.history.manifest import Manifest
+from hpctrain.runs.folder import RunFolder
+from hpctrain.runs.lost_checkpoints import begun_from_seed, lost_words, saved_step
 
 
 def event(kind: EventKind, **data: object) -> Event:

@@ -17,11 +17,11 @@ from fake_clock import FakeClock
 from run_folders import RUN
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.launch import notify
-from hpctrain.launch.notify import tell
-from hpctrain.launch.secrets import check_secrets
-from hpctrain.records.event import Event, read_events
-from hpctrain.records.run import Run, read_run
+from hpctrain.records.history.event import Event, read_events
+from hpctrain.records.run.run import Run, read_run
+from hpctrain.runs import notify
+from hpctrain.runs.notify import tell
+from hpctrain.runs.secrets import check_secrets
 
 PATH = "/api/canary"
 

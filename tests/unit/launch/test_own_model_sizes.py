@@ -10,11 +10,11 @@ import pytest
 
 from hpctrain.base.errors import CommandTimeout, HpctrainError, InputError
 from hpctrain.base.process import Finished, Process
-from hpctrain.corpus.special import SpecialTokens
+from hpctrain.corpus.read.special_tokens import SpecialTokens
 from hpctrain.launch import own_model
 from hpctrain.launch.own_model import with_sizes
-from hpctrain.records.imported_spec import ImportedSpec, PartSizes
-from hpctrain.records.run import Run
+from hpctrain.records.model.imported_spec import ImportedSpec, PartSizes
+from hpctrain.records.run.run import Run
 
 TOKENS, SEQ = 300, 64
 SPEC = ImportedSpec(

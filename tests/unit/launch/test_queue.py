@@ -12,14 +12,14 @@ from fake_clock import FakeClock
 from fake_slurm import FakeSlurm
 
 from hpctrain.base.errors import InputError, Refused
-from hpctrain.launch.cancel import cancel_job, is_cancelled
-from hpctrain.launch.file_system import check_shared, file_system_of
-from hpctrain.launch.foresight import with_gpus
-from hpctrain.launch.job_nodes import nodes_of_allocation, nodes_of_job
+from hpctrain.jobs.cancel import cancel_job, is_cancelled
+from hpctrain.jobs.job_nodes import nodes_of_allocation, nodes_of_job
+from hpctrain.jobs.partition_checks import with_gpus
 from hpctrain.launch.job_script import directives
 from hpctrain.launch.queue import check_queue, wait_for_job
 from hpctrain.launch.site import with_exported
-from hpctrain.records.run import Run
+from hpctrain.records.run.run import Run
+from hpctrain.runs.file_system import check_shared, file_system_of
 from hpctrain.slurm.commands import Slurm
 
 
@@ -44,7 +44,7 @@ def lines_of(asked: Run, fake: FakeSlurm, runs: Path) -> list[str]:
 @pytest.fixture
 def kind(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Decides what file system there is."""
-    return lambda name: monkeypatch.setattr("hpctrain.launch.file_system.file_system_of", lambda path: name)
+    return lambda name: monkeypatch.setattr("hpctrain.runs.file_system.file_system_of", lambda path: name)
 
 
 def test_what_fits_is_silent_and_asks_for_the_nodes_once(tmp_path: Path, kind: Callable[[str], None]) -> None:

@@ -10,9 +10,9 @@ from fake_clock import FakeClock
 from hpctrain.base.errors import CommandError, InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.launch import training
-from hpctrain.launch.folder import create_run_folder
-from hpctrain.records.plan import Plan, Replica, Stage
-from hpctrain.records.run import Run, read_run
+from hpctrain.records.plan.plan import Plan, Replica, Stage
+from hpctrain.records.run.run import Run, read_run
+from hpctrain.runs.folder import create_run_folder
 
 RUN = Run.model_validate(
     {

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from run_folders import submitted_run
 
 from hpctrain.base.errors import InputError
-from hpctrain.launch.after import FOLLOWERS, move_followers
-from hpctrain.launch.folder import RunFolder, is_held, lock_holder, lock_run_folder
-from hpctrain.records.locate import find_run, job_id, open_jobs, run_of_job
+from hpctrain.jobs.dependencies import FOLLOWERS, move_followers
+from hpctrain.runs.folder import RunFolder, is_held, lock_holder, lock_run_folder
+from hpctrain.runs.locate import find_run, job_id, open_jobs, run_of_job
 from hpctrain.slurm.commands import Slurm
 
 LOOKS: dict[str, tuple[str, Callable[[Path], object]]] = {

@@ -11,9 +11,9 @@ from run_folders import RUN
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
-from hpctrain.launch.code import snapshot_code
-from hpctrain.launch.secrets import check_secrets, secret_values
-from hpctrain.records.run import Run
+from hpctrain.records.run.run import Run
+from hpctrain.runs.code_copy import snapshot_code
+from hpctrain.runs.secrets import check_secrets, secret_values
 
 
 def run_with(**more: Any) -> Run:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.launch.shown_faults import confirmed, ledger_fields, shown_faults, suspected
-from hpctrain.records.attempt import spent
-from hpctrain.records.event import Event, EventKind
-from hpctrain.records.fault import FAULTS, fault_named
+from hpctrain.records.history.attempt import spent
+from hpctrain.records.history.event import Event, EventKind
+from hpctrain.records.history.fault import FAULTS, fault_named
+from hpctrain.runs.fault_fields import confirmed, ledger_fields, shown_faults, suspected
 
 
 def event(kind: EventKind, by: str = "gpu1", **data: object) -> Event:

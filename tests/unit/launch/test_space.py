@@ -6,11 +6,11 @@ from pathlib import Path
 
 from run_folders import RUN
 
-from hpctrain.launch import space
-from hpctrain.launch.space import space_words
-from hpctrain.records.plan import Plan
-from hpctrain.records.presets import PRESETS
-from hpctrain.records.run import Run
+from hpctrain.records.model.presets import PRESETS
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.run.run import Run
+from hpctrain.runs import disk_space
+from hpctrain.runs.disk_space import space_words
 
 SPEC = PRESETS["tiny-1m"].model_copy(update={"vocab": 256})
 
@@ -23,9 +23,9 @@ def test_a_run_that_fits_says_nothing(tmp_path: Path) -> None:
 def test_too_little_room_is_said_with_both_figures_and_what_to_do(tmp_path: Path, monkeypatch) -> None:
     run = Run.model_validate({**RUN, "checkpoint": {"keep": 4}})
     one = 12 * SPEC.parameters()
-    monkeypatch.setattr(space, "free_bytes", lambda path: 5 * one)
+    monkeypatch.setattr(disk_space, "free_bytes", lambda path: 5 * one)
     assert space_words(run, SPEC, tmp_path, None) == []
-    monkeypatch.setattr(space, "free_bytes", lambda path: 5 * one - 1)
+    monkeypatch.setattr(disk_space, "free_bytes", lambda path: 5 * one - 1)
     (said,) = space_words(run, SPEC, tmp_path, None)
     assert said.startswith(f"{tmp_path}: ")
     assert "are free; 5 checkpoints of" in said
@@ -40,8 +40,8 @@ def test_every_replica_adds_what_it_has_not_sent_of_its_gradients(tmp_path: Path
         "compression": [{"codec": {"mode": "topk", "residual": "bf16"}}],
     })  # fmt: skip
     run = Run.model_validate({**RUN, "checkpoint": {"keep": 1}, "compression": {"mode": "auto"}})
-    monkeypatch.setattr(space, "free_bytes", lambda path: 2 * (12 + 2 * 2) * SPEC.parameters())
+    monkeypatch.setattr(disk_space, "free_bytes", lambda path: 2 * (12 + 2 * 2) * SPEC.parameters())
     assert space_words(run, SPEC, tmp_path, plan) == []
-    monkeypatch.setattr(space, "free_bytes", lambda path: 2 * (12 + 2 * 2) * SPEC.parameters() - 1)
+    monkeypatch.setattr(disk_space, "free_bytes", lambda path: 2 * (12 + 2 * 2) * SPEC.parameters() - 1)
     assert len(space_words(run, SPEC, tmp_path, plan)) == 1
     assert space_words(run, SPEC, tmp_path, None) == []

@@ -10,11 +10,11 @@ from hpctrain import __version__
 from hpctrain.base.clock import utc_text
 from hpctrain.base.errors import FileError
 from hpctrain.launch.driver import driver_of, own_driver
-from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.staleness import staleness
 from hpctrain.launch.training import drop_stale_topology
-from hpctrain.records.event import Event
-from hpctrain.records.topology import Device, DeviceType, Node, Provenance, Topology, Verdict
+from hpctrain.records.history.event import Event
+from hpctrain.records.topology.topology import Device, DeviceType, Node, Provenance, Topology, Verdict
+from hpctrain.runs.folder import RunFolder
 
 NOW = 1767225600.0  # 2026-01-01
 DAY = 24 * 3600.0

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.launch.exit_class import Ending
-from hpctrain.launch.step_end import srun_said, with_sruns_word
+from hpctrain.jobs.exit_codes import Ending
+from hpctrain.jobs.step_end import srun_said, with_sruns_word
 
 NODES = ["gpu1", "gpu2"]
 KILLED = Ending(137, "fatal")

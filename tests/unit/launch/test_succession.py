@@ -10,13 +10,13 @@ from fake_clock import FakeClock
 from fake_slurm import FakeSlurm
 
 from hpctrain.base.errors import CommandError, StorageError
-from hpctrain.launch.cancel import cancel_job, is_cancelled
+from hpctrain.jobs.cancel import cancel_job, is_cancelled
+from hpctrain.jobs.successors import cancel_successors, go_on, queue_successors, top_up, waiting_successors
 from hpctrain.launch.queue import wait_for_job
-from hpctrain.launch.succession import cancel_successors, go_on, queue_successors, top_up, waiting_successors
-from hpctrain.records.bad_node import BAD_NODES_FILE
-from hpctrain.records.locate import find_run, job_id, open_jobs, record_job
-from hpctrain.records.run import Run
-from hpctrain.records.successor import Successor, chain_of, queued_behind, read_successors
+from hpctrain.records.history.bad_node import BAD_NODES_FILE
+from hpctrain.records.history.successor import Successor, chain_of, queued_behind, read_successors
+from hpctrain.records.run.run import Run
+from hpctrain.runs.locate import find_run, job_id, open_jobs, record_job
 from hpctrain.slurm.commands import ControllerAwayError, Slurm
 
 RUN = {

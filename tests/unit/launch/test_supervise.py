@@ -8,9 +8,9 @@ import pytest
 from fake_clock import FakeClock
 from run_folders import event, submitted_run
 
-from hpctrain.launch.folder import RunFolder
 from hpctrain.launch.supervise import LocalJob
 from hpctrain.report.status import read_status
+from hpctrain.runs.folder import RunFolder
 
 
 class FakeProcess:

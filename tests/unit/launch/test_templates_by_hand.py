@@ -12,7 +12,7 @@ import pytest
 
 from hpctrain.base.packaged import packaged
 from hpctrain.launch.job_script import directives
-from hpctrain.records.run import Run
+from hpctrain.records.run.run import Run
 
 RUN = {
     "name": "gpt",

@@ -15,12 +15,12 @@ from hpctrain.base.errors import InputError, UntrustedError
 from hpctrain.base.owned import read_owned
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.trust import owner_only
-from hpctrain.launch.code import snapshot_code
-from hpctrain.launch.folder import create_run_folder, lock_run_folder
-from hpctrain.launch.trust import check_trusted
-from hpctrain.records.locate import find_run, record_job
-from hpctrain.records.run import Run
+from hpctrain.records.run.run import Run
 from hpctrain.report.status import State, read_status
+from hpctrain.runs.code_copy import snapshot_code
+from hpctrain.runs.folder import create_run_folder, lock_run_folder
+from hpctrain.runs.locate import find_run, record_job
+from hpctrain.runs.trust import check_trusted
 
 
 @pytest.fixture

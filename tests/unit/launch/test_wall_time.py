@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.jobs.wall_time import Limit, WallTime, duration_words, limit_words, start_up_of
 from hpctrain.launch.estimate import start_words
-from hpctrain.launch.wall_time import Limit, WallTime, duration_words, limit_words, start_up_of
-from hpctrain.records.topology import Device, DeviceType, Node, Provenance, Topology
+from hpctrain.records.topology.topology import Device, DeviceType, Node, Provenance, Topology
 from hpctrain.slurm.commands import StartEstimate
 
 HOUR = 3600

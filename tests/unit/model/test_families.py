@@ -14,12 +14,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from hpctrain.model.build import build_part, build_stage, outline
 from hpctrain.model.part import blocks_of
 from hpctrain.model.relative import added_scores, buckets
-from hpctrain.records.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.encoder_spec import EncoderSpec
-from hpctrain.records.families import FamilySpec
-from hpctrain.records.gpt2_spec import Gpt2Spec
-from hpctrain.records.model_spec import ModelSpec
-from hpctrain.records.presets import PRESETS
+from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
+from hpctrain.records.model.encoder_spec import EncoderSpec
+from hpctrain.records.model.families import FamilySpec
+from hpctrain.records.model.gpt2_spec import Gpt2Spec
+from hpctrain.records.model.presets import PRESETS
 
 GPT2 = Gpt2Spec(layers=3, dim=24, heads=3, vocab=50, positions=16)
 ENCODER = EncoderSpec(layers=3, dim=24, heads=3, vocab=50, positions=16)

@@ -14,13 +14,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from hpctrain.base.errors import InputError
+from hpctrain.hf.config_of_spec import TokenIds, config_of
+from hpctrain.hf.folder import read_folder
+from hpctrain.hf.shards import index_of, shared_out
+from hpctrain.hf.tensors import tensors_of
 from hpctrain.model.build import build_part
-from hpctrain.model.hf_folder import read_folder
 from hpctrain.model.hf_weights import HfWeights, joined
-from hpctrain.records.families import FamilySpec
-from hpctrain.records.hf_config_of_spec import TokenIds, config_of
-from hpctrain.records.hf_shards import index_of, shared_out
-from hpctrain.records.hf_tensors import tensors_of
+from hpctrain.records.model.families import FamilySpec
 
 TOLERANCE = 1e-5
 LLAMA: dict[str, Any] = {
@@ -124,7 +124,7 @@ def test_logits_agree_both_ways(case: str, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder without transformers: our own GPT-2, seeded."""
-    from hpctrain.records.gpt2_spec import Gpt2Spec
+    from hpctrain.records.model.gpt2_spec import Gpt2Spec
 
     spec = Gpt2Spec(layers=2, dim=16, heads=2, vocab=50, positions=32, ffn_dim=64)
     module = build_part(spec, 0, 2, first=True, last=True, seed=1)

@@ -13,7 +13,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.model.build import build_part
 from hpctrain.model.describe import Question, describe
 from hpctrain.model.part import blocks_of
-from hpctrain.records.imported_spec import ImportedSpec
+from hpctrain.records.model.imported_spec import ImportedSpec
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "own_model" / "code"
 ARGUMENTS = {"layers": 3, "dim": 16, "heads": 4}

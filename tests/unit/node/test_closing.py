@@ -10,11 +10,11 @@ from fake_clock import FakeClock
 from fake_slurm import FakeSlurm
 from run_folders import RUN, event, submitted_run
 
-from hpctrain.launch.after import FOLLOWERS
-from hpctrain.launch.folder import RunFolder
+from hpctrain.jobs.dependencies import FOLLOWERS
 from hpctrain.node import attempt
 from hpctrain.node.closing import close
 from hpctrain.node.leaving import is_script_there, name_closer
+from hpctrain.runs.folder import RunFolder
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hpctrain.probe.resident import COORDINATOR_FILE, PROBE_FOLDER
-from hpctrain.records.event import read_events
+from hpctrain.probe.protocol.run import COORDINATOR_FILE, PROBE_FOLDER
+from hpctrain.records.history.event import read_events
 
 RUN = {"steps": 1, "model": {"preset": "tiny-1m"}, "data": {"train": ["/data"]}, "batch": {"global": 8}}
 

@@ -18,16 +18,16 @@ from fake_slurm import FakeSlurm
 
 from hpctrain.base.errors import CommandError
 from hpctrain.base.process import Finished
-from hpctrain.launch.cancel import MARK
-from hpctrain.launch.exit_class import Ending
-from hpctrain.launch.folder import RunFolder
-from hpctrain.launch.step_end import srun_said
+from hpctrain.jobs.cancel import MARK
+from hpctrain.jobs.exit_codes import Ending
+from hpctrain.jobs.step_end import srun_said
 from hpctrain.node import attempt, run
 from hpctrain.node.ending import Account, Verdict, decide_end, read_account, settle_job, told_state
-from hpctrain.records.attempt import spent
-from hpctrain.records.event import Event, EventKind
-from hpctrain.records.locate import job_id
-from hpctrain.records.successor import read_successors
+from hpctrain.records.history.attempt import spent
+from hpctrain.records.history.event import Event, EventKind
+from hpctrain.records.history.successor import read_successors
+from hpctrain.runs.folder import RunFolder
+from hpctrain.runs.locate import job_id
 from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.job import JobInfo, JobState
 

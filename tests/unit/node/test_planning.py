@@ -13,17 +13,17 @@ from steps_made import truth, write_generation
 from hpctrain.agent.agent import Proposal
 from hpctrain.agent.journal import Journal
 from hpctrain.base.errors import FileError, Refused
-from hpctrain.launch.folder import RunFolder
-from hpctrain.launch.lost_checkpoints import begun_from_seed
 from hpctrain.node import planning
 from hpctrain.node.planning import GenerationMaker
 from hpctrain.planner import make_plan
-from hpctrain.records.event import Event, read_events
-from hpctrain.records.generation import Generation, Member, StoreAddress
-from hpctrain.records.link import LinkClass
-from hpctrain.records.plan import Plan, Stage
-from hpctrain.records.run import Run
-from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology, Verdict
+from hpctrain.records.history.event import Event, read_events
+from hpctrain.records.history.generation import Generation, Member, StoreAddress
+from hpctrain.records.plan.plan import Plan, Stage
+from hpctrain.records.run.run import Run
+from hpctrain.records.topology.link import LinkClass
+from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology, Verdict
+from hpctrain.runs.folder import RunFolder
+from hpctrain.runs.lost_checkpoints import begun_from_seed
 
 FIXED = {"mode": "fixed", "dp": 2, "zero": 1, "recompute": "full", "micro_batch": 2}
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpctrain.agent.journal import Journal
-from hpctrain.bench.probe_simulated import node_names
-from hpctrain.bench.simulated_fabric import FabricSpec, SimulatedFabric
-from hpctrain.bench.simulated_transport import SimulatedClock, SimulatedTransport
+from hpctrain.bench.probe.simulated import node_names
+from hpctrain.bench.probe.simulated_fabric import FabricSpec, SimulatedFabric
+from hpctrain.bench.probe.simulated_transport import SimulatedClock, SimulatedTransport
 from hpctrain.node.probe_progress import EVERY_S, ProbeProgress
-from hpctrain.probe.coordinator import Coordinator
-from hpctrain.probe.settings import ProbeSettings
-from hpctrain.records.event import read_events
-from hpctrain.records.run import Run
+from hpctrain.probe.measure.settings import ProbeSettings
+from hpctrain.probe.protocol.coordinator import Coordinator
+from hpctrain.records.history.event import read_events
+from hpctrain.records.run.run import Run
 from hpctrain.report.status import decide_status
 from hpctrain.report.watch_view import PlainView
 

@@ -12,11 +12,11 @@ from hpctrain.agent.agent import Place
 from hpctrain.agent.journal import Journal
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.process import SystemRunner
-from hpctrain.launch.bad_nodes import blamed
+from hpctrain.jobs.bad_nodes import blamed
 from hpctrain.node import run
-from hpctrain.records.event import read_events
-from hpctrain.records.run import Run
-from hpctrain.records.topology import Device, DeviceType, Node, Provenance, Reason, Topology, Verdict
+from hpctrain.records.history.event import read_events
+from hpctrain.records.run.run import Run
+from hpctrain.records.topology.topology import Device, DeviceType, Node, Provenance, Reason, Topology, Verdict
 
 RUN = {
     "steps": 1,

@@ -10,13 +10,13 @@ from fake_slurm import MIN_JOB_AGE_S, FakeSlurm
 from run_folders import submitted_run
 
 from hpctrain.base.errors import Refused
-from hpctrain.launch.after import FOLLOWERS
-from hpctrain.launch.cancel import MARK
-from hpctrain.launch.folder import RunFolder
+from hpctrain.jobs.cancel import MARK
+from hpctrain.jobs.dependencies import FOLLOWERS
 from hpctrain.node import attempt
-from hpctrain.records.event import Event, EventKind
-from hpctrain.records.locate import job_id, open_jobs
-from hpctrain.records.successor import read_successors
+from hpctrain.records.history.event import Event, EventKind
+from hpctrain.records.history.successor import read_successors
+from hpctrain.runs.folder import RunFolder
+from hpctrain.runs.locate import job_id, open_jobs
 from hpctrain.slurm.job import SEPARATOR
 
 RUN = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.node.threads import thread_environment
-from hpctrain.records.topology import Topology
+from hpctrain.records.topology.topology import Topology
 
 
 def topology(devices: int) -> Topology:

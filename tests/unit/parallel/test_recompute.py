@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from hpctrain.model.build import build_stage
 from hpctrain.parallel.recompute import recompute_blocks
-from hpctrain.records.model_spec import ModelSpec
-from hpctrain.records.plan import Recompute
+from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.plan.plan import Recompute
 
 SPEC = ModelSpec(layers=3, dim=64, heads=4, kv_heads=2, vocab=96)
 ROWS, SEQ = 2, 32

@@ -8,9 +8,17 @@ from typing import Any
 
 import pytest
 
-from hpctrain.records.link import Latency, Link, LinkClass, LinkFigures
-from hpctrain.records.run import Run
-from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology, Verdict  # fmt: skip
+from hpctrain.records.run.run import Run
+from hpctrain.records.topology.link import Latency, Link, LinkClass, LinkFigures
+from hpctrain.records.topology.topology import (  # fmt: skip
+    Device,
+    DeviceType,
+    Fabric,
+    Node,
+    Provenance,
+    Topology,
+    Verdict,
+)
 
 
 def topology_of(

@@ -7,10 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
-from hpctrain.records.link import BackendFigures, LinkClass
-from hpctrain.records.link_cost import LinkCost
-from hpctrain.records.pair_matrix import PairMatrix
-from hpctrain.records.topology import Fabric, Node, NodeCluster, Provenance, Topology
+from hpctrain.records.topology.link import BackendFigures, LinkClass
+from hpctrain.records.topology.link_cost import LinkCost
+from hpctrain.records.topology.pair_matrix import PairMatrix
+from hpctrain.records.topology.topology import Fabric, Node, NodeCluster, Provenance, Topology
 
 NODES = [f"n{number}" for number in range(6)]
 

@@ -6,9 +6,9 @@ import pytest
 
 from hpctrain.base.errors import InputError, Refused
 from hpctrain.planner import make_plan
-from hpctrain.planner.jitter import LinkJitter
-from hpctrain.planner.objective import Goodness, Objective, robust_s
-from hpctrain.planner.replay import scene_of
+from hpctrain.planner.layout.from_plan import scene_of
+from hpctrain.planner.search.objective import Goodness, Objective, robust_s
+from hpctrain.planner.simulate.jitter import LinkJitter
 
 
 def planned(run, topology, **objective):

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from steps_made import truth, write_generation
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.cli.plan import command
+from hpctrain.cli.commands.plan import command
 from hpctrain.planner import make_plan
-from hpctrain.records.plan import Plan
+from hpctrain.records.plan.plan import Plan
 
 RUN = {
     "steps": 10,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from hpctrain.planner.network import Links, message_s, ring_sum_s
-from hpctrain.records.link import BackendFigures
-from hpctrain.records.link_cost import LinkCost
+from hpctrain.planner.devices.links import Links, message_s, ring_sum_s
+from hpctrain.records.topology.link import BackendFigures
+from hpctrain.records.topology.link_cost import LinkCost
 
 
 def test_links_over_the_backend_take_the_place_of_those_over_tcp(topology) -> None:

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from hpctrain.planner import make_plan
-from hpctrain.planner.live import live_micro_batches
-from hpctrain.planner.workload import KEEPS_LEAST, ORDERS
+from hpctrain.planner.cost.live_activations import live_micro_batches
+from hpctrain.planner.cost.workload import KEEPS_LEAST, ORDERS
 from hpctrain.schedule.generate import why_no_table
 from hpctrain.schedule.placement import V_SHAPED
 

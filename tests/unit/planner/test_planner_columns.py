@@ -8,15 +8,15 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpctrain.planner.cost import CostModel
-from hpctrain.planner.fit import why_undefined
-from hpctrain.planner.fleet import find_fleet
-from hpctrain.planner.layout import Layout
-from hpctrain.planner.predict import predict
-from hpctrain.planner.saving import Saving
-from hpctrain.planner.search import Search
-from hpctrain.planner.unit import Cells
-from hpctrain.planner.workload import workload_of
+from hpctrain.planner.cost.memory_options import Saving
+from hpctrain.planner.cost.model import CostModel
+from hpctrain.planner.cost.workload import workload_of
+from hpctrain.planner.devices.pool import find_fleet
+from hpctrain.planner.devices.tensor_parallel_group import Cells
+from hpctrain.planner.layout.layout import Layout
+from hpctrain.planner.layout.partition import why_undefined
+from hpctrain.planner.search.option_search import Search
+from hpctrain.planner.simulate.predict import predict
 
 SAVINGS = (Saving(), Saving(), Saving(zero=1), Saving(zero=2), Saving(zero=3, recompute="full"))
 

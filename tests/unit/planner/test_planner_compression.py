@@ -6,24 +6,24 @@ import pytest
 from click.testing import CliRunner
 
 from hpctrain.base.errors import Refused
-from hpctrain.cli.plan import command
-from hpctrain.planner.compression import WORTH, candidates
-from hpctrain.planner.cost import SCATTERED_SHARE, CostModel
-from hpctrain.planner.fleet import find_fleet
-from hpctrain.planner.ground import Ground
-from hpctrain.planner.memory import MemoryModel, RankRole
-from hpctrain.planner.predict import predict
-from hpctrain.planner.reduction import sum_of, uses_pairs
-from hpctrain.planner.replay import scene_of
-from hpctrain.planner.saving import Saving
-from hpctrain.planner.search import Search
-from hpctrain.planner.shard_time import COPY_PASSES
-from hpctrain.planner.unit import Cells, make_units
-from hpctrain.planner.workload import workload_of
-from hpctrain.records.codec import BUCKET_BYTES
-from hpctrain.records.compression import Bf16, NoCompression, PowerSgd, Quantized, TopK
-from hpctrain.records.plan import Plan
-from hpctrain.records.topology import CodecSeconds
+from hpctrain.cli.commands.plan import command
+from hpctrain.planner.cost.all_reduce import sum_of, uses_pairs
+from hpctrain.planner.cost.memory import MemoryModel, RankRole
+from hpctrain.planner.cost.memory_options import Saving
+from hpctrain.planner.cost.model import SCATTERED_SHARE, CostModel
+from hpctrain.planner.cost.sharded_collectives import COPY_PASSES
+from hpctrain.planner.cost.workload import workload_of
+from hpctrain.planner.devices.placement_links import Ground
+from hpctrain.planner.devices.pool import find_fleet
+from hpctrain.planner.devices.tensor_parallel_group import Cells, make_units
+from hpctrain.planner.layout.from_plan import scene_of
+from hpctrain.planner.search.codec_choice import WORTH, candidates
+from hpctrain.planner.search.option_search import Search
+from hpctrain.planner.simulate.predict import predict
+from hpctrain.records.plan.codec import BUCKET_BYTES
+from hpctrain.records.plan.compression import Bf16, NoCompression, PowerSgd, Quantized, TopK
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.topology.topology import CodecSeconds
 
 SLOW, FAST = (2e-4, 8e-8), (5e-5, 2e-10)
 """100 Mbit/s, and a loopback."""

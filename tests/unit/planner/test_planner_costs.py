@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.planner.constants import CPU, CUDA
-from hpctrain.planner.cost import CostModel
-from hpctrain.planner.fleet import find_fleet
-from hpctrain.planner.framework import OURS
-from hpctrain.planner.layer_profile import LayerProfile, LayerTimes
-from hpctrain.planner.memory import PROCESS_BYTES, MemoryModel, RankRole
-from hpctrain.planner.parts import Effort
-from hpctrain.planner.simulate import Pace, simulate
-from hpctrain.planner.unit import make_units
-from hpctrain.planner.workload import Share, workload_of
+from hpctrain.planner.cost.layer_profile import LayerProfile, LayerTimes
+from hpctrain.planner.cost.memory import PROCESS_BYTES, MemoryModel, RankRole
+from hpctrain.planner.cost.model import CostModel
+from hpctrain.planner.cost.roofline import Effort
+from hpctrain.planner.cost.workload import Share, workload_of
+from hpctrain.planner.devices.constants import CPU, CUDA
+from hpctrain.planner.devices.framework import OURS
+from hpctrain.planner.devices.pool import find_fleet
+from hpctrain.planner.devices.tensor_parallel_group import make_units
+from hpctrain.planner.simulate.engine import Pace, simulate
 from hpctrain.schedule import make_schedule
 
 seconds = st.floats(0, 100)

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from hpctrain.base.errors import InputError
 from hpctrain.planner import make_plan
-from hpctrain.planner.cost import CostModel
-from hpctrain.planner.finish import finish_times
-from hpctrain.planner.fleet import find_fleet
-from hpctrain.planner.layout import Layout
-from hpctrain.planner.predict import predict
-from hpctrain.planner.saving import Saving
-from hpctrain.planner.simulate import Pace, simulate
-from hpctrain.planner.unit import Cells, make_units
-from hpctrain.planner.workload import workload_of
+from hpctrain.planner.cost.memory_options import Saving
+from hpctrain.planner.cost.model import CostModel
+from hpctrain.planner.cost.workload import workload_of
+from hpctrain.planner.devices.pool import find_fleet
+from hpctrain.planner.devices.tensor_parallel_group import Cells, make_units
+from hpctrain.planner.layout.layout import Layout
+from hpctrain.planner.simulate.engine import Pace, simulate
+from hpctrain.planner.simulate.fast_engine import finish_times
+from hpctrain.planner.simulate.predict import predict
 from hpctrain.schedule import make_schedule
 from hpctrain.schedule.generate import NAMES, why_no_table
 

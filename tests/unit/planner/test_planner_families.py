@@ -6,13 +6,13 @@ import pytest
 
 from hpctrain.base.errors import InputError
 from hpctrain.planner import make_plan
-from hpctrain.planner.workload import Share, workload_of
-from hpctrain.records.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.families import FamilySpec
-from hpctrain.records.link import LinkClass
-from hpctrain.records.presets import PRESETS
-from hpctrain.records.run import Run
-from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
+from hpctrain.planner.cost.workload import Share, workload_of
+from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
+from hpctrain.records.model.families import FamilySpec
+from hpctrain.records.model.presets import PRESETS
+from hpctrain.records.run.run import Run
+from hpctrain.records.topology.link import LinkClass
+from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
 from hpctrain.schedule.runnable import check_runnable
 
 

@@ -6,12 +6,12 @@ import pytest
 
 from hpctrain.base.errors import InputError
 from hpctrain.planner import make_plan
-from hpctrain.planner.memory import FREED_COPIES, MemoryModel, RankRole
-from hpctrain.planner.workload import workload_of
-from hpctrain.records.imported_spec import ImportedSpec, PartSizes
-from hpctrain.records.link import LinkClass
-from hpctrain.records.run import Run
-from hpctrain.records.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
+from hpctrain.planner.cost.memory import FREED_COPIES, MemoryModel, RankRole
+from hpctrain.planner.cost.workload import workload_of
+from hpctrain.records.model.imported_spec import ImportedSpec, PartSizes
+from hpctrain.records.run.run import Run
+from hpctrain.records.topology.link import LinkClass
+from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
 
 SPEC = ImportedSpec(
     factory="net:make", front=["embed"], blocks="layers", back=["head"], seq_len=64, tokens=300, vocab=300, layers=6,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpctrain.planner.interleaved import around, weights_of
+from hpctrain.planner.bounds.interleaved import around, weights_of
 from hpctrain.schedule import make_schedule
 
 

@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from hpctrain.planner.predict import predict
-from hpctrain.planner.replay import scene_of
-from hpctrain.records.plan import Plan
-from hpctrain.records.topology import CodecSeconds
+from hpctrain.planner.layout.from_plan import scene_of
+from hpctrain.planner.simulate.predict import predict
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.topology.topology import CodecSeconds
 
 SLOW, FAST = (2e-4, 8e-7), (5e-5, 2e-11)
 """10 Mbit/s, and memory."""

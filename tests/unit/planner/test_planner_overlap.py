@@ -2,11 +2,11 @@
 
 import pytest
 
-from hpctrain.planner.fit import why_undefined
-from hpctrain.planner.overlap import early_share, hidden_s
-from hpctrain.planner.predict import predict, simulate_step
-from hpctrain.planner.replay import scene_of
-from hpctrain.planner.workload import Order
+from hpctrain.planner.cost.workload import Order
+from hpctrain.planner.layout.from_plan import scene_of
+from hpctrain.planner.layout.partition import why_undefined
+from hpctrain.planner.simulate.overlap import early_share, hidden_s
+from hpctrain.planner.simulate.predict import predict, simulate_step
 
 DIMS = {"layers": 4, "dim": 256, "heads": 4, "vocab": 512}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hpctrain.base.errors import InputError, Refused
-from hpctrain.planner.paper import co_locate, equation_7
+from hpctrain.planner.search.paper import co_locate, equation_7
 
 
 def test_equation_7_as_printed():

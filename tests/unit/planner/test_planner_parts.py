@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.planner.fleet import Worker
-from hpctrain.planner.network import Links, message_s, ring_sum_s
-from hpctrain.planner.placement import MAX_ORDERS, placements, rank_orders
-from hpctrain.planner.share_out import share_out
-from hpctrain.planner.simulate import Pace, simulate
-from hpctrain.planner.unit import Cells, Unit
-from hpctrain.records.link_cost import LinkCost
-from hpctrain.records.schedule import Schedule
+from hpctrain.planner.devices.links import Links, message_s, ring_sum_s
+from hpctrain.planner.devices.pool import Worker
+from hpctrain.planner.devices.tensor_parallel_group import Cells, Unit
+from hpctrain.planner.layout.placement import MAX_ORDERS, placements, rank_orders
+from hpctrain.planner.layout.split_evenly import share_out
+from hpctrain.planner.simulate.engine import Pace, simulate
+from hpctrain.records.plan.schedule import Schedule
+from hpctrain.records.topology.link_cost import LinkCost
 from hpctrain.schedule import make_schedule
 
 seconds = st.floats(0.01, 100)

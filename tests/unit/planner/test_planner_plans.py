@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from hpctrain.base.errors import InputError, Refused
 from hpctrain.base.packaged import packaged
 from hpctrain.planner import make_plan
-from hpctrain.planner.cost import CostModel
-from hpctrain.planner.fit import fit_layout
-from hpctrain.planner.fleet import find_fleet
-from hpctrain.planner.placement import rank_orders
-from hpctrain.planner.predict import lower_bound, predict
-from hpctrain.planner.refine import refine
-from hpctrain.planner.search import Search
-from hpctrain.planner.workload import Order, workload_of
-from hpctrain.records.plan import Plan
-from hpctrain.records.topology import Topology
+from hpctrain.planner.cost.model import CostModel
+from hpctrain.planner.cost.workload import Order, workload_of
+from hpctrain.planner.devices.pool import find_fleet
+from hpctrain.planner.layout.partition import fit_layout
+from hpctrain.planner.layout.placement import rank_orders
+from hpctrain.planner.search.local_search import refine
+from hpctrain.planner.search.option_search import Search
+from hpctrain.planner.simulate.predict import lower_bound, predict
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.topology.topology import Topology
 from hpctrain.schedule import check_schedule, schedule_of
 
 PIPELINE = {"mode": "fixed", "pp": 2, "schedule": "1f1b"}

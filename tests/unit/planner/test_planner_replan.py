@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.base.errors import InputError, Refused
-from hpctrain.bench.plan_cases import Case, scene_of_case
+from hpctrain.bench.planner.cases import Case, scene_of_case
 from hpctrain.planner import make_plan
-from hpctrain.planner.fleet import find_fleet
-from hpctrain.planner.keep import kept_cells
-from hpctrain.planner.moves import moves_between
-from hpctrain.planner.unit import make_units
-from hpctrain.records.compression import AutoCompression
+from hpctrain.planner.devices.pool import find_fleet
+from hpctrain.planner.devices.tensor_parallel_group import make_units
+from hpctrain.planner.search.state_moves import moves_between
+from hpctrain.planner.search.warm_start import kept_cells
+from hpctrain.records.plan.compression import AutoCompression
 
 PIPELINES = {"mode": "fixed", "pp": 4, "dp": 2, "schedule": "1f1b"}
 

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from hpctrain.base.errors import InputError, Refused
-from hpctrain.planner.live import live_micro_batches
-from hpctrain.planner.memory import MemoryModel, RankRole
-from hpctrain.planner.workload import Share, workload_of
+from hpctrain.planner.cost.live_activations import live_micro_batches
+from hpctrain.planner.cost.memory import MemoryModel, RankRole
+from hpctrain.planner.cost.workload import Share, workload_of
 from hpctrain.schedule import make_schedule, stages_by_rank
 from hpctrain.schedule.runnable import COMPILED_HALVES, COMPILED_SPLIT, RECOMPUTED_HALVES
 

@@ -9,14 +9,14 @@ from steps_made import BASE_BYTES, rows_made, truth, write_generation
 
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.planner import make_plan
-from hpctrain.planner.learned import learned_profile
-from hpctrain.planner.memory import PROCESS_BYTES
-from hpctrain.planner.predict import predict
-from hpctrain.planner.profile import fit_profile, merge_profiles
-from hpctrain.planner.replan import replan
-from hpctrain.planner.replay import scene_of
-from hpctrain.records.plan import Plan
-from hpctrain.records.profile import LARGEST_FACTOR
+from hpctrain.planner.cost.memory import PROCESS_BYTES
+from hpctrain.planner.layout.from_plan import scene_of
+from hpctrain.planner.replan.calibration import fit_profile, merge_profiles
+from hpctrain.planner.replan.replan import replan
+from hpctrain.planner.replan.run_profile import learned_profile
+from hpctrain.planner.simulate.predict import predict
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.plan.profile import LARGEST_FACTOR
 
 REAL = truth(compute={"type1.0": 1.6}, communication=0.7, update=0.7, tensor_parallel=2.5, process_bytes={"cpu": 3.4e8})
 

@@ -6,9 +6,9 @@ import pytest
 
 from hpctrain.base.packaged import packaged
 from hpctrain.planner import make_plan
-from hpctrain.records.link_cost import LinkCost
-from hpctrain.records.run import Run
-from hpctrain.records.topology import Topology
+from hpctrain.records.run.run import Run
+from hpctrain.records.topology.link_cost import LinkCost
+from hpctrain.records.topology.topology import Topology
 
 FILES = sorted(path.name for path in Path(packaged("topology")).glob("*.json"))
 RUN = Run.from_json(

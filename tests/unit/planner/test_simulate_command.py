@@ -9,8 +9,8 @@ import yaml
 from click.testing import CliRunner
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.cli.simulate import command
-from hpctrain.records.run import read_run
+from hpctrain.cli.commands.simulate import command
+from hpctrain.records.run.run import read_run
 
 RUN = {
     "steps": 10,

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from hpctrain.base.errors import InputError, Refused
-from hpctrain.planner.critical_path import critical_path
-from hpctrain.planner.jitter import LinkJitter, sampled_steps
-from hpctrain.planner.predict import predict, simulate_step
-from hpctrain.planner.replay import scene_of
-from hpctrain.planner.whatif import Changes, changed, plan_without
-from hpctrain.records.link_cost import LinkCost
-from hpctrain.records.pair_matrix import PairMatrix
+from hpctrain.planner.layout.from_plan import scene_of
+from hpctrain.planner.replan.whatif import Changes, changed, plan_without
+from hpctrain.planner.simulate.critical_path import critical_path
+from hpctrain.planner.simulate.jitter import LinkJitter, sampled_steps
+from hpctrain.planner.simulate.predict import predict, simulate_step
+from hpctrain.records.topology.link_cost import LinkCost
+from hpctrain.records.topology.pair_matrix import PairMatrix
 
 PLANS = [
     {"pp": 2, "dp": 2, "tp": 1, "schedule": "1f1b", "micro_batch": 2},

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.planner.fleet import Worker
-from hpctrain.planner.unit import Cells, Unit
-from hpctrain.planner.within_nodes import groups_within_nodes, same_kinds
+from hpctrain.planner.devices.pool import Worker
+from hpctrain.planner.devices.tensor_parallel_group import Cells, Unit
+from hpctrain.planner.search.within_nodes import groups_within_nodes, same_kinds
 
 KINDS = ("fast", "slow")
 

@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError
-from hpctrain.cli.topology import command
-from hpctrain.probe.imports import from_nccl, from_slurm
-from hpctrain.records.pair_matrix import FIGURES, PairMatrix, read_pairs
+from hpctrain.cli.commands.topology import command
+from hpctrain.records.topology.pair_matrix import FIGURES, PairMatrix, read_pairs
+from hpctrain.topology.imports import from_nccl, from_slurm
 
 MANY = settings(
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

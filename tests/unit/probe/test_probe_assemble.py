@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.probe.assemble import assemble
-from hpctrain.probe.devices import DeviceReport
-from hpctrain.probe.figures import PairFigures
-from hpctrain.probe.outcome import Joined, Outcome, PairResult
-from hpctrain.probe.settings import ProbeSettings
-from hpctrain.records.evidence import HostFacts, PcieLink
-from hpctrain.records.link import BackendFigures, Latency
-from hpctrain.records.link_cost import LinkCost
-from hpctrain.records.topology import Device, DeviceType, Topology
+from hpctrain.probe.analyse.assemble import assemble
+from hpctrain.probe.measure.devices import DeviceReport
+from hpctrain.probe.measure.figures import PairFigures
+from hpctrain.probe.measure.outcome import Joined, Outcome, PairResult
+from hpctrain.probe.measure.settings import ProbeSettings
+from hpctrain.records.topology.evidence import HostFacts, PcieLink
+from hpctrain.records.topology.link import BackendFigures, Latency
+from hpctrain.records.topology.link_cost import LinkCost
+from hpctrain.records.topology.topology import Device, DeviceType, Topology
 
 RATE = 1e9
 LATENCY = 1e-5

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpctrain.probe.backend import (
+from hpctrain.probe.measure.backend import (
     ROUNDS_MOST,
     BackendReport,
     backend_lines,

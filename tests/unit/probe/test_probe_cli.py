@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from hpctrain.base.packaged import packaged
-from hpctrain.cli import probe as probe_command
-from hpctrain.records.topology import Topology, Verdict
+from hpctrain.cli.commands import probe as probe_command
+from hpctrain.records.topology.topology import Topology, Verdict
 
 
 def hpctrain(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 
 from hpctrain.base.packaged import packaged
-from hpctrain.probe.compare import differences
-from hpctrain.probe.difference_view import render_differences, summary
-from hpctrain.records.topology import Health, Topology
+from hpctrain.records.topology.topology import Health, Topology
+from hpctrain.topology.compare import differences
+from hpctrain.topology.difference_view import render_differences, summary
 
 
 def laptop() -> Topology:

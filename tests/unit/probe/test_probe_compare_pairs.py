@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpctrain.probe.compare import differences
-from hpctrain.records.link import Latency, Link, LinkFigures
-from hpctrain.records.pair_matrix import PairMatrix
-from hpctrain.records.topology import Fabric, Node, Provenance, Topology
+from hpctrain.records.topology.link import Latency, Link, LinkFigures
+from hpctrain.records.topology.pair_matrix import PairMatrix
+from hpctrain.records.topology.topology import Fabric, Node, Provenance, Topology
+from hpctrain.topology.compare import differences
 
 
 def large(names: list[str], changed: dict[tuple[str, str], float] | None = None) -> Topology:

@@ -7,7 +7,7 @@ import pytest
 
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.wire import LineChannel
-from hpctrain.probe.door import Broken, Door, knock, open_door
+from hpctrain.probe.protocol.authenticated_stream import Broken, Door, knock, open_door
 
 CLOCK = SystemClock()
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from hpctrain.base.clock import SystemClock
-from hpctrain.probe.door import Broken
-from hpctrain.probe.exchange import Stream, answer_ladder, climb, drain, measure_pair, pour
-from hpctrain.probe.figures import PairFigures, bandwidth_of
-from hpctrain.probe.settings import MIB, ProbeSettings
+from hpctrain.probe.measure.figures import PairFigures, bandwidth_of
+from hpctrain.probe.measure.settings import MIB, ProbeSettings
+from hpctrain.probe.protocol.authenticated_stream import Broken
+from hpctrain.probe.protocol.exchange import Stream, answer_ladder, climb, drain, measure_pair, pour
 
 CLOCK = SystemClock()
 QUICK = ProbeSettings(bulk_bytes=MIB, bulk_bytes_max=2 * MIB, bulk_s=0.0, pings=20)

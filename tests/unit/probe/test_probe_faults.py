@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.probe.device_faults import device_faults
-from hpctrain.probe.host_faults import host_faults, interface_env
-from hpctrain.records.evidence import HostFacts, NvlinkPeer, PcieLink
-from hpctrain.records.topology import Device, DeviceType, Node
+from hpctrain.probe.faults.device_faults import device_faults
+from hpctrain.probe.faults.host_faults import host_faults, interface_env
+from hpctrain.records.topology.evidence import HostFacts, NvlinkPeer, PcieLink
+from hpctrain.records.topology.topology import Device, DeviceType, Node
 
 TYPES = {"gpu": DeviceType(kind="cuda", name="GPU")}
 NVLINK = NvlinkPeer(links=2, active=2)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.probe.figures import bandwidth_of, clock_offset, latency_of, percentile
+from hpctrain.probe.measure.figures import bandwidth_of, clock_offset, latency_of, percentile
 
 POSITIVE = st.floats(1e-9, 1e3)
 

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from hpctrain.probe.nvml import open_nvml
-from hpctrain.records.evidence import NvlinkPeer
-from hpctrain.worker.gpu import GpuReader, confirm_p2p, load_gpus, nvlink_peers
+from hpctrain.probe.system.nvml import open_nvml
+from hpctrain.records.topology.evidence import NvlinkPeer
+from hpctrain.worker.measure.gpu import GpuReader, confirm_p2p, load_gpus, nvlink_peers
 
 
 @pytest.mark.parametrize(

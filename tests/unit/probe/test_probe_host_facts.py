@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.probe.clocks import clock_offsets
-from hpctrain.probe.cpu_time import wanted_cpu_s
-from hpctrain.probe.figures import PairFigures
-from hpctrain.probe.host_facts import active_ports, host_facts, resolve
-from hpctrain.probe.outcome import PairResult
-from hpctrain.records.link import Latency
+from hpctrain.probe.analyse.clocks import clock_offsets
+from hpctrain.probe.measure.cpu_time import wanted_cpu_s
+from hpctrain.probe.measure.figures import PairFigures
+from hpctrain.probe.measure.outcome import PairResult
+from hpctrain.probe.system.host_facts import active_ports, host_facts, resolve
+from hpctrain.records.topology.link import Latency
 
 
 def test_loopback_is_up_with_its_address_and_packet_size() -> None:

@@ -24,17 +24,17 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.wire import LineChannel, MalformedMessage, Message
-from hpctrain.bench.probe_simulated import node_names
-from hpctrain.bench.simulated_fabric import FabricSpec, SimulatedFabric
-from hpctrain.bench.simulated_transport import SimulatedClock, SimulatedTransport
-from hpctrain.probe.assemble import assemble
-from hpctrain.probe.coordinator import Coordinator
-from hpctrain.probe.door import Broken, Door, knock, open_door
-from hpctrain.probe.exchange import Stream, measure_pair
-from hpctrain.probe.member import Member
-from hpctrain.probe.messages import Answer, read_answer, read_join, read_order
-from hpctrain.probe.settings import MIB, ProbeSettings
-from hpctrain.probe.transport import Gone, Star
+from hpctrain.bench.probe.simulated import node_names
+from hpctrain.bench.probe.simulated_fabric import FabricSpec, SimulatedFabric
+from hpctrain.bench.probe.simulated_transport import SimulatedClock, SimulatedTransport
+from hpctrain.probe.analyse.assemble import assemble
+from hpctrain.probe.measure.settings import MIB, ProbeSettings
+from hpctrain.probe.protocol.authenticated_stream import Broken, Door, knock, open_door
+from hpctrain.probe.protocol.coordinator import Coordinator
+from hpctrain.probe.protocol.exchange import Stream, measure_pair
+from hpctrain.probe.protocol.member import Member
+from hpctrain.probe.protocol.messages import Answer, read_answer, read_join, read_order
+from hpctrain.probe.protocol.transport import Gone, Star
 
 CLOCK = SystemClock()
 SETTINGS = ProbeSettings(

@@ -9,13 +9,13 @@ from click.testing import CliRunner
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.packaged import packaged
-from hpctrain.cli import probe as probe_command
-from hpctrain.probe.assemble import assemble
-from hpctrain.probe.figures import PairFigures
-from hpctrain.probe.outcome import Joined, Outcome, PairResult
-from hpctrain.probe.settings import PARTIAL_FILE, ProbeSettings
-from hpctrain.records.link import Latency
-from hpctrain.records.topology import Topology
+from hpctrain.cli.commands import probe as probe_command
+from hpctrain.probe.analyse.assemble import assemble
+from hpctrain.probe.measure.figures import PairFigures
+from hpctrain.probe.measure.outcome import Joined, Outcome, PairResult
+from hpctrain.probe.measure.settings import PARTIAL_FILE, ProbeSettings
+from hpctrain.records.topology.link import Latency
+from hpctrain.records.topology.topology import Topology
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt(), HpctrainError("the job was cancelled")])

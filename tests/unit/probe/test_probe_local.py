@@ -11,7 +11,7 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.process import SystemRunner
 from hpctrain.launch.probe_local import probe_local
-from hpctrain.records.topology import Topology
+from hpctrain.records.topology.topology import Topology
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from hpctrain.base.wire import LineChannel
-from hpctrain.probe.devices import DeviceReport
-from hpctrain.worker.codec_rates import codec_seconds
-from hpctrain.worker.rates import copy_bytes_per_s, launch_seconds, matmul_flops
+from hpctrain.probe.measure.devices import DeviceReport
+from hpctrain.worker.measure.codec_rates import codec_seconds
+from hpctrain.worker.measure.rates import copy_bytes_per_s, launch_seconds, matmul_flops
 
 CPU = torch.device("cpu")
 

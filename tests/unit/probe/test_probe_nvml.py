@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.probe.nvml import Gpu, Nvml, open_nvml
+from hpctrain.probe.system.nvml import Gpu, Nvml, open_nvml
 
 SOURCE = Path(__file__).parents[2] / "fakes" / "nvml.c"
 

@@ -13,10 +13,10 @@ import pytest
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import CommandError, HpctrainError, InputError
 from hpctrain.base.wire import LineChannel, Message
-from hpctrain.probe.member import Member
-from hpctrain.probe.messages import PairOrder
-from hpctrain.probe.resident import probe_nodes
-from hpctrain.probe.settings import MIB, ProbeSettings
+from hpctrain.probe.measure.settings import MIB, ProbeSettings
+from hpctrain.probe.protocol.member import Member
+from hpctrain.probe.protocol.messages import PairOrder
+from hpctrain.probe.protocol.run import probe_nodes
 
 SETTINGS = ProbeSettings(
     share=3,

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.probe.assemble import assemble
-from hpctrain.probe.device_faults import CPU_QUOTA, device_faults
-from hpctrain.probe.figures import PairFigures
-from hpctrain.probe.host_health import is_held_by_quota, quota_periods
-from hpctrain.probe.outcome import Joined, Outcome, PairResult
-from hpctrain.probe.settings import ProbeSettings
-from hpctrain.records.evidence import HostFacts
-from hpctrain.records.link import Latency
-from hpctrain.records.topology import Device, DeviceType, Node
+from hpctrain.probe.analyse.assemble import assemble
+from hpctrain.probe.faults.device_faults import CPU_QUOTA, device_faults
+from hpctrain.probe.measure.figures import PairFigures
+from hpctrain.probe.measure.outcome import Joined, Outcome, PairResult
+from hpctrain.probe.measure.settings import ProbeSettings
+from hpctrain.probe.system.host_health import is_held_by_quota, quota_periods
+from hpctrain.records.topology.evidence import HostFacts
+from hpctrain.records.topology.link import Latency
+from hpctrain.records.topology.topology import Device, DeviceType, Node
 
 
 def codes(rate: float, latency: float, machines: list[str]) -> list[str]:

@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from hpctrain.probe.clusters import infer_tree, pair_f1, told_tree
-from hpctrain.probe.contention import contention_rounds
-from hpctrain.probe.sampling import Groups, near_limit, next_round
+from hpctrain.probe.campaign.contention import contention_rounds
+from hpctrain.probe.measure.clusters import infer_tree, pair_f1, told_tree
+from hpctrain.probe.measure.pair_sampling import Groups, near_limit, next_round
 
 
 def distances(leaf: np.ndarray, gap: float, noise: float, seed: int) -> np.ndarray:

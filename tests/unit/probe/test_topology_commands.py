@@ -7,8 +7,8 @@ from click.testing import CliRunner, Result
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.packaged import packaged
-from hpctrain.cli.topology import FORMATS, command
-from hpctrain.records.topology import Topology
+from hpctrain.cli.commands.topology import FORMATS, command
+from hpctrain.records.topology.topology import Topology
 
 LAPTOP, PAPER = str(packaged("topology", "laptop-4-nodes.json")), str(packaged("topology", "paper-32-gpu.json"))
 

@@ -10,13 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import InputError
-from hpctrain.probe.formats.astra_sim import network_yml
-from hpctrain.probe.formats.metis import metis_files
-from hpctrain.probe.formats.pairs_csv import COLUMNS, pairs_csv
-from hpctrain.probe.formats.slurm import block_yaml, tree_conf
-from hpctrain.probe.formats.slurm_read import clusters_of_conf, clusters_of_yaml
-from hpctrain.records.link import Latency, Link, LinkClass, LinkFigures
-from hpctrain.records.topology import Device, DeviceType, Fabric, Node, NodeCluster, Provenance, Topology  # fmt: skip
+from hpctrain.records.topology.link import Latency, Link, LinkClass, LinkFigures
+from hpctrain.records.topology.topology import (  # fmt: skip
+    Device,
+    DeviceType,
+    Fabric,
+    Node,
+    NodeCluster,
+    Provenance,
+    Topology,
+)
+from hpctrain.topology.formats.astra_sim import network_yml
+from hpctrain.topology.formats.metis import metis_files
+from hpctrain.topology.formats.pairs_csv import COLUMNS, pairs_csv
+from hpctrain.topology.formats.slurm import block_yaml, tree_conf
+from hpctrain.topology.formats.slurm_read import clusters_of_conf, clusters_of_yaml
 
 CLASS = LinkClass(id="network", alpha_s=5e-6, beta_s_per_byte=1e-9, pairs=1)
 

@@ -3,11 +3,11 @@
 import pytest
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.probe.formats.nccl import nccl_files
-from hpctrain.probe.imports import from_nccl, from_slurm
-from hpctrain.records.evidence import NvlinkPeer, PcieLink
-from hpctrain.records.nic import Nic
-from hpctrain.records.topology import Topology
+from hpctrain.records.topology.evidence import NvlinkPeer, PcieLink
+from hpctrain.records.topology.nic import Nic
+from hpctrain.records.topology.topology import Topology
+from hpctrain.topology.formats.nccl import nccl_files
+from hpctrain.topology.imports import from_nccl, from_slurm
 
 DUMP = """\
 <system version="1">

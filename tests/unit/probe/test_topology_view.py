@@ -7,9 +7,8 @@ import pytest
 from rich.console import Console
 
 from hpctrain.base.packaged import packaged
-from hpctrain.probe.view import render
-from hpctrain.records.link import Latency, Link, LinkClass, LinkFigures
-from hpctrain.records.topology import (  # fmt: skip
+from hpctrain.records.topology.link import Latency, Link, LinkClass, LinkFigures
+from hpctrain.records.topology.topology import (  # fmt: skip
     Device,
     DeviceType,
     Fabric,
@@ -21,6 +20,7 @@ from hpctrain.records.topology import (  # fmt: skip
     Topology,
     Verdict,
 )
+from hpctrain.topology.view import render
 
 
 def side(rate: float, latency: float) -> LinkFigures:

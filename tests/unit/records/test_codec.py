@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hpctrain.records.codec import CodecSpec, wire_bytes
-from hpctrain.records.plan import Plan
+from hpctrain.records.plan.codec import CodecSpec, wire_bytes
+from hpctrain.records.plan.plan import Plan
 
 BYTES, WORLD = 4e6, 4
 RING = 2 * (WORLD - 1) * BYTES

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError
-from hpctrain.records.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.encoder_spec import EncoderSpec
-from hpctrain.records.gpt2_spec import Gpt2Spec
-from hpctrain.records.model_spec import ModelSpec
-from hpctrain.records.presets import PRESETS
-from hpctrain.records.run import Run, read_run
+from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
+from hpctrain.records.model.encoder_spec import EncoderSpec
+from hpctrain.records.model.gpt2_spec import Gpt2Spec
+from hpctrain.records.model.presets import PRESETS
+from hpctrain.records.run.run import Run, read_run
 
 TEXT = """\
 steps: 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.records.fault import FAULTS, fault_named, fault_of, fault_of_xid, xid_of
+from hpctrain.records.history.fault import FAULTS, fault_named, fault_of, fault_of_xid, xid_of
 
 RUNTIME = ("RuntimeError", "Exception", "BaseException", "object")
 BACKEND = ("DistBackendError", "DistError", *RUNTIME)

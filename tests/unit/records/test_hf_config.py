@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.records.encoder_decoder_spec import EncoderDecoderSpec
-from hpctrain.records.hf_config import spec_of
-from hpctrain.records.hf_config_of_spec import TokenIds, config_of, continued_config
-from hpctrain.records.hf_shards import index_of, shard_bytes, shared_out
-from hpctrain.records.hf_tensors import tensors_of
-from hpctrain.records.model_spec import ModelSpec
-from hpctrain.records.presets import PRESETS
+from hpctrain.hf.config import spec_of
+from hpctrain.hf.config_of_spec import TokenIds, config_of, continued_config
+from hpctrain.hf.shards import index_of, shard_bytes, shared_out
+from hpctrain.hf.tensors import tensors_of
+from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
+from hpctrain.records.model.presets import PRESETS
 
 LLAMA = config_of(ModelSpec(layers=2, dim=64, heads=4, vocab=100), 128, TokenIds(5))
 T5 = config_of(EncoderDecoderSpec(layers=4, dim=64, heads=4, vocab=100), 128, TokenIds(5, 0))

@@ -14,24 +14,24 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError
-from hpctrain.records.bad_node import read_bad_nodes
-from hpctrain.records.corpus_index import CorpusIndex
-from hpctrain.records.corpus_part import CorpusPart
-from hpctrain.records.document import read_json
-from hpctrain.records.event import read_events
-from hpctrain.records.generation import Generation
-from hpctrain.records.lab_spec import read_lab_spec
-from hpctrain.records.lines import read_lines
-from hpctrain.records.manifest import Manifest
-from hpctrain.records.metric import read_metrics
-from hpctrain.records.past_runs import read_past_runs
-from hpctrain.records.plan import Plan
-from hpctrain.records.recipe import Recipe, read_recipe
-from hpctrain.records.run import read_run
-from hpctrain.records.site import read_site
-from hpctrain.records.successor import read_successors
-from hpctrain.records.topology import Topology
-from hpctrain.records.yaml_file import read_yaml
+from hpctrain.lab.spec import read_lab_spec
+from hpctrain.records.corpus.index import CorpusIndex
+from hpctrain.records.corpus.part import CorpusPart
+from hpctrain.records.corpus.recipe import Recipe, read_recipe
+from hpctrain.records.format.document import read_json
+from hpctrain.records.format.jsonl import read_lines
+from hpctrain.records.format.yaml_file import read_yaml
+from hpctrain.records.history.bad_node import read_bad_nodes
+from hpctrain.records.history.event import read_events
+from hpctrain.records.history.generation import Generation
+from hpctrain.records.history.manifest import Manifest
+from hpctrain.records.history.metric import read_metrics
+from hpctrain.records.history.past_runs import read_past_runs
+from hpctrain.records.history.successor import read_successors
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.run.run import read_run
+from hpctrain.records.run.site import read_site
+from hpctrain.records.topology.topology import Topology
 
 MANY = settings(
     max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

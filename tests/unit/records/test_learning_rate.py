@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.records.optimizer import FINAL_RATE, Optimizer, StepsChange, learning_rate
+from hpctrain.records.run.optimizer import FINAL_RATE, Optimizer, StepsChange, learning_rate
 
 DECAYS = st.sampled_from(["constant", "cosine", "linear"])
 

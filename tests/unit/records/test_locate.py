@@ -8,7 +8,7 @@ import pytest
 from two_users import ME, OTHER, as_user, give, shared_space
 
 from hpctrain.base.errors import InputError, UntrustedError
-from hpctrain.records.locate import find_run, job_id, record_job, run_name
+from hpctrain.runs.locate import find_run, job_id, record_job, run_name
 
 
 def make_run(place: Path, folder: str) -> Path:

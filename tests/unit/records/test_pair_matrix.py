@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from hpctrain.base.errors import FileError
-from hpctrain.records.link_cost import LinkCost
-from hpctrain.records.pair_matrix import FIGURES, PairMatrix
-from hpctrain.records.topology import Node, Provenance, Topology
+from hpctrain.records.topology.link_cost import LinkCost
+from hpctrain.records.topology.pair_matrix import FIGURES, PairMatrix
+from hpctrain.records.topology.topology import Node, Provenance, Topology
 
 NODES = ["a", "b", "c"]
 

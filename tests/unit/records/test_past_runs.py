@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.errors import InputError, StorageError
-from hpctrain.records.locate import find_run
-from hpctrain.records.past_runs import PastRun, history_file, read_past_runs, remember
+from hpctrain.records.history.past_runs import PastRun, history_file, read_past_runs, remember
+from hpctrain.runs.locate import find_run
 
 
 def past(folder: Path | str, job: str | None = "7", time_s: float = 1.0) -> PastRun:

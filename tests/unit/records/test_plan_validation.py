@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from hpctrain.base.errors import FileError
-from hpctrain.records.codec import wire_bytes
-from hpctrain.records.compression import NoCompression
-from hpctrain.records.link_cost import INTRA_NODE_LATENCY_S, LinkCost
-from hpctrain.records.plan import Plan
-from hpctrain.records.topology import Topology
+from hpctrain.records.plan.codec import wire_bytes
+from hpctrain.records.plan.compression import NoCompression
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.topology.link_cost import INTRA_NODE_LATENCY_S, LinkCost
+from hpctrain.records.topology.topology import Topology
 
 PLAN: dict[str, Any] = {
     "pp": 2,

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from hpctrain.base.atomic import append_line
 from hpctrain.base.errors import FileError
-from hpctrain.records.event import Event, read_events
-from hpctrain.records.metric import BytesSent, MetricRow, effective, read_metrics
-from hpctrain.records.model_spec import ModelSpec
-from hpctrain.records.plan import Plan
-from hpctrain.records.run import Run, read_run
-from hpctrain.records.schedule import Action, Schedule
+from hpctrain.records.history.event import Event, read_events
+from hpctrain.records.history.metric import BytesSent, MetricRow, effective, read_metrics
+from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.plan.schedule import Action, Schedule
+from hpctrain.records.run.run import Run, read_run
 
 SIZES = st.integers(1, 512)
 """Two of them make a batch of at most BATCH_MAX sequences."""

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.records.optimizer import Optimizer
-from hpctrain.records.run import Run, read_run
+from hpctrain.records.run.optimizer import Optimizer
+from hpctrain.records.run.run import Run, read_run
 
 GOOD = """\
 steps: 10

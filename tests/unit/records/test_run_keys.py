@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from hpctrain.records.corpus_index import CorpusIndex
-from hpctrain.records.mistakes import known_keys, models_in
-from hpctrain.records.plan import Plan
-from hpctrain.records.recipe import Recipe
-from hpctrain.records.run import Run
-from hpctrain.records.topology import Topology
+from hpctrain.records.corpus.index import CorpusIndex
+from hpctrain.records.corpus.recipe import Recipe
+from hpctrain.records.format.validation_errors import known_keys, models_in
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.run.run import Run
+from hpctrain.records.topology.topology import Topology
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "run_keys.txt"
 

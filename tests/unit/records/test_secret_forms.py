@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.records.secrets import is_secret_name, secret_in
+from hpctrain.runs.secret_text import is_secret_name, secret_in
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from run_folders import RUN
 
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.launch.site import site_defaults
-from hpctrain.records.overrides import absent, filled
-from hpctrain.records.run import read_run
-from hpctrain.records.site import read_site, site_file
+from hpctrain.records.format.overrides import absent, filled
+from hpctrain.records.run.run import read_run
+from hpctrain.records.run.site import read_site, site_file
 from hpctrain.slurm.commands import Slurm
 
 SITE = """

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError
-from hpctrain.records.yaml_file import parse_scalar, parse_yaml, read_yaml
+from hpctrain.records.format.yaml_file import parse_scalar, parse_yaml, read_yaml
 
 
 @pytest.mark.parametrize(

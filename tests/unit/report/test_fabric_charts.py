@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpctrain.records.pair_matrix import PairMatrix
-from hpctrain.records.topology import Node, Provenance, Topology
+from hpctrain.records.topology.pair_matrix import PairMatrix
+from hpctrain.records.topology.topology import Node, Provenance, Topology
 from hpctrain.report.fabric import MOST_ROWS, fabric_charts
 
 

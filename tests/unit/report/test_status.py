@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from hpctrain.cli.main import cli
-from hpctrain.records.run import Run
+from hpctrain.records.run.run import Run
 from hpctrain.report.status import decide_status, lock_held, read_status
 
 NODES = ["local0", "local1", "local2", "local3"]

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from hpctrain.records.event import EventKind
+from hpctrain.records.history.event import EventKind
 from hpctrain.report.words import describe, signal_name
 
 

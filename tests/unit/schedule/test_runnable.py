@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hpctrain.base.errors import InputError
-from hpctrain.records.plan import Plan
-from hpctrain.records.run import Run
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.run.run import Run
 from hpctrain.schedule.runnable import check_runnable
 
 PLACES = [f"n{index}:cpu0" for index in range(6)]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import InputError
-from hpctrain.records.plan import Plan, Replica, Stage
+from hpctrain.records.plan.plan import Plan, Replica, Stage
 from hpctrain.schedule.agree import check_agreement, collectives
 from hpctrain.schedule.generate import make_schedule
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpctrain.base.errors import InputError
-from hpctrain.records.plan import Plan, Replica, Stage
+from hpctrain.records.plan.plan import Plan, Replica, Stage
 from hpctrain.schedule import make_schedule, schedule_of
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.records.plan import ScheduleName
-from hpctrain.records.schedule import Action, Schedule
+from hpctrain.records.plan.plan import ScheduleName
+from hpctrain.records.plan.schedule import Action, Schedule
 from hpctrain.schedule import check_schedule, make_schedule, stage_ranks
 from hpctrain.schedule.generate import NAMES, why_no_table
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.errors import CheckpointError, StorageError, Superseded
-from hpctrain.records.generation import Fence, record_file
-from hpctrain.records.manifest import Manifest
-from hpctrain.snapshot import published
+from hpctrain.checkpoint import published
+from hpctrain.records.history.generation import Fence, record_file
+from hpctrain.records.history.manifest import Manifest
 
 
 def make(checkpoints: Path, step: int, content: bytes = b"shard", model: str = "m", generation: int = 0) -> Path:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hpctrain.snapshot.staging import StagingBuffers
+from hpctrain.checkpoint.staging import StagingBuffers
 
 
 def state(value: float) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.errors import InputError
-from hpctrain.worker.answer import answer
+from hpctrain.worker.verbs.json_reply import answer
 
 
 def test_an_answer_and_a_known_error_are_json(capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch.distributed as dist
 
 from hpctrain.node.run import _settings
-from hpctrain.records.generation import Fence
-from hpctrain.records.run import Run
+from hpctrain.records.history.generation import Fence
+from hpctrain.records.run.run import Run
 from hpctrain.worker.loop import Loop
 
 RUN = {

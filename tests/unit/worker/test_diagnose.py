@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from hpctrain.records.run import Run
+from hpctrain.records.run.run import Run
 from hpctrain.worker.diagnose import Finding, describe
 
 PLACES = ["n0:cuda0", "n0:cuda1"]

@@ -1,0 +1,1 @@
+"""Compression methods side by side: time, bytes, convergence, and their pieces."""

@@ -1,0 +1,106 @@
+"""Method `auto` of `hpctrain bench compression`: the planner's own choice for the link that the processes are on."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from hpctrain import __version__
+from hpctrain.planner import make_plan
+from hpctrain.probe.measure.line_fit import fit_alpha_beta
+from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.plan.codec import CodecSpec
+from hpctrain.records.run.run import Run
+from hpctrain.records.topology.link import LinkClass
+from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
+from hpctrain.worker.measure.codec_rates import codec_seconds
+from hpctrain.worker.measure.rates import copy_bytes_per_s, launch_seconds, matmul_flops
+
+SIZES = (1, 2**16, 2**20)
+"""fp32 numbers of the sums that a link is measured with."""
+REPEATS = 3
+STEPS = 10_000
+"""Of the run that is planned: so many that its warm-up does not count."""
+
+
+class Work(NamedTuple):
+    """What a method trains on in a step."""
+
+    spec: ModelSpec
+    rows: int
+    """Sequences of a process in a step."""
+    seq_len: int
+
+
+def choose_codec(group: dist.ProcessGroup, work: Work) -> CodecSpec:
+    """What `compression: {mode: auto}` comes to for whole replicas on these processes: their link is measured by sums
+    in the group, their devices as a probe does it. Collective; the same on every rank."""
+    cost = _link_cost(group)
+    # All at the same time, as in a probe: processes that share cores each see what they really get of them.
+    dist.barrier(group)
+    devices: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(devices, _device(), group=group)
+    found: list[CodecSpec | None] = [None]
+    if dist.get_rank(group) == 0:
+        found = [_planned(devices, work, cost)]
+    dist.broadcast_object_list(found, group=group, group_src=0)
+    (spec,) = found
+    assert spec is not None, "rank 0 has sent one"
+    return spec
+
+
+def _link_cost(group: dist.ProcessGroup) -> tuple[float, float]:
+    """(alpha in seconds, beta in seconds per byte), all processes sending at once."""
+    world = dist.get_world_size(group)
+    points = []
+    for numbers in SIZES:
+        values = torch.zeros(numbers)
+        taken = []
+        for _ in range(REPEATS):
+            dist.barrier(group)
+            start = time.perf_counter()
+            dist.all_reduce(values, group=group)
+            taken.append(time.perf_counter() - start)
+        # A ring all-reduce is 2·(n−1) messages of an n-th each.
+        points.append((values.nbytes / world, statistics.median(taken) / (2 * (world - 1))))
+    return fit_alpha_beta(points)
+
+
+def _device() -> Device:
+    """The device of this process, as measured; with memory left open, which is not the question."""
+    device, now = torch.device("cpu"), time.perf_counter
+    return Device(
+        id="cpu0",
+        type="cpu",
+        flops={"fp32": matmul_flops(device, torch.float32, now)},
+        memory_bytes_per_s=copy_bytes_per_s(device, now),
+        launch_s=launch_seconds(device, now),
+        codec_s=codec_seconds(device, now),
+    )
+
+
+def _planned(devices: Sequence[Device], work: Work, cost: tuple[float, float]) -> CodecSpec:
+    world = len(devices)
+    run = Run.model_validate({
+        "steps": STEPS, "model": {"dims": work.spec.model_dump(exclude={"family"}, exclude_none=True)},
+        "data": {"train": ["."], "seq_len": work.seq_len}, "batch": {"global": world * work.rows},
+        "parallel": {"mode": "fixed", "dp": world, "micro_batch": work.rows}, "compression": {"mode": "auto"},
+    })  # fmt: skip
+    return make_plan(run, work.spec, _topology(devices, cost)).compression[0]
+
+
+def _topology(devices: Sequence[Device], cost: tuple[float, float]) -> Topology:
+    """A node of each device, and links that are all alike."""
+    nodes = [Node(id=f"local{number}", addr="127.0.0.1", devices=[each]) for number, each in enumerate(devices)]
+    return Topology(
+        provenance=Provenance(version=__version__, created=datetime.now(UTC).isoformat(), transport="gloo"),
+        device_types={"cpu": DeviceType(kind="cpu", name="this machine")},
+        nodes=nodes,
+        fabric=Fabric(classes=[LinkClass(id="all", alpha_s=cost[0], beta_s_per_byte=cost[1], pairs=1)]),
+    )

@@ -1,0 +1,185 @@
+"""`hpctrain bench compression --convergence`: what each way of summing gradients does to the loss.
+
+The workers are real processes on this machine's loopback and the reducers are the product's own; simulated is only the
+time that a step would take on a slower network, from the bytes and the processor seconds that were counted.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpctrain.bench.compression.auto import Work
+from hpctrain.bench.compression.methods import METHODS, Occasion
+from hpctrain.bench.compression.places import make_text
+from hpctrain.bench.compression.row_store import RowStore
+from hpctrain.bench.compression.trainee import Trainee
+from hpctrain.bench.ranks import run_ranks
+from hpctrain.corpus.input.sample_text import find_text
+from hpctrain.corpus.read.tokens import Corpus
+from hpctrain.model.build import build_stage
+from hpctrain.records.model.decoder_spec import ModelSpec
+
+REFERENCE = "dense"
+"""The method whose loss the others are held against: exact sums."""
+SMALL_SPEC = ModelSpec(layers=3, dim=128, heads=4, vocab=320)
+"""0.68 M parameters, tokens are bytes."""
+VALIDATION_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is trained, the same for every method and seed."""
+
+    workers: int = 4
+    steps: int = 2000
+    dense_steps: int = 100
+    """At the beginning of the methods that need them."""
+    rows: int = 4
+    """Sequences of a worker in a step."""
+    seq_len: int = 128
+    lr: float = 2e-3
+    warmup_share: float = 0.05
+    """Of the steps: the learning rate rises linearly, then falls to a tenth along a cosine."""
+    clip_norm: float = 1.0
+    validations: int = 40
+    """How often the loss on validation text is taken, though not more often than every ten steps."""
+    text_bytes: int = 8_000_000
+    """Of the text found on this machine; a token is a byte, so the default training sees half of it once."""
+    spec: ModelSpec = SMALL_SPEC
+
+    def learning_rate(self, step: int) -> float:
+        """Of the step with this number, from 0."""
+        rise = max(1, round(self.warmup_share * self.steps))
+        if step < rise:
+            return self.lr * (step + 1) / rise
+        done = (step - rise) / max(1, self.steps - rise)
+        return self.lr * (0.55 + 0.45 * math.cos(math.pi * done))
+
+    def validated_after(self, step: int) -> bool:
+        """Whether the loss is taken after that many steps."""
+        return step == self.steps or step % max(10, self.steps // self.validations) == 0
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"spec": self.spec.model_dump(exclude_none=True)}
+
+
+@dataclass(frozen=True)
+class Training:
+    """One method with one seed, from the first step to the last."""
+
+    method: str
+    seed: int
+    curve: list[tuple[int, float]]
+    """Steps made and validation loss; it ends early where the loss was no finite number."""
+    loss: float | None
+    """The last of them; absent where the training diverged."""
+    diverged_step: int | None
+    """Steps made when the loss was first seen to be no finite number."""
+    cpu_s: float
+    """Processor seconds of a step, mean over steps and workers."""
+    sent_bytes: float | None
+    """Payload that a worker sent in a step, mean; absent where the method does not count."""
+
+
+def train_all(
+    methods: Sequence[str], seeds: Sequence[int], settings: Settings, path: Path, progress: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Train what is missing in the file of rows, a row each as soon as it is done; give back all rows.
+
+    The reference is trained with every seed, asked for or not.
+
+    Raises:
+        InputError: the file has rows of other settings or another text, or there is no text on this machine.
+        HpctrainError: a process failed; the rows before it are kept.
+    """
+    alike = what_rows_share(settings)
+    store = RowStore(path, alike)
+    wanted = [(name, seed) for seed in seeds for name in dict.fromkeys((REFERENCE, *methods))]
+    missing = [(name, seed) for name, seed in wanted if store.find(method=name, seed=seed) is None]
+    if missing:
+        progress(f"{len(missing)} of {len(wanted)} trainings of {settings.steps} steps with {settings.workers} workers")
+        with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
+            folder = Path(name)
+            make_text(folder / "corpus", settings.text_bytes)
+            run_ranks(train_jobs, settings.workers, missing, settings, folder, path, alike)
+        store = RowStore(path, alike)
+    return store.rows
+
+
+def what_rows_share(settings: Settings) -> dict[str, Any]:
+    """What must be the same for losses to be held side by side: the settings, and the text. Packages that are installed
+    between two trainings change the text that is found on a machine."""
+    text = hashlib.sha256()
+    for path in find_text(settings.text_bytes).files:
+        text.update(f"{path} {path.stat().st_size}\n".encode())
+    return settings.as_json() | {"text": text.hexdigest()[:16]}
+
+
+def train_jobs(
+    rank: int, world: int, jobs: Sequence[tuple[str, int]], settings: Settings, folder: Path, path: Path,
+    alike: dict[str, Any],
+) -> None:  # fmt: skip
+    """What each worker does: these methods and seeds one after the other; the first worker writes the rows."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "meeting"), world), rank=rank, world_size=world)
+    store = RowStore(path, alike) if rank == 0 else None
+    for method, seed in jobs:
+        training = _train(method, seed, settings, folder / "corpus", rank, world)
+        if store is not None:
+            store.add({key: value for key, value in asdict(training).items() if value is not None})
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _train(method: str, seed: int, settings: Settings, corpus: Path, rank: int, world: int) -> Training:
+    train = Corpus.open([corpus], "train", settings.seq_len)
+    valid = Corpus.open([corpus], "valid", settings.seq_len)
+    # Each worker takes a part of the validation rows; they are the same ones in every training.
+    share = min(VALIDATION_ROWS, valid.windows) // world
+    valid_rows = torch.from_numpy(valid.rows(0, rank * share, share))
+    group = dist.new_group(list(range(world)))
+    model = build_stage(settings.spec, 0, settings.spec.layers, seed)
+    work = Work(settings.spec, settings.rows, settings.seq_len)
+    exchange = METHODS[method].open(model, Occasion(group, settings.dense_steps, work))
+    optimizer = functools.partial(torch.optim.AdamW, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    trainee = Trainee(exchange, optimizer, world, settings.clip_norm)
+    curve: list[tuple[int, float]] = []
+    sent: list[int | None] = []
+    cpu_s, done, loss = 0.0, 0, 0.0
+    while done < settings.steps and math.isfinite(loss):
+        for group_ in trainee.optimizer.param_groups:
+            group_["lr"] = settings.learning_rate(done)
+        rows = torch.from_numpy(train.rows(seed, (done * world + rank) * settings.rows, settings.rows))
+        cpu_start = time.process_time()
+        sent.append(trainee.step(rows).sent_bytes)
+        cpu_s += time.process_time() - cpu_start
+        done += 1
+        if settings.validated_after(done):
+            loss = trainee.validate(valid_rows)
+            if math.isfinite(loss):
+                curve.append((done, loss))
+    counted = None not in sent
+    sums = torch.tensor([cpu_s, float(sum(count or 0 for count in sent))], dtype=torch.float64)
+    dist.all_reduce(sums)
+    dist.destroy_process_group(group)
+    whole = math.isfinite(loss)
+    per_step = sums / (world * done)
+    return Training(
+        method=method,
+        seed=seed,
+        curve=curve,
+        loss=loss if whole else None,
+        diverged_step=None if whole else done,
+        cpu_s=float(per_step[0]),
+        sent_bytes=float(per_step[1]) if counted else None,
+    )

@@ -1,0 +1,115 @@
+"""What choosing the largest numbers of a gradient takes on a GPU, beside torch's own top-k and a copy of all."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hpctrain.base.errors import HpctrainError
+from hpctrain.base.units import format_bytes
+from hpctrain.bench.compression.pieces import DENSITIES, Work, in_turns
+from hpctrain.compress.select.device_select import by_torch, finder
+from hpctrain.compress.select.selectors import select_with_values
+
+NUMBERS = 2**28
+"""1 GiB in fp32: no cache holds a part of it that counts."""
+_COPY = "copy"
+
+
+@dataclass(frozen=True)
+class GpuPieceRow:
+    """One piece at one density; median of the repeats, each piece in turn."""
+
+    piece: str
+    density: float
+    """Share of the numbers that was asked for."""
+    chosen: float
+    """Share that was chosen; of a copy, all."""
+    time_s: float
+    """Between two events on the device: what the host does meanwhile counts where the device waits for it."""
+    low_s: float
+    high_s: float
+    """Least and most of the repeats."""
+    bytes_per_s: float
+    """Bytes of the gradient, each counted once however often it is read, by the time."""
+    share_of_copy: float
+    """The copy's time by this one: the share of the copy's bandwidth, for a piece that moves as many bytes. A copy
+    reads and writes each byte of the gradient, a choice in two passes reads each twice; what a choice writes, 12 bytes
+    a chosen number, is not counted for it."""
+
+
+def measure_on_gpu(
+    densities: Sequence[float] = DENSITIES, numbers: int = NUMBERS, repeats: int = 5, seed: int = 1
+) -> tuple[str, list[GpuPieceRow]]:
+    """Name of the current GPU, and each piece on normally distributed numbers there.
+
+    Raises:
+        HpctrainError: the memory of the GPU does not suffice.
+    """
+    device = torch.device("cuda", torch.cuda.current_device())
+    name = torch.cuda.get_device_name(device)
+    free = torch.cuda.mem_get_info(device)[0]
+    try:
+        values = torch.randn(numbers, device=device, generator=torch.Generator(device).manual_seed(seed)).mul_(1e-5)
+        return name, measure_pieces_of(values, densities, repeats, event_seconds)
+    except torch.OutOfMemoryError:
+        raise HpctrainError(
+            f"--device cuda: {name} had {format_bytes(free)} of memory free, which is too little for numbers of "
+            f"{format_bytes(4 * numbers)}, their copy and a top-k of them; end what runs there, or --device cpu"
+        ) from None
+
+
+def measure_pieces_of(
+    values: Tensor, densities: Sequence[float], repeats: int, seconds_of: Callable[[Work], float]
+) -> list[GpuPieceRow]:
+    """Each piece on these numbers.
+
+    Args:
+        values: [n], fp32, contiguous.
+        densities: shares to choose.
+        repeats: that count, after one that does not.
+        seconds_of: does a piece of work and tells how long it took.
+    """
+    return [row for density in densities for row in _at(density, values, repeats, seconds_of)]
+
+
+def event_seconds(work: Work) -> float:
+    """Between events before and behind the work on the current CUDA stream."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1000
+
+
+def _at(density: float, values: Tensor, repeats: int, seconds_of: Callable[[Work], float]) -> list[GpuPieceRow]:
+    n = values.numel()
+    k = max(1, round(density * n))
+    target = torch.empty_like(values)
+    chosen = select_with_values(values, k, "sampled")[1]
+    threshold = chosen.abs().min()
+    share = chosen.numel() / n
+    works: dict[str, tuple[Work, float]] = {
+        _COPY: (lambda: target.copy_(values), 1.0),
+        "torch.topk": (lambda: values.abs().topk(k, sorted=False), k / n),
+        "select sampled": (lambda: select_with_values(values, k, "sampled"), share),
+        "selection pass of torch's operations": (lambda: by_torch(values, threshold), share),
+    }
+    find = finder(values.device)
+    if find is not by_torch:
+        works["selection pass of our kernels"] = (lambda: find(values, threshold), share)
+    # Once without counting: kernels are compiled, and memory is taken.
+    times = in_turns({name: work for name, (work, _) in works.items()}, repeats + 1, seconds_of)
+    medians = {name: statistics.median(found[1:]) for name, found in times.items()}
+    return [
+        GpuPieceRow(
+            name, density, of_all, medians[name], min(times[name][1:]), max(times[name][1:]),
+            values.nbytes / medians[name], medians[_COPY] / medians[name],
+        )
+        for name, (_, of_all) in works.items()
+    ]  # fmt: skip

@@ -1,0 +1,60 @@
+"""Processes of one scene, on this machine or a process in each of a lab's network namespaces, and their end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpctrain.base.errors import CommandError
+from hpctrain.base.process import Process, Runner
+from hpctrain.base.program import program
+from hpctrain.bench.compression.scene import Outcome, Scene
+
+PAUSE_S = 0.2
+LAST_LINES = 3
+"""Of a failed process's log, told to the person."""
+
+
+def run_scene(runner: Runner, scene: Scene, folder: Path, prefixes: Sequence[Sequence[str]]) -> Outcome:
+    """Start a process for each of `prefixes`, wait for all, and give back what they measured.
+
+    When one fails the others are ended: they would wait for it for ever. None outlives this call.
+
+    Args:
+        folder: holds the corpus; scene, samples, logs and the processes' meeting file are written there.
+        prefixes: for each rank the words before the command, which put it into its namespace; may be empty.
+
+    Raises:
+        CommandError: a process failed; the end of its log is told.
+    """
+    (folder / "meeting").unlink(missing_ok=True)
+    scene.write(folder)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    logs = [folder / f"rank{rank}.log" for rank in range(scene.nodes)]
+    processes: list[Process] = []
+    try:
+        for rank, (prefix, log) in enumerate(zip(prefixes, logs, strict=True)):
+            argv = [*prefix, *program("hpctrain.bench.compression.rank"), str(folder), str(rank)]
+            processes.append(runner.start(argv, env=environment, log=log))
+        _wait(processes, logs)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    return Outcome.read(folder)
+
+
+def _wait(processes: Sequence[Process], logs: Sequence[Path]) -> None:
+    while True:
+        codes = [process.poll() for process in processes]
+        for code, log in zip(codes, logs, strict=True):
+            if code not in (None, 0):
+                said = log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
+                words = " ".join(" ".join(said).split()) or "it said nothing"
+                raise CommandError(f"bench compression: a process ended with {code}: {words}")
+        if all(code == 0 for code in codes):
+            return
+        time.sleep(PAUSE_S)

@@ -1,0 +1,137 @@
+"""Our own ways of summing gradients as a bench opens them: through the product's own door, from a plan's codec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from pydantic import TypeAdapter
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from hpctrain.bench.compression.trainee import ByReducer, Exchange
+from hpctrain.compress.build import build_reducer, build_scatters, unsent_of
+from hpctrain.compress.collectives.scatter import Unsent
+from hpctrain.compress.reducers.outer_optimizer import LocalSteps
+from hpctrain.compress.reducers.reduce_scatter_all_gather import OwnerReducer
+from hpctrain.compress.reducers.reducer import DenseReducer
+from hpctrain.parallel.shard import apply_sharding, flat_parts, note_collectives
+from hpctrain.records.plan.codec import CodecSpec
+from hpctrain.records.plan.compression import Codec
+
+_CODEC: TypeAdapter[Any] = TypeAdapter(Codec)
+
+
+def codec_spec(settings: dict[str, Any], dense_steps: int) -> CodecSpec:
+    """The codec of `compression` as in run.yaml, with so many exact steps at its beginning if it has any."""
+    codec = _CODEC.validate_python(settings)
+    if "warmup_steps" in type(codec).model_fields:
+        codec = codec.model_copy(update={"warmup_steps": dense_steps})
+    return CodecSpec(codec=codec)
+
+
+def open_reducer(settings: dict[str, Any], model: nn.Module, group: dist.ProcessGroup, dense_steps: int) -> ByReducer:
+    """Whole replicas with the reducer of a codec, beside the backward pass where a worker has it there."""
+    names, shapes = zip(*((name, parameter.shape) for name, parameter in model.named_parameters()), strict=True)
+    reducer = build_reducer(group, names, shapes, codec_spec(settings, dense_steps))
+    if isinstance(reducer, DenseReducer | OwnerReducer):
+        reducer.overlap(list(model.parameters()))
+    return ByReducer(model, reducer)
+
+
+def open_chosen(spec: CodecSpec, model: nn.Module, group: dist.ProcessGroup, dense_steps: int) -> Exchange:
+    """Whole replicas with the reducer of a plan's codec."""
+    exchange = open_reducer(spec.codec.model_dump(), model, group, dense_steps)
+    exchange.planned = spec
+    return exchange
+
+
+def open_local_steps(settings: dict[str, Any], model: nn.Module, group: dist.ProcessGroup) -> Exchange:
+    """Whole replicas that train on their own and meet every few steps."""
+    codec = _CODEC.validate_python(settings)
+    parameters = list(model.parameters())
+    return ByLocalSteps(model, LocalSteps(group, parameters, codec.every, codec.outer_lr, codec.outer_momentum))
+
+
+def open_sharded(
+    settings: dict[str, Any],
+    model: nn.Module,
+    group: dist.ProcessGroup,
+    dense_steps: int,
+    zero: int = 3,
+    compute: torch.dtype | None = None,
+) -> Exchange:
+    """A sharded state with the reduce-scatter of a codec, gathered in the precision of its computation."""
+    apply_sharding(model, DeviceMesh.from_group(group, "cpu"), zero, compute)
+    counted = _Counted()
+    scatters = build_scatters(codec_spec(settings, dense_steps), flat_parts(model), group, "cpu")
+    note_collectives(model, 0, counted.add, 1, lambda: False, scatters)
+    called = model if compute is None else _InPrecision(model, compute)
+    return BySharding(called, counted.take, unsent_of(scatters))
+
+
+class ByLocalSteps:
+    """No gradient is sent; the weights meet behind the optimizer."""
+
+    averages = True
+
+    def __init__(self, model: nn.Module, local_steps: LocalSteps) -> None:
+        self.model = model
+        self._local_steps = local_steps
+        self._step = 0
+
+    def reduce(self) -> int | None:
+        return 0
+
+    def after_step(self) -> int:
+        self._step += 1
+        return self._local_steps.after_step(self._step)
+
+
+class BySharding:
+    """Weights gathered, and gradients summed, part by part during forward and backward pass."""
+
+    averages = False
+
+    def __init__(self, model: nn.Module, sent_bytes: Callable[[], int], unsent: Unsent | None) -> None:
+        self.model = model
+        self._sent_bytes = sent_bytes
+        self._unsent = unsent
+
+    def reduce(self) -> int | None:
+        if self._unsent is not None:
+            self._unsent.end_step(torch.device("cpu"))
+        return self._sent_bytes()
+
+    def after_step(self) -> int:
+        return 0
+
+
+class _InPrecision(nn.Module):
+    """A model whose matrix products are in less precision than what is between them, as in training."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model = model
+        self._dtype = dtype
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        with torch.autocast("cpu", self._dtype):
+            logits: Tensor = self.model(tokens)
+        return logits
+
+
+class _Counted:
+    """Bytes since they were last taken."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    def add(self, count: int) -> None:
+        self._bytes += count
+
+    def take(self) -> int:
+        taken, self._bytes = self._bytes, 0
+        return taken

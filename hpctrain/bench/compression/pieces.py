@@ -1,0 +1,87 @@
+"""What choosing and writing the largest numbers of a gradient costs a processor, beside torch's own top-k."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hpctrain.compress.codecs.sparse_message import decode, encode
+from hpctrain.compress.codecs.values import ValueCode
+from hpctrain.compress.select.selectors import select
+
+NUMBERS = 30_000_000
+DENSITIES = (0.01, 0.07, 0.1)
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class PieceRow:
+    """One piece at one density; median of the repeats, each piece in turn."""
+
+    piece: str
+    density: float
+    """Share of the numbers that was asked for."""
+    chosen: float
+    """Share that was chosen."""
+    cpu_ns_per_number: float
+    """Processor nanoseconds for each number of the whole gradient, one thread."""
+    low_ns: float
+    high_ns: float
+    """Least and most of the repeats."""
+    bytes_per_number: float | None
+    """Of the message, where the piece writes or reads one."""
+
+
+def measure_pieces(
+    densities: Sequence[float] = DENSITIES, numbers: int = NUMBERS, repeats: int = 5, seed: int = 1
+) -> list[PieceRow]:
+    """Each piece on the same normally distributed numbers of the size of small gradients."""
+    torch.set_num_threads(1)
+    values = torch.randn(numbers, generator=torch.Generator().manual_seed(seed)).mul_(1e-5)
+    return [row for density in densities for row in _at(density, values, repeats)]
+
+
+def _at(density: float, values: Tensor, repeats: int) -> list[PieceRow]:
+    numbers = values.numel()
+    k = round(density * numbers)
+    positions = select(values, k, "sampled")
+    message = encode(positions, values[positions], numbers, ValueCode.BF16)
+    in_message = message.numel() / numbers
+    works: dict[str, tuple[Work, float, float | None]] = {
+        "torch.topk": (lambda: values.abs().topk(k, sorted=False), k / numbers, None),
+        "select exact": (lambda: select(values, k, "exact"), k / numbers, None),
+        "select sampled": (lambda: select(values, k, "sampled"), positions.numel() / numbers, None),
+        "select block": (lambda: select(values, k, "block"), select(values, k, "block").numel() / numbers, None),
+        "gather and encode bf16": (
+            lambda: encode(positions, values[positions], numbers, ValueCode.BF16),
+            positions.numel() / numbers,
+            in_message,
+        ),
+        "decode bf16": (lambda: decode(message, numbers), positions.numel() / numbers, in_message),
+    }
+    seconds = in_turns({name: work for name, (work, _chosen, _bytes) in works.items()}, repeats, _processor_seconds)
+    found = {name: [1e9 * each / numbers for each in times] for name, times in seconds.items()}
+    return [
+        PieceRow(name, density, chosen, statistics.median(found[name]), min(found[name]), max(found[name]), sent)
+        for name, (_work, chosen, sent) in works.items()
+    ]
+
+
+def in_turns(works: Mapping[str, Work], repeats: int, seconds_of: Callable[[Work], float]) -> dict[str, list[float]]:
+    """Seconds of each piece, in the order of the repeats: what disturbs the machine disturbs all of them."""
+    found: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(repeats):
+        for name, work in works.items():
+            found[name].append(seconds_of(work))
+    return found
+
+
+def _processor_seconds(work: Work) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start

@@ -1,0 +1,66 @@
+"""A pipeline over the nodes of `hpctrain bench compression --activations`, by how its messages travel."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hpctrain.bench.compression.scene import Settings
+from hpctrain.bench.compression.trainee import Told
+from hpctrain.bench.scene import make_plan
+from hpctrain.parallel.gradients import clip_gradients, gradient_norm
+from hpctrain.parallel.mesh import Coordinate, build_mesh
+from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
+from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.plan.codec import CodecSpec
+from hpctrain.records.plan.compression import Messages
+from hpctrain.records.plan.plan import Plan
+from hpctrain.schedule.resolve import schedule_of
+
+PIPELINES: dict[str, Messages] = {"pp_fp32": "none", "pp_bf16": "bf16", "pp_int8": "int8"}
+"""Row of the comparison -> messages between all stages."""
+PIPELINE_SPEC = ModelSpec(layers=4, dim=256, heads=4, vocab=320)
+"""Narrow: a message has `dim` numbers for each token, a block's products about 12·dim² multiplications."""
+CLIP_NORM = 1.0
+
+
+class PipelineTrainee:
+    """A stage of a model on each node, 1F1B with micro-batches of one row; every process is given all rows."""
+
+    planned: CodecSpec | None = None
+
+    def __init__(self, plan: Plan, pipeline: Pipeline, lr: float) -> None:
+        self._plan = plan
+        self._pipeline = pipeline
+        self._parameters = [parameter for _, parameter in pipeline.parameters()]
+        self._optimizer = torch.optim.SGD(self._parameters, lr=lr)
+
+    def step(self, rows: Tensor) -> Told:
+        """One step on int64 [rows of the plan, seq_len + 1]; the loss is that of the last stage, 0 elsewhere."""
+        loss = self._pipeline.step(rows[:, :-1], rows[:, 1:])
+        clip_gradients(self._parameters, gradient_norm(self._parameters, self._plan), CLIP_NORM)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        sent = sum(counters.sent_bytes for counters in self._pipeline.take_counters().values())
+        return Told(torch.tensor(loss), sent)
+
+    def validate(self, rows: Tensor) -> float:
+        """Mean loss of as many of the rows as fill whole steps. Collective."""
+        whole = [part for part in rows.split(self._plan.rows) if len(part) == self._plan.rows]
+        loss = torch.tensor([self._pipeline.evaluate(part[:, :-1], part[:, 1:]) for part in whole], dtype=torch.float64)
+        dist.all_reduce(loss)
+        return float(loss.mean())
+
+
+def open_pipeline(messages: Messages, settings: Settings, rank: int, world: int) -> PipelineTrainee:
+    """This process's stage of a pipeline over all of them. Collective."""
+    plan = make_plan(world, 1, settings.spec.layers, 1, world * settings.rows)
+    *first, last = plan.stages
+    plan = plan.model_copy(
+        update={"stages": [*(stage.model_copy(update={"messages": messages}) for stage in first), last]}
+    )
+    coordinate, mesh = Coordinate.of(plan, rank), build_mesh(plan, "cpu")
+    schedule, _ = schedule_of(plan, coordinate.dp)
+    inputs = PipelineInputs(plan, settings.spec, schedule, settings.seq_len, settings.seed, torch.device("cpu"))
+    return PipelineTrainee(plan, build_pipeline(inputs, mesh, coordinate), settings.lr)

@@ -1,0 +1,52 @@
+"""Rows of a long bench in a file, a line each as soon as it is measured: one that was ended goes on after the last."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hpctrain.base.atomic import append_line, storage_errors
+from hpctrain.base.errors import InputError
+from hpctrain.records.format.jsonl import read_lines
+
+
+class RowStore:
+    """Rows measured with one set of settings; without a path they live as long as the process."""
+
+    def __init__(self, path: Path | None, settings: dict[str, Any]) -> None:
+        """Take up what is in the file, or begin it.
+
+        Raises:
+            InputError: its rows were measured with other settings.
+            StorageError: the folder cannot be written.
+        """
+        self._path = path
+        self.rows: list[dict[str, Any]] = []
+        settings = json.loads(json.dumps(settings))  # as it comes back from the file: tuples are lists there
+        lines = read_lines(path, owned=False) if path is not None else []
+        if lines:
+            self._check(lines[0].get("settings", {}), settings)
+            self.rows = lines[1:]
+        elif path is not None:
+            with storage_errors(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            append_line(path, json.dumps({"settings": settings}))
+
+    def find(self, **key: Any) -> dict[str, Any] | None:
+        """The row with these values, or None."""
+        return next((row for row in self.rows if all(row.get(name) == value for name, value in key.items())), None)
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Keep a row; on return it is in the file."""
+        if self._path is not None:
+            append_line(self._path, json.dumps(row, allow_nan=False))
+        self.rows.append(row)
+
+    def _check(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+        for name in sorted(found.keys() | wanted.keys()):
+            if found.get(name) != wanted.get(name):
+                raise InputError(
+                    f"{self._path}: its rows were measured with {name} = {found.get(name)!r}, now asked for is "
+                    f"{wanted.get(name)!r}; give the same settings, or another folder"
+                )

@@ -1,0 +1,135 @@
+"""One model in training, with one of the ways of summing its gradients that a bench compares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hpctrain.compress.reducers.reducer import Reducer
+from hpctrain.records.plan.codec import CodecSpec
+
+
+class Exchange(Protocol):
+    """How the gradients of a model become those of the whole batch."""
+
+    model: nn.Module
+    """What is called with tokens."""
+    averages: bool
+    """The gradients come out as means over the processes, as DDP and FSDP give them; else as sums."""
+
+    def reduce(self) -> int | None:
+        """Between the backward pass and the optimizer; bytes this rank sent in the step, None where nobody counts."""
+
+    def after_step(self) -> int:
+        """After the optimizer; bytes this rank sent."""
+
+
+class Alone:
+    """No communication: each process trains on what it has. What the others are above is what summing costs."""
+
+    averages = True
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def reduce(self) -> int | None:
+        return 0
+
+    def after_step(self) -> int:
+        return 0
+
+
+class ByTorch:
+    """Wrapped by DDP or FSDP2, which sum during the backward pass."""
+
+    averages = True
+
+    def __init__(self, model: nn.Module, sent_bytes: int | None) -> None:
+        self.model = model
+        self._sent_bytes = sent_bytes
+
+    def reduce(self) -> int | None:
+        return self._sent_bytes
+
+    def after_step(self) -> int:
+        return 0
+
+
+class ByReducer:
+    """A plain module and a reducer of ours after the backward pass."""
+
+    averages = False
+
+    def __init__(self, model: nn.Module, reducer: Reducer) -> None:
+        self.model = model
+        self.reducer = reducer
+        self.planned: CodecSpec | None = None
+        """What the planner chose, where it did."""
+        self._parameters = list(model.parameters())
+
+    def reduce(self) -> int | None:
+        return self.reducer.reduce([p.grad for p in self._parameters if p.grad is not None])
+
+    def after_step(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one step says."""
+
+    loss: Tensor
+    """Mean over this process's rows, before the step."""
+    sent_bytes: int | None
+
+
+class Trainee:
+    """A model, its optimizer and its exchange; `step` is one optimizer step on this process's rows."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        world: int,
+        clip_norm: float | None,
+    ) -> None:
+        self.exchange = exchange
+        self._parameters = list(exchange.model.parameters())
+        self.optimizer = optimizer(self._parameters)
+        self._scale = 1.0 if exchange.averages else 1.0 / world
+        self._clip_norm = clip_norm
+
+    @property
+    def planned(self) -> CodecSpec | None:
+        """What the planner chose, where it did."""
+        return self.exchange.planned if isinstance(self.exchange, ByReducer) else None
+
+    def step(self, rows: Tensor) -> Told:
+        """One step on int64 [rows, seq_len + 1]; every process brings as many rows."""
+        loss = _loss(self.exchange.model, rows)
+        (loss * self._scale).backward()
+        sent = self.exchange.reduce()
+        if self._clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        after = self.exchange.after_step()
+        return Told(loss.detach(), None if sent is None else sent + after)
+
+    @torch.no_grad()
+    def validate(self, rows: Tensor) -> float:
+        """Mean loss of the same rows over the processes: replicas may differ between exchanges. Collective."""
+        loss = _loss(self.exchange.model, rows).detach().double()
+        dist.all_reduce(loss)
+        return float(loss) / dist.get_world_size()
+
+
+def _loss(model: nn.Module, rows: Tensor) -> Tensor:
+    logits = model(rows[:, :-1])
+    return F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())

@@ -1,0 +1,1 @@
+"""The planner against published runs, own runs, and exhaustive search."""

@@ -1,0 +1,65 @@
+"""The model of the published runs: GPT-2's block, as Megatron-LM computes it, with attention scores kept in memory."""
+
+from __future__ import annotations
+
+from hpctrain.records.model.decoder_spec import ModelSpec
+
+
+class GptSpec(ModelSpec):
+    """LayerNorm, learned positions, GELU, biases, a head tied to the embedding, attention that is not fused.
+
+    Sizes after Korthikanti et al. 2022, section 4: a block keeps s·b·h·(10 + 24/t + 5·a·s/(h·t)) bytes in fp16, of
+    which 2 in the 10, and 1 of the 5 for each score, are dropout masks of one byte. Without dropout neither they nor
+    the scores' second copy exist.
+    """
+
+    tied: bool = True
+    positions: int
+    """Learned positions: rows of their table."""
+    dropout: bool = True
+    """Whether the run used it."""
+
+    @property
+    def hidden(self) -> int:
+        return self.ffn_dim or 4 * self.dim
+
+    def block_parameters(self, tp: int = 1) -> int:
+        split = 4 * self.dim * self.dim + 2 * self.dim * self.hidden + 3 * self.dim + self.hidden
+        return split // tp + 6 * self.dim
+
+    def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
+        positions = self.positions * self.dim if first else 0
+        return super().end_parameters(tp, first=first, last=last) + positions
+
+    def forward_flops(self, rows: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
+        """As Korthikanti et al. 2022, appendix A: attention computes all scores, also those that the mask hides."""
+        stop = self.layers if stop is None else stop
+        matrices = 4 * self.dim * self.dim + 2 * self.dim * self.hidden
+        flops = (stop - start) * rows * seq_len * 2.0 * matrices
+        flops += (stop - start) * self.selective_flops(rows, seq_len)
+        if stop == self.layers:
+            flops += 2.0 * rows * seq_len * self.vocabulary * self.dim
+        return flops
+
+    def activation_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        whole = 4 * bytes_per_value + 2 * self.dropout
+        split = (4 + 2 * self.hidden / self.dim) * bytes_per_value
+        kept = rows * seq_len * self.dim * (whole + split / tp)
+        return int(kept) + self.selective_bytes(rows, seq_len, tp, bytes_per_value)
+
+    def stream_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4) -> int:
+        return int(rows * seq_len * self.dim * (4 * bytes_per_value + 2 * self.dropout))
+
+    def product_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        """What is kept beside the stream when only the attention between its projections is computed again."""
+        kept = self.activation_bytes(rows, seq_len, tp, bytes_per_value)
+        return kept - self.selective_bytes(rows, seq_len, tp, bytes_per_value)
+
+    def selective_flops(self, rows: int, seq_len: int) -> float:
+        """Scores and their product with the values, which Megatron's selective recomputation repeats."""
+        return 4.0 * rows * seq_len * seq_len * self.dim
+
+    def selective_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        """The softmax's results and, with dropout, a mask and what it leaves of them."""
+        each = 2 * bytes_per_value + 1 if self.dropout else bytes_per_value
+        return self.heads * seq_len * seq_len * rows * each // tp

@@ -1,0 +1,102 @@
+"""`hpctrain bench plan --placement`: what knowing the devices and links is worth, by the planner's own cost model.
+
+The planner's plan for each case, and the same degrees and schedule as a launcher places them that knows neither: ranks
+in the order of the nodes, tensor parallel within data parallel within pipeline parallel (Megatron-LM, Narayanan et al.
+2021, section 3), as many blocks on each stage and as many sequences in each replica, micro-batches as large as memory
+allows. It is the ablation "no placement" of the paper's figure 2. Nothing is measured: every figure is a prediction.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hpctrain.bench.planner.cases import CASES, Case, scene_of_case
+from hpctrain.bench.record import make_record
+from hpctrain.planner import make_plan
+from hpctrain.planner.devices.tensor_parallel_group import Cells, Unit
+from hpctrain.planner.layout.from_plan import Scene, scene_of
+from hpctrain.planner.simulate.predict import predict
+from hpctrain.schedule.generate import why_no_table
+
+PLACED = tuple(case for case in CASES if case.gpus == 32)
+"""Clusters of one size: equal nodes, two kinds of nodes, and the paper's, whose mixed nodes hold two kinds."""
+
+ORDERS = 20
+"""Random orders of the nodes, the same ones in every run of the bench."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case; predicted seconds of a step."""
+
+    case: str
+    plan: str
+    planned_s: float
+    listed_s: float | None
+    """Placed without knowledge, nodes in the topology file's order; absent where that does not fit into memory."""
+    shuffled_s: tuple[float, float, float] | None
+    """The same with nodes in random orders: median, least and most of those that fit."""
+    fitting: int
+    """Random orders that fit into memory."""
+
+
+def measure(progress: Callable[[str], None], cases: Sequence[Case] = PLACED, orders: int = ORDERS) -> dict[str, Any]:
+    """Plan every case and predict its plan without placement, with the nodes in so many random orders, too."""
+    rows = []
+    for case in cases:
+        progress(case.name)
+        rows.append(_row(case, orders))
+    return make_record("placement", rows, {"orders": orders})
+
+
+def _row(case: Case, orders: int) -> Row:
+    run, topology = scene_of_case(case)
+    spec = run.spec()
+    plan = make_plan(run, spec, topology)
+    scene = scene_of(run, spec, plan, topology)
+    used = set(plan.nodes)
+    nodes = [node.id for node in topology.nodes if node.id in used]
+    rng = random.Random(0)
+    shuffled = [unplaced_s(scene, rng.sample(nodes, len(nodes))) for _ in range(orders)]
+    fitting = [each for each in shuffled if each is not None]
+    return Row(
+        case=case.name,
+        plan=f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp}, {plan.schedule}",
+        planned_s=predict(scene.cost, scene.layout).total,
+        listed_s=unplaced_s(scene, nodes),
+        shuffled_s=(statistics.median(fitting), min(fitting), max(fitting)) if fitting else None,
+        fitting=len(fitting),
+    )
+
+
+def unplaced_s(scene: Scene, nodes: Sequence[str]) -> float | None:
+    """Predicted seconds of a step with the plan's degrees on its devices in the order of these nodes, everything shared
+    out evenly, with the largest micro-batch up to the plan's own that fits into memory; None where none does."""
+    layout = scene.layout
+    workers = [worker for unit in layout.units() for worker in unit.workers]
+    line = sorted(workers, key=lambda worker: (nodes.index(worker.node), worker.place))
+    dp, tp = layout.dp, layout.tp
+
+    def unit_at(replica: int, rank: int) -> Unit:
+        first = (rank * dp + replica) * tp
+        return Unit(first, tuple(line[first : first + tp]))
+
+    cells = Cells(tuple(unit_at(replica, rank) for rank in range(layout.pp)) for replica in range(dp))
+    stages = len(layout.blocks)
+    blocks = _evenly(sum(layout.blocks), stages)
+    for size in sorted(scene.cost.work.micro_batch_sizes(), reverse=True):
+        counts = _evenly(scene.cost.work.rows // size, dp)
+        if size > layout.micro_batch or why_no_table(layout.schedule, layout.pp, stages, counts[-1]):
+            continue
+        even = replace(layout, cells=cells, blocks=blocks, micro_batch=size, micro_batches=counts)
+        if even.excess(scene.cost.memory) is None:
+            return predict(scene.cost, even).total
+    return None
+
+
+def _evenly(total: int, parts: int) -> tuple[int, ...]:
+    return tuple(total // parts + (part < total % parts) for part in range(parts))

@@ -1,0 +1,113 @@
+"""`hpctrain bench plan`: the planner's predictions against runs that others measured.
+
+Errors and rankings are out of sample: a run that the packaged constants were fitted on is predicted with constants that
+were fitted without its whole problem. What the packaged constants give there is printed apart.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpctrain.base.errors import InputError
+from hpctrain.base.process import Runner
+from hpctrain.bench.planner.fit import held_out, packaged, was_fitted
+from hpctrain.bench.planner.profiles import FOLDER, read_figures
+from hpctrain.bench.planner.published_runs import read_runs
+from hpctrain.bench.planner.scene import Scene, scenes_of
+from hpctrain.bench.planner.score import Errors, baseline, by_problem, errors_of, rankings, time_errors
+from hpctrain.bench.planner.search import brute_force_gap_pct, search_figures, seconds_by_size
+from hpctrain.bench.record import make_record
+
+FILE = "measured_runs.csv"
+DATA_VARIABLE = "HPCTRAIN_DATA"
+
+
+def data_file(given: Path | None, environment: Mapping[str, str] = os.environ) -> Path:
+    """The table to score: the one given, else that in the folder that HPCTRAIN_DATA names.
+
+    Raises:
+        InputError: neither is there.
+    """
+    if given is not None:
+        return given
+    folder = environment.get(DATA_VARIABLE)
+    if not folder:
+        raise InputError(f"no table of measured runs: give one with --data, or set {DATA_VARIABLE} to its folder")
+    return Path(folder) / FILE
+
+
+def measure(path: Path, runner: Runner, search_limit_s: float, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Score the table; layer profiles are taken from the folder beside it, else from that of HPCTRAIN_DATA.
+
+    Args:
+        search_limit_s: seconds after which a case of the searches is given up; 0 times none.
+
+    Raises:
+        InputError: the table or the profiles cannot be read.
+    """
+    scenes, left_out = scenes_of(read_runs(path), read_figures(_profile_folder(path)))
+    if not scenes:
+        raise InputError(f"{path}: no run of it can be described: {next(iter(left_out.values()))}")
+    progress(f"{len(scenes)} runs")
+    told, usual = held_out(scenes, progress), packaged(scenes)
+    errors, orders = time_errors(scenes, told), rankings(scenes, told)
+    fitted = [scene for scene in scenes if was_fitted(scene)]
+    simple = baseline(scenes)
+    simple_orders = rankings(scenes, simple)
+    record = make_record("plan", [], {"data": path.name, "search_limit_s": search_limit_s})
+    del record["rows"]
+    record |= {
+        "error_pct": _by_problem(errors),
+        "error_in_sample_pct": _by_problem(time_errors(fitted, usual)),
+        "errors": {problem: asdict(each) for problem, each in errors.items()},
+        "memory_errors": {problem: asdict(each) for problem, each in _memory_errors(scenes).items()},
+        "regret_pct": _mean([each.regret_pct for each in orders.values()]),
+        "rank_correlation": _mean([each.rank_correlation for each in orders.values()]),
+        "rankings": {problem: asdict(each) for problem, each in orders.items()},
+        "baseline": {
+            "error_pct": _by_problem(time_errors(scenes, simple)),
+            "rankings": {problem: asdict(each) for problem, each in simple_orders.items()},
+        },
+        "left_out": left_out,
+        "failed_runs": sum(scene.run.step_s is None for scene in scenes),
+    }
+    if search_limit_s:
+        progress("searches")
+        record["searches"], record["search_unfinished"] = search_figures(runner, search_limit_s)
+        record["search_time_s"] = seconds_by_size(record["searches"])
+        progress("every plan of a small problem")
+        record["gap_pct"] = brute_force_gap_pct()
+    return record
+
+
+def _profile_folder(path: Path) -> Path:
+    beside = path.parent / FOLDER
+    return beside if beside.is_dir() else Path(os.environ.get(DATA_VARIABLE, "")) / FOLDER
+
+
+def _by_problem(errors: Mapping[str, Errors]) -> dict[str, Any]:
+    """Mean errors in percent; their mean counts every problem the same."""
+    return {
+        "mean": _mean([each.mean for each in errors.values()]),
+        "by_problem": {problem: each.mean for problem, each in errors.items()},
+    }
+
+
+def _memory_errors(scenes: Sequence[Scene]) -> dict[str, Errors]:
+    """Of the peaks that somebody measured."""
+    found = {}
+    for problem, same in by_problem(scenes).items():
+        pairs = [(scene.memory_bytes(), scene.run.peak_bytes) for scene in same if scene.run.peak_bytes is not None]
+        if pairs:
+            found[problem] = errors_of([a for a, _ in pairs], [b for _, b in pairs])
+    return found
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None

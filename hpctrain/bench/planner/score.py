@@ -1,0 +1,122 @@
+"""Scores of predicted times: errors by problem, ranking of plans, and what the top plan costs against the best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from hpctrain.bench.planner.published_runs import MeasuredRun
+from hpctrain.bench.planner.scene import Scene
+
+LEAST_PLANS = 5
+"""Plans that a search has at least for its ranking to count."""
+
+TIE = 1e-9
+"""Relative difference below which two plans are predicted to be equally fast."""
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Relative errors of a problem's runs, in percent of the measured figure."""
+
+    runs: int
+    mean: float
+    """Of their sizes."""
+    largest: float
+    bias: float
+    """Their mean with the sign: above 0, predicted too slow or too large."""
+    below: float
+    """Share of the runs that were predicted smaller than measured, in percent."""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """How well the plans of one or several searches were put in order."""
+
+    searches: int
+    rank_correlation: float
+    """Spearman's, the mean over the searches."""
+    regret_pct: float
+    """How much slower than the best measured plan the one predicted to be fastest was, or on average those that were
+    predicted to be equally fast; the mean over the searches."""
+    largest_regret_pct: float
+
+
+def errors_of(predicted: Sequence[float], measured: Sequence[float]) -> Errors:
+    """Errors of predictions against measurements, which are not empty and above 0."""
+    error = 100 * (np.array(predicted) / np.array(measured) - 1)
+    size = np.abs(error)
+    return Errors(
+        len(error), float(size.mean()), float(size.max()), float(error.mean()), float(100 * (error < 0).mean())
+    )
+
+
+def by_problem(scenes: Sequence[Scene]) -> dict[str, list[Scene]]:
+    """The scenes of each problem, in order of appearance."""
+    groups: dict[str, list[Scene]] = {}
+    for scene in scenes:
+        groups.setdefault(scene.run.problem, []).append(scene)
+    return groups
+
+
+def time_errors(scenes: Sequence[Scene], predicted: Mapping[str, float]) -> dict[str, Errors]:
+    """By problem; failed runs have no time and are left out."""
+    found = {}
+    for problem, same in by_problem(scenes).items():
+        pairs = [(predicted[scene.run.id], scene.run.step_s) for scene in same if scene.run.step_s is not None]
+        if pairs:
+            found[problem] = errors_of([a for a, _ in pairs], [b for _, b in pairs])
+    return found
+
+
+def rankings(scenes: Sequence[Scene], predicted: Mapping[str, float]) -> dict[str, Ranking]:
+    """By problem, over its searches that have enough plans that ran."""
+    found = {}
+    for problem, same in by_problem(scenes).items():
+        searches: dict[tuple[object, ...], list[MeasuredRun]] = {}
+        for scene in same:
+            if scene.run.step_s is not None:
+                searches.setdefault(scene.run.search, []).append(scene.run)
+        scored = [_rank(runs, lambda run: predicted[run.id]) for runs in searches.values() if len(runs) >= LEAST_PLANS]
+        if scored:
+            found[problem] = Ranking(
+                len(scored),
+                float(np.mean([correlation for correlation, _ in scored])),
+                float(np.mean([regret for _, regret in scored])),
+                max(regret for _, regret in scored),
+            )
+    return found
+
+
+def _rank(runs: Sequence[MeasuredRun], seconds: Callable[[MeasuredRun], float]) -> tuple[float, float]:
+    """Spearman's correlation and the regret of one search."""
+    measured = [run.step_s or 0.0 for run in runs]
+    told = [seconds(run) for run in runs]
+    chosen = [
+        took for took, expected in zip(measured, told, strict=True) if expected <= min(told) + TIE * abs(min(told))
+    ]
+    # A predictor that tells plans not apart has no order, which counts as none in common.
+    same = len(set(told)) == 1 or len(set(measured)) == 1
+    correlation = 0.0 if same else float(spearmanr(told, measured).statistic)
+    return correlation, 100 * (float(np.mean(chosen)) / min(measured) - 1)
+
+
+def bubble_only(scene: Scene) -> float:
+    """The trivial baseline: model FLOPs at one rate for all, and the bubble of 1F1B, 1 + (pp − 1)/m."""
+    run, work = scene.run, scene.work
+    flops = work.spec.forward_flops(run.rows, run.seq_len)
+    count = run.rows / run.dp / run.micro_batch
+    return flops / run.num_gpus * (1 + (run.pp - 1) / run.chunks / count)
+
+
+def baseline(scenes: Sequence[Scene]) -> dict[str, float]:
+    """`bubble_only` with the one rate that fits each problem best: in-sample, so better than it could be."""
+    found = {}
+    for same in by_problem(scenes).values():
+        ratios = [scene.run.step_s / bubble_only(scene) for scene in same if scene.run.step_s is not None]
+        rate = float(np.median(ratios)) if ratios else 1.0
+        found.update({scene.run.id: rate * bubble_only(scene) for scene in same})
+    return found

@@ -1,0 +1,173 @@
+"""How long the planner searches, and how far its plan is from the best of all plans of a small problem.
+
+As a program, `python -m hpctrain.bench.planner.search CASE` searches, loses a node and plans again as a run's agents
+do, once each without compression and with mode auto, and prints seconds of processor time, so that others on the machine
+do not count.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from hpctrain.base.errors import CommandTimeout
+from hpctrain.base.process import Runner
+from hpctrain.base.program import program
+from hpctrain.bench.planner.cases import CASES, published, scene_of_case
+from hpctrain.planner import make_plan
+from hpctrain.planner.cost.model import CostModel
+from hpctrain.planner.cost.workload import Workload, workload_of
+from hpctrain.planner.devices.pool import find_fleet
+from hpctrain.planner.devices.tensor_parallel_group import Cells, make_units
+from hpctrain.planner.layout.layout import Layout
+from hpctrain.planner.replan.whatif import plan_without
+from hpctrain.planner.search.exact import compositions
+from hpctrain.planner.simulate.predict import predict
+from hpctrain.records.plan.compression import AutoCompression, NoCompression
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.run.run import Run
+from hpctrain.records.topology.topology import Device, Node, Topology
+from hpctrain.schedule.generate import why_no_table
+
+LOSSES = {"lost": NoCompression(), "lost_auto": AutoCompression(mode="auto")}
+"""How gradients are summed in a run that loses a node, by the key of its figures."""
+Figures = dict[str, Any]
+"""Of a case, by the names in the record."""
+
+
+def search_figures(runner: Runner, limit_s: float) -> tuple[dict[str, Figures], dict[str, str]]:
+    """What `figures_of` says by the name of the case, and why others have none."""
+    found: dict[str, Figures] = {}
+    unfinished: dict[str, str] = {}
+    late: set[tuple[str, str]] = set()
+    for case in CASES:
+        if (case.machines, case.model) in late:
+            unfinished[case.name] = "not tried after the smaller one"
+            continue
+        try:
+            done = runner.run([*program("hpctrain.bench.planner.search"), case.name], timeout_s=limit_s)
+        except CommandTimeout:
+            unfinished[case.name] = f"took longer than {limit_s:g} s"
+        else:
+            if done.code:
+                unfinished[case.name] = f"failed: {done.stderr.strip().rpartition(chr(10))[2]}"
+            else:
+                found[case.name] = json.loads(done.stdout)
+        if case.name in unfinished:
+            late.add((case.machines, case.model))
+    return found, unfinished
+
+
+def seconds_by_size(figures: dict[str, Figures]) -> dict[str, float]:
+    """Of the 7B model on equal GPUs, by their number."""
+    equal = {case.name: str(case.gpus) for case in CASES if (case.machines, case.model) == ("equal", "7B")}
+    return {equal[name]: each["search_s"] for name, each in figures.items() if name in equal}
+
+
+def brute_force_gap_pct() -> float:
+    """How much slower the planner's plan is than the best of every plan on three unlike devices."""
+    run, topology = _small_run(), _unlike_devices()
+    spec = run.spec()
+    work, _ = workload_of(run, spec)
+    cost = CostModel(work, find_fleet(run, topology).links)
+    best = min(predict(cost, layout).total for layout in _every_layout(run, topology, cost, work))
+    made = make_plan(run, spec, topology)
+    assert made.predicted is not None, "the planner predicts what it makes"
+    return 100 * (made.predicted.step_time_s["total"] / best - 1)
+
+
+def _every_layout(run: Run, topology: Topology, cost: CostModel, work: Workload) -> Iterator[Layout]:
+    """Every order of devices, cut, micro-batch, share of the batch and schedule with tp 1 that fits."""
+    units = make_units(find_fleet(run, topology), 1)
+    for pp, dp in ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1)):
+        for chosen in itertools.permutations(units, pp * dp):
+            cells = Cells(tuple(chosen[replica * pp : (replica + 1) * pp]) for replica in range(dp))
+            for order, size in itertools.product(work.orders(pp), work.micro_batch_sizes()):
+                stages = pp * order.chunks
+                for counts in compositions(work.rows // size, dp, 1):
+                    if any(why_no_table(order.schedule, pp, stages, count) for count in counts):
+                        continue
+                    for blocks in _cuts(work.spec.layers, stages):
+                        layout = Layout(cells, order.schedule, size, counts, blocks, work.saving)
+                        if layout.excess(cost.memory) is None:
+                            yield layout
+
+
+def _cuts(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
+    """Blocks by stage; only the first and the last may be without."""
+    for blocks in compositions(layers, stages, 0):
+        if all(blocks[1:-1]):
+            yield blocks
+
+
+def _small_run() -> Run:
+    dims = {"layers": 4, "dim": 256, "heads": 4, "vocab": 512}
+    return Run.model_validate(
+        {"steps": 1, "model": {"dims": dims}, "data": {"train": ["data"], "seq_len": 128}, "batch": {"global": 4}}
+    )
+
+
+def _unlike_devices() -> Topology:
+    nodes = [
+        Node(
+            id=f"node{number}", addr="",
+            devices=[
+                Device(
+                    id="cpu0", type=f"type{number}", flops={"fp32": 1e11 * speed}, memory_bytes=16e9,
+                    memory_bytes_per_s=1e10 * speed, launch_s=1e-6,
+                )
+            ],
+        )
+        for number, speed in enumerate((1.0, 0.7, 0.4))
+    ]  # fmt: skip
+    return published(nodes, "cpu", alpha_s=5e-5, bytes_per_s=1e9)
+
+
+def figures_of(run: Run, topology: Topology) -> Figures:
+    """A search and, with each of `LOSSES`, the plan after the loss of the node in the middle.
+
+    Of the search: processor seconds, the predicted step and its gap to the bound. Of the loss: processor seconds, the
+    blocks that are sent to another device, and those that the devices of the new plan hold.
+    """
+    found: Figures = {}
+    for name, compression in LOSSES.items():
+        asked = run.model_copy(update={"compression": compression})
+        spec = asked.spec()
+        started = time.process_time()
+        plan = make_plan(asked, spec, topology)
+        if not found:
+            found["search_s"] = time.process_time() - started
+            found |= _predicted(plan)
+        if len(topology.nodes) > 1:
+            lost = topology.nodes[len(topology.nodes) // 2].id
+            started = time.process_time()
+            after, _ = plan_without(asked, spec, topology, (lost,), plan)
+            found[name] = {"replan_s": time.process_time() - started, **_state(after)}
+    return found
+
+
+def _predicted(plan: Plan) -> dict[str, float]:
+    assert plan.predicted is not None, "the planner predicts what it makes"
+    assert plan.predicted.bound_s is not None, "and bounds it"
+    total = plan.predicted.step_time_s["total"]
+    return {"step_s": total, "gap_pct": 100 * (1 - plan.predicted.bound_s / total)}
+
+
+def _state(plan: Plan) -> dict[str, int]:
+    """Blocks times the devices that each of them is sent to, and that it lies on."""
+    return {
+        "sent_blocks": sum(upto - start for start, upto in (move.layers for move in plan.moves)),
+        "held_blocks": plan.layers * plan.dp * plan.tp,
+    }
+
+
+def _main(name: str) -> None:
+    print(json.dumps(figures_of(*scene_of_case(next(case for case in CASES if case.name == name)))))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

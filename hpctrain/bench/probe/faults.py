@@ -1,0 +1,213 @@
+"""`hpctrain bench probe --faults`: is each fault of a lab's node named by its code, and is none named where none is?"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hpctrain.base.errors import CommandError, InputError
+from hpctrain.base.process import Process
+from hpctrain.bench.probe.lab_probe import PROBE_S, Special, probe_of
+from hpctrain.bench.record import machine_and_versions
+from hpctrain.lab.cpu_share import PERIOD_US, find_cpu_control
+from hpctrain.lab.faults import shape
+from hpctrain.lab.layout import Layout
+from hpctrain.lab.machine import Machine
+from hpctrain.lab.network import Direction
+from hpctrain.lab.spec import rate_bits_per_s
+from hpctrain.records.topology.topology import Topology
+
+NODES = 4
+VICTIM = 2
+"""Its place among them: not the first, which coordinates."""
+CPU_SHARE = 0.1
+"""Of a core: less than its fair share of the machine, or the quota would stop nobody."""
+_GROUP = "hpctrain-bench-faults"
+_RATE = "1gbit"
+"""Of links that the lab does not shape: a quarter of it is what the slow ones get."""
+
+What = Literal["none", "rate", "direction", "interface", "hostname", "hang", "kill", "cpu"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault and what the probe is to say of it."""
+
+    name: str
+    what: What
+    code: str | None
+    """None: nothing is wrong."""
+    device: str = "none"
+    also: tuple[str, ...] = ()
+    """Codes that are true of the node as well."""
+
+
+CASES = (
+    Case("quarter-rate node", "rate", "SLOW_NODE"),
+    Case("one slow direction", "direction", "ASYMMETRIC"),
+    Case("wrong interface", "interface", "WRONG_INTERFACE"),
+    Case("loopback host name", "hostname", "LOOPBACK_HOSTNAME"),
+    Case("hung node", "hang", "UNREACHABLE"),
+    Case("dead node", "kill", "UNREACHABLE"),
+    Case("CPU-throttled node", "cpu", "THROTTLED", device="cpu", also=("SLOW_NODE", "ASYMMETRIC")),
+)
+CLEAN = Case("clean", "none", None, device="cpu")
+
+
+@dataclass(frozen=True)
+class FaultRow:
+    """One fault."""
+
+    case: str
+    expected: str
+    found: tuple[str, ...]
+    right: bool
+    seconds: float
+
+
+def judge(case: Case, victim: str, topology: Topology) -> tuple[tuple[str, ...], bool]:
+    """Codes with the node that they name, and whether they are what the case asks for: its code of its node, and
+    nothing else. A clean case asks for nothing."""
+    named = [
+        (node.id, reason.code) for node in topology.nodes if node.health is not None for reason in node.health.reasons
+    ]
+    of_nodes = {code for _, code in named}
+    whole = [("", fault.code) for fault in topology.verdict.faults if fault.code not in of_nodes]
+    found = list(dict.fromkeys(named + whole))
+    texts = tuple(f"{code} {node}".strip() for node, code in found)
+    if case.code is None:
+        return texts, not found
+    allowed = {(victim, code) for code in (case.code, *case.also)}
+    return texts, (victim, case.code) in found and set(found) <= allowed
+
+
+def measure_faults(machine: Machine, layout: Layout, clean: int, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Every fault once, then `clean` probes without one.
+
+    Raises:
+        InputError: the lab has fewer than four nodes, or this machine cannot limit CPU time.
+        CommandError: a command failed.
+    """
+    if len(layout.names) < NODES:
+        raise InputError(
+            f"bench probe --faults: the lab has {len(layout.names)} nodes and {NODES} are needed; "
+            f"start one with `hpctrain lab up --nodes {NODES} --replace`"
+        )
+    rows = []
+    wrong: list[tuple[str, ...]] = []
+    for case in (*CASES, *[CLEAN] * clean):
+        topology, seconds = _run_case(machine, layout, layout.names[:NODES], case)
+        found, right = judge(case, layout.names[VICTIM], topology)
+        progress(f"{case.name}: found {', '.join(found) or 'nothing'}")
+        if case.code is not None:
+            rows.append(FaultRow(case.name, case.code, found, right, seconds))
+        elif not right:
+            wrong.append(found)
+    record = machine_and_versions("probe-faults", {"clean": clean, "nodes": NODES})
+    return record | {"rows": [asdict(row) for row in rows], "clean": {"runs": clean, "wrong": wrong}}
+
+
+def _run_case(machine: Machine, layout: Layout, names: Sequence[str], case: Case) -> tuple[Topology, float]:
+    """One probe with the fault in place; the lab is as before afterwards."""
+    victim = names[VICTIM]
+    rate = layout.spec.rate_of(layout.node(victim))
+    slow = f"{rate_bits_per_s(rate or _RATE) / 4 / 1e6:g}mbit"
+    directions: dict[What, tuple[Direction, ...]] = {"rate": ("in", "out"), "direction": ("out",)}
+    namespace = layout.namespace(victim)
+    group: Path | None = None
+    try:
+        if case.what in directions:
+            shape(machine, layout, [victim], slow, directions[case.what])
+        if case.what == "interface":
+            _add_interface(machine, namespace)
+        if case.what == "cpu":
+            group = _cpu_group(machine)
+        return probe_of(machine, layout, names, case.device, _special(machine, layout, victim, case, group))
+    finally:
+        if case.what in directions:
+            shape(machine, layout, [victim], rate)
+        if case.what == "interface":
+            machine.try_run(["ip", "-n", namespace, "link", "del", "eth1"])
+        if group is not None:
+            # The kernel lets go of a group a moment after its last process has ended.
+            machine.wait(lambda: _is_removed(group), 5.0)
+
+
+def _special(machine: Machine, layout: Layout, victim: str, case: Case, group: Path | None) -> Special:
+    if case.what == "interface":
+        return Special(victim, addr=_second_address(machine, layout, victim))
+    if case.what == "hostname":
+        return Special(victim, hosts=_loopback_hosts(machine, victim))
+    if case.what in ("hang", "kill"):
+        number = signal.SIGSTOP if case.what == "hang" else signal.SIGKILL
+        return Special(victim, stop=lambda folder, process: _stop_at_links(machine, folder, process, number))
+    return Special(victim, cpu_group=group)
+
+
+def _is_removed(group: Path) -> bool:
+    try:
+        group.rmdir()
+    except OSError:
+        return not group.exists()
+    return True
+
+
+def _add_interface(machine: Machine, namespace: str) -> None:
+    """A second interface: its address is answered on the first one too, as Linux does."""
+    machine.run(["ip", "-n", namespace, "link", "add", "eth1", "type", "veth", "peer", "name", "eth1-peer"])
+    for name in ("eth1", "eth1-peer"):
+        machine.run(["ip", "-n", namespace, "link", "set", name, "up"])
+
+
+def _cpu_group(machine: Machine) -> Path:
+    """A CPU group of `CPU_SHARE` cores.
+
+    Raises:
+        InputError: this machine cannot limit CPU time.
+    """
+    control = find_cpu_control(machine.mounts.read_text())
+    if control is None:
+        raise InputError("bench probe --faults: this machine mounts no cgroup with a CPU controller")
+    group = control.root / _GROUP
+    group.mkdir(exist_ok=True)
+    quota_us = round(CPU_SHARE * PERIOD_US)
+    if control.version == 1:
+        (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+        (group / "cpu.cfs_quota_us").write_text(str(quota_us))
+    else:
+        (control.root / "cgroup.subtree_control").write_text("+cpu")
+        (group / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
+    return group
+
+
+def _stop_at_links(machine: Machine, folder: Path, process: Process, number: signal.Signals) -> None:
+    """Send the signal once the nodes measure."""
+
+    def measuring() -> bool:
+        try:
+            return json.loads((folder / "progress.json").read_text())["phase"] == "links"
+        except (OSError, ValueError):
+            return False
+
+    if not machine.wait(measuring, PROBE_S, pause_s=0.02):
+        raise CommandError("bench probe: the nodes did not come to measuring")
+    machine.processes.signal(process.pid, number)
+
+
+def _second_address(machine: Machine, layout: Layout, name: str) -> str:
+    """An address out of the lab's network that no node has, on the second interface."""
+    first, _, last = layout.address(name).rpartition(".")
+    taken = {layout.address(other) for other in layout.names}
+    addr = next(free for host in range(254, 1, -1) if (free := f"{first}.{host}") not in taken and str(host) != last)
+    machine.run(["ip", "-n", layout.namespace(name), "addr", "add", f"{addr}/32", "dev", "eth1"])
+    return addr
+
+
+def _loopback_hosts(machine: Machine, name: str) -> str:
+    """/etc/hosts as many installers write it: the host's own name is 127.0.1.1."""
+    lines = [line for line in machine.hosts.read_text().splitlines() if name not in line.split()]
+    return "\n".join([*lines, f"127.0.1.1 {name}", ""])

@@ -1,0 +1,144 @@
+"""`hpctrain bench probe`: the probe's bandwidth beside iperf3's, on links of the lab whose rate is known.
+
+Both measure the same pair of nodes in the same direction with nothing else at work, in turns; the error is between
+their medians.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hpctrain.base.errors import CommandError, InputError
+from hpctrain.bench.probe.lab_probe import probe_of
+from hpctrain.bench.record import make_record
+from hpctrain.lab.faults import shape
+from hpctrain.lab.layout import Layout
+from hpctrain.lab.machine import Machine
+from hpctrain.records.topology.link import LinkFigures
+
+PORT = 5201
+"""iperf3's own; the lab's nodes have network namespaces of their own."""
+CONNECT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured and how often."""
+
+    rates: tuple[str, ...] = ("50mbit", "200mbit", "1gbit")
+    """Rates that the links are shaped to."""
+    repeats: int = 3
+    iperf3_s: int = 4
+    """How long iperf3 sends; it leaves out its first second."""
+
+
+@dataclass(frozen=True)
+class RateRow:
+    """One rate."""
+
+    case: str
+    ours_bytes_per_s: float
+    iperf3_bytes_per_s: float
+    error_pct: float
+    """Of ours against iperf3; below 0, ours is lower."""
+    ours_spread_pct: float
+    """Largest minus smallest of the repeats, as a share of the median."""
+    iperf3_spread_pct: float
+    cpu_contended: int
+    """Repeats in which the probe says that a processor set the pace."""
+
+
+def measure(machine: Machine, layout: Layout, settings: Settings, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Shape the links of the lab's first two nodes to each rate, measure, and give the links back their rates.
+
+    Raises:
+        InputError: iperf3 is not installed, or the lab has one node only.
+        CommandError: a command failed.
+    """
+    if shutil.which("iperf3") is None:
+        raise InputError("bench probe: iperf3 is not on the path; install it (Debian and Ubuntu: iperf3)")
+    if len(layout.names) < 2:
+        raise InputError("bench probe: the lab has one node; start one with `hpctrain lab up --nodes 2 --replace`")
+    pair = (layout.names[0], layout.names[1])
+    rows = []
+    try:
+        for rate in settings.rates:
+            progress(f"{rate}: {pair[0]} to {pair[1]}")
+            shape(machine, layout, pair, rate)
+            rows.append(_row(machine, layout, pair, rate, settings))
+    finally:
+        for name in pair:
+            shape(machine, layout, [name], layout.spec.rate_of(layout.node(name)))
+    return make_record("probe", rows, asdict(settings))
+
+
+def compare_rates(case: str, ours: Sequence[LinkFigures], iperf3: Sequence[float]) -> RateRow:
+    """One row from the repeats.
+
+    Raises:
+        ValueError: one side has no figures.
+    """
+    rates = [figures.isolated_bytes_per_s for figures in ours if figures.isolated_bytes_per_s]
+    if not rates or not iperf3:
+        raise ValueError(f"{case}: nothing was measured")
+    mine, theirs = statistics.median(rates), statistics.median(iperf3)
+    return RateRow(
+        case=case,
+        ours_bytes_per_s=mine,
+        iperf3_bytes_per_s=theirs,
+        error_pct=100 * (mine / theirs - 1),
+        ours_spread_pct=100 * (max(rates) - min(rates)) / mine,
+        iperf3_spread_pct=100 * (max(iperf3) - min(iperf3)) / theirs,
+        cpu_contended=sum(figures.cpu_contended is True for figures in ours),
+    )
+
+
+def _row(machine: Machine, layout: Layout, pair: tuple[str, str], rate: str, settings: Settings) -> RateRow:
+    ours, theirs = [], []
+    for _ in range(settings.repeats):
+        ours.append(probe_of(machine, layout, pair)[0].fabric.links[0].ab)
+        theirs.append(_iperf3(machine, layout, pair, settings.iperf3_s))
+    return compare_rates(rate, ours, theirs)
+
+
+def _iperf3(machine: Machine, layout: Layout, pair: tuple[str, str], seconds: int) -> float:
+    """Bytes each second at iperf3's receiver."""
+    source, target = pair
+    addr = layout.address(target)
+    listen = _inside(layout, target, ["iperf3", "-s", "-1", "-B", addr, "-p", str(PORT)])
+    # What the server says is told to the client as well; stdout belongs to the record.
+    server = machine.runner.start(listen, log=Path(os.devnull))
+    words = ["iperf3", "-c", addr, "-p", str(PORT), "-t", str(seconds), "-O", "1", "-J"]
+    client = _inside(layout, source, words)
+    try:
+        deadline = machine.clock.now() + CONNECT_S
+        while (received := received_bytes_per_s((done := machine.try_run(client)).stdout)) is None:
+            if machine.clock.now() >= deadline:
+                said = " ".join((done.stderr or done.stdout).split())
+                raise CommandError(f"bench probe: iperf3 from {source} to {target} gave no rate: {said}")
+            machine.clock.sleep(0.2)  # its server is not there yet
+        return received
+    finally:
+        if server.poll() is None:
+            server.kill()
+            server.wait()
+
+
+def received_bytes_per_s(text: str) -> float | None:
+    """The receiver's rate in what `iperf3 -J` prints; None where it is not, which is how a failed connection looks:
+    its exit code is 0."""
+    try:
+        return float(json.loads(text)["end"]["sum_received"]["bits_per_second"]) / 8
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _inside(layout: Layout, node: str, argv: Sequence[str]) -> list[str]:
+    return ["ip", "netns", "exec", layout.namespace(node), *argv]

@@ -1,0 +1,92 @@
+"""The probe's own node processes in the namespaces of a lab's nodes, as a job would start them but without Slurm."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.base.errors import CommandError
+from hpctrain.base.process import Process
+from hpctrain.base.program import program
+from hpctrain.lab.daemons import NETNS
+from hpctrain.lab.layout import Layout
+from hpctrain.lab.machine import Machine
+from hpctrain.records.topology.topology import Topology
+
+PROBE_S = 180.0
+"""A probe of a lab that has not ended by then hangs."""
+# $0: host name; $1: a file to lie over /etc/hosts, or nothing; $2: the CPU group to enter, or nothing.
+_ENTER = (
+    'echo "$0" >/proc/sys/kernel/hostname && { [ -z "$1" ] || mount --bind "$1" /etc/hosts; } && '
+    '{ [ -z "$2" ] || echo $$ >"$2"; } && shift 2 && exec "$@"'
+)
+
+
+@dataclass(frozen=True)
+class Special:
+    """A node that is not as the others."""
+
+    node: str
+    addr: str | None = None
+    """Address that it says it is reached at."""
+    hosts: str | None = None
+    """Text of its /etc/hosts."""
+    cpu_group: Path | None = None
+    """It runs in this CPU group."""
+    stop: Callable[[Path, Process], None] | None = None
+    """Given the probe's folder and the node's process once all are started; that node is not waited for."""
+
+
+def probe_of(
+    machine: Machine, layout: Layout, names: Sequence[str], device: str = "none", special: Special | None = None
+) -> tuple[Topology, float]:
+    """The topology that these nodes measure of each other, and how many seconds it took.
+
+    Raises:
+        CommandError: a node's process failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as text:
+        folder = Path(text)
+        processes: dict[str, Process] = {}
+        began = machine.clock.now()
+        try:
+            for name in names:
+                odd = special if special is not None and special.node == name else Special(name)
+                argv = [*program("hpctrain.node"), "probe", "--folder", text, "--device", device]
+                argv += ["--node", name, "--nodes", ",".join(names), "--addr", odd.addr or layout.address(name)]
+                log = folder / f"{name}.log"
+                processes[name] = machine.runner.start([*_enter(layout, odd, folder), *argv], log=log)
+            stopped = special.node if special is not None and special.stop is not None else None
+            if special is not None and special.stop is not None:
+                special.stop(folder, processes[special.node])
+            _wait(folder, {name: process for name, process in processes.items() if name != stopped})
+        finally:
+            for process in processes.values():
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+        return Topology.read(folder / "topology.json"), machine.clock.now() - began
+
+
+def _enter(layout: Layout, odd: Special, folder: Path) -> list[str]:
+    # nsenter, and not `ip netns exec`, which hides the CPU groups (lab/daemons.py).
+    hosts, join = "", ""
+    if odd.hosts is not None:
+        file = folder / "hosts"
+        file.write_text(odd.hosts)
+        hosts = str(file)
+    if odd.cpu_group is not None:
+        join = str(odd.cpu_group / "cgroup.procs")
+    namespace = NETNS / layout.namespace(odd.node)
+    return ["nsenter", f"--net={namespace}", "unshare", "--uts", "--mount", "sh", "-c", _ENTER, odd.node, hosts, join]
+
+
+def _wait(folder: Path, processes: dict[str, Process]) -> None:
+    for name, process in processes.items():
+        if (end := process.wait(PROBE_S)) != 0:
+            log = folder / f"{name}.log"
+            said = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+            how = f"did not end within {PROBE_S:g} s" if end is None else f"ended with {end}"
+            raise CommandError(f"bench probe: {name} {how}; {said[-1] if said else 'nothing said'}")

@@ -1,0 +1,257 @@
+"""The probe at sizes that no test machine has: the real coordinator, rounds and verdict on a simulated fabric.
+
+What is simulated is the network, the clock and what a message costs the coordinator; nothing of the probe itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hpctrain.bench.probe.simulated_fabric import FabricSpec, Faults, SimulatedFabric
+from hpctrain.bench.probe.simulated_transport import Failures, SimulatedClock, SimulatedTransport
+from hpctrain.bench.record import machine_and_versions
+from hpctrain.probe.campaign.contention import oversubscription
+from hpctrain.probe.campaign.measurement_schedule import campaign, tree_of
+from hpctrain.probe.campaign.prior import Prior
+from hpctrain.probe.faults.network_faults import network_faults
+from hpctrain.probe.measure.clusters import pair_f1
+from hpctrain.probe.measure.figures import PairFigures
+from hpctrain.probe.measure.outcome import ContentionRound, Outcome, PairResult
+from hpctrain.probe.measure.rounds import Round
+from hpctrain.probe.measure.settings import Mode, ProbeSettings
+from hpctrain.probe.protocol.coordinator import Coordinator
+from hpctrain.records.topology.link import Latency
+
+SLOW_20, SLOW_10 = 0.8, 0.9
+"""What the two bad nodes of a run keep of their bandwidth."""
+
+
+@dataclass(frozen=True)
+class RuntimeRow:
+    """One whole probe of the links."""
+
+    nodes: int
+    mode: Mode
+    gbit_per_s: float
+    rounds: int
+    wall_s: float
+    """Of the links, on the simulated clock."""
+    overhead_s: float
+    """A round without its transfers and single messages: messages of the coordinator, connections, round trips."""
+    backend_s: float
+    """Of the messages over the training backend."""
+    told: bool = False
+    """Whether the switches were told, by Slurm or an earlier file."""
+
+
+@dataclass(frozen=True)
+class HealthRow:
+    """Seeded probes for health of a fabric with two bad nodes, one 20 % and one 10 % slower than the others."""
+
+    rounds: int
+    noise: float
+    bursts: float
+    runs: int
+    false_positive: float
+    """Share of the good nodes that were called slow."""
+    found_20: float
+    """Share of the runs in which the node that is 20 % slower was called slow."""
+    found_10: float
+
+
+@dataclass(frozen=True)
+class SwitchRow:
+    """What was found of the switches."""
+
+    nodes: int
+    mode: Mode
+    hop_gap: float
+    noise: float
+    oversubscription: float
+    runs: int
+    rounds: int
+    """Median."""
+    f1_min: float
+    """Pair-F1 of the leaves, in the worst run."""
+    ratio_error_max: float
+    """Relative error of the oversubscription ratio, in the worst run."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to simulate."""
+
+    sizes: Sequence[int] = (64, 256, 1000)
+    gbit_per_s: Sequence[float] = (10.0, 25.0)
+    runs: int = 1000
+    nodes: int = 64
+    """Of the fabric whose health is probed."""
+    rounds: Sequence[int] = (2, 5, 9, 15)
+    noise: Sequence[tuple[float, float]] = ((0.03, 0.1), (0.05, 0.1))
+    """(noise, bursts) of the table."""
+    switch_runs: int = 5
+
+
+def simulate(plan: Plan, tell: Callable[[str], None]) -> dict[str, Any]:
+    """All three tables, in the machine form of a bench."""
+    record = machine_and_versions("probe --simulated", asdict(plan))
+    health = [health_row(plan, *cell, tell) for cell in _cells(plan)]
+    switches = list(_switch_rows(plan, tell))
+    runtime = list(_runtime_rows(plan, tell))
+    return {
+        **record,
+        "health": [asdict(row) for row in health],
+        "switches": [asdict(row) for row in switches],
+        "runtime": [asdict(row) for row in runtime],
+    }
+
+
+def simulated_probe(
+    fabric: SimulatedFabric,
+    settings: ProbeSettings,
+    failures: Failures | None = None,
+    switches: bool = False,
+    prior: Prior | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+    clock: SimulatedClock | None = None,
+) -> Outcome:
+    """A whole probe by the real coordinator; its `wall_s` is on the simulated clock.
+
+    Args:
+        switches: Slurm tells the nodes their switches.
+        prior: what an earlier file says of them.
+        clock: the clock that it runs on.
+    """
+    names = node_names(fabric.spec.nodes)
+    clock = clock or SimulatedClock()
+    transport = SimulatedTransport(fabric, names, clock, settings, failures, switches)
+    return Coordinator(transport, names, clock, settings, progress or (lambda *_: None), prior).run()
+
+
+def node_names(count: int) -> list[str]:
+    """n0000, n0001, …"""
+    return [f"n{index:04d}" for index in range(count)]
+
+
+def runtime_row(nodes: int, mode: Mode, gbit_per_s: float, told: bool = False) -> RuntimeRow:
+    """Time of one probe of a healthy fabric with 2:1 oversubscription, and what its rounds cost beside transfers."""
+    spec = FabricSpec(nodes, bytes_per_s=gbit_per_s * 1e9 / 8, oversubscription=(2.0, 1.0))
+    clock, began = SimulatedClock(), dict[str, float]()
+    done = simulated_probe(
+        SimulatedFabric(spec), ProbeSettings(mode=mode, device="cpu"), switches=told, clock=clock,
+        progress=lambda phase, *_: _note(began, phase, clock.time),
+    )  # fmt: skip
+    # The same without anything to send: what is left is overhead.
+    bare = ProbeSettings(mode=mode, device="none", bulk_bytes=1, bulk_bytes_max=1, bulk_s=0.0, ladder_bytes=())
+    empty = simulated_probe(SimulatedFabric(spec), bare, switches=told)
+    return RuntimeRow(
+        nodes, mode, gbit_per_s, done.rounds_done,
+        wall_s=round(began["devices"], 2),
+        overhead_s=round(empty.wall_s / max(1, empty.rounds_done), 4),
+        backend_s=round(clock.time - began["backend"], 2),
+        told=told,
+    )  # fmt: skip
+
+
+def _note(began: dict[str, float], phase: str, now: float) -> None:
+    began.setdefault(phase, now)
+
+
+def health_row(
+    plan: Plan, rounds: int, noise: float, bursts: float, tell: Callable[[str], None] = lambda _: None
+) -> HealthRow:
+    """How often health is told right; each run has another seed, other bad nodes and another schedule."""
+    tell(f"health: {rounds} rounds, noise {noise:.0%}, bursts {bursts:.0%}, {plan.runs} runs")
+    names = node_names(plan.nodes)
+    wrong = slow_20 = slow_10 = 0
+    for seed in range(plan.runs):
+        bad_20, bad_10 = seed % plan.nodes, (seed + 1 + plan.nodes // 2) % plan.nodes
+        shares = {bad_20: SLOW_20, bad_10: SLOW_10}
+        spec = FabricSpec(plan.nodes, per_leaf=16, noise=noise, bursts=bursts)
+        fabric = SimulatedFabric(spec, Faults(sends=shares, receives=shares), seed)
+        settings = ProbeSettings(mode="health", health_rounds=rounds, seed=seed, device="none")
+        outcome = Outcome(list(names))
+        play(outcome, fabric, settings)
+        faults = network_faults(outcome, tree_of(outcome, settings), settings)
+        called = {fault.node for fault in faults if fault.node is not None}
+        slow_20 += names[bad_20] in called
+        slow_10 += names[bad_10] in called
+        wrong += len(called - {names[bad_20], names[bad_10]})
+    good = plan.runs * (plan.nodes - 2)
+    return HealthRow(rounds, noise, bursts, plan.runs, wrong / good, slow_20 / plan.runs, slow_10 / plan.runs)
+
+
+def play(outcome: Outcome, fabric: SimulatedFabric, settings: ProbeSettings) -> None:
+    """The campaign without coordinator and clock, for many runs: the fabric's figures go straight into the outcome."""
+    for step in campaign(outcome, settings):
+        for planned in step:
+            results = _results(outcome.nodes, planned, fabric)
+            outcome.rounds_done += 1
+            if planned.purpose == "contention":
+                outcome.contention.append(ContentionRound(planned.alone, tuple(results)))
+            elif planned.purpose == "retest":
+                outcome.retests += results
+            else:
+                outcome.add(results, settings.bulk_bytes)
+
+
+def switch_row(nodes: int, mode: Mode, ratio: float, runs: int, hop_gap: float = 0.2, noise: float = 0.05) -> SwitchRow:
+    """How well leaves and their oversubscription are found, over seeded runs."""
+    found = []
+    for seed in range(runs):
+        spec = FabricSpec(nodes, per_leaf=16, hop_gap=hop_gap, noise=noise, oversubscription=(ratio, 1.0))
+        fabric = SimulatedFabric(spec, seed=seed)
+        settings = ProbeSettings(mode=mode, seed=seed, device="none")
+        outcome = Outcome(node_names(nodes))
+        play(outcome, fabric, settings)
+        tree = tree_of(outcome, settings)
+        leaves = tree.levels[0] if tree.levels else fabric.leaf * 0 - 1
+        told = oversubscription(tree, outcome.matrix().index, outcome.contention).get(1, 0.0)
+        found.append((outcome.rounds_done, pair_f1(leaves, fabric.leaf), abs(told / ratio - 1)))
+    rounds = sorted(row[0] for row in found)[len(found) // 2]
+    worst, error = min(row[1] for row in found), max(row[2] for row in found)
+    return SwitchRow(nodes, mode, hop_gap, noise, ratio, runs, rounds, round(worst, 4), round(error, 4))
+
+
+def _cells(plan: Plan) -> Iterable[tuple[int, float, float]]:
+    return ((rounds, noise, bursts) for noise, bursts in plan.noise for rounds in plan.rounds)
+
+
+def _switch_rows(plan: Plan, tell: Callable[[str], None]) -> Iterable[SwitchRow]:
+    modes: tuple[tuple[int, Mode], ...] = ((128, "full"), (512, "sampled"))
+    for nodes, mode in modes:
+        for ratio in (1.0, 2.0, 4.0):
+            tell(f"switches: {nodes} nodes, {mode}, {ratio:g}:1, {plan.switch_runs} runs")
+            yield switch_row(nodes, mode, ratio, plan.switch_runs)
+
+
+def _runtime_rows(plan: Plan, tell: Callable[[str], None]) -> Iterable[RuntimeRow]:
+    modes: tuple[tuple[Mode, bool], ...] = (("health", False), ("sampled", False), ("sampled", True), ("full", False))
+    for nodes in plan.sizes:
+        for mode, told in modes:
+            for rate in plan.gbit_per_s if mode == "full" else plan.gbit_per_s[-1:]:
+                start = time.perf_counter()
+                row = runtime_row(nodes, mode, rate, told)
+                took_s = time.perf_counter() - start
+                what = f"{mode}, switches told" if told else mode
+                tell(f"runtime: {nodes} nodes, {what}, {rate:g} Gb/s in {took_s:.1f} s")
+                yield row
+
+
+def _results(names: Sequence[str], planned: Round, fabric: SimulatedFabric) -> list[PairResult]:
+    figures = fabric.measure(planned.pairs)
+    made = []
+    for place, (a, b) in enumerate(planned.pairs):
+        ends = [
+            PairFigures(latency=Latency(min=low, p50=middle, p95=high), bytes_per_s=rate, n=8)
+            for (low, middle, high), rate in zip(
+                figures.latency_s[place].tolist(),
+                (float(figures.back_bytes_per_s[place]), float(figures.there_bytes_per_s[place])),
+                strict=True,
+            )
+        ]
+        made.append(PairResult(names[a], names[b], planned.alone, len(planned.pairs), *ends))
+    return made

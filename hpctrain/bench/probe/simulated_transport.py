@@ -1,0 +1,205 @@
+"""The nodes of a probe on a simulated clock, behind the transport of the real coordinator.
+
+Time passes as it would: the coordinator pays for every message it sends and takes, messages have a latency, a pair
+connects, pings, sends single messages and transfers for as long as the fabric's figures say, and so do the ranks that
+try the training backend. Devices measure themselves in no time. Nodes may die, hang or never come.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hpctrain.base.wire import Message
+from hpctrain.bench.probe.simulated_backend import Ranks
+from hpctrain.bench.probe.simulated_fabric import Floats, Ints, SimulatedFabric
+from hpctrain.probe.measure.settings import ProbeSettings
+from hpctrain.probe.protocol.exchange import BLOCK_BYTES, MIN_RUNGS, PING_BYTES
+from hpctrain.probe.protocol.messages import Answer, Join, read_answer, read_join
+from hpctrain.probe.protocol.transport import Gone
+
+SEND_S = 20e-6
+RECEIVE_S = 20e-6
+"""What the coordinator spends on a message; over 400 sockets, one core of a cloud machine took 5 to 25 and 20 µs."""
+KEEP_S = 25e-6
+"""What it spends more on an answer with figures: reading and checking them took such a core 10 µs, the line through
+its messages 14 µs."""
+CONNECT_TRIPS = 4
+"""Round trips before the first ping: the connection, the hello, the welcome and the peer's waking."""
+
+
+class SimulatedClock:
+    """A clock that moves when somebody waits."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def wall(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+
+@dataclass(frozen=True)
+class Failures:
+    """What happens to nodes while the probe runs, by index; times are simulated seconds."""
+
+    absent: frozenset[int] = frozenset()
+    dies_at: dict[int, float] = field(default_factory=dict)
+    """Its process ends; the system closes its connections."""
+    hangs_at: dict[int, float] = field(default_factory=dict)
+    """It keeps its connections and says nothing more."""
+
+
+class SimulatedTransport:
+    """See probe.transport.Transport."""
+
+    def __init__(
+        self,
+        fabric: SimulatedFabric,
+        names: Sequence[str],
+        clock: SimulatedClock,
+        settings: ProbeSettings,
+        failures: Failures | None = None,
+        switches: bool = False,
+    ) -> None:
+        """
+        Args:
+            switches: the nodes know what Slurm calls the switches above them.
+        """
+        self._fabric = fabric
+        self._names = list(names)
+        self._index = {name: index for index, name in enumerate(names)}
+        self._clock = clock
+        self._settings = settings
+        self._failures = failures or Failures()
+        self._switches = switches
+        self._joining = [index for index in range(len(names)) if index not in self._failures.absent]
+        self._order = itertools.count()
+        self._events: list[tuple[float, int, str, Message | None]] = []
+        self._calls: list[tuple[int, int, int, float]] = []
+        self._told: dict[int, float] = {}
+        self._ranks = Ranks(fabric, names)
+        for node, when in self._failures.dies_at.items():
+            self._at(when, self._names[node], None)
+
+    def admit(self, expected: set[str], deadline: float) -> Join | None:
+        """See Transport."""
+        if not self._joining:
+            self._clock.time = deadline
+            return None
+        self._clock.time += RECEIVE_S
+        index = self._joining.pop(0)
+        above = f"core.pod{self._fabric.pod[index]}.leaf{self._fabric.leaf[index]}.{self._names[index]}"
+        place = {"addr": f"10.0.{index // 256}.{index % 256}", "port": 5000, "iface": "eth0", "host": None}
+        told = {"switches": above} if self._switches else {}
+        return read_join({"kind": "join", "node": self._names[index], **place, **told})
+
+    def send(self, node: str, message: Message) -> None:
+        """See Transport."""
+        self._clock.time += SEND_S
+        index = self._index[node]
+        arrival = self._clock.time + self._fabric.spec.latency_s
+        if message["kind"] != "pair":
+            for when, name, answer in self._ranks.told(node, message, arrival):
+                if not self._gone(self._index[name], when):
+                    self._at(when + self._fabric.spec.latency_s, name, answer)
+            return
+        self._told[index] = arrival
+        if message["caller"]:
+            self._calls.append((message["round"], index, self._index[message["peer"]], arrival))
+
+    def receive(self, seconds: float) -> Iterator[tuple[str, Answer | Gone]]:
+        """See Transport."""
+        self._measure()
+        limit = self._clock.time + seconds
+        if not self._events or self._events[0][0] > limit:
+            self._clock.time = limit
+            return
+        self._clock.time = max(self._clock.time, self._events[0][0])
+        while self._events and self._events[0][0] <= self._clock.time:
+            _, _, name, message = heapq.heappop(self._events)
+            self._clock.time += RECEIVE_S + (KEEP_S if message and "figures" in message else 0.0)
+            yield name, Gone() if message is None else read_answer(message)
+
+    def close(self) -> None:
+        """See Transport."""
+
+    def _at(self, when: float, name: str, message: Message | None) -> None:
+        heapq.heappush(self._events, (when, next(self._order), name, message))
+
+    def _measure(self) -> None:
+        """Play the round that was told, and put its answers into the future."""
+        calls, self._calls = self._calls, []
+        if not calls:
+            return
+        pairs = [(a, b) for _, a, b, _ in calls]
+        figures = self._fabric.measure(pairs)
+        trip = figures.latency_s[:, :, 1].mean(axis=1) * 2
+        pings = 2 * (self._settings.pings + self._settings.ping_warm_up) + CONNECT_TRIPS
+        there, back = figures.there_bytes_per_s, figures.back_bytes_per_s
+        up, rungs_up = self._ladder_s(trip, there)
+        down, rungs_down = self._ladder_s(trip, back)
+        busy = pings * trip + up + down + self._transfer_s(there) + self._transfer_s(back)
+        for place, (number, a, b, arrival) in enumerate(calls):
+            begin = max(arrival, self._told[b])
+            end = begin + float(busy[place])
+            latency = figures.latency_s[place]
+            to_b, to_a = float(there[place]), float(back[place])
+            self._answer(number, a, b, begin, end, latency[0], to_a, self._rungs(latency[0], to_b, rungs_up[place]))
+            self._answer(number, b, a, begin, end, latency[1], to_b, self._rungs(latency[1], to_a, rungs_down[place]))
+
+    def _ladder_s(self, trip: Floats, rate: Floats) -> tuple[Floats, Ints]:
+        """How long the single messages of one end take, and to how many sizes it gets: what `probe.exchange.climb`
+        does."""
+        settings = self._settings
+        spent, rungs = np.zeros(len(trip)), np.zeros(len(trip), dtype=np.int_)
+        for size in settings.ladder_bytes:
+            each = trip + size / rate
+            going = spent < settings.ladder_limit_s
+            in_time = np.ceil((settings.ladder_limit_s - spent) / each)
+            count = np.minimum(settings.ladder_times, np.maximum(MIN_RUNGS, in_time + 1))
+            spent = np.where(going, spent + count * each, spent)
+            rungs += going
+        return spent, rungs
+
+    def _rungs(self, latency: Floats, rate: float, count: int) -> list[tuple[int, float]]:
+        return [(size, float(latency[1]) + size / rate) for size in self._settings.ladder_bytes[:count]]
+
+    def _transfer_s(self, rate: Floats) -> Floats:
+        """How long one direction sends: what `probe.exchange.pour` does."""
+        settings = self._settings
+        enough = np.maximum(settings.bulk_bytes / rate, settings.bulk_s)
+        least = 8 * BLOCK_BYTES / rate
+        limited: Floats = np.minimum(np.minimum(enough, settings.bulk_bytes_max / rate), settings.bulk_limit_s)
+        return np.maximum(limited, least) + PING_BYTES / rate
+
+    def _answer(
+        self, number: int, me: int, peer: int, begin: float, end: float, latency: Floats, rate: float,
+        ladder: list[tuple[int, float]],
+    ) -> None:  # fmt: skip
+        """The answer of one end; late and without figures when the other end is no more, none when this one is not."""
+        answer: Message = {"kind": "pair", "round": number}
+        if self._gone(me, end):
+            return
+        if self._gone(peer, end):
+            died = peer in self._failures.dies_at and self._failures.dies_at[peer] <= end
+            end = max(begin, self._failures.dies_at[peer]) if died else begin + self._settings.slot_deadline_s
+            answer["error"] = "the peer closed the connection" if died else "the peer stopped sending"
+        else:
+            low, middle, high = (float(value) for value in latency)
+            figures = {"latency": {"min": low, "p50": middle, "p95": high}, "bytes_per_s": rate, "n": 8}
+            answer["figures"] = figures | {"ladder": ladder}
+        self._at(end + self._fabric.spec.latency_s, self._names[me], answer)
+
+    def _gone(self, node: int, when: float) -> bool:
+        never = float("inf")
+        return min(self._failures.dies_at.get(node, never), self._failures.hangs_at.get(node, never)) <= when

@@ -1,0 +1,1 @@
+"""Time lost to a killed worker, and the time of a checkpoint."""

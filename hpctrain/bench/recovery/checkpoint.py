@@ -1,0 +1,168 @@
+"""`hpctrain bench checkpoint`: what a save costs the training, beside other ways to save the same state.
+
+Each round saves the state of a real trainer in four ways, in an order that turns from round to round: ours beside the
+training, ours with the writer waited for, torch's `dcp.save` and torch's `dcp.async_save`. A stall is the time until
+the training may go on. Then come steps with no writer at work, and as many while ours writes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from hpctrain.bench.comparison import Row, Sample, compare
+from hpctrain.bench.ranks import NoOrders, leave, open_trainer, run_ranks
+from hpctrain.bench.record import make_record
+from hpctrain.bench.scene import BYTES_VOCABULARY, make_corpus, make_plan, make_run
+from hpctrain.checkpoint.state import collect
+from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.plan.plan import Plan
+from hpctrain.worker.build import Trainer
+from hpctrain.worker.loop import Loop, manifest_of
+
+OURS, SYNCHRONOUS, TORCH_SAVE, TORCH_ASYNC = "ours", "ours, waited for", "torch dcp.save", "torch dcp.async_save"
+SPEC = ModelSpec(layers=10, dim=384, heads=6, vocab=BYTES_VOCABULARY)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How often and on what: weights and moments of the model are 220 MB."""
+
+    rounds: int = 10
+    rows: int = 2
+    seq_len: int = 64
+    spec: ModelSpec = SPEC
+
+
+def measure(settings: Settings, progress: Callable[[str], None]) -> dict[str, Any]:
+    """One process and its writer.
+
+    Raises:
+        HpctrainError: the process failed, or a save did.
+    """
+    progress("stalls and steps")
+    plan = make_plan(1, 1, settings.spec.layers, settings.rows, 1)
+    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
+        folder = Path(name)
+        make_corpus(folder / "corpus")
+        make_run(folder / "run", folder / "corpus", settings.spec, settings.rows, settings.seq_len)
+        rows, facts = run_ranks(_saves, 1, folder / "run", plan, settings)
+    told = asdict(settings) | {"spec": settings.spec.model_dump(exclude_none=True)} | facts
+    return make_record("checkpoint", rows, told)
+
+
+def _saves(rank: int, world: int, folder: Path, plan: Plan, settings: Settings) -> tuple[list[Row], dict[str, Any]]:
+    trainer = open_trainer(folder, plan, rank, dist.FileStore(str(folder / "meeting"), world))
+    loop = Loop(trainer, NoOrders())  # type: ignore[arg-type]
+    ways = Ways(trainer, folder)
+    loop.one_step()
+    first = ways.stall(OURS)
+    stalls: list[dict[str, Sample]] = []
+    steps: list[tuple[Sample, Sample]] = []
+    names = [OURS, SYNCHRONOUS, TORCH_SAVE, TORCH_ASYNC]
+    for number in range(settings.rounds):
+        names = names[1:] + names[:1]
+        stalls.append({name: ways.stall(name) for name in names})
+        steps.append(_steps_beside_writer(loop, ways, first=number % 2 == 0))
+    leave()
+    rows = [
+        compare(f"stall, {other}", other, [(found[OURS], found[other]) for found in stalls])
+        for other in (SYNCHRONOUS, TORCH_SAVE, TORCH_ASYNC)
+    ]
+    rows.append(compare("step while writing", "a step with no writer", steps))
+    return rows, {"state_bytes": ways.state_bytes(), "first_stall_s": first.wall_s}
+
+
+class Ways:
+    """The same state saved in several ways, each into a folder of its own, which is emptied before."""
+
+    def __init__(self, trainer: Trainer, folder: Path) -> None:
+        self._trainer = trainer
+        self._folder = folder
+        self._group = dist.new_group(backend="gloo")
+
+    def stall(self, way: str) -> Sample:
+        """What the training waits for; a writer in the background has ended when this returns."""
+        tensors = self._tensors()
+        target = self._folder / "torch"
+        shutil.rmtree(target, ignore_errors=True)
+        start, cpu_start = time.perf_counter(), time.process_time()
+        wait = self._start(way, tensors, target)
+        taken = Sample(time.perf_counter() - start, time.process_time() - cpu_start)
+        wait()
+        return taken
+
+    def save(self) -> None:
+        """Ours, left to go on beside what follows."""
+        self._trainer.saver.save(self._tensors(), manifest_of(self._trainer))
+
+    def writing(self) -> bool:
+        """Whether ours is still at work."""
+        return self._trainer.saver.busy()
+
+    def state_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors().values())
+
+    def finish(self) -> None:
+        saved = self._trainer.saver.finished(wait=True)
+        assert saved is None or saved.error is None, saved
+
+    def _start(self, way: str, tensors: dict[str, Tensor], target: Path) -> Callable[[], object]:
+        """Save that way as far as the training has to wait; what to call for the rest."""
+        if way == TORCH_SAVE:
+            dcp.save(tensors, storage_writer=dcp.FileSystemWriter(target), process_group=self._group)
+            return lambda: None
+        if way == TORCH_ASYNC:
+            writer = dcp.FileSystemWriter(target)
+            saving = dcp.async_save(tensors, storage_writer=writer, process_group=self._group)
+            assert isinstance(saving, Future), "torch answers otherwise only when asked for its own stager"
+            return saving.result
+        self._trainer.saver.save(tensors, manifest_of(self._trainer))
+        if way == SYNCHRONOUS:
+            self.finish()
+        return self.finish
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return collect(self._trainer.pipeline.parameters(), self._trainer.optimizer)
+
+
+def _steps_beside_writer(loop: Loop, ways: Ways, first: bool) -> tuple[Sample, Sample]:
+    """Median steps (while ours writes, with no writer), in either order."""
+    if first:
+        beside = _while_writing(loop, ways)
+        return beside, _median([_step(loop) for _ in range(3)])
+    alone = _median([_step(loop) for _ in range(3)])
+    return _while_writing(loop, ways), alone
+
+
+def _while_writing(loop: Loop, ways: Ways) -> Sample:
+    ways.save()
+    samples = [_step(loop)]
+    while ways.writing():
+        samples.append(_step(loop))
+    ways.finish()
+    # The last one had the writer beside it for a part of it only.
+    return _median(samples[:-1] or samples)
+
+
+def _step(loop: Loop) -> Sample:
+    start, cpu_start = time.perf_counter(), time.process_time()
+    loop.one_step()
+    return Sample(time.perf_counter() - start, time.process_time() - cpu_start)
+
+
+def _median(samples: list[Sample]) -> Sample:
+    return Sample(
+        statistics.median(sample.wall_s for sample in samples), statistics.median(sample.cpu_s for sample in samples)
+    )

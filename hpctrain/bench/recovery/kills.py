@@ -1,0 +1,207 @@
+"""`hpctrain bench checkpoint --kills N`: N times SIGKILL at a random moment of a real training loop that always saves.
+
+Two pipeline ranks save after every step. One of them, or both, is killed at a random moment, the rest soon after, as
+agents do it. Then the run folder is looked at as the next generation does: what was published verifies, is not older
+than what was there before, and loads. Every rank notes a hash of its state before each save; the state that the next
+life loads has the hash that was noted for its step, and training on from it gives the same hashes again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import select
+import signal
+import socket
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hpctrain.base.errors import HpctrainError
+from hpctrain.bench.ranks import NoOrders, run_ranks
+from hpctrain.bench.record import make_record
+from hpctrain.bench.scene import BYTES_VOCABULARY, make_corpus, make_plan, make_run
+from hpctrain.checkpoint import published
+from hpctrain.checkpoint.state import collect
+from hpctrain.records.history.manifest import Manifest
+from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.run.run import Checkpoint
+from hpctrain.worker.build import StartOrder, Trainer, build
+from hpctrain.worker.loop import Loop
+
+WORLD = 2
+SPEC = ModelSpec(layers=4, dim=128, heads=4, vocab=BYTES_VOCABULARY)
+PATIENCE_S = 60.0
+OLDER_ONE = 0.25
+"""Share of lives that start from the older of the two checkpoints kept, so that a step is published twice."""
+
+
+@dataclass
+class Found:
+    """What was there after the kills."""
+
+    kills: int = 0
+    while_writing: int = 0
+    """Kills that left an unfinished checkpoint behind."""
+    lost: int = 0
+    """After these, nothing could be loaded although something could before."""
+    older: int = 0
+    """After these, the newest checkpoint was older than the one before."""
+    corrupt: list[str] = field(default_factory=list)
+    """Published checkpoints that did not verify, and why."""
+    last_step: int = 0
+    seconds: float = 0.0
+
+
+def measure_kills(count: int, progress: Callable[[str], None], seed: int = 0) -> dict[str, Any]:
+    """Kill `count` times.
+
+    Raises:
+        HpctrainError: a checkpoint that verified did not load, or what it loaded was not what was saved.
+    """
+    progress(f"{count} kills")
+    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
+        folder = Path(name)
+        make_corpus(folder / "corpus")
+        plan = make_plan(WORLD, 1, SPEC.layers, 2, 4)
+        checkpoint = Checkpoint(every=1, keep=2)
+        make_run(folder / "run", folder / "corpus", SPEC, plan.rows, 32, checkpoint=checkpoint, seed=seed)
+        plan.write(folder / "run" / "plan.json")
+        found = run_ranks(_all_lives, 1, folder / "run", count, seed)
+    settings = {"seed": seed, "spec": SPEC.model_dump(exclude_none=True)}
+    return make_record("checkpoint", [], settings) | {"kills": asdict(found)}
+
+
+def _all_lives(rank: int, world: int, folder: Path, count: int, seed: int) -> Found:
+    """In a process that has imported everything and never computed anything: its forks are workers at once."""
+    chance, found, start = random.Random(seed), Found(), time.perf_counter()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    checkpoints, newest = folder / "checkpoints", 0
+    for life in range(count):
+        _one_life(folder, life, _restore(checkpoints, chance), chance)
+        found.kills += 1
+        found.while_writing += any(checkpoints.glob(".step-*.tmp"))
+        published.discard_unfinished(checkpoints)
+        best, skipped = published.newest(checkpoints)
+        found.corrupt += [f"{item.path.name}: {item.reason}" for item in skipped]
+        found.lost += best is None and newest > 0
+        step = best.manifest.step if best is not None else 0
+        found.older += step < newest
+        newest = found.last_step = max(newest, step)
+    found.seconds = time.perf_counter() - start
+    return found
+
+
+def _restore(checkpoints: Path, chance: random.Random) -> str | None:
+    paths = published.listed(checkpoints)
+    if not paths:
+        return None
+    chosen = paths[-2] if len(paths) > 1 and chance.random() < OLDER_ONE else paths[-1]
+    return f"checkpoints/{chosen.name}"
+
+
+def _one_life(folder: Path, life: int, restore: str | None, chance: random.Random) -> None:
+    """Start the ranks, wait for a few steps, kill at a random moment after them."""
+    server = socket.create_server(("127.0.0.1", 0))
+    news, told = os.pipe()
+    workers = []
+    for rank in range(WORLD):
+        pid = os.fork()
+        if pid == 0:
+            os.close(news)
+            _work(folder, life, rank, restore, server, told)
+        workers.append(pid)
+    server.close()
+    os.close(told)
+    try:
+        _await_steps(news, chance.randint(1, 3), folder)
+        time.sleep(chance.uniform(0.0, 0.15))
+        for pid in chance.choice((workers, workers[:1], workers[1:])):
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(chance.uniform(0.0, 0.03))
+    finally:
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        os.close(news)
+
+
+def _await_steps(news: int, count: int, folder: Path) -> None:
+    seen = 0
+    while seen < count:
+        ready, _, _ = select.select([news], [], [], PATIENCE_S)
+        text = os.read(news, 100) if ready else b""
+        seen += text.count(b".")
+        if not text or b"!" in text:
+            said = [path.read_text() for path in sorted(folder.glob("error-*.txt"))]
+            raise HpctrainError("a worker failed before it was killed:\n" + ("\n".join(said) or "it said nothing"))
+
+
+def _work(folder: Path, life: int, rank: int, restore: str | None, server: socket.socket, told: int) -> NoReturn:
+    """A forked worker's whole life: it ends by being killed."""
+    try:
+        # What torch says of a peer that was killed is no news here.
+        os.dup2(os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), 2)
+        port, descriptor = server.getsockname()[1], server.detach()
+        order = StartOrder(
+            folder, "plan.json", rank, life, "127.0.0.1", port, descriptor if rank == 0 else None, restore, "bench"
+        )
+        trainer = build(order)
+        notes = Notes(folder / f"hashes-{rank}", trainer)
+        if trainer.step:
+            notes.compare(trainer.step)
+        notes.before_each_save()
+        loop = Loop(trainer, NoOrders())  # type: ignore[arg-type]
+        while True:
+            loop.one_step()
+            if rank == 0:
+                os.write(told, b".")
+    except BaseException:  # whatever it is, it must not go on as a second parent
+        # A rank whose peer was killed ends here too; the parent looks only at what came before the kill.
+        (folder / f"error-{rank}.txt").write_text(traceback.format_exc())
+        os.write(told, b"!")
+        os._exit(1)
+
+
+class Notes:
+    """Hashes of a rank's state by step, in a file that outlives it."""
+
+    def __init__(self, path: Path, trainer: Trainer) -> None:
+        self._path = path
+        self._trainer = trainer
+
+    def before_each_save(self) -> None:
+        """Note the hash of what is saved from now on."""
+        save = self._trainer.saver.save
+
+        def noted(tensors: dict[str, Any], manifest: Manifest) -> None:
+            self.compare(manifest.step)
+            save(tensors, manifest)
+
+        self._trainer.saver.save = noted  # type: ignore[method-assign]
+
+    def compare(self, step: int) -> None:
+        """Note the hash of the state now.
+
+        Raises:
+            HpctrainError: another one was noted for this step before.
+        """
+        known = dict(line.split() for line in self._path.read_text().splitlines()) if self._path.exists() else {}
+        now = self._hash()
+        if known.get(str(step), now) != now:
+            raise HpctrainError(f"the state of step {step} is not the one that was saved")
+        with self._path.open("a") as file:
+            file.write(f"{step} {now}\n")
+
+    def _hash(self) -> str:
+        digest = hashlib.sha256()
+        state = collect(self._trainer.pipeline.parameters(), self._trainer.optimizer)
+        for name in sorted(state):
+            digest.update(name.encode())
+            digest.update(state[name].contiguous().numpy().data)
+        return digest.hexdigest()

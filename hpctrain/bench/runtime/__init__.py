@@ -1,0 +1,1 @@
+"""Training speed beside torch's own parallel wrappers."""

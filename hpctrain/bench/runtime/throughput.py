@@ -1,0 +1,117 @@
+"""`hpctrain bench runtime`: what the training runtime costs over the same work written by hand in torch.
+
+one_process  a step of the worker's loop against a bare training loop
+dp2          two replicas against torch's DistributedDataParallel, the same batch a rank
+pp2          two stages under 1F1B against the schedule's ideal: the same table, with the stage times of the same step,
+             simulated without any cost for messages or for the executor
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpctrain.bench.comparison import Row, Sample, compare
+from hpctrain.bench.ranks import NoOrders, leave, open_trainer, run_ranks, timed
+from hpctrain.bench.record import make_record
+from hpctrain.bench.runtime.baseline import PlainLoop
+from hpctrain.bench.scene import BYTES_VOCABULARY, make_corpus, make_plan, make_run
+from hpctrain.planner.simulate.engine import Pace, simulate
+from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.plan.plan import Plan
+from hpctrain.schedule.resolve import schedule_of
+from hpctrain.worker.build import Trainer
+from hpctrain.worker.loop import Loop
+
+Pairs = list[tuple[Sample, Sample]]
+SPEC = ModelSpec(layers=6, dim=256, heads=4, vocab=BYTES_VOCABULARY)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long and on what."""
+
+    pairs: int = 30
+    block_steps: int = 3
+    """Steps that one side makes before it is the other's turn."""
+    warm_steps: int = 5
+    rows: int = 8
+    """Sequences of a process in a step."""
+    seq_len: int = 128
+    spec: ModelSpec = SPEC
+
+
+def measure(cases: tuple[str, ...], settings: Settings, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Measure these of CASES, one after the other.
+
+    Raises:
+        HpctrainError: a process of the bench failed.
+    """
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as name:
+        folder = Path(name)
+        make_corpus(folder / "corpus")
+        for case in cases:
+            progress(case)
+            world, plan, body = CASES[case]
+            made = plan(settings)
+            make_run(folder / case, folder / "corpus", settings.spec, made.rows, settings.seq_len)
+            rows.append(run_ranks(body, world, case, folder / case, made, settings))
+    return make_record("runtime", rows, asdict(settings) | {"spec": settings.spec.model_dump(exclude_none=True)})
+
+
+def against_plain(rank: int, world: int, case: str, folder: Path, plan: Plan, settings: Settings) -> Row:
+    """Blocks of steps in turns: the worker's loop, the plain loop, and the other way round next time."""
+    trainer, loop = _open(rank, world, folder, plan)
+    plain = PlainLoop(trainer, distributed=world > 1)
+    sides: tuple[Callable[[], object], ...] = (loop.one_step, plain.step)
+    for side in sides:
+        timed(side, settings.warm_steps)
+    pairs: Pairs = []
+    for number in range(settings.pairs):
+        order = (0, 1) if number % 2 == 0 else (1, 0)
+        samples = {side: timed(sides[side], settings.block_steps) for side in order}
+        pairs.append((samples[0], samples[1]))
+    leave()
+    return compare(case, "torch DDP" if world > 1 else "a plain torch loop", pairs)
+
+
+def against_ideal(rank: int, world: int, case: str, folder: Path, plan: Plan, settings: Settings) -> Row:
+    """The schedule's time in each step against its ideal with that step's own stage times."""
+    trainer, loop = _open(rank, world, folder, plan)
+    schedule, _ = schedule_of(plan, 0)
+    pairs: Pairs = []
+    for number in range(settings.warm_steps + settings.pairs * settings.block_steps):
+        # The pipeline's first rank starts last, because it writes the metrics, and its backward pass is the last.
+        job = loop.one_step()
+        took_s = torch.tensor([trainer.pipeline.step_s if trainer.coordinate.pp == 0 else 0.0], dtype=torch.float64)
+        dist.all_reduce(took_s)
+        count, nothing = plan.replicas[0].micro_batches, (0.0,) * (len(plan.stages) - 1)
+        forward, backward = (
+            tuple(time_s / count for time_s in times) for times in (job.stage_forward_s, job.stage_backward_s)
+        )
+        pace = Pace(forward, backward, nothing, nothing)
+        ideal_s = simulate(schedule, pace).makespan
+        if number >= settings.warm_steps:
+            pairs.append((Sample(float(took_s), 0.0), Sample(ideal_s, 0.0)))
+    leave()
+    return compare(case, "the ideal of its schedule", pairs, cpu=False)
+
+
+def _open(rank: int, world: int, folder: Path, plan: Plan) -> tuple[Trainer, Loop]:
+    trainer = open_trainer(folder, plan, rank, dist.FileStore(str(folder / "meeting"), world))
+    return trainer, Loop(trainer, NoOrders())  # type: ignore[arg-type]
+
+
+CASES: dict[str, tuple[int, Callable[[Settings], Plan], Callable[..., Row]]] = {
+    "one_process": (1, lambda s: make_plan(1, 1, s.spec.layers, s.rows, 1), against_plain),
+    "dp2": (2, lambda s: make_plan(1, 2, s.spec.layers, s.rows, 1), against_plain),
+    "pp2": (2, lambda s: make_plan(2, 1, s.spec.layers, s.rows // 4, 8), against_ideal),
+}
+"""Case -> processes, its plan, what each process does."""

@@ -1,0 +1,221 @@
+"""Checkpoints as a reader sees them: found, verified, pruned. No torch here: agents choose what workers load.
+
+torch's checkpoint format unpickles its metadata, so nothing of a checkpoint is opened before the owner, the mode and
+the hash of every file are what this user's run wrote.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.base.atomic import storage_errors, sync_folder, write_text
+from hpctrain.base.errors import CheckpointError, FileError, InputError, Superseded, UntrustedError
+from hpctrain.base.owned import OwnedFolder
+from hpctrain.records.history.generation import Fence
+from hpctrain.records.history.manifest import FileEntry, Manifest
+
+MANIFEST = "manifest.json"
+LATEST = "latest"
+_CHUNK = 2**20
+
+
+@dataclass(frozen=True)
+class Published:
+    """A checkpoint that may be loaded."""
+
+    path: Path
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A checkpoint that may not, and why."""
+
+    path: Path
+    reason: str
+
+
+def folder_name(step: int) -> str:
+    """Name of the checkpoint of a step: 'step-00000100'."""
+    return f"step-{step:08d}"
+
+
+def newest(checkpoints: Path, model_sha256: str | None = None) -> tuple[Published | None, list[Skipped]]:
+    """The newest checkpoint that verifies, and those passed over on the way to it.
+
+    Args:
+        checkpoints: the run's checkpoints folder; one that is not there has none.
+        model_sha256: when given, a checkpoint of another model is passed over too.
+    """
+    skipped: list[Skipped] = []
+    for path in reversed(listed(checkpoints)):
+        try:
+            manifest = verify(path)
+            if model_sha256 is not None and manifest.model_sha256 != model_sha256:
+                raise CheckpointError("it is of another model")
+        except CheckpointError as error:
+            skipped.append(Skipped(path, str(error)))
+        else:
+            return Published(path, manifest), skipped
+    return None, skipped
+
+
+def listed(checkpoints: Path) -> list[Path]:
+    """Published checkpoint folders, oldest first; unfinished ones have other names."""
+    return sorted(path for path in checkpoints.glob("step-*") if path.is_dir())
+
+
+def verify(path: Path, hashes: bool = True) -> Manifest:
+    """Check owner, mode, sizes and hashes of every file.
+
+    Args:
+        hashes: False for a reader of what was verified whole moments ago: reading every byte again on each rank would
+            take as long as loading.
+
+    Raises:
+        CheckpointError: says which file and what is wrong with it.
+    """
+    try:
+        with OwnedFolder(path) as folder:
+            return _verify_files(folder, hashes)
+    except UntrustedError as error:
+        raise CheckpointError(f"{Path(error.path).name} {error.reason}") from None
+    except OSError as error:
+        raise CheckpointError(f"{Path(error.filename or path).name} cannot be read ({error.strerror})") from None
+
+
+def describe_file(path: Path) -> FileEntry:
+    """Size and hash of a file, for the manifest."""
+    with path.open("rb") as file:
+        return FileEntry(name=path.name, size_bytes=path.stat().st_size, sha256=_sha256(file.fileno()))
+
+
+def publish(temporary: Path, manifest: Manifest, fence: Fence) -> Path:
+    """Give a finished checkpoint its name. After return it is durable and `latest` names it.
+
+    A generation that begins takes away what the one before has not published (`discard_unfinished`), so a writer that
+    slept since it asked the fence finds nothing to rename.
+
+    Raises:
+        StorageError: the disk is full or read-only; the checkpoints published before are unchanged.
+        Superseded: the writer's generation is over, or the same step was published by a later one.
+    """
+    checkpoints = temporary.parent
+    final = checkpoints / folder_name(manifest.step)
+    manifest.write(temporary / MANIFEST)
+    fence.check()
+    _check_not_newer(final, manifest.generation)
+    with storage_errors(final):
+        if final.exists():
+            # An older generation's checkpoint of the same step: this one replaces it.
+            aside = checkpoints / f".replaced-{final.name}"
+            shutil.rmtree(aside, ignore_errors=True)
+            final.rename(aside)
+            temporary.rename(final)
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            temporary.rename(final)
+        sync_folder(checkpoints)
+    fence.check()
+    write_text(checkpoints / LATEST, final.name + "\n")
+    return final
+
+
+def _check_not_newer(final: Path, generation: int) -> None:
+    try:
+        known = Manifest.read(final / MANIFEST, owned=True).generation
+    except InputError:
+        return
+    if known > generation:
+        raise Superseded(f"{final.name} was written by generation {known}; that of generation {generation} is too late")
+
+
+def prune(checkpoints: Path, keep: int, current: Path) -> None:
+    """Remove all but `keep` checkpoints: `current`, which was just published, and those before it.
+
+    A checkpoint of a later step is of an earlier life of the run that this one did not start from; it goes too.
+    """
+    before = [path for path in listed(checkpoints) if path.name < current.name]
+    kept = {current, *before[max(0, len(before) - (keep - 1)) :]}
+    for path in listed(checkpoints):
+        if path not in kept:
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """Take a checkpoint's name away before its files: a writer killed on the way leaves nothing that looks whole."""
+    going = path.with_name(f".removed-{path.name}")
+    shutil.rmtree(going, ignore_errors=True)
+    with contextlib.suppress(OSError):  # a folder that cannot be renamed goes file by file
+        path.rename(going)
+    shutil.rmtree(going, ignore_errors=True)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def put_aside(path: Path) -> str | None:
+    """Rename a checkpoint that cannot be used, for a person to look at; its new name, or None where it has to stay."""
+    aside = path.with_name(f"skipped-{path.name}")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+    except OSError:
+        return None
+    return aside.name
+
+
+def discard_unfinished(checkpoints: Path) -> None:
+    """Remove what killed writers left behind; call it only while no worker runs."""
+    for path in (*checkpoints.glob(".step-*.tmp"), *checkpoints.glob(".removed-*")):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in checkpoints.glob(".replaced-*"):
+        final = checkpoints / path.name.removeprefix(".replaced-")
+        if final.exists():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.rename(final)
+
+
+def _verify_files(folder: OwnedFolder, hashes: bool) -> Manifest:
+    try:
+        manifest = Manifest.from_json(json.loads(folder.read(MANIFEST)))
+    except FileNotFoundError:
+        raise CheckpointError(f"{MANIFEST} is missing") from None
+    except (FileError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"its manifest cannot be read ({error})") from None
+    known = {entry.name for entry in manifest.files} | {MANIFEST}
+    strangers = sorted(set(folder.names()) - known)
+    if strangers:
+        raise CheckpointError(f"it holds {strangers[0]}, which its manifest does not name")
+    for entry in manifest.files:
+        _verify_file(folder, entry, hashes)
+    return manifest
+
+
+def _verify_file(folder: OwnedFolder, entry: FileEntry, hashes: bool) -> None:
+    try:
+        descriptor = folder.open(entry.name)
+    except FileNotFoundError:
+        raise CheckpointError(f"{entry.name} is missing") from None
+    try:
+        size = os.fstat(descriptor).st_size
+        if size != entry.size_bytes:
+            raise CheckpointError(f"{entry.name} has {size} bytes, {entry.size_bytes} were written")
+        if hashes and _sha256(descriptor) != entry.sha256:
+            raise CheckpointError(f"{entry.name} is not what was written (its hash differs)")
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(descriptor: int) -> str:
+    digest = hashlib.sha256()
+    # One buffer for the whole file: fresh memory for each piece would cost more than hashing it.
+    buffer = memoryview(bytearray(_CHUNK))
+    while count := os.readv(descriptor, [buffer]):
+        digest.update(buffer[:count])
+    return digest.hexdigest()

@@ -1,0 +1,241 @@
+"""Saving beside the training and loading into any plan, with torch.distributed.checkpoint (DCP) for the shards.
+
+Save: a copy of the tensors is taken between two steps, into memory that is kept; a thread writes it through a process
+group of its own, hashes what this rank wrote, and rank 0 publishes the folder when every rank is done.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from hpctrain.base.atomic import storage_errors
+from hpctrain.base.errors import CheckpointError, StorageError, Superseded
+from hpctrain.base.room import check_room
+from hpctrain.checkpoint import published
+from hpctrain.checkpoint.staging import StagingBuffers
+from hpctrain.records.history.generation import Fence
+from hpctrain.records.history.manifest import FileEntry, Manifest
+
+SURPLUS_BYTES = 1 << 14
+"""What the format adds for each rank's file and, a sixteenth of it, for each tensor: headers, padding, metadata."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint save that ended."""
+
+    step: int
+    seconds: float
+    """From the copy to the published folder."""
+    size_bytes: int = 0
+    error: str | None = None
+    """Why nothing was published; the checkpoints before are as they were."""
+
+
+class CheckpointSaver:
+    """Writes one checkpoint at a time in the background. Made by every rank; `save` is called by all of them."""
+
+    def __init__(self, checkpoints: Path, group: dist.ProcessGroup, keep: int, fence: Fence) -> None:
+        self._checkpoints = checkpoints
+        self._group = group
+        self._keep = keep
+        self._fence = fence
+        self._staging = StagingBuffers()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._warming: Future[None] | None = None
+        self._pending: Future[Saved] | None = None
+        self._size_bytes: int | None = None
+
+    def prepare(self, tensors: dict[str, Tensor]) -> None:
+        """Take the memory for copies of these tensors beside the first steps, so that the first save need not."""
+        self._staging.reserve(tensors)
+        device = next(iter(tensors.values())).device
+        self._warming = self._thread.submit(self._staging.warm, device)
+
+    def save(self, tensors: dict[str, Tensor], manifest: Manifest) -> None:
+        """Copy the tensors and start writing; after return they may change. Waits for a save still under way.
+
+        Args:
+            manifest: everything but `files`.
+        """
+        self.finished(wait=True)
+        start = time.perf_counter()
+        if self._warming is not None:
+            self._warming.result()
+        copy = self._staging.copy(tensors)
+        self._pending = self._thread.submit(self._write, copy, manifest, start)
+
+    def busy(self) -> bool:
+        """Whether a save is under way."""
+        return self._pending is not None and not self._pending.done()
+
+    def finished(self, wait: bool = False) -> Saved | None:
+        """The save that ended since the last call, if one did; with `wait`, the one under way."""
+        if self._pending is None or not (wait or self._pending.done()):
+            return None
+        pending, self._pending = self._pending, None
+        return pending.result()
+
+    def close(self) -> None:
+        """Wait for the writer thread to end."""
+        self._thread.shutdown(wait=True)
+
+    def _write(self, tensors: dict[str, Tensor], manifest: Manifest, start: float) -> Saved:
+        temporary = self._checkpoints / f".{published.folder_name(manifest.step)}.gen-{manifest.generation}.tmp"
+        try:
+            self._check_room(tensors, manifest.step)
+            files = self._write_shards(tensors, temporary)
+            self._on_rank0(lambda: self._publish(temporary, manifest, files))
+        except StorageError as error:
+            if dist.get_rank(self._group) == 0:
+                shutil.rmtree(temporary, ignore_errors=True)
+            return Saved(manifest.step, time.perf_counter() - start, error=str(error))
+        size = self._size_bytes = sum(entry.size_bytes for entry in files)
+        return Saved(manifest.step, time.perf_counter() - start, size)
+
+    def _check_room(self, tensors: dict[str, Tensor], step: int) -> None:
+        """A checkpoint that cannot fit is not begun, so that it costs the training nothing and leaves no room less."""
+        if self._size_bytes is None:
+            self._size_bytes = self._expected_bytes(tensors)
+        size_bytes, ranks = self._size_bytes, dist.get_world_size(self._group)
+
+        def look() -> None:
+            with storage_errors(self._checkpoints):
+                self._checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_room(self._checkpoints, size_bytes, f"a checkpoint of step {step}", files=ranks)
+
+        self._on_rank0(look)
+
+    def _expected_bytes(self, tensors: dict[str, Tensor]) -> int:
+        """Bytes of the whole state, each tensor counted once, however many ranks hold it or a part of it."""
+        mine = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
+        everyone: list[dict[str, int]] = [{} for _ in range(dist.get_world_size(self._group))]
+        dist.all_gather_object(everyone, mine, group=self._group)
+        whole = {name: size for sizes in everyone for name, size in sizes.items()}
+        return sum(whole.values()) + SURPLUS_BYTES * len(everyone) + SURPLUS_BYTES * len(whole) // 16
+
+    def _write_shards(self, tensors: dict[str, Tensor], temporary: Path) -> list[FileEntry]:
+        self._on_rank0(lambda: _make_folder(temporary))
+        writer = dcp.FileSystemWriter(temporary, single_file_per_rank=True, sync_files=True)
+        try:
+            dcp.save(tensors, storage_writer=writer, process_group=self._group)
+        except dcp.api.CheckpointException as error:
+            raise StorageError(_reason(error, temporary)) from error
+        return self._describe(temporary)
+
+    def _describe(self, temporary: Path) -> list[FileEntry]:
+        """Hash the files this rank wrote; the list of all of them is known to every rank after return."""
+        rank = dist.get_rank(self._group)
+        mine = [f"__{rank}_"] + ([".metadata"] if rank == 0 else [])
+        entries = [
+            published.describe_file(path).model_dump()
+            for path in sorted(temporary.iterdir())
+            if path.name.startswith(tuple(mine))
+        ]
+        everyone: list[list[dict[str, object]]] = [[] for _ in range(dist.get_world_size(self._group))]
+        dist.all_gather_object(everyone, entries, group=self._group)
+        return [FileEntry.model_validate(entry) for entries in everyone for entry in entries]
+
+    def _publish(self, temporary: Path, manifest: Manifest, files: list[FileEntry]) -> None:
+        final = published.publish(temporary, manifest.model_copy(update={"files": files}), self._fence)
+        self._fence.check()
+        published.prune(self._checkpoints, self._keep, final)
+
+    def _on_rank0(self, act: Callable[[], object]) -> None:
+        """Run `act` on rank 0; that it cannot or may not write is a StorageError on every rank, so that all of them
+        give up together."""
+        message: list[str | None] = [None]
+        if dist.get_rank(self._group) == 0:
+            try:
+                act()
+            except (StorageError, Superseded) as error:
+                message = [str(error)]
+        source = dist.get_global_rank(self._group, 0)
+        dist.broadcast_object_list(message, src=source, group=self._group)
+        if message[0] is not None:
+            raise StorageError(message[0])
+
+
+def load(tensors: dict[str, Tensor], path: Path, group: dist.ProcessGroup) -> None:
+    """Fill the tensors in place from a verified checkpoint. Collective; each rank reads only what it needs.
+
+    Raises:
+        CheckpointError: a tensor is missing or cannot be read.
+    """
+    try:
+        dcp.load(tensors, storage_reader=dcp.FileSystemReader(path), process_group=group)
+    except dcp.api.CheckpointException as error:
+        # Not an Exception in torch: nobody who catches those would see it.
+        failure = next(iter(error.failures.values()), None)
+        cause = failure[0] if isinstance(failure, tuple) else failure
+        lines = str(cause).strip().splitlines()
+        raise CheckpointError(f"{path}: cannot load: {lines[-1] if lines else error}") from None
+
+
+def load_own(prefix: str, path: Path, group: dist.ProcessGroup) -> dict[str, Tensor]:
+    """The tensors of a verified checkpoint whose names begin so, by the rest of their names. Collective; the prefixes
+    of the ranks may differ.
+
+    Raises:
+        CheckpointError: one of them cannot be read.
+    """
+    known = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    tensors = {
+        name: torch.empty(found.size, dtype=found.properties.dtype)
+        for name, found in known.items()
+        if name.startswith(prefix) and isinstance(found, TensorStorageMetadata)
+    }
+    load(tensors, path, group)
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(mode=0o700, parents=True)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot make the folder: {error.strerror}") from error
+
+
+def _reason(error: dcp.api.CheckpointException, path: Path) -> str:
+    """One line out of DCP's report: what the file system says, else the first rank's own error."""
+    refusal = _refusal(path)
+    if refusal is not None:
+        return f"{path}: cannot write: {refusal}"
+    for rank, failure in sorted(error.failures.items()):
+        # failures: rank -> (exception, traceback summary)
+        cause = failure[0] if isinstance(failure, tuple) else failure
+        text = str(cause).strip().splitlines()
+        return f"{path}: rank {rank} cannot write: {text[-1] if text else type(cause).__name__}"
+    return f"{path}: cannot write"
+
+
+def _refusal(folder: Path) -> str | None:
+    """Why the file system refuses another megabyte, or None when it takes it.
+
+    torch's writer reports a full disk as a wrong file position, without the system's own error.
+    """
+    probe = folder / ".room"
+    try:
+        with storage_errors(probe), probe.open("wb") as file:
+            file.write(bytes(2**20))
+            file.flush()
+            os.fsync(file.fileno())
+    except StorageError as error:
+        cause = error.__cause__
+        return str(cause.strerror) if isinstance(cause, OSError) else str(error)
+    finally:
+        probe.unlink(missing_ok=True)
+    return None

@@ -1,0 +1,257 @@
+"""`hpctrain bench compression`: its three tables."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from hpctrain.base.errors import InputError
+from hpctrain.base.units import format_seconds, format_si
+from hpctrain.cli.views.console import Console
+
+Say = Callable[[str], None]
+ROWS_FILE, TRAININGS_FILE, PAGE_FILE = "steps.jsonl", "trainings.jsonl", "convergence.html"
+ALONE = "none"
+"""Without communication every worker trains a model of its own; that says nothing about compression."""
+
+
+def steps(
+    lab: Path | None, nodes: Sequence[int], rates: Sequence[str], methods: Sequence[str], count: int,
+    together: int | None, preset: str | None, activations: bool, output: Path | None, people: Console, say: Say,
+) -> dict[str, Any]:  # fmt: skip
+    """Measure steps of each method, on a lab that is brought up for it or on this machine; print the table.
+
+    Args:
+        activations: not ways of summing gradients but pipelines over the nodes.
+    """
+    from hpctrain.base.process import SystemRunner
+    from hpctrain.bench.compression.methods import METHODS
+    from hpctrain.bench.compression.pipelines import PIPELINE_SPEC, PIPELINES
+    from hpctrain.bench.compression.places import lab_place, local_place, measure
+    from hpctrain.bench.compression.row_store import RowStore
+    from hpctrain.bench.compression.scene import BENCH_SPEC, Settings, as_json
+    from hpctrain.lab.spec import read_lab_spec
+
+    usual = Settings(spec=PIPELINE_SPEC, rows=2, seq_len=128) if activations else Settings(spec=BENCH_SPEC)
+    settings = replace(usual, steps=count, spec=usual.spec if preset is None else _spec(preset))
+    table: dict[str, Any] = PIPELINES if activations else METHODS
+    chosen = _known(methods, table) or list(table)
+    path = output / ROWS_FILE if output else None
+    if lab is None:
+        store = RowStore(path, as_json(settings))
+        places = [local_place(number) for number in nodes or (4,)]
+        record = measure(SystemRunner(), places, chosen, settings, store, say, together)
+    else:
+        spec = read_lab_spec(lab)
+        have = len(spec.nodes)
+        usual_sizes = (2, 4) if activations else (4, 8)
+        sizes = list(nodes) or [number for number in usual_sizes if number <= have] or [have]
+        if max(sizes) > have:
+            raise InputError(f"--nodes {max(sizes)}: {lab} has {have}; give at most that many")
+        store = RowStore(path, as_json(settings))
+        with _lab(spec, say) as (machine, layout):
+            # One at a time: a place shapes its links when it is entered.
+            opened = (lab_place(machine, layout, number, rate) for number in sizes for rate in rates)
+            record = measure(machine.runner, opened, chosen, settings, store, say, together)
+    people.print(_steps_table(record["rows"]))
+    return record
+
+
+def convergence(
+    rates: Sequence[str], methods: Sequence[str], seeds: int, count: int, preset: str | None, output: Path | None,
+    people: Console, say: Say,
+) -> dict[str, Any]:  # fmt: skip
+    """Train with each method and seed, print the table, and write the page of curves beside the rows."""
+    import tempfile
+
+    from hpctrain.bench.compression.convergence import REFERENCE, Settings, train_all
+    from hpctrain.bench.compression.convergence_page import write_page
+    from hpctrain.bench.compression.convergence_summary import summarise
+    from hpctrain.bench.compression.methods import AUTO, METHODS
+    from hpctrain.bench.record import machine_and_versions
+    from hpctrain.lab.spec import rate_bits_per_s
+
+    settings = Settings(steps=count) if preset is None else Settings(steps=count, spec=_spec(preset))
+    # What auto comes to is decided by a link, and these have none: time is simulated.
+    there = {name: method for name, method in METHODS.items() if name != AUTO}
+    chosen = _known(methods, there) or [name for name in there if name != ALONE]
+    bits = [rate_bits_per_s(rate) for rate in rates]
+    with tempfile.TemporaryDirectory(prefix="hpctrain-bench-") as temporary:
+        path = (output or Path(temporary)) / TRAININGS_FILE
+        rows = train_all(chosen, range(1, seeds + 1), settings, path, say)
+    summaries = summarise(rows, REFERENCE, bits)
+    for table in _convergence_tables(summaries, dict(zip(bits, rates, strict=True)), REFERENCE):
+        people.print(table)
+    if output is not None:
+        write_page(output / PAGE_FILE, rows, bits)
+        people.print(f"curves: {output / PAGE_FILE}", soft_wrap=True)
+    return machine_and_versions("compression-convergence", settings.as_json()) | {
+        "rows": rows,
+        "summary": [_plain(summary) for summary in summaries],
+    }
+
+
+def pieces(device: str, people: Console) -> dict[str, Any]:
+    """Measure the pieces of a sparse message, print the table.
+
+    Args:
+        device: auto, cpu or cuda.
+    """
+    from hpctrain.bench.record import make_record
+    from hpctrain.worker.measure.measure import device_kind
+
+    if device_kind(device) == "cuda":
+        from hpctrain.bench.compression import gpu_pieces
+
+        name, measured = gpu_pieces.measure_on_gpu()
+        people.print(_gpu_pieces_table(name, measured, gpu_pieces.NUMBERS))
+        return make_record("compression-pieces", measured, {"numbers": gpu_pieces.NUMBERS, "device": name})
+    from hpctrain.bench.compression.pieces import NUMBERS, measure_pieces
+
+    rows = measure_pieces()
+    table = Table(
+        "density", "piece", "CPU ns/number", "least to most", "chosen", "bytes/number",
+        title=f"Pieces of a sparse message of {format_si(NUMBERS, 'numbers')}, one thread", title_justify="left",
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(
+            f"{row.density:g}", row.piece, f"{row.cpu_ns_per_number:.2f}", f"{row.low_ns:.2f} to {row.high_ns:.2f}",
+            f"{row.chosen:.4f}", "" if row.bytes_per_number is None else f"{row.bytes_per_number:.4f}",
+        )  # fmt: skip
+    people.print(table)
+    return make_record("compression-pieces", rows, {"numbers": NUMBERS, "device": "cpu"})
+
+
+def check_rates(rates: Sequence[str]) -> None:
+    """Refuse what is no rate before anything is built."""
+    from hpctrain.lab.spec import rate_bits_per_s
+
+    for rate in rates:
+        try:
+            rate_bits_per_s(rate)
+        except ValueError as error:
+            raise click.BadParameter(f"found {rate!r}; {error}", param_hint="--rate") from None
+
+
+@contextlib.contextmanager
+def _lab(spec: Any, say: Say) -> Iterator[tuple[Any, Any]]:
+    """A lab of that spec while the bench runs."""
+    from hpctrain.lab.down import clear
+    from hpctrain.lab.layout import Layout, state_folder
+    from hpctrain.lab.machine import one_at_a_time, this_machine
+    from hpctrain.lab.requirements import require_programs, require_root
+    from hpctrain.lab.up import bring_up
+
+    machine = this_machine()
+    layout = Layout(state_folder(os.environ), spec)
+    require_root(machine, "up")
+    with one_at_a_time():
+        require_programs(layout.slurm)
+        bring_up(machine, layout, False, tell=say)
+        try:
+            yield machine, layout
+        finally:
+            clear(machine, layout.folder)
+
+
+def _spec(preset: str) -> Any:
+    from hpctrain.bench.scene import BYTES_VOCABULARY
+    from hpctrain.records.model.decoder_spec import ModelSpec
+    from hpctrain.records.model.presets import PRESETS
+
+    decoders = {name: spec for name, spec in PRESETS.items() if isinstance(spec, ModelSpec)}
+    if preset not in decoders:
+        raise click.BadParameter(f"found {preset!r}; there are: {', '.join(decoders)}", param_hint="--preset")
+    return decoders[preset].model_copy(update={"vocab": BYTES_VOCABULARY})
+
+
+def _known(methods: Sequence[str], table: dict[str, Any]) -> list[str]:
+    for name in methods:
+        if name not in table:
+            raise click.BadParameter(f"found {name!r}; there are: {', '.join(table)}", param_hint="--method")
+    return list(dict.fromkeys(methods))
+
+
+def _steps_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table(
+        "link", "nodes", "method", "step", "quartiles", "mean", "CPU", "own core", "bytes/param", "counted", "loss",
+        title="A step of each method; CPU and bytes are means, for each node", title_justify="left",
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(
+            row["link"], str(row["nodes"]), f"{row['method']} ({row['choice']})" if "choice" in row else row["method"],
+            format_seconds(row["step_time_s"]),
+            f"{format_seconds(row['step_time_low_s'])} to {format_seconds(row['step_time_high_s'])}",
+            format_seconds(row["step_time_mean_s"]), format_seconds(row["cpu_s"]),
+            format_seconds(row["own_core_s"]) if "own_core_s" in row else "",
+            f"{row['bytes_per_parameter']:.3f}",
+            f"{row['counted_bytes_per_parameter']:.3f}" if "counted_bytes_per_parameter" in row else "",
+            f"{row['loss']:.4f}" if "loss" in row else "not finite",
+        )  # fmt: skip
+    return table
+
+
+def _gpu_pieces_table(name: str, rows: Sequence[Any], numbers: int) -> Table:
+    table = Table(
+        "density", "piece", "time", "least to most", "chosen", "of the gradient", "of a copy",
+        title=f"Choosing from {format_si(numbers, 'numbers')} on {name}", title_justify="left",
+        caption="of the gradient: its bytes once, by the time; of a copy: the copy's time by this one",
+        caption_justify="left",
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(
+            f"{row.density:g}", row.piece, format_seconds(row.time_s),
+            f"{format_seconds(row.low_s)} to {format_seconds(row.high_s)}", f"{row.chosen:.4f}",
+            format_si(row.bytes_per_s, "B/s"), f"{row.share_of_copy:.0%}",
+        )  # fmt: skip
+    return table
+
+
+def _convergence_tables(summaries: Sequence[Any], names: dict[float, str], reference: str) -> Iterator[Table]:
+    table = Table(
+        "method", "loss", f"gap to {reference}, %", "seeds", "diverged", "bytes a step", "CPU a step",
+        title="At equal steps: means over the seeds, 95 % interval", title_justify="left",
+    )  # fmt: skip
+    for summary in summaries:
+        table.add_row(
+            summary.method, _band(summary.loss, "{:.4f}"), _band(summary.gap_pct, "{:+.2f}"),
+            str(summary.loss.seeds if summary.loss else 0), str(summary.diverged),
+            "" if summary.sent_bytes is None else format_si(summary.sent_bytes, "B"), format_seconds(summary.cpu_s),
+        )  # fmt: skip
+    yield table
+    for rate, name in names.items():
+        table = Table(
+            "method", "step", f"gap to {reference}, %", f"time to 1 % above {reference}'s last loss",
+            title=f"At equal time on links of {name}: when the fastest method has made its steps", title_justify="left",
+        )  # fmt: skip
+        for summary in summaries:
+            if rate in summary.at_rate:
+                found = summary.at_rate[rate]
+                target = "not reached" if found.target_s is None else format_seconds(found.target_s)
+                table.add_row(summary.method, format_seconds(found.step_s), _band(found.gap_pct, "{:+.2f}"), target)
+        yield table
+
+
+def _band(band: Any, form: str) -> str:
+    if band is None:
+        return ""
+    text = form.format(band.mean)
+    return text if band.half_width is None else f"{text} ± {band.half_width:.2g}"
+
+
+def _plain(summary: Any) -> dict[str, Any]:
+    """A summary as JSON: rates become text, what is absent is left out."""
+    value = asdict(summary)
+    value["at_rate"] = {f"{rate:g}": _known_values(found) for rate, found in value["at_rate"].items()}
+    return _known_values(value)
+
+
+def _known_values(value: dict[str, Any]) -> dict[str, Any]:
+    return {key: found for key, found in value.items() if found is not None}

@@ -1,0 +1,103 @@
+"""`hpctrain bench probe`: what is measured and its tables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.table import Table
+
+from hpctrain.base.units import format_si
+from hpctrain.cli.views.console import Console
+
+if TYPE_CHECKING:
+    from hpctrain.lab.layout import Layout
+    from hpctrain.lab.machine import Machine
+
+Say = Callable[[str], None]
+
+
+def beside_iperf3(rates: tuple[str, ...], repeats: int, people: Console, say: Say) -> dict[str, Any]:
+    """Measure on the lab that is up, print the table, return the record."""
+    from hpctrain.bench.probe.lab import Settings, measure
+    from hpctrain.lab.machine import one_at_a_time
+    from hpctrain.lab.spec import rate_bits_per_s
+
+    for rate in rates:
+        try:
+            rate_bits_per_s(rate)
+        except ValueError as error:
+            raise click.BadParameter(f"found {rate!r}; {error}", param_hint="--rate") from None
+    machine, layout = _lab()
+    with one_at_a_time():
+        record = measure(machine, layout, Settings(rates=rates, repeats=repeats), say)
+    table = Table("rate", "ours", "iperf3", "error", "spread, ours and iperf3", "repeats bound by a processor")
+    for row in record["rows"]:
+        table.add_row(
+            row["case"], format_si(row["ours_bytes_per_s"], "B/s"), format_si(row["iperf3_bytes_per_s"], "B/s"),
+            f"{row['error_pct']:+.1f} %", f"{row['ours_spread_pct']:.1f} %, {row['iperf3_spread_pct']:.1f} %",
+            f"{row['cpu_contended']} of {repeats}",
+        )  # fmt: skip
+    people.print(table)
+    return record
+
+
+def simulated_tables(runs: int, sizes: Sequence[int], people: Console, say: Say) -> dict[str, Any]:
+    """Simulate, print the three tables, return the record."""
+    from hpctrain.bench.probe.simulated import Plan, simulate
+
+    record = simulate(Plan(runs=runs, sizes=sizes or Plan.sizes), say)
+    for name in ("health", "switches", "runtime"):
+        rows = record[name]
+        table = Table(*rows[0], title=name, title_justify="left")
+        for row in rows:
+            table.add_row(*(f"{value:.5g}" if isinstance(value, float) else str(value) for value in row.values()))
+        people.print(table)
+    return record
+
+
+def fault_tables(clean: int, people: Console, say: Say) -> dict[str, Any]:
+    """Inject faults into the lab that is up, print what the probe said, return the record."""
+    from hpctrain.bench.probe.faults import measure_faults
+    from hpctrain.lab.machine import one_at_a_time
+
+    machine, layout = _lab()
+    with one_at_a_time():
+        record = measure_faults(machine, layout, clean, say)
+    table = Table("fault", "expected", "found", "right", "time")
+    for row in record["rows"]:
+        found, right = ", ".join(row["found"]) or "nothing", "yes" if row["right"] else "no"
+        table.add_row(row["case"], row["expected"], found, right, f"{row['seconds']:.1f} s")
+    people.print(table)
+    runs, wrong = record["clean"]["runs"], record["clean"]["wrong"]
+    people.print(f"{len(wrong)} of {runs} clean probes named a fault{': ' if wrong else ''}{wrong or ''}", markup=False)
+    return record
+
+
+def time_table(people: Console, say: Say) -> dict[str, Any]:
+    """Time whole probes of the lab that is up, print the table, return the record."""
+    from hpctrain.bench.probe.times import measure_times
+    from hpctrain.lab.machine import one_at_a_time
+
+    machine, layout = _lab()
+    with one_at_a_time():
+        record = measure_times(machine, layout, say)
+    table = Table("probe", "time", "pairs measured", "said")
+    for row in record["rows"]:
+        said = ", ".join(row["codes"]) or "nothing"
+        table.add_row(row["case"], f"{row['seconds']:.1f} s", f"{row['complete']} of {row['pairs']}", said)
+    people.print(table)
+    return record
+
+
+def _lab() -> tuple[Machine, Layout]:
+    """The lab that is up, for somebody who may change it."""
+    from hpctrain.lab.layout import load_layout, state_folder
+    from hpctrain.lab.machine import this_machine
+    from hpctrain.lab.requirements import require_root
+
+    machine = this_machine()
+    require_root(machine, "shape")
+    return machine, load_layout(state_folder(os.environ))

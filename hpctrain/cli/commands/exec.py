@@ -1,0 +1,113 @@
+"""`hpctrain exec RUN [NODE] -- CMD…`: a command beside a run, on one of its nodes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from hpctrain.base.errors import InputError, Refused
+from hpctrain.base.process import SystemRunner
+from hpctrain.cli.views.watched import status_of
+from hpctrain.launch.entering import entering, step_options
+from hpctrain.launch.step import (
+    choose_node,
+    local_step_environment,
+    nodes_of_attempt,
+    step_command,
+    step_environment,
+    what_to_do,
+)
+from hpctrain.records.run.run import Run, run_of
+from hpctrain.report.status import Status
+from hpctrain.runs.folder import RunFolder, lock_holder
+from hpctrain.runs.locate import find_run, job_id
+from hpctrain.runs.trust import check_trusted
+from hpctrain.slurm.commands import Slurm
+
+COMMAND = "hpctrain.exec.command"
+
+
+class Separated(click.Command):
+    """A command whose words behind `--` are not its own, options and further `--` included."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own, behind = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
+        ctx.meta[COMMAND] = behind
+        return super().parse_args(ctx, own)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "-- CMD..."]
+
+
+@click.command("exec", cls=Separated)
+@click.argument("run")
+@click.argument("node", required=False)
+@click.option("--dry-run", is_flag=True, help="Print the command that would run, and run nothing.")
+@click.pass_context
+def command(ctx: click.Context, run: str, node: str | None, dry_run: bool) -> None:
+    """Run a command inside a running job, on one of its nodes.
+
+    \b
+    hpctrain exec first -- nvidia-smi
+    hpctrain exec first node7 -- bash
+    hpctrain exec first -- sh -c 'py-spy dump --pid $(pgrep ^rank | head -1)'
+
+    RUN is a run folder, a run's name or a job's id; NODE one of the job's nodes, by default the first of the attempt
+    that still takes part. The command shares the node with the training, gets a terminal where there is one, and its
+    exit code comes back. It starts with cluster.setup, the run's copy of your code on PYTHONPATH, and
+    HPCTRAIN_RUN_FOLDER and HPCTRAIN_ATTEMPT. Beside a local run it simply runs here.
+    """
+    words = ctx.meta[COMMAND]
+    if not words:
+        raise InputError("no command: write it behind `--`, as in `hpctrain exec RUN -- nvidia-smi`")
+    folder = find_run(run, os.environ, Path.cwd()).resolve()
+    check_trusted(folder)
+    spec = run_of(folder)
+    status = status_of(folder)
+    find = _in_job if spec.cluster.kind == "slurm" else _here
+    argv, env = find(folder, spec, status, node, words)
+    if dry_run:
+        click.echo(shlex.join(argv))
+        return
+    SystemRunner().become(argv, env)
+
+
+def _in_job(
+    folder: Path, run: Run, status: Status, node: str | None, words: list[str]
+) -> tuple[list[str], dict[str, str]]:
+    """The command as a step of the run's job."""
+    attempts = RunFolder(folder).attempts()
+    job = job_id(folder)
+    info = Slurm(SystemRunner()).job(job) if job is not None else None
+    if job is None or info is None or info.state.value != "RUNNING":
+        raise _not_running(folder, status)
+    chosen = choose_node(node, nodes_of_attempt(attempts), status.nodes, info.nodes)
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    inside = entering(run, folder, words, with_code=True)
+    argv = step_command(job, chosen, run.cluster.setup, inside, terminal, step_options(run, folder))
+    return argv, step_environment(folder, status.attempt, os.environ)
+
+
+def _here(
+    folder: Path, run: Run, status: Status, node: str | None, words: list[str]
+) -> tuple[list[str], dict[str, str]]:
+    """The command on this machine, which all virtual nodes are."""
+    holder = lock_holder(folder)
+    if holder is None:
+        raise _not_running(folder, status)
+    if not holder.is_here:
+        raise Refused(f"{folder.name}: {holder} holds it; use `hpctrain exec {folder.name}` on that machine")
+    nodes = nodes_of_attempt(RunFolder(folder).attempts())
+    if nodes:
+        choose_node(node, nodes, status.nodes, nodes)
+    return entering(run, folder, words, with_code=True), local_step_environment(
+        folder, status.attempt, max(1, len(nodes)), os.environ
+    )
+
+
+def _not_running(folder: Path, status: Status) -> Refused:
+    return Refused(f"{folder.name}: it is {status.state} ({status.reason}); {what_to_do(status.state, folder.name)}")

@@ -1,0 +1,247 @@
+"""`hpctrain plan`: from a run file and a topology to a plan, with its reasons."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import cast, get_args
+
+import click
+
+from hpctrain.base.errors import FileError, InputError, Refused
+from hpctrain.base.process import SystemRunner
+from hpctrain.base.units import format_count, format_seconds
+from hpctrain.cli.options.factors import Finite, node_names, numbers_by_name
+from hpctrain.cli.options.only_nodes import only_nodes
+from hpctrain.cli.options.stale import warn_if_stale
+from hpctrain.cli.views.console import Console
+from hpctrain.cli.views.explained import explanation
+from hpctrain.cli.views.recover import recover_option
+from hpctrain.launch.own_model import with_sizes
+from hpctrain.launch.staleness import MAX_AGE_DAYS
+from hpctrain.planner import Solver, make_plan
+from hpctrain.planner.cost.workload import USABLE
+from hpctrain.planner.explain import neighbours_on_request
+from hpctrain.planner.layout.from_plan import scene_of
+from hpctrain.planner.replan.run_profile import learned_profile
+from hpctrain.planner.search.objective import Goal, Goodness, Objective
+from hpctrain.records.format.node_set import folded
+from hpctrain.records.model.imported_spec import Spec
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.plan.profile import Profile
+from hpctrain.records.run.run import read_run, run_of
+from hpctrain.records.topology.topology import Topology
+from hpctrain.runs.locate import find_run
+
+WIDTH = 120
+"""Columns of the explanation where it does not go to a terminal."""
+
+
+@click.command("plan")
+@click.argument("run_file", metavar="RUN.YAML", type=click.Path(path_type=Path))
+@click.option(
+    "-t",
+    "--topology",
+    "topology_file",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Topology file, as `hpctrain probe` writes it.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("plan.json"),
+    show_default=True,
+    help="File to write.",
+)
+@click.option(
+    "--solver",
+    type=click.Choice(["auto", "exact", "paper"]),
+    default="auto",
+    show_default=True,
+    help="auto: the fastest by the cost model; exact: compares every plan on up to 8 devices; "
+    "paper: the paper's equations (1) and (7).",
+)
+@click.option(
+    "--previous",
+    type=click.Path(path_type=Path),
+    help="Plan that this one replaces: state stays where it is as far as it can, and the plan lists what moves.",
+)
+@click.option(
+    "--profile",
+    "profiled",
+    metavar="RUN",
+    help="Run whose steps correct the constants: a run folder, a run's name or a job id; 50 steps of a plan or more.",
+)
+@click.option(
+    "--objective",
+    "goal",
+    type=click.Choice(get_args(Goal)),
+    default="time",
+    show_default=True,
+    help="What is smallest: a step's time; robust: its p95 with late messages and a slow node; energy: joules a token; "
+    "cost: price of a token.",
+)
+@click.option(
+    "--power",
+    multiple=True,
+    metavar="TYPE=WATTS",
+    help="Power of such a device at work, for --objective energy.",
+)
+@click.option(
+    "--price", "prices", multiple=True, metavar="TYPE=PRICE", help="Price of such a device for an hour, for cost."
+)
+@click.option(
+    "--max-memory",
+    type=Finite(0, 100, min_open=True),
+    metavar="PERCENT",
+    help="Largest part of a device's memory that is planned for.  [default: 90]",
+)
+@click.option("--forbid", metavar="NODES", help="Plan without these nodes: n[3,7].")
+@click.option(
+    "--min-goodput",
+    type=Finite(0, 1, min_open=True, max_open=True),
+    metavar="SHARE",
+    help="Least share of the time that is training that lasts (0.95), when nodes fail by --node-mtbf.",
+)
+@click.option(
+    "--node-mtbf",
+    type=Finite(0, min_open=True),
+    metavar="HOURS",
+    help="Mean time between failures of one node, for --min-goodput.",
+)
+@recover_option(", for --min-goodput")
+@click.option("--nodes", metavar="NODES", help="Plan for these nodes of the topology only: local[0-2].")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
+@click.option(
+    "--max-age",
+    "max_age_days",
+    type=click.FloatRange(0),
+    metavar="DAYS",
+    default=MAX_AGE_DAYS,
+    show_default=True,
+    help="Warn of a topology that is older.",
+)
+@click.option("--force", is_flag=True, help="Write over a plan that was edited.")
+@click.option("--explain", is_flag=True, help="Say what goes where and why, with the plans that lost.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan on stdout.")
+def command(
+    run_file: Path, topology_file: Path, output: Path, solver: Solver, previous: Path | None, profiled: str | None,
+    goal: str, power: tuple[str, ...], prices: tuple[str, ...], max_memory: float | None, forbid: str | None,
+    min_goodput: float | None, node_mtbf: float | None, recover: float, nodes: str | None, overrides: tuple[str, ...],
+    force: bool, explain: bool, as_json: bool, max_age_days: float,
+) -> None:  # fmt: skip
+    """From RUN.YAML and a topology to a plan: which device computes which blocks of which sequences when.
+
+    The plan is a file to read and to edit: the job obeys it to the letter. It holds the predicted time of a step by
+    term, the memory of each device, a bound that no plan can beat, and why its neighbours lost. A plan that you edited
+    is not written over, unless you say --force.
+
+    \b
+    Exit codes: 0 done, 2 a file is wrong, 4 the model cannot fit, or the topology is of other nodes.
+    """
+    if not force:
+        _refuse_edited(output)
+    run, spec = with_sizes(read_run(run_file, overrides), SystemRunner())
+    topology = Topology.read(topology_file)
+    if nodes is not None:
+        topology = only_nodes(topology, nodes, topology_file)
+    warn_if_stale(topology, max_age_days=max_age_days)
+    if forbid is not None:
+        topology = _without(topology, forbid)
+    objective = _objective(goal, max_memory, prices, power, min_goodput, node_mtbf, recover, run.checkpoint.every)
+    if solver == "paper" and not objective.only_time:
+        raise InputError("--solver paper: it plans for time only; remove --objective and --min-goodput")
+    replaced = Plan.read(previous) if previous is not None else None
+    profile = _profile(profiled, topology) if profiled is not None else None
+    plan = make_plan(run, spec, topology, solver=solver, objective=objective, previous=replaced, profile=profile)
+    plan = plan.stamped()
+    plan.write(output)
+    people = Console(stderr=as_json, highlight=False, markup=False)
+    if not people.is_terminal:
+        people = Console(stderr=as_json, highlight=False, markup=False, width=WIDTH)
+    people.print(_summary(plan, spec), soft_wrap=True)
+    if explain:
+        more = neighbours_on_request(run, spec, topology, plan, objective.usable)
+        scene = scene_of(run, spec, plan, topology)
+        people.print(explanation(plan, topology, scene, objective.usable or USABLE, more))
+    people.print(f"wrote {output}", soft_wrap=True)
+    if as_json:
+        click.echo(json.dumps(plan.to_json(), indent=1))
+
+
+def _refuse_edited(output: Path) -> None:
+    """
+    Raises:
+        InputError: the file is there and holds something else than what this command wrote.
+    """
+    if not output.exists():
+        return
+    try:
+        edited = Plan.read(output).is_edited
+    except FileError:
+        edited = True
+    if edited:
+        raise InputError(
+            f"{output}: found a file that was edited, or that this command did not write; "
+            "choose another with -o, or write over it with --force"
+        )
+
+
+def _profile(name: str, topology: Topology) -> Profile:
+    """What the steps of that run say, if they were made on such devices."""
+    folder = find_run(name, os.environ, Path.cwd())
+    own, spec = with_sizes(run_of(folder), SystemRunner())
+    profile = learned_profile(folder, own, spec)
+    if profile.compute and not profile.compute.keys() & topology.device_types.keys():
+        raise InputError(
+            f"--profile {name}: its steps were made on {', '.join(profile.compute)}, the topology has "
+            f"{', '.join(topology.device_types)}; give a run on such devices"
+        )
+    return profile
+
+
+def _without(topology: Topology, nodes: str) -> Topology:
+    forbidden = set(node_names("--forbid", nodes))
+    known = [node.id for node in topology.nodes]
+    unknown = sorted(forbidden - set(known))
+    if unknown:
+        raise InputError(f"--forbid: found {folded(unknown)}, the topology has {folded(known)}")
+    left = [node for node in known if node not in forbidden]
+    if not left:
+        raise Refused("--forbid: no node of the topology is left; forbid fewer")
+    return topology.only(left)
+
+
+def _objective(
+    goal: str, max_memory: float | None, prices: tuple[str, ...], power: tuple[str, ...], min_goodput: float | None,
+    node_mtbf: float | None, recover: float, every: int,
+) -> Objective:  # fmt: skip
+    if (min_goodput is None) != (node_mtbf is None):
+        raise InputError("--min-goodput and --node-mtbf go together; give both, or none")
+    goodness = None
+    if min_goodput is not None and node_mtbf is not None:
+        goodness = Goodness(min_goodput, node_mtbf * 3600, recover, every)
+    return Objective(
+        goal=cast(Goal, goal),
+        watts=numbers_by_name("--power", power),
+        prices=numbers_by_name("--price", prices),
+        usable=None if max_memory is None else max_memory / 100,
+        goodness=goodness,
+    )
+
+
+def _summary(plan: Plan, spec: Spec) -> str:
+    first = plan.replicas[0]
+    text = (
+        f"{format_count(spec.parameters())} parameters on {plan.world_size} devices of {len(plan.nodes)} nodes: "
+        f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp}, schedule {plan.schedule}, micro-batch {first.micro_batch}"
+    )
+    text = ", ".join([text, *plan.savings])
+    if plan.predicted is not None:
+        text += f"\npredicted step time {format_seconds(plan.predicted.step_time_s['total'])}"
+        if plan.predicted.bound_s is not None:
+            text += f"; none of the plans compared can beat {format_seconds(plan.predicted.bound_s)}"
+    return text

@@ -1,0 +1,135 @@
+"""`hpctrain resubmit RUN`: a new job for a run that ended early."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from hpctrain.base.clock import SystemClock
+from hpctrain.base.errors import InputError, Refused
+from hpctrain.base.process import SystemRunner
+from hpctrain.base.trust import owner_only
+from hpctrain.cli.options.clusters import check_cluster
+from hpctrain.cli.options.own_job import become_job, begin_own_job
+from hpctrain.cli.options.own_job import option as own_job_option
+from hpctrain.cli.options.remembered import remember_run
+from hpctrain.cli.views.watched import status_of
+from hpctrain.jobs.cancel import MARK
+from hpctrain.jobs.dependencies import move_followers, remember_follower, wait_anew, without_wait
+from hpctrain.jobs.in_use import check_no_live_job
+from hpctrain.jobs.successors import known_to_exclude, queue_successors
+from hpctrain.launch.changes import changed_run, settings_written
+from hpctrain.launch.estimate import estimate_start
+from hpctrain.launch.login_node import check_not_queued_here
+from hpctrain.launch.own_job import check_kind
+from hpctrain.launch.queue import check_queue
+from hpctrain.launch.submission import preview, submit_job, submit_local
+from hpctrain.launch.training import fewest_nodes
+from hpctrain.records.run.run import Run, run_of
+from hpctrain.runs.folder import RunFolder
+from hpctrain.runs.locate import find_run, job_id
+from hpctrain.runs.lost_checkpoints import begun_from_seed, lost_words
+from hpctrain.runs.secrets import check_secrets
+from hpctrain.runs.trust import check_trusted
+from hpctrain.slurm.commands import Slurm
+
+
+@click.command()
+@click.argument("run")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE",
+    help="Go on with another value: of steps, cluster, parallel, optimizer, checkpoint, validation, recovery, profile.",
+)  # fmt: skip
+@click.option("--from-seed", is_flag=True, help="Begin again from the seed; checkpoints that are there are put aside.")
+@own_job_option
+@click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout.")
+def command(run: str, overrides: tuple[str, ...], from_seed: bool, own_job: bool, as_json: bool) -> None:
+    """Submit a run again that was cancelled or failed: it goes on in its own folder, from its last checkpoint.
+
+    RUN is a run folder, a run's name or a job's id. With --set it goes on with other settings, as far as its checkpoint
+    allows; the old ones stay in the run folder as run-<n>.yaml. A run that is done goes on with more steps.
+    """
+    click.get_current_context().with_resource(owner_only())
+    folder = find_run(run, os.environ, Path.cwd()).resolve()
+    check_trusted(folder)
+    if own_job:
+        if overrides or from_seed:
+            words = "a job that comes back from the queue keeps its settings; leave out --set and --from-seed"
+            raise InputError(f"--own-job: {words}")
+        _go_on_as_own_job(folder)
+    spec = changed_run(folder, overrides, from_seed)
+    _check_ended(folder, spec.steps)
+    check_secrets(spec, os.environ)
+    if not from_seed and (lost := lost_words(folder)) is not None:
+        raise Refused(lost)
+    slurm = Slurm(SystemRunner())
+    if spec.cluster.kind == "slurm":
+        check_cluster(folder, slurm, "resubmit")
+        job = _submit_again(RunFolder(folder), spec, slurm, from_seed, as_json)
+    else:
+        check_not_queued_here(slurm, f"hpctrain train --resume {folder.name}")
+        with settings_written(RunFolder(folder), spec), _from_seed(RunFolder(folder), from_seed):
+            job = submit_local(RunFolder(folder), fewest_nodes(spec), SystemRunner())
+    remember_run("resubmit", folder, job, slurm if spec.cluster.kind == "slurm" else None)
+    if as_json:
+        click.echo(json.dumps({"name": folder.name, "folder": str(folder), "job_id": job}))
+    else:
+        click.echo(f"job {job}, run folder {folder}")
+
+
+def _from_seed(folder: RunFolder, wanted: bool) -> contextlib.AbstractContextManager[object]:
+    return begun_from_seed(folder, SystemClock().wall()) if wanted else contextlib.nullcontext()
+
+
+def _submit_again(folder: RunFolder, spec: Run, slurm: Slurm, from_seed: bool, as_json: bool) -> str:
+    """A new job for the run; its id."""
+
+    def say(lines: list[str]) -> None:
+        for line in lines:
+            click.echo(line, err=as_json)
+
+    # Once it began, what it waited for is behind it, and may be gone.
+    waits = without_wait(spec) if folder.attempts() else spec
+    checked = check_queue(waits, slurm, folder.path.parent, os.environ, Path.cwd())
+    check_no_live_job(folder.path, slurm)
+    say(checked.lines)
+    say(estimate_start(checked.asked, preview(checked.asked, folder.path), slurm, SystemClock().wall()))
+    after = checked.before.names or spec.cluster.after
+    spec = checked.run.model_copy(update={"cluster": checked.run.cluster.model_copy(update={"after": after})})
+    with settings_written(folder, spec):
+        remember_follower(checked.before, folder.path)
+        (folder.path / MARK).unlink(missing_ok=True)
+        exclude = known_to_exclude(folder.path, checked.asked, slurm, SystemClock().wall())
+        with _from_seed(folder, from_seed):
+            job = submit_job(folder, checked.asked, exclude)
+    say(queue_successors(folder.path, checked.asked, slurm, SystemClock().wall()))
+    say(wait_anew(folder.path, slurm, os.environ, checked.before.jobs) if checked.before.folders else [])
+    say(move_followers(folder.path, slurm, os.environ))
+    return job
+
+
+def _go_on_as_own_job(folder: Path) -> NoReturn:
+    """The run goes on as this batch job; does not return. A job that came back from the queue has the run already."""
+    job = begin_own_job()
+    if job_id(folder) != job:
+        check_kind(run_of(folder))
+        _check_ended(folder)
+        check_no_live_job(folder, Slurm(SystemRunner()))
+    become_job(folder, job)
+
+
+def _check_ended(folder: Path, steps: int | None = None) -> None:
+    """A run is only resubmitted when it is over, and one that is done only with more steps than it has."""
+    status = status_of(folder)
+    if status.state == "done" and steps is not None:
+        if steps <= status.steps:
+            raise InputError(
+                f"{folder.name}: it is done; `--set steps=N` with more than {status.steps} goes on with it"
+            )
+    elif status.state not in ("failed", "cancelled", "unknown"):
+        raise InputError(f"{folder.name}: it is {status.state} ({status.reason}); only a run that ended is resubmitted")

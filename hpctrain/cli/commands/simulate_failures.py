@@ -1,0 +1,147 @@
+"""`hpctrain simulate failures`: goodput of a long job by checkpoint interval and way of recovery."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+
+import click
+from rich.table import Table
+
+from hpctrain.base.errors import InputError
+from hpctrain.base.units import format_seconds
+from hpctrain.cli.options.factors import Finite
+from hpctrain.cli.views.console import Console
+from hpctrain.cli.views.recover import recover_option
+from hpctrain.planner.simulate.goodput import (
+    MODES,
+    Cluster,
+    Goodput,
+    Mode,
+    daly_goodput,
+    daly_interval,
+    simulate_goodput,
+)
+
+WIDTH = 100
+"""Columns of the table where it does not go to a terminal."""
+INTERVALS_MIN = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0)
+MOST_FAILURES = 100_000
+HOUR, DAY = 3600.0, 86400.0
+
+
+@click.command("failures")
+@click.option("--gpus", type=click.IntRange(1), default=10_000, show_default=True, help="GPUs that train.")
+@click.option("--gpus-per-node", type=click.IntRange(1), default=8, show_default=True, help="A node fails as a whole.")
+@click.option(
+    "--node-mtbf",
+    type=Finite(0, min_open=True),
+    default=6300.0,
+    show_default=True,
+    metavar="HOURS",
+    help="Mean time between failures of one node. Default: 419 unexpected interruptions in "
+    "54 days on 2,048 nodes of 8 GPUs (Llama 3, 2024).",
+)
+@click.option("--days", type=Finite(0, 3650, min_open=True), default=30.0, show_default=True, help="Length of the job.")
+@click.option(
+    "--interval",
+    "intervals",
+    multiple=True,
+    type=Finite(0, min_open=True),
+    metavar="MINUTES",
+    help="Training between two checkpoints; give it again for more. Default: 1, 5, 15, 30, 60, 120.",
+)
+@click.option(
+    "--stall",
+    type=Finite(0),
+    default=0.046,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long training stands still for a checkpoint (default: 220 MB a rank, docs/measurements.md).",
+)
+@click.option(
+    "--save",
+    type=Finite(0),
+    default=0.774,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long until a checkpoint can be used (default: as for --stall).",
+)
+@recover_option()
+@click.option(
+    "--queue-wait",
+    type=Finite(0),
+    metavar="SECONDS",
+    help="What requeueing adds to that. Without it, requeueing is left out: no default would be true.",
+)
+@click.option("--repair", type=Finite(0), metavar="HOURS", help="Until a failed node is back. Default: never.")
+@click.option("--spares", type=click.IntRange(0), default=0, show_default=True, help="Idle nodes beside the GPUs.")
+@click.option("--trials", type=click.IntRange(1, 100_000), default=100, show_default=True, help="Jobs simulated.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Decides which nodes fail when.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON on stdout.")
+def failures(
+    gpus: int, gpus_per_node: int, node_mtbf: float, days: float, intervals: tuple[float, ...], stall: float,
+    save: float, recover: float, queue_wait: float | None, repair: float | None, spares: int, trials: int, seed: int,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """A month of failures: the share of the time that becomes training that lasts.
+
+    Nodes fail independently at a constant rate, while the job recovers too. Training is as fast as the part of the
+    nodes that it has. In place, it goes on with those that are left; a node that is back joins at the next failure.
+    Expected values by Daly's formula stand beside the simulation where it applies: requeueing, all nodes back.
+    """
+    cluster = Cluster(
+        nodes=math.ceil(gpus / gpus_per_node),
+        node_mtbf_s=node_mtbf * HOUR,
+        stall_s=stall,
+        save_s=save,
+        recover_s=recover,
+        queue_s=math.inf if queue_wait is None else queue_wait,
+        repair_s=math.inf if repair is None else repair * HOUR,
+        spares=spares,
+    )
+    intervals_s = sorted({minutes * 60 for minutes in intervals or INTERVALS_MIN})
+    if intervals_s[0] + stall < save:
+        raise InputError(
+            f"--interval: found {intervals_s[0] / 60:g} minutes, shorter than a checkpoint takes ({save:g} s by --save)"
+        )
+    failures_expected = days * DAY * cluster.nodes / cluster.node_mtbf_s
+    if failures_expected > MOST_FAILURES:
+        raise InputError(
+            f"--node-mtbf: found {node_mtbf:g} hours, {failures_expected:.3g} failures in the job; allowed: up to "
+            f"{MOST_FAILURES:g}, with more nothing would be trained"
+        )
+    modes = [mode for mode in MODES if (mode != "requeue" or queue_wait is not None) and (mode != "spares" or spares)]
+    found = [each for mode in modes for each in simulate_goodput(cluster, mode, intervals_s, days * DAY, trials, seed)]
+    people = Console(stderr=as_json, highlight=False, markup=False)
+    if not people.is_terminal:
+        people = Console(stderr=as_json, highlight=False, markup=False, width=WIDTH)
+    people.print(_table(cluster, modes, found))
+    text = f"{cluster.nodes} nodes, a failure every {format_seconds(cluster.node_mtbf_s / cluster.nodes)}"
+    if stall:
+        text += f"; Young and Daly would save every {format_seconds(daly_interval(cluster))}"
+    people.print(f"{text}.", soft_wrap=True)
+    if queue_wait is None:
+        people.print("Requeueing is left out: give --queue-wait SECONDS. A job without nodes ends.", soft_wrap=True)
+    if as_json:
+        rows = [asdict(each) for each in found]
+        click.echo(json.dumps({"rows": rows, "daly_interval_s": daly_interval(cluster), "seed": seed}, indent=1))
+
+
+def _table(cluster: Cluster, modes: list[Mode], found: list[Goodput]) -> Table:
+    words = {"requeue": "requeue", "in_place": "in place", "spares": f"{cluster.spares} spares"}
+    table = Table("checkpoint every", title="Goodput: mean, and what 95 of 100 jobs exceed")
+    for mode in modes:
+        table.add_column(words[mode], justify="right")
+        if mode == "requeue":
+            table.add_column("expected (Daly)", justify="right")
+    for interval_s in dict.fromkeys(each.interval_s for each in found):
+        cells = []
+        for mode in modes:
+            each = next(each for each in found if (each.interval_s, each.mode) == (interval_s, mode))
+            cells.append(f"{each.mean:.1%}, {each.p05:.1%}")
+            if mode == "requeue":
+                cells.append(f"{daly_goodput(cluster, interval_s):.1%}")
+        table.add_row(format_seconds(interval_s), *cells)
+    return table

@@ -1,0 +1,306 @@
+"""`hpctrain submit`: a run as one job, or as a supervisor in the background of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from hpctrain.base.clock import SystemClock
+from hpctrain.base.errors import InputError, Refused
+from hpctrain.base.process import SystemRunner
+from hpctrain.base.trust import owner_only
+from hpctrain.cli.options.own_job import become_job, begin_own_job, earlier_run
+from hpctrain.cli.options.own_job import option as own_job_option
+from hpctrain.cli.options.remembered import remember_run
+from hpctrain.cli.options.seeds import option as seeds_option
+from hpctrain.cli.options.seeds import parse_seeds, with_seed
+from hpctrain.cli.options.stale import warn_if_stale
+from hpctrain.cli.views.image_checks import check_before_queueing
+from hpctrain.cli.views.profile import option as profile_option
+from hpctrain.cli.views.profile import with_profile
+from hpctrain.cli.views.provisional import check_provisional
+from hpctrain.hf.start import start_words
+from hpctrain.jobs.bad_nodes import note_excluded
+from hpctrain.jobs.dependencies import remember_follower, wait_anew, without_wait
+from hpctrain.jobs.job_nodes import nodes_of_allocation
+from hpctrain.jobs.successors import known_to_exclude, queue_successors
+from hpctrain.launch.allocation import run_in_allocation
+from hpctrain.launch.estimate import estimate_start
+from hpctrain.launch.login_node import check_not_queued_here
+from hpctrain.launch.own_job import check_kind
+from hpctrain.launch.queue import Checked, check_queue, wait_for_job
+from hpctrain.launch.site import site_defaults, with_exported
+from hpctrain.launch.submission import preview, submit_job, submit_local
+from hpctrain.launch.training import Prepared, fewest_nodes, make_folder, prepare, runs_folder
+from hpctrain.records.run.run import Run, read_run
+from hpctrain.runs.code_copy import left_out_words
+from hpctrain.runs.disk_space import space_words
+from hpctrain.runs.folder import RunFolder, removed_on_error
+from hpctrain.slurm.commands import Slurm
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How the person wants to be answered."""
+
+    dry_run: bool
+    wait: bool
+    as_json: bool
+
+
+@click.command()
+@click.argument("run_file", type=click.Path(path_type=Path), metavar="RUN.YAML")
+@click.option("-t", "--topology", type=click.Path(path_type=Path), help="Topology file of the nodes. Default: probe.")
+@click.option("-p", "--plan", type=click.Path(path_type=Path), help="Plan file, obeyed to the letter. Default: plan.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
+@click.option("--site", metavar="PROFILE", help="Profile of site.yaml. Default: the first one that matches this place.")
+@seeds_option
+@profile_option
+@click.option("--dry-run", is_flag=True, help="Check everything and show the job script; submit nothing.")
+@click.option("--wait", is_flag=True, help="Wait until the run has ended; its exit code comes back.")
+@own_job_option
+@click.option("--json", "as_json", is_flag=True, help="Print {name, folder, job_id} on stdout; a dry run, its script.")
+def command(
+    run_file: Path, topology: Path | None, plan: Path | None, overrides: tuple[str, ...], site: str | None,
+    seeds: str | None, profile: int | None, dry_run: bool, wait: bool, own_job: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Submit RUN.YAML as one job: probe if needed, plan, train, requeue.
+
+    Returns at once. Before, the job is held against the cluster as it is now, the partition that fits best is chosen
+    where none is named, and Slurm is asked when it would start. In the job, each attempt measures its nodes, plans for
+    them and trains; a lost node, a preemption or the time limit puts the run back into the queue, where it goes on from
+    its last checkpoint. Inside an existing allocation (salloc) the run starts there and then; with --own-job, as
+    slurm/train.sbatch has it, the batch job that a person submitted becomes the run's job, and resumes the run when it
+    comes back from the queue.
+
+    With --seeds, each seed is a run of its own, NAME-seedN; --json then prints a list.
+    """
+    click.get_current_context().with_resource(owner_only())
+    overrides = with_profile(overrides, profile)
+    chosen = parse_seeds(seeds) if seeds is not None else []
+    asked = Asked(dry_run, wait, as_json)
+    if own_job:
+        if dry_run or wait or as_json or chosen:
+            raise InputError("--own-job: the job turns into the run; leave out --dry-run, --wait, --json and --seeds")
+        _submit_as_own_job(run_file, overrides, topology, plan, site)
+    slurm = Slurm(SystemRunner())
+    defaults = site_defaults(site, slurm, os.environ)
+    values = defaults.values if defaults else {}
+    given = read_run(run_file, overrides, values)
+    queued = given.cluster.kind == "slurm"
+    if chosen and (wait or not queued or _is_inside()):
+        raise InputError("--seeds: only for jobs that are queued: cluster.kind slurm, outside of salloc, no --wait")
+    if not queued:
+        check_not_queued_here(slurm, f"hpctrain train {run_file} --local {fewest_nodes(given)}")
+    if defaults:
+        _say(defaults.words(run_file, overrides), as_json)
+    prepared = prepare(run_file, overrides, None, topology, plan, SystemRunner(), queued, values)
+    warn_if_stale(prepared.topology, prepared.nodes or None)
+    _say(space_words(prepared.run, prepared.spec, runs_folder(), prepared.plan), as_json)
+    _say(start_words(prepared.run), as_json)
+    if not queued:
+        _submit_here(prepared, asked)
+    elif _is_inside():
+        _submit_in_allocation(prepared, asked)
+    else:
+        _submit_to_slurm(prepared, slurm, chosen, asked)
+
+
+def _is_inside() -> bool:
+    """Whether this process is in an allocation that is there already."""
+    return bool(os.environ.get("SLURM_JOB_ID"))
+
+
+def _submit_to_slurm(prepared: Prepared, slurm: Slurm, seeds: list[int], asked: Asked) -> None:
+    run, lines = with_exported(prepared.run, os.environ)
+    if seeds:
+        lines.append(f"{len(seeds)} runs, one for each seed; what follows is for each of them")
+    lines += check_before_queueing(run)
+    checked, start = _taken_by_slurm(run, slurm)
+    _say([*lines, *checked.lines], asked.as_json)
+    prepared = replace(prepared, run=checked.run)
+    _say(check_provisional(prepared, runs_folder(), checked.nodes, checked.limit), asked.as_json)
+    _say(start, asked.as_json)
+    if asked.dry_run:
+        script = _script_to_be(checked.asked)
+        _would(prepared, asked.as_json, script, script=script)
+        return
+    told: list[dict[str, str]] = []
+    try:
+        for seed in seeds or (None,):
+            told.append(_queue_one(prepared, checked, slurm, seed, asked))
+    finally:
+        # What was submitted is told in any case: nobody else knows its ids.
+        if asked.as_json and told:
+            click.echo(json.dumps(told if seeds else told[0]))
+    if asked.wait:
+        folder, job_id = Path(told[0]["folder"]), told[0]["job_id"]
+        sys.exit(wait_for_job(folder, job_id, slurm, SystemClock(), lambda text: _say([text], asked.as_json)))
+
+
+def _taken_by_slurm(run: Run, slurm: Slurm) -> tuple[Checked, list[str]]:
+    """The run as Slurm would take it, and what Slurm says of its start: in the partition that fits best, or in the next
+    best where sbatch refuses that one. Of runs that differ in their seed alone it is asked once.
+
+    Raises:
+        Refused: sbatch takes it in neither; its words on the one that fits best are told.
+    """
+    checked = check_queue(run, slurm, runs_folder(), os.environ, Path.cwd())
+    try:
+        return checked, _start_words(checked.asked, slurm)
+    except Refused as error:
+        if not checked.others:
+            raise
+        refused, name = error, checked.others[0]
+    other = run.model_copy(update={"cluster": run.cluster.model_copy(update={"partition": name})})
+    following = check_queue(other, slurm, runs_folder(), os.environ, Path.cwd())
+    try:
+        start = _start_words(following.asked, slurm)
+    except Refused:
+        raise refused from None
+    words = f"partition {name} chosen: of {checked.run.cluster.partition}, {refused}"
+    return replace(following, lines=[words, *following.lines]), start
+
+
+def _start_words(job: Run, slurm: Slurm) -> list[str]:
+    return estimate_start(job, _script_to_be(job), slurm, SystemClock().wall())
+
+
+def _script_to_be(job: Run) -> str:
+    return preview(job, runs_folder().resolve() / f"{job.name}-<time>")
+
+
+def _queue_one(prepared: Prepared, checked: Checked, slurm: Slurm, seed: int | None, asked: Asked) -> dict[str, str]:
+    """Submit one run."""
+    run, job = prepared.run, checked.asked
+    if seed is not None:
+        run, job = with_seed(run, seed), with_seed(job, seed)
+    folder = make_folder(replace(prepared, run=run), runs_folder(), SystemRunner(), SystemClock())
+    _say(left_out_words(folder.path), asked.as_json)
+    with removed_on_error(folder):
+        remember_follower(checked.before, folder.path)
+        job_id = submit_job(folder, job, _without_excluded(folder, prepared, job, slurm, asked))
+    remember_run("submit", folder.path, job_id, slurm)
+    _say(queue_successors(folder.path, job, slurm, SystemClock().wall()), asked.as_json)
+    if checked.before.folders:
+        # A run before it may have gone on as another job meanwhile, and this one was not known to it.
+        _say(wait_anew(folder.path, slurm, os.environ, checked.before.jobs), asked.as_json)
+    if not asked.as_json:
+        _tell(folder.path, job_id, as_json=False)
+    return _machine_form(folder.path, job_id)
+
+
+def _without_excluded(folder: RunFolder, prepared: Prepared, job: Run, slurm: Slurm, asked: Asked) -> list[str]:
+    """The nodes that the first job does without, as the verdict of the topology given says."""
+    now = SystemClock().wall()
+    bad = note_excluded(folder.path, prepared.topology, now, job.recovery.exclude_hours)
+    if not bad:
+        return []
+    exclude = known_to_exclude(folder.path, job, slurm, now)
+    kept = sorted(set(bad) - set(exclude))
+    _say([f"the topology excludes {', '.join(exclude)}: the job does without"] if exclude else [], asked.as_json)
+    more = "the job may get it, and the plan leaves it out"
+    _say([f"the topology excludes {', '.join(kept)}: {more}"] if kept else [], asked.as_json)
+    return exclude
+
+
+def _submit_in_allocation(prepared: Prepared, asked: Asked) -> None:
+    prepared = _not_waiting(prepared, "the allocation is there already", asked.as_json)
+    _say(check_provisional(prepared, runs_folder(), nodes_of_allocation(os.environ)), asked.as_json)
+    if asked.dry_run:
+        script = _script_to_be(prepared.run)
+        _would(prepared, asked.as_json, script, script=script)
+        return
+    job_id = os.environ["SLURM_JOB_ID"]
+    folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
+    remember_run("submit", folder.path, job_id, Slurm(SystemRunner()))
+    _tell(folder.path, job_id, asked.as_json)
+    _run_here(folder, prepared, job_id)
+
+
+def _not_waiting(prepared: Prepared, why: str, as_json: bool) -> Prepared:
+    if not prepared.run.cluster.after:
+        return prepared
+    _say([f"cluster.after: not waited for, as {why}"], as_json)
+    return replace(prepared, run=without_wait(prepared.run))
+
+
+def _submit_as_own_job(
+    run_file: Path, overrides: tuple[str, ...], topology: Path | None, plan: Path | None, site: str | None
+) -> NoReturn:
+    """The run as this batch job; does not return."""
+    job = begin_own_job()
+    before = earlier_run(job)
+    if before is not None:
+        become_job(before, job)
+    defaults = site_defaults(site, Slurm(SystemRunner()), os.environ)
+    values = defaults.values if defaults else {}
+    prepared = prepare(run_file, overrides, None, topology, plan, SystemRunner(), True, values)
+    warn_if_stale(prepared.topology)
+    check_kind(prepared.run)
+    prepared = _not_waiting(prepared, "this job runs already", as_json=True)
+    _say(check_provisional(prepared, runs_folder(), nodes_of_allocation(os.environ)), as_json=True)
+    folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
+    note_excluded(folder.path, prepared.topology, SystemClock().wall(), prepared.run.recovery.exclude_hours)
+    become_job(folder.path, job, prepared.run)
+
+
+def _run_here(folder: RunFolder, prepared: Prepared, job_id: str) -> NoReturn:
+    """The run inside this allocation; does not return."""
+
+    def say(text: str) -> None:
+        click.echo(f"hpctrain: {text}", err=True)
+
+    code = run_in_allocation(folder, prepared.run, job_id, SystemRunner(), say)
+    attempts = folder.attempts()
+    say(
+        attempts[-1].get("reason", "the job script was killed") if attempts else "the job script did not get to its run"
+    )
+    sys.exit(code)
+
+
+def _submit_here(prepared: Prepared, asked: Asked) -> None:
+    if asked.wait:
+        raise InputError("--wait: to watch a local run to its end, start it with `hpctrain train` instead")
+    count = fewest_nodes(prepared.run)
+    if asked.dry_run:
+        text = f"would start {count} virtual nodes of this machine in the background"
+        _would(prepared, asked.as_json, text, nodes=count)
+        return
+    folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
+    _say(left_out_words(folder.path), asked.as_json)
+    with removed_on_error(folder):
+        job_id = submit_local(folder, count, SystemRunner())
+    remember_run("submit", folder.path, job_id, None)
+    _tell(folder.path, job_id, asked.as_json)
+
+
+def _would(prepared: Prepared, as_json: bool, text: str, **more: object) -> None:
+    """What a dry run shows: the keys of a submission, with nothing behind them yet."""
+    nothing = {"name": prepared.run.name, "folder": None, "job_id": None}
+    click.echo(json.dumps({**nothing, **more}) if as_json else text)
+
+
+def _tell(folder: Path, job_id: str, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(_machine_form(folder, job_id)))
+        return
+    click.echo(f"job {job_id}, run folder {folder}")
+    name = folder.name
+    click.echo(f"watch: hpctrain watch {name}\nlogs:  hpctrain logs -f {name}")
+    click.echo(f"look:  hpctrain status {name}\nstop:  hpctrain cancel {name}")
+
+
+def _say(lines: list[str], as_json: bool) -> None:
+    for line in lines:
+        click.echo(line, err=as_json)
+
+
+def _machine_form(folder: Path, job_id: str) -> dict[str, str]:
+    return {"name": folder.name, "folder": str(folder), "job_id": job_id}

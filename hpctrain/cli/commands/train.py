@@ -1,0 +1,135 @@
+"""`hpctrain train`: the run as local processes, watched on the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from hpctrain.base.clock import SystemClock
+from hpctrain.base.errors import EXIT_DONE, InputError
+from hpctrain.base.process import SystemRunner
+from hpctrain.base.trust import owner_only
+from hpctrain.cli.options.remembered import remember_run
+from hpctrain.cli.options.stale import warn_if_stale
+from hpctrain.cli.views.live import watch
+from hpctrain.cli.views.profile import option as profile_option
+from hpctrain.cli.views.profile import traces_line, with_profile
+from hpctrain.hf.start import start_words
+from hpctrain.launch.changes import change_words
+from hpctrain.launch.local import local_nodes
+from hpctrain.launch.login_node import login_node_words
+from hpctrain.launch.supervise import LocalJob
+from hpctrain.launch.training import Prepared, Resumed, check_resumed, prepare, resume, runs_folder, start
+from hpctrain.records.run.run import run_of
+from hpctrain.runs.code_copy import left_out_words
+from hpctrain.runs.disk_space import space_words
+from hpctrain.runs.folder import kept_words
+from hpctrain.runs.locate import find_run
+from hpctrain.slurm.commands import Slurm
+
+
+@click.command()
+@click.argument("run_file", required=False, type=click.Path(path_type=Path), metavar="[RUN.YAML]")
+@click.option("--local", "count", type=click.IntRange(min=1), help="Number of virtual nodes. Default: cluster.nodes.")
+@click.option("-t", "--topology", type=click.Path(path_type=Path), help="Topology file. Default: probe first.")
+@click.option("-p", "--plan", type=click.Path(path_type=Path), help="Plan file, obeyed to the letter. Default: plan.")
+@click.option("--resume", "run", metavar="RUN", help="Go on with a run, on any number of nodes.")
+@click.option("--from-seed", is_flag=True, help="With --resume: begin again; checkpoints that are there are put aside.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the run file.")
+@profile_option
+@click.option("--json", "as_json", is_flag=True, help="Print the run's name and folder as JSON when it has ended.")
+@click.option("--dry-run", is_flag=True, help="Check everything and say what would run.")
+def command(
+    run_file: Path | None, count: int | None, topology: Path | None, plan: Path | None, run: str | None,
+    from_seed: bool, overrides: tuple[str, ...], profile: int | None, as_json: bool, dry_run: bool,
+) -> None:  # fmt: skip
+    """Train as local processes: n virtual nodes, one CPU device, one agent and its worker each.
+
+    Ctrl-C saves a checkpoint and stops; a second one ends everything at once.
+    """
+    click.get_current_context().with_resource(owner_only())
+    overrides = with_profile(overrides, profile)
+    if (run_file is None) == (run is None):
+        raise InputError("give a run file to start, or --resume RUN to go on with one")
+    if from_seed and run is None:
+        raise InputError("--from-seed: a new run begins from the seed anyway; it belongs to --resume RUN")
+    if run is not None:
+        if topology or plan:
+            raise InputError("--resume takes its topology and plan from the run folder; leave out -t and -p")
+        folder = find_run(run, os.environ, Path.cwd())
+        if dry_run:
+            going = check_resumed(folder, count, overrides, SystemRunner(), from_seed)
+            _warn(going.count)
+            click.echo(_would_resume(going), err=as_json)
+            return
+        job = resume(folder, count, overrides, SystemRunner(), SystemClock(), from_seed)
+        _warn(len(job.processes))
+    else:
+        assert run_file is not None, "checked above"
+        prepared = prepare(run_file, overrides, count, topology, plan, SystemRunner())
+        warn_if_stale(prepared.topology, prepared.nodes)
+        _warn(len(prepared.nodes))
+        if dry_run:
+            click.echo(_would_do(prepared), err=as_json)
+            return
+        job = start(prepared, runs_folder(), SystemRunner(), SystemClock())
+        said = space_words(prepared.run, prepared.spec, runs_folder(), prepared.plan)
+        for line in [*said, *start_words(prepared.run), *left_out_words(job.folder.path)]:
+            click.echo(f"hpctrain: {line}", err=True)
+    _watch(job, as_json)
+
+
+def _warn(count: int) -> None:
+    for line in login_node_words(count, Slurm(SystemRunner()), os.environ):
+        click.echo(f"hpctrain: {line}", err=True)
+
+
+def _watch(job: LocalJob, as_json: bool) -> None:
+    folder = job.folder.path
+    run = run_of(folder)
+    out = sys.stderr if as_json else sys.stdout
+    print(f"run folder {folder}", file=out, flush=True)
+    remember_run("train", folder, None)
+    ended = watch(job, run.steps, out)
+    traces = traces_line(run, folder)
+    if traces is not None:
+        print(traces, file=out)
+    if as_json:
+        click.echo(json.dumps({"name": folder.name, "folder": str(folder), "exit_code": ended.exit_code}))
+    if ended.exit_code == EXIT_DONE:
+        print(f"done: {ended.reason}; `hpctrain report {folder}` shows the run", file=out)
+        return
+    if ended.stopped:
+        print(f"hpctrain: {ended.reason}; go on with `hpctrain train --resume {folder}`", file=sys.stderr)
+    else:
+        print(f"hpctrain: {ended.reason}", file=sys.stderr)
+        print(f"hpctrain: the logs are in {folder}/logs/{job.attempt}", file=sys.stderr)
+    sys.exit(ended.exit_code)
+
+
+def _would_resume(going: Resumed) -> str:
+    kept = kept_words(going.path)
+    lines = [
+        f"would go on with {going.path.name} to step {going.run.steps}; {kept}",
+        f"  nodes     {', '.join(local_nodes(going.count))}",
+        *(f"  change    {line}" for line in change_words(going.path, going.run)),
+    ]
+    return "\n".join(lines)
+
+
+def _would_do(prepared: Prepared) -> str:
+    run = prepared.run
+    spec = prepared.spec
+    lines = [
+        f"would train {run.name}: {run.steps} steps of {run.batch.global_} × {run.data.seq_len} tokens",
+        f"  model     {spec.parameters():,} parameters, {spec.layers} blocks, vocabulary {spec.vocab}",
+        f"  nodes     {', '.join(prepared.nodes)}",
+        f"  topology  {'as given' if prepared.topology else 'measured first'}",
+        f"  plan      {'as given' if prepared.plan else 'made first'}",
+        f"  folder    {runs_folder()}/{run.name}-<time>",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,65 @@
+"""`hpctrain watch RUN`: a run on the terminal until it ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+from rich.live import Live
+
+from hpctrain.base.clock import Clock, SystemClock
+from hpctrain.base.errors import EXIT_DONE, EXIT_FAILED
+from hpctrain.cli.views.console import Console
+from hpctrain.cli.views.watched import WatchedRun
+from hpctrain.report.status import Status
+from hpctrain.report.watch_view import PlainView, drawn
+from hpctrain.runs.locate import find_run, job_id
+
+LOOK_S = 1.0
+EXIT_INTERRUPTED = 130
+"""As shells have it: nothing is known of the run's end."""
+
+
+@click.command()
+@click.argument("run")
+def command(run: str) -> None:
+    """Watch a run until it ends: state, step, loss, nodes, what happened last, and why it waits.
+
+    RUN is a run folder, a run's name or a job's id. On a terminal the view is drawn in place, elsewhere each change is
+    a line. It goes on through requeues and new jobs; the exit code is 0 when the run is done, 1 when it failed or was
+    cancelled. Ctrl-C ends the watching and nothing else. Times of the day are UTC, as the Z behind them says.
+    """
+    folder = find_run(run, os.environ, Path.cwd())
+    clock, console = SystemClock(), Console()
+    watched = WatchedRun(folder, clock)
+    try:
+        in_place = console.is_terminal and not console.is_dumb_terminal
+        status = _drawn(watched, clock, console) if in_place else _told(watched, clock)
+    except KeyboardInterrupt:
+        click.echo(f"\nno longer watched; the run goes on (`hpctrain cancel {folder.name}` stops it)", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    sys.exit(EXIT_DONE if status.state == "done" else EXIT_FAILED)
+
+
+def _drawn(watched: WatchedRun, clock: Clock, console: Console) -> Status:
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            status = watched.look()
+            view = drawn(status, watched.live.events, job_id(watched.live.folder), clock.wall())
+            live.update(view, refresh=True)
+            if watched.is_over(status):
+                return status
+            clock.sleep(LOOK_S)
+
+
+def _told(watched: WatchedRun, clock: Clock) -> Status:
+    view = PlainView()
+    while True:
+        status = watched.look()
+        for line in view.lines(status, watched.new, clock.wall()):
+            click.echo(line)
+        if watched.is_over(status):
+            return status
+        clock.sleep(LOOK_S)

@@ -1,0 +1,1 @@
+"""Options and warnings that several commands share."""

@@ -1,0 +1,62 @@
+"""Options that are numbers: of the form NAME=NUMBER, given again and again; or alone, and finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import click
+
+from hpctrain.base.errors import InputError
+from hpctrain.records.format.node_set import unfolded
+
+
+class Finite(click.FloatRange):
+    """A number in a range that is neither infinite nor 'nan', which no comparison keeps out."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a number to compute with", param, ctx)
+        return number
+
+
+def numbers_by_name(option: str, texts: Iterable[str]) -> dict[str, float]:
+    """('a=0.5', 'b=2') -> {'a': 0.5, 'b': 2.0}.
+
+    Raises:
+        InputError: one is not of that form, its number is not above 0, or a name is given twice.
+    """
+    found: dict[str, float] = {}
+    for text in texts:
+        name, _, number = text.rpartition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not name or not 0 < value < math.inf:
+            raise InputError(f"{option}: found {text!r}; write it like name=0.5, with a number above 0")
+        if name in found:
+            raise InputError(f"{option}: found {name} twice; give it once")
+        found[name] = value
+    return found
+
+
+def numbers_by_node(option: str, texts: Iterable[str]) -> dict[str, float]:
+    """Like `numbers_by_name`, with sets of nodes for names: ('n[1-2]=0.5',) -> {'n1': 0.5, 'n2': 0.5}."""
+    return {
+        node: value for names, value in numbers_by_name(option, texts).items() for node in node_names(option, names)
+    }
+
+
+def node_names(option: str, text: str) -> list[str]:
+    """'n[1-2],a' -> ['a', 'n1', 'n2'].
+
+    Raises:
+        InputError: it is not a set of nodes.
+    """
+    try:
+        return unfolded(text)
+    except ValueError as error:
+        raise InputError(f"{option} {text}: {error}; write it like n[0-2] or a,b") from None

@@ -1,0 +1,46 @@
+"""`--seeds 0-4`: the same run once for each seed, each as a run and a job of its own."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from hpctrain.base.errors import InputError
+from hpctrain.records.run.run import Run
+
+MOST = 200
+NAME_LENGTH = 64
+"""As the run file's `name` allows."""
+
+_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18})(?:/([1-9]\d{0,8}))?)?", re.ASCII)
+
+option = click.option("--seeds", metavar="SET", help="One run for each of these seeds: 0-4, or 1,2,5, or 0-20/5.")
+
+
+def parse_seeds(text: str) -> list[int]:
+    """'0-2,7' -> [0, 1, 2, 7].
+
+    Raises:
+        InputError: no such set, or too many seeds.
+    """
+    found = [_RANGE.fullmatch(item.strip()) for item in text.split(",")]
+    # As ranges, which cost nothing however long they are.
+    ranges = [range(int(m[1]), int(m[2] or m[1]) + 1, int(m[3] or 1)) for m in found if m]
+    if len(ranges) < len(found) or not all(ranges):
+        raise InputError(f"--seeds: found {text!r}; allowed: numbers and ranges, as 0-4 or 1,2,5 or 0-20/5")
+    if sum(len(item) for item in ranges) > MOST:
+        raise InputError(f"--seeds: found {text!r}; allowed: up to {MOST} seeds, each is a job of its own")
+    return sorted({seed for item in ranges for seed in item})
+
+
+def with_seed(run: Run, seed: int) -> Run:
+    """The run with another seed, which its name tells.
+
+    Raises:
+        InputError: the name becomes too long.
+    """
+    name = f"{run.name}-seed{seed}"
+    if len(name) > NAME_LENGTH:
+        raise InputError(f"--seeds: {name} is longer than {NAME_LENGTH} characters; give the run a shorter name")
+    return run.model_copy(update={"name": name, "seed": seed})

@@ -1,0 +1,162 @@
+"""What `plan --explain` prints: what goes where, how long it takes and waits for, what it keeps, and what lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group
+from rich.table import Table
+
+from hpctrain.base.units import format_bytes, format_delta, format_seconds
+from hpctrain.planner.layout.from_plan import Scene
+from hpctrain.planner.simulate.critical_path import Leg, critical_path
+from hpctrain.planner.simulate.predict import simulate_step
+from hpctrain.records.plan.plan import Plan, Rejected
+from hpctrain.records.plan.profile import Profile
+from hpctrain.records.topology.topology import Topology
+
+BAR = 20
+"""Letters of a full bar."""
+MOST_LEGS = 10
+"""Legs of the critical path that are told; of a longer one the first and the last."""
+
+
+def explanation(plan: Plan, topology: Topology, scene: Scene, usable: float, more: Sequence[Rejected]) -> Group:
+    """The tables, one after the other.
+
+    Args:
+        usable: share of a device's memory that a plan may fill.
+        more: neighbours beside those in the plan.
+    """
+    parts: list[Table | str] = [
+        _where(plan),
+        _time(plan),
+        *_compression(plan),
+        _path(scene),
+        _memory(plan, topology, usable),
+    ]
+    rejected = [*plan.rejected, *more]
+    if rejected:
+        parts.append(_rejected(rejected))
+    return Group(*parts, *_constants(plan.profile), *(f"note: {note}" for note in plan.notes))
+
+
+def _constants(profile: Profile | None) -> list[str]:
+    """Where the constants of the prediction came from."""
+    if profile is None:
+        return ["constants: those of the package; `--profile RUN` takes what a run's own steps say"]
+    generations = ", ".join(map(str, profile.generations))
+    said = [f"constants: those of the package, corrected by {profile.steps} steps of {profile.source}"]
+    said[0] += f" (generation {generations}):"
+    factors = {f"compute of {name}": value for name, value in profile.compute.items()} | {
+        "dispatch of tensor parallelism": profile.tensor_parallel,
+        "messages and sums": profile.communication,
+        "update": profile.update,
+    }
+    said += [f"  {name}: × {value:.2f}" for name, value in factors.items() if value is not None]
+    said += [f"  a {name} worker beside its tensors: {format_bytes(v)}" for name, v in profile.process_bytes.items()]
+    return said + [f"  {name}: {text}" for name, text in profile.remarks.items()]
+
+
+def _where(plan: Plan) -> Table:
+    table = Table("replica", "rows", "micro-batches", "stage", "blocks", "devices", title="What goes where")
+    for number, replica in enumerate(plan.replicas):
+        for index, stage in enumerate(plan.stages):
+            head = (str(number), str(replica.rows), f"{replica.micro_batches} of {replica.micro_batch}")
+            start, stop = stage.layers
+            ends = " + embedding" * (index == 0) + " + head" * (index == len(plan.stages) - 1)
+            blocks = (f"{start}–{stop - 1}" if stop > start else "none") + ends
+            table.add_row(*(head if index == 0 else ("", "", "")), str(index), blocks, " ".join(replica.devices[index]))
+    return table
+
+
+def _time(plan: Plan) -> Table:
+    table = Table("term", "seconds", "share", "", title="Predicted time of a step")
+    terms = plan.predicted.step_time_s if plan.predicted else {}
+    for term, seconds in terms.items():
+        share = seconds / terms["total"]
+        table.add_row(term, format_seconds(seconds), f"{share:.0%}", "" if term == "total" else _bar(share))
+    if plan.predicted and plan.predicted.bound_s is not None:
+        bound = plan.predicted.bound_s
+        table.add_row("bound", format_seconds(bound), f"{bound / terms['total']:.0%}")
+    return table
+
+
+def _compression(plan: Plan) -> list[Table | str]:
+    """How gradients are summed, where the planner chose it."""
+    spec = plan.compression[0]
+    if spec.reason is None:
+        return []
+    words = f"compression {spec.mode}: {spec.reason}"
+    if not spec.compared:
+        return [words]
+    table = Table(
+        "sums", "sent a device", "messages", "processor", "beside backward", "mean step", "verdict",
+        title="Ways to sum gradients, the most exact first",
+    )  # fmt: skip
+    for way in spec.compared:
+        table.add_row(
+            way.codec.mode,
+            *("" if value is None else form(value) for value, form in (
+                (way.sent_bytes, format_bytes), (way.wire_s, format_seconds), (way.processor_s, format_seconds),
+                (way.hidden_s, format_seconds), (way.step_s, format_seconds),
+            )),
+            way.verdict,
+        )  # fmt: skip
+    return [table, words]
+
+
+def _path(scene: Scene) -> Table:
+    """What the pipeline waits for: only something on this path makes a step slower or faster."""
+    step = simulate_step(scene.cost, scene.layout)
+    legs = critical_path(step.lines[step.last], step.paces[step.last])
+    table = Table(
+        "pipeline rank", "actions", "takes", "then waits for the message", title="Critical path of the slowest replica"
+    )
+    for number, leg in enumerate(legs):
+        if MOST_LEGS // 2 <= number < len(legs) - MOST_LEGS // 2:
+            if number == MOST_LEGS // 2:
+                table.add_row("…", f"{len(legs) - MOST_LEGS} legs more", "", "")
+            continue
+        following = legs[number + 1].waited if number + 1 < len(legs) else None
+        waits = "" if following is None else format_seconds(following)
+        table.add_row(str(leg.rank), _actions(leg), format_seconds(leg.end - leg.start), waits)
+    after = max(step.summed(rank) for rank in range(scene.layout.pp)) - step.lines[step.last].makespan
+    table.add_row("all", "sums over replicas", format_seconds(after), "")
+    table.add_row("all", "norm and optimizer", format_seconds(step.update), "")
+    return table
+
+
+def _actions(leg: Leg) -> str:
+    first, last = leg.actions[0], leg.actions[-1]
+    return str(first) if first == last else f"{first} … {last} ({len(leg.actions)})"
+
+
+def _memory(plan: Plan, topology: Topology, usable: float) -> Table:
+    title = f"Memory ({usable * 100:g} % may be used, marked |)"
+    table = Table("device", "predicted", "memory", "share", "", title=title)
+    for place, need in (plan.predicted.memory_bytes if plan.predicted else {}).items():
+        memory = topology.device(place).memory_bytes
+        if memory is None:
+            table.add_row(place, format_bytes(need), "not measured")
+            continue
+        table.add_row(
+            place, format_bytes(need), format_bytes(memory), f"{need / memory:.0%}", _bar(need / memory, usable)
+        )
+    return table
+
+
+def _bar(share: float, mark: float | None = None) -> str:
+    filled = min(BAR, round(share * BAR))
+    letters = list("█" * filled + "·" * (BAR - filled))
+    if mark is not None:
+        letters.insert(round(mark * BAR), "|")
+    return "".join(letters)
+
+
+def _rejected(rejected: Sequence[Rejected]) -> Table:
+    table = Table("instead", "a step would be", "because", title="What lost")
+    for entry in rejected:
+        slower = "cannot run" if entry.delta_s is None else format_delta(entry.delta_s)
+        table.add_row(entry.change, slower, entry.reason)
+    return table

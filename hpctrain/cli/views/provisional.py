@@ -1,0 +1,85 @@
+"""Before a job is queued: whether the model can fit at all and how long it will take, by what is known of the nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.base.errors import FileError, InputError
+from hpctrain.base.units import format_seconds
+from hpctrain.jobs.wall_time import Limit, WallTime, duration_words, limit_words, start_up_of
+from hpctrain.launch.training import Prepared, fewest_nodes
+from hpctrain.planner import make_plan
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.topology.topology import Topology
+
+NOT_CHECKED = "not checked before the job starts: memory and speed"
+
+
+@dataclass(frozen=True)
+class Known:
+    """Nodes as a run measured them."""
+
+    topology: Topology
+    folder: Path | None
+    """That run's; None: the topology was given as a file."""
+
+
+def check_provisional(
+    prepared: Prepared, runs: Path, nodes: frozenset[str] | None, limit: Limit | None = None
+) -> list[str]:
+    """Plan for those of the job's nodes that were measured last; what came out, as lines for the person.
+
+    Args:
+        nodes: nodes that the job may get; None: not known. A topology that was given is of the job's nodes anyway.
+        limit: the job's time limit; None: not known.
+
+    Raises:
+        Refused: the model cannot fit on that many of those nodes.
+    """
+    count = fewest_nodes(prepared.run)
+    if prepared.topology is None and nodes is None:
+        return [f"{NOT_CHECKED} (it is not known which nodes the job may get)"]
+    known = Known(prepared.topology, None) if prepared.topology else last_known(runs, nodes or frozenset(), count)
+    if known is None:
+        return [f"{NOT_CHECKED} (no run has measured {count} of the nodes that the job may get)"]
+    names = _taken(known.topology)[:count]
+    if len(names) < count:
+        return [f"{NOT_CHECKED} (only {len(names)} nodes of the topology given are of use)"]
+    topology = known.topology.only(names)
+    try:
+        plan = prepared.plan or make_plan(prepared.run, prepared.spec, topology, provisional=True)
+    except InputError as error:
+        return [f"{NOT_CHECKED} ({error})"]
+    return _words(prepared, plan, topology, start_up_of(known.folder) if known.folder else None, limit)
+
+
+def _words(
+    prepared: Prepared, plan: Plan, topology: Topology, start_up_s: float | None, limit: Limit | None
+) -> list[str]:
+    shape = f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp}"
+    if plan.predicted is None:
+        return [f"the plan given ({shape}) predicts no time: it is not known how long the run will take"]
+    step_s = plan.predicted.step_time_s["total"]
+    time = WallTime(step_s, prepared.run.steps, start_up_s)
+    what = "the plan given" if prepared.plan else f"provisional plan on {len(topology.nodes)} nodes as last measured"
+    lines = [f"{what}: {shape}, {format_seconds(step_s)} a step predicted", duration_words(time, topology)]
+    return lines if limit is None else [*lines, limit_words(time, limit, prepared.run.cluster.save_notice_s)]
+
+
+def last_known(runs: Path, nodes: frozenset[str], count: int) -> Known | None:
+    """The newest topology among the runs that holds at least `count` of these nodes, and of it only them."""
+    for path in sorted(runs.glob("*/topology.json"), key=lambda path: path.stat().st_mtime, reverse=True):
+        try:
+            topology = Topology.read(path)
+        except FileError:
+            continue
+        names = [name for name in _taken(topology) if name in nodes]
+        if not topology.provenance.loopback and len(names) >= count:
+            return Known(topology.only(names), path.parent)
+    return None
+
+
+def _taken(topology: Topology) -> list[str]:
+    """Its nodes without those that its verdict excludes."""
+    return [node.id for node in topology.nodes if node.id not in topology.verdict.exclude]

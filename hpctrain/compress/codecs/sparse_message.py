@@ -1,0 +1,68 @@
+"""Chosen numbers of a tensor as one message that says itself how it is written."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hpctrain.compress.codecs.indices import IndexForm, decode_positions, encode_positions
+from hpctrain.compress.codecs.values import ValueCode, decode_values, encode_values
+
+_HEAD_BYTES = 6 * 8
+"""Six int64 numbers: value code, index form, numel, count, bytes of the values, bytes of the index."""
+ALIGNMENT = 8
+"""Each part begins at a multiple of this, and the whole is one: messages may stand behind one another and still be
+read without a copy."""
+
+
+def encode(positions: Tensor, values: Tensor, numel: int, code: ValueCode) -> Tensor:
+    """Write a message.
+
+    Args:
+        positions: [k], int64, ascending, without repetition, from 0 to below `numel`.
+        values: [k], fp32: the numbers at these positions.
+        numel: of the tensor.
+        code: precision of the values.
+
+    Returns:
+        [·], uint8; its length is a multiple of 8.
+    """
+    form, index = encode_positions(positions, numel)
+    data = encode_values(values.contiguous(), code)
+    head = torch.tensor([code, form, numel, positions.numel(), data.numel(), index.numel()], dtype=torch.int64)
+    parts = [head.view(torch.uint8).to(positions.device)]
+    for part in (data, index):
+        parts += [part, part.new_zeros(-part.numel() % ALIGNMENT)]
+    return torch.cat(parts)
+
+
+def decode(message: Tensor, numel: int) -> tuple[Tensor, Tensor]:
+    """Read a message.
+
+    Args:
+        message: as `encode` gave it; its memory begins at a multiple of 8, and there may be padding behind it.
+        numel: of the tensor that the reader has.
+
+    Returns:
+        Positions [k], int64, ascending, and values [k], fp32.
+
+    Raises:
+        ValueError: the message is of a tensor of another size, or is cut off.
+    """
+    code, form, of, count, data_bytes, index_bytes = message[:_HEAD_BYTES].view(torch.int64).tolist()
+    index_start = _HEAD_BYTES + -(-data_bytes // ALIGNMENT) * ALIGNMENT
+    if of != numel or index_start + index_bytes > message.numel():
+        raise ValueError(
+            f"a message of {message.numel()} bytes about {of} numbers arrived where one about {numel} was expected: "
+            "the ranks do not agree on the gradients"
+        )
+    values = decode_values(message[_HEAD_BYTES : _HEAD_BYTES + data_bytes], count, ValueCode(code))
+    index = message[index_start : index_start + index_bytes]
+    return decode_positions(IndexForm(form), index, numel), values
+
+
+def rounded(values: Tensor, code: ValueCode) -> Tensor:
+    """What `decode` will give for these values: [k], fp32."""
+    if code is ValueCode.FP32:
+        return values
+    return decode_values(encode_values(values.contiguous(), code), values.numel(), code)

@@ -1,0 +1,107 @@
+"""Numbers as bytes, in full or in less precision. What rounding takes is for the caller's residual."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hpctrain.compress.codecs.indices import pack_bits, unpack_bits
+
+BLOCK = 256
+"""Numbers that share a scale; its 4 bytes add 0.016 to each."""
+_LARGEST = 15
+"""fp16 holds magnitudes up to 2^16; the largest of a block lands below 2^15."""
+_LEAST_EXPONENT = -100
+"""Below, 2^(15−exponent) would not be an fp32 number; such gradients are zero for all purposes."""
+
+
+class ValueCode(IntEnum):
+    """In which precision numbers are sent."""
+
+    FP32 = 0
+    """Exactly."""
+    FP16 = 1
+    """11 bits of mantissa, of the number times a power of two for its block: gradients alone are below its range."""
+    BF16 = 2
+    """8 bits of mantissa, and the range of fp32."""
+    INT8 = 3
+    """255 steps between plus and minus the largest magnitude of the block."""
+    SIGN = 4
+    """One bit, and the block's mean magnitude (Seide et al. 2014; the mean as in signSGD-EF, Karimireddy 2019)."""
+
+
+def encode_values(values: Tensor, code: ValueCode) -> Tensor:
+    """Write numbers.
+
+    Args:
+        values: [k], fp32, contiguous, finite.
+        code: how.
+
+    Returns:
+        [·], uint8, scales of the blocks first.
+    """
+    match code:
+        case ValueCode.FP32:
+            return values.view(torch.uint8)
+        case ValueCode.BF16:
+            return values.bfloat16().view(torch.uint8)
+        case ValueCode.FP16:
+            blocks = _blocks(values)
+            scales = torch.exp2(_LARGEST - _exponents(blocks))
+            return _joined(scales, (blocks * scales).flatten()[: values.numel()].half())
+        case ValueCode.INT8:
+            blocks = _blocks(values)
+            scales = blocks.abs().amax(1, keepdim=True) / 127
+            steps = blocks / scales.clamp_min(torch.finfo(torch.float32).tiny)
+            return _joined(scales, steps.round_().clamp_(-127, 127).flatten()[: values.numel()].to(torch.int8))
+        case ValueCode.SIGN:
+            blocks = _blocks(values)
+            sizes = torch.full_like(blocks[:, :1], BLOCK)
+            sizes[-1:] -= blocks.numel() - values.numel()
+            return _joined(blocks.abs().sum(1, keepdim=True) / sizes, pack_bits(values >= 0))
+
+
+def decode_values(data: Tensor, count: int, code: ValueCode) -> Tensor:
+    """The numbers, as far as their precision goes: [count], fp32.
+
+    Args:
+        data: as `encode_values` gave it; its memory begins at a multiple of 4.
+        count: how many.
+        code: as given to `encode_values`.
+    """
+    match code:
+        case ValueCode.FP32:
+            return data.view(torch.float32)
+        case ValueCode.BF16:
+            return data.view(torch.bfloat16).float()
+    scales_bytes = 4 * -(-count // BLOCK)
+    scales, rest = data[:scales_bytes].view(torch.float32), data[scales_bytes:]
+    match code:
+        case ValueCode.FP16:
+            return _scaled(rest.view(torch.float16).float(), 1 / scales)
+        case ValueCode.INT8:
+            return _scaled(rest.view(torch.int8).float(), scales)
+        case ValueCode.SIGN:
+            return _scaled(unpack_bits(rest, count).float().mul_(2).sub_(1), scales)
+
+
+def _blocks(values: Tensor) -> Tensor:
+    """[ceil(k/BLOCK), BLOCK], zeros at the end."""
+    return F.pad(values, (0, -values.numel() % BLOCK)).view(-1, BLOCK)
+
+
+def _exponents(blocks: Tensor) -> Tensor:
+    """[blocks, 1]: the smallest power of two above every magnitude of a block."""
+    return torch.frexp(blocks.abs().amax(1, keepdim=True)).exponent.clamp_min(_LEAST_EXPONENT).float()
+
+
+def _joined(scales: Tensor, rest: Tensor) -> Tensor:
+    return torch.cat([scales.flatten().view(torch.uint8), rest.view(torch.uint8)])
+
+
+def _scaled(numbers: Tensor, scales: Tensor) -> Tensor:
+    count = numbers.numel()
+    return (_blocks(numbers) * scales.unsqueeze(1)).flatten()[:count]

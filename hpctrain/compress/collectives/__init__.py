@@ -1,0 +1,1 @@
+"""How compressed gradients travel: gathered, exchanged or scattered over ranks."""

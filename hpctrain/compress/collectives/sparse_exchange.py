@@ -1,0 +1,95 @@
+"""Messages of unequal size between ranks: sizes first, then bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hpctrain.base.activity import ACTIVITY
+from hpctrain.compress.collectives.gathering import all_gather
+
+_SIZE_BYTES = 8
+
+
+def parts_by_load(loads: Sequence[int], sizes: Sequence[int], world: int) -> list[int]:
+    """Where to cut tensors that stand behind one another into a part for each rank, all with the same load.
+
+    Within a tensor the load counts as even. Without any load, the parts are equal in numbers.
+
+    Args:
+        loads: numbers that are expected to be sent of each tensor.
+        sizes: numbers of each tensor.
+        world: how many parts.
+
+    Returns:
+        The borders: world + 1, ascending, from 0 to the sum of the sizes.
+    """
+    if not sum(loads):
+        loads = sizes
+    ends = list(accumulate(loads))
+    borders = [0]
+    tensor, before = 0, 0
+    for part in range(1, world):
+        # In whole numbers, so that all ranks cut at the same place.
+        target = part * ends[-1] // world
+        while ends[tensor] < target:
+            before += sizes[tensor]
+            tensor += 1
+        within = target - (ends[tensor] - loads[tensor])
+        borders.append(before + within * sizes[tensor] // max(1, loads[tensor]))
+    return [*borders, sum(sizes)]
+
+
+def exchange(messages: list[Tensor], group: dist.ProcessGroup) -> tuple[list[Tensor], int]:
+    """Send each rank its message, and get those of all others. Collective.
+
+    Args:
+        messages: uint8, by the rank that gets it; the own one may be empty.
+        group: the ranks.
+
+    Returns:
+        The messages by the rank that sent them, and the bytes that this rank put on the wire.
+    """
+    outgoing = torch.cat(messages)
+    sizes = [message.numel() for message in messages]
+    sizes_there = torch.tensor(sizes, dtype=torch.int64, device=outgoing.device)
+    sizes_here = torch.empty_like(sizes_there)
+    with ACTIVITY.doing("all-to-all over dp, sizes", waits=True):
+        dist.all_to_all_single(sizes_here, sizes_there, group=group)
+    expected: list[int] = sizes_here.tolist()
+    incoming = outgoing.new_empty(sum(expected))
+    with ACTIVITY.doing("all-to-all over dp, sparse", waits=True):
+        dist.all_to_all_single(incoming, outgoing, expected, sizes, group=group)
+    others = len(messages) - 1
+    sent = sum(sizes) - sizes[dist.get_rank(group)] + others * _SIZE_BYTES
+    return list(incoming.split(expected)), sent
+
+
+def gather(message: Tensor, group: dist.ProcessGroup) -> tuple[list[Tensor], int]:
+    """Send one message to all ranks, and get theirs. Collective.
+
+    Args:
+        message: uint8.
+        group: the ranks.
+
+    Returns:
+        The messages by the rank that sent them, and the bytes that this rank put on the wire: the largest message's,
+        to which all are filled up, times the other ranks.
+    """
+    world = dist.get_world_size(group)
+    size = torch.tensor([message.numel()], dtype=torch.int64, device=message.device)
+    sizes = size.new_empty(world)
+    with ACTIVITY.doing("all-gather over dp, sizes", waits=True):
+        all_gather(sizes, size, group=group)
+    expected: list[int] = sizes.tolist()
+    largest = max(expected)
+    filled = torch.cat([message, message.new_zeros(largest - message.numel())])
+    incoming = message.new_empty(world * largest)
+    with ACTIVITY.doing("all-gather over dp, sparse", waits=True):
+        all_gather(incoming, filled, group=group)
+    messages = [part[:bytes_] for part, bytes_ in zip(incoming.split(largest), expected, strict=True)]
+    return messages, (world - 1) * (largest + _SIZE_BYTES)

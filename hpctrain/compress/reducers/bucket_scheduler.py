@@ -1,0 +1,89 @@
+"""Which gradients of a step are sent together, and when: beside the backward pass where that is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from hpctrain.compress.reducers.gradient_ready import Arrivals
+from hpctrain.records.plan.codec import BUCKET_BYTES
+
+
+class Departures:
+    """Sends the buckets of each step in the same order on every rank, whatever order they become ready in."""
+
+    def __init__(self, send: Callable[[int, list[Tensor]], None], bucket_bytes: int = BUCKET_BYTES) -> None:
+        """
+        Args:
+            send: takes the number of a bucket, counted from 0 in each step, and its gradients.
+            bucket_bytes: of gradients that go together.
+        """
+        self._send = send
+        self._bucket_bytes = bucket_bytes
+        self._sent = 0
+        """Buckets sent in this step."""
+        self._arrivals: Arrivals | None = None
+        self.buckets: list[list[int]] = []
+        """Positions in the list of gradients, in the order in which they are sent; empty before the first step."""
+
+    def listen(self, parameters: list[nn.Parameter]) -> None:
+        """From the second step on, send a bucket as soon as the backward pass has finished its gradients.
+
+        Args:
+            parameters: in the order in which `complete` gets their gradients.
+        """
+        self._arrivals = Arrivals(parameters, self._send_ready)
+        self._arrivals.listen()
+
+    def complete(self, gradients: list[Tensor]) -> None:
+        """The backward pass is over: send what has not left yet. The next step begins.
+
+        Raises:
+            RuntimeError: a gradient was added to after it was sent.
+        """
+        if not self.buckets:
+            self.buckets = positions(gradients, self._bucket_bytes)
+        for bucket in self.buckets[self._sent :]:
+            self._depart([gradients[index] for index in bucket])
+        self._sent = 0
+        if self._arrivals is not None:
+            self._arrivals.next_step()
+
+    def _send_ready(self, arrivals: Arrivals) -> None:
+        for bucket in self.buckets[self._sent :]:
+            if not all(arrivals.complete[index] for index in bucket):
+                return
+            self._depart([arrivals.gradient(index) for index in bucket])
+
+    def _depart(self, tensors: list[Tensor]) -> None:
+        self._send(self._sent, tensors)
+        self._sent += 1
+
+
+def parts_of(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+    """Views of a flat tensor in the shapes of these, one after the other."""
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def positions(gradients: list[Tensor], limit_bytes: int) -> list[list[int]]:
+    """The buckets as positions, the last gradients first: a backward pass finishes them first."""
+    left = list(range(len(gradients)))[::-1]
+    groups = buckets([gradients[index] for index in left], limit_bytes)
+    return [[left.pop(0) for _ in group] for group in groups]
+
+
+def buckets(tensors: list[Tensor], limit_bytes: int) -> list[list[Tensor]]:
+    """Consecutive tensors of one dtype, grouped up to `limit_bytes`; a larger tensor is a bucket of its own."""
+    groups: list[list[Tensor]] = []
+    size = 0
+    for tensor in tensors:
+        bytes_ = tensor.numel() * tensor.element_size()
+        if groups and size + bytes_ <= limit_bytes and groups[-1][0].dtype == tensor.dtype:
+            groups[-1].append(tensor)
+            size += bytes_
+        else:
+            groups.append([tensor])
+            size = bytes_
+    return groups

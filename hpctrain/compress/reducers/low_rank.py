@@ -1,0 +1,262 @@
+"""Gradients as products of two thin matrices (PowerSGD: Vogels, Karimireddy, Jaggi, 2019, arXiv:1905.13727)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hpctrain.base.activity import ACTIVITY
+from hpctrain.base.errors import CheckpointError
+from hpctrain.compress.codecs.orthonormal import orthonormalize
+from hpctrain.compress.reducers.reducer import DenseReducer, kept_ratio
+from hpctrain.compress.reducers.warm_up import WarmUp
+
+
+@dataclass(frozen=True)
+class PowerSgdSettings:
+    """How matrices are sent as products."""
+
+    rank: int = 4
+    """Columns of the thin matrices, r: of an m × n matrix r·(m + n) numbers are sent."""
+    warmup_steps: int = 100
+    """Steps at the beginning of a run whose gradients are summed exactly."""
+    min_compression: float = 2.0
+    """A matrix that would not shrink by this factor is summed exactly."""
+    feedback: Literal["standard", "none"] = "standard"
+    """Whether what a product leaves out is added to the next gradient, or lost."""
+    warm_start: bool = True
+    """Whether a step's search for the largest directions begins with the ones found before, or with random ones."""
+    seed: int = 0
+    """Of the random directions, the same on every rank."""
+
+
+class PowerSgdReducer:
+    """Sums of matrices by their largest directions, in two messages a step whatever the number of matrices.
+
+    With M the sum of a rank's gradient and its residual: P = M·Q is summed over the ranks and made orthonormal, then
+    Q = Mᵀ·P is summed; P·Qᵀ stands for the sum of the gradients. A rank's residual is what P·(its own Q)ᵀ leaves of its
+    M, so all residuals and what was applied add up to all gradients. Tensors that are not compressed travel with P.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, chosen: Sequence[int], settings: PowerSgdSettings) -> None:
+        """
+        Args:
+            group: the replicas.
+            chosen: positions in the list of gradients of those that may be compressed; of these, ones with fewer than
+                two dimensions or too small for the rank are summed exactly, too.
+            settings: the same on every rank.
+        """
+        self._group = group
+        self._world = dist.get_world_size(group)
+        self._settings = settings
+        self._chosen = frozenset(chosen)
+        self._families: list[Family] = []
+        self._loaded: dict[str, Tensor] = {}
+        """What `load_state` was given, until the first step tells the shapes."""
+        self._warm_up: WarmUp | None = None
+        self._norms: list[Tensor] = []
+        """Of this rank's matrices in the last step, where it was compressed."""
+
+    def reduce(self, gradients: list[Tensor]) -> int:
+        if self._world == 1:
+            return 0
+        warm_up = self._warm_up or self._begin(gradients)
+        agreed = warm_up.agreed
+        compressed = warm_up.over(gradients[0].device)
+        if not agreed:
+            self._share_directions()
+        matrices = [gradients[index] for index in self._matrices]
+        self._norms = []
+        others = [gradient for index, gradient in enumerate(gradients) if index not in self._compressed]
+        if not compressed or not matrices:
+            return self._dense_others.reduce(others) + self._dense_matrices.reduce(matrices)
+        if not self._settings.warm_start:
+            # By the step that the ranks agree on: those that joined later must draw the same directions.
+            self._q.copy_(self._random(warm_up.step))
+        return self._reduce_products(gradients, others, matrices)
+
+    def _reduce_products(self, gradients: list[Tensor], others: list[Tensor], matrices: list[Tensor]) -> int:
+        norms = torch._foreach_norm(matrices, dtype=torch.float32)
+        for family in self._families:
+            family.project([gradients[index] for index in family.members])
+        sent_bytes = self._first.reduce([*others, self._p])
+        # The sums are the same on every rank, so all decide alike; the residuals were not touched yet.
+        if not bool(torch.stack([tensor.isfinite().all() for tensor in (self._p, *others)]).all()):
+            return sent_bytes + self._dense_matrices.reduce(matrices)
+        for family in self._families:
+            orthonormalize(family.p)
+            family.project_back([gradients[index] for index in family.members])
+        with ACTIVITY.doing("all-reduce over dp, second factors", waits=True):
+            dist.all_reduce(self._q, group=self._group)
+        for family in self._families:
+            family.apply([gradients[index] for index in family.members])
+        self._norms = list(norms)
+        return sent_bytes + 2 * (self._world - 1) * self._q.numel() * self._q.element_size() // self._world
+
+    def metrics(self) -> dict[str, float]:
+        """Of the last step, where it was compressed: residual_norm_ratio, the norm of what this rank keeps by that of
+        its gradient."""
+        residuals = [family.residual for family in self._families if family.residual is not None]
+        if not residuals or not self._norms:
+            return {}
+        kept = torch.stack(torch._foreach_norm(residuals)).norm()
+        return kept_ratio(float(kept), float(torch.stack(self._norms).norm()))
+
+    def state(self) -> dict[str, Tensor]:
+        """Residuals, directions and the number of steps, of this rank; live tensors, changed by the next step."""
+        if self._warm_up is None:
+            return dict(self._loaded)
+        state = {"steps": self._warm_up.state()}
+        for family in self._families:
+            for row, index in enumerate(family.members):
+                state[f"q.{index}"] = family.q[row]
+                if family.residual is not None:
+                    state[f"residual.{index}"] = family.residual[row]
+        return state
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Go on behind a `state`; what is missing in it starts afresh.
+
+        Raises:
+            CheckpointError: a tensor in it has another shape than here; raised by the first step where none was yet.
+        """
+        if self._warm_up is None:
+            self._loaded = dict(state)
+            return
+        self.drop_state()
+        self._warm_up.load_state(state.get("steps"))
+        for family in self._families:
+            for row, index in enumerate(family.members):
+                _restore(family.q[row], state, f"q.{index}")
+                if family.residual is not None:
+                    _restore(family.residual[row], state, f"residual.{index}")
+
+    def drop_state(self) -> None:
+        """Forget residuals and directions; on all ranks or on none."""
+        self._loaded = {}
+        for family in self._families:
+            if family.residual is not None:
+                family.residual.zero_()
+        if self._families:
+            self._q.copy_(self._fresh)
+
+    def _begin(self, gradients: list[Tensor]) -> WarmUp:
+        shapes: dict[tuple[int, int], list[int]] = {}
+        for index, gradient in enumerate(gradients):
+            if index in self._chosen and gradient.ndim >= 2:
+                rows, columns = gradient.shape[0], math.prod(gradient.shape[1:])
+                if self._pays(rows, columns):
+                    shapes.setdefault((rows, columns), []).append(index)
+        self._matrices = [index for members in shapes.values() for index in members]
+        self._compressed = frozenset(self._matrices)
+        device = gradients[0].device
+        self._q = torch.empty(self._length(shapes, 1), device=device)
+        self._p = torch.empty(self._length(shapes, 0), device=device)
+        self._fresh = self._random(0).to(device)
+        self._q.copy_(self._fresh)
+        p, q, fresh = (self._split(flat, shapes, side) for flat, side in ((self._p, 0), (self._q, 1), (self._fresh, 1)))
+        self._families = [
+            Family(members, p[at], q[at], fresh[at], self._residual(len(members), shape, device))
+            for at, (shape, members) in enumerate(shapes.items())
+        ]
+        self._first, self._dense_others = DenseReducer(self._group), DenseReducer(self._group)
+        self._dense_matrices = DenseReducer(self._group)
+        self._warm_up = WarmUp(self._group, self._settings.warmup_steps)
+        loaded = self._loaded
+        if loaded:
+            self.load_state(loaded)
+        return self._warm_up
+
+    def _pays(self, rows: int, columns: int) -> bool:
+        sent = self._settings.rank * (rows + columns)
+        return self._settings.rank <= min(rows, columns) and sent * self._settings.min_compression <= rows * columns
+
+    def _length(self, shapes: dict[tuple[int, int], list[int]], side: int) -> int:
+        return self._settings.rank * sum(shape[side] * len(members) for shape, members in shapes.items())
+
+    def _split(self, flat: Tensor, shapes: dict[tuple[int, int], list[int]], side: int) -> list[Tensor]:
+        """One [matrices, rows or columns, rank] a shape, all of them in the memory of a message."""
+        rank = self._settings.rank
+        parts = flat.split([rank * shape[side] * len(members) for shape, members in shapes.items()])
+        pairs = zip(parts, shapes.items(), strict=True)
+        return [part.view(len(members), shape[side], rank) for part, (shape, members) in pairs]
+
+    def _residual(self, count: int, shape: tuple[int, int], device: torch.device) -> Tensor | None:
+        return None if self._settings.feedback == "none" else torch.zeros(count, *shape, device=device)
+
+    def _random(self, step: int) -> Tensor:
+        # On the processor, whatever the gradients are on: every kind of device must get the same numbers.
+        generator = torch.Generator().manual_seed(self._settings.seed * 1_000_003 + step)
+        return torch.randn(self._q.numel(), generator=generator)
+
+    def _share_directions(self) -> None:
+        """Everyone goes on with the directions of the group's first rank: a rank that joined later has other ones."""
+        if self._families:
+            dist.broadcast(self._q, group=self._group, group_src=0)
+
+
+@dataclass
+class Family:
+    """The matrices of one shape, so that a device starts one kernel for all of them."""
+
+    members: list[int]
+    """Their positions in the list of gradients."""
+    p: Tensor
+    """[matrices, rows, rank], in the memory of the first message."""
+    q: Tensor
+    """[matrices, columns, rank], in the memory of the second message; kept from step to step."""
+    fresh: Tensor
+    """Random directions, shaped as `q`."""
+    residual: Tensor | None
+    """[matrices, rows, columns]; None without feedback."""
+
+    def project(self, gradients: list[Tensor]) -> None:
+        """P = (residual + gradient)·Q. The residual is only read: whether this step counts is not known yet."""
+        # A direction that the sum did not have stays zero for ever unless it is drawn again.
+        torch.where(self.q.square().sum(dim=1, keepdim=True) > 0, self.q, self.fresh, out=self.q)
+        if self.residual is None:
+            self.p.zero_()
+        else:
+            torch.bmm(self.residual, self.q, out=self.p)
+        for p, q, gradient in zip(self.p, self.q, gradients, strict=True):
+            p.addmm_(_matrix(gradient), q)
+
+    def project_back(self, gradients: list[Tensor]) -> None:
+        """Q = (residual + gradient)ᵀ·P; from here on the gradient is in the residual."""
+        if self.residual is None:
+            for p, q, gradient in zip(self.p, self.q, gradients, strict=True):
+                torch.mm(_matrix(gradient).T, p, out=q)
+            return
+        torch._foreach_add_(list(self.residual), [_matrix(gradient) for gradient in gradients])
+        torch.bmm(self.residual.transpose(1, 2), self.p, out=self.q)
+        self.residual.baddbmm_(self.p, self.q.transpose(1, 2), alpha=-1)
+
+    def apply(self, gradients: list[Tensor]) -> None:
+        """Write P·Qᵀ over the gradients."""
+        for p, q, gradient in zip(self.p, self.q, gradients, strict=True):
+            if gradient.ndim == 2 and gradient.dtype == p.dtype:
+                torch.mm(p, q.T, out=gradient)
+            else:
+                gradient.copy_((p @ q.T).view_as(gradient))
+
+
+def _matrix(gradient: Tensor) -> Tensor:
+    return gradient.float().reshape(gradient.shape[0], -1)
+
+
+def _restore(target: Tensor, state: dict[str, Tensor], key: str) -> None:
+    source = state.get(key)
+    if source is None:
+        return
+    if source.shape != target.shape:
+        raise CheckpointError(
+            f"compression state {key}: found shape {list(source.shape)}, allowed {list(target.shape)}; "
+            "drop the state of the reducers where the layout of the ranks changed"
+        )
+    target.copy_(source)

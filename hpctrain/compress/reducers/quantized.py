@@ -1,0 +1,148 @@
+"""Gradients that travel as integers of few bits, and what rounding takes of them is sent later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hpctrain.base.errors import CheckpointError
+from hpctrain.compress.codecs.integers import BLOCK, Bits, IntegerCode
+from hpctrain.compress.reducers.bucket_scheduler import parts_of
+from hpctrain.compress.reducers.reducer import kept_ratio
+
+_PREFIX = "residual."
+
+
+class QuantizedWire:
+    """Integers with a scale a block, rounded on their way out and, as sums, on their way back.
+
+    A rank keeps what rounding took of its own numbers and of the sums that it owns, and adds it to the next gradient
+    (error feedback, as in 1-bit Adam: Tang et al. 2021, arXiv:2102.02888): what was applied and what all ranks keep
+    add up to all gradients. A bucket of which any number is not finite on any rank is summed to what is not finite in
+    its place, and what is kept of that bucket stays as it was.
+    """
+
+    granule = BLOCK
+
+    def __init__(self, bits: Bits) -> None:
+        """
+        Args:
+            bits: of each number on the wire.
+        """
+        self._code = IntegerCode(bits)
+        self._kept: dict[tuple[int, ...], _Kept] = {}
+        """By bucket."""
+        self._loaded: dict[str, Tensor] = {}
+        """What `load_state` was given, until the first step tells the buckets."""
+        self._spare: list[Tensor] = []
+
+    def bytes_of(self, numbers: int) -> int:
+        return self._code.bytes_of(numbers)
+
+    def write(self, bucket: Sequence[int], tensors: list[Tensor], outgoing: Tensor) -> None:
+        key = tuple(bucket)
+        length = outgoing.shape[0] * (outgoing.shape[1] // self.bytes_of(BLOCK)) * BLOCK
+        kept = self._kept.get(key) or self._begin(key, tensors, length)
+        left = self._memory(length, kept.residual)
+        numbers = sum(tensor.numel() for tensor in tensors)
+        torch._foreach_copy_(parts_of(left[:numbers], tensors), tensors)
+        left[numbers:] = 0
+        kept.square = torch.dot(left, left)
+        left += kept.residual
+        for part, message in zip(left.view(len(outgoing), -1), outgoing, strict=True):
+            self._code.write(part, message)
+        kept.left = left
+
+    def add_up(self, bucket: Sequence[int], incoming: Tensor, rank: int) -> Tensor:
+        left = self._kept[tuple(bucket)].left
+        assert left is not None, "the bucket was written in this step"
+        total = torch.empty_like(left.view(len(incoming), -1)[rank])
+        first, *others = incoming
+        self._code.read(first, total)
+        for message in others:
+            self._code.add(message, total)
+        part = torch.empty_like(incoming[rank])
+        self._code.write(total, part)
+        left.view(len(incoming), -1)[rank] += total
+        return part
+
+    def read(self, bucket: Sequence[int], gathered: Tensor, tensors: list[Tensor]) -> None:
+        kept = self._kept[tuple(bucket)]
+        left, kept.left = kept.left, None
+        assert left is not None, "the bucket was written in this step"
+        # All ranks read the same messages, so that all decide alike.
+        if bool(torch.stack([self._code.finite(message) for message in gathered]).all()):
+            kept.residual, left = left, kept.residual
+        for part, message in zip(left.view(len(gathered), -1), gathered, strict=True):
+            self._code.read(message, part)
+        numbers = sum(tensor.numel() for tensor in tensors)
+        torch._foreach_copy_(tensors, parts_of(left[:numbers], tensors))
+        self._spare.append(left)
+
+    def state(self) -> dict[str, Tensor]:
+        """What this rank keeps of each gradient, flat; shared memory."""
+        found = dict(self._loaded)
+        for bucket, kept in self._kept.items():
+            parts = kept.residual[: sum(kept.sizes)].split(kept.sizes)
+            found.update({f"{_PREFIX}{index}": part for index, part in zip(bucket, parts, strict=True)})
+        return found
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Go on from what `state` gave; what is missing starts at zero.
+
+        A residual of another size than its gradient makes the next step raise CheckpointError.
+        """
+        self._kept = {}
+        self._loaded = {key: tensor.detach().flatten().clone() for key, tensor in state.items()}
+
+    def drop_state(self) -> None:
+        """Forget everything that is kept."""
+        self.load_state({})
+
+    def metrics(self) -> dict[str, float]:
+        """residual_norm_ratio, of the last step."""
+        if not self._kept:
+            return {}
+        kept = torch.stack([torch.dot(each.residual, each.residual) for each in self._kept.values()]).sum().sqrt()
+        gradient = torch.stack([each.square for each in self._kept.values()]).sum().sqrt()
+        return kept_ratio(float(kept), float(gradient))
+
+    def _begin(self, bucket: tuple[int, ...], tensors: list[Tensor], length: int) -> _Kept:
+        sizes = [tensor.numel() for tensor in tensors]
+        residual = tensors[0].new_zeros(length)
+        for index, part in zip(bucket, residual[: sum(sizes)].split(sizes), strict=True):
+            loaded = self._loaded.pop(f"{_PREFIX}{index}", None)
+            if loaded is None:
+                continue
+            if loaded.numel() != part.numel():
+                raise CheckpointError(
+                    f"{_PREFIX}{index}: found {loaded.numel()} numbers for a gradient of {part.numel()}; allowed: a "
+                    "state saved with the same parallel degrees; drop it to start afresh"
+                )
+            part.copy_(loaded)
+        kept = self._kept[bucket] = _Kept(residual, sizes, residual.new_zeros(()))
+        return kept
+
+    def _memory(self, numbers: int, like: Tensor) -> Tensor:
+        """Kept memory, because fresh pages cost more than what is written to them."""
+        for index, spare in enumerate(self._spare):
+            if spare.numel() == numbers:
+                return self._spare.pop(index)
+        return like.new_empty(numbers)
+
+
+@dataclass
+class _Kept:
+    """Of a bucket, in the order in which its gradients stand there, filled up with zeros."""
+
+    residual: Tensor
+    """[n], fp32: what this rank has not sent."""
+    sizes: list[int]
+    """Numbers of each gradient."""
+    square: Tensor
+    """Squared norm of this rank's gradient in the last step."""
+    left: Tensor | None = None
+    """[n], fp32: the residual to be, while the bucket is on its way."""

@@ -1,0 +1,291 @@
+"""Sums of the largest numbers only: each rank sends its choice to the owners of the sums, who send a choice of those
+to all. What was not sent stays with the rank that has it, and goes into its next choice.
+
+At N ranks a number of a gradient costs 2·(N−1)/N·b bytes, b being what a message has for each, whatever N is. Sending
+every choice to every rank would cost (N−1)·b (the same at N = 2, where it is done, because it needs one exchange less
+and loses nothing of the sum).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hpctrain.compress.codecs.sparse_message import decode, encode, rounded
+from hpctrain.compress.codecs.values import ValueCode
+from hpctrain.compress.collectives.feedback import Feedback
+from hpctrain.compress.collectives.sparse_exchange import exchange, gather, parts_by_load
+from hpctrain.compress.reducers.reducer import DenseReducer, kept_ratio
+from hpctrain.compress.select.selectors import Selector, seed_of, select_with_values
+from hpctrain.compress.select.sparse_counts import Counts
+
+Exchange = Literal["auto", "owners", "all"]
+_STEP = "step"
+
+
+@dataclass(frozen=True)
+class SparseSettings:
+    """Of the choice and its way over the wire."""
+
+    selector: Selector = "sampled"
+    values: ValueCode = ValueCode.BF16
+    exchange: Exchange = "auto"
+    """owners: to those who sum a part each. all: to every rank. auto: all for two ranks, else owners."""
+    seed: int = 0
+    """Of samples and random places; the same on all ranks."""
+
+
+class SparseReducer:
+    """Approximate sums, the same bits on every rank; tensors that are not compressed are summed exactly.
+
+    A step in which any rank's gradient is not finite is summed exactly and counts for nothing: neither residuals nor
+    profiles see it.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        compressed: Sequence[int],
+        counts: Counts,
+        feedback: Feedback,
+        settings: SparseSettings,
+    ) -> None:
+        """
+        Args:
+            group: the replicas.
+            compressed: positions of the tensors to compress in the list that `reduce` gets, ascending.
+            counts: how much of each is sent in which step.
+            feedback: what becomes of the rest.
+            settings: how it is chosen and sent.
+        """
+        self._group = group
+        self._world = dist.get_world_size(group)
+        self._rank = dist.get_rank(group)
+        self._compressed = list(compressed)
+        self._is_compressed = frozenset(compressed)
+        self._counts = counts
+        self._feedback = feedback
+        self._settings = settings
+        self._to_all = settings.exchange == "all" or (settings.exchange == "auto" and self._world == 2)
+        self._exempt = DenseReducer(group)
+        self._whole = DenseReducer(group)
+        self._step = 0
+        self._agreed = False
+        self._metrics: dict[str, float] = {}
+        self._square = torch.tensor(math.nan)
+        """Squared norm of this rank's compressed gradients in the last step."""
+        self._sum = torch.empty(0)
+
+    def reduce(self, gradients: list[Tensor]) -> int:
+        if self._world == 1:
+            return 0
+        tensors = [gradients[position] for position in self._compressed]
+        exempt = [gradient for position, gradient in enumerate(gradients) if position not in self._is_compressed]
+        if not tensors:
+            return self._exempt.reduce(exempt)
+        if not self._agreed:
+            self._step = self._counts.agree(self._step, tensors[0].device)
+            self._agreed = True
+        flat = [tensor.reshape(-1).float() for tensor in tensors]
+        squares = torch.stack(torch._foreach_norm(flat)).float().square()
+        self._square = squares.sum()
+        # Their sums tell every rank whether all gradients are finite, and cost no message of their own.
+        sent = self._exempt.reduce([*exempt, squares])
+        energies: list[float] = squares.tolist()
+        if not all(math.isfinite(energy) for energy in energies):
+            self._metrics = {"density": 1.0}
+            return sent + self._whole.reduce(tensors)
+        self._step += 1
+        sizes = [tensor.numel() for tensor in flat]
+        self._counts.observe(self._step, flat)
+        self._counts.close(self._step, sizes, flat[0].device)
+        wanted = self._counts.of(self._step, sizes)
+        if wanted is None:
+            sent += self._whole.reduce(tensors)
+            self._metrics = {"density": 1.0}
+        elif self._feedback.flushes(self._step):
+            sent += self._flush(tensors, flat)
+        else:
+            sent += self._send(tensors, flat, wanted, energies)
+        self._feedback.end_step(self._step)
+        return sent
+
+    def metrics(self) -> dict[str, float]:
+        """Figures of the last step: density, the share of numbers this rank sent of the compressed tensors; and
+        residual_norm_ratio, the norm of what it keeps by that of its gradient, where that is a number."""
+        return self._metrics | kept_ratio(self._feedback.norm(), math.sqrt(float(self._square)))
+
+    def state(self) -> dict[str, Tensor]:
+        """What this rank keeps; shared memory."""
+        return {
+            _STEP: torch.tensor(self._step),
+            **self._feedback.state(),
+            **self._counts.state(self._compressed),
+        }
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Go on from what `state` gave; what is missing starts afresh. Where ranks loaded different steps, the next
+        `reduce` settles on the smallest."""
+        self._step = int(state.get(_STEP, 0))
+        self._feedback.load_state(state)
+        self._counts.load_state(state, self._compressed)
+        self._agreed = False
+
+    def drop_state(self) -> None:
+        """Start afresh, warm-up steps included."""
+        self.load_state({})
+
+    def _flush(self, tensors: list[Tensor], flat: list[Tensor]) -> int:
+        """Send everything, with all that was kept."""
+        for position, tensor, gradient in zip(self._compressed, tensors, flat, strict=True):
+            tensor.copy_(self._feedback.everything(str(position), gradient).view_as(tensor))
+        self._metrics = {"density": 1.0}
+        return self._whole.reduce(tensors)
+
+    def _send(self, tensors: list[Tensor], flat: list[Tensor], wanted: list[int], energies: list[float]) -> int:
+        scales = scales_of(energies, [tensor.numel() for tensor in flat])
+        keys = [str(position) for position in self._compressed]
+        with_kept = [self._feedback.add(key, gradient) for key, gradient in zip(keys, flat, strict=True)]
+        found = [self._select(layer, a, k) for layer, (a, k) in enumerate(zip(with_kept, wanted, strict=True))]
+        chosen = [places for places, _ in found]
+        values = [numbers.div_(scale) for (_, numbers), scale in zip(found, scales, strict=True)]
+        offsets = [0, *accumulate(tensor.numel() for tensor in flat)]
+        positions = torch.cat([places + start for places, start in zip(chosen, offsets, strict=False)])
+        self._metrics = {"density": positions.numel() / offsets[-1]}
+        borders = [0, offsets[-1]]
+        if not self._to_all:
+            borders = parts_by_load(wanted, [tensor.numel() for tensor in flat], self._world)
+        parts = _Parts(positions, torch.cat(values), borders)
+        own = None if self._to_all else self._rank
+        # What the others will read; of the part that this rank owns itself, all of it.
+        read = torch.cat([
+            part if index == own else rounded(part, self._settings.values) for index, part in enumerate(parts.values)
+        ])  # fmt: skip
+        lengths = [places.numel() for places in chosen]
+        for key, a, places, part, scale in zip(keys, with_kept, chosen, read.split(lengths), scales, strict=True):
+            self._feedback.keep(key, a, places, part * scale)
+        if self._to_all:
+            messages, sent = gather(self._message(parts, 0), self._group)
+            sums = [decode(message, offsets[-1]) for message in messages]
+        else:
+            sums, sent = self._by_owners(parts, wanted, offsets, scales)
+        _write(tensors, sums, offsets, scales)
+        return sent
+
+    def _by_owners(
+        self, parts: _Parts, wanted: list[int], offsets: list[int], scales: list[float]
+    ) -> tuple[list[tuple[Tensor, Tensor]], int]:
+        """The choice of the sums of each part, as positions in all tensors and values; and the bytes sent."""
+        nothing = parts.positions[0].new_empty(0, dtype=torch.uint8)
+        outgoing = [nothing if owner == self._rank else self._message(parts, owner) for owner in range(self._world)]
+        incoming, sent = exchange(outgoing, self._group)
+        start, end = parts.borders[self._rank : self._rank + 2]
+        total = self._zeros(end - start, parts.values[0])
+        # In the order of ranks: the sum must not depend on who was first.
+        for source, message in enumerate(incoming):
+            if source == self._rank:
+                total.index_add_(0, parts.positions[source], parts.values[source])
+            else:
+                total.index_add_(0, *decode(message, end - start))
+        positions, values = self._select_sums(total, parts, wanted, offsets)
+        message = encode(positions, values, end - start, self._settings.values)
+        total.index_add_(0, positions, rounded(values, self._settings.values), alpha=-1)
+        self._owe(total, start, offsets, scales)
+        gathered, sent_again = gather(message, self._group)
+        sums = []
+        for (begin, stop), message in zip(pairwise(parts.borders), gathered, strict=True):
+            places, numbers = decode(message, stop - begin)
+            sums.append((places + begin, numbers))
+        return sums, sent + sent_again
+
+    def _select_sums(
+        self, total: Tensor, parts: _Parts, wanted: list[int], offsets: list[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Positions within this rank's part, with the densities of the tensors that it is made of, and the sums
+        there."""
+        own = parts.positions[self._rank]
+        start = parts.borders[self._rank]
+        stretches = _overlaps(start, start + total.numel(), offsets)
+        if self._settings.selector == "random" or not stretches:
+            # With random, all ranks chose the same ones.
+            return own, total.index_select(0, own)
+        found = []
+        for layer, low, high in stretches:
+            k = -(-wanted[layer] * (high - low) // (offsets[layer + 1] - offsets[layer]))
+            places, values = self._select(layer, total[low - start : high - start], k)
+            found.append((places + (low - start), values))
+        return torch.cat([places for places, _ in found]), torch.cat([values for _, values in found])
+
+    def _owe(self, total: Tensor, start: int, offsets: list[int], scales: list[float]) -> None:
+        """Keep what is left of the sums of this rank's part."""
+        for layer, low, high in _overlaps(start, start + total.numel(), offsets):
+            key = str(self._compressed[layer])
+            self._feedback.owe(key, low - offsets[layer], total[low - start : high - start].mul_(scales[layer]))
+
+    def _select(self, layer: int, values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        return select_with_values(values, k, self._settings.selector, seed_of(self._settings.seed, self._step, layer))
+
+    def _message(self, parts: _Parts, index: int) -> Tensor:
+        size = parts.borders[index + 1] - parts.borders[index]
+        return encode(parts.positions[index], parts.values[index], size, self._settings.values)
+
+    def _zeros(self, size: int, like: Tensor) -> Tensor:
+        """Kept memory, because fresh pages cost more than what is written to them."""
+        if self._sum.numel() < size or self._sum.device != like.device:
+            self._sum = like.new_empty(size)
+        return self._sum[:size].zero_()
+
+
+class _Parts:
+    """A choice, cut at borders."""
+
+    def __init__(self, positions: Tensor, values: Tensor, borders: list[int]) -> None:
+        cuts = torch.searchsorted(positions, torch.tensor(borders, device=positions.device))
+        lengths: list[int] = cuts.diff().tolist()
+        self.borders = borders
+        self.positions = [part - start for part, start in zip(positions.split(lengths), borders, strict=False)]
+        """In each part, from its border on."""
+        self.values = values.split(lengths)
+
+
+def _overlaps(start: int, end: int, offsets: list[int]) -> list[tuple[int, int, int]]:
+    """Which tensors a stretch is made of: index, and where in all tensors it begins and ends there."""
+    return [
+        (layer, max(start, low), min(end, high))
+        for layer, (low, high) in enumerate(pairwise(offsets))
+        if max(start, low) < min(end, high)
+    ]
+
+
+def scales_of(energies: Sequence[float], sizes: Sequence[int]) -> list[float]:
+    """A power of two near the size of each tensor's numbers, by which they are divided on the wire: numbers of
+    several tensors share the scale of a block there. Exact, and the same wherever the energies are.
+
+    Args:
+        energies: squared norms of the tensors.
+        sizes: their numbers.
+    """
+    return [math.ldexp(1.0, math.frexp(energy / size)[1] // 2) for energy, size in zip(energies, sizes, strict=True)]
+
+
+def _write(tensors: list[Tensor], sums: list[tuple[Tensor, Tensor]], offsets: list[int], scales: list[float]) -> None:
+    """Make each tensor the sum of what was read, in this order, and zero elsewhere."""
+    split = []
+    for positions, values in sums:
+        cuts = torch.searchsorted(positions, torch.tensor(offsets, device=positions.device))
+        lengths: list[int] = cuts.diff().tolist()
+        split.append((positions.split(lengths), values.split(lengths)))
+    for layer, tensor in enumerate(tensors):
+        in_place = tensor.is_contiguous() and tensor.dtype == torch.float32
+        flat = tensor.view(-1).zero_() if in_place else torch.zeros(tensor.numel(), device=tensor.device)
+        for positions_of, values_of in split:
+            flat.index_add_(0, positions_of[layer] - offsets[layer], values_of[layer], alpha=scales[layer])
+        if not in_place:
+            tensor.copy_(flat.view_as(tensor))

@@ -1,0 +1,240 @@
+"""The largest numbers of each gradient, summed exactly where any rank sends one.
+
+After TAGC (Polyakov et al., EuroMLSys 2025) with lossless homomorphic compression (Li et al., 2024, arXiv:2402.07529):
+the ranks agree on an index of all positions that one of them sends, then sum the numbers at these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hpctrain.base.activity import ACTIVITY
+from hpctrain.compress.codecs.sketch import HASHES, fold, unfold
+from hpctrain.compress.collectives.feedback import Feedback
+from hpctrain.compress.reducers.reducer import DenseReducer, kept_ratio
+from hpctrain.compress.reducers.tagc_index import union_of
+from hpctrain.compress.reducers.warm_up import WarmUp
+
+Select = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+"""Values [n] in fp32, k -> int64 positions, sorted, of about k of them to send, and these numbers."""
+
+
+@dataclass(frozen=True)
+class TagcSettings:
+    """What is sent, and how."""
+
+    density: float = 0.05
+    """Share of each tensor's numbers that a rank sends."""
+    ratio: float | Literal["auto"] = "auto"
+    """How many times smaller than the gradient the message is. A number: a count sketch of that size, as published
+    with 2, 4 and 10; what cannot be read out of it stays in the residual. auto: one cell for each position of the
+    index, so that all is read, always, in the smallest message."""
+    warmup_steps: int = 100
+    """Steps at the beginning of a run whose gradients are summed exactly."""
+
+
+class TagcReducer:
+    """Exact sums of what the ranks chose to send; what nobody sends waits in the residuals.
+
+    Numbers travel as multiples of a quantum, a power of two by tensor that is agreed on in each step, in 32 bits that
+    the sum over the ranks just fits into. What rounding to the quantum takes goes to the residual, and sums of integers
+    are the same in whatever order, on whatever device, they are added up.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        chosen: Sequence[int],
+        settings: TagcSettings,
+        feedback: Feedback,
+        select: Select,
+    ) -> None:
+        """
+        Args:
+            group: the replicas.
+            chosen: positions in the list of gradients of those that are compressed; the others are summed exactly.
+            settings: the same on every rank.
+            feedback: what becomes of the numbers that are not sent; of this reducer alone.
+            select: chooses what a rank sends of a tensor.
+        """
+        self._group = group
+        self._world = dist.get_world_size(group)
+        self._chosen = tuple(chosen)
+        self._settings = settings
+        self._feedback = feedback
+        self._select = select
+        self._rest, self._whole = DenseReducer(group), DenseReducer(group)
+        self._warm_up = WarmUp(group, settings.warmup_steps)
+        self._metrics: dict[str, float] = {}
+        self._norm = torch.tensor(math.nan)
+        """Of this rank's gradients that are compressed, in the last step."""
+
+    def reduce(self, gradients: list[Tensor]) -> int:
+        if self._world == 1:
+            return 0
+        compressed = self._warm_up.over(gradients[0].device)
+        apart = set(self._chosen)
+        rest = [gradient for index, gradient in enumerate(gradients) if index not in apart]
+        tensors = [gradients[index] for index in self._chosen]
+        sent_bytes = self._rest.reduce(rest)
+        self._metrics = {}
+        if not compressed or not tensors:
+            return sent_bytes + self._whole.reduce(tensors)
+        sent_bytes += self._ring_bytes(1)
+        # A step with a number that is not finite counts for nothing: it is summed exactly, for all to see, and before
+        # a residual takes part in it.
+        if not self._finite_everywhere([*rest, *tensors]):
+            return sent_bytes + self._whole.reduce(tensors)
+        step = self._warm_up.step
+        if self._feedback.flushes(step):
+            for index, tensor in zip(self._chosen, tensors, strict=True):
+                tensor.copy_(self._feedback.everything(str(index), _flat(tensor)).view_as(tensor))
+            return sent_bytes + self._whole.reduce(tensors)
+        sent_bytes += self._reduce_chosen(tensors)
+        self._feedback.end_step(step)
+        return sent_bytes
+
+    def _reduce_chosen(self, tensors: list[Tensor]) -> int:
+        choices = self._choose(tensors)
+        total = sum(choice.tensor.numel() for choice in choices)
+        mine = torch.cat([choice.places + choice.start for choice in choices])
+        numbers = torch.cat([choice.numbers() for choice in choices])
+        with ACTIVITY.doing("index over dp", waits=True):
+            union, index_bytes = union_of(mine, total, self._group)
+        slots = torch.searchsorted(union, mine)
+        sums, found, cells = self._sum(slots, numbers, len(union), total)
+        arrived = found[slots]
+        self._metrics = {
+            "density": len(mine) / total,
+            "union_density": len(union) / total,
+            "unread": 1 - float(found.float().mean()) if len(found) else 0.0,
+        }
+        ends = torch.tensor([choice.start + choice.tensor.numel() for choice in choices], device=union.device)
+        union_counts = _counts(torch.searchsorted(union, ends))
+        own_counts = [len(choice.places) for choice in choices]
+        for choice, places, values, got in zip(
+            choices,
+            union.split(union_counts),
+            sums.split(union_counts),
+            arrived.split(own_counts),
+            strict=True,
+        ):
+            choice.finish(self._feedback, got, places, values)
+        return index_bytes + self._ring_bytes(cells) + self._ring_bytes(len(choices))
+
+    def _choose(self, tensors: list[Tensor]) -> list[_Choice]:
+        choices, start = [], 0
+        for index, tensor in zip(self._chosen, tensors, strict=True):
+            whole = self._feedback.add(str(index), _flat(tensor))
+            places, values = self._select(whole, math.ceil(self._settings.density * whole.numel()))
+            choices.append(_Choice(str(index), tensor, start, whole, places, values))
+            start += tensor.numel()
+        peaks = torch.stack(
+            [choice.values.abs().max() if len(choice.values) else choice.whole.new_zeros(()) for choice in choices]
+        )
+        with ACTIVITY.doing("all-reduce over dp, largest numbers", waits=True):
+            dist.all_reduce(peaks, op=dist.ReduceOp.MAX, group=self._group)
+        # Of a peak below 2^e, all ranks together stay below 2^(e + log2 n), and that is 2^30 quanta.
+        above = math.ceil(math.log2(self._world)) - 30
+        for choice, exponent in zip(choices, torch.frexp(peaks).exponent.tolist(), strict=True):
+            choice.quantum = 2.0 ** max(exponent + above, -126)
+        return choices
+
+    def _sum(self, slots: Tensor, numbers: Tensor, count: int, total: int) -> tuple[Tensor, Tensor, int]:
+        """The sums in all slots of the index, which of them could be read, and the cells that were sent."""
+        ratio = self._settings.ratio
+        if ratio == "auto":
+            message = torch.zeros(count, dtype=torch.int32, device=numbers.device)
+            message[slots] = numbers
+        else:
+            message = fold(slots, numbers, count, cells := max(HASHES, int(total / ratio)))
+        with ACTIVITY.doing("all-reduce over dp, chosen numbers", waits=True):
+            dist.all_reduce(message, group=self._group)
+        if ratio == "auto":
+            return message, torch.ones_like(message, dtype=torch.bool), count
+        return *unfold(message, count, cells), len(message)
+
+    def _finite_everywhere(self, tensors: list[Tensor]) -> bool:
+        # A norm is finite only if all numbers are. One that overflows costs an exact step, nothing else.
+        norms = torch._foreach_norm(tensors, dtype=torch.float32)
+        self._norm = torch.stack(norms[-len(self._chosen) :]).norm()
+        broken = (~torch.stack(norms).isfinite()).any().int()
+        with ACTIVITY.doing("all-reduce over dp, overflow", waits=True):
+            dist.all_reduce(broken, op=dist.ReduceOp.MAX, group=self._group)
+        return not bool(broken)
+
+    def _ring_bytes(self, numbers: int) -> int:
+        return 2 * (self._world - 1) * 4 * numbers // self._world
+
+    def metrics(self) -> dict[str, float]:
+        """Of the last step, where it was compressed: density, the share of the numbers that this rank sent;
+        union_density, that any rank sent; unread, what share of these could not be read out of the sketch; and
+        residual_norm_ratio, the norm of what this rank keeps by that of its gradient."""
+        return self._metrics | kept_ratio(self._feedback.norm(), float(self._norm)) if self._metrics else {}
+
+    def state(self) -> dict[str, Tensor]:
+        """Residuals and the number of steps, of this rank; live tensors, changed by the next step."""
+        return {"steps": self._warm_up.state(), **self._feedback.state()}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Go on behind a `state`; what is missing in it starts afresh."""
+        self._warm_up.load_state(state.get("steps"))
+        self._feedback.load_state(state)
+
+    def drop_state(self) -> None:
+        """Forget the residuals."""
+        self._feedback.drop()
+
+
+@dataclass
+class _Choice:
+    """What a rank sends of one tensor."""
+
+    key: str
+    tensor: Tensor
+    start: int
+    """Where the tensor begins in all of them, one after the other."""
+    whole: Tensor
+    """The gradient with its residual, flat."""
+    places: Tensor
+    values: Tensor
+    quantum: float = field(default=1.0)
+
+    def numbers(self) -> Tensor:
+        """The values in quanta: int32."""
+        return (self.values / self.quantum).round_().to(torch.int32)
+
+    def finish(self, feedback: Feedback, arrived: Tensor, union: Tensor, sums: Tensor) -> None:
+        """Keep what did not arrive, and put the sums in the tensor's place.
+
+        Args:
+            feedback: of the reducer.
+            arrived: bool, one for each of `places`.
+            union: positions in all tensors that any rank sent, those in this one.
+            sums: int32, in quanta, at these.
+        """
+        sent = self.numbers().float() * self.quantum
+        feedback.keep(self.key, self.whole, self.places[arrived], sent[arrived])
+        values = sums.float() * self.quantum
+        if self.tensor.is_contiguous() and self.tensor.dtype == torch.float32:
+            flat = self.tensor.view(-1).zero_()
+            flat[union - self.start] = values
+        else:
+            flat = torch.zeros(self.tensor.numel(), device=values.device)
+            flat[union - self.start] = values
+            self.tensor.copy_(flat.view_as(self.tensor))
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.float().reshape(-1)
+
+
+def _counts(ends: Tensor) -> list[int]:
+    return ends.diff(prepend=ends.new_zeros(1)).tolist()

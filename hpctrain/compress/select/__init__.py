@@ -1,0 +1,1 @@
+"""Which gradients are sent: thresholds, densities and the kernels that pick them."""

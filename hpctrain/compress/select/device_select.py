@@ -1,0 +1,48 @@
+"""Numbers of a large magnitude on a GPU: found by kernels of ours where Triton can compile them, else by torch."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Find = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Values [n] in fp32, contiguous, and a threshold above zero [] -> positions [k], int64, ascending, of the numbers
+whose magnitude reaches it, and these numbers [k]; never of what is not a number."""
+
+
+def at_least(values: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the magnitude reaches a threshold, and the numbers there, in whichever way is faster here; see `Find`."""
+    return finder(values.device)(values, threshold)
+
+
+@functools.cache
+def finder(device: torch.device) -> Find:
+    """The kernels on a CUDA or ROCm device where there is Triton, which torch's wheels for GPUs bring along; elsewhere
+    torch's own operations. Both find the same."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return by_torch
+    try:
+        from hpctrain.compress.select import select_kernels
+
+        # What it compiles for these 16 is what it needs for nearly all sizes.
+        select_kernels.at_least(torch.zeros(16, device=device), torch.ones((), device=device))
+    except Exception as error:  # no C compiler, no place for its cache, a GPU too old: Triton has a class for each
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        print(
+            f"hpctrain: Triton does not work on {device} ({reason}); torch's own operations choose the same numbers in "
+            "more time; what Triton needs: a C compiler (CC), and a folder that it may write to (TRITON_CACHE_DIR)",
+            file=sys.stderr,
+        )
+        return by_torch
+    return select_kernels.at_least
+
+
+def by_torch(values: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
+    """`Find` in torch's own operations."""
+    positions = (values.abs() >= threshold).nonzero().flatten()
+    return positions, values.index_select(0, positions)

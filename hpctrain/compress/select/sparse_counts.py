@@ -1,0 +1,187 @@
+"""How many numbers of each tensor a step sends: the same share of all, or more of those that vary more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hpctrain.compress.select.densities import Form, Mapping, counts, sparsities
+from hpctrain.compress.select.moments import Moments
+
+_SPARSITY = "sparsity."
+_UNKNOWN = -1.0
+
+
+class Counts(Protocol):
+    """Decides for every step; all ranks decide the same."""
+
+    def watches(self, step: int) -> bool:
+        """Whether `observe` wants the gradients of this step, counted from 1."""
+
+    def observe(self, step: int, gradients: Sequence[Tensor], first: int = 0) -> None:
+        """See this rank's gradients of a step that are finite on all ranks: all at once, or a few tensors at a time.
+
+        Args:
+            step: counted from 1.
+            gradients: of compressed tensors, flat, fp32.
+            first: which of the compressed tensors the first of them is.
+        """
+
+    def close(self, step: int, sizes: Sequence[int], device: torch.device) -> None:
+        """All gradients of a step were seen. Collective in some steps.
+
+        Args:
+            step: counted from 1.
+            sizes: numbers of each tensor.
+            device: where the group's tensors lie.
+        """
+
+    def of(self, step: int, sizes: Sequence[int]) -> list[int] | None:
+        """k of each tensor, or None for a step that sends everything.
+
+        Args:
+            step: counted from 1.
+            sizes: numbers of each tensor.
+        """
+
+    def agree(self, step: int, device: torch.device) -> int:
+        """The step to go on after, where the ranks may have loaded different states. Collective."""
+
+    def state(self, positions: Sequence[int]) -> dict[str, Tensor]:
+        """What is kept between steps, by the positions of the tensors."""
+
+    def load_state(self, state: dict[str, Tensor], positions: Sequence[int]) -> None:
+        """Go on from what `state` gave; what is missing starts afresh."""
+
+
+class FixedCounts:
+    """The same share of every tensor, after steps that send everything."""
+
+    def __init__(self, group: dist.ProcessGroup, density: float, warmup_steps: int) -> None:
+        """
+        Args:
+            group: the ranks.
+            density: share that is sent, above 0, at most 1.
+            warmup_steps: how many steps send everything.
+        """
+        self._group = group
+        self._density = density
+        self._warmup_steps = warmup_steps
+
+    def watches(self, step: int) -> bool:
+        return False
+
+    def observe(self, step: int, gradients: Sequence[Tensor], first: int = 0) -> None:
+        pass
+
+    def close(self, step: int, sizes: Sequence[int], device: torch.device) -> None:
+        pass
+
+    def of(self, step: int, sizes: Sequence[int]) -> list[int] | None:
+        return None if step <= self._warmup_steps else counts([1 - self._density] * len(sizes), sizes)
+
+    def agree(self, step: int, device: torch.device) -> int:
+        return int(_least([float(step)], self._group, device)[0])
+
+    def state(self, positions: Sequence[int]) -> dict[str, Tensor]:
+        return {}
+
+    def load_state(self, state: dict[str, Tensor], positions: Sequence[int]) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class AdaptiveSettings:
+    """Of section 3.3 of the paper; see `densities.sparsities`."""
+
+    limits: tuple[float, float] = (0.7, 0.95)
+    """s_min and s_max."""
+    mapping: Mapping = "linear"
+    form: Form = "ours"
+    warmup_steps: int = 50
+    """Steps that are measured; the first ones send everything."""
+    reprofile_every: int | None = None
+    """Steps from the beginning of one profile to that of the next. Default: there is only one."""
+
+
+class AdaptiveCounts:
+    """The share of each tensor follows the variance of its gradients over a number of steps."""
+
+    def __init__(self, group: dist.ProcessGroup, layers: int, settings: AdaptiveSettings) -> None:
+        """
+        Args:
+            group: the ranks.
+            layers: how many tensors are compressed.
+            settings: how.
+        """
+        self._group = group
+        self._settings = settings
+        self._moments = Moments(layers)
+        self._sparsity: list[float] | None = None
+
+    @property
+    def sparsity(self) -> list[float] | None:
+        """s of each tensor; None before the first profile is complete."""
+        return self._sparsity
+
+    def watches(self, step: int) -> bool:
+        return self._passed(step) <= self._settings.warmup_steps
+
+    def observe(self, step: int, gradients: Sequence[Tensor], first: int = 0) -> None:
+        if self.watches(step):
+            self._moments.observe(gradients, first)
+
+    def close(self, step: int, sizes: Sequence[int], device: torch.device) -> None:
+        if self._passed(step) == self._settings.warmup_steps:
+            variances = self._moments.variances(self._group, device)
+            self._sparsity = sparsities(
+                variances, sizes, self._settings.limits, self._settings.mapping, self._settings.form
+            )
+            self._moments.restart()
+
+    def _passed(self, step: int) -> int:
+        """Steps since the last profile began, this one included."""
+        warmup, every = self._settings.warmup_steps, self._settings.reprofile_every
+        return step if every is None else (step - 1) % max(every, warmup) + 1
+
+    def of(self, step: int, sizes: Sequence[int]) -> list[int] | None:
+        if step <= self._settings.warmup_steps or self._sparsity is None:
+            return None
+        return counts(self._sparsity, sizes)
+
+    def agree(self, step: int, device: torch.device) -> int:
+        known = self._sparsity or [_UNKNOWN] * self._moments.layers
+        least, *sparsity = _least([float(step), *known], self._group, device)
+        self._sparsity = None if min(sparsity) < 0 else sparsity
+        if self._sparsity is None and least >= self._settings.warmup_steps:
+            # Past its profile, but without what came of it: measure again.
+            least = 0
+        if least != step:
+            self._moments.restart()
+        return int(least)
+
+    def state(self, positions: Sequence[int]) -> dict[str, Tensor]:
+        shares = {
+            f"{_SPARSITY}{position}": torch.tensor(share, dtype=torch.float64)
+            for position, share in zip(positions, self._sparsity or [], strict=False)
+        }
+        return {**shares, **self._moments.state(positions)}
+
+    def load_state(self, state: dict[str, Tensor], positions: Sequence[int]) -> None:
+        shares = [state.get(f"{_SPARSITY}{position}") for position in positions]
+        known = [float(share) for share in shares if share is not None]
+        self._sparsity = known if len(known) == len(positions) else None
+        self._moments.load_state(state, positions)
+
+
+def _least(numbers: list[float], group: dist.ProcessGroup, device: torch.device) -> list[float]:
+    """The smallest of each number over the ranks. Collective."""
+    tensor = torch.tensor(numbers, dtype=torch.float64, device=device)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MIN, group=group)
+    least: list[float] = tensor.tolist()
+    return least

@@ -1,0 +1,1 @@
+"""Images for a cluster: their definitions, and how they are built."""

@@ -1,0 +1,1 @@
+"""What is wrong with an image, found from outside and from within."""

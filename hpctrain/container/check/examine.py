@@ -1,0 +1,137 @@
+"""Looking at an image: it is started as a run starts it, asked what it sees, and signalled as Slurm does it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from hpctrain.base.clock import Clock
+from hpctrain.base.errors import HpctrainError
+from hpctrain.base.process import Runner
+from hpctrain.container.check.check import NEEDED, SAME, Outside, Seen
+from hpctrain.container.run.binds import LIBRARY, Bind
+from hpctrain.container.run.entry import PYTHON, entry_command, entry_environment
+from hpctrain.container.run.keeper import keep_files
+from hpctrain.container.run.runtime import Host, Runtime, Which
+from hpctrain.records.run.run import Container
+
+LOOK_S = 300.0
+READY_S = 60.0
+SIGNALS_S = 30.0
+POLL_S = 0.05
+_HIDING = ("COMPAT", "CONTAIN", "CONTAINALL", "NO_HOME", "CLEANENV", "NO_MOUNT")
+_INSIDE = f"{LIBRARY}/hpctrain/image/inside.py"
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the image is started."""
+
+    container: Container
+    runtime: Runtime
+    host: Host
+    binds: Sequence[Bind]
+    environ: Mapping[str, str]
+    which: Which
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        """The argv that runs `words` inside."""
+        return entry_command(self.runtime, self.host, self.container, self.binds, words)
+
+    def environment(self, tools: Path) -> dict[str, str]:
+        """What it starts with; `tools` is an empty folder."""
+        env = entry_environment(self.container, self.environ, self.runtime.prefix)
+        return keep_files(env, tools, self.which, alone=True)
+
+
+def outside_of(environ: Mapping[str, str], driver: str | None) -> Outside:
+    """This machine and this Python."""
+    infiniband = Path("/dev/infiniband")
+    names = [f"{maker}_{name}" for maker in ("APPTAINER", "SINGULARITY") for name in _HIDING]
+    return Outside(
+        python=platform.python_version(),
+        packages={name: importlib.metadata.version(name) for name in SAME},
+        driver=driver,
+        infiniband=sorted(path.name for path in infiniband.iterdir()) if infiniband.is_dir() else [],
+        contained=[name for name in names if environ.get(name)],
+    )
+
+
+def examine(way: Way, file_system: str, runner: Runner, clock: Clock) -> Seen:
+    """Start the image four times: twice for nothing, to look around, and to be signalled.
+
+    Raises:
+        HpctrainError: it cannot be started, or has no Python; the runtime's own words are kept.
+    """
+    with tempfile.TemporaryDirectory(prefix="hpctrain-image-") as folder:
+        env = way.environment(Path(folder, "tools"))
+        times = [_start(way, env, runner, clock) for _ in range(2)]
+        done = runner.run(way.command([PYTHON, _INSIDE, "look", *SAME, *NEEDED]), timeout_s=LOOK_S, env=env)
+        inside = _answer(done.stdout)
+        if inside is None:
+            raise HpctrainError(f"{way.container.image}: {_last(done.stderr) or f'it ended with {done.code}'}")
+        came, survived = _signalled(way, env, Path(folder, "signals.log"), runner, clock)
+    return Seen(inside, came, survived, times, file_system)
+
+
+def _start(way: Way, env: Mapping[str, str], runner: Runner, clock: Clock) -> float:
+    """Seconds to start Python inside and end it."""
+    before = clock.now()
+    done = runner.run(way.command([PYTHON, "-S", "-c", "pass"]), timeout_s=LOOK_S, env=env)
+    if done.code != 0:
+        raise HpctrainError(
+            f"{way.container.image}: {PYTHON} cannot be started in it: {_last(done.stderr) or f'code {done.code}'}"
+        )
+    return clock.now() - before
+
+
+def _signalled(way: Way, env: Mapping[str, str], log: Path, runner: Runner, clock: Clock) -> tuple[list[str], bool]:
+    """The signals that reached a process inside, and whether it could read from the image afterwards."""
+    process = runner.start(way.command([PYTHON, _INSIDE, "signals"]), env=env, log=log)
+    try:
+        deadline = clock.now() + READY_S
+        while "ready" not in log.read_text() and process.poll() is None and clock.now() < deadline:
+            clock.sleep(POLL_S)
+        for number in (signal.SIGUSR2, signal.SIGTERM):
+            _signal_all(process.pid, number)
+        process.wait(SIGNALS_S)
+        answer = _answer(log.read_text())
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    return (answer["came"], True) if answer else (["SIGTERM", "SIGUSR2"], False)
+
+
+def _signal_all(pid: int, number: signal.Signals) -> None:
+    """Signal a process and all that it started, as Slurm signals a step."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(pid)
+        for process in [parent, *parent.children(recursive=True)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+
+
+def _answer(text: str) -> dict[str, Any] | None:
+    """The JSON object in the last line."""
+    try:
+        answer = json.loads(_last(text))
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def _last(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1].strip() if lines else ""

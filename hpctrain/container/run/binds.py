@@ -1,0 +1,115 @@
+"""What of the machine is seen inside an image: hpctrain itself, the run's own files, and what the person names."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+import hpctrain
+from hpctrain.base.errors import InputError
+from hpctrain.records.run.run import Run
+
+LIBRARY = "/opt/hpctrain/lib"
+"""On the module path inside: the hpctrain that submits, so that no image has to be built again for a new one."""
+ENVIRONMENT = "/opt/hpctrain/environment"
+"""Inside: the packages that the submitting hpctrain is installed beside. Only images built for that look there."""
+_SEEN_ANYWAY = (Path("/tmp"), Path("/var/tmp"))
+_TEMPORARY = ("SLURM_TMPDIR", "TMPDIR")
+
+
+@dataclass(frozen=True)
+class Bind:
+    """A file or folder of the machine, and where it is inside."""
+
+    source: str
+    target: str
+    read_only: bool = False
+
+    def text(self) -> str:
+        """SOURCE:TARGET[:ro], as Apptainer, SingularityCE and pyxis read it."""
+        return f"{self.source}:{self.target}" + (":ro" if self.read_only else "")
+
+
+def parse_bind(text: str) -> Bind:
+    """SOURCE[:TARGET[:ro|rw]].
+
+    Raises:
+        InputError: it is none.
+    """
+    parts = text.split(":")
+    source, target = parts[0], parts[1] if len(parts) > 1 else parts[0]
+    mode = parts[2] if len(parts) > 2 else "rw"
+    if len(parts) > 3 or mode not in ("ro", "rw") or "," in text:
+        raise InputError(f"container.binds: found {text!r}; write SOURCE[:TARGET[:ro]], without commas")
+    if not source.startswith("/") or not target.startswith("/"):
+        raise InputError(f"container.binds: found {text!r}; both paths start at /")
+    return Bind(source, target, mode == "ro")
+
+
+def check_binds(binds: Iterable[str]) -> None:
+    """What a person wants to see inside is there: a runtime would only say so in the job.
+
+    Raises:
+        InputError: a bind is badly written, or its source does not exist.
+    """
+    for text in binds:
+        bind = parse_bind(text)
+        if not os.path.lexists(bind.source):
+            raise InputError(
+                f"container.binds: {bind.source}: there is no such file or folder; make it, or leave it out"
+            )
+
+
+def program_binds() -> list[Bind]:
+    """hpctrain's own code, and the packages installed beside it."""
+    package = Path(hpctrain.__file__).resolve().parent
+    packages = Path(sysconfig.get_path("purelib"))
+    return [
+        Bind(str(package), f"{LIBRARY}/{package.name}", read_only=True),
+        Bind(str(packages), ENVIRONMENT, read_only=True),
+    ]
+
+
+def run_binds(run: Run, folder: Path, environ: Mapping[str, str]) -> list[Bind]:
+    """Everything that the run needs inside, each at the path it has outside; what the person names comes last.
+
+    Args:
+        folder: the run folder, absolute.
+        environ: of the node: where its temporary folders are.
+
+    Raises:
+        InputError: a path cannot be handed to a container runtime.
+    """
+    data = run.data
+    files = [*data.train_folders, *data.valid_folders, *filter(None, [data.tokenizer, run.model.hf, run.secrets_file])]
+    found = program_binds() + [bind for path in files for bind in _same(Path(path), read_only=True)]
+    found += _same(folder)
+    for path in _temporary(run, environ):
+        found += _same(path)
+    found += [parse_bind(text) for text in (run.container.binds if run.container else [])]
+    for bind in found:
+        if "," in bind.text() or ":" in bind.source + bind.target:
+            raise InputError(f"container: {bind.source}: a path with a comma or colon cannot be bound; rename it")
+    return list({bind.target: bind for bind in found}.values())
+
+
+def _same(path: Path, read_only: bool = False) -> list[Bind]:
+    """The path inside as outside; where a link is on its way, what it leads to as well."""
+    real = path.resolve()
+    return [Bind(str(item), str(item), read_only) for item in dict.fromkeys((real, path))]
+
+
+def _temporary(run: Run, environ: Mapping[str, str]) -> list[Path]:
+    """The node's temporary folders that are not seen inside anyway, and exist."""
+    named = [environ.get(name) for name in _TEMPORARY]
+    named += [Template(run.data.stage_folder).safe_substitute(environ) if run.data.stage_folder else None]
+    paths = [Path(name) for name in named if name and name.startswith("/")]
+    return [
+        path
+        for path in dict.fromkeys(paths)
+        if path.is_dir() and not any(path == seen or seen in path.parents for seen in _SEEN_ANYWAY)
+    ]

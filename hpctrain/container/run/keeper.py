@@ -1,0 +1,40 @@
+"""Keeping an image's file system alive when Slurm signals a job.
+
+Without root, Apptainer shows an image's files through a process of its own, squashfuse_ll, which belongs to the job's
+step. Slurm sends USR2 before the time limit, and TERM at a preemption, to every process of a step: squashfuse_ll would
+end, and the processes in the image with it (SIGBUS), before they have saved anything. Apptainer looks for that program
+on the path; what it finds there first is a script that ignores these signals and turns into the real one.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpctrain.base.atomic import storage_errors, write_text
+from hpctrain.container.run.runtime import Which
+
+PROGRAM = "squashfuse_ll"
+
+
+def keep_files(environ: Mapping[str, str], folder: Path, which: Which, alone: bool) -> dict[str, str]:
+    """The environment with such a script first on the path; unchanged where there is no such program.
+
+    Args:
+        folder: of this node alone; made here.
+        alone: no Slurm ends what is left of a killed node: the program ends with the one that started it.
+
+    Raises:
+        StorageError: the script cannot be written.
+    """
+    real = which(PROGRAM)
+    if real is None:
+        return dict(environ)
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    setpriv = which("setpriv") if alone else None
+    words = [*([setpriv, "--pdeathsig", "KILL"] if setpriv else []), real]
+    write_text(folder / PROGRAM, f"#!/bin/sh\ntrap '' HUP INT TERM USR1 USR2\nexec {shlex.join(words)} \"$@\"\n", 0o755)
+    return {**environ, "PATH": os.pathsep.join(filter(None, [str(folder), environ.get("PATH")]))}

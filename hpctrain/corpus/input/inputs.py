@@ -1,0 +1,195 @@
+"""Which files are read, and what they are: by their names, and by what `datasets` and its hub leave in a folder."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hpctrain.base.errors import FileError, InputError, Mistake
+from hpctrain.corpus.input.compressed_input import PACKINGS, bare_name
+from hpctrain.corpus.input.extras import need
+from hpctrain.corpus.input.work_units import Format, InputFile
+from hpctrain.records.format.document import read_json
+from hpctrain.records.format.file_name import plain_file_name
+
+TEXT_SUFFIXES = (".md", ".py", ".rst", ".tex", ".txt")
+"""What is taken from a folder of texts, plain or packed; a file that is named is taken whatever its suffix."""
+
+_RECORDS: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+"""What is taken from a folder of records. `.json` is there only packed, as in C4: plain ones are mostly settings."""
+_NAMED: dict[str, Format] = {**_RECORDS, ".json": "jsonl", ".arrow": "arrow"}
+
+_TRAIN = re.compile(r"(^|[-_./])train([-_./]|$)")
+_OTHER = re.compile(r"(^|[-_./])(valid|validation|dev|test|eval)([-_./]|$)")
+
+Choice = Literal["auto", "text", "jsonl", "parquet", "arrow"]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The files to read, sorted, each once."""
+
+    files: tuple[InputFile, ...]
+    other_splits: tuple[Path, ...] = ()
+    """Those left out because their names call them validation or test, beside others called train."""
+    beside_records: tuple[Path, ...] = ()
+    """Text files left out because they lie in a folder with files of records."""
+
+
+def find_inputs(named: Sequence[Path], choice: Choice = "auto") -> Inputs:
+    """The files that were named, and those in the folders named.
+
+    A folder that `datasets` saved gives its Arrow files; one that holds .parquet or .jsonl files gives these, and of
+    several splits the training one; any other gives its text files. Hidden files and folders are left out, symbolic
+    links to folders are not followed.
+
+    Raises:
+        InputError: one of them does not exist or is a pipe, a saved dataset has no training split, or reading it needs
+            a library that is not installed.
+    """
+    found: set[InputFile] = set()
+    others: set[Path] = set()
+    beside: set[Path] = set()
+    for path in named:
+        if path.is_dir():
+            inside = _of_folder(path, choice)
+            found.update(inside.files)
+            others.update(inside.other_splits)
+            beside.update(inside.beside_records)
+        elif path.is_file():
+            found.add(InputFile(path, format_of(path) if choice == "auto" else choice))
+        elif path.exists():
+            # Text is read twice, which a pipe cannot be.
+            raise InputError(f"IN: {path}: found a pipe or device, allowed: files and folders; save the text to a file")
+        else:
+            raise InputError(f"IN: {path}: no such file or folder")
+    files = sorted(found, key=lambda file: file.path)
+    _need_libraries(files)
+    taken = {file.path for file in files}  # one that was also named by itself
+    return Inputs(tuple(files), *(tuple(sorted(paths - taken)) for paths in (others, beside)))
+
+
+def format_of(path: Path) -> Format:
+    """What a file is, by its name; text where the name says nothing."""
+    return _NAMED.get(Path(bare_name(path)).suffix, "text")
+
+
+def expand(patterns: Sequence[str], base: Path) -> list[Path]:
+    """The paths that patterns stand for, from the folder `base`.
+
+    Raises:
+        InputError: a pattern with * ? or [] stands for nothing. A plain path is not looked at.
+    """
+    found: list[Path] = []
+    for pattern in patterns:
+        if not re.search(r"[*?\[]", pattern):
+            found.append(base / pattern)
+            continue
+        path = Path(pattern)
+        root, relative = (Path(path.anchor), path.relative_to(path.anchor)) if path.is_absolute() else (base, path)
+        matches = sorted(root.glob(str(relative)))
+        if not matches:
+            raise InputError(f"{pattern}: found no such file below {base}; patterns start at the recipe's folder")
+        found.extend(matches)
+    return found
+
+
+def _of_folder(folder: Path, choice: Choice) -> Inputs:
+    if choice in ("auto", "arrow"):
+        saved = _saved_dataset(folder)
+        if saved:
+            return Inputs(tuple(saved))
+    paths = list(_walk(folder))
+    texts = tuple(path for path in paths if bare_name(path).endswith(TEXT_SUFFIXES))
+    formats = {} if choice == "text" else {path: _record_format(path, choice) for path in paths}
+    records = {path: format_ for path, format_ in formats.items() if format_ is not None}
+    if records or choice not in ("auto", "text"):
+        training = dict.fromkeys(_training_files(folder, list(records)))
+        others = tuple(path for path in records if path not in training)
+        files = tuple(InputFile(path, records[path]) for path in training)
+        return Inputs(files, others, texts if choice == "auto" else ())
+    return Inputs(tuple(InputFile(path, "text") for path in texts))
+
+
+def _record_format(path: Path, choice: Choice) -> Format | None:
+    suffix = Path(bare_name(path)).suffix
+    packed_json = suffix == ".json" and path.suffix.lower() in PACKINGS
+    format_: Format | None = "jsonl" if packed_json else _RECORDS.get(suffix)
+    if choice == "arrow":
+        return "arrow" if suffix == ".arrow" else None
+    return format_ if choice in ("auto", format_) else None
+
+
+def _training_files(folder: Path, files: Sequence[Path]) -> list[Path]:
+    """Without those whose names call them validation or test, where others are called train."""
+    names = {path: str(path.relative_to(folder)).lower() for path in files}
+    if not any(_TRAIN.search(name) for name in names.values()):
+        return list(files)
+    return [path for path, name in names.items() if _TRAIN.search(name) or not _OTHER.search(name)]
+
+
+def _saved_dataset(folder: Path) -> list[InputFile]:
+    """The Arrow files of a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote; else nothing."""
+    splits = _json_object(folder / "dataset_dict.json").get("splits")
+    if isinstance(splits, list):
+        names = [_name(name, folder / "dataset_dict.json", "splits") for name in splits]
+        if "train" not in names and len(names) != 1:
+            raise InputError(
+                f"IN: {folder}: found the splits {', '.join(names[:8]) or 'none'} and none called train; "
+                f"name the folder of one"
+            )
+        return _saved_dataset(folder / ("train" if "train" in names else names[0]))
+    entries = _json_object(folder / "state.json").get("_data_files")
+    if not isinstance(entries, list):
+        return []
+    named = [entry["filename"] for entry in entries if isinstance(entry, dict) and "filename" in entry]
+    names = [_name(name, folder / "state.json", "_data_files") for name in named]
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise InputError(f"IN: {folder}: {missing[0]} is missing, which its state.json names; save the dataset again")
+    return [InputFile(folder / name, "arrow") for name in names]
+
+
+def _name(name: object, file: Path, field: str) -> str:
+    """A name of something within the folder of the file that it stands in.
+
+    Raises:
+        FileError: it leads out of the folder, or is no name.
+    """
+    try:
+        if isinstance(name, str):
+            return plain_file_name(name)
+        text = "a file's plain name is expected"
+    except ValueError as error:
+        text = str(error)
+    raise FileError(file, [Mistake(field, f"found {name!r:.80}; {text}; save the dataset again")])
+
+
+def _json_object(path: Path) -> dict[str, object]:
+    """The object in a file of `datasets`; an empty one where there is none, or where the file is something else."""
+    try:
+        value = read_json(path)
+    except FileError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for here, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith("."):
+                yield Path(here, name)
+
+
+def _need_libraries(files: Sequence[InputFile]) -> None:
+    for module, needed in (
+        ("pyarrow", [file.path for file in files if file.format in ("parquet", "arrow")]),
+        ("zstandard", [file.path for file in files if file.path.name.lower().endswith(".zst")]),
+    ):
+        if needed:
+            need(module, f"IN: {needed[0]}")

@@ -1,0 +1,116 @@
+"""Tables on disk: Parquet, and the Arrow files that `datasets` saves. A row is a document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hpctrain.base.errors import InputError
+from hpctrain.corpus.input.compressed_input import open_plain
+from hpctrain.corpus.input.input_records import RECORD_BYTES, BadRecords
+from hpctrain.corpus.input.work_units import Piece
+
+BATCH_ROWS = 128
+"""Rows that are held as Python text at once."""
+
+
+def parquet_documents(piece: Piece, field: str, bad: BadRecords) -> Iterator[str]:
+    """The text column of the piece's row groups, read one batch at a time.
+
+    Raises:
+        InputError: no Parquet file, no such column, or a row without text that may not be left out.
+        OSError: the file cannot be read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    count = 0
+    try:
+        with open_plain(piece.path) as raw, pq.ParquetFile(raw, pre_buffer=False) as file:
+            _check_column(piece.path, file.schema_arrow, field)
+            stop = file.num_row_groups if piece.stop is None else piece.stop
+            groups = range(piece.start, stop)
+            row = sum(file.metadata.row_group(group).num_rows for group in range(piece.start))
+            batches = file.iter_batches(BATCH_ROWS, row_groups=groups, columns=[field], use_threads=False)
+            for text in _texts(batches, piece.path, row, bad):
+                count += 1
+                yield text
+    except (pa.ArrowException, UnicodeDecodeError, MemoryError) as error:  # a damaged file may claim any size
+        _damaged(piece.path, "Parquet", error, count, bad)
+
+
+def arrow_documents(piece: Piece, field: str, bad: BadRecords) -> Iterator[str]:
+    """The text column of an Arrow file, in the stream format (`datasets`) or the file format (Feather).
+
+    Raises:
+        InputError: no Arrow file, no such column, or a row without text that may not be left out.
+        OSError: the file cannot be read.
+    """
+    import pyarrow as pa
+
+    count = 0
+    try:
+        with open_plain(piece.path) as raw, pa.PythonFile(raw, "r") as file:
+            of_file_format = file.read(6) == b"ARROW1"
+            file.seek(0)
+            reader = pa.ipc.open_file(file) if of_file_format else pa.ipc.open_stream(file)
+            _check_column(piece.path, reader.schema, field)
+            numbers = range(reader.num_record_batches) if of_file_format else ()
+            batches = (reader.get_batch(number) for number in numbers) if of_file_format else iter(reader)
+            slices = (
+                batch.select([field]).slice(first, BATCH_ROWS)
+                for batch in batches
+                for first in range(0, batch.num_rows, BATCH_ROWS)
+            )
+            for text in _texts(slices, piece.path, 0, bad):
+                count += 1
+                yield text
+    except (pa.ArrowException, UnicodeDecodeError, MemoryError) as error:  # a damaged file may claim any size
+        _damaged(piece.path, "Arrow", error, count, bad)
+
+
+def row_groups(path: Path) -> list[int]:
+    """Bytes of each row group of a Parquet file; empty where it cannot be read, which its reader tells."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with open_plain(path) as raw, pq.ParquetFile(raw) as file:
+            return [file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups)]
+    except (pa.ArrowException, OSError):
+        return []
+
+
+def _texts(batches: Iterator[Any], path: Path, row: int, bad: BadRecords) -> Iterator[str]:
+    for batch in batches:
+        column = batch.column(0)
+        column.validate(full=True)  # a damaged file may have offsets far outside of its text: reading there is a crash
+        for text in column.to_pylist():
+            row += 1
+            if text is None:
+                bad.found(path, "found no text", "row", row)
+            elif len(text) > RECORD_BYTES:
+                bad.found(path, f"the text is longer than {RECORD_BYTES // 2**20} MiB", "row", row)
+            else:
+                yield text
+
+
+def _check_column(path: Path, schema: Any, field: str) -> None:
+    import pyarrow as pa
+
+    if schema.names.count(field) != 1:
+        known = ", ".join(name if name.isprintable() else repr(name) for name in schema.names[:8]) or "none"
+        often = "more than one" if field in schema.names else "no"
+        raise InputError(f"{path}: found {often} column {field!r}; its columns: {known}; name one with --text-field")
+    kind = schema.field(field).type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise InputError(f"{path}: the column {field!r} holds {kind}, expected text; name another with --text-field")
+
+
+def _damaged(path: Path, kind: str, error: Exception, count: int, bad: BadRecords) -> None:
+    """Tell that a file cannot be read from somewhere on."""
+    line = str(error).strip().partition("\n")[0][:200]
+    said = "".join(character for character in line if character.isprintable())
+    lost = f"; {count:,} rows come before it, what follows is lost" if count else ""
+    bad.lost(path, f"damaged, or no {kind} file: {said}{lost}")

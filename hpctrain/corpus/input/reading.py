@@ -1,0 +1,49 @@
+"""A piece of a file, of whatever format, as passages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from hpctrain.corpus.input.input_records import BadRecords
+from hpctrain.corpus.input.passages import Passage, cut_record
+from hpctrain.corpus.input.read_columns import arrow_documents, parquet_documents
+from hpctrain.corpus.input.read_jsonl import jsonl_documents
+from hpctrain.corpus.input.read_text import text_passages
+from hpctrain.corpus.input.work_units import Piece
+
+_DOCUMENTS: dict[str, Callable[[Piece, str, BadRecords], Iterator[str]]] = {
+    "jsonl": jsonl_documents,
+    "parquet": parquet_documents,
+    "arrow": arrow_documents,
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How files are read."""
+
+    size_bytes: int
+    """Largest passage."""
+    text_field: str = "text"
+    """Field or column that holds the text of a record."""
+    skip_bad: bool = False
+    """Whether records that cannot be used are left out."""
+
+
+def read_piece(piece: Piece, reading: Reading, bad: BadRecords) -> Iterator[Passage]:
+    """The passages of a piece; an empty document has none.
+
+    Raises:
+        InputError: a record cannot be used and may not be left out.
+        NotTextError: a text file is binary or not UTF-8.
+        OSError: it cannot be read.
+    """
+    if piece.format == "text":
+        yield from text_passages(piece, reading.size_bytes)
+        return
+    for number, text in enumerate(_DOCUMENTS[piece.format](piece, reading.text_field, bad)):
+        try:
+            yield from cut_record(text, reading.size_bytes)
+        except UnicodeEncodeError:
+            bad.found(piece.path, "holds half a surrogate pair, which is no character", "document", number + 1)

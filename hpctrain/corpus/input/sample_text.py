@@ -1,0 +1,114 @@
+"""Text that lies on any machine with Python: a corpus for a first run, without a download."""
+
+from __future__ import annotations
+
+import os
+import re
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.base.units import format_si
+from hpctrain.corpus.input.compressed_input import open_plain
+
+FOUND_BYTES = 32 * 1000 * 1000
+"""Text for a first run: a few epochs of some thousand steps of the smallest model."""
+
+FILE_BYTES = (200, 1_000_000)
+"""Smaller files are mostly empty modules, larger ones mostly tables."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder where text may lie, and how a person calls that text."""
+
+    title: str
+    folder: Path
+    pattern: re.Pattern[str]
+    """Which paths, relative to the folder, are taken."""
+
+
+@dataclass(frozen=True)
+class FoundText:
+    """Files for `prepare`, in the order of their paths."""
+
+    files: tuple[Path, ...]
+    text_bytes: int
+    """Their size, uncompressed."""
+    description: str
+    """One line for people."""
+
+
+def usual_places() -> tuple[Place, ...]:
+    """Where text lies on a Linux machine with Python; folders may be missing, a minimal system has few of them."""
+    code = re.compile(r"(^|.*/)[^/]+\.(py|md|rst|txt)$")
+    installed = re.compile(r"^(?!.*(?:\.dist-info|\.egg-info)/).*\.(py|md|rst|txt)$")
+    return (
+        # Sections 1 to 8 of the untranslated pages; the folders of other languages are siblings of these.
+        Place("manual pages", Path("/usr/share/man"), re.compile(r"^man[1-8]/[^/]+\.\d[a-z]*(\.gz)?$")),
+        Place("licences", Path("/usr/share/common-licenses"), re.compile(r"^[^/]+$")),
+        Place(
+            "package documents",
+            Path("/usr/share/doc"),
+            re.compile(r"^.*(/(README|NEWS|TODO|FAQ)[^/]*|\.(txt|md|rst)(\.gz)?)$"),
+        ),
+        Place("files of Python's standard library", Path(sysconfig.get_paths()["stdlib"]), code),
+        Place("files of installed Python packages", Path(sysconfig.get_paths()["purelib"]), installed),
+    )
+
+
+def find_text(limit_bytes: int = FOUND_BYTES, places: Sequence[Place] | None = None) -> FoundText:
+    """About `limit_bytes` of text: each place gives up to an equal share, then the later ones fill up what is missing.
+
+    The same machine gives the same files. Places that are missing give nothing; the result may be empty.
+    """
+    places = usual_places() if places is None else places
+    streams = [_text_in(place) for place in places]
+    taken: list[list[tuple[Path, int]]] = [[] for _ in places]
+    room = limit_bytes
+    for share in (limit_bytes // max(1, len(places)), limit_bytes):
+        for stream, files in zip(streams, taken, strict=True):
+            room -= _take(stream, files, min(share, room))
+    total = limit_bytes - room
+    counts = [f"{len(files)} {place.title}" for place, files in zip(places, taken, strict=True) if files]
+    description = f"{format_si(total, 'B')} of text found on this machine: {', '.join(counts) or 'none'}"
+    return FoundText(tuple(sorted({path for files in taken for path, _ in files})), total, description)
+
+
+def _take(stream: Iterator[tuple[Path, int]], files: list[tuple[Path, int]], share: int) -> int:
+    """Move files from the stream until their bytes reach the share; gives back how many bytes that were."""
+    total = 0
+    while total < share:
+        item = next(stream, None)
+        if item is None:
+            break
+        files.append(item)
+        total += item[1]
+    return total
+
+
+def _text_in(place: Place) -> Iterator[tuple[Path, int]]:
+    """Files of a place with their uncompressed sizes, in the order of their paths."""
+    for here, folders, names in os.walk(place.folder):
+        folders[:] = sorted(f for f in folders if not f.startswith((".", "__pycache__")) and f != "site-packages")
+        for name in sorted(names):
+            path = Path(here, name)
+            if path.is_symlink() or not place.pattern.match(str(path.relative_to(place.folder))):
+                continue
+            size = _text_size(path)
+            if FILE_BYTES[0] <= size <= FILE_BYTES[1]:
+                yield path, size
+
+
+def _text_size(path: Path) -> int:
+    """Bytes of the text in a file; 0 when it cannot be read."""
+    try:
+        if path.suffix != ".gz":
+            return path.stat().st_size if path.is_file() and os.access(path, os.R_OK) else 0
+        with open_plain(path) as file:
+            # The last four bytes of a gzip member are its uncompressed size (RFC 1952, section 2.3.1).
+            file.seek(-4, os.SEEK_END)
+            return int.from_bytes(file.read(4), "little")
+    except OSError:
+        return 0

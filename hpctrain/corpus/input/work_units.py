@@ -1,0 +1,94 @@
+"""How the input is shared out: units of about equal size, which depend on nothing but the input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hpctrain.corpus.input.compressed_input import is_packed
+
+Format = Literal["text", "jsonl", "parquet", "arrow"]
+
+UNIT_BYTES = (16 * 1024 * 1024, 1024 * 1024 * 1024)
+"""Smallest and largest size of a unit: small ones are lost cheaply by a kill, large ones make fewer shards."""
+UNITS = 1024
+"""About how many units a large corpus has: each makes a shard, and a process can map some ten thousand."""
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file to read."""
+
+    path: Path
+    format: Format
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A file, or a part of one."""
+
+    path: Path
+    format: Format
+    size_bytes: int
+    """On disk."""
+    start: int = 0
+    """First byte (a line begins there or later) or row group."""
+    stop: int | None = None
+    """Where the next piece begins; None for the file's end."""
+
+
+Unit = tuple[Piece, ...]
+"""What one process works on in one go."""
+
+
+def unit_bytes(total_bytes: int) -> int:
+    """Size of a unit for so much input, on disk."""
+    low, high = UNIT_BYTES
+    return min(max(total_bytes // UNITS, low), high)
+
+
+def plan_units(
+    files: Sequence[tuple[InputFile, int]], size_bytes: int, row_groups: Callable[[Path], list[int]]
+) -> list[Unit]:
+    """Units of about `size_bytes`, in the order of the files (each with its size).
+
+    Small files go together. Large ones are cut where their format allows it: at line ends, or between row groups; an
+    archive is read from its beginning, so it stays whole.
+    """
+    units: list[Unit] = []
+    held: list[Piece] = []
+    for file, size in files:
+        if size > size_bytes:
+            if held:
+                units.append(tuple(held))
+                held = []
+            units.extend((piece,) for piece in _cut(file, size, size_bytes, row_groups))
+            continue
+        held.append(Piece(file.path, file.format, size))
+        if sum(piece.size_bytes for piece in held) >= size_bytes:
+            units.append(tuple(held))
+            held = []
+    return [*units, tuple(held)] if held else units
+
+
+def _cut(file: InputFile, size: int, size_bytes: int, row_groups: Callable[[Path], list[int]]) -> Iterator[Piece]:
+    if file.format in ("text", "jsonl") and not is_packed(file.path):
+        starts = [size * n // math.ceil(size / size_bytes) for n in range(math.ceil(size / size_bytes))]
+        sizes = [to - start for start, to in zip(starts, [*starts[1:], size], strict=True)]
+    else:
+        sizes_of_groups = row_groups(file.path) if file.format == "parquet" else []
+        starts, sizes = [0], [0]
+        for number, group in enumerate(sizes_of_groups):
+            if sizes[-1] >= size_bytes:
+                starts.append(number)
+                sizes.append(0)
+            sizes[-1] += group
+        # Row groups tell their unpacked size; the shares of the file's own are what progress is counted in.
+        whole = max(1, sum(sizes))
+        sizes = [size * part // whole for part in sizes] if sizes_of_groups else [size]
+    stops = [*starts[1:], None]
+    for start, stop, part in zip(starts, stops, sizes, strict=True):
+        yield Piece(file.path, file.format, part, start, stop)

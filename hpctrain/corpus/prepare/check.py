@@ -1,0 +1,94 @@
+"""Whether a corpus folder is what its index says."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from hpctrain.base.errors import FileError, InputError, Mistake
+from hpctrain.corpus.read.index import read_index
+from hpctrain.records.corpus.index import INDEX_NAME, CorpusIndex
+from hpctrain.records.corpus.recipe import RECIPE_NAME, Recipe
+from hpctrain.records.format.input_file import open_input
+
+_CHUNK_BYTES = 1024 * 1024
+
+
+def corpora_in(folder: Path) -> list[Path]:
+    """The corpus folders that a folder stands for: itself, or those that a recipe made in it.
+
+    Raises:
+        InputError: it is none of these.
+    """
+    if (folder / RECIPE_NAME).is_file() and not (folder / INDEX_NAME).exists():
+        return [folder / source.name for source in Recipe.read(folder / RECIPE_NAME).sources]
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; name one that `hpctrain data prepare` made")
+    return [folder]
+
+
+def check_corpus(folder: Path, report: Callable[[int], None]) -> CorpusIndex:
+    """Read every file of a corpus folder against its index; `report` is told the bytes that were read.
+
+    Raises:
+        InputError: it is no corpus folder.
+        FileError: files are missing, cut short or changed; every one is told.
+    """
+    index = read_index(folder)
+    width = np.dtype(index.dtype).itemsize
+    mistakes: list[Mistake] = []
+    for number, shard in enumerate(index.shards):
+        text = _difference(folder / shard.file, shard.sha256, shard.tokens * width, report)
+        if text:
+            mistakes.append(Mistake(f"shards[{number}]", f"{shard.file} {text}; prepare the folder again"))
+    tokenizer = index.tokenizer
+    if tokenizer.file and tokenizer.sha256:
+        text = _difference(folder / tokenizer.file, tokenizer.sha256, None, report)
+        if text:
+            mistakes.append(Mistake("tokenizer", f"{tokenizer.file} {text}; prepare the folder again"))
+    if mistakes:
+        raise FileError(folder / INDEX_NAME, mistakes)
+    return index
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files that the index of a corpus folder names, as far as they are there.
+
+    Raises:
+        InputError: it is no corpus folder.
+    """
+    index = read_index(folder)
+    names = [shard.file for shard in index.shards] + ([index.tokenizer.file] if index.tokenizer.file else [])
+    return sum((folder / name).stat().st_size for name in names if (folder / name).is_file())
+
+
+def file_sha256(path: Path, report: Callable[[int], None] = lambda count: None) -> str:
+    """SHA-256 of a file, as hex.
+
+    Raises:
+        FileError: it cannot be opened, or is no regular file.
+        OSError: it cannot be read.
+    """
+    digest = hashlib.sha256()
+    with os.fdopen(open_input(path), "rb") as file:
+        while data := file.read(_CHUNK_BYTES):
+            digest.update(data)
+            report(len(data))
+    return digest.hexdigest()
+
+
+def _difference(path: Path, sha256: str, size_bytes: int | None, report: Callable[[int], None]) -> str:
+    """What is wrong with a file; '' for nothing."""
+    try:
+        size = path.stat().st_size
+        if size_bytes is not None and size != size_bytes:
+            return f"has {size} bytes, expected {size_bytes}"
+        return "" if file_sha256(path, report) == sha256 else "is not what was written (its hash differs)"
+    except FileError as error:
+        return error.mistakes[0].text
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"

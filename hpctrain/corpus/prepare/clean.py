@@ -1,0 +1,99 @@
+"""Cleaning text (paper, section 3.6): Unicode NFKC, white space, one sentence a line by spaCy's rules."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import unicodedata
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hpctrain.base.errors import InputError
+from hpctrain.corpus.input.extras import need
+from hpctrain.corpus.input.passages import Passage
+from hpctrain.records.corpus.cleaning import AS_IT_IS, Cleaning
+
+_RUN = re.compile(r"\s+")
+
+
+class Cleaner:
+    """Does the steps of a `Cleaning` to passages."""
+
+    def __init__(self, cleaning: Cleaning) -> None:
+        self._cleaning = cleaning
+        self._language = _load(cleaning.sentences) if cleaning.sentences else None
+
+    def texts(self, passages: Sequence[Passage]) -> list[str]:
+        """The cleaned text of each."""
+        if self._cleaning == AS_IT_IS:
+            return [passage.text for passage in passages]
+        # Words that spaCy meets stay in its vocabulary for good, unless they were met in a zone.
+        zone = self._language.memory_zone() if self._language else contextlib.nullcontext()
+        with zone:
+            return [self._text(passage) for passage in passages]
+
+    def _text(self, passage: Passage) -> str:
+        text = passage.text
+        if self._cleaning.normalize == "nfkc":
+            text = unicodedata.normalize("NFKC", text)
+        if self._cleaning.whitespace == "collapse":
+            end = "" if passage.ends else _one(text[len(text.rstrip()) :])
+            text = _RUN.sub(lambda match: _one(match[0]), text.strip()) + end
+        if self._language is None:
+            return text
+        return "".join(self._one_a_line(line) for line in text.splitlines(keepends=True))
+
+    def _one_a_line(self, line: str) -> str:
+        """A line with a line end in place of what lies between its sentences; nothing else of it changes."""
+        body = line.strip()
+        if not body or self._language is None:
+            return line
+        sentences = (sentence.text.strip() for sentence in self._language(body).sents)
+        start = line.index(body)
+        lines = "\n".join(sentence for sentence in sentences if sentence)
+        return f"{line[:start]}{lines}{line[start + len(body) :]}"
+
+
+def check_cleaning(cleaning: Cleaning) -> None:
+    """Find out before any work is done whether its steps can be done here.
+
+    Raises:
+        InputError: spaCy is not installed, or does not know the language.
+    """
+    if cleaning.sentences:
+        need("spacy", f"--sentences {cleaning.sentences}")
+        _load(cleaning.sentences)
+
+
+def _one(run: str) -> str:
+    """What stands for a run of white space."""
+    if not run:
+        return ""
+    return "\n" if "\n" in run or "\r" in run else " "
+
+
+def _load(language: str) -> Any:
+    with _without_torch():
+        import spacy
+    try:
+        pipeline = spacy.blank(language)
+    except ImportError:
+        raise InputError(f"--sentences {language}: spaCy knows no such language; name one as en, de, zh") from None
+    pipeline.add_pipe("sentencizer")
+    # The limit of 1,000,000 characters is there for parsers; a passage has less, unless NFKC made it much longer.
+    pipeline.max_length = sys.maxsize
+    return pipeline
+
+
+@contextlib.contextmanager
+def _without_torch() -> Iterator[None]:
+    """spaCy's machine learning library loads torch where it finds it, which the sentencizer has no use for."""
+    if "torch" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]

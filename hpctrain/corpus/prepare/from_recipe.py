@@ -1,0 +1,46 @@
+"""What a recipe asks for, as sources; and what a run file says to train on them by their weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpctrain.corpus.input.inputs import expand
+from hpctrain.corpus.prepare.options import SAMPLE_BYTES, Options, Source
+from hpctrain.records.corpus.recipe import Recipe, RecipeSource
+
+
+def sources_of(recipe: Recipe, base: Path) -> list[Source]:
+    """The sources of a recipe that lies in the folder `base`.
+
+    Raises:
+        InputError: a pattern stands for no file.
+    """
+    return [
+        Source(source.name, tuple(expand(source.path, base)), _options(recipe, source)) for source in recipe.sources
+    ]
+
+
+def shared_options(recipe: Recipe, base: Path, force: bool, workers: int | None) -> Options:
+    """The options of all its sources together."""
+    choice = recipe.tokenizer
+    if choice != "bytes" and not choice.startswith("train:"):
+        choice = str(base / choice)
+    return Options(choice, force=force, workers=workers, sample_bytes=recipe.sample_bytes or SAMPLE_BYTES)
+
+
+def run_file_lines(recipe: Recipe, folder: Path) -> list[str]:
+    """The part of a run file that draws from the recipe's corpora by their weights."""
+    entries = [f"    - {{path: {folder / source.name}, weight: {source.weight:g}}}" for source in recipe.sources]
+    return ["data:", "  train:", *entries]
+
+
+def _options(recipe: Recipe, source: RecipeSource) -> Options:
+    fraction = recipe.valid_fraction if source.valid_fraction is None else source.valid_fraction
+    return Options(
+        valid_fraction=fraction,
+        limit_bytes=source.limit_bytes,
+        format=source.format,
+        text_field=source.text_field,
+        skip_bad=recipe.skip_bad,
+        clean=source.clean or recipe.clean,
+    )

@@ -1,0 +1,116 @@
+"""Text to corpus folders: read once to learn what is there, then again to write tokens, in bounded memory.
+
+Both readings go over units of the input, by as many processes as there are; what a unit gives depends on nothing else,
+so the result does not depend on how many there were, nor on how often the command was killed in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from hpctrain import __version__
+from hpctrain.base.errors import InputError
+from hpctrain.corpus.prepare.check import file_sha256
+from hpctrain.corpus.prepare.clean import check_cleaning
+from hpctrain.corpus.prepare.finish import write_corpus
+from hpctrain.corpus.prepare.options import DEFAULTS, Options, Progress, Source, no_progress
+from hpctrain.corpus.prepare.pool import Pool, usable_cpus
+from hpctrain.corpus.prepare.shards import check_target
+from hpctrain.corpus.prepare.source_work import SourceWork, clean_sample, encode_all, scan_all
+from hpctrain.corpus.prepare.tokenizer import load_tokenizer, train_tokenizer, trained_size
+from hpctrain.corpus.prepare.work import new_corpus, publish, state_of, work_folder
+from hpctrain.records.corpus.index import CorpusIndex
+from hpctrain.records.corpus.recipe import RECIPE_NAME, Recipe
+
+
+def prepare(
+    inputs: Sequence[Path], folder: Path, options: Options = DEFAULTS, progress: Progress = no_progress
+) -> CorpusIndex:
+    """Make a corpus folder of the inputs (files or folders); it appears only when it is whole.
+
+    The same text and options give the same folder, byte for byte, in whatever order the inputs are named. After a kill
+    or an error the same call goes on where it was.
+
+    Raises:
+        InputError: an input is missing or holds no text, the folder holds something, or an option is wrong.
+        StorageError: the folder cannot be written; what is finished is kept beside it.
+    """
+    return prepare_sources([Source("", tuple(inputs), options)], folder, options, progress)[""]
+
+
+def prepare_sources(
+    sources: Sequence[Source],
+    folder: Path,
+    options: Options,
+    progress: Progress = no_progress,
+    recipe: Recipe | None = None,
+) -> dict[str, CorpusIndex]:
+    """Make a corpus folder of each source, with one tokenizer for all, which is trained over all of them.
+
+    Args:
+        options: of them, those that are not a source's own: tokenizer, sample_bytes, workers, force.
+        recipe: where the sources are from; a copy goes beside their folders.
+
+    Raises:
+        InputError, StorageError: see `prepare`.
+    """
+    _check(sources, options)
+    check_target(folder, options.force)
+    folder = folder.resolve()
+    size = trained_size(options.tokenizer)
+    given = load_tokenizer(options.tokenizer) if size is None else None
+    works = [SourceWork.find(f"source-{number}", source) for number, source in enumerate(sources)]
+    workers = options.workers or max(1, min(usable_cpus(), sum(len(work.units) for work in works)))
+    sampled = 0 if given else options.sample_bytes
+    with work_folder(folder, _command(works, options, recipe), options.force) as partial, Pool(workers) as pool:
+        scan_all(works, partial, pool, sampled, progress)
+        tokenizer = given or train_tokenizer(size or 0, clean_sample(works, partial, pool, sampled))
+        shards = encode_all(works, partial, folder, pool, tokenizer, progress)
+        corpus = new_corpus(partial)
+        indexes = {
+            work.source.name: write_corpus(
+                corpus / work.source.name, parts, tokenizer, work.counts(), work.shard_tokens
+            )
+            for work, parts in zip(works, shards, strict=True)
+        }
+        for work in works:
+            work.skipped.write(corpus / work.source.name)
+        if recipe is not None:
+            recipe.write(corpus / RECIPE_NAME)
+        publish(partial, folder)
+    return indexes
+
+
+def _check(sources: Sequence[Source], options: Options) -> None:
+    for own in (source.options for source in sources):
+        if not 0 <= own.valid_fraction < 1:
+            raise InputError(f"--valid-fraction: found {own.valid_fraction:g}, allowed: from 0 to below 1")
+        if own.limit_bytes is not None and own.limit_bytes < 1:
+            raise InputError(f"--limit-bytes: found {own.limit_bytes}, allowed: 1 or more")
+        check_cleaning(own.clean)
+    for name, value in (("--workers", options.workers), ("--sample-bytes", options.sample_bytes)):
+        if value is not None and value < 1:
+            raise InputError(f"{name}: found {value}, allowed: 1 or more")
+
+
+def _command(works: Sequence[SourceWork], options: Options, recipe: Recipe | None) -> dict[str, Any]:
+    """All that decides about the result, as plain JSON: unfinished work of a command that differs is another's."""
+    libraries = ["tokenizers", *(["spacy"] if any(work.source.options.clean.sentences for work in works) else [])]
+    return {
+        "hpctrain": __version__,
+        "libraries": {name: version(name) for name in libraries},
+        "tokenizer": options.tokenizer,
+        "tokenizer file": file_sha256(Path(options.tokenizer)) if Path(options.tokenizer).is_file() else None,
+        "sample_bytes": options.sample_bytes,
+        "sources": [work.source.name for work in works],
+        "input files": [state_of(work.found.files) for work in works],
+        **{
+            key: [getattr(work.source.options, key) for work in works]
+            for key in ("valid_fraction", "limit_bytes", "shard_tokens", "text_field", "skip_bad", "unit_bytes")
+        },
+        "clean": [work.source.options.clean.to_json() for work in works],
+        "recipe": recipe.to_json() if recipe else None,
+    }

@@ -1,0 +1,275 @@
+"""The first reading of a unit: what of it is text, how much, in which buckets, and a sample to train a tokenizer on."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import heapq
+import json
+import zipfile
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.base.atomic import storage_errors
+from hpctrain.base.errors import InputError
+from hpctrain.base.units import format_si
+from hpctrain.corpus.input.input_records import BadRecords
+from hpctrain.corpus.input.passages import NotTextError, Passage, bucket_of, digest_of, rank_of
+from hpctrain.corpus.input.reading import Reading, read_piece
+from hpctrain.corpus.input.skipped import LISTED_IN_UNIT, Skipped
+from hpctrain.corpus.input.work_units import Piece, Unit
+from hpctrain.corpus.prepare.split import no_bytes
+
+_HELD_PASSAGES = 2**16
+"""Passages whose bucket and size are held before they are added up."""
+
+Sample = list[tuple[int, str]]
+"""Texts with their ranks."""
+
+
+@dataclass(frozen=True)
+class UnitScan:
+    """What was found in a unit; small, whatever its size."""
+
+    pieces: tuple[int, ...] = ()
+    """Which of its pieces are used."""
+    passages: int = 0
+    documents: int = 0
+    text_bytes: int = 0
+    text_sha256: str = ""
+    """Over the passages that are used."""
+    not_text: int = 0
+    """Files that are binary or not UTF-8."""
+    unreadable: int = 0
+    bad: int = 0
+    """Records that are left out."""
+    full: bool = False
+    """Whether a limit ended it."""
+    damaged_files: int = 0
+    """Files of which what follows their damage is lost; of packed text files nothing is used then."""
+    skipped: tuple[Skipped, ...] = ()
+    """The first of what is left out, files and records."""
+
+
+@dataclass(frozen=True)
+class ScanTask:
+    """Reads a unit and keeps what it found in a file; asked again, it reads that file."""
+
+    unit: Unit
+    reading: Reading
+    kept: Path
+    sample_bytes: int
+    limit_bytes: int | None = None
+    """Most text to take; 0 takes one passage."""
+
+    def run(self, report: Callable[[int], None]) -> UnitScan:
+        """Scan the unit; `report` is told the bytes on disk that were dealt with.
+
+        Raises:
+            InputError: a record cannot be used and may not be left out.
+            StorageError: what was found cannot be kept.
+        """
+        kept = read_scan(self.kept, self.limit_bytes)
+        if kept is not None:
+            report(sum(piece.size_bytes for piece in self.unit))
+            return kept[0]
+        tally = _Tally(self.limit_bytes, self.sample_bytes)
+        used: list[int] = []
+        files: list[_UnusableFile] = []
+        bad = BadRecords(self.reading.skip_bad)
+        for number, piece in enumerate(self.unit):
+            before = tally.passages
+            unusable = _scan_piece(piece, self.reading, tally, bad)
+            if unusable is not None:
+                files.append(unusable)
+            elif tally.passages > before:
+                used.append(number)
+            report(piece.size_bytes)
+            if tally.full:
+                break
+        not_text = sum(file.not_text for file in files)
+        scan = UnitScan(
+            tuple(used), tally.passages, tally.documents, tally.text_bytes, tally.digest.hexdigest(),
+            not_text, len(files) - not_text, bad.count, tally.full,
+            len(bad.damaged) + sum(file.damaged for file in files),
+            tuple([*(file.entry for file in files), *bad.listed][:LISTED_IN_UNIT]),
+        )  # fmt: skip
+        _keep(self.kept, scan, self.limit_bytes, tally)
+        return scan
+
+
+def read_scan(path: Path, limit_bytes: int | None) -> tuple[UnitScan, NDArray[np.int64], Sample] | None:
+    """What a scan kept: the counts, the bytes in each bucket and the sample; None where there is nothing of use."""
+    try:
+        with np.load(path) as file:
+            head = json.loads(bytes(file["head"]))
+            if head.pop("limit_bytes") != limit_bytes:
+                return None
+            texts = bytes(file["texts"])
+            stops = np.cumsum(file["lengths"])
+            starts = stops - file["lengths"]
+            sample = [
+                (int(rank), texts[start:stop].decode())
+                for rank, start, stop in zip(file["ranks"], starts, stops, strict=True)
+            ]
+            buckets = no_bytes()
+            buckets[file["filled"]] = file["bytes"]
+            skipped = tuple(Skipped(**entry) for entry in head["skipped"])
+            scan = UnitScan(**{**head, "pieces": tuple(head["pieces"]), "skipped": skipped})
+            return scan, buckets, sample
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+def smallest(samples: Iterable[Sample], size_bytes: int) -> Sample:
+    """The texts with the smallest ranks up to so many bytes, in the order of their ranks."""
+    chosen = _Sample(size_bytes)
+    for sample in samples:
+        for rank, text in sample:
+            chosen.add(rank, text, len(text.encode()))
+    return chosen.texts()
+
+
+class _Sample:
+    """Keeps the texts with the smallest ranks, up to so many bytes."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._limit = size_bytes
+        self._heap: list[tuple[int, str, int]] = []
+        self._held = 0
+
+    def add(self, rank: int, text: str, size: int) -> None:
+        if self._held + size > self._limit and self._heap and rank >= -self._heap[0][0]:
+            return
+        heapq.heappush(self._heap, (-rank, text, size))
+        self._held += size
+        while self._held > self._limit and len(self._heap) > 1:
+            self._held -= heapq.heappop(self._heap)[2]
+
+    def texts(self) -> Sample:
+        return sorted((-rank, text) for rank, text, _ in self._heap)
+
+
+@dataclass
+class _Tally:
+    """Adds up passages."""
+
+    limit_bytes: int | None
+    sample_bytes: int
+    passages: int = 0
+    documents: int = 0
+    text_bytes: int = 0
+    full: bool = False
+    digest: Any = field(default_factory=hashlib.sha256)
+    buckets: NDArray[np.int64] = field(default_factory=no_bytes)
+    sample: _Sample = field(init=False)
+    _bucket: array[int] = field(default_factory=lambda: array("H"))
+    _size: array[int] = field(default_factory=lambda: array("I"))
+
+    def __post_init__(self) -> None:
+        self.sample = _Sample(self.sample_bytes)
+
+    def add(self, passage: Passage) -> bool:
+        """Whether there was room for it."""
+        size, limit = passage.size_bytes, self.limit_bytes
+        if limit is not None and self.text_bytes + size > limit and (limit or self.passages):
+            self.full = True
+            return False
+        digest = digest_of(passage.text)
+        self.digest.update(digest)
+        self.passages += 1
+        self.documents += passage.ends
+        self.text_bytes += size
+        self._bucket.append(bucket_of(digest))
+        self._size.append(size)
+        if self.sample_bytes:
+            self.sample.add(rank_of(digest), passage.text, size)
+        if len(self._size) >= _HELD_PASSAGES:
+            self.flush()
+        return True
+
+    def flush(self) -> None:
+        sums = np.bincount(np.asarray(self._bucket), np.asarray(self._size), minlength=len(self.buckets))
+        self.buckets += sums.astype(np.int64)
+        del self._bucket[:], self._size[:]
+
+
+@dataclass(frozen=True)
+class _UnusableFile:
+    """A text file of which nothing is used."""
+
+    entry: Skipped
+    not_text: bool = False
+    damaged: bool = False
+
+
+def _scan_piece(piece: Piece, reading: Reading, tally: _Tally, bad: BadRecords) -> _UnusableFile | None:
+    """Add a piece to the tally; gives back the file where nothing of it is used.
+
+    Raises:
+        InputError: a part of a large file turns out not to be text when other parts may be in use already.
+    """
+    if piece.format == "text" and piece.stop is None and not piece.start:
+        return _scan_whole_text(piece, reading, tally, bad)
+    try:
+        _add_all(read_piece(piece, reading, bad), tally)
+    except NotTextError:
+        raise InputError(
+            f"{piece.path}: found bytes that are not UTF-8 text after byte {piece.start:,}; convert it, or leave it out"
+        ) from None
+    except OSError as error:
+        raise InputError(f"{piece.path}: cannot read: {error.strerror or error}; leave it out, or mend it") from None
+    return None
+
+
+def _scan_whole_text(piece: Piece, reading: Reading, tally: _Tally, bad: BadRecords) -> _UnusableFile | None:
+    """A text file is looked at as a whole first: where it turns out to be something else, nothing of it is used."""
+    size = 0
+    try:
+        for passage in read_piece(piece, reading, bad):
+            size += passage.size_bytes
+    except NotTextError:
+        after = f" after {format_si(size, 'B')}" if size else ""
+        reason = f"binary, or not UTF-8{after}; nothing of it is used"
+        return _UnusableFile(Skipped(str(piece.path), reason), not_text=True)
+    except OSError as error:
+        if error.errno is not None:
+            return _UnusableFile(Skipped(str(piece.path), f"cannot read: {error.strerror}"))
+        reason = f"{error}; {format_si(size, 'B')} of text come before it, nothing of it is used"
+        return _UnusableFile(Skipped(str(piece.path), reason), damaged=True)
+    _add_all(read_piece(piece, reading, bad), tally)
+    return None
+
+
+def _add_all(passages: Iterator[Passage], tally: _Tally) -> None:
+    for passage in passages:
+        if not tally.add(passage):
+            return
+
+
+def _keep(path: Path, scan: UnitScan, limit_bytes: int | None, tally: _Tally) -> None:
+    """Whole or not there after a kill; after a power cut perhaps damaged, which its checksums tell, and made again."""
+    tally.flush()
+    head = json.dumps({**dataclasses.asdict(scan), "limit_bytes": limit_bytes}).encode()
+    sample = tally.sample.texts()
+    texts = [text.encode() for _, text in sample]
+    filled = np.flatnonzero(tally.buckets)
+    temporary = path.with_suffix(".tmp")
+    with storage_errors(path):
+        with temporary.open("wb") as file:
+            np.savez(
+                file,
+                head=np.frombuffer(head, dtype=np.uint8),
+                filled=filled,
+                bytes=tally.buckets[filled],
+                ranks=np.array([rank for rank, _ in sample], dtype=np.int64),
+                lengths=np.array([len(text) for text in texts], dtype=np.int64),
+                texts=np.frombuffer(b"".join(texts), dtype=np.uint8),
+            )
+        temporary.replace(path)

@@ -1,0 +1,125 @@
+"""Writing token shards of bounded size, and the folder that they go to."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.base.errors import InputError
+from hpctrain.records.corpus.index import INDEX_NAME, Shard
+from hpctrain.records.corpus.recipe import RECIPE_NAME
+
+SHARD_TOKENS = 2**26
+"""Most tokens in a shard: 128 MiB at two bytes a token, a size that every file system moves well."""
+
+
+class ShardWriter:
+    """Appends tokens of one split; starts the next shard when one is full."""
+
+    def __init__(self, folder: Path, split: Literal["train", "valid"], dtype: str, shard_tokens: int) -> None:
+        self._folder = folder
+        self._split = split
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._shard_tokens = shard_tokens
+        self._file: BinaryIO | None = None
+        self._digest = hashlib.sha256()
+        self._tokens = 0
+        self._done: list[Shard] = []
+
+    def append(self, tokens: NDArray[np.int64]) -> None:
+        """Write the tokens after those before; OSError when they cannot be written."""
+        while len(tokens):
+            if self._file is None:
+                self._file = (self._folder / self._name()).open("wb")
+            part, tokens = np.split(tokens, [self._shard_tokens - self._tokens])
+            data = part.astype(self._dtype).tobytes()
+            self._file.write(data)
+            self._digest.update(data)
+            self._tokens += len(part)
+            if self._tokens == self._shard_tokens:
+                self._finish_shard()
+
+    def finish(self) -> list[Shard]:
+        """Close the last shard; after return all of them are on disk."""
+        self._finish_shard()
+        return self._done
+
+    def close(self) -> None:
+        """Let go of an unfinished shard."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # what it held is thrown away
+                self._file.close()
+            self._file = None
+
+    def _name(self) -> str:
+        return f"{self._split}-{len(self._done):05d}.bin"
+
+    def _finish_shard(self) -> None:
+        if self._file is None:
+            return
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._file = None
+        self._done.append(
+            Shard(file=self._name(), split=self._split, tokens=self._tokens, sha256=self._digest.hexdigest())
+        )
+        self._digest = hashlib.sha256()
+        self._tokens = 0
+
+
+def holds_corpus(folder: Path) -> bool:
+    """Whether `hpctrain data prepare` made it."""
+    return (folder / INDEX_NAME).is_file() or (folder / RECIPE_NAME).is_file()
+
+
+def check_target(folder: Path, force: bool) -> None:
+    """Refuse to write where something else lies, before any work is done.
+
+    Raises:
+        InputError: the folder is not empty and `force` is not given, or what it holds is no corpus.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise InputError(f"-o {folder}: found a file; name a new folder")
+    if not any(folder.iterdir()):
+        return
+    if not holds_corpus(folder):
+        raise InputError(f"-o {folder}: the folder is not empty and holds no corpus; name a new folder")
+    if not force:
+        raise InputError(f"-o {folder}: the folder holds a corpus already; add --force to replace it")
+
+
+def link(source: Path, target: Path) -> None:
+    """Give a file a second name; where the file system has no such thing, the new name only."""
+    try:
+        os.link(source, target)
+    except OSError:
+        source.rename(target)
+
+
+def swap(temporary: Path, folder: Path) -> None:
+    """Put a folder in another's place.
+
+    Two renames, because a folder that is not empty cannot be replaced in one; the old one comes back on an error.
+    """
+    if not folder.exists():
+        temporary.rename(folder)
+        return
+    old = temporary.with_name(f"{temporary.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    folder.rename(old)
+    try:
+        temporary.rename(folder)
+    except OSError:
+        old.rename(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,254 @@
+"""The work on each source, unit by unit: first all are scanned, then all are encoded, over one pool of processes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.base.errors import InputError
+from hpctrain.corpus.input.inputs import TEXT_SUFFIXES, Inputs, find_inputs
+from hpctrain.corpus.input.passages import passage_bytes
+from hpctrain.corpus.input.read_columns import row_groups
+from hpctrain.corpus.input.reading import Reading
+from hpctrain.corpus.input.skipped import Skipped, SkippedList
+from hpctrain.corpus.input.work_units import Unit, plan_units, unit_bytes
+from hpctrain.corpus.prepare.encode import CleanTask, EncodeTask
+from hpctrain.corpus.prepare.finish import Part, dtype_of
+from hpctrain.corpus.prepare.options import Progress, Source
+from hpctrain.corpus.prepare.pool import Pool
+from hpctrain.corpus.prepare.scan import Sample, ScanTask, UnitScan, read_scan, smallest
+from hpctrain.corpus.prepare.split import no_bytes, validation_buckets
+from hpctrain.corpus.prepare.tokenizer import Tokenizer
+from hpctrain.records.corpus.index import Sources, TokenizerInfo
+
+UNIT_SAMPLE_BYTES = 64 * 1024
+"""Least text that a unit offers for the sample; beyond it, offers are twice a unit's share of the input."""
+
+_CLEAN_BYTES = 256 * 1024
+"""Text of the sample that is cleaned in one task."""
+
+
+@dataclass
+class SourceWork:
+    """One source: its files, the units of work, and what scans found."""
+
+    name: str
+    """Its folder within the work folder."""
+    source: Source
+    found: Inputs
+    units: list[Unit]
+    total_bytes: int
+    """Size of its files, on disk."""
+    scans: list[UnitScan] = field(default_factory=list)
+    """Of the first units; all of them, unless a limit was reached."""
+    scan_tasks: list[ScanTask] = field(default_factory=list)
+    skipped: SkippedList = field(default_factory=SkippedList)
+    """Files and records that are left out."""
+
+    @classmethod
+    def find(cls, name: str, source: Source) -> SourceWork:
+        """Look for the source's files.
+
+        Raises:
+            InputError: an input does not exist, or needs a library that is not installed.
+        """
+        found = find_inputs(source.inputs, source.options.format)
+        sizes = [file.path.stat().st_size if file.path.exists() else 0 for file in found.files]
+        size = source.options.unit_bytes or unit_bytes(sum(sizes))
+        units = plan_units(list(zip(found.files, sizes, strict=True)), size, row_groups)
+        work = cls(name, source, found, units, sum(sizes))
+        work.skipped.add(Skipped(str(path), "text file beside records") for path in found.beside_records)
+        work.skipped.add(Skipped(str(path), "validation or test by its name") for path in found.other_splits)
+        return work
+
+    @property
+    def reading(self) -> Reading:
+        """How its files are read."""
+        options = self.source.options
+        size = passage_bytes(self.total_bytes, options.valid_fraction)
+        return Reading(size, options.text_field, options.skip_bad)
+
+    @property
+    def shard_tokens(self) -> int:
+        """Most tokens in a shard."""
+        return self.source.options.shard_tokens
+
+    @property
+    def text_bytes(self) -> int:
+        """Text that is used."""
+        return sum(scan.text_bytes for scan in self.scans)
+
+    def counts(self) -> Sources:
+        """What it is made of, for the index."""
+        return Sources(
+            files=sum(
+                not self.units[number][piece].start for number, scan in enumerate(self.scans) for piece in scan.pieces
+            ),
+            documents=sum(scan.documents for scan in self.scans),
+            text_bytes=self.text_bytes,
+            skipped_not_text=sum(scan.not_text for scan in self.scans),
+            skipped_unreadable=sum(scan.unreadable for scan in self.scans),
+            skipped_bad=sum(scan.bad for scan in self.scans),
+            damaged_files=sum(scan.damaged_files for scan in self.scans),
+            beside_records=len(self.found.beside_records),
+            other_splits=len(self.found.other_splits),
+            clean=self.source.options.clean,
+        )
+
+    def take(self, scan: UnitScan, task: ScanTask) -> None:
+        """Add what was found in the next unit."""
+        self.skipped.add(scan.skipped, scan.not_text + scan.unreadable + scan.bad - len(scan.skipped))
+        self.scans.append(dataclasses.replace(scan, skipped=()))
+        self.scan_tasks.append(task)
+
+    def read_scans(self) -> Iterator[tuple[NDArray[np.int64], Sample]]:
+        """The buckets and the sample of each unit that was scanned."""
+        for task in self.scan_tasks:
+            kept = read_scan(task.kept, task.limit_bytes)
+            if kept is None:
+                raise InputError(f"{task.kept}: was removed while the command ran; run it again")
+            yield kept[1], kept[2]
+
+    def valid_buckets(self) -> range:
+        """Passages in these buckets are kept aside."""
+        buckets = no_bytes()
+        for own, _ in self.read_scans():
+            buckets += own
+        return validation_buckets(buckets, self.source.options.valid_fraction)
+
+
+def scan_all(works: Sequence[SourceWork], partial: Path, pool: Pool, sample_bytes: int, progress: Progress) -> None:
+    """Scan the units of each source, until its limit.
+
+    Raises:
+        InputError: a source holds no text, or a record that cannot be used and may not be left out.
+    """
+    total = sum(work.total_bytes for work in works)
+    report = _counter(progress, "reading", total)
+    for work in works:
+        folder = partial / work.name
+        folder.mkdir(exist_ok=True)
+        tasks = [
+            ScanTask(unit, work.reading, folder / f"scan-{number:05d}.npz", _offer(work, unit, sample_bytes))
+            for number, unit in enumerate(work.units)
+        ]
+        _scan_until_full(work, tasks, pool, report)
+        if not work.text_bytes:
+            raise InputError(_nothing_found(work))
+    progress("reading", total, total)  # a limit leaves bytes that nobody reported
+
+
+def clean_sample(works: Sequence[SourceWork], partial: Path, pool: Pool, sample_bytes: int) -> Iterator[str]:
+    """Text to train a tokenizer on: of all sources, each with its share, cleaned as it will be encoded."""
+    whole = sum(work.text_bytes for work in works)
+    for work in works:
+        share = max(1, sample_bytes * work.text_bytes // whole)
+        sample = smallest((own for _, own in work.read_scans()), share)
+        tasks = (CleanTask(texts, work.source.options.clean) for texts in _grouped(sample))
+        for texts in pool.run(tasks, lambda count: None):
+            yield from texts
+
+
+def encode_all(
+    works: Sequence[SourceWork], partial: Path, target: Path, pool: Pool, tokenizer: Tokenizer, progress: Progress
+) -> list[list[Part]]:
+    """Turn every unit of each source into shards, which stay in the work folder."""
+    report = _counter(progress, "encoding", sum(work.text_bytes for work in works))
+    info = tokenizer.save(partial)
+    encoded: list[list[Part]] = []
+    for work in works:
+        tasks = list(_encode_tasks(work, partial, target, tokenizer, info))
+        encoded.append([(task.folder, shards) for task, shards in zip(tasks, pool.run(tasks, report), strict=True)])
+    return encoded
+
+
+def _encode_tasks(
+    work: SourceWork, partial: Path, target: Path, tokenizer: Tokenizer, info: TokenizerInfo
+) -> Iterator[EncodeTask]:
+    valid_buckets = work.valid_buckets()
+    for number, (scan, task) in enumerate(zip(work.scans, work.scan_tasks, strict=True)):
+        if scan.passages:
+            yield EncodeTask(
+                unit=task.unit,
+                reading=task.reading,
+                scan=scan,
+                valid_buckets=valid_buckets,
+                clean=work.source.options.clean,
+                tokenizer=str(partial / info.file) if info.file else "bytes",
+                tokenizer_sha256=info.sha256,
+                dtype=dtype_of(tokenizer.vocab_size),
+                shard_tokens=work.shard_tokens,
+                folder=partial / work.name / f"unit-{number:05d}",
+                target=target,
+            )
+
+
+def _scan_until_full(work: SourceWork, tasks: list[ScanTask], pool: Pool, report: Callable[[int], None]) -> None:
+    """Scan units in their order; the one in which the limit is reached once more, up to there."""
+    limit, total = work.source.options.limit_bytes, 0
+    results = pool.run(tasks, report)
+    for task, scan in zip(tasks, results, strict=True):
+        if limit is not None and total + scan.text_bytes > limit:
+            _scan_up_to(work, task, limit - total)
+            break
+        work.take(scan, task)
+        total += scan.text_bytes
+    results.close()
+
+
+def _scan_up_to(work: SourceWork, task: ScanTask, limit_bytes: int) -> None:
+    """Scan a unit up to a limit; of a source that has no text yet, one passage at least."""
+    limits = [limit_bytes] if work.scans else [limit_bytes, 0]
+    for limit in limits:
+        last = dataclasses.replace(task, limit_bytes=limit)
+        scan = last.run(lambda count: None)
+        if scan.passages:
+            work.take(scan, last)
+            return
+
+
+def _offer(work: SourceWork, unit: Unit, sample_bytes: int) -> int:
+    """Text that a unit keeps for the sample."""
+    if not sample_bytes:
+        return 0
+    limit = work.source.options.limit_bytes
+    whole = max(1, min(work.total_bytes, limit or work.total_bytes))
+    share = 2 * sample_bytes * sum(piece.size_bytes for piece in unit) // whole
+    return min(sample_bytes, max(UNIT_SAMPLE_BYTES, share))
+
+
+def _grouped(sample: Sample) -> Iterator[tuple[str, ...]]:
+    held: list[str] = []
+    for _, text in sample:
+        held.append(text)
+        if sum(map(len, held)) >= _CLEAN_BYTES:
+            yield tuple(held)
+            held = []
+    if held:
+        yield tuple(held)
+
+
+def _counter(progress: Progress, phase: str, total: int) -> Callable[[int], None]:
+    done = 0
+
+    def report(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(phase, min(done, total), total)
+
+    return report
+
+
+def _nothing_found(work: SourceWork) -> str:
+    skipped = work.skipped
+    first = f", the first: {skipped.listed[0]}" if skipped.listed else ""
+    return (
+        f"IN: {', '.join(map(str, work.source.inputs))}: found no text ({skipped.total} files and records "
+        f"skipped{first}); taken from folders are {' '.join(TEXT_SUFFIXES)} .jsonl .parquet, plain, .gz or .zst, as "
+        "UTF-8; name other files one by one"
+    )

@@ -1,0 +1,144 @@
+"""From text to tokens: one a byte, or byte-level BPE by the `tokenizers` library (trained here, or a file)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from hpctrain.base.atomic import write_text
+from hpctrain.base.errors import InputError
+from hpctrain.corpus.prepare.tokenizer_file import library_errors, read_tokenizer
+from hpctrain.records.corpus.index import TokenizerInfo
+
+TOKENIZER_NAME = "tokenizer.json"
+END_OF_TEXT = "<|endoftext|>"
+KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
+"""Names by which published tokenizers call the token that ends a document, the first found is taken."""
+TRAINED_RANGE = (257, 32_768)
+"""Vocabularies that can be trained: all bytes and the end of text, to what fits 15 bits."""
+
+Tokens = NDArray[np.int64]
+
+
+class Tokenizer(Protocol):
+    """Turns text into tokens."""
+
+    vocab_size: int
+    end_of_text: int
+
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        """The tokens of each text, without any begin or end; the name of the end-of-text token in it is plain text."""
+
+    def save(self, folder: Path) -> TokenizerInfo:
+        """Write what is needed to use it again into the folder, and describe it."""
+
+
+class ByteTokenizer:
+    """Each byte of UTF-8 is a token; 256 ends a document."""
+
+    vocab_size = 257
+    end_of_text = 256
+
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64) for text in texts]
+
+    def save(self, folder: Path) -> TokenizerInfo:
+        return TokenizerInfo(kind="bytes", end_of_text=self.end_of_text)
+
+
+class FileTokenizer:
+    """A tokenizer of the `tokenizers` library, kept beside the corpus as tokenizer.json."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, kind: str, end_of_text: int) -> None:
+        self._tokenizer = tokenizer
+        self._kind = kind
+        self.end_of_text = end_of_text
+        self._end: str = tokenizer.id_to_token(end_of_text) or END_OF_TEXT
+        # Ids may have gaps, so the largest one counts.
+        self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        pieces = [self._pieces(text) for text in texts]
+        flat = [piece for own in pieces for piece in own]
+        with library_errors("--tokenizer: the tokenizers library cannot turn this text into tokens"):
+            encoded = self._tokenizer.encode_batch_fast(flat, add_special_tokens=False)
+        ids = (np.array(item.ids, dtype=np.int64) for item in encoded)
+        return [np.concatenate([next(ids) for _ in own]) for own in pieces]
+
+    def _pieces(self, text: str) -> list[str]:
+        """The text, cut within each name of the token that ends a document: a text that speaks of it does not end."""
+        parts = text.split(self._end)
+        if len(parts) == 1:
+            return parts
+        first, rest = self._end[:1], self._end[1:]
+        return [parts[0] + first, *(rest + part + first for part in parts[1:-1]), rest + parts[-1]]
+
+    def save(self, folder: Path) -> TokenizerInfo:
+        text = self._tokenizer.to_str(pretty=True)
+        write_text(folder / TOKENIZER_NAME, text)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        kind = "trained" if self._kind == "trained" else "given"
+        return TokenizerInfo(kind=kind, end_of_text=self.end_of_text, file=TOKENIZER_NAME, sha256=digest)
+
+
+def trained_size(choice: str) -> int | None:
+    """The vocabulary asked for by 'train:N'; None for another choice.
+
+    Raises:
+        InputError: N is no number, or out of range.
+    """
+    if not choice.startswith("train:"):
+        return None
+    text = choice.removeprefix("train:")
+    low, high = TRAINED_RANGE
+    if not (text.isascii() and text.isdigit() and low <= int(text) <= high):
+        raise InputError(f"--tokenizer {choice}: found {text!r} after train:, allowed: a number from {low} to {high}")
+    return int(text)
+
+
+def train_tokenizer(size: int, texts: Iterable[str]) -> FileTokenizer:
+    """Byte-level BPE (Sennrich et al. 2016; bytes as in Radford et al. 2019) of at most `size` tokens.
+
+    The same texts give the same tokenizer.
+    """
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return FileTokenizer(tokenizer, "trained", tokenizer.get_vocab(with_added_tokens=True)[END_OF_TEXT])
+
+
+def load_tokenizer(choice: str) -> Tokenizer:
+    """The tokenizer named by 'bytes' or by the path of a tokenizer.json.
+
+    Raises:
+        InputError: there is no such file, it is no tokenizer, or has no token that ends a document.
+    """
+    if choice == "bytes":
+        return ByteTokenizer()
+    path = Path(choice)
+    if not path.is_file():
+        raise InputError(
+            f"--tokenizer {choice}: no such file; allowed: bytes, train:N, or the path of a tokenizer.json"
+        )
+    tokenizer = read_tokenizer(path, "--tokenizer")
+    # A corpus is one long text: a tokenizer that cuts or fills up what it is given would lose or invent tokens.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    ends = [number for number in map(tokenizer.token_to_id, KNOWN_ENDS) if number is not None]
+    if not ends:
+        raise InputError(f"--tokenizer {choice}: has no token that ends a document; looked for {', '.join(KNOWN_ENDS)}")
+    return FileTokenizer(tokenizer, "given", ends[0])

@@ -1,0 +1,142 @@
+"""The folder DIR.partial, in which a corpus is made: kept by whatever ends the command, and taken up by the same one.
+
+DIR.partial/work.json      which command it belongs to
+DIR.partial/lock           held while the command runs
+DIR.partial/SOURCE/        what is finished of each source: scans, and a folder for each unit's shards
+DIR.partial/corpus/        what becomes DIR, by one rename
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpctrain.base.atomic import storage_errors, sync_folder, write_json
+from hpctrain.base.errors import FileError, InputError, StorageError
+from hpctrain.corpus.input.work_units import InputFile
+from hpctrain.corpus.prepare.shards import swap
+from hpctrain.records.format.document import read_json
+
+WORK_NAME = "work.json"
+_CORPUS = "corpus"
+
+
+def partial_of(folder: Path) -> Path:
+    """Where the corpus `folder` is made."""
+    return folder.with_name(f"{folder.name}.partial")
+
+
+@contextlib.contextmanager
+def work_folder(folder: Path, command: Mapping[str, Any], force: bool) -> Iterator[Path]:
+    """DIR.partial for the corpus `folder`, with what the same command left in it. It stays after a kill, an interrupt
+    and a StorageError; any other error of the input removes it, and so does `publish`.
+
+    Args:
+        command: all that decides about the result, as plain JSON.
+
+    Raises:
+        InputError: it belongs to another command and `force` is not given, or that command is running now.
+        StorageError: it cannot be written; what was finished is kept.
+    """
+    partial = partial_of(folder)
+    with storage_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial.mkdir(exist_ok=True)
+        with _locked(partial, folder):
+            _claim(partial, folder, command, force)
+            try:
+                yield partial
+            except StorageError as error:
+                raise StorageError(f"{error}; what is finished stays in {partial}: the same command goes on") from error
+            except InputError:
+                # Whoever mends the input or adds an option gives another command, which this work would only block.
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+
+
+def publish(partial: Path, folder: Path) -> None:
+    """Put DIR.partial/corpus in the place of `folder`, and remove the rest."""
+    sync_folder(partial / _CORPUS)
+    swap(partial / _CORPUS, folder)
+    sync_folder(folder.parent)
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def new_corpus(partial: Path) -> Path:
+    """An empty folder for what becomes the corpus."""
+    corpus = partial / _CORPUS
+    shutil.rmtree(corpus, ignore_errors=True)
+    corpus.mkdir()
+    return corpus
+
+
+def state_of(files: Sequence[InputFile]) -> str:
+    """A hash of names, sizes and times: other files are another command's work."""
+    digest = hashlib.sha256()
+    for file in files:
+        try:
+            found = file.path.stat()
+            text = f"{file.path.resolve()}\0{file.format}\0{found.st_size}\0{found.st_mtime_ns}\n"
+        except OSError:
+            text = f"{file.path.resolve()}\0{file.format}\n"
+        digest.update(os.fsencode(text))
+    return digest.hexdigest()
+
+
+def _claim(partial: Path, folder: Path, command: Mapping[str, Any], force: bool) -> None:
+    """Make the folder this command's own."""
+    differs = _difference(partial, command)
+    if differs is None:
+        return
+    if differs and not force:
+        raise InputError(
+            f"-o {folder}: {partial} holds unfinished work of another command ({differs} differs); give that command "
+            f"again to go on with it, or add --force to drop it"
+        )
+    for path in partial.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != "lock":
+            path.unlink()
+    write_json(partial / WORK_NAME, command)
+
+
+def _difference(partial: Path, command: Mapping[str, Any]) -> str | None:
+    """What the folder's command has otherwise; '' when the folder holds no work, None when it is the same command."""
+    if not (partial / WORK_NAME).exists():
+        foreign = sorted(path.name for path in partial.iterdir() if path.name != "lock" and path.suffix != ".tmp")
+        if foreign:
+            raise InputError(f"{partial}: found {foreign[0]} and no {WORK_NAME}; move it away, or name another -o")
+        return ""
+    try:
+        found = read_json(partial / WORK_NAME)
+    except FileError:
+        return WORK_NAME
+    if not isinstance(found, dict):
+        return WORK_NAME
+    keys = [key for key in {**command, **found} if command.get(key) != found.get(key)]
+    return ", ".join(keys) if keys else None
+
+
+@contextlib.contextmanager
+def _locked(partial: Path, folder: Path) -> Iterator[None]:
+    """Alone in the folder; file systems without locks are trusted."""
+    descriptor = os.open(partial / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"-o {folder}: another command is making this corpus now; wait for it") from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+        yield
+    finally:
+        os.close(descriptor)

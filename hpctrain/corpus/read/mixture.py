@@ -1,0 +1,139 @@
+"""Several corpora in given shares: which of them sample number i comes from, as a function of i alone.
+
+The order of sources has a period in which each has exactly its count; within it the source is chosen whose next sample
+is due first, of those that may have one already (R. Tijdeman, "The chairman assignment problem", Discrete Mathematics
+32, 1980): every prefix of the run then has each source's share, but for less than one sample. Each source goes through
+epochs of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.corpus.read.tokens import Corpus
+
+PERIOD = 1 << 14
+"""Most samples in a period: shares that need more are rounded to that many parts."""
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of sources over one period."""
+
+    source: Indices
+    """Source of each place, [period]."""
+    before: Indices
+    """Samples of each source before each place and after the last one, [period + 1, sources]."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Corpora with their order; the counterpart of `Corpus` for a weighted run."""
+
+    names: tuple[str, ...]
+    """How the folders are called in metrics."""
+    corpora: tuple[Corpus, ...]
+    order: Order
+
+    @classmethod
+    def of(cls, names: Sequence[str], corpora: Sequence[Corpus], weights: Sequence[float]) -> Mixture:
+        """Mix corpora in proportion to weights, which need not add up to one."""
+        return cls(tuple(names), tuple(corpora), order_of(counts_of(weights)))
+
+    def rows(self, seed: int, start: int, count: int) -> Indices:
+        """Samples [start, start + count) of the endless stream, as `Corpus.rows`."""
+        sources, numbers = place(self.order, np.arange(start, start + count, dtype=np.int64))
+        rows = np.empty((count, self.corpora[0].seq_len + 1), dtype=np.int64)
+        for number, corpus in enumerate(self.corpora):
+            here = np.flatnonzero(sources == number)
+            if here.size:
+                # Folders of the same size must not go through their windows in step.
+                rows[here] = corpus.pick(seed + number, numbers[here])
+        return rows
+
+    def taken(self, samples: int) -> dict[str, int]:
+        """Samples of each folder among the first `samples` of the run."""
+        period = len(self.order.source)
+        counts = self.order.before[-1] * (samples // period) + self.order.before[samples % period]
+        return dict(zip(self.names, counts.tolist(), strict=True))
+
+
+def open_training(
+    folders: Sequence[str], weights: Sequence[float] | None, length: int, places: Sequence[str] | None = None
+) -> Corpus | Mixture:
+    """The training part of the folders: shuffled together, or in proportion to weights.
+
+    Args:
+        length: tokens in a window.
+        places: where each folder is read; default: where it is.
+
+    Raises:
+        InputError, FileError: as `Corpus.open`; with weights every folder must have a window.
+    """
+    places = places or folders
+    if weights is None:
+        return Corpus.open(places, "train", length)
+    corpora = [Corpus.open([path], "train", length, f"data.train[{number}]") for number, path in enumerate(places)]
+    return Mixture.of(short_names(folders), corpora, weights)
+
+
+def short_names(folders: Sequence[str]) -> list[str]:
+    """The folders' own names, or their paths where two have the same."""
+    names = [Path(folder).name for folder in folders]
+    return names if len(set(names)) == len(names) else list(folders)
+
+
+def place(order: Order, samples: Indices) -> tuple[Indices, Indices]:
+    """The source of each sample of the run, and its number within that source's own stream; all [n]."""
+    period = len(order.source)
+    turn, at = samples // period, samples % period
+    source = order.source[at]
+    return source, turn * order.before[-1][source] + order.before[at, source]
+
+
+def counts_of(weights: Sequence[float]) -> tuple[int, ...]:
+    """Samples of each source in a period: exactly in proportion where at most PERIOD make that possible, else rounded
+    so that every source has one at least."""
+    exact = [Fraction(repr(float(weight))) for weight in weights]
+    scale = math.lcm(*(part.denominator for part in exact))
+    whole = [int(part * scale) for part in exact]
+    common = math.gcd(*whole)
+    if sum(whole) // common <= PERIOD:
+        return tuple(number // common for number in whole)
+    room, total = PERIOD - len(whole), sum(whole)
+    counts = [1 + room * number // total for number in whole]
+    left = sorted(range(len(whole)), key=lambda i: (-(room * whole[i] % total), i))
+    for index in left[: PERIOD - sum(counts)]:
+        counts[index] += 1
+    return tuple(counts)
+
+
+@functools.cache
+def order_of(counts: tuple[int, ...]) -> Order:
+    """The order of sources with so many samples each in a period."""
+    period, share = sum(counts), np.array(counts, dtype=np.int64)
+    done = np.zeros(len(counts), dtype=np.int64)
+    before = np.zeros((period + 1, len(counts)), dtype=np.int64)
+    source = np.empty(period, dtype=np.int64)
+    free, own = (len(counts) - 1) * 2, 2 * len(counts) - 3
+    for at in range(period):
+        source[at] = 0
+        if len(counts) > 1:
+            # Sample `done` of a source may come once its share is ahead by 1/(2k-2), and is due when it would be behind
+            # by 1 - 1/(2k-2); all times that, to stay with whole numbers.
+            ready = free * share * (at + 1) >= free * done * period + period
+            due = -(-(free * done + own) * period // (free * share))
+            source[at] = np.argmin(np.where(ready, due, np.iinfo(np.int64).max))
+        done[source[at]] += 1
+        before[at + 1] = done
+    return Order(source, before)

@@ -1,0 +1,217 @@
+"""Copies of corpora on a node's own disk: whole and checked, or not there; shared by all runs of this user on the node.
+
+A copy is named by the hash of its index, so it is never that of other data. It appears by a rename when every shard has
+the hash that the index gives it. Whoever uses a copy holds a lock on it; one that nobody uses makes room for another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hpctrain.base.atomic import storage_errors, sync_folder
+from hpctrain.base.clock import Clock
+from hpctrain.base.errors import HpctrainError, StorageError, UntrustedError
+from hpctrain.base.owned import OwnedFolder
+from hpctrain.base.room import check_room, free_bytes
+from hpctrain.corpus.read.index import read_index
+from hpctrain.records.corpus.index import INDEX_NAME, CorpusIndex, Shard
+from hpctrain.records.format.input_file import open_input, read_input
+
+VARIABLE = "HPCTRAIN_STAGED"
+"""Environment variable of the workers: folders of the run file -> their copies on this node, as JSON."""
+CHUNK_BYTES = 1 << 22
+POLL_S = 0.1
+STUCK_LOOKS = 50
+"""How often a copy that is neither whole nor free is looked at."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy that is in use while its descriptor is open."""
+
+    path: Path
+    copied_bytes: int
+    """0 when it was there already."""
+    descriptor: int
+    """Holds the lock; the kernel frees it with the process, however that ends."""
+
+
+def stage(source: Path, base: Path, clock: Clock, give_up: Callable[[], str | None]) -> Copy:
+    """The corpus of `source` on this node, copied unless it is there.
+
+    Args:
+        base: a folder of the node's own, which may be open to everybody, as /tmp.
+        give_up: asked again and again; a reason ends the copying.
+
+    Raises:
+        HpctrainError: there is no room, a shard is not what the index says, or somebody else's folder is in the way.
+            Nothing half-copied is left.
+    """
+    index = read_index(source)
+    own = _own_folder(base)
+    name = f"corpus-{hashlib.sha256(read_input(source / INDEX_NAME)).hexdigest()[:32]}"
+    with storage_errors(own / name):
+        descriptor = os.open(_lock_of(own, name), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            if _ready(descriptor, own / name, index, clock, give_up):
+                return Copy(own / name, 0, descriptor)
+            _make_room(own, name, size_bytes(index))
+            _copy(source, own / name, index, give_up)
+            # Other processes may use it now too. A lock is not changed at one go, so somebody may have come between.
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            if not is_whole(own / name, index):
+                raise StorageError(f"{own / name}: was removed by another run, which needed the room")
+        except BaseException:
+            os.close(descriptor)
+            raise
+    return Copy(own / name, size_bytes(index), descriptor)
+
+
+def size_bytes(index: CorpusIndex) -> int:
+    """Bytes of all shards."""
+    return sum(_shard_bytes(shard, index) for shard in index.shards)
+
+
+def is_whole(path: Path, index: CorpusIndex) -> bool:
+    """Whether every shard is there in its size: something that cleans up old files may have passed by."""
+    try:
+        sizes = [(path / shard.file).stat().st_size for shard in index.shards]
+        return (path / INDEX_NAME).is_file() and sizes == [_shard_bytes(shard, index) for shard in index.shards]
+    except OSError:
+        return False
+
+
+def on_this_node(folders: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Where to read the folders: their copies where there are whole ones, else the folders themselves."""
+    copies: dict[str, str] = json.loads(environ.get(VARIABLE, "{}"))
+    found = []
+    for folder in folders:
+        copy = copies.get(folder)
+        found.append(copy if copy is not None and is_whole(Path(copy), read_index(folder)) else folder)
+    return found
+
+
+def _own_folder(base: Path) -> Path:
+    """This user's folder in `base`; in one that is open to all, another user may have made it first."""
+    path, remedy = base / f"hpctrain-{os.getuid()}", "name another folder with data.stage_folder"
+    with storage_errors(path):
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        if path.is_symlink():
+            raise StorageError(f"{path}: is a symbolic link; {remedy}")
+        try:
+            OwnedFolder(path, private=True).close()
+        except UntrustedError as error:
+            raise StorageError(f"{path}: {error.reason}; {remedy}") from None
+        except NotADirectoryError:
+            raise StorageError(f"{path}: is no folder; {remedy}") from None
+    return path
+
+
+def _ready(descriptor: int, path: Path, index: CorpusIndex, clock: Clock, give_up: Callable[[], str | None]) -> bool:
+    """Wait for the lock: shared, and True, when the copy is there; else alone, and False, to make it."""
+    stuck = 0
+    while stuck < STUCK_LOOKS:
+        if _taken(descriptor, fcntl.LOCK_SH):
+            if is_whole(path, index):
+                return True
+            if _taken(descriptor, fcntl.LOCK_EX):
+                return False
+            stuck += 1  # users, or somebody who is just about to copy as well
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        _check(give_up)
+        clock.sleep(POLL_S)
+    raise StorageError(f"{path}: is not whole any more, and another run uses it")
+
+
+def _taken(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _lock_of(own: Path, name: str) -> Path:
+    return own / f".{name}.lock"
+
+
+def _make_room(own: Path, name: str, size: int) -> None:
+    """Remove what a killed copier of this corpus left, then copies that nobody uses as long as there is no room.
+
+    Raises:
+        StorageError: there is none even so.
+    """
+    for path in (*own.glob(f".{name}.*.tmp"), own / name):
+        shutil.rmtree(path, ignore_errors=True)
+    others = [path for path in own.glob("corpus-*") if path.name != name]
+    for path in sorted(others, key=lambda path: path.stat().st_mtime):
+        if free_bytes(own) >= size:
+            break
+        _remove_unused(own, path.name)
+    check_room(own, size, "a copy of the data")
+
+
+def _remove_unused(own: Path, name: str) -> None:
+    descriptor = os.open(_lock_of(own, name), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        if _taken(descriptor, fcntl.LOCK_EX):
+            # The lock file stays: somebody may have opened it already.
+            shutil.rmtree(own / name, ignore_errors=True)
+            for path in own.glob(f".{name}.*.tmp"):
+                shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(descriptor)
+
+
+def _copy(source: Path, target: Path, index: CorpusIndex, give_up: Callable[[], str | None]) -> None:
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    temporary.mkdir(mode=0o700)
+    try:
+        for shard in index.shards:
+            digest = _copy_file(source / shard.file, temporary / shard.file, give_up)
+            if digest != shard.sha256:
+                raise HpctrainError(f"{source / shard.file}: is not what its index says (its hash differs)")
+        _copy_file(source / INDEX_NAME, temporary / INDEX_NAME, give_up)
+        sync_folder(temporary)
+        temporary.rename(target)
+        sync_folder(target.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _copy_file(source: Path, target: Path, give_up: Callable[[], str | None]) -> str:
+    """SHA-256 of what was read, as hex; after return it is on the disk."""
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    with os.fdopen(open_input(source), "rb", buffering=0) as reader, target.open("xb", buffering=0) as writer:
+        while count := reader.readinto(buffer):
+            _check(give_up)
+            digest.update(buffer[:count])
+            left = buffer[:count]
+            while left:
+                left = left[writer.write(left) :]
+        os.fsync(writer.fileno())
+    return digest.hexdigest()
+
+
+def _check(give_up: Callable[[], str | None]) -> None:
+    reason = give_up()
+    if reason is not None:
+        raise HpctrainError(reason)
+
+
+def _shard_bytes(shard: Shard, index: CorpusIndex) -> int:
+    return shard.tokens * np.dtype(index.dtype).itemsize

@@ -1,0 +1,120 @@
+"""From windows of tokens to what a model reads and is asked for: a pure function of (seed, sample number, tokens).
+
+Every random choice is a hash of the seed, the number of the sample in the run, and the position, so that a sample is
+the same whatever rank makes it, and in whatever company. A sample that comes again in a later epoch has another number
+and so other choices.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.corpus.read.sampler import mixed
+from hpctrain.corpus.read.special_tokens import SpecialTokens
+from hpctrain.records.run.objective import AnyObjective, Lengths, Masked, NextToken, SpanCorruption, lengths
+
+NO_TARGET = -100
+"""A position that the loss leaves out: torch's own mark for it."""
+
+Tokens = NDArray[np.int64]
+UInt64 = NDArray[np.uint64]
+
+_CHOICE, _KIND, _TOKEN, _NOISE, _KEPT = range(1, 6)
+"""Independent streams of random numbers."""
+
+
+class Examples(NamedTuple):
+    """Samples as a model takes them; lengths as in `Lengths`."""
+
+    inputs: Tokens
+    """[n, inputs]."""
+    targets: Tokens
+    """[n, outputs], NO_TARGET where none."""
+    decoder_tokens: Tokens | None = None
+    """[n, outputs], what the decoder of a model with two stacks reads."""
+
+
+def examples(
+    objective: AnyObjective, special: SpecialTokens, seq_len: int, seed: int, samples: Tokens, rows: Tokens
+) -> Examples:
+    """The training examples of some samples.
+
+    Args:
+        seq_len: data.seq_len.
+        seed: the run's seed; a fixed one gives the same examples in each validation.
+        samples: their numbers in the run, [n].
+        rows: their windows, [n, raw + 1] (the last column is the token after the window).
+    """
+    match objective:
+        case NextToken():
+            return Examples(np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:]))
+        case Masked():
+            chosen = lengths(objective, seq_len).targets
+            return _masked(objective, special, chosen, seed, samples, np.ascontiguousarray(rows[:, :-1]))
+        case SpanCorruption():
+            return _corrupted(special, lengths(objective, seq_len), seed, samples, rows[:, :-1])
+
+
+def _masked(
+    objective: Masked, special: SpecialTokens, chosen: int, seed: int, samples: Tokens, rows: Tokens
+) -> Examples:
+    count = rows.shape[1]
+    # The smallest hashes of a row: exactly as many positions in each, every set of them as likely as any other.
+    where = np.argpartition(_hashes(seed, _CHOICE, samples, count), chosen - 1, axis=1)[:, :chosen]
+    line = np.arange(len(rows))[:, None]
+    assert special.mask is not None, "an objective comes with its own special tokens"
+    kept = rows[line, where]
+    kind = _hashes(seed, _KIND, samples, count)[line, where] / 2.0**64
+    other = _hashes(seed, _TOKEN, samples, count)[line, where] % np.uint64(special.data_vocabulary)
+    shown = np.where(kind < objective.mask_fraction + objective.random_fraction, other.astype(np.int64), kept)
+    inputs, targets = rows.copy(), np.full_like(rows, NO_TARGET)
+    inputs[line, where] = np.where(kind < objective.mask_fraction, special.mask, shown)
+    targets[line, where] = kept
+    return Examples(inputs, targets)
+
+
+def _corrupted(special: SpecialTokens, sizes: Lengths, seed: int, samples: Tokens, rows: Tokens) -> Examples:
+    n, raw = rows.shape
+    noise = sizes.outputs - 1 - sizes.spans
+    kept = _segments(_hashes(seed, _KEPT, samples, raw - noise - 1), sizes.spans, raw - noise)
+    taken = _segments(_hashes(seed, _NOISE, samples, noise - 1), sizes.spans, noise)
+    # A text begins with what is kept; after that kept and taken stretches take turns.
+    bounds = np.stack([kept, taken], axis=2).reshape(n, 2 * sizes.spans).cumsum(axis=1)
+    begins = np.zeros((n, raw), dtype=np.int64)
+    np.put_along_axis(begins, bounds[:, :-1], 1, axis=1)
+    stretch = begins.cumsum(axis=1)  # number of the stretch that a position is in; the odd ones are taken out
+    noisy, first = stretch % 2 == 1, (begins == 1) & (stretch % 2 == 1)
+    sentinel = np.array(special.sentinels, dtype=np.int64)[stretch // 2]
+    end = np.full((n, 1), special.end_of_text, dtype=np.int64)
+    inputs = np.where(first, sentinel, rows)[~noisy | first].reshape(n, sizes.inputs - 1)
+    both = np.stack([sentinel, rows], axis=2)
+    targets = both[np.stack([first, noisy], axis=2)].reshape(n, sizes.outputs - 1)
+    targets = np.concatenate([targets, end], axis=1)
+    start = np.full((n, 1), special.start, dtype=np.int64)
+    decoder_tokens = np.concatenate([start, targets[:, :-1]], axis=1)
+    return Examples(np.concatenate([inputs, end], axis=1), targets, decoder_tokens)
+
+
+def _segments(hashes: UInt64, parts: int, total: int) -> Tokens:
+    """Lengths of `parts` stretches, each at least 1, that make `total`; every way to cut is equally likely: [n, parts].
+
+    Args:
+        hashes: one for each place between two items, [n, total - 1].
+    """
+    cuts = np.zeros((len(hashes), parts + 1), dtype=np.int64)
+    cuts[:, -1] = total
+    if parts > 1:
+        places = np.argpartition(hashes, parts - 2, axis=1)[:, : parts - 1]
+        cuts[:, 1:-1] = np.sort(places, axis=1) + 1
+    return np.diff(cuts, axis=1)
+
+
+def _hashes(seed: int, stream: int, samples: Tokens, count: int) -> UInt64:
+    """Random numbers of a stream for each sample and position, [n, count]."""
+    base = mixed(mixed(np.full(samples.shape, seed % 2**64, dtype=np.uint64)) ^ samples.astype(np.uint64))
+    keys = mixed(base + np.uint64(stream))
+    positions = np.arange(count, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95)
+    return mixed(keys[:, None] + positions[None, :])

@@ -1,0 +1,106 @@
+"""Tokens that stand for no text: the mask, the sentinels and what a decoder starts with.
+
+They are the tokenizer's own where it has them, and else come after all tokens of the data, so that the model's
+vocabulary grows by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpctrain.base.errors import FileError, Mistake
+from hpctrain.corpus.read.index import read_indexes
+from hpctrain.records.corpus.index import CorpusIndex
+from hpctrain.records.format.bounds import TOKENIZER_BYTES
+from hpctrain.records.format.document import read_json
+from hpctrain.records.run.objective import AnyObjective, Masked, SpanCorruption, lengths
+
+MASKS = ("[MASK]", "<mask>")
+PADS = ("<pad>", "[PAD]")
+"""Names by which published tokenizers call them; the first found is taken. T5's decoder starts with the padding."""
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Their ids; what an objective has no use for is None or empty."""
+
+    data_vocabulary: int
+    """Tokens of the data are below this."""
+    vocabulary: int
+    """Tokens that a model is shown or asked for are below this."""
+    end_of_text: int
+    mask: int | None = None
+    start: int | None = None
+    """First token that the decoder reads."""
+    sentinels: tuple[int, ...] = ()
+    """In the order in which a sample uses them."""
+
+
+def special_tokens(
+    folders: Sequence[str | Path], objective: AnyObjective, seq_len: int, field: str = "data.train"
+) -> SpecialTokens:
+    """The special tokens that an objective needs on the data of these folders.
+
+    Raises:
+        InputError: a folder is missing, or their tokenizers differ.
+        FileError: the folder's tokenizer.json is missing or damaged.
+    """
+    index = read_indexes(folders, field)[0]
+    match objective:
+        case Masked():
+            known = _known(Path(folders[0]), index)
+            mask = _first(known, MASKS)
+            if mask is not None:
+                return SpecialTokens(index.vocab_size, index.vocab_size, index.tokenizer.end_of_text, mask)
+            grown = index.vocab_size + 1
+            return SpecialTokens(index.vocab_size, grown, index.tokenizer.end_of_text, mask=index.vocab_size)
+        case SpanCorruption():
+            return _for_spans(index, _known(Path(folders[0]), index), lengths(objective, seq_len).spans)
+        case _:
+            return SpecialTokens(index.vocab_size, index.vocab_size, index.tokenizer.end_of_text)
+
+
+def _for_spans(index: CorpusIndex, known: Mapping[str, int], spans: int) -> SpecialTokens:
+    """Start and sentinels; those that the tokenizer lacks have descending ids at the end, as T5's have."""
+    start = _first(known, PADS)
+    own = [known.get(f"<extra_id_{number}>") for number in range(spans)]
+    first_new = index.vocab_size + (start is None)
+    grown = first_new + own.count(None)
+    new = iter(range(grown - 1, first_new - 1, -1))
+    return SpecialTokens(
+        index.vocab_size,
+        grown,
+        index.tokenizer.end_of_text,
+        start=index.vocab_size if start is None else start,
+        sentinels=tuple(next(new) if token is None else token for token in own),
+    )
+
+
+def _first(known: Mapping[str, int], names: Sequence[str]) -> int | None:
+    return next((known[name] for name in names if name in known), None)
+
+
+def _known(folder: Path, index: CorpusIndex) -> dict[str, int]:
+    """The added tokens of the folder's tokenizer.json by name; none for bytes."""
+    if index.tokenizer.file is None:
+        return {}
+    path = folder / index.tokenizer.file
+    try:
+        value = read_json(path, TOKENIZER_BYTES)
+    except FileError as error:
+        text = f"is no tokenizer.json of the tokenizers library ({error.mistakes[0].text}); prepare the folder again"
+        raise FileError(path, [Mistake("", text)]) from None
+    added = (value.get("added_tokens") or []) if isinstance(value, dict) else None
+    if isinstance(added, list) and all(_is_token(token, index.vocab_size) for token in added):
+        return {token["content"]: token["id"] for token in added}
+    text = "is no tokenizer.json of the tokenizers library; prepare the folder again"
+    raise FileError(path, [Mistake("", text)])
+
+
+def _is_token(token: Any, vocab_size: int) -> bool:
+    if not isinstance(token, dict) or not isinstance(token.get("content"), str):
+        return False
+    return type(token.get("id")) is int and 0 <= token["id"] < vocab_size

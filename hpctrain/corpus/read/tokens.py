@@ -1,0 +1,141 @@
+"""Token shards as one endless, shuffled stream of training sequences, memory-mapped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.base.errors import FileError, InputError, Mistake
+from hpctrain.corpus.read.index import read_index, read_indexes, same_tokens, tokenizer_option
+from hpctrain.corpus.read.sampler import sample
+from hpctrain.records.corpus.index import INDEX_NAME, CorpusIndex
+
+Split = Literal["train", "valid", "all"]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The windows of some corpus folders.
+
+    A window is `seq_len` tokens and the one after them; windows do not overlap in their inputs and never span shards.
+    """
+
+    seq_len: int
+    """Tokens in a sequence."""
+    vocab_size: int
+    """Tokens are below this."""
+    shards: tuple[NDArray[np.unsignedinteger], ...]
+    """Memory-mapped tokens of each shard that holds a window."""
+    first_window: NDArray[np.int64]
+    """Number of each shard's first window, and the number of all windows at the end: [shards + 1]."""
+
+    @classmethod
+    def open(cls, folders: Sequence[str | Path], split: Split, seq_len: int, field: str = "data.train") -> Corpus:
+        """Open one split of the folders ('all' takes both); `field` names the folders in errors.
+
+        Raises:
+            InputError: a folder is missing, tokenizers differ, or there are too few tokens for one sequence.
+            FileError: a shard is missing or was cut short.
+        """
+        indexes = read_indexes(folders, field)
+        maps = [
+            _map_shard(Path(folder), number, index)
+            for folder, index in zip(folders, indexes, strict=True)
+            for number, shard in enumerate(index.shards)
+            if split in (shard.split, "all") and shard.tokens > seq_len
+        ]
+        if not maps:
+            found = sum(s.tokens for index in indexes for s in index.shards if split in (s.split, "all"))
+            raise InputError(
+                f"{field}: {', '.join(map(str, folders))}: found {found} tokens in the {split} split, which is not one "
+                f"sequence of {seq_len} tokens and its target; prepare more text or lower data.seq_len"
+            )
+        windows = [(len(tokens) - 1) // seq_len for tokens in maps]
+        first = np.concatenate([[0], np.cumsum(windows)]).astype(np.int64)
+        return cls(seq_len, indexes[0].vocab_size, tuple(maps), first)
+
+    @property
+    def windows(self) -> int:
+        """Number of sequences in an epoch."""
+        return int(self.first_window[-1])
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens in its shards."""
+        return sum(len(shard) for shard in self.shards)
+
+    def rows(self, seed: int, start: int, count: int) -> NDArray[np.int64]:
+        """Samples [start, start + count) of the endless shuffled stream, int64 [count, seq_len + 1].
+
+        The first seq_len columns are the input, the last seq_len the targets. Which sample is which depends on nothing
+        but the seed and its number, so a process may ask for any part of a batch.
+        """
+        return self.pick(seed, np.arange(start, start + count, dtype=np.int64))
+
+    def pick(self, seed: int, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The samples of those numbers, int64 [n, seq_len + 1]; as `rows`."""
+        _, windows = sample(seed, samples, self.windows)
+        return self.read_windows(windows)
+
+    def read_windows(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The tokens of the given windows, int64 [n, seq_len + 1]."""
+        rows = np.empty((len(windows), self.seq_len + 1), dtype=np.int64)
+        owners = np.searchsorted(self.first_window, windows, side="right") - 1
+        for row, window, owner in zip(rows, windows, owners, strict=True):
+            begin = int(window - self.first_window[owner]) * self.seq_len
+            row[:] = self.shards[owner][begin : begin + self.seq_len + 1]
+        return rows
+
+
+def open_validation(train: Sequence[str | Path], valid: Sequence[str | Path], seq_len: int) -> Corpus | None:
+    """The validation corpus of a run: all of the folders in `valid`, else what was kept aside in `train`, else None.
+
+    Raises:
+        InputError: as `Corpus.open`, or the folders in `valid` have another tokenizer than those in `train`.
+    """
+    indexes = read_indexes(train)
+    if valid:
+        if not same_tokens(read_indexes(valid, "data.valid")[0], indexes[0]):
+            raise InputError(
+                f"data.valid[0]: {valid[0]}: its tokenizer is not that of data.train[0]; prepare it again with "
+                f"{tokenizer_option(train[0], indexes[0])}"
+            )
+        return Corpus.open(valid, "all", seq_len, "data.valid")
+    enough = any(shard.split == "valid" and shard.tokens > seq_len for index in indexes for shard in index.shards)
+    return Corpus.open(train, "valid", seq_len) if enough else None
+
+
+def open_named(train: Sequence[str | Path], named: Mapping[str, str], seq_len: int) -> dict[str, Corpus]:
+    """A corpus for each name: all of its folder.
+
+    Raises:
+        InputError: as `Corpus.open`, or a folder has another tokenizer than those in `train`.
+    """
+    index = read_indexes(train)[0]
+    for name, folder in named.items():
+        if not same_tokens(read_index(folder, f"data.valid.{name}"), index):
+            raise InputError(
+                f"data.valid.{name}: {folder}: its tokenizer is not that of data.train[0]; prepare it again with "
+                f"{tokenizer_option(train[0], index)}"
+            )
+    return {name: Corpus.open([folder], "all", seq_len, f"data.valid.{name}") for name, folder in named.items()}
+
+
+def _map_shard(folder: Path, number: int, index: CorpusIndex) -> NDArray[np.unsignedinteger]:
+    shard = index.shards[number]
+    path = folder / shard.file
+    dtype = np.dtype(index.dtype).newbyteorder("<")
+    expected = shard.tokens * dtype.itemsize
+    try:
+        size = path.stat().st_size
+        if size == expected:
+            return np.memmap(path, dtype=dtype, mode="r")
+        text = f"{shard.file} has {size} bytes, expected {expected}; prepare the folder again"
+    except OSError as error:
+        text = f"{shard.file}: cannot read: {error.strerror}; prepare the folder again"
+    raise FileError(folder / INDEX_NAME, [Mistake(f"shards[{number}]", text)])

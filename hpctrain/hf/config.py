@@ -1,0 +1,269 @@
+"""config.json of a Hugging Face folder as a spec, and the other way round; pure, no tensors.
+
+The keys and what they are when absent follow the configuration classes of transformers 4.45 to 5. What our models do
+not have is refused by name: a model that computes something else would train, and be worse without a word.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from hpctrain.base.errors import FileError, Mistake
+from hpctrain.records.format.validation_errors import dotted
+from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
+from hpctrain.records.model.encoder_spec import SEGMENTS, EncoderSpec
+from hpctrain.records.model.families import FamilySpec
+from hpctrain.records.model.gpt2_spec import Gpt2Spec
+
+CONFIG_NAME = "config.json"
+
+_BY_TYPE = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "bert": "BertForMaskedLM",
+    "t5": "T5ForConditionalGeneration",
+}
+"""What a config.json without `architectures` means, by its `model_type`."""
+
+_DROPOUT = (
+    "attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout_prob",
+    "attention_probs_dropout_prob", "dropout_rate",
+)  # fmt: skip
+
+
+SIZE_MAX = 2**31
+"""Of any size in a config.json; what each of them may be, the spec says."""
+
+Made = TypeVar("Made", ModelSpec, Gpt2Spec, EncoderSpec, EncoderDecoderSpec)
+
+
+class _Keys:
+    """The keys of one config.json, and the mistakes found in them."""
+
+    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+        self._values = values
+        self._source = source
+        self._mistakes: list[Mistake] = []
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A whole number above 0; without a default the key has to be there."""
+        found = self._values.get(key)
+        found = default if found is None else found
+        if isinstance(found, int) and not isinstance(found, bool) and 0 < found <= SIZE_MAX:
+            return found
+        self.refuse(key, f"a whole number above 0, up to {SIZE_MAX}")
+        return 1
+
+    def number(self, key: str, default: float) -> float:
+        """A number above 0."""
+        found = self._values.get(key, default)
+        if isinstance(found, int | float) and not isinstance(found, bool) and found > 0:
+            return float(found)
+        self.refuse(key, "a number above 0")
+        return default
+
+    def number_in(self, key: str, inner: str) -> float:
+        """A number above 0 within the mapping at `key`."""
+        found = self._values[key][inner]
+        if isinstance(found, int | float) and not isinstance(found, bool) and found > 0:
+            return float(found)
+        self.refuse(key, f"{inner} as a number above 0")
+        return 1.0
+
+    def flag(self, key: str, default: bool) -> bool:
+        """true or false."""
+        found = self._values.get(key)
+        found = default if found is None else found
+        if isinstance(found, bool):
+            return found
+        self.refuse(key, "true or false")
+        return default
+
+    def only(self, key: str, *allowed: Any, default: Any = None) -> Any:
+        """A key that has to be one of these; absent, it is what transformers takes it for."""
+        found = self._values.get(key, default)
+        if found not in allowed:
+            self.refuse(key, " or ".join(_shown(value) for value in allowed))
+        return found
+
+    def get(self, key: str) -> Any:
+        return self._values.get(key)
+
+    def refuse(self, key: str, allowed: str) -> None:
+        """Note that a key has a value that no model here has."""
+        found = f"found {_shown(self._values[key])}" if key in self._values else "not there"
+        self._mistakes.append(Mistake(key, f"{found}; allowed: {allowed}"))
+
+    def settle(self, kind: type[Made], **fields: Any) -> Made:
+        """The spec with these fields, unless there were mistakes.
+
+        Raises:
+            FileError: all of them.
+        """
+        if not self._mistakes:
+            try:
+                return kind(**fields)
+            except ValidationError as error:
+                self._mistakes += [
+                    Mistake(dotted(item["loc"]), str(item["msg"]).removeprefix("Value error, "))
+                    for item in error.errors()
+                ]
+        raise FileError(self._source, self._mistakes)
+
+
+def spec_of(config: Mapping[str, Any], source: str) -> FamilySpec:
+    """The dimensions that a config.json gives.
+
+    Args:
+        source: path of the file, for errors.
+
+    Raises:
+        FileError: it is of another architecture, or has what the models here have not; every such key is told.
+    """
+    name = architecture(config, source)
+    keys = _Keys(config, source)
+    return _READERS[name](keys)
+
+
+def architecture(config: Mapping[str, Any], source: str) -> str:
+    """Name of the class that transformers loads the folder with.
+
+    Raises:
+        FileError: it is none that is known here.
+    """
+    named, kind = config.get("architectures"), config.get("model_type")
+    if not named and isinstance(kind, str) and kind in _BY_TYPE:
+        return _BY_TYPE[kind]
+    if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str) and named[0] in _READERS:
+        return str(named[0])
+    text = f"found {_shown(named)} (model_type {_shown(kind)}); allowed: {', '.join(_READERS)}"
+    raise FileError(source, [Mistake("architectures", text)])
+
+
+def dropout_of(config: Mapping[str, Any]) -> list[str]:
+    """The keys with a dropout, 'resid_pdrop 0.1': the models here have none."""
+    found = [(key, config.get(key)) for key in _DROPOUT]
+    return [f"{key} {value:g}" for key, value in found if isinstance(value, int | float) and value > 0]
+
+
+def _decoder(keys: _Keys) -> FamilySpec:
+    dim, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
+    keys.only("head_dim", None, dim // heads)
+    keys.only("hidden_act", "silu", "swish", default="silu")
+    for key in ("attention_bias", "mlp_bias"):
+        keys.only(key, False, default=False)
+    return keys.settle(
+        ModelSpec,
+        layers=keys.size("num_hidden_layers"),
+        dim=dim,
+        heads=heads,
+        kv_heads=keys.size("num_key_value_heads", heads),
+        ffn_dim=keys.size("intermediate_size"),
+        vocab=keys.size("vocab_size"),
+        tied=keys.flag("tie_word_embeddings", False),
+        rope_base=_rope_base(keys),
+        norm_eps=keys.number("rms_norm_eps", 1e-6),
+        init_std=keys.number("initializer_range", 0.02),
+    )
+
+
+def _mistral(keys: _Keys) -> FamilySpec:
+    """As Llama, without a window: transformers takes an absent one for one of 4096 tokens."""
+    keys.only("sliding_window", None, default=4096)
+    keys.size("num_key_value_heads")  # absent it would be 8 here, not all heads
+    return _decoder(keys)
+
+
+def _rope_base(keys: _Keys) -> float:
+    """Base of the rotary angles: a key of its own, or, since transformers 5, in `rope_parameters`."""
+    for key in ("rope_parameters", "rope_scaling"):
+        found = keys.get(key)
+        if isinstance(found, dict):
+            kind = found.get("rope_type", found.get("type", "default"))
+            if kind != "default" or found.get("partial_rotary_factor", 1.0) != 1.0:
+                keys.refuse(key, "null, or rope_type default")
+            elif found.get("rope_theta") is not None:
+                return keys.number_in(key, "rope_theta")
+    return keys.number("rope_theta", 10_000.0)
+
+
+def _gpt2(keys: _Keys) -> FamilySpec:
+    dim = keys.size("n_embd")
+    keys.only("activation_function", "gelu_new", "gelu_pytorch_tanh", default="gelu_new")
+    keys.only("scale_attn_weights", True, default=True)
+    for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
+        keys.only(key, False, default=False)
+    return keys.settle(
+        Gpt2Spec,
+        layers=keys.size("n_layer"),
+        dim=dim,
+        heads=keys.size("n_head"),
+        ffn_dim=keys.size("n_inner", 4 * dim),
+        vocab=keys.size("vocab_size"),
+        positions=keys.size("n_positions", 1024),
+        tied=keys.flag("tie_word_embeddings", True),
+        norm_eps=keys.number("layer_norm_epsilon", 1e-5),
+        init_std=keys.number("initializer_range", 0.02),
+    )
+
+
+def _encoder(keys: _Keys) -> FamilySpec:
+    keys.only("hidden_act", "gelu", default="gelu")
+    keys.only("position_embedding_type", "absolute", default="absolute")
+    keys.only("type_vocab_size", SEGMENTS, default=SEGMENTS)
+    for key in ("is_decoder", "add_cross_attention"):
+        keys.only(key, False, default=False)
+    return keys.settle(
+        EncoderSpec,
+        layers=keys.size("num_hidden_layers"),
+        dim=keys.size("hidden_size"),
+        heads=keys.size("num_attention_heads"),
+        ffn_dim=keys.size("intermediate_size"),
+        vocab=keys.size("vocab_size"),
+        positions=keys.size("max_position_embeddings", 512),
+        tied=keys.flag("tie_word_embeddings", True),
+        norm_eps=keys.number("layer_norm_eps", 1e-12),
+        init_std=keys.number("initializer_range", 0.02),
+    )
+
+
+def _encoder_decoder(keys: _Keys) -> FamilySpec:
+    encoders = keys.size("num_layers")
+    form = keys.only("feed_forward_proj", "relu", "gated-gelu", default="relu")
+    return keys.settle(
+        EncoderDecoderSpec,
+        layers=encoders + keys.size("num_decoder_layers", encoders),
+        encoder_layers=encoders,
+        dim=keys.size("d_model"),
+        heads=keys.size("num_heads"),
+        head_dim=keys.size("d_kv"),
+        ffn_dim=keys.size("d_ff"),
+        vocab=keys.size("vocab_size"),
+        gated=form == "gated-gelu",
+        # transformers 5 says of every T5 that it is tied, and keeps what the key told before in another one.
+        tied=keys.flag("tie_word_embeddings", True) and keys.flag("scale_decoder_outputs", True),
+        buckets=keys.size("relative_attention_num_buckets", 32),
+        max_distance=keys.size("relative_attention_max_distance", 128),
+        norm_eps=keys.number("layer_norm_epsilon", 1e-6),
+    )
+
+
+_READERS: dict[str, Callable[[_Keys], FamilySpec]] = {
+    "LlamaForCausalLM": _decoder,
+    "MistralForCausalLM": _mistral,
+    "GPT2LMHeadModel": _gpt2,
+    "BertForMaskedLM": _encoder,
+    "BertForPreTraining": _encoder,
+    "T5ForConditionalGeneration": _encoder_decoder,
+}
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."

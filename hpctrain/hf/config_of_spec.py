@@ -1,0 +1,148 @@
+"""The config.json that transformers builds a model of a spec from; pure. Its reading is in `hf_config`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
+from hpctrain.records.model.encoder_spec import SEGMENTS, EncoderSpec
+from hpctrain.records.model.families import FamilySpec
+from hpctrain.records.model.gpt2_spec import Gpt2Spec
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """What transformers is told of the vocabulary."""
+
+    end_of_text: int
+    start: int | None = None
+    """First token that the decoder of a model with two stacks reads."""
+
+
+def config_of(spec: FamilySpec, seq_len: int, ids: TokenIds) -> dict[str, Any]:
+    """A config.json for a model that began with seeded weights.
+
+    Args:
+        seq_len: tokens of the sequences it was trained on; a model without a table of positions is told that they are
+            its longest.
+    """
+    match spec:
+        case ModelSpec():
+            return _of_llama(spec, seq_len, ids)
+        case Gpt2Spec():
+            return _of_gpt2(spec, ids)
+        case EncoderSpec():
+            return _of_bert(spec)
+        case EncoderDecoderSpec():
+            return _of_t5(spec, ids)
+
+
+def continued_config(recorded: Mapping[str, Any], spec: FamilySpec, seq_len: int) -> dict[str, Any]:
+    """The config.json that a run began with, as it fits the weights that the run has by now."""
+    config = {key: value for key, value in recorded.items() if key not in ("transformers_version", "dtype")}
+    if config.get("architectures") == ["BertForPreTraining"]:
+        config["architectures"] = ["BertForMaskedLM"]  # its other head was not trained
+    if isinstance(spec, EncoderDecoderSpec) and not spec.tied:
+        # transformers 5 tells a T5 without scaling by this key, and scales the one that it wrote itself.
+        config["tie_word_embeddings"] = False
+    if isinstance(spec, ModelSpec):
+        config["max_position_embeddings"] = max(seq_len, config.get("max_position_embeddings") or 0)
+    return config
+
+
+def _of_llama(spec: ModelSpec, seq_len: int, ids: TokenIds) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": spec.vocabulary,
+        "hidden_size": spec.dim,
+        "intermediate_size": spec.hidden,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "num_key_value_heads": spec.key_value_heads,
+        "head_dim": spec.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": seq_len,
+        "initializer_range": spec.init_std,
+        "rms_norm_eps": spec.norm_eps,
+        "rope_theta": spec.rope_base,
+        "rope_scaling": None,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "mlp_bias": False,
+        "tie_word_embeddings": spec.tied,
+        "bos_token_id": None,
+        "eos_token_id": ids.end_of_text,
+        "pad_token_id": None,
+    }
+
+
+def _of_gpt2(spec: Gpt2Spec, ids: TokenIds) -> dict[str, Any]:
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": spec.vocabulary,
+        "n_positions": spec.positions,
+        "n_embd": spec.dim,
+        "n_layer": spec.layers,
+        "n_head": spec.heads,
+        "n_inner": spec.hidden,
+        "activation_function": "gelu_new",
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "layer_norm_epsilon": spec.norm_eps,
+        "initializer_range": spec.init_std,
+        "tie_word_embeddings": spec.tied,
+        "bos_token_id": ids.end_of_text,
+        "eos_token_id": ids.end_of_text,
+    }
+
+
+def _of_bert(spec: EncoderSpec) -> dict[str, Any]:
+    return {
+        "architectures": ["BertForMaskedLM"],
+        "model_type": "bert",
+        "vocab_size": spec.vocabulary,
+        "hidden_size": spec.dim,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "intermediate_size": spec.hidden,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "max_position_embeddings": spec.positions,
+        "type_vocab_size": SEGMENTS,
+        "initializer_range": spec.init_std,
+        "layer_norm_eps": spec.norm_eps,
+        "position_embedding_type": "absolute",
+        "tie_word_embeddings": spec.tied,
+        "pad_token_id": None,
+    }
+
+
+def _of_t5(spec: EncoderDecoderSpec, ids: TokenIds) -> dict[str, Any]:
+    return {
+        "architectures": ["T5ForConditionalGeneration"],
+        "model_type": "t5",
+        "is_encoder_decoder": True,
+        "vocab_size": spec.vocabulary,
+        "d_model": spec.dim,
+        "d_kv": spec.head_width,
+        "d_ff": spec.hidden,
+        "num_layers": spec.seam,
+        "num_decoder_layers": spec.layers - spec.seam,
+        "num_heads": spec.heads,
+        "relative_attention_num_buckets": spec.buckets,
+        "relative_attention_max_distance": spec.max_distance,
+        "dropout_rate": 0.0,
+        "layer_norm_epsilon": spec.norm_eps,
+        "feed_forward_proj": "gated-gelu" if spec.gated else "relu",
+        "tie_word_embeddings": spec.tied,
+        "pad_token_id": ids.start,
+        "decoder_start_token_id": ids.start,
+        "eos_token_id": ids.end_of_text,
+    }

@@ -1,0 +1,122 @@
+"""A Hugging Face folder as it lies on disk: its config.json, and where each tensor is in its safetensors files.
+
+No torch here: the folder is judged before a job is queued.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from hpctrain.base.errors import FileError, InputError, Mistake
+from hpctrain.hf.config import CONFIG_NAME, spec_of
+from hpctrain.hf.safetensors_header import Stored, tensors_in
+from hpctrain.hf.tensors import HfTensor, is_left_out, plain_name, tensors_of
+from hpctrain.records.format.document import read_json
+from hpctrain.records.format.file_name import plain_file_name
+from hpctrain.records.format.input_file import open_input
+from hpctrain.records.model.families import FamilySpec
+from hpctrain.records.model.hf_model import HfModel
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+READABLE = ("F32", "F16", "BF16", "F64")
+_SAMPLE = 1024
+"""Bytes of each tensor that tell one set of weights from another of the same shapes."""
+
+
+def read_folder(path: Path) -> HfModel:
+    """What is in a folder, with every tensor of the model in its place.
+
+    Raises:
+        InputError: there is no such folder, or it has no safetensors.
+        FileError: config.json is of a model that is not known here, or tensors are missing, strange or of other shapes.
+    """
+    if not path.is_dir():
+        raise InputError(f"model.hf: {path}: no such folder; name one with config.json and safetensors files in it")
+    config = read_json(path / CONFIG_NAME)
+    if not isinstance(config, dict):
+        raise FileError(path / CONFIG_NAME, [Mistake("", "found no keys; name the folder of a model")])
+    spec = spec_of(config, str(path / CONFIG_NAME))
+    stored = stored_tensors(path, spec)
+    _check(path, spec, stored)
+    return HfModel(config=config, dims=spec, weights_sha256=weights_sha256(stored))
+
+
+def stored_tensors(path: Path, spec: FamilySpec) -> dict[str, Stored]:
+    """The tensors of a folder by the name that transformers has for them today.
+
+    Raises:
+        InputError, FileError: there are none, or a file is damaged.
+    """
+    return {plain_name(spec, item.name): item for file in _files(path) for item in tensors_in(file)}
+
+
+def place_of(tensor: HfTensor, stored: dict[str, Stored]) -> Stored | None:
+    """Where a tensor lies, under its own name or the one that stands in for it."""
+    return stored.get(tensor.name) or (stored.get(tensor.instead) if tensor.instead else None)
+
+
+def weights_sha256(stored: dict[str, Stored]) -> str:
+    """Hash of names, types, shapes and the first bytes of all tensors: a thousandth of the folder is read."""
+    digest = hashlib.sha256()
+    for name in sorted(stored, key=lambda name: (stored[name].file, stored[name].begin)):
+        item = stored[name]
+        digest.update(f"{name} {item.dtype} {item.shape} ".encode())
+        with os.fdopen(open_input(item.file), "rb") as file:
+            file.seek(item.begin)
+            digest.update(file.read(min(_SAMPLE, item.size_bytes)))
+    return digest.hexdigest()
+
+
+def _check(path: Path, spec: FamilySpec, stored: dict[str, Stored]) -> None:
+    mistakes: list[Mistake] = []
+    known: set[str] = set()
+    for tensor in tensors_of(spec):
+        known.add(tensor.name)
+        place = place_of(tensor, stored)
+        if place is None:
+            mistakes.append(Mistake(tensor.name, f"no such tensor; config.json says it has shape {list(tensor.shape)}"))
+        elif place.shape != tensor.shape:
+            text = f"found shape {list(place.shape)}; config.json says {list(tensor.shape)}"
+            mistakes.append(Mistake(tensor.name, text))
+        elif place.dtype not in READABLE:
+            text = f"found numbers of type {place.dtype}; allowed: {', '.join(READABLE)}; save the model in one of them"
+            mistakes.append(Mistake(tensor.name, text))
+    strange = [name for name in stored if name not in known and not is_left_out(spec, name)]
+    mistakes += [Mistake(name, f"no part of a {spec.family} here; name a folder without it") for name in strange]
+    if mistakes:
+        more = [Mistake("", f"{len(mistakes) - 8} tensors more are wrong")] if len(mistakes) > 8 else []
+        raise FileError(path, [*mistakes[:8], *more])
+
+
+def _files(path: Path) -> list[Path]:
+    """The safetensors files of a folder."""
+    if (path / INDEX).is_file():
+        index = read_json(path / INDEX)
+        names = index.get("weight_map") if isinstance(index, dict) else None
+        if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+            raise FileError(path / INDEX, [Mistake("weight_map", "not a table of tensors and files of this folder")])
+        files = [path / _plain(name, path / INDEX) for name in sorted(set(names.values()))]
+    else:
+        files = [path / SINGLE]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        pickled = next(path.glob("*.bin"), None)
+        hint = (
+            f" ({pickled.name} is a pickle, which is not opened: save_pretrained writes safetensors)" if pickled else ""
+        )
+        raise InputError(f"model.hf: {path}: has no {missing[0]}{hint}")
+    return files
+
+
+def _plain(name: str, index: Path) -> str:
+    """A name of a file in the index's own folder.
+
+    Raises:
+        FileError: it leads out of the folder.
+    """
+    try:
+        return plain_file_name(name)
+    except ValueError as error:
+        raise FileError(index, [Mistake("weight_map", f"found {name!r}; {error}; copy the folder again")]) from None

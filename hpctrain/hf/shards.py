@@ -1,0 +1,54 @@
+"""How the tensors of a folder are shared out over files; pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from hpctrain.base.errors import InputError
+from hpctrain.hf.tensors import HfTensor
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a number, by the types that an export can have."""
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+          "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
+
+
+def shard_bytes(text: str) -> int:
+    """Bytes of '5GB' or '500MiB'.
+
+    Raises:
+        InputError: it is no size.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    size = int(float(found[1]) * _UNITS.get(found[2].upper(), 0)) if found else 0
+    if size < 1:
+        raise InputError(f"--max-shard-size {text}: allowed: a number with KB, MB, GB, KiB, MiB or GiB, as 5GB")
+    return size
+
+
+def shared_out(tensors: Sequence[HfTensor], bytes_per_value: int, limit: int) -> dict[str, list[HfTensor]]:
+    """The tensors by file, in their order; a file is not larger than the limit unless one tensor is."""
+    groups: list[list[HfTensor]] = []
+    room = 0
+    for tensor in tensors:
+        size = tensor.count * bytes_per_value
+        if not groups or size > room:
+            groups.append([])
+            room = limit
+        groups[-1].append(tensor)
+        room -= size
+    if len(groups) == 1:
+        return {"model.safetensors": groups[0]}
+    count = len(groups)
+    return {f"model-{number:05d}-of-{count:05d}.safetensors": group for number, group in enumerate(groups, 1)}
+
+
+def index_of(files: dict[str, list[HfTensor]], bytes_per_value: int) -> dict[str, Any]:
+    """model.safetensors.index.json."""
+    total = sum(tensor.count for group in files.values() for tensor in group)
+    return {
+        "metadata": {"total_parameters": total, "total_size": total * bytes_per_value},
+        "weight_map": {tensor.name: name for name, group in files.items() for tensor in group},
+    }

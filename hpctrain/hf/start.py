@@ -1,0 +1,68 @@
+"""Starting from a Hugging Face folder: it is judged before anything starts, together with the data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpctrain.base.errors import InputError
+from hpctrain.corpus.prepare.tokenizer import TOKENIZER_NAME
+from hpctrain.corpus.prepare.tokenizer_file import read_tokenizer
+from hpctrain.corpus.read.index import describe_tokenizer, read_indexes
+from hpctrain.hf.config import dropout_of
+from hpctrain.hf.folder import read_folder
+from hpctrain.hf.tokenizer import byte_tokenizer
+from hpctrain.records.run.run import Run
+
+
+def with_folder(run: Run) -> Run:
+    """The run with what is in the folder that `model.hf` names; a run folder's own run file has it already.
+
+    Raises:
+        InputError, FileError: the folder cannot be used, or its tokenizer is not that of the data.
+    """
+    if run.model.hf is None or run.model.found is not None:
+        return run
+    folder = Path(run.model.hf)
+    found = read_folder(folder)
+    _check_tokenizer(run, folder)
+    return run.model_copy(update={"model": run.model.model_copy(update={"found": found})})
+
+
+def start_words(run: Run) -> list[str]:
+    """What a person should know of how the training differs from that of the folder's model."""
+    if run.model.found is None:
+        return []
+    dropout = dropout_of(run.model.found.config)
+    return [f"model.hf: the folder's config.json has {', '.join(dropout)}; models here have no dropout"] * bool(dropout)
+
+
+def _check_tokenizer(run: Run, folder: Path) -> None:
+    """A token of the data must be the same piece of text for the model, or all that it has learned is lost.
+
+    Raises:
+        InputError: it is not.
+    """
+    path = folder / TOKENIZER_NAME
+    if not path.is_file():
+        return
+    home = Path(run.data.train_folders[0])
+    index = read_indexes(run.data.train_folders)[0]
+    known = _vocabulary(path, "model.hf")
+    file = index.tokenizer.file
+    held = _vocabulary(home / file, "data.train[0]") if file else byte_tokenizer().get_vocab(with_added_tokens=True)
+    other = min(((number, text) for text, number in held.items() if known.get(text) != number), default=None)
+    if other is not None:
+        number, text = other
+        raise InputError(
+            f"model.hf: {folder}: the data was made with another tokenizer ({describe_tokenizer(index)}): its token "
+            f"{number} is {text!r}, the model's {_named(known, number)}; prepare it again with --tokenizer {path}"
+        )
+
+
+def _named(vocabulary: dict[str, int], number: int) -> str:
+    return next((repr(text) for text, own in vocabulary.items() if own == number), "nothing")
+
+
+def _vocabulary(path: Path, field: str) -> dict[str, int]:
+    found: dict[str, int] = read_tokenizer(path, field).get_vocab(with_added_tokens=True)
+    return found

@@ -1,0 +1,209 @@
+"""The tensors of a Hugging Face folder by name and shape, and which parameters of ours each of them holds; pure.
+
+Names are those that transformers writes and reads for LlamaForCausalLM, GPT2LMHeadModel, BertForMaskedLM and
+T5ForConditionalGeneration.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
+from hpctrain.records.model.encoder_spec import SEGMENTS, EncoderSpec
+from hpctrain.records.model.families import FamilySpec
+from hpctrain.records.model.gpt2_spec import Gpt2Spec
+
+
+@dataclass(frozen=True)
+class HfTensor:
+    """One tensor of a folder."""
+
+    name: str
+    shape: tuple[int, ...]
+    own: tuple[str, ...]
+    """Our parameters in it: one, or several of equal shape side by side along its last axis."""
+    transposed: bool = False
+    """A matrix [in, out], where ours are [out, in]."""
+    instead: str | None = None
+    """Tensor that a folder may hold in its place."""
+
+    @property
+    def own_shape(self) -> tuple[int, ...]:
+        """Shape of each of our parameters."""
+        last = self.shape[-1] // len(self.own)
+        return (last, *self.shape[:-1]) if self.transposed else (*self.shape[:-1], last)
+
+    @property
+    def count(self) -> int:
+        """Numbers in it."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+def tensors_of(spec: FamilySpec) -> list[HfTensor]:
+    """All tensors of a model, in its order; a tied head has none of its own."""
+    match spec:
+        case ModelSpec():
+            return list(_of_llama(spec))
+        case Gpt2Spec():
+            return list(_of_gpt2(spec))
+        case EncoderSpec():
+            return list(_of_bert(spec))
+        case EncoderDecoderSpec():
+            return list(_of_t5(spec))
+
+
+def plain_name(spec: FamilySpec, name: str) -> str:
+    """The present name of a tensor: early folders lack GPT-2's prefix, and call a norm's numbers gamma and beta."""
+    name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+    if isinstance(spec, Gpt2Spec) and name.startswith(("wte.", "wpe.", "h.", "ln_f.")):
+        return f"transformer.{name}"
+    return name
+
+
+def is_left_out(spec: FamilySpec, name: str) -> bool:
+    """Whether a folder may hold this beside the tensors of a model: constants, second copies of a tied matrix, and
+    BERT's pooler and head for sentence order, which are not trained here."""
+    return any(re.fullmatch(pattern, name) for pattern in _left_out(spec))
+
+
+def _left_out(spec: FamilySpec) -> Iterator[str]:
+    match spec:
+        case ModelSpec():
+            yield r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
+        case Gpt2Spec():
+            yield r"transformer\.h\.\d+\.attn\.(masked_)?bias"
+        case EncoderSpec():
+            yield r"bert\.embeddings\.(position|token_type)_ids"
+            yield r"bert\.pooler\.dense\.(weight|bias)|cls\.seq_relationship\.(weight|bias)"
+            if spec.tied:
+                yield r"cls\.predictions\.decoder\.(weight|bias)"
+        case EncoderDecoderSpec():
+            yield r"(encoder|decoder)\.embed_tokens\.weight"
+            # The first releases hold a table that no computation uses.
+            yield r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
+    if spec.tied:
+        yield r"lm_head\.weight"
+
+
+def _of_llama(spec: ModelSpec) -> Iterator[HfTensor]:
+    dim, hidden, key_value = spec.dim, spec.hidden, spec.key_value_heads * spec.head_dim
+    yield _same("model.embed_tokens.weight", "embedding.weight", spec.vocabulary, dim)
+    for layer in range(spec.layers):
+        theirs, own = f"model.layers.{layer}", f"layers.{layer}"
+        yield _same(f"{theirs}.input_layernorm.weight", f"{own}.attention_norm.weight", dim)
+        for part, width in (("q", dim), ("k", key_value), ("v", key_value)):
+            yield _same(f"{theirs}.self_attn.{part}_proj.weight", f"{own}.attention.w{part}.weight", width, dim)
+        yield _same(f"{theirs}.self_attn.o_proj.weight", f"{own}.attention.wo.weight", dim, dim)
+        yield _same(f"{theirs}.post_attention_layernorm.weight", f"{own}.feed_forward_norm.weight", dim)
+        yield _same(f"{theirs}.mlp.gate_proj.weight", f"{own}.feed_forward.w1.weight", hidden, dim)
+        yield _same(f"{theirs}.mlp.up_proj.weight", f"{own}.feed_forward.w3.weight", hidden, dim)
+        yield _same(f"{theirs}.mlp.down_proj.weight", f"{own}.feed_forward.w2.weight", dim, hidden)
+    yield _same("model.norm.weight", "norm.weight", dim)
+    if not spec.tied:
+        yield _same("lm_head.weight", "head.weight", spec.vocabulary, dim)
+
+
+def _of_gpt2(spec: Gpt2Spec) -> Iterator[HfTensor]:
+    dim, hidden = spec.dim, spec.hidden
+    yield _same("transformer.wte.weight", "embedding.weight", spec.vocabulary, dim)
+    yield _same("transformer.wpe.weight", "positions.weight", spec.positions, dim)
+    for layer in range(spec.layers):
+        theirs, own = f"transformer.h.{layer}", f"layers.{layer}"
+        yield from _biased_norm(f"{theirs}.ln_1", f"{own}.attention_norm", dim)
+        for kind, shape in (("weight", (dim, 3 * dim)), ("bias", (3 * dim,))):
+            parts = tuple(f"{own}.attention.{part}.{kind}" for part in ("wq", "wk", "wv"))
+            yield HfTensor(f"{theirs}.attn.c_attn.{kind}", shape, parts, transposed=kind == "weight")
+        yield from _conv1d(f"{theirs}.attn.c_proj", f"{own}.attention.wo", dim, dim)
+        yield from _biased_norm(f"{theirs}.ln_2", f"{own}.feed_forward_norm", dim)
+        yield from _conv1d(f"{theirs}.mlp.c_fc", f"{own}.feed_forward.w1", dim, hidden)
+        yield from _conv1d(f"{theirs}.mlp.c_proj", f"{own}.feed_forward.w2", hidden, dim)
+    yield from _biased_norm("transformer.ln_f", "norm", dim)
+    if not spec.tied:
+        yield _same("lm_head.weight", "head.weight", spec.vocabulary, dim)
+
+
+def _of_bert(spec: EncoderSpec) -> Iterator[HfTensor]:
+    dim, hidden, tables = spec.dim, spec.hidden, "bert.embeddings"
+    yield _same(f"{tables}.word_embeddings.weight", "embedding.weight", spec.vocabulary, dim)
+    yield _same(f"{tables}.position_embeddings.weight", "positions.weight", spec.positions, dim)
+    yield _same(f"{tables}.token_type_embeddings.weight", "segments.weight", SEGMENTS, dim)
+    yield from _biased_norm(f"{tables}.LayerNorm", "embedding_norm", dim)
+    for layer in range(spec.layers):
+        theirs, own = f"bert.encoder.layer.{layer}", f"layers.{layer}"
+        for part, name in (("query", "wq"), ("key", "wk"), ("value", "wv")):
+            yield from _linear(f"{theirs}.attention.self.{part}", f"{own}.attention.{name}", dim, dim)
+        yield from _linear(f"{theirs}.attention.output.dense", f"{own}.attention.wo", dim, dim)
+        yield from _biased_norm(f"{theirs}.attention.output.LayerNorm", f"{own}.attention_norm", dim)
+        yield from _linear(f"{theirs}.intermediate.dense", f"{own}.feed_forward.w1", dim, hidden)
+        yield from _linear(f"{theirs}.output.dense", f"{own}.feed_forward.w2", hidden, dim)
+        yield from _biased_norm(f"{theirs}.output.LayerNorm", f"{own}.feed_forward_norm", dim)
+    head = "cls.predictions"
+    yield from _linear(f"{head}.transform.dense", "transform", dim, dim)
+    yield from _biased_norm(f"{head}.transform.LayerNorm", "transform_norm", dim)
+    # Two names of one bias; where they differ, the decoder's is what transformers adds.
+    biases = (f"{head}.bias", f"{head}.decoder.bias")
+    if not spec.tied:
+        yield _same(f"{head}.decoder.weight", "head.weight", spec.vocabulary, dim)
+        yield HfTensor(biases[1], (spec.vocabulary,), ("head.bias",), instead=biases[0])
+    yield HfTensor(biases[0], (spec.vocabulary,), ("head.bias",), instead=biases[1])
+
+
+def _of_t5(spec: EncoderDecoderSpec) -> Iterator[HfTensor]:
+    dim = spec.dim
+    yield _same("shared.weight", "embedding.weight", spec.vocabulary, dim)
+    for layer in range(spec.layers):
+        decoder = layer >= spec.seam
+        side, number = ("decoder", layer - spec.seam) if decoder else ("encoder", layer)
+        theirs, own = f"{side}.block.{number}.layer", f"layers.{layer}"
+        yield from _unscaled(spec, f"{theirs}.0.SelfAttention", f"{own}.attention")
+        if number == 0:
+            table = f"{theirs}.0.SelfAttention.relative_attention_bias.weight"
+            yield _same(table, f"relative_{side}.weight", spec.buckets, spec.heads)
+        yield _same(f"{theirs}.0.layer_norm.weight", f"{own}.attention_norm.weight", dim)
+        if decoder:
+            yield from _unscaled(spec, f"{theirs}.1.EncDecAttention", f"{own}.cross_attention")
+            yield _same(f"{theirs}.1.layer_norm.weight", f"{own}.cross_attention_norm.weight", dim)
+        last = 2 if decoder else 1
+        dense, feed = f"{theirs}.{last}.DenseReluDense", f"{own}.feed_forward"
+        ways = (("wi_0", "w1"), ("wi_1", "w3")) if spec.gated else (("wi", "w1"),)
+        for part, name in ways:
+            yield _same(f"{dense}.{part}.weight", f"{feed}.{name}.weight", spec.hidden, dim)
+        yield _same(f"{dense}.wo.weight", f"{feed}.w2.weight", dim, spec.hidden)
+        yield _same(f"{theirs}.{last}.layer_norm.weight", f"{own}.feed_forward_norm.weight", dim)
+    yield _same("encoder.final_layer_norm.weight", "encoder_norm.weight", dim)
+    yield _same("decoder.final_layer_norm.weight", "norm.weight", dim)
+    if not spec.tied:
+        # transformers 5 writes a head that equals the embedding once, though the two are scaled differently.
+        yield HfTensor("lm_head.weight", (spec.vocabulary, dim), ("head.weight",), instead="shared.weight")
+
+
+def _unscaled(spec: EncoderDecoderSpec, theirs: str, own: str) -> Iterator[HfTensor]:
+    for part in "qkv":
+        yield _same(f"{theirs}.{part}.weight", f"{own}.w{part}.weight", spec.inner, spec.dim)
+    yield _same(f"{theirs}.o.weight", f"{own}.wo.weight", spec.dim, spec.inner)
+
+
+def _same(theirs: str, own: str, *shape: int) -> HfTensor:
+    return HfTensor(theirs, shape, (own,))
+
+
+def _biased_norm(theirs: str, own: str, dim: int) -> Iterator[HfTensor]:
+    for kind in ("weight", "bias"):
+        yield _same(f"{theirs}.{kind}", f"{own}.{kind}", dim)
+
+
+def _linear(theirs: str, own: str, width_in: int, width_out: int) -> Iterator[HfTensor]:
+    yield _same(f"{theirs}.weight", f"{own}.weight", width_out, width_in)
+    yield _same(f"{theirs}.bias", f"{own}.bias", width_out)
+
+
+def _conv1d(theirs: str, own: str, width_in: int, width_out: int) -> Iterator[HfTensor]:
+    """GPT-2's matrices stand the other way round."""
+    yield HfTensor(f"{theirs}.weight", (width_in, width_out), (f"{own}.weight",), transposed=True)
+    yield _same(f"{theirs}.bias", f"{own}.bias", width_out)

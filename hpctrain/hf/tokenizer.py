@@ -1,0 +1,82 @@
+"""The tokenizer of a corpus in the two files that transformers reads: tokenizer.json and tokenizer_config.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from hpctrain.corpus.prepare.tokenizer import END_OF_TEXT
+from hpctrain.corpus.prepare.tokenizer_file import read_tokenizer
+from hpctrain.corpus.read.index import read_index
+from hpctrain.corpus.read.special_tokens import SpecialTokens
+
+MASK, START = "[MASK]", "<pad>"
+"""Names of tokens that an objective needed and the tokenizer had not."""
+
+
+@dataclass(frozen=True)
+class HfTokenizer:
+    """The two files."""
+
+    tokenizer: str
+    """tokenizer.json."""
+    config: Mapping[str, Any]
+    """tokenizer_config.json."""
+
+
+def hf_tokenizer(folder: Path, special: SpecialTokens, longest: int) -> HfTokenizer:
+    """What turns text into the tokens of a corpus folder, and the tokens that the objective adds, by name.
+
+    Args:
+        longest: tokens that the model takes.
+
+    Raises:
+        InputError, FileError: the folder is gone, or its tokenizer is damaged.
+    """
+    index = read_index(folder, "data.train[0]")
+    if index.tokenizer.file is None:
+        tokenizer = byte_tokenizer()
+    else:
+        tokenizer = read_tokenizer(folder / index.tokenizer.file, "data.train[0]")
+    names = {number: name for name, number in _added(special).items() if tokenizer.id_to_token(number) is None}
+    for number in sorted(names):
+        if tokenizer.get_vocab_size() == number:  # ids are given one after the other
+            tokenizer.add_special_tokens([AddedToken(names[number], special=True)])
+    named = {"eos_token": special.end_of_text, "mask_token": special.mask, "pad_token": special.start}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": longest,
+        "clean_up_tokenization_spaces": False,
+        **{key: tokenizer.id_to_token(number) for key, number in named.items() if number is not None},
+    }
+    config = {key: value for key, value in config.items() if value is not None}
+    return HfTokenizer(json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False, indent=1) + "\n", config)
+
+
+def byte_tokenizer() -> tokenizers.Tokenizer:
+    """Each byte of UTF-8 is the token of its number, and the one behind them ends a text."""
+    # Byte-level BPE without merges; the alphabet gives each byte a character: those that can be printed are their own,
+    # the others follow in order from 256 on (Radford et al. 2019).
+    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printed]
+    vocabulary = {chr(byte): byte for byte in printed} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, special=True)])
+    return tokenizer
+
+
+def _added(special: SpecialTokens) -> dict[str, int]:
+    """The objective's tokens by name."""
+    found = {f"<extra_id_{place}>": number for place, number in enumerate(special.sentinels)}
+    for name, number in ((MASK, special.mask), (START, special.start)):
+        if number is not None:
+            found[name] = number
+    return found

@@ -1,0 +1,66 @@
+"""Cancelling a run: first the notice on which the agents save a checkpoint, then the end of the job."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from hpctrain.base.atomic import write_text
+from hpctrain.base.clock import Clock, utc_text
+from hpctrain.jobs.successors import cancel_successors, waiting_successors
+from hpctrain.runs.folder import kept_words
+from hpctrain.slurm.commands import Slurm
+
+MARK = "cancelled"
+"""File in a run folder: whoever ends the job must not put it back into the queue."""
+SAVE_WAIT_S = 60.0
+"""How long the agents get to save before the job is cancelled for good."""
+ASK_AGAIN_S = 10.0
+POLL_S = 1.0
+
+
+def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, at_once: bool = False) -> str:
+    """Cancel the run's job and those queued behind it; what was done, and what is kept, comes back as a sentence. After
+    return none of them comes again.
+
+    A run whose job has ended, with none behind it, keeps the state that it ended in.
+
+    Args:
+        at_once: give the agents no time to save.
+
+    Raises:
+        CommandError: the controller does not answer.
+        StorageError: the run folder cannot be written.
+    """
+    job = slurm.job(job_id)
+    ended = job is None or job.state.is_ended
+    if ended and not waiting_successors(folder, slurm):
+        return f"job {job_id} has ended already; {kept_words(folder)}"
+    # The mark first: a job that begins or ends from now on queues no other.
+    write_text(folder / MARK, utc_text(clock.wall()) + "\n")
+    behind = cancel_successors(folder, slurm)
+    if job is None or ended:
+        return f"jobs {', '.join(behind)} cancelled; they were waiting; {kept_words(folder)}"
+    if job.state.value != "RUNNING" or at_once:
+        slurm.cancel(job_id)
+        was = "waiting" if job.state.is_waiting else job.state.value.lower()
+        return f"job {job_id} cancelled; it was {was}; {kept_words(folder)}"
+    deadline, asked_s = clock.now() + SAVE_WAIT_S, -math.inf
+    while clock.now() < deadline:
+        if clock.now() - asked_s >= ASK_AGAIN_S:
+            # Again, as a task that is just starting does not hear it: submitit ignores the signal.
+            slurm.signal(job_id, "TERM")
+            asked_s = clock.now()
+        job = slurm.job(job_id)
+        if job is None or job.state.is_ended:
+            return f"job {job_id} ended; {kept_words(folder)}"
+        clock.sleep(POLL_S)
+    slurm.cancel(job_id)
+    return (
+        f"job {job_id} cancelled; it had not ended {SAVE_WAIT_S:g} s after it was asked to save; {kept_words(folder)}"
+    )
+
+
+def is_cancelled(folder: Path) -> bool:
+    """Whether somebody cancelled the run."""
+    return (folder / MARK).exists()

@@ -1,0 +1,55 @@
+"""Whether a job still uses a run folder: two jobs in one folder would write over each other's checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpctrain.base.errors import InputError, Refused
+from hpctrain.records.history.successor import chain_of, read_successors
+from hpctrain.runs.locate import job_id, open_jobs
+from hpctrain.slurm.commands import ControllerAwayError, Slurm
+
+
+def check_no_live_job(folder: Path, slurm: Slurm) -> None:
+    """The run's newest job must be over, and none may wait behind it; only Slurm knows, the run's files may tell of an
+    agent that was cut off.
+
+    Raises:
+        InputError: one of them waits or runs.
+        Refused: the controller does not answer, so nobody can tell.
+    """
+    for job in open_jobs(folder):
+        live = _live_state(folder, job, slurm)
+        if live is not None:
+            raise InputError(
+                f"{folder.name}: its job {job} is {live}; wait for its end, or use `hpctrain cancel {folder.name}`"
+            )
+
+
+def check_own_folder(folder: Path, own_id: str | None, slurm: Slurm) -> None:
+    """The job that begins here must be the run's newest one, or that one must be over and not be another submission.
+
+    Raises:
+        Refused: another job has the folder, or the controller does not answer.
+    """
+    newest = job_id(folder)
+    if newest is None or newest == own_id:
+        return
+    successors = read_successors(folder)
+    if own_id in {item.job_id for item in successors} and newest not in chain_of(own_id or "", successors):
+        raise Refused(f"{folder}: the run went on as job {newest}; this job ({own_id}) was queued for an earlier one")
+    live = _live_state(folder, newest, slurm)
+    if live is not None:
+        raise Refused(
+            f"{folder}: the run went on as job {newest}, which is {live}; this job ({own_id or 'started by hand'}) "
+            "leaves it alone"
+        )
+
+
+def _live_state(folder: Path, job: str, slurm: Slurm) -> str | None:
+    """The state of a job that has not ended; None for one that has, or is forgotten."""
+    try:
+        info = slurm.job(job)
+    except ControllerAwayError as error:
+        raise Refused(f"{folder.name}: cannot tell whether its job {job} has ended: {error}") from None
+    return None if info is None or info.state.is_ended else info.state.value

@@ -1,0 +1,151 @@
+"""What a partition will do to a run, known before it is queued: GPUs, a time limit that leaves no time, preemption."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpctrain.base.errors import InputError
+from hpctrain.records.run.run import Run
+from hpctrain.slurm.cluster import ClusterState, NodeInfo, Partition
+from hpctrain.slurm.gres import gpu_count
+from hpctrain.slurm.limits import default_partition, members
+from hpctrain.slurm.time import format_time_limit, parse_time_limit
+
+EARLY_S = 60
+"""sbatch(1): the signal before the time limit may come up to a minute earlier than asked for."""
+
+
+def check_time(run: Run, partitions: Sequence[Partition] = ()) -> None:
+    """The time limit must leave time to train before the notice to save, or the job only loops through the queue.
+
+    Args:
+        partitions: those of the cluster, for the limit of a job that names none; without, only the run file counts.
+
+    Raises:
+        InputError: it does not.
+    """
+    notice, least = run.cluster.save_notice_s, run.cluster.save_notice_s + EARLY_S
+    rule = f"allowed: more than {format_time_limit(least)}, as the notice to save (cluster.save_notice_s {notice})"
+    rule += f" may come {EARLY_S} s early"
+    if run.cluster.time is not None:
+        try:
+            limit = parse_time_limit(run.cluster.time)
+        except ValueError as error:
+            raise InputError(f"cluster.time: {error}") from None
+        if limit is not None and limit <= least:
+            raise InputError(f"cluster.time: found {format_time_limit(limit)}; {rule}; raise it or lower the notice")
+        return
+    for partition in wanted(run.cluster.partition, partitions):
+        limit = partition.default_time_s or partition.time_limit_s
+        if limit is not None and limit <= least:
+            raise InputError(
+                f"cluster.time: not given, and partition '{partition.name}' gives {format_time_limit(limit)}; {rule}; "
+                "give a time or lower the notice"
+            )
+
+
+def time_limit(run: Run, partitions: Sequence[Partition]) -> int | None:
+    """Seconds that the run's job will have, by its own limit or else the tightest of its partitions'; None: no limit.
+
+    Raises:
+        ValueError: cluster.time is no time.
+    """
+    if run.cluster.time is not None:
+        return parse_time_limit(run.cluster.time)
+    limits = [item.default_time_s or item.time_limit_s for item in wanted(run.cluster.partition, partitions)]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def preemption_words(run: Run, state: ClusterState) -> list[str]:
+    """What a preemption would cost, where it costs more than the usual pause."""
+    kind, partitions = state.config["preempt_type"], state.partitions
+    lines = []
+    for partition in wanted(run.cluster.partition, partitions):
+        if not can_be_preempted(kind, partition, partitions):
+            continue
+        cancels, name = "CANCEL" in partition.preempt_mode, partition.name
+        if not cancels and "REQUEUE" not in partition.preempt_mode:
+            continue
+        end = "cancelled" if cancels else "requeued"
+        if partition.grace_s == 0:
+            lines.append(
+                f"partition '{name}': a preempted job is {end} at once (GraceTime 0), so the steps since the last "
+                f"checkpoint are lost: checkpoint.every is {run.checkpoint.every}"
+            )
+        if cancels:
+            lines.append(
+                f"partition '{name}': Slurm does not bring a preempted job back (PreemptMode CANCEL); the run asks for "
+                "it while it saves, and where that comes too late, `hpctrain resubmit` goes on with it"
+            )
+    return lines
+
+
+def can_be_preempted(kind: str, partition: Partition, partitions: Sequence[Partition]) -> bool:
+    """Whether jobs of the partition may lose their nodes to other jobs.
+
+    Args:
+        kind: the cluster's PreemptType.
+        partitions: all of them: by partition_prio, only those of a higher tier take nodes away.
+    """
+    above = any(other.priority_tier > partition.priority_tier for other in partitions)
+    return not (kind.endswith("/none") or (kind.endswith("partition_prio") and not above))
+
+
+def with_gpus(run: Run, state: ClusterState) -> tuple[Run, list[str]]:
+    """The run with the GPUs that its job asks for, and lines for the person. A job that names no number gets none, and
+    would train on CPUs without a word."""
+    cluster = run.cluster
+    if cluster.device == "cpu" or cluster.devices_per_node is not None or names_gpus(cluster.sbatch):
+        return run, []
+    partitions = wanted(cluster.partition, state.partitions)
+    count = min(
+        gpus_of(partitions, state.nodes, nodes, cluster.gpu_type, constraint) for constraint, nodes in kinds_of(run)
+    )
+    if count == 0:
+        told = "no GPUs are asked for: Slurm lists none on so many nodes of the partition"
+        return run, [f"cluster.device is cuda, and {told}"] if cluster.device == "cuda" else []
+    asked = cluster.model_copy(update={"devices_per_node": count})
+    which = f"of type {cluster.gpu_type}" if cluster.gpu_type else "all of them"
+    return run.model_copy(update={"cluster": asked}), [f"{count} GPUs a node are asked for ({which})"]
+
+
+def names_gpus(options: Sequence[str]) -> bool:
+    """Whether sbatch options ask for GPUs in their own way, as sites want it that know only --gres."""
+    return any(option.startswith(("--gres=gpu", "--gres gpu", "--gpus")) for option in options)
+
+
+def kinds_of(run: Run) -> tuple[tuple[str | None, int], ...]:
+    """Constraint and number of nodes of each kind that the job has: one kind, but for groups."""
+    cluster = run.cluster
+    if cluster.groups:
+        return tuple((group.constraint, group.nodes) for group in cluster.groups)
+    return ((cluster.constraint, cluster.node_range[0]),)
+
+
+def gpus_of(
+    partitions: Sequence[Partition],
+    nodes: Sequence[NodeInfo],
+    count: int,
+    gpu_type: str | None = None,
+    constraint: str | None = None,
+) -> int:
+    """The most GPUs that each of `count` nodes has in all of these partitions; 0 where fewer nodes have any.
+
+    Args:
+        gpu_type: GPUs of this type alone.
+        constraint: nodes that satisfy it alone.
+    """
+    most = []
+    for partition in partitions:
+        found = members(partition, nodes, constraint)
+        counts = sorted((gpu_count(node.gres, gpu_type) for node in found), reverse=True)
+        most.append(counts[count - 1] if len(counts) >= count else 0)
+    return min(most, default=0)
+
+
+def wanted(names: str | None, partitions: Sequence[Partition]) -> list[Partition]:
+    """The partitions that a job may start in; the default one for a job that names none."""
+    if names is None:
+        default = default_partition(partitions)
+        return [default] if default else []
+    return [partition for partition in partitions if partition.name in names.split(",")]

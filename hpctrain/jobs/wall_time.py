@@ -1,0 +1,103 @@
+"""How long a run will take and what it costs, from its plan: told before it is queued. Pure, but for `start_up_of`."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.base.errors import InputError
+from hpctrain.base.owned import open_owned
+from hpctrain.base.units import format_seconds
+from hpctrain.jobs.partition_checks import EARLY_S
+from hpctrain.records.format.jsonl import LINE_BYTES, object_in
+from hpctrain.records.history.metric import MetricRow
+from hpctrain.records.topology.topology import Topology
+from hpctrain.runs.folder import RunFolder
+from hpctrain.slurm.time import format_time_limit
+
+MARGIN = 1.25
+"""A suggested time limit is so much longer than the prediction; it is a guess of how far off that may be."""
+ROUND_TO_S = 300
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A job's time limit."""
+
+    seconds: int | None
+    """None: there is none."""
+    given: bool
+    """By the person; else it is the partition's."""
+
+
+@dataclass(frozen=True)
+class WallTime:
+    """What is known of a run's duration. Seconds."""
+
+    step_s: float
+    steps: int
+    start_up_s: float | None
+    """From the job's start to its first step, as an earlier run on these nodes had it; None: none was measured."""
+
+    @property
+    def total_s(self) -> float:
+        """The whole run as one job."""
+        return self.step_s * self.steps + (self.start_up_s or 0.0)
+
+    def jobs(self, limit_s: float, notice_s: float) -> int | None:
+        """Jobs that it takes under a time limit, each with its start-up and its notice to save; None: no end of them,
+        as a job's time is over before it trains."""
+        useful_s = limit_s - notice_s - EARLY_S - (self.start_up_s or 0.0)
+        return math.ceil(self.step_s * self.steps / useful_s) if useful_s > 0 else None
+
+    def suggested_s(self, notice_s: float) -> int:
+        """A time limit that one job should do with."""
+        wanted = self.total_s * MARGIN + notice_s + EARLY_S
+        return math.ceil(wanted / ROUND_TO_S) * ROUND_TO_S
+
+
+def duration_words(time: WallTime, topology: Topology) -> str:
+    """How long, and how many GPU-hours (node-hours without GPUs)."""
+    start_up = (
+        f"start-up {format_seconds(time.start_up_s)} as in an earlier run"
+        if time.start_up_s
+        else ("start-up not counted, as no earlier run has measured it")
+    )
+    gpus = sum(topology.device_types[device.type].kind == "cuda" for node in topology.nodes for device in node.devices)
+    count, unit = (gpus, "GPU-hours") if gpus else (len(topology.nodes), "node-hours")
+    return (
+        f"about {format_seconds(time.total_s)} for {time.steps:,} steps: {time.total_s / 3600 * count:.3g} {unit} "
+        f"({start_up}; pauses for checkpoints and validation not counted)"
+    )
+
+
+def limit_words(time: WallTime, limit: Limit, notice_s: int) -> str:
+    """What the time limit means for it, and which one would do."""
+    limit_s = limit.seconds
+    enough = f"{format_time_limit(time.suggested_s(notice_s))} should do for one job"
+    what = ("cluster.time " if limit.given else "the partition's limit ") + format_time_limit(limit_s)
+    if limit_s is None:
+        return f"the job has no time limit; cluster.time {enough}, and short jobs often start earlier"
+    jobs = time.jobs(limit_s, notice_s)
+    if jobs is None:
+        return f"{what} is over before the run trains; {enough}"
+    if jobs > 1:
+        return f"{what} means about {jobs} jobs, one after the other; {enough}"
+    if limit_s > 2 * time.suggested_s(notice_s):
+        return f"{what} is more than it needs; {enough}, and short jobs often start earlier"
+    return f"{what} should be enough for one job"
+
+
+def start_up_of(folder: Path) -> float | None:
+    """Seconds from the start of a run's first attempt to its first step; None where it did not get there."""
+    attempts = RunFolder(folder).attempts()
+    try:
+        # The first line alone: the file may have millions.
+        with os.fdopen(open_owned(folder / "metrics.jsonl"), "rb") as file:
+            row = MetricRow.from_json(object_in(file.readline(LINE_BYTES)))
+    except (OSError, InputError):
+        return None
+    seconds = row.time_s - row.step_time_s - float(attempts[0]["start"]) if attempts else 0.0
+    return seconds if seconds > 0 and row.step == 1 else None

@@ -1,0 +1,269 @@
+"""The lab's spec file: which virtual nodes, links, switches and partitions `hpctrain lab up` builds."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
+
+from hpctrain.base.errors import FileError, Mistake
+from hpctrain.records.format.document import Document, Part
+from hpctrain.records.format.node_set import folded, unfolded
+from hpctrain.records.format.validation_errors import mistakes_of
+from hpctrain.records.format.yaml_file import read_yaml
+
+BENCHMARKING = IPv4Network("198.18.0.0/15")
+"""Addresses set aside for measuring network equipment (RFC 2544, appendix C.2.2): in use nowhere else."""
+
+FIRST_NODE = 10
+"""Place of the first node's address in the network; the controller has the first one."""
+
+_RATE = re.compile(r"^(\d+(?:\.\d+)?)(kbit|mbit|gbit)$")
+_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_WALL_TIME = r"^(UNLIMITED|INFINITE|(\d+-)?\d+(:\d+){0,2})$"
+# Slurm's configuration has no way to quote a path, and PATH none for a colon.
+_FOLDER = r"^/[^\s#%,=:]*[^\s#%,=:/]$"
+_NODE_NAME = r"^[a-z][a-z0-9-]{0,30}$"
+
+
+def rate_bits_per_s(rate: str) -> float:
+    """Bits per second of a rate in the form of tc: '100mbit' -> 1e8.
+
+    Raises:
+        ValueError: not such a rate, or below 8kbit.
+    """
+    match = _RATE.match(rate)
+    if match is None:
+        raise ValueError("allowed: a number with kbit, mbit or gbit, for instance 100mbit")
+    bits = float(match[1]) * _BITS[match[2]]
+    if bits < 8e3:
+        raise ValueError("at least 8kbit; `hpctrain lab cut` stops traffic altogether")
+    return bits
+
+
+def _checked_rate(value: Any) -> Any:
+    if isinstance(value, str):
+        rate_bits_per_s(value)
+    return value
+
+
+def _names(value: Any) -> Any:
+    """'node[0-2]', or a list of such, as single names."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        return value
+    try:
+        return [name for text in texts for name in unfolded(text)]
+    except ValueError as error:
+        raise ValueError(f"{error}; allowed: node names, or a set of them such as node[0-2]") from None
+
+
+def _minutes(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Rate = Annotated[str, BeforeValidator(_checked_rate)]
+WallTime = Annotated[
+    str, BeforeValidator(_minutes), Field(pattern=_WALL_TIME, json_schema_extra={"type": ["string", "integer"]})
+]
+Names = Annotated[
+    list[str], BeforeValidator(_names), Field(min_length=1, json_schema_extra={"type": ["array", "string"]})
+]
+
+
+class LabNode(Part):
+    """A virtual node: a network namespace with a host name, an address and a slurmd of its own."""
+
+    name: str = Field(pattern=_NODE_NAME)
+    """Host name, and the node's name in Slurm."""
+    cpus: int | None = Field(default=None, ge=1, le=1024)
+    """CPUs that Slurm believes the node has. Default: the spec's `cpus`."""
+    memory_bytes: int | None = Field(default=None, ge=2**20)
+    """Memory that Slurm believes the node has. Default: the spec's `memory_bytes`."""
+    rate: Rate | None = None
+    """Rate of the node's link in each direction. Default: the spec's `rate`."""
+    cpu_share: float | None = Field(default=None, ge=0.01)
+    """CPU time that all of the node's processes may use together, in cores: 0.5 is half of one. Default: the spec's."""
+
+
+class LabSwitch(Part):
+    """A switch of its own, joined to the root switch by one shaped uplink."""
+
+    nodes: Names
+    """The nodes at this switch, as a list or as 'node[0-1]'; nodes at no switch are at the root."""
+    uplink_rate: Rate | None = None
+    """Rate of the uplink in each direction. Default: not shaped."""
+
+
+class LabPartition(Part):
+    """A Slurm partition."""
+
+    name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,30}$")
+    """Its name."""
+    nodes: Names | None = None
+    """Its nodes. Default: all of them."""
+    default: bool = False
+    """Whether jobs that name no partition go here."""
+    priority_tier: int = Field(default=1, ge=0, le=65533)
+    """Jobs of a higher tier preempt those of a lower one."""
+    preempt_mode: Literal["requeue", "cancel", "off"] = "requeue"
+    """What happens to a job of this partition that is preempted; off: it never is."""
+    grace_time_s: int = Field(default=0, ge=0)
+    """Seconds between the signal and the end of a preempted job."""
+    max_time: WallTime = "UNLIMITED"
+    """Longest wall time of a job, as Slurm writes it: 30 (minutes), 1:30:00, 2-0."""
+    default_time: WallTime | None = None
+    """Wall time of a job that asks for none. Default: `max_time`."""
+
+
+class LabSlurm(Part):
+    """Settings of the Slurm in the lab. The defaults make faults show in seconds, not in minutes."""
+
+    prefix: str | None = Field(default=None, pattern=_FOLDER)
+    """Folder of another Slurm than this machine's own, with bin, sbin and lib/slurm in it. Default: what is on the
+    path."""
+    preempt_send_user_signal: bool = True
+    """Whether a preempted job gets the signal that it asked for with --signal. Real clusters differ in this."""
+    slurmd_timeout_s: int = Field(default=10, ge=2)
+    """Silence after which a node is set down (Slurm's own default is 300)."""
+    cred_expire_s: int = Field(default=10, ge=5)
+    """Life of a job's credential; a requeued job waits for it (Slurm's own default is 120)."""
+    kill_wait_s: int = Field(default=5, ge=1)
+    """Seconds between SIGTERM and SIGKILL at a time limit."""
+    over_time_limit_min: int = Field(default=0, ge=0)
+    """Minutes that a job may run over its time limit."""
+
+
+def _default_nodes() -> list[LabNode]:
+    return [LabNode(name=f"node{index}") for index in range(4)]
+
+
+def _default_partitions() -> list[LabPartition]:
+    return [
+        LabPartition(name="low", default=True, priority_tier=1, preempt_mode="requeue", grace_time_s=10),
+        LabPartition(name="high", priority_tier=10, preempt_mode="off"),
+    ]
+
+
+class LabSpec(Document):
+    """A lab: a real Slurm of several nodes on one machine."""
+
+    schema_kind: ClassVar[str] = "lab"
+
+    network: str = Field(default="198.18.7.0/24", validate_default=True)
+    """Addresses of the lab, out of 198.18.0.0/15."""
+    nodes: list[LabNode] = Field(
+        default_factory=_default_nodes, min_length=1, json_schema_extra={"type": ["array", "integer"]}
+    )
+    """The nodes: a number (node0, node1, …) or a list. Default: 4."""
+    cpus: int = Field(default=2, ge=1, le=1024)
+    """CPUs of a node that does not say."""
+    memory_bytes: int = Field(default=4 * 2**30, ge=2**20)
+    """Memory of a node that does not say."""
+    rate: Rate | None = "1gbit"
+    """Link rate, in each direction, of a node that does not say; null: not shaped."""
+    cpu_share: float | None = Field(default=None, ge=0.01)
+    """CPU share, in cores, of a node that does not say. Default: no limit."""
+    switches: list[LabSwitch] = []
+    """Switches below the root. Default: every node is at the root."""
+    partitions: list[LabPartition] = Field(default_factory=_default_partitions, min_length=1)
+    """Slurm's partitions. Default: low, which is preempted and requeued, and high, which preempts."""
+    slurm: LabSlurm = LabSlurm()
+    """Settings of Slurm."""
+
+    @field_validator("network")
+    @classmethod
+    def _network(cls, value: str) -> str:
+        try:
+            inside = IPv4Network(value).subnet_of(BENCHMARKING)
+        except ValueError:
+            raise ValueError(f"allowed: a network within {BENCHMARKING}, for instance 198.18.7.0/24") from None
+        if not inside:
+            raise ValueError(f"allowed: a network within {BENCHMARKING}, which is in use nowhere else")
+        return value
+
+    @field_validator("nodes", mode="before")
+    @classmethod
+    def _count(cls, value: Any) -> Any:
+        if not isinstance(value, int) or isinstance(value, bool):
+            return value
+        if not 1 <= value <= 500:
+            raise ValueError("allowed: 1 to 500 nodes, as a number or a list")
+        return [{"name": f"node{index}"} for index in range(value)]
+
+    @field_validator("nodes")
+    @classmethod
+    def _nodes(cls, value: list[LabNode], info: ValidationInfo) -> list[LabNode]:
+        _no_twice([node.name for node in value], "nodes")
+        room = IPv4Network(info.data["network"]).num_addresses - FIRST_NODE - 1 if "network" in info.data else 500
+        if len(value) > room:
+            raise ValueError(f"the network has room for {max(0, room)} nodes; make it larger (network: 198.18.0.0/16)")
+        return value
+
+    @field_validator("switches")
+    @classmethod
+    def _switches(cls, value: list[LabSwitch], info: ValidationInfo) -> list[LabSwitch]:
+        named = [name for switch in value for name in switch.nodes]
+        _known(named, info)
+        _no_twice(named, "switches")
+        return value
+
+    @field_validator("partitions")
+    @classmethod
+    def _partitions(cls, value: list[LabPartition], info: ValidationInfo) -> list[LabPartition]:
+        _no_twice([partition.name.lower() for partition in value], "partitions")
+        _known([name for partition in value for name in partition.nodes or []], info)
+        if sum(partition.default for partition in value) != 1:
+            raise ValueError("exactly one partition must have `default: true`")
+        return value
+
+    def address(self, index: int) -> IPv4Address:
+        """Address of the node at `index`."""
+        return IPv4Network(self.network).network_address + FIRST_NODE + index
+
+    def controller(self) -> IPv4Address:
+        """Address of this machine, where the controller runs, in the lab's network."""
+        return IPv4Network(self.network).network_address + 1
+
+    def rate_of(self, node: LabNode) -> str | None:
+        """Rate of the node's link, or None where it is not shaped."""
+        return node.rate or self.rate
+
+    def cpu_share_of(self, node: LabNode) -> float | None:
+        """The node's CPU share in cores, or None where there is no limit."""
+        return node.cpu_share or self.cpu_share
+
+
+def _no_twice(names: list[str], where: str) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{', '.join(twice)}: named twice among the {where}")
+
+
+def _known(names: list[str], info: ValidationInfo) -> None:
+    if "nodes" not in info.data:
+        return  # the nodes themselves are wrong, and that is told
+    nodes = [node.name for node in info.data["nodes"]]
+    unknown = [name for name in names if name not in nodes]
+    if unknown:
+        raise ValueError(f"no node is called {', '.join(unknown)}; there are: {folded(nodes)}")
+
+
+def read_lab_spec(path: Path) -> LabSpec:
+    """Read a lab's spec file; every mistake is told at once with its line.
+
+    Raises:
+        FileError: the file is missing, not YAML, or wrong.
+    """
+    if not path.is_file():
+        raise FileError(path, [Mistake("", "no such file; `hpctrain lab up --nodes N` needs none")])
+    file = read_yaml(path)
+    if not isinstance(file.value, dict):
+        raise FileError(path, [Mistake("", "found no keys; a lab of four nodes is `nodes: 4`", 1)])
+    try:
+        return LabSpec.model_validate(file.value)
+    except ValidationError as error:
+        raise FileError(path, mistakes_of(error, LabSpec, file.lines)) from None

@@ -1,0 +1,132 @@
+"""A bound that goes through every cut of the blocks: replicas have a cut in common, and wait within themselves.
+
+The bound by columns leaves open which units make up a replica. Here a replica is a choice of a class for each of its
+ranks, and what it does in a given time by a given cut is known from its own passes. The most micro-batches of all
+replicas together follow from how many units of each class there are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.planner.bounds.rank_times import RankTimes
+from hpctrain.planner.bounds.replica_end import ReplicaEnd
+
+Values = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+MOST_REPLICAS = 30_000
+"""Pairs of a cut of the blocks into ranks and a choice of classes that are gone through."""
+AT_ONCE = 100
+"""Cuts that are looked at together."""
+MOST_MIXES = 256
+"""Choices of classes."""
+MOST_CLASSES = 2
+ROUNDING = 1e-9
+NEVER = -1e6
+"""Micro-batches of a replica that cannot be."""
+
+
+def some_cut_ends(ranks: RankTimes, caps: Values, blocks: Values, limit_s: float) -> bool:
+    """False when by no cut all replicas together do the step's micro-batches in the time.
+
+    True, too, where there are too many cuts to tell. With one rank there is nothing to cut.
+
+    Args:
+        caps: [rank, class, blocks] -> micro-batches that a unit ends in the time, or has room for.
+        blocks: [rank] -> the most that it can hold.
+    """
+    if ranks.pp == 1 or len(ranks.classes) > MOST_CLASSES or len(ranks.classes) ** ranks.pp > MOST_MIXES:
+        return True
+    mixes = _mixes(len(ranks.classes), ranks.pp)
+    cuts = _cuts(ranks.layers, tuple(int(each) for each in blocks), MOST_REPLICAS // len(mixes))
+    if cuts is None:
+        return True
+    least = -(-ranks.count // ranks.dp)
+    most = least if ranks.cost.work.saving.equal_counts else ranks.count - ranks.dp + 1
+    # [cut, mix]
+    held = np.full((len(cuts), len(mixes)), float(most))
+    for rank in range(ranks.pp):
+        np.minimum(held, caps[rank].T[cuts[:, rank]][:, mixes[:, rank]], out=held)
+    together = _together(ranks, mixes, held)
+    # Those with the most to spare first: one that ends is enough.
+    order = np.argsort(-together, kind="stable")[: int((together >= ranks.count).sum())]
+    return any(
+        _some_end(ranks, cuts[some], mixes, held[some].astype(np.int64), limit_s * (1 + ROUNDING))
+        for some in (order[start : start + AT_ONCE] for start in range(0, len(order), AT_ONCE))
+    )
+
+
+def _some_end(ranks: RankTimes, cuts: Counts, mixes: Counts, numbers: Counts, limit_s: float) -> bool:
+    """Whether by some cut there are as many micro-batches as there have to be.
+
+    Args:
+        numbers: [cut, mix] -> micro-batches at most; changed.
+    """
+    at, mix = (each.ravel() for each in np.indices(numbers.shape))
+    ends, flat, is_open = ReplicaEnd(ranks, cuts[at], mixes[mix]), numbers.reshape(-1), numbers > 0
+    while is_open.any():
+        asked = np.flatnonzero(is_open)
+        late = ends.end_s(asked, flat[asked]) > limit_s
+        is_open.reshape(-1)[asked[~late]] = False
+        if (_together(ranks, mixes, np.where(is_open, 0, numbers)) >= ranks.count).any():
+            return True
+        flat[asked[late]] -= 1
+        is_open &= (numbers > 0) & (_together(ranks, mixes, numbers) >= ranks.count)[:, None]
+    return False
+
+
+@lru_cache(maxsize=16)
+def _cuts(layers: int, most: tuple[int, ...], limit: int) -> Counts | None:
+    """[cut, rank] -> blocks; None when there are more than `limit` cuts.
+
+    Args:
+        most: [rank] -> blocks.
+    """
+    found = np.zeros((1, 0), dtype=np.int64)
+    for rank, own in enumerate(most):
+        left = layers - found.sum(axis=1)
+        least = np.clip(left - sum(most[rank + 1 :]), 0, None)
+        ways = np.clip(np.minimum(left, own) - least + 1, 0, None)
+        # What is begun can always be ended, so there are at least as many cuts as beginnings.
+        if ways.sum() > limit:
+            return None
+        begun = np.repeat(np.arange(len(found)), ways)
+        added = np.arange(len(begun)) - np.repeat(np.cumsum(ways) - ways, ways) + least[begun]
+        found = np.column_stack([found[begun], added])
+    return found
+
+
+@lru_cache(maxsize=16)
+def _mixes(classes: int, pp: int) -> Counts:
+    """[mix, rank] -> class."""
+    return np.array(list(itertools.product(range(classes), repeat=pp)), dtype=np.int64)
+
+
+def _together(ranks: RankTimes, mixes: Counts, numbers: NDArray[Any]) -> Values:
+    """[cut] -> micro-batches of all replicas at most, with no more units of a class than there are.
+
+    Args:
+        numbers: [cut, mix] -> micro-batches of a replica.
+    """
+    pp, dp = ranks.pp, ranks.dp
+    numbers = np.where(numbers < 1, NEVER, numbers)
+    first = (mixes == 0).sum(axis=1)
+    # By units of the first class in a replica.
+    best = [numbers[:, first == few].max(axis=1, initial=NEVER) for few in range(pp + 1)]
+    if len(ranks.classes) == 1:
+        return np.asarray(dp * best[pp])
+    least, most = max(0, pp * dp - ranks.classes[1].number), min(pp * dp, ranks.classes[0].number)
+    found = np.full(len(numbers), NEVER)
+    # Of replicas that differ, two kinds are enough if they need not come whole.
+    for few, many in itertools.combinations(range(pp + 1), 2):
+        low, high = max(least, few * dp), min(most, many * dp)
+        for units in {low, high} if low <= high else ():
+            part = (units - few * dp) / (many - few)
+            np.maximum(found, (dp - part) * best[few] + part * best[many], out=found)
+    return found

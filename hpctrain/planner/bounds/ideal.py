@@ -1,0 +1,52 @@
+"""What no plan at all can beat: work divided by the speed of all devices together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpctrain.planner.cost.workload import Workload
+from hpctrain.planner.devices.constants import Constants
+from hpctrain.planner.devices.pool import Fleet, Worker
+
+
+def step_bound(fleet: Fleet, work: Workload) -> float:
+    """Seconds per step that no plan on the fleet beats: products, kept activations, logits and the update.
+
+    Launches, messages, bubbles, weight traffic and whatever is done on several devices are left out, because some plan
+    may avoid them.
+    """
+    parts = [_unavoidable(work, worker, fleet.constants[worker.kind]) for worker in fleet.workers]
+    speeds, whole = relative_speeds(parts)
+    together = sum(speeds)
+    # Device u, busy for compute and update, is not done before T. Weighted by speed over all devices:
+    # T >= sum(w_u · busy_u) + sum(w_u · update_u), and every parameter is updated somewhere.
+    lightest = min(
+        speed / together * fleet.constants[worker.kind].optimizer_bytes / worker.bytes_per_s
+        for speed, worker in zip(speeds, fleet.workers, strict=True)
+    )
+    return work.rows * whole / together + work.spec.parameters() * lightest
+
+
+def relative_speeds(parts: Sequence[Sequence[float]]) -> tuple[list[float], float]:
+    """Speed of each device against the first, at the first part of the work, and how much work there is.
+
+    Every part counts as the least that any device's seconds for it are worth at that device's speed. So no device does
+    more work in a second than its speed, however the parts are shared out.
+
+    Args:
+        parts: [device][part] seconds of each part of the work.
+    """
+    speeds = [parts[0][0] / own[0] for own in parts]
+    by_part = zip(*parts, strict=True)
+    return speeds, sum(min(s * each for s, each in zip(speeds, part, strict=True)) for part in by_part)
+
+
+def _unavoidable(work: Workload, worker: Worker, constants: Constants) -> tuple[float, float]:
+    """Seconds per row (blocks, head) on a device."""
+    spec, seq_len = work.spec, work.seq_len
+    head = spec.forward_flops(1, seq_len, spec.layers)
+    blocks = spec.forward_flops(1, seq_len) - head
+    kept = spec.layers * work.block_bytes(1, 1) * sum(constants.activation_passes)
+    logits = spec.logits_bytes(1, seq_len) * sum(constants.logits_passes)
+    speed = worker.flops * constants.efficiency
+    return 3 * blocks / speed + kept / worker.bytes_per_s, 3 * head / speed + logits / worker.bytes_per_s

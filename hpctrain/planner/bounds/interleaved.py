@@ -1,0 +1,124 @@
+"""What interleaved 1f1b with two stages a rank does while its pipeline fills and drains, however a rank's blocks are
+shared out over its stages."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.planner.bounds.unit_class import UnitClass
+
+Values = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+LIKE = (1 / 3, 2 / 3)
+"""Forward and backward of a rank, as parts of both, that the weights of bounds are made for; with any they hold."""
+LEAST = 1e-3
+ENDS = 3
+"""Ranks at each end of the pipeline that the sets of weights end or begin with."""
+
+
+class Around(NamedTuple):
+    """[…, rank] -> what a rank does before its first backward, and after the last backward of its second stage."""
+
+    before: Values
+    """Forwards of the first stage."""
+    between: Values
+    """Forwards of the second stage."""
+    after: Values
+    """Backwards of the first stage."""
+
+
+def around(pp: int, micro_batches: Counts) -> Around:
+    """By the rounds of `hpctrain.schedule.rounds.interleave`.
+
+    Args:
+        micro_batches: […, 1 or rank]; 1 or more.
+    """
+    rounds = np.maximum(1, micro_batches // pp)
+    longest = -(-micro_batches // rounds)
+    # The warm-up, and the forward that is paired with the first backward.
+    forwards = np.minimum(longest + 2 * (pp - 1 - np.arange(pp)) + 1, 2 * micro_batches)
+    before = np.minimum(forwards, longest) + np.maximum(forwards - 2 * longest, 0)
+    after = np.broadcast_to(micro_batches // rounds, before.shape)
+    return Around(before.astype(float), (forwards - before).astype(float), after.astype(float))
+
+
+class Halves:
+    """The two stages of ranks, by the blocks that the first one holds. Arrays are [replica or class, blocks, rank].
+
+    Args:
+        mixes: […, rank] -> class of a unit.
+        cuts: […, rank] -> blocks of a rank.
+    """
+
+    def __init__(self, classes: Sequence[UnitClass], mixes: Counts, cuts: Counts) -> None:
+        pp = cuts.shape[-1]
+        self.block_f, self.block_b = (np.array([each.block[way] for each in classes])[mixes] for way in (0, 1))
+        action = np.array([each.action for each in classes])[mixes]
+        first, last = np.arange(pp) == 0, np.arange(pp) == pp - 1
+        embedding, head = (np.array([getattr(each, end) for each in classes]) for end in ("embedding", "head"))
+        self.front_f, self.front_b = (action + first * embedding[:, way][mixes] for way in (0, 1))
+        """Seconds of the first stage, forward and backward, without its blocks."""
+        back_f, back_b = (action + last * head[:, way][mixes] for way in (0, 1))
+        self.back_f, self.back_b = back_f + cuts * self.block_f, back_b + cuts * self.block_b
+        """Of the second stage if it holds all blocks."""
+        self.least = np.broadcast_to(np.where(first, 0, 1), cuts.shape)
+        """Blocks of the first stage: only the model's ends may be without."""
+        self.most = np.maximum(cuts - np.where(last, 0, 1), self.least)
+
+    def beside_s(self, ways: Around) -> tuple[Values, Values]:
+        """What a whole pass may pass beside, without blocks in the first stage, and by how much a block more adds."""
+        none = ways.before * self.front_f + ways.between * self.back_f + ways.after * self.front_b + self.back_b
+        return none, (ways.before - ways.between) * self.block_f + (ways.after - 1) * self.block_b
+
+
+def with_passes(classes: Sequence[UnitClass], caps: Values, both: Values, left: Values) -> Values:
+    """[rank, class, blocks] -> micro-batches: `caps`, or as many fewer as a whole pass leaves time for.
+
+    Args:
+        both: [rank, class, blocks] -> seconds for a micro-batch.
+        left: the same -> seconds that a pass leaves to a rank.
+    """
+    pp, number, blocks = caps.shape
+    mixes, cuts, _ = np.meshgrid(np.arange(number), np.arange(blocks), np.arange(pp), indexing="ij")
+    halves = Halves(classes, mixes, cuts)
+    found, both, left = (np.moveaxis(each, 0, -1).copy() for each in (caps, both, left))
+    # A round has fewer than twice as many micro-batches as there are ranks.
+    most = 2 * pp * (halves.front_f + halves.back_f + halves.front_b + halves.back_b)
+    found = np.minimum(found, np.floor(np.maximum(left + most, 0) / both))
+    while True:
+        none, each = halves.beside_s(around(pp, np.maximum(found, 1).astype(np.int64)))
+        beside = none + np.maximum(each * halves.least, each * halves.most)
+        late = (found > 0) & (found * both - beside > left)
+        if not late.any():
+            return np.moveaxis(found, -1, 0)
+        found[late] -= 1
+
+
+@lru_cache(maxsize=1024)
+def weights_of(pp: int, micro_batches: int) -> Values:
+    """[set, kind, rank] -> weights that add up to one, of bounds on a replica's time.
+
+    A bound of the first kind: rank r starts after the first stages of those before it, and ends before their last
+    backwards. Of the second: a whole pass, and all that rank r does between its first backward and the last one of its
+    second stage. Blocks in first stages make the one longer and the other shorter. In each set a rank near the end has
+    a bound of the first kind, and those before it of the second, weighed so that for `LIKE` it does not matter where
+    their blocks are.
+    """
+    before, between, after = around(pp, np.array([micro_batches]))
+    forward, backward = LIKE
+    lost = np.maximum((before - between) * forward + (after - 1) * backward, LEAST)
+    sets = []
+    for last, first in itertools.product(range(pp - 1, max(0, pp - 1 - ENDS), -1), range(ENDS)):
+        if first < last:
+            weights = np.zeros((2, pp))
+            weights[0, last] = 1
+            weights[1, first:last] = 1 / lost[first:last]
+            sets.append(weights / weights.sum())
+    return np.array(sets)

@@ -1,0 +1,220 @@
+"""A bound that knows that all replicas are cut alike, that blocks and micro-batches come whole, and what fits.
+
+A column is a pipeline rank's units over all replicas. They hold the same blocks, so a column with b of them does all
+micro-batches of a step only if its units together can: the sum over units of floor(time / time of a micro-batch), as
+far as memory goes. For each rank and each mixture of kinds the largest such b is worked out, and a knapsack over ranks
+says how many blocks all columns together hold, with no more units of a kind than there are. Where these are fewer than
+the model has, no layout is done in the time.
+
+What is left out, so that it stays a bound: a column's micro-batches may be shared out over replicas as is best for it
+alone (only the largest number of any replica is common to all), and a pass through the pipeline counts as if all its
+units were the fastest. Where there are few enough cuts of the blocks, all of them are gone through, which knows both
+(`hpctrain.planner.bounds.cuts`).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.planner.bounds.cuts import some_cut_ends
+from hpctrain.planner.bounds.interleaved import with_passes
+from hpctrain.planner.bounds.knapsack_memory import micro_batches_held
+from hpctrain.planner.bounds.pipeline_passes import early_forwards
+from hpctrain.planner.bounds.rank_times import RankTimes, Times
+from hpctrain.planner.cost.memory import RankRole
+from hpctrain.schedule.generate import SPLIT_BACKWARD
+
+Values = NDArray[np.float64]
+
+WINDOWS = 10
+"""Ranges for the largest number of micro-batches of a replica that are looked at one by one."""
+NEAR = 1e-3
+"""Relative width at which the search for the bound ends."""
+NEVER = -1e6
+"""Blocks of a mixture that cannot be."""
+ROUNDING = 1e-9
+DOUBLED = 12
+"""Times that a bound is doubled in search of a time that may be enough."""
+
+
+class Columns(RankTimes):
+    """Of one shape, schedule and micro-batch size."""
+
+    def has_time(self, limit_s: float) -> bool:
+        """False when no layout is done in `limit_s` seconds, even with memory without end."""
+        return self._knapsack(self._held(self._caps(limit_s), limit_s))[0] >= self.layers
+
+    def may_end_by(self, limit_s: float) -> bool:
+        """False when no layout is done in `limit_s` seconds."""
+        caps = np.minimum(self._caps(limit_s), self._rooms)
+        held = self._held(caps, limit_s)
+        if self._knapsack(held)[0] < self.layers or not self._may_lie(held, limit_s):
+            return False
+        return some_cut_ends(self, caps, held.max(axis=(1, 2)), limit_s)
+
+    def bracket(self, low: float, high: float) -> tuple[float, float]:
+        """Two times near to each other: no layout beats the first, and what is looked at here allows the second.
+
+        Args:
+            low: seconds that no layout beats.
+            high: seconds to end with; both are this where no layout is done by then.
+        """
+        if high <= low or not self.may_end_by(high):
+            return high, high
+        while high - low > NEAR * high:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.may_end_by(middle) else (middle, high)
+        return low, high
+
+    def some_end(self, low: float) -> float:
+        """Seconds above `low` that what is looked at here allows, unless it allows nothing."""
+        found = (low * 2**power for power in range(DOUBLED))
+        return next((each for each in found if self.may_end_by(each)), low)
+
+    @cached_property
+    def _rooms(self) -> Values:
+        owned = self.shards if self.cost.work.saving.zero else 1
+        role = RankRole(
+            "", self.order.schedule, self.pp, 0, self.pp * self.order.chunks, self.dp, self.tp, owned, self.size, 1
+        )
+        rows = []
+        for rank in range(self.pp):
+            roles = [(role._replace(kind=each.kind, rank=rank), each.memory_bytes) for each in self.classes]
+            rows.append([micro_batches_held(self.cost.memory, *each, -(-self.count // self.dp)) for each in roles])
+        return np.array(rows)
+
+    def _held(self, caps: Values, limit_s: float) -> Values:
+        """[rank, class, blocks] -> micro-batches of a unit that holds these, to [rank, window, mixture] -> blocks."""
+        least = -(-self.count // self.dp)
+        even = self.cost.work.saving.equal_counts or len(self.classes) == 1
+        most = least if even else int(min(self.count - self.dp + 1, caps.max()))
+        windows = _windows(least, max(most, least))
+        used = self.mixtures > 0
+        # [rank, mixture, blocks]: each class of a mixture can do one at least, and the best of them so many.
+        able = np.where(used[None, :, :, None], caps[:, None], np.inf).min(axis=2) >= 1
+        best = np.where(used[None, :, :, None], caps[:, None], 0).max(axis=2)
+        held = np.empty((self.pp, len(windows), len(self.mixtures)))
+        after_s = self.first_sum_s + float(self.times.update[self.first].min())
+        for index, (low, high) in enumerate(windows):
+            if self.passes.step_s(low) + after_s > limit_s:
+                held[:, index] = NEVER
+                continue
+            together = np.einsum("mk,rkb->rmb", self.mixtures, np.minimum(caps, high))
+            fits = able & (together >= self.count) & (best >= low)
+            # Both times and bytes grow with the blocks, so those that fit come first.
+            held[:, index] = fits.sum(axis=2) - 1
+        ends = np.array([rank in (self.first, self.last) for rank in range(self.pp)])
+        held[held < np.where(ends, 0, self.order.chunks)[:, None, None]] = NEVER
+        return held
+
+    def _knapsack(self, held: Values) -> tuple[float, list[Values]]:
+        """The most blocks with one mixture for each rank, in the best window, and what is reached on the way.
+
+        Args:
+            held: [rank, window, mixture] -> blocks.
+
+        Returns:
+            Blocks, and [rank] -> [window, units of each class but the last] -> blocks up to this rank.
+        """
+        *told, rest = (each.number for each in self.classes)
+        sizes = [min(number, self.pp * self.dp) + 1 for number in told]
+        reached = np.full((held.shape[1], *sizes), NEVER)
+        reached.reshape(len(reached), -1)[:, 0] = 0
+        way = [reached]
+        for column in held:
+            after = np.full_like(reached, NEVER)
+            for blocks, mixture in zip(column.T, self.mixtures, strict=True):
+                taken = mixture[:-1].tolist()
+                if blocks.max() < 0 or any(each >= size for each, size in zip(taken, sizes, strict=True)):
+                    continue
+                to = (slice(None), *(slice(each, None) for each in taken))
+                of = (slice(None), *(slice(0, size - each) for each, size in zip(taken, sizes, strict=True)))
+                np.maximum(after[to], reached[of] + blocks.reshape(-1, *(1 for _ in sizes)), out=after[to])
+            reached = after
+            way.append(after)
+        if sizes:
+            # The units that are left are of the last class.
+            left = self.pp * self.dp - np.indices(sizes).sum(axis=0)
+            reached[:, (left < 0) | (left > rest)] = NEVER
+        return float(reached.max()), way
+
+    def _may_lie(self, held: Values, limit_s: float) -> bool:
+        """False when there are not enough nodes for columns that sum within one to hold what others cannot.
+
+        Args:
+            held: [rank, window, mixture] -> blocks, as if all columns could lie within a node.
+        """
+        if self.apart is None:
+            return True
+        far = self._held(np.minimum(self._caps(limit_s, self.apart), self._rooms), limit_s).max(axis=2)
+        gained = np.sort(held.max(axis=2) - far, axis=0)[-self.inside :]
+        return bool((far.sum(axis=0) + gained.sum(axis=0)).max() >= self.layers)
+
+    def mixtures_by(self, limit_s: float) -> list[tuple[int, ...]] | None:
+        """[rank] -> units of each class, the fastest first, with which the columns hold the most blocks in the time.
+
+        None where that is not enough.
+        """
+        held = self._held(np.minimum(self._caps(limit_s), self._rooms), limit_s)
+        most, way = self._knapsack(held)
+        if most < self.layers:
+            return None
+        at = tuple(int(each) for each in np.unravel_index(int(way[-1].argmax()), way[-1].shape))
+        found: list[tuple[int, ...]] = []
+        for rank in range(self.pp - 1, -1, -1):
+            window, used = at[0], at[1:]
+            for number, mixture in enumerate(self.mixtures):
+                before = tuple(a - int(b) for a, b in zip(used, mixture[:-1], strict=True))
+                gained = held[rank, window, number]
+                if (
+                    min(before, default=0) >= 0
+                    and gained >= 0
+                    and way[rank][(window, *before)] + gained == way[rank + 1][at]
+                ):
+                    found.append(tuple(mixture.tolist()))
+                    at = (window, *before)
+                    break
+        return found[::-1]
+
+    def _caps(self, limit_s: float, times: Times | None = None) -> Values:
+        """[rank, class, blocks] -> micro-batches that end in the time."""
+        times = times or self.times
+        forward, backward, both = times.forward, times.backward, times.both
+        tail = times.sums + times.update
+        caps = (limit_s - times.way[:, None, None] * self.waits - tail) / both
+        if self.pp > 1 and self.waits:
+            # So many forwards come before a rank's first backward, which waits for a way through all stages.
+            early = early_forwards(self.order, self.pp)[:, None, None]
+            waits = [(limit_s - self.passes.forward_s - tail, both - forward)]
+            if self.order.chunks == 1 and self.order.schedule not in SPLIT_BACKWARD:
+                # It waits for the way back through all later ranks, too; with gpipe all forwards of all ranks come
+                # before the last rank's first backward.
+                at_first = np.full_like(tail, self.first_sum_s)
+                at_first[self.first] = times.sums[self.first]
+                waits.append((limit_s - self.passes.both_s - at_first - times.update + backward, backward))
+            for left, each in waits:
+                late = (left + early * forward) / both
+                caps = np.minimum(caps, np.where(late >= early, late, np.minimum(early, left / each)))
+            if self.order.schedule == "1f1b":
+                # The first rank goes on with a micro-batch only when an earlier one is back, from every rank.
+                trips = (limit_s - tail[0]) / self.passes.both_s * (1 + ROUNDING)
+                caps[0] = np.minimum(caps[0], self.pp * np.floor(np.maximum(trips, 0)))
+        caps = np.floor(np.maximum(caps, 0) * (1 + ROUNDING) + ROUNDING)
+        if self.order.schedule == "interleaved_1f1b" and self.waits:
+            left = limit_s * (1 + ROUNDING) - self.passes.both_s - self.first_sum_s - times.update
+            caps = with_passes(self.classes, caps, both, left)
+        return np.asarray(caps)
+
+
+def _windows(least: int, most: int) -> list[tuple[int, int]]:
+    """Ranges that cover all numbers, narrow where they begin."""
+    found: list[tuple[int, int]] = []
+    start, width = least, 0
+    while start <= most:
+        end = most if len(found) == WINDOWS - 1 else min(most, start + width)
+        found.append((start, end))
+        start, width = end + 1, max(2 * width, (most - least) // 2**WINDOWS, 1)
+    return found

@@ -1,0 +1,98 @@
+"""Units of several kinds as one: what none of them does faster and none holds more of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from operator import sub
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.planner.bounds.unit_counts import Crowd
+from hpctrain.planner.cost.model import CostModel, Kind
+from hpctrain.planner.cost.workload import ENDS, Share
+from hpctrain.planner.devices.constants import Pair
+from hpctrain.planner.devices.tensor_parallel_group import Unit
+
+
+class UnitClass(NamedTuple):
+    """The least seconds of any unit of a class for one micro-batch, and the most memory."""
+
+    kinds: frozenset[Kind]
+    number: int
+    """Units of the class."""
+    kind: str
+    memory_bytes: float
+    block: Pair
+    """Forward and backward, with what tensor parallelism adds."""
+    embedding: Pair
+    head: Pair
+    split: float
+    """What cutting a block's backward adds."""
+    action: float
+    """Cost of starting an action."""
+    once: float
+    """Of a step."""
+    copy: float
+    """To gather a number of a gradient for its sum, and to copy the sum back."""
+    updates: tuple[float, float, float, float]
+    """The optimizer's for a block, and for what stands beside the blocks: nothing, the embedding, the head."""
+
+    def update(self, blocks: NDArray[np.float64], first: bool, last: bool) -> NDArray[np.float64]:
+        """Seconds of the optimizer on a pipeline rank, by its blocks."""
+        block, nothing, embedding, head = self.updates
+        return nothing + blocks * block + first * (embedding - nothing) + last * (head - nothing)
+
+
+def unit_classes(cost: CostModel, crowd: Crowd, size: int, shards: int, most: int) -> list[UnitClass]:
+    """At most so many classes, the fastest first; cut where the next kind is slower by the largest factor."""
+    kinds = sorted(
+        (_class(cost, unit, number, size, shards) for unit, number in crowd.kinds), key=lambda each: sum(each.block)
+    )
+    steps = [sum(b.block) / sum(a.block) for a, b in pairwise(kinds)]
+    cuts = sorted(sorted(range(len(steps)), key=lambda at: -steps[at])[: most - 1])
+    edges = [0, *(at + 1 for at in cuts), len(kinds)]
+    return [_merged(kinds[start:end]) for start, end in pairwise(edges)]
+
+
+def _class(cost: CostModel, unit: Unit, number: int, size: int, shards: int) -> UnitClass:
+    parts, constants = cost.parts(unit, size), cost.constants[unit.kind]
+    nothing, embedding, head = beside = [cost.optimizer(unit, Share(0, *ends), size, shards) for ends in ENDS]
+    with_block = [cost.optimizer(unit, Share(1, *ends), size, shards) for ends in ENDS]
+    return UnitClass(
+        frozenset([cost.kind(unit)]),
+        number,
+        unit.kind,
+        unit.memory_bytes,
+        (parts.block[0] + parts.block_tp[0], parts.block[1] + parts.block_tp[1]),
+        parts.embedding,
+        parts.head,
+        parts.block_split,
+        constants.action_ops * unit.launch_s,
+        cost.once(unit),
+        constants.reducer_bytes / unit.bytes_per_s,
+        (min(map(sub, with_block, beside)), nothing, embedding, head),
+    )
+
+
+def _merged(kinds: Sequence[UnitClass]) -> UnitClass:
+    def pair(values: Sequence[Pair]) -> Pair:
+        return min(a for a, _ in values), min(b for _, b in values)
+
+    updates = [min(values) for values in zip(*(each.updates for each in kinds), strict=True)]
+    return UnitClass(
+        frozenset().union(*(each.kinds for each in kinds)),
+        sum(each.number for each in kinds),
+        kinds[0].kind,
+        max(each.memory_bytes for each in kinds),
+        pair([each.block for each in kinds]),
+        pair([each.embedding for each in kinds]),
+        pair([each.head for each in kinds]),
+        min(each.split for each in kinds),
+        min(each.action for each in kinds),
+        min(each.once for each in kinds),
+        min(each.copy for each in kinds),
+        (updates[0], updates[1], updates[2], updates[3]),
+    )

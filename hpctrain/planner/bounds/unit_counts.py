@@ -1,0 +1,49 @@
+"""The units of one size, counted by kind: what bounds know of them costs as little for ten thousand as for ten."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
+
+from hpctrain.planner.cost.model import CostModel
+from hpctrain.planner.devices.tensor_parallel_group import Unit
+
+
+class Crowd:
+    """The units of one size, counted by kind."""
+
+    def __init__(self, cost: CostModel, units: Sequence[Unit]) -> None:
+        counts: dict[object, int] = {}
+        first: dict[object, Unit] = {}
+        for unit in units:
+            kind = cost.kind(unit)
+            counts[kind] = counts.get(kind, 0) + 1
+            first.setdefault(kind, unit)
+        self.kinds = [(unit, counts[kind]) for kind, unit in first.items()]
+        self.tp = len(units[0].workers) if units else 1
+        self.total = len(units)
+        self.within_nodes = all(len({worker.node for worker in unit.workers}) == 1 for unit, _ in self.kinds)
+        self.by_node = sorted(Counter(unit.workers[0].node for unit in units).values(), reverse=True)
+        self.most_in_a_node = max(self.by_node, default=0)
+        within = [cost.links.between(unit.places[0], unit.places[0])[1] for unit, _ in self.kinds]
+        self.within_beta = min(within, default=0.0)
+        places = {unit.workers[0].node: unit.places[0] for unit in units}
+        self.inside = {cost.links.between(place, place) for place in places.values()}
+        """(alpha, beta) within the nodes."""
+        self.alpha, self.between_beta = cost.links.least()
+
+    def least_nodes(self, size: int) -> int:
+        """The fewest nodes on which there are so many units."""
+        return 1 + bisect_left(list(accumulate(self.by_node)), size)
+
+    def ring(self, size: int, chunks: int, apart: bool = False) -> tuple[float, float]:
+        """The least alpha and beta of a hop of a ring through so many units, each of which sums `chunks` stages.
+
+        Args:
+            apart: the units are not all in one node.
+        """
+        if size <= self.most_in_a_node and not apart:
+            return 0.0, min(self.between_beta, self.within_beta) if self.between_beta else 0.0
+        return self.alpha, self.between_beta * chunks * (self.tp if self.within_nodes else 1)

@@ -1,0 +1,1 @@
+"""How long a stage computes and sends, and how much memory it takes."""

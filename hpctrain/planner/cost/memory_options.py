@@ -1,0 +1,121 @@
+"""What a plan does to save memory, and what it pays for it: ZeRO, recomputation, sequence parallelism."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Literal
+
+from hpctrain.base.errors import InputError
+from hpctrain.planner.devices.tensor_parallel_group import Cells
+from hpctrain.records.plan.plan import Plan, Recompute, ZeroLevel
+from hpctrain.records.run.run import FixedParallel, Run
+from hpctrain.schedule.generate import SPLIT_BACKWARD
+from hpctrain.schedule.runnable import COMPILED_HALVES, RECOMPUTED_HALVES, SHARED_HALVES
+
+
+@dataclass(frozen=True)
+class Saving:
+    """The same for every stage of a plan."""
+
+    zero: ZeroLevel = 0
+    shard: Literal["all", "node"] = "all"
+    sequence_parallel: bool = False
+    recompute: Recompute = "none"
+
+    @property
+    def equal_counts(self) -> bool:
+        """Whether every replica must have as many micro-batches: gradients are summed after each of them."""
+        return self.zero >= 2
+
+    def __str__(self) -> str:
+        """'zero 1, recompute full'; 'nothing' for the default."""
+        said = [f"zero {self.zero}"] if self.zero else []
+        said += ["sequence parallel"] if self.sequence_parallel else []
+        said += [f"recompute {self.recompute}"] if self.recompute != "none" else []
+        return ", ".join(said) or "nothing"
+
+
+NO_SAVING = Saving()
+"""Everything whole on every replica, and kept."""
+
+
+def saving_of(run: Run) -> tuple[Saving, list[str]]:
+    """What the run file asks for, and notes on what of it does not apply.
+
+    Raises:
+        InputError: two of the keys cannot go together.
+    """
+    if not isinstance(run.parallel, FixedParallel):
+        return NO_SAVING, []
+    given = run.parallel
+    _check_sequence_parallel(given, run.data.seq_len)
+    _check_split_backward(given, run)
+    saving = Saving(given.zero, given.shard, given.sequence_parallel, given.recompute)
+    if saving.zero == 0 and saving.shard == "node":
+        raise InputError("parallel.shard: found 'node' with zero 0, which shards nothing; set parallel.zero to 1 to 3")
+    if saving.zero and given.dp == 1:
+        note = f"parallel.zero {saving.zero} does not apply: with dp 1 there are no replicas to shard over."
+        return replace(saving, zero=0, shard="all"), [note]
+    return saving, []
+
+
+def saving_of_plan(plan: Plan) -> Saving:
+    """What the plan does, all of whose stages recompute alike."""
+    return Saving(
+        zero=plan.zero,
+        shard="all" if plan.shard is None else "node",
+        sequence_parallel=plan.sequence_parallel,
+        recompute=plan.stages[0].recompute,
+    )
+
+
+def shard_size(cells: Cells, saving: Saving) -> int:
+    """Consecutive replicas that share one state; 1: sharding is off, or their nodes hold no equal runs of replicas."""
+    if saving.zero == 0:
+        return 1
+    if saving.shard == "all":
+        return len(cells)
+    # Every stage has its own column of replicas, and each run of them must lie within a node.
+    runs = {
+        len(list(run))
+        for column in zip(*cells, strict=True)
+        for _, run in groupby(column, key=lambda unit: {worker.node for worker in unit.workers})
+    }
+    return runs.pop() if len(runs) == 1 else 1
+
+
+def _check_sequence_parallel(given: FixedParallel, seq_len: int) -> None:
+    if not given.sequence_parallel:
+        return
+    if given.tp == 1:
+        raise InputError("parallel.sequence_parallel: found true with tp 1; it needs tp 2 or more")
+    if seq_len % given.tp:
+        raise InputError(
+            f"parallel.sequence_parallel: found true, but data.seq_len {seq_len} is not a multiple of tp {given.tp}; "
+            "change one of them"
+        )
+
+
+def _check_split_backward(given: FixedParallel, run: Run) -> None:
+    """Backwards in two pieces keep torch from some things.
+
+    Recomputed activations are made once for each weight of a block then: measured with torch 2.13, the backward for
+    weights of a checkpointed block took as long as eight forwards more.
+    """
+    if given.schedule not in SPLIT_BACKWARD:
+        return
+    if given.recompute != "none":
+        raise InputError(
+            f"parallel.recompute: found {given.recompute!r} with schedule {given.schedule}; {RECOMPUTED_HALVES}; use "
+            "schedule 1f1b, gpipe or interleaved_1f1b, or recompute none"
+        )
+    if run.model.import_ is None and not run.spec().halves_backward:
+        raise InputError(
+            f"parallel.schedule: found {given.schedule}; {SHARED_HALVES}; use 1f1b, gpipe or interleaved_1f1b"
+        )
+    if run.compile:
+        raise InputError(
+            f"compile: found true with parallel.schedule {given.schedule}; {COMPILED_HALVES}; use schedule 1f1b, "
+            "gpipe or interleaved_1f1b"
+        )

@@ -1,0 +1,248 @@
+"""How long a stage, its messages, its sums and its update take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hpctrain.planner.cost.all_reduce import NO_SUM, Sum, copied_share, low_rank_width, sum_of, uses_pairs
+from hpctrain.planner.cost.layer_profile import LayerProfile, LayerTimes
+from hpctrain.planner.cost.memory import MemoryModel
+from hpctrain.planner.cost.roofline import Parts, measured, roofline
+from hpctrain.planner.cost.workload import Share, Workload
+from hpctrain.planner.devices.constants import CODEC_SECONDS, CONSTANTS, Constants
+from hpctrain.planner.devices.links import Links, around, message_cost, node_of, number_sum_s, ring_sum_s
+from hpctrain.planner.devices.placement_links import Ground
+from hpctrain.planner.devices.tensor_parallel_group import Cells, Figures, Unit
+from hpctrain.records.plan.compression import Bf16, Messages, NoCompression, Quantized
+from hpctrain.records.topology.topology import CodecSeconds
+
+TENSORS_PER_BLOCK = 9
+SCATTERED_SHARE = 0.6
+"""Of what sums of integers take, where they stay with their owners and are not written and read again: 0.62 with 8 bits
+and 0.61 with 4, processor seconds of four ranks' parts of 4 M numbers (torch 2.13)."""
+Kind = tuple[Figures, float, float]
+"""What a unit can do, and the slowest alpha and beta between its own devices."""
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """Seconds of a stage for one micro-batch; the tensor-parallel part is included in forward and backward."""
+
+    forward: float
+    backward: float
+    tensor_parallel: float
+    inputs: float
+    """The backward for inputs alone; nothing on the first stage, where nobody waits for them."""
+    weights: float
+    """The backward for weights alone."""
+
+    @property
+    def both(self) -> float:
+        return self.forward + self.backward
+
+
+class CostModel:
+    """Answers with seconds (and, by `memory`, with bytes); remembers what it computed.
+
+    Args:
+        constants: by kind of device.
+        profile: measured times of the model's layers, used where it has those of a device and micro-batch.
+    """
+
+    def __init__(
+        self,
+        work: Workload,
+        links: Links,
+        constants: Mapping[str, Constants] = CONSTANTS,
+        profile: LayerProfile | None = None,
+    ) -> None:
+        self.work = work
+        self.links = links
+        self.constants = constants
+        self.profile = profile
+        self.memory = MemoryModel(work)
+        self._kinds: dict[Unit, Kind] = {}
+        self._grounds: dict[int, Ground] = {}
+        self._messages: dict[tuple[Unit, Unit], tuple[float, float]] = {}
+        self._parts: dict[tuple[Kind, int], Parts] = {}
+        self._stages: dict[tuple[Kind, int, Share], StageTime] = {}
+        self._updates: dict[tuple[Kind, Share, int, int], float] = {}
+
+    def ground(self, cells: Cells) -> Ground:
+        """What the links say about a placement; remembered for this very one."""
+        found = self._grounds.get(id(cells))
+        if found is None:
+            found = self._grounds[id(cells)] = Ground(cells, self.links)
+        return found
+
+    def with_work(self, work: Workload) -> CostModel:
+        """The same devices and links for another way of doing the work."""
+        other = CostModel(work, self.links, self.constants, self.profile)
+        other._kinds, other._grounds, other._messages = self._kinds, self._grounds, self._messages
+        return other
+
+    def kind(self, unit: Unit) -> Kind:
+        """Units of one kind take equally long for everything."""
+        if unit not in self._kinds:
+            costs = (
+                [self.links.between(a, b) for a, b in around(unit.places)] if len(unit.workers) > 1 else [(0.0, 0.0)]
+            )
+            self._kinds[unit] = (unit.figures, max(a for a, _ in costs), max(b for _, b in costs))
+        return self._kinds[unit]
+
+    def parts(self, unit: Unit, micro_batch: int) -> Parts:
+        """Times on a unit for micro-batches of that many rows."""
+        key = (self.kind(unit), micro_batch)
+        if key not in self._parts:
+            parts = roofline(self.work, self.links, self.constants[unit.kind], unit, micro_batch)
+            times = self._measured(unit, micro_batch)
+            self._parts[key] = parts if times is None else measured(times, parts)
+        return self._parts[key]
+
+    def stage(self, unit: Unit, micro_batch: int, share: Share) -> StageTime:
+        """A stage that holds this share of the model."""
+        key = (self.kind(unit), micro_batch, share)
+        if key not in self._stages:
+            blocks, _ = self.work.mean_blocks(share)
+            parts, constants = self.parts(unit, micro_batch), self.constants[unit.kind]
+            self._stages[key] = _stage(parts, share, blocks, constants, unit.launch_s)
+        return self._stages[key]
+
+    def send(self, source: Unit, target: Unit, micro_batch: int, messages: Messages = "none") -> float:
+        """A boundary activation, or its gradient, from one unit to another; `rounding` comes on top."""
+        if source is target:
+            return 0.0
+        tp = len(source.workers)
+        size = self.work.message_bytes(micro_batch, tp, messages)
+        key = (source, target)
+        if key not in self._messages:
+            self._messages[key] = message_cost(self.links, source.places, target.places)
+        alpha, beta = self._messages[key]
+        return alpha + beta * size
+
+    def messages(self, a: Unit, b: Unit, stage: int) -> Messages:
+        """How messages between a stage on `a` and the next one on `b` travel."""
+        way = self.work.messages_behind(stage)
+        return way if way == "none" or apart(a, b) else "none"
+
+    def rounding(self, unit: Unit, micro_batch: int, messages: Messages) -> float:
+        """What a unit takes to write, or to read, a message between two stages. A number counts as a quarter of what
+        summing one of a gradient takes, which is written, added up, written again and read."""
+        if messages == "none":
+            return 0.0
+        each = codec_seconds(unit)
+        number_s = each.bf16 if messages == "bf16" else each.quantized
+        numbers = self.work.hidden_bytes(micro_batch, len(unit.workers)) / self.work.framework.stream_bytes
+        return numbers * number_s / 4
+
+    def optimizer(self, unit: Unit, share: Share, micro_batch: int, shards: int = 1) -> float:
+        """Update of a stage's parameters, or of this replica's part of them."""
+        key = (self.kind(unit), share, micro_batch, shards)
+        if key not in self._updates:
+            constants, times = self.constants[unit.kind], self._measured(unit, micro_batch)
+            if times is not None:
+                # The ends were measured together with the blocks, each about as long.
+                self._updates[key] = times.update * (share.blocks + share.first + share.last) / shards
+                return self._updates[key]
+            parameters = self.work.parameters(share, len(unit.workers)) / shards
+            tensors = share.blocks * TENSORS_PER_BLOCK + share.first + 2 * share.last
+            if len(unit.workers) > 1:
+                touched, ops = constants.split_optimizer_bytes, constants.split_optimizer_ops
+            elif shards > 1:
+                touched, ops = constants.sharded_optimizer_bytes, constants.sharded_optimizer_ops
+            else:
+                touched, ops = constants.optimizer_bytes, constants.optimizer_ops
+            self._updates[key] = parameters * touched / unit.bytes_per_s + tensors * ops * unit.launch_s
+        return self._updates[key]
+
+    def once(self, unit: Unit) -> float:
+        """What a step costs however little it computes."""
+        return self.constants[unit.kind].step_ops * unit.launch_s
+
+    def gradient_sums(self, cells: Cells, shares: Sequence[Share], owner: Sequence[int], shards: int = 1) -> list[Sum]:
+        """Sum of each stage's gradients over its replicas, or over the copies of a state that some of them share.
+
+        All stages reduce at about the same time, so rings that leave a node together divide its bandwidth.
+
+        Args:
+            shares: what each stage holds.
+            owner: pipeline rank of each stage.
+            shards: consecutive replicas that share a state.
+        """
+        if len(cells) == shards:
+            return [NO_SUM] * len(shares)
+        codec, tp = self.work.codec, len(cells[0][0].workers)
+        exact = isinstance(codec, NoCompression)
+        bucket_bytes = self.work.framework.bucket_bytes
+        rings, chunks = self.ground(cells).copies(shards, uses_pairs(codec)), len(shares) // len(cells[0])
+        copied = copied_share(self.work, len(shares), tp)
+        sums = []
+        for share, rank in zip(shares, owner, strict=True):
+            numbers = self.work.parameters(share, tp) / shards
+            units = [cells[replica][rank] for replica in cells.examples]
+            copy_s = copied * max(self.constants[unit.kind].reducer_bytes / unit.bytes_per_s for unit in units)
+            size = float(self.work.framework.gradient_bytes * numbers)
+            width, each = low_rank_width(self.work.spec.dim, tp), None if exact else slowest_codec(units)
+            sums.append(sum_of(codec, rings[rank], size, numbers, width, chunks, copy_s, each, bucket_bytes))
+        return sums
+
+    def rounding_s(self, cells: Cells, rank: int) -> float:
+        """Seconds to write, in fewer bytes, a number of a gradient that is summed into parts, and to add it up, on a
+        pipeline rank's slowest device."""
+        each = slowest_codec([cells[replica][rank] for replica in cells.examples])
+        match self.work.codec:
+            case Bf16():
+                return each.bf16
+            case Quantized():
+                return SCATTERED_SHARE * each.quantized
+        return 0.0
+
+    def tied_sum(self, first: Unit, last: Unit) -> float:
+        """Sum of the two gradients of an embedding that is the head too, where they lie on different devices."""
+        if not self.work.spec.tied or first is last:
+            return 0.0
+        numbers = self.work.spec.end_parameters(len(first.workers), first=True, last=False)
+        size = float(self.work.framework.gradient_bytes * numbers)
+        return max(ring_sum_s(self.links, pair, size) for pair in zip(first.places, last.places, strict=True))
+
+    def norm_sum(self, cells: Cells) -> float:
+        """The sum over all devices that clipping the gradient's norm needs."""
+        devices = len(cells) * len(cells[0]) * len(cells[0][0].workers)
+        return number_sum_s(self.ground(cells).slowest_alpha, devices) if devices > 1 else 0.0
+
+    def _measured(self, unit: Unit, micro_batch: int) -> LayerTimes | None:
+        if self.profile is None:
+            return None
+        return self.profile.at(unit.workers[0].type, len(unit.workers), micro_batch)
+
+
+def _stage(parts: Parts, share: Share, blocks: float, constants: Constants, launch_s: float) -> StageTime:
+    """A stage that amounts to that many blocks of mean size."""
+    action_s = constants.action_ops * launch_s
+    times = [action_s + blocks * (parts.block[way] + parts.block_tp[way]) for way in (0, 1)]
+    for present, part in ((share.first, parts.embedding), (share.last, parts.head)):
+        if present:
+            times = [times[way] + part[way] for way in (0, 1)]
+    forward, backward = times
+    inputs, weights = 0.0, backward
+    if not share.first:
+        split = backward + action_s + blocks * parts.block_split
+        inputs, weights = constants.inputs_share * split, (1 - constants.inputs_share) * split
+    return StageTime(forward, backward, blocks * sum(parts.block_tp), inputs, weights)
+
+
+def apart(a: Unit, b: Unit) -> bool:
+    """Whether any of the messages between two units leaves a node."""
+    return any(node_of(x) != node_of(y) for x, y in zip(a.places, b.places, strict=True))
+
+
+def codec_seconds(unit: Unit) -> CodecSeconds:
+    """What compression takes on a unit, measured or usual."""
+    return unit.codec_s or CODEC_SECONDS[unit.kind]
+
+
+def slowest_codec(units: Sequence[Unit]) -> CodecSeconds:
+    """For each codec what it takes on the slowest of these units."""
+    known = [codec_seconds(unit) for unit in units]
+    return CodecSeconds(**{name: max(getattr(each, name) for each in known) for name in CodecSeconds.model_fields})

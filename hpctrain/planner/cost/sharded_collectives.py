@@ -1,0 +1,73 @@
+"""How long ZeRO's collectives take: weights gathered from their parts, gradients summed into them.
+
+Per stage and replica group: an all-gather or a reduce-scatter is half of a ring all-reduce, (n−1)(alpha + size/n·beta)
+for each block and for what stands outside of blocks. Where several groups hold copies, they add up their parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hpctrain.planner.cost.workload import Share, Workload
+from hpctrain.planner.devices.placement_links import Ground, Rings
+from hpctrain.records.plan.codec import FULL_BYTES, dense_bytes
+
+COPY_PASSES = 2
+"""What is gathered or summed is copied from or to flat buffers: read and written once."""
+
+
+class ShardTime(NamedTuple):
+    """Seconds of a stage's collectives, by the slowest of its replica groups."""
+
+    gather: float
+    """All weights, from their parts."""
+    scatter: float
+    """All gradients, summed into their parts."""
+    copies: float
+    """The sums between groups that hold copies of the state."""
+
+    def per_micro_batch(self, zero: int) -> tuple[float, float, float, float]:
+        """What the passes of a micro-batch wait for: forward, backward, and its inputs and weights where it is cut."""
+        gather = self.gather if zero == 3 else 0.0
+        scatter = self.scatter if zero >= 2 else 0.0
+        return gather, gather + scatter, gather, gather + scatter
+
+    def per_step(self, zero: int) -> float:
+        """What is left for the end of the step."""
+        return self.copies + (self.gather if zero < 3 else 0.0) + (self.scatter if zero == 1 else 0.0)
+
+
+def shard_times(
+    ground: Ground, work: Workload, shares: Sequence[Share], owner: Sequence[int], shards: int
+) -> list[ShardTime]:
+    """The collectives of every stage; those of all stages run at about the same time and share the network cards.
+
+    Args:
+        shares: what each stage holds.
+        owner: pipeline rank of each stage.
+        shards: consecutive replicas that share a state.
+    """
+    cells = ground.cells
+    groups, across = ground.shard_rings(shards)
+    chunks, tp = len(shares) // len(cells[0]), len(cells[0][0].workers)
+    found = []
+    for share, rank in zip(shares, owner, strict=True):
+        parameters = work.parameters(share, tp)
+        pieces = share.blocks + (share.first or share.last)
+        bytes_per_s = min(cells[replica][rank].bytes_per_s for replica in cells.examples)
+
+        def seconds(size: float, pieces: int = pieces, own: Rings = groups[rank], speed: float = bytes_per_s) -> float:
+            return pieces * own.sum_s(size / pieces, chunks) / 2 + COPY_PASSES * size / speed
+
+        # Rounded numbers travel within the backward pass only where the state has no copies; see decision 46.
+        width = dense_bytes(work.codec) / FULL_BYTES if shards == len(cells) else 1.0
+        part = work.framework.gradient_bytes * parameters / shards
+        found.append(
+            ShardTime(
+                gather=seconds(work.gathered_bytes * parameters),
+                scatter=seconds(work.framework.gradient_bytes * parameters * width),
+                copies=pieces * across[rank].sum_s(part / pieces, chunks),
+            )
+        )
+    return found

@@ -1,0 +1,153 @@
+"""Constants of the time model, by kind of device: how often things are touched and called, never how fast.
+
+A part of a stage takes  flops / (efficiency · speed) + bytes touched / bandwidth  on the device, and
+operations · launch  on the host. The speeds are those the probe measured on the very device. On a CPU the two add up,
+because an operation is done when its call returns; on CUDA the host runs ahead, so the longer of the two counts most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpctrain.records.topology.topology import CodecSeconds
+
+Pair = tuple[float, float]
+"""(forward, backward)."""
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Of one kind of device. 'Operations' are tiny ones, each of which costs the device's measured `launch_s`."""
+
+    overlap_power: float
+    """p in (device^p + host^p)^(1/p), the time of a pass: 1 where a call returns when its operation is done, large
+    where the host runs ahead and only the longer of the two counts."""
+    efficiency: float
+    """Share of the device's FLOP/s that the products of a block reach; what is lost beside them is counted as bytes."""
+    half_width: float
+    """Width of a block's part on a device at which its products reach half of that: narrow matrices fill no GPU."""
+    block_ops: Pair
+    """Cost of a block's forward and backward calls (each module call costs several operations)."""
+    tensor_parallel_ops: Pair
+    """Added dispatch of a block's sharded tensors; it is the host's work."""
+    sums_by_node: bool
+    """Whether the sums of tensor parallelism may go node by node (see `ring_sum_s`). For those over replicas one ring
+    is assumed anywhere, as the bounds of the search do."""
+    collective_ops: float
+    """Added to each hop of a tensor-parallel sum: its start on the host, and waiting for the others to start."""
+    activation_passes: Pair
+    """Times that what a block keeps is read or written beside its products."""
+    weight_passes: Pair
+    """Times that a micro-batch reads or writes the weights: forward; backward with the sum into the gradient."""
+    logits_passes: Pair
+    """Times that the logits and what the loss keeps are read or written."""
+    embedding_passes: Pair
+    """A row a token is nothing; the backward pass makes a whole gradient of the embedding and adds it up."""
+    embedding_ops: Pair
+    head_ops: Pair
+    """Cost of the last norm, the head and the loss."""
+    action_ops: float
+    """Added by the schedule's executor to each forward or backward of a stage."""
+    optimizer_bytes: float
+    """Bytes touched per parameter by the update: AdamW, the gradient's norm and clipping."""
+    optimizer_ops: float
+    """Operations per tensor in that update."""
+    sharded_optimizer_bytes: float
+    """Bytes touched for parameters that are sharded over replicas, whose AdamW is another."""
+    sharded_optimizer_ops: float
+    split_optimizer_bytes: float
+    """Bytes touched for parameters that are split over tensor parallelism."""
+    split_optimizer_ops: float
+    shard_ops: Pair
+    """Added to a block by `fully_shard`."""
+    recompute_ops: Pair
+    """Added to a block by checkpointing itself."""
+    split_ops: float
+    """Added to a block's backward by cutting it into inputs and weights."""
+    split_passes: float
+    """What a block keeps is read or written that many times more then."""
+    inputs_share: float
+    """Share of the cut backward that its inputs take."""
+    reducer_bytes: float
+    """Bytes touched per parameter by gathering gradients into flat buckets and copying the sums back."""
+    step_ops: float
+    """Operations of a step that are there once: zeroing, reading the loss, the scheduler."""
+
+
+CPU = Constants(
+    # Fitted to this model's passes on one CPU core (dim 128 to 768, 32 to 1024 tokens; 157 GFLOP/s, 17.6 GB/s, 0.83 us
+    # an operation): within 15 % at 128 tokens or more and within 30 % below.
+    overlap_power=1.0,
+    efficiency=1.0,
+    half_width=0.0,
+    block_ops=(425.0, 675.0),
+    tensor_parallel_ops=(13200.0, 21200.0),  # DTensor between two workers, at two widths; the sends are not in it
+    sums_by_node=False,  # gloo has one ring through all
+    collective_ops=0.0,  # in the links' measured alpha
+    activation_passes=(6.0, 12.0),
+    weight_passes=(1.5, 6.0),
+    logits_passes=(1.5, 3.0),
+    embedding_passes=(0.0, 4.0),
+    embedding_ops=(12.0, 25.0),
+    head_ops=(100.0, 150.0),
+    action_ops=250.0,
+    optimizer_bytes=37.0,  # fused AdamW 22, the norm 9, clipping 6
+    optimizer_ops=8.0,
+    sharded_optimizer_bytes=89.0,  # AdamW over lists of tensors 74
+    sharded_optimizer_ops=30.0,
+    split_optimizer_bytes=114.0,  # AdamW tensor by tensor 98
+    split_optimizer_ops=100.0,
+    shard_ops=(3900.0, 5400.0),  # ZeRO 1 between two workers, at two widths: with the copies that gloo makes
+    recompute_ops=(340.0, 670.0),
+    split_ops=1000.0,
+    split_passes=3.0,  # 9 % of the backward at dim 512, 27 % at 256
+    inputs_share=0.55,  # the same at both sizes
+    reducer_bytes=16.0,
+    step_ops=0.0,
+)
+"""Measured with torch 2.13 on CPU."""
+
+CUDA = Constants(
+    # `hpctrain bench plan` fits those marked *, on published runs of Megatron on A100s (vTrain, MICRO 2024), and says
+    # how far they are off elsewhere. The others are those of the CPU, counted as if a kernel launch were 6 to 7 tiny
+    # CPU operations: assumptions, nobody has measured them.
+    overlap_power=3.82,  # *
+    efficiency=0.81,  # * of a data sheet's peak; of a measured rate it is nearer to 1
+    half_width=22.5,  # *
+    block_ops=(141.0, 225.6),  # *
+    tensor_parallel_ops=(345.0, 555.0),
+    sums_by_node=True,
+    collective_ops=0.868,  # *
+    activation_passes=(2.98, 5.96),  # *
+    weight_passes=(2.03, 4.06),  # *
+    logits_passes=(1.58, 3.16),  # *
+    embedding_passes=(0.0, 4.0),
+    embedding_ops=(1.8, 3.8),
+    head_ops=(15.0, 22.0),
+    action_ops=77.9,  # *
+    optimizer_bytes=110.0,
+    optimizer_ops=9.0,
+    sharded_optimizer_bytes=110.0,
+    sharded_optimizer_ops=25.0,
+    split_optimizer_bytes=140.0,
+    split_optimizer_ops=30.0,
+    shard_ops=(75.0, 105.0),
+    recompute_ops=(51.0, 100.0),
+    split_ops=150.0,
+    split_passes=3.0,
+    inputs_share=0.55,
+    reducer_bytes=16.0,
+    step_ops=60.2,  # *
+)
+
+CODEC_SECONDS = {
+    # Whole reductions of four gloo processes on loopback (decisions 40 and 42), and the pieces of bf16 and of integers
+    # of 4 bits, torch 2.13.
+    "cpu": CodecSeconds(bf16=2.6e-9, quantized=7e-9, topk=11e-9, power_sgd=5.9e-9),
+    # An assumption: as many passes over memory at 50 times the bandwidth; nobody has measured them.
+    "cuda": CodecSeconds(bf16=0.05e-9, quantized=0.14e-9, topk=0.22e-9, power_sgd=0.12e-9),
+}
+"""What compression takes on a device of that kind where it was not measured."""
+
+CONSTANTS = {"cpu": CPU, "cuda": CUDA}
+"""By kind of device."""

@@ -1,0 +1,119 @@
+"""How long messages and sums between devices take, from the alpha and beta of the links they cross."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from hpctrain.base.errors import InputError
+from hpctrain.records.topology.link_cost import LinkCost
+
+
+class Links:
+    """Alpha and beta between devices; a missing figure is an error for the person, not a KeyError."""
+
+    def __init__(self, costs: LinkCost, factor: float = 1.0) -> None:
+        self._costs = costs
+        self._factor = factor
+        self._known: dict[tuple[str, str], tuple[float, float]] = {}
+
+    def between(self, source: str, target: str) -> tuple[float, float]:
+        """(alpha in seconds, beta in seconds per byte) between two 'node:device'.
+
+        Raises:
+            InputError: the topology says nothing about the pair.
+        """
+        cost = self._known.get((source, target))
+        if cost is None:
+            try:
+                cost = self._costs.between(source, target)
+            except KeyError:
+                pair = " and ".join(sorted({node_of(source), node_of(target)}))
+                raise InputError(
+                    f"topology: fabric.links: no alpha_s and beta_s_per_byte between {pair}; run `hpctrain probe` again"
+                ) from None
+            cost = (cost[0] * self._factor, cost[1] * self._factor)
+            self._known[source, target] = cost
+        return cost
+
+    def least(self) -> tuple[float, float]:
+        """(alpha, beta) that no message between two nodes stays below."""
+        alpha, beta = self._costs.least()
+        return alpha * self._factor, beta * self._factor
+
+
+def message_s(links: Links, sources: Sequence[str], targets: Sequence[str], size_bytes: float) -> float:
+    """Every source sends `size_bytes` to its target at once; those that leave a node together share its bandwidth."""
+    alpha, beta = message_cost(links, sources, targets)
+    return alpha + beta * size_bytes
+
+
+def message_cost(links: Links, sources: Sequence[str], targets: Sequence[str]) -> tuple[float, float]:
+    """Alpha and beta of such messages."""
+    if len(sources) == 1:
+        return links.between(sources[0], targets[0])
+    pairs = list(zip(sources, targets, strict=True))
+    if len(ends := {(node_of(source), node_of(target)) for source, target in pairs}) == 1:
+        # As units mostly stand: a link is one between nodes.
+        ((one, other),) = ends
+        alpha, beta = links.between(sources[0], targets[0])
+        return alpha, beta * (len(pairs) if one != other else 1)
+    leaving = [node_of(source) for source, target in pairs if node_of(source) != node_of(target)]
+    sharing = max((leaving.count(node) for node in leaving), default=1)
+    costs = [links.between(source, target) for source, target in pairs]
+    return max(alpha for alpha, _ in costs), max(beta for _, beta in costs) * sharing
+
+
+def ring_sum_s(
+    links: Links, places: Sequence[str], size_bytes: float, hop_s: float = 0.0, by_node: bool = False
+) -> float:
+    """Ring all-reduce, 2(n−1)(alpha + size/n·beta) by the slowest link of the ring.
+
+    Args:
+        hop_s: added to each hop's alpha by whoever starts it.
+        by_node: rings in each node and then between the nodes instead, where these have equally many of the devices and
+            that is faster: what NCCL's trees come to, which cross the network less often.
+    """
+    n = len(places)
+    if n == 1:
+        return 0.0
+    alpha, beta, alpha_within, beta_within = 0.0, 0.0, 0.0, 0.0
+    for source, target in around(places):
+        a, b = links.between(source, target)
+        alpha, beta = max(alpha, a), max(beta, b)
+        if node_of(source) == node_of(target):
+            alpha_within, beta_within = max(alpha_within, a), max(beta_within, b)
+    ring = 2 * (n - 1) * (alpha + hop_s + beta * size_bytes / n)
+    counts = Counter(map(node_of, places))
+    if not by_node or len(set(counts.values())) > 1 or len(counts) in (1, n):
+        return ring
+    nodes, own = len(counts), n // len(counts)
+    inside = 2 * (own - 1) * (alpha_within + hop_s + beta_within * size_bytes / own)
+    # A node's cards together are as fast as its link is to another node, however many of its devices send.
+    outside = 2 * (nodes - 1) * (alpha + hop_s + beta * size_bytes / nodes)
+    return min(ring, inside + outside)
+
+
+def number_sum_s(alpha: float, devices: int) -> float:
+    """All-reduce of a single number: 2·log2(n) messages of no size."""
+    return 2 * math.ceil(math.log2(devices)) * alpha
+
+
+def rings_leaving(rings: Sequence[Sequence[str]]) -> dict[str, int]:
+    """How many of the rings cross the network card of each node."""
+    count: dict[str, int] = {}
+    for ring in rings:
+        for node in {node_of(a) for a, b in around(ring) if node_of(a) != node_of(b)}:
+            count[node] = count.get(node, 0) + 1
+    return count
+
+
+def around(places: Sequence[str]) -> list[tuple[str, str]]:
+    """The hops of a ring."""
+    return list(zip(places, [*places[1:], *places[:1]], strict=True))
+
+
+def node_of(place: str) -> str:
+    """'node:device' -> 'node'."""
+    return place.partition(":")[0]

@@ -1,0 +1,204 @@
+"""The devices and links a plan may use, out of a topology and the run's wishes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from hpctrain.base.errors import InputError, Refused
+from hpctrain.base.silent_pairs import leave_out
+from hpctrain.planner.devices.constants import CONSTANTS, Constants
+from hpctrain.planner.devices.framework import OURS, Framework
+from hpctrain.planner.devices.links import Links, node_of
+from hpctrain.records.plan.profile import Profile
+from hpctrain.records.run.run import Run
+from hpctrain.records.topology.link_cost import LinkCost
+from hpctrain.records.topology.topology import CodecSeconds, Device, Node, Topology
+
+DEFAULT_LAUNCH_S = {"cpu": 1e-6, "cuda": 6e-6}
+"""Cost of one tiny operation where it was not measured."""
+DEFAULT_BYTES_PER_S = {"cpu": 1e10, "cuda": 5e11}
+"""Memory bandwidth where it was not measured: one core of a server, an older data-centre GPU."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A device as the cost model sees it."""
+
+    place: str
+    """'node:device'."""
+    kind: str
+    type: str
+    flops: float
+    """Sustained FLOP/s at the run's precision."""
+    memory_bytes: float | None
+    """None: not measured."""
+    bytes_per_s: float
+    launch_s: float
+    codec_s: CodecSeconds | None = None
+    """What compressing gradients takes; None: not measured."""
+
+    @property
+    def node(self) -> str:
+        return node_of(self.place)
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """What a plan may use."""
+
+    workers: tuple[Worker, ...]
+    """In file order, so devices of a node stand together."""
+    links: Links
+    notes: tuple[str, ...] = ()
+    profile: Profile | None = None
+    """Measured steps; workers and links have its factors in them."""
+
+    @cached_property
+    def constants(self) -> Mapping[str, Constants]:
+        """By kind of device, those of the package with the profile's factors."""
+        profile = self.profile
+        if profile is None:
+            return CONSTANTS
+        shared = profile.tensor_parallel or 1.0
+        update = profile.update or 1.0
+        return {
+            kind: replace(
+                each,
+                tensor_parallel_ops=(shared * each.tensor_parallel_ops[0], shared * each.tensor_parallel_ops[1]),
+                optimizer_bytes=update * each.optimizer_bytes,
+                optimizer_ops=update * each.optimizer_ops,
+                sharded_optimizer_bytes=update * each.sharded_optimizer_bytes,
+                sharded_optimizer_ops=update * each.sharded_optimizer_ops,
+                split_optimizer_bytes=update * each.split_optimizer_bytes,
+                split_optimizer_ops=update * each.split_optimizer_ops,
+                step_ops=update * each.step_ops,
+            )
+            for kind, each in CONSTANTS.items()
+        }
+
+    @cached_property
+    def framework(self) -> Framework:
+        """Our runtime, with what its processes were measured to hold."""
+        measured = self.profile.process_bytes.get(self.workers[0].kind) if self.profile is not None else None
+        return replace(OURS, process_bytes=measured)
+
+    def by_node(self) -> dict[str, list[Worker]]:
+        """The devices of each node, in file order."""
+        nodes: dict[str, list[Worker]] = {}
+        for worker in self.workers:
+            nodes.setdefault(worker.node, []).append(worker)
+        return nodes
+
+
+def find_fleet(run: Run, topology: Topology, profile: Profile | None = None) -> Fleet:
+    """Devices of the wanted kind on the nodes that are neither excluded nor spare, and reach each other.
+
+    Args:
+        profile: measured steps; devices and links are as much slower or faster than probed as it says.
+
+    Raises:
+        Refused: no device is left, and why.
+        InputError: a figure that the cost model needs is missing.
+    """
+    notes: list[str] = []
+    kind = _device_kind(run, topology)
+    nodes = _usable_nodes(run, topology, kind, notes)
+    workers: list[Worker] = []
+    for node in nodes:
+        for device in _devices(run, topology, node, kind):
+            workers.append(_worker(run.precision, topology, node, device, notes))
+    workers = _without_spares(workers, run.recovery.spares, notes)
+    if profile is not None:
+        workers = [_corrected(worker, profile.compute.get(worker.type, 1.0)) for worker in workers]
+    links = Links(LinkCost(topology), 1.0 if profile is None else profile.communication or 1.0)
+    return Fleet(tuple(workers), links, tuple(dict.fromkeys(notes)), profile)
+
+
+def _device_kind(run: Run, topology: Topology) -> str:
+    there = {topology.device_types[device.type].kind for node in topology.nodes for device in node.devices}
+    wanted = run.cluster.device
+    if wanted == "auto":
+        return "cuda" if "cuda" in there else "cpu"
+    if wanted not in there:
+        raise Refused(
+            f"cluster.device: found {wanted!r}, the topology has {', '.join(sorted(there)) or 'no device'} only; "
+            "change it or probe other nodes"
+        )
+    return wanted
+
+
+def _usable_nodes(run: Run, topology: Topology, kind: str, notes: list[str]) -> list[Node]:
+    excluded = [node.id for node in topology.nodes if node.id in topology.verdict.exclude]
+    nodes = [node for node in topology.nodes if node.id not in excluded and _devices(run, topology, node, kind)]
+    if not nodes:
+        raise Refused(
+            f"topology: no {kind} device is left: the verdict excludes {', '.join(excluded) or 'none'} of "
+            f"{len(topology.nodes)} nodes; repair them, or probe other nodes"
+        )
+    if excluded:
+        notes.append(f"Left out on the probe's advice: {', '.join(excluded)}.")
+    apart = leave_out([node.id for node in nodes], topology.fabric.broken)
+    if apart:
+        notes.append(f"Left out because the probe could not measure links between them and others: {', '.join(apart)}.")
+    return [node for node in nodes if node.id not in apart]
+
+
+def _devices(run: Run, topology: Topology, node: Node, kind: str) -> Sequence[Device]:
+    fitting = [device for device in node.devices if topology.device_types[device.type].kind == kind]
+    return fitting[: run.cluster.devices_per_node]
+
+
+def _worker(precision: str, topology: Topology, node: Node, device: Device, notes: list[str]) -> Worker:
+    place, kind = f"{node.id}:{device.id}", topology.device_types[device.type].kind
+    flops = device.flops.get(precision)
+    if flops is None and precision != "fp32" and "fp32" in device.flops:
+        flops = device.flops["fp32"]
+        notes.append(f"{precision} was not measured on some devices; their fp32 speed stands in for it.")
+    if not flops:
+        raise InputError(
+            f"topology: node {node.id}: device {device.id}: flops has no {precision!r}; run `hpctrain probe` again"
+        )
+    if device.memory_bytes is None:
+        notes.append(f"The memory of {place} was not measured, so nobody checked that the plan fits it.")
+    if device.memory_bytes_per_s is None or device.launch_s is None:
+        notes.append("Memory bandwidth or launch time of some devices was not measured; typical values stand in.")
+    return Worker(
+        place=place,
+        kind=kind,
+        type=device.type,
+        flops=flops,
+        memory_bytes=device.memory_bytes,
+        bytes_per_s=device.memory_bytes_per_s or DEFAULT_BYTES_PER_S[kind],
+        launch_s=DEFAULT_LAUNCH_S[kind] if device.launch_s is None else device.launch_s,
+        codec_s=device.codec_s,
+    )
+
+
+def _corrected(worker: Worker, factor: float) -> Worker:
+    """A device on which everything takes that many times as long."""
+    return replace(
+        worker,
+        flops=worker.flops / factor,
+        bytes_per_s=worker.bytes_per_s / factor,
+        launch_s=worker.launch_s * factor,
+    )
+
+
+def _without_spares(workers: list[Worker], spares: int, notes: list[str]) -> list[Worker]:
+    """Leave out the slowest nodes, as many as are to be kept idle."""
+    if not spares:
+        return workers
+    speed: dict[str, float] = {}
+    for worker in workers:
+        speed[worker.node] = speed.get(worker.node, 0.0) + worker.flops
+    if spares >= len(speed):
+        raise Refused(
+            f"recovery.spares: found {spares}, but only {len(speed)} nodes are usable; allowed: 0 to {len(speed) - 1}"
+        )
+    # Of equal nodes the last one waits, so that the numbering of the others stays whole.
+    order = sorted(speed, key=lambda node: (speed[node], -list(speed).index(node)))
+    idle = order[:spares]
+    notes.append(f"Kept idle as spares: {', '.join(sorted(idle))}.")
+    return [worker for worker in workers if worker.node not in idle]

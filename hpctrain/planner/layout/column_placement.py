@@ -1,0 +1,30 @@
+"""Placements with as many units of each kind in a column as the bound by columns would have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpctrain.planner.devices.tensor_parallel_group import Cells, Unit
+
+
+def by_mixtures(classes: Sequence[Sequence[Unit]], mixtures: Sequence[Sequence[int]]) -> list[Cells]:
+    """The units column by column, and replica by replica: neighbours sum together, or send to each other.
+
+    Every column has its fast units in the same replicas, so that as few replicas as can be wait for slow ones.
+
+    Args:
+        classes: units by class, the fastest first.
+        mixtures: [pipeline rank] -> units of each class.
+    """
+    pp, dp = len(mixtures), sum(mixtures[0])
+    kinds = [[kind for kind, number in enumerate(mixture) for _ in range(number)] for mixture in mixtures]
+    by_column = [(replica, rank) for rank in range(pp) for replica in range(dp)]
+    found: dict[tuple[int, ...], Cells] = {}
+    for way in (by_column, sorted(by_column)):
+        left = [iter(units) for units in classes]
+        rows: list[dict[int, Unit]] = [{} for _ in range(dp)]
+        for replica, rank in way:
+            rows[replica][rank] = next(left[kinds[rank][replica]])
+        cells = Cells(tuple(row[rank] for rank in range(pp)) for row in rows)
+        found.setdefault(tuple(unit.index for row in cells for unit in row), cells)
+    return list(found.values())

@@ -1,0 +1,109 @@
+"""A plan file read back into the layout it states, so that it can be predicted again on other figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hpctrain.base.errors import InputError
+from hpctrain.planner.cost.memory_options import Saving, saving_of_plan
+from hpctrain.planner.cost.model import CostModel
+from hpctrain.planner.cost.workload import workload_of
+from hpctrain.planner.devices.pool import Worker, find_fleet
+from hpctrain.planner.devices.tensor_parallel_group import Cells, Unit
+from hpctrain.planner.layout.layout import Layout
+from hpctrain.records.model.imported_spec import Spec
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.run.run import Recovery, Run
+from hpctrain.records.topology.topology import Topology, Verdict
+from hpctrain.schedule.generate import make_schedule, why_no_table
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """A plan on devices: what the cost model needs to say how long it takes."""
+
+    cost: CostModel
+    layout: Layout
+
+
+def scene_of(run: Run, spec: Spec, plan: Plan, topology: Topology) -> Scene:
+    """The plan's layout on the devices of the topology, with the constants that the plan was predicted with.
+
+    Raises:
+        InputError: the plan is of other devices or another run, or says by hand what the cost model does not know.
+    """
+    missing = [place for place in plan.ranks if place not in set(topology.places())]
+    if missing:
+        raise InputError(
+            f"plan: ranks: {', '.join(missing[:4])}{' …' * (len(missing) > 4)} not in the topology; give the topology "
+            "that the plan was made for with -t"
+        )
+    if reason := _why_unknown(plan, run, spec):
+        raise InputError(f"plan: {reason}")
+    work, _ = workload_of(run, spec)
+    saving = saving_of_plan(plan)
+    work = replace(work, saving=saving, fixed=None, codec=plan.codec)
+    work = replace(work, messages=tuple(stage.messages for stage in plan.stages))
+    # The plan says which devices it uses; spares, bad nodes and a limit on devices were the planner's concern.
+    free = run.model_copy(
+        update={
+            "recovery": Recovery(),
+            "cluster": run.cluster.model_copy(update={"devices_per_node": None, "device": _kind(plan, topology)}),
+        }
+    )
+    fleet = find_fleet(free, topology.only(plan.nodes).model_copy(update={"verdict": Verdict()}), plan.profile)
+    workers = {worker.place: worker for worker in fleet.workers}
+    layout = _layout(plan, workers, saving)
+    if layout.shards != plan.shards:
+        raise InputError(
+            f"plan: shard: found {plan.shard}; the cost model knows sharding over all replicas and over those of a node"
+        )
+    work = replace(work, framework=fleet.framework)
+    return Scene(CostModel(work, fleet.links, fleet.constants), layout)
+
+
+def _kind(plan: Plan, topology: Topology) -> str:
+    return topology.device_types[topology.device(plan.ranks[0]).type].kind
+
+
+def _why_unknown(plan: Plan, run: Run, spec: Spec) -> str | None:
+    """What of the plan the cost model has no word for, as one clause."""
+    if plan.layers != spec.layers:
+        return f"stages: found {plan.layers} blocks, the run's model has {spec.layers}; give the run file with --run"
+    if plan.rows != run.batch.global_:
+        return f"replicas: found {plan.rows} rows, batch.global is {run.batch.global_}; give the run file with --run"
+    if len({replica.micro_batch for replica in plan.replicas}) > 1:
+        return "replicas: their micro-batches differ in size, which cannot be simulated; give them one size"
+    if len({stage.recompute for stage in plan.stages}) > 1:
+        return "stages: they differ in recompute, which cannot be simulated; give them one"
+    for number, replica in enumerate(plan.replicas):
+        stages = len(plan.stages)
+        reason = why_no_table(plan.schedule, plan.pp, stages, replica.micro_batches)
+        if reason:
+            return f"{reason}; a table by hand cannot be simulated"
+        stated = plan.table(number)
+        if stated is not None and stated != make_schedule(plan.schedule, plan.pp, stages, replica.micro_batches):
+            return f"actions: those of replica {number} are not those of schedule {plan.schedule}; remove them"
+    return None
+
+
+def _layout(plan: Plan, workers: dict[str, Worker], saving: Saving) -> Layout:
+    units: dict[tuple[str, ...], Unit] = {}
+    for replica in plan.replicas:
+        for places in map(tuple, replica.devices):
+            units.setdefault(places, Unit(len(units), tuple(workers[place] for place in places)))
+    layout = Layout(
+        cells=Cells(tuple(units[row] for row in plan.pipeline_rows(replica)) for replica in range(plan.dp)),
+        schedule=plan.schedule,
+        micro_batch=plan.replicas[0].micro_batch,
+        micro_batches=tuple(replica.micro_batches for replica in plan.replicas),
+        blocks=tuple(stage.layers[1] - stage.layers[0] for stage in plan.stages),
+        saving=saving,
+    )
+    for number, stated in enumerate(plan.replicas):
+        if any(layout.unit(number, stage).places != tuple(places) for stage, places in enumerate(stated.devices)):
+            raise InputError(
+                f"plan: replicas: the stages of replica {number} do not lie where schedule {plan.schedule} puts them, "
+                "which cannot be simulated"
+            )
+    return layout

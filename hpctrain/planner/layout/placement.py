@@ -1,0 +1,201 @@
+"""Which unit takes which place (replica, pipeline rank): every order for few units, a few good ones for many."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations, islice
+from math import factorial, inf, perm
+
+from hpctrain.planner.devices.tensor_parallel_group import Cells, Unit
+
+MAX_ORDERS = 360
+"""Orders that are tried one by one; beyond, only the likely ones."""
+FEW_UNITS = 8
+"""With more units than that, a tenth as many."""
+MOST_NODES = 64
+"""Nodes that are put in order by their links."""
+MOST_COUNTED = 150
+"""Longest sequences whose number is worked out: there are too many of longer ones, and theirs exceeds a float."""
+MOST_CHOSEN = 20
+"""Of units that are all unlike; more of them make no fewer sequences."""
+WASTE = 100
+"""Sequences walked through at most for an order that is kept; the others are the same with replicas exchanged."""
+
+
+def placements(
+    units: Sequence[Unit], classes: Sequence[int], pp: int, dp: int, message: Callable[[Unit, Unit], float]
+) -> tuple[list[Cells], bool]:
+    """Ways to put pp × dp of the units into place, and whether these are all that differ.
+
+    Units of one class are interchangeable, and so are replicas; neither is counted twice.
+
+    Args:
+        classes: class of each unit (`alike_classes`).
+        message: seconds of a boundary message between two units.
+    """
+    most = MAX_ORDERS if len(units) <= FEW_UNITS else MAX_ORDERS // 10
+    if _sequences(classes, pp * dp) <= most * min(factorial(dp), WASTE):
+        found = list(islice(_every_order(units, classes, pp, dp), most + 1))
+        if len(found) <= most:
+            return found, True
+    return _likely_orders(units, pp, dp, message), False
+
+
+def every_placement(units: Sequence[Unit], classes: Sequence[int], pp: int, dp: int) -> Iterator[Cells]:
+    """All ways to put pp × dp of the units into place that differ."""
+    return _every_order(units, classes, pp, dp)
+
+
+def file_order(units: Sequence[Unit], pp: int, dp: int) -> Cells:
+    """The first units as the topology lists them, replica by replica."""
+    return _by_replica(list(units)[: pp * dp], pp)
+
+
+def rank_orders(cells: Cells) -> Iterator[Cells]:
+    """The same replicas with their pipeline ranks in another order: the other way round, or two unlike ranks
+    exchanged. The ends of a pipeline do more than their blocks, so it matters which devices stand there."""
+    pp = len(cells[0])
+    figures = [tuple(row[rank].figures for row in cells) for rank in range(pp)]
+    orders = [list(range(pp))[::-1]] if figures != figures[::-1] else []
+    for a, b in combinations(range(pp), 2):
+        if figures[a] != figures[b]:
+            orders.append([{a: b, b: a}.get(rank, rank) for rank in range(pp)])
+    for order in orders:
+        yield Cells(tuple(row[rank] for rank in order) for row in cells)
+
+
+def _sequences(classes: Sequence[int], size: int) -> float:
+    """How many sequences of classes there are; without regard to replicas, which may be exchanged."""
+    unlike = len(set(classes))
+    if unlike == 1:
+        return 1.0
+    if unlike == len(classes):
+        return float(perm(unlike, min(size, MOST_CHOSEN)))
+    if size > MOST_COUNTED:
+        return inf
+    ways = [1.0] + [0.0] * size  # exponential generating function: ways[k] · k! sequences of length k
+    for members in Counter(classes).values():
+        ways = [
+            sum(ways[k - taken] / factorial(taken) for taken in range(min(members, k) + 1)) for k in range(size + 1)
+        ]
+    return ways[size] * factorial(size)
+
+
+def _every_order(units: Sequence[Unit], classes: Sequence[int], pp: int, dp: int) -> Iterator[Cells]:
+    members: dict[int, list[Unit]] = {}
+    for unit, number in zip(units, classes, strict=True):
+        members.setdefault(number, []).append(unit)
+    used = dict.fromkeys(members, 0)
+    chosen: list[int] = []
+
+    def extend() -> Iterator[Cells]:
+        if len(chosen) == pp * dp:
+            yield _with_members(chosen, members, pp)
+            return
+        for number, group in members.items():
+            if used[number] == len(group):
+                continue
+            chosen.append(number)
+            used[number] += 1
+            if _replicas_in_order(chosen, pp):
+                yield from extend()
+            used[number] -= 1
+            chosen.pop()
+
+    if pp * dp <= len(units):
+        yield from extend()
+
+
+def _replicas_in_order(chosen: Sequence[int], pp: int) -> bool:
+    """Replicas may be exchanged, so only the order in which their classes do not fall is looked at."""
+    start = (len(chosen) - 1) // pp * pp
+    return start == 0 or list(chosen[start:]) >= list(chosen[start - pp : start][: len(chosen) - start])
+
+
+def _with_members(chosen: Sequence[int], members: dict[int, list[Unit]], pp: int) -> Cells:
+    """Units in place of their classes, in file order within a class."""
+    waiting = {number: iter(group) for number, group in members.items()}
+    return _by_replica([next(waiting[number]) for number in chosen], pp)
+
+
+def _likely_orders(units: Sequence[Unit], pp: int, dp: int, message: Callable[[Unit, Unit], float]) -> list[Cells]:
+    """Runs of a chain of near nodes, in tiles of every width; the units are the fastest, or the best connected."""
+    size = pp * dp
+    by_speed = sorted(units, key=lambda unit: (-unit.flops, unit.index))
+    chosen = [by_speed[:size]]
+    times = _between_nodes(units, message)
+    if times:
+        reach = {node: sum(row.values()) for node, row in times.items()}
+        chosen.append(sorted(units, key=lambda unit: (reach[_node(unit)], unit.index))[:size])
+    orders: dict[tuple[int, ...], list[Unit]] = {}
+    for some in chosen:
+        in_file_order = sorted(some, key=lambda unit: unit.index)
+        for order in (some, in_file_order, _chain(in_file_order, times), _chain(some, times)):
+            orders.setdefault(tuple(unit.index for unit in order), order)
+    found: dict[tuple[int, ...], Cells] = {}
+    for width in _widths(units, pp, dp):
+        for order in orders.values():
+            cells = _in_tiles(order, pp, width)
+            found.setdefault(tuple(unit.index for row in cells for unit in row), cells)
+    return list(found.values())
+
+
+def _widths(units: Sequence[Unit], pp: int, dp: int) -> list[int]:
+    """Divisors of dp; of many units the likely ones: whole pipelines or whole stages side by side, and stages as wide
+    as a node or as the part of a node that lets a pipeline end in it."""
+    every = [width for width in range(1, dp + 1) if dp % width == 0]
+    if len(units) <= MOST_NODES:
+        return every
+    of_node = max(Counter(map(_node, units)).values())
+    limits = (dp, 1, of_node // pp, of_node)
+    return list(dict.fromkeys(max((width for width in every if width <= limit), default=1) for limit in limits))
+
+
+def _between_nodes(units: Sequence[Unit], message: Callable[[Unit, Unit], float]) -> dict[str, dict[str, float]]:
+    """Seconds of a message from node to node; nothing where all are equal, or too many to be compared."""
+    first: dict[str, Unit] = {}
+    for unit in units:
+        first.setdefault(_node(unit), unit)
+    if len(first) > MOST_NODES:
+        return {}
+    times = {
+        a: {b: message(one, other) for b, other in first.items() if b != a} for a, one in first.items()
+    }  # fmt: skip
+    return times if len({each for row in times.values() for each in row.values()}) > 1 else {}
+
+
+def _chain(units: Sequence[Unit], times: dict[str, dict[str, float]]) -> list[Unit]:
+    """From the first unit's node on, always the node reached fastest among those left; units of a node together."""
+    if not times:
+        return list(units)
+    members: dict[str, list[Unit]] = {}
+    for unit in units:
+        members.setdefault(_node(unit), []).append(unit)
+    left = list(members)
+    chain = [left.pop(0)]
+    while left:
+        nearest = min(left, key=times[chain[-1]].__getitem__)
+        left.remove(nearest)
+        chain.append(nearest)
+    return [unit for node in chain for unit in members[node]]
+
+
+def _node(unit: Unit) -> str:
+    return unit.workers[0].node
+
+
+def _by_replica(order: Sequence[Unit], pp: int) -> Cells:
+    return _in_tiles(order, pp, 1)
+
+
+def _in_tiles(order: Sequence[Unit], pp: int, width: int) -> Cells:
+    """Replicas in groups of `width`: each group is a run of the order, each stage of it a run of `width` units.
+
+    Width 1 puts a whole pipeline beside each other, width dp the whole of a stage.
+    """
+    return Cells(
+        tuple(order[start + rank * width + column] for rank in range(pp))
+        for start in range(0, len(order), pp * width)
+        for column in range(width)
+    )

@@ -1,0 +1,229 @@
+"""From the steps that a run really made to factors on the planner's constants: pure, with few parameters.
+
+A step gives one equation for each thing that was timed apart: every stage's passes, the whole step, the largest memory.
+What these do not tell apart either shares a factor or stays unknown, and the profile says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from hpctrain.base.errors import InputError
+from hpctrain.planner.cost.memory import PROCESS_BYTES
+from hpctrain.planner.layout.from_plan import Scene, scene_of
+from hpctrain.planner.simulate.predict import predict
+from hpctrain.records.history.metric import MetricRow
+from hpctrain.records.model.imported_spec import Spec
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.plan.profile import LARGEST_FACTOR, LEAST_FACTOR, Profile
+from hpctrain.records.run.run import Run
+from hpctrain.records.topology.topology import Topology
+from hpctrain.schedule.generate import SPLIT_BACKWARD
+
+WARM_STEPS = 5
+"""First steps of a generation, in which memory is touched for the first time and caches fill."""
+LEAST_STEPS = 10
+"""Steps after them without which a median says nothing."""
+WINDOW = 100
+"""Of more steps the last ones count: how the cluster is now."""
+LEAST_SHARE = 0.05
+"""Part of what is fitted together below which a term has no say, and stays unknown."""
+TOLERANCE = 1e-6
+"""Relative error of a factor that is solved for."""
+
+
+def fit_profile(
+    plan: Plan, run: Run, spec: Spec, topology: Topology, rows: Sequence[MetricRow], source: str = ""
+) -> Profile:
+    """What the steps of one generation say of the planner's constants.
+
+    Args:
+        plan: the one that the generation ran.
+        topology: the one that the plan was made for.
+        rows: those of this generation, its first one included, in order of steps.
+        source: whose steps they are.
+
+    Raises:
+        InputError: there are too few steps, or they are not of this plan, or the cost model does not know the plan.
+    """
+    timed = [row for row in rows[WARM_STEPS:] if not row.skipped][-WINDOW:]
+    if len(timed) < LEAST_STEPS:
+        found = f"found {len(rows)} steps of generation {rows[0].generation}" if rows else "found no step"
+        raise InputError(f"{source}: metrics.jsonl: {found}; a profile needs at least {WARM_STEPS + LEAST_STEPS}")
+    _check(plan, run, timed, source)
+    bare = plan.model_copy(update={"profile": None})
+    profile = Profile(source=source, generations=[timed[0].generation], steps=len(timed))
+    profile = _with_memory(profile, scene_of(run, spec, bare, topology), rows)
+    for fit in (_with_compute, _with_tensor_parallel, _with_rest):
+        profile = fit(profile, bare, run, spec, topology, timed)
+    return profile
+
+
+def merge_profiles(profiles: Sequence[Profile]) -> Profile:
+    """Several profiles of one cluster as one: of each factor the median of those that know it, of memory the largest.
+
+    Args:
+        profiles: at least one.
+    """
+    if len(profiles) == 1:
+        return profiles[0]
+    types = dict.fromkeys(name for each in profiles for name in each.compute)
+    kinds = dict.fromkeys(name for each in profiles for name in each.process_bytes)
+    alone: dict[str, float | None] = {}
+    for name in ("tensor_parallel", "communication", "update"):
+        values = [value for each in profiles if (value := getattr(each, name)) is not None]
+        alone[name] = median(values) if values else None
+    compute = {name: median(each.compute[name] for each in profiles if name in each.compute) for name in types}
+    memory = {name: max(each.process_bytes[name] for each in profiles if name in each.process_bytes) for name in kinds}
+    known: dict[str, object] = alone | {"compute": compute or None, "process_bytes": memory or None}
+    return Profile(
+        source=", ".join(dict.fromkeys(each.source for each in profiles)),
+        generations=[number for each in profiles for number in each.generations],
+        steps=sum(each.steps for each in profiles),
+        compute=compute,
+        process_bytes=memory,
+        tensor_parallel=alone["tensor_parallel"],
+        communication=alone["communication"],
+        update=alone["update"],
+        remarks={name: text for each in profiles for name, text in each.remarks.items() if known[name] is None},
+    )
+
+
+def _check(plan: Plan, run: Run, timed: Sequence[MetricRow], source: str) -> None:
+    stated = [replica.micro_batches for replica in plan.replicas]
+    for row in timed:
+        if len(row.stage_time_s) != len(plan.stages):
+            raise InputError(
+                f"{source}: metrics.jsonl: step {row.step} has {len(row.stage_time_s)} stages, its plan "
+                f"{len(plan.stages)}; they are not of one plan"
+            )
+        if row.tokens != plan.rows * run.data.seq_len or row.micro_batches != stated:
+            raise InputError(
+                f"{source}: metrics.jsonl: step {row.step} has {row.tokens} tokens in {row.micro_batches} micro-batches"
+                f", its plan {plan.rows * run.data.seq_len} in {stated}; they are not of one run file and plan"
+            )
+
+
+def _with_compute(
+    profile: Profile, plan: Plan, run: Run, spec: Spec, topology: Topology, timed: Sequence[MetricRow]
+) -> Profile:
+    """Measured against predicted time of stages, by type of device: the median over the stages of each type."""
+    if plan.tp > 1 or plan.zero >= 2:
+        what = "sharded tensors" if plan.tp > 1 else "ZeRO's messages"
+        return _remarked(profile, compute=f"a stage's time holds {what} too")
+    scene = scene_of(run, spec, plan, topology)
+    ratios: dict[str, list[float]] = {}
+    for stage, (took, expected) in enumerate(zip(_measured(timed), _predicted(scene), strict=True)):
+        kinds = {scene.layout.unit(replica, stage).workers[0].type for replica in range(scene.layout.dp)}
+        if len(kinds) == 1 and took > 0:
+            ratios.setdefault(kinds.pop(), []).append(took / expected)
+    if not ratios:
+        return _remarked(profile, compute="replicas of unlike devices share every stage, and only the slowest is timed")
+    factors, remarks = {}, dict(profile.remarks)
+    for kind, values in ratios.items():
+        factors[kind], remark = _limited(median(values))
+        if remark:
+            remarks["compute"] = f"{kind}: {remark}"
+    return profile.model_copy(update={"compute": factors, "remarks": remarks})
+
+
+def _with_tensor_parallel(
+    profile: Profile, plan: Plan, run: Run, spec: Spec, topology: Topology, timed: Sequence[MetricRow]
+) -> Profile:
+    """Dispatch of sharded tensors: what stages took beyond their computing and messages as predicted."""
+    if plan.tp == 1:
+        return _remarked(profile, tensor_parallel="no matrix was shared by several devices")
+    if plan.zero >= 2:
+        return _remarked(profile, tensor_parallel="a stage's time holds ZeRO's messages too")
+
+    def predicted(factor: float) -> float:
+        changed = plan.model_copy(update={"profile": profile.model_copy(update={"tensor_parallel": factor})})
+        return sum(_predicted(scene_of(run, spec, changed, topology)))
+
+    # Where the host runs ahead the time is not linear in the factor, but it never falls with it.
+    factor, remark = _solve(predicted, sum(_measured(timed)))
+    profile = profile.model_copy(update={"tensor_parallel": factor})
+    return _remarked(profile, tensor_parallel=remark) if remark else profile
+
+
+def _with_rest(
+    profile: Profile, plan: Plan, run: Run, spec: Spec, topology: Topology, timed: Sequence[MetricRow]
+) -> Profile:
+    """One factor for messages, sums and the update, from the whole step: none of them is timed apart. Of those that
+    have no part in the step to speak of, and of compressed sums, nothing is learnt."""
+
+    def scene(factor: float, names: Sequence[str]) -> Scene:
+        factors = profile.model_copy(update=dict.fromkeys(names, factor))
+        return scene_of(run, spec, plan.model_copy(update={"profile": factors}), topology)
+
+    def total(factor: float) -> float:
+        found = scene(factor, names)
+        return predict(found.cost, found.layout, whole=True).total
+
+    now = scene(1.0, ())
+    terms = predict(now.cost, now.layout, whole=True).terms
+    parts = {"communication": terms["pipeline_send"] + terms["data_parallel"], "update": terms["optimizer"]}
+    if plan.dp > 1 and not plan.compression[0].exact:
+        return _remarked(profile, communication="sums were compressed", update="sums were compressed")
+    names = [name for name, seconds in parts.items() if seconds > LEAST_SHARE * sum(parts.values())]
+    for name in parts.keys() - set(names):
+        profile = _remarked(profile, **{name: "it took too little of these steps"})
+    if sum(parts.values()) < LEAST_SHARE / 2 * terms["total"]:
+        return _remarked(profile, **dict.fromkeys(names, "it took too little of these steps"))
+    factor, remark = _solve(total, median(row.step_time_s for row in timed))
+    profile = profile.model_copy(update=dict.fromkeys(names, factor))
+    if len(names) > 1:
+        remark = "; ".join(filter(None, ["one factor for communication and update", remark]))
+    return _remarked(profile, **dict.fromkeys(names, remark)) if remark else profile
+
+
+def _with_memory(profile: Profile, scene: Scene, rows: Sequence[MetricRow]) -> Profile:
+    """What a worker holds beside its tensors: the measured base, and what the peak holds beyond base and tensors."""
+    kind = scene.layout.cells[0][0].kind
+    if kind != "cpu":
+        return _remarked(profile, process_bytes="a CUDA device's allocations are counted, not what the process takes")
+    bases = [placed.base_bytes for row in rows for placed in row.placement or [] if placed.base_bytes is not None]
+    peaks = [row.memory_bytes_max for row in rows if row.memory_bytes_max is not None]
+    if not bases or not peaks:
+        return _remarked(profile, process_bytes="the memory of workers before they built the model is not in the rows")
+    base, tensors = max(bases), max(scene.layout.memory(scene.cost.memory).values()) - PROCESS_BYTES[kind]
+    return profile.model_copy(update={"process_bytes": {kind: max(base, max(peaks) - tensors)}})
+
+
+def _measured(timed: Sequence[MetricRow]) -> list[float]:
+    """Median seconds of each stage's passes in a step."""
+    return [median(times) for times in zip(*(row.stage_time_s for row in timed), strict=True)]
+
+
+def _predicted(scene: Scene) -> list[float]:
+    """The same as predicted, by the slowest replica."""
+    layout = scene.layout
+    split = layout.schedule in SPLIT_BACKWARD
+
+    def seconds(replica: int, stage: int) -> float:
+        times = scene.cost.stage(layout.unit(replica, stage), layout.micro_batch, layout.shares[stage])
+        backward = times.inputs + times.weights if split else times.backward
+        return layout.micro_batches[replica] * (times.forward + backward)
+
+    return [max(seconds(replica, stage) for replica in range(layout.dp)) for stage in range(len(layout.blocks))]
+
+
+def _solve(predicted: Callable[[float], float], measured: float) -> tuple[float, str]:
+    """The factor at which a prediction that never falls with it is as measured, and a remark where there is none."""
+    low, high = LEAST_FACTOR, LARGEST_FACTOR
+    for end, missed in ((low, predicted(low) >= measured), (high, predicted(high) <= measured)):
+        if missed:
+            return end, f"limited to {end:g}: the steps were {'faster' if end == low else 'slower'} still"
+    from scipy.optimize import brentq  # takes longer to load than most searches do
+
+    return float(brentq(lambda factor: predicted(factor) - measured, low, high, rtol=TOLERANCE)), ""
+
+
+def _limited(factor: float) -> tuple[float, str]:
+    kept = min(max(factor, LEAST_FACTOR), LARGEST_FACTOR)
+    return kept, "" if kept == factor else f"limited to {kept:g}: measured {factor:.3g}"
+
+
+def _remarked(profile: Profile, **remarks: str) -> Profile:
+    return profile.model_copy(update={"remarks": profile.remarks | remarks})

@@ -1,0 +1,71 @@
+"""The profile of a run, read from its folder: the newest generations that made enough steps by a plan of its
+topology."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hpctrain.base.errors import HpctrainError, InputError
+from hpctrain.planner.replan.calibration import WARM_STEPS, WINDOW, fit_profile, merge_profiles
+from hpctrain.records.format.jsonl import read_lines
+from hpctrain.records.history.generation import Generation
+from hpctrain.records.history.metric import MetricRow
+from hpctrain.records.model.imported_spec import Spec
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.plan.profile import Profile
+from hpctrain.records.run.run import Run
+from hpctrain.records.topology.topology import Topology
+
+LEAST_STEPS = 50
+"""Steps of a generation from which something is learnt."""
+MOST_GENERATIONS = 3
+"""Of more the newest ones count: a run waits for its new plan."""
+
+
+def learned_profile(folder: Path, run: Run, spec: Spec) -> Profile:
+    """What the steps in a run folder say of the planner's constants.
+
+    Args:
+        folder: a run folder.
+        run: its run file.
+        spec: the run's model.
+
+    Raises:
+        InputError: no generation made enough steps, or none by a plan that the cost model knows, and why.
+        FileError: a file in the folder is damaged.
+    """
+    topology = Topology.read(folder / "topology.json", owned=True)
+    by_generation: dict[int, list[Any]] = {}
+    for line in read_lines(folder / "metrics.jsonl"):
+        if isinstance(line, dict) and isinstance(number := line.get("generation"), int):
+            by_generation.setdefault(number, []).append(line)
+    found: list[Profile] = []
+    reasons: list[str] = []
+    for file in sorted((folder / "generations").glob("gen-*.json"), reverse=True):
+        record = Generation.read(file, owned=True)
+        own = by_generation.get(record.number, [])
+        if len(own) < LEAST_STEPS:
+            reasons.append(f"generation {record.number} made {len(own)} steps, at least {LEAST_STEPS} are needed")
+        elif len(found) < MOST_GENERATIONS:
+            try:
+                found.append(_of_generation(folder, record, run, spec, topology, own))
+            except HpctrainError as error:
+                reasons.append(f"generation {record.number}: {error}")
+    if not found:
+        raise InputError(f"{folder}: no profile can be made of it: {'; '.join(reasons[:3]) or 'it never trained'}")
+    return merge_profiles(found[::-1])
+
+
+def _of_generation(
+    folder: Path, record: Generation, run: Run, spec: Spec, topology: Topology, lines: Sequence[Any]
+) -> Profile:
+    plan = Plan.read(folder / record.plan, owned=True)
+    members = topology.only([member.node for member in record.members])
+    if plan.topology_sha256 not in (None, topology.sha256(), members.sha256()):
+        raise InputError("its plan was made for another topology than the one in the folder")
+    # The first rows say what each rank runs; of a long run the others need not be read.
+    wanted = [*lines[:WARM_STEPS], *lines[WARM_STEPS:][-WINDOW:]]
+    rows = [MetricRow.from_json(line, str(folder / "metrics.jsonl")) for line in wanted]
+    return fit_profile(plan, run, spec, topology, rows, folder.name)

@@ -1,0 +1,135 @@
+"""The same plan on other figures: a slower node, a slower link, or nodes lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hpctrain.base.errors import InputError, Refused
+from hpctrain.planner.devices.constants import CODEC_SECONDS
+from hpctrain.planner.devices.pool import DEFAULT_BYTES_PER_S, DEFAULT_LAUNCH_S
+from hpctrain.planner.replan.replan import replan
+from hpctrain.records.model.imported_spec import Spec
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.run.run import Run
+from hpctrain.records.topology.link import Link, LinkFigures
+from hpctrain.records.topology.link_cost import LinkCost
+from hpctrain.records.topology.topology import CodecSeconds, Device, Fabric, Node, Topology
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What would be different."""
+
+    slow: Mapping[str, float] = field(default_factory=dict)
+    """Speed of nodes relative to now: 0.5 takes twice as long for everything."""
+    links: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """Bandwidth of links between two nodes relative to now, in both directions."""
+    lost: tuple[str, ...] = ()
+    """Nodes that are gone."""
+
+
+def changed(topology: Topology, changes: Changes) -> Topology:
+    """The topology with slower nodes and links; lost nodes are still in it (see `plan_without`).
+
+    Raises:
+        InputError: a node is not in the topology, or a factor is not above 0.
+    """
+    _check(topology, changes)
+    topology = _with_intra(topology)
+    nodes = [
+        _slowed(topology, node, changes.slow[node.id]) if node.id in changes.slow else node for node in topology.nodes
+    ]
+    fabric = topology.fabric
+    for (a, b), factor in changes.links.items():
+        fabric = _with_link(topology, fabric, a, b, factor)
+    return topology.model_copy(update={"nodes": nodes, "fabric": fabric})
+
+
+def plan_without(
+    run: Run, spec: Spec, topology: Topology, lost: tuple[str, ...], previous: Plan | None = None
+) -> tuple[Plan, str]:
+    """The plan that the agents would make for the nodes that are left (`replan`), and a remark on it.
+
+    Args:
+        previous: the plan that the nodes are lost to.
+
+    Raises:
+        Refused: too few nodes are left, or the model does not fit on them.
+    """
+    left = [node.id for node in topology.nodes if node.id not in lost]
+    if len(left) < run.recovery.min_nodes:
+        raise Refused(
+            f"--lose: {len(left)} nodes would be left, recovery.min_nodes is {run.recovery.min_nodes}: the run would "
+            "stop and be requeued"
+        )
+    profile = previous.profile if previous is not None else None
+    return replan(run, spec, topology.only(left), len(lost), previous, profile)
+
+
+def _check(topology: Topology, changes: Changes) -> None:
+    known = {node.id for node in topology.nodes}
+    named = [*changes.slow, *(end for pair in changes.links for end in pair), *changes.lost]
+    unknown = sorted(set(named) - known)
+    if unknown:
+        some = sorted(known)[:6]
+        raise InputError(
+            f"found node {', '.join(unknown)}, not in the topology; it has {', '.join(some)}{' …' * (len(known) > 6)}"
+        )
+    factors = [*changes.slow.values(), *changes.links.values()]
+    if any(not 0 < factor < float("inf") for factor in factors):
+        raise InputError(f"found the factor {min(factors):g}; allowed: above 0 (0.5 is half as fast)")
+    if any(a == b for a, b in changes.links):
+        raise InputError("--link: found the same node twice; a link is between two nodes: a:b=0.25")
+
+
+def _with_intra(topology: Topology) -> Topology:
+    """Bandwidths within nodes written out: where they were not measured they follow the slowest device of all nodes,
+    and one that is slowed must not slow the others down."""
+    speeds = [device.memory_bytes_per_s for node in topology.nodes for device in node.devices]
+    measured = [speed for speed in speeds if speed]
+    if not measured:
+        return topology
+    nodes = [
+        node.model_copy(update={"intra_bytes_per_s": node.intra_bytes_per_s or min(measured)})
+        for node in topology.nodes
+    ]
+    return topology.model_copy(update={"nodes": nodes})
+
+
+def _slowed(topology: Topology, node: Node, factor: float) -> Node:
+    """The node with everything on its devices slower; figures that nobody measured are slower than the usual ones."""
+
+    def slower(device: Device) -> Device:
+        kind = topology.device_types[device.type].kind
+        usual = device.codec_s or CODEC_SECONDS[kind]
+        launch_s = DEFAULT_LAUNCH_S[kind] if device.launch_s is None else device.launch_s
+        update = {
+            "flops": {name: value * factor for name, value in device.flops.items()},
+            "memory_bytes_per_s": (device.memory_bytes_per_s or DEFAULT_BYTES_PER_S[kind]) * factor,
+            "launch_s": launch_s / factor,
+            "codec_s": CodecSeconds(**{name: seconds / factor for name, seconds in usual.model_dump().items()}),
+        }
+        return device.model_copy(update=update)
+
+    return node.model_copy(update={"devices": [slower(device) for device in node.devices]})
+
+
+def _with_link(topology: Topology, fabric: Fabric, a: str, b: str, factor: float) -> Fabric:
+    costs = LinkCost(topology)
+    try:
+        ways = [costs.between(f"{one}:", f"{other}:") for one, other in ((a, b), (b, a))]
+    except KeyError:
+        raise InputError(f"--link {a}:{b}: the topology has no figures of it; run `hpctrain probe` again") from None
+    known = {(link.a, link.b): link.ab for link in fabric.links} | {(link.b, link.a): link.ba for link in fabric.links}
+    ab, ba = (
+        LinkFigures(
+            latency_s=known[ends].latency_s if ends in known else None,
+            alpha_s=alpha,
+            beta_s_per_byte=beta / factor,
+            inferred=True,
+        )
+        for ends, (alpha, beta) in zip(((a, b), (b, a)), ways, strict=True)
+    )
+    others = [link for link in fabric.links if {link.a, link.b} != {a, b}]
+    return fabric.model_copy(update={"links": [*others, Link(a=a, b=b, ab=ab, ba=ba)]})

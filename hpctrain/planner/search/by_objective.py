@@ -1,0 +1,218 @@
+"""A plan by another objective than its time: the fastest plans of several searches, ordered anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from hpctrain.base.errors import HpctrainError, InputError, Refused
+from hpctrain.planner.cost.model import CostModel
+from hpctrain.planner.devices.pool import find_fleet
+from hpctrain.planner.layout.degrees import Shape
+from hpctrain.planner.search.neighbours import MOST_SHAPES, PATIENCE, describe_shape, nearest_shapes
+from hpctrain.planner.search.objective import Objective, Score, keeps_goodput, scorer
+from hpctrain.planner.search.option_search import Search
+from hpctrain.planner.simulate.predict import Prediction, predict
+from hpctrain.records.plan.plan import Rejected
+from hpctrain.records.run.run import Recovery, Run
+from hpctrain.records.topology.link import LinkFigures
+from hpctrain.records.topology.topology import Topology
+
+MOST_REJECTED = 12
+"""Other candidates that are told."""
+
+
+class Winner(NamedTuple):
+    """What a search came to."""
+
+    search: Search
+    best: Prediction
+    rejected: list[Rejected]
+    notes: list[str]
+    bound_s: float
+    """None of the plans that were searched is faster."""
+
+
+Fastest = Callable[[Search, list[Shape]], Winner]
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A plan that might be chosen."""
+
+    prediction: Prediction
+    score: Score
+
+
+def other_searches(objective: Objective, run: Run, topology: Topology, whole: Search) -> list[Search]:
+    """Searches whose winners may be better by the objective than those of the search for the fastest plan.
+
+    robust: with messages as late as 5 of 100 are. energy, cost, and a least goodput: on fewer nodes, those that give
+    the most for what they take first.
+    """
+    late = _with_late_messages(topology) if objective.goal == "robust" else None
+    searches = [] if late is None else [_search(run, late, whole)]
+    if not objective.fewer_nodes:
+        return searches
+    nodes = _by_yield(objective, whole)
+    least = run.recovery.min_nodes
+    counts = {2**power for power in range(len(nodes).bit_length())} | set(_edges(nodes, whole))
+    fewer = [nodes[:count] for count in sorted(counts) if least <= count < len(nodes)]
+    return searches + [_search(run, topology.only(names), whole) for names in fewer]
+
+
+def choose(objective: Objective, topology: Topology, searches: Sequence[Search], fastest: Fastest) -> Winner:
+    """The best of all candidates by the objective, the others with what they lack, and notes.
+
+    Args:
+        searches: the one of all nodes first; what it raises is raised, the others may find nothing.
+
+    Raises:
+        Refused: nothing fits, or no candidate keeps the least goodput.
+    """
+    score = scorer(objective, topology)
+    cost = searches[0].cost
+    found, first = _predictions(objective, searches, fastest)
+    kept, falls = [], []
+    for prediction in found:
+        goodput = keeps_goodput(objective.goodness, prediction) if objective.goodness is not None else None
+        if goodput is not None:
+            falls.append((goodput, prediction))
+            continue
+        own = cost.with_work(replace(cost.work, saving=prediction.layout.saving))
+        kept.append(Candidate(prediction, score(own, prediction)))
+    if not kept:
+        raise _too_little_goodput(objective, falls)
+    kept.sort(key=lambda each: (each.score.value, each.prediction.total))
+    best = kept[0]
+    rejected = [*first.rejected, *_losers(objective, best, kept[1:])]
+    rejected += [_fell(best.prediction, goodput, prediction) for goodput, prediction in falls]
+    notes = [*first.notes, _note(objective, best, len(found))]
+    return first._replace(best=best.prediction, rejected=rejected[:MOST_REJECTED], notes=notes)
+
+
+def _predictions(objective: Objective, searches: Sequence[Search], fastest: Fastest) -> tuple[list[Prediction], Winner]:
+    """Candidates of all searches, predicted on the figures as they are, each layout once; and what the first search
+    came to."""
+    predictions: dict[object, Prediction] = {}
+    first: Winner | None = None
+    for number, search in enumerate(searches):
+        shapes = search.shapes()
+        try:
+            if not shapes:
+                continue
+            found = fastest(search, shapes)
+        except HpctrainError:
+            if number == 0:
+                raise
+            continue
+        first = first or found
+        several = number == 0 or objective.goal == "robust"
+        for prediction in [found.best, *(_others(found, shapes) if several else [])]:
+            layout = prediction.layout
+            work = replace(searches[0].work, saving=layout.saving)
+            places = tuple(unit.places for row in layout.cells for unit in row)
+            key = (places, layout.shape, layout.schedule, layout.micro_batch, layout.micro_batches, layout.blocks)
+            if key not in predictions:
+                predictions[key] = predict(searches[0].cost.with_work(work), layout, whole=True)
+    assert first is not None, "the first search found something, or it raised"
+    return list(predictions.values()), first
+
+
+def _others(found: Winner, shapes: list[Shape]) -> list[Prediction]:
+    """The best of other degrees, and of the winner's with micro-batches of other sizes."""
+    search, best = found.search, found.best.layout
+    sizes = search.work.micro_batch_sizes()
+    others = [search.best([shape], sizes, PATIENCE) for shape in nearest_shapes(search, shapes)[: MOST_SHAPES + 1]]
+    others += [search.best([best.shape], [size]) for size in sizes if size != best.micro_batch]
+    return [other for other in others if other is not None]
+
+
+def _search(run: Run, topology: Topology, whole: Search) -> Search:
+    # Spares were already left out of the nodes that the whole search uses.
+    used = set(whole.fleet.by_node())
+    rest = topology.only([node.id for node in topology.nodes if node.id in used])
+    fleet = find_fleet(run.model_copy(update={"recovery": Recovery()}), rest, whole.fleet.profile)
+    return Search(whole.work, fleet, CostModel(whole.work, fleet.links, fleet.constants))
+
+
+def _with_late_messages(topology: Topology) -> Topology | None:
+    """The links with the start-up time that 5 of 100 messages exceed; None where no spread was measured."""
+
+    def late(figures: LinkFigures) -> LinkFigures:
+        if figures.latency_s is None:
+            return figures
+        extra_s = figures.latency_s.p95 - figures.latency_s.p50
+        backend = {
+            name: each.model_copy(update={"alpha_s": each.alpha_s + extra_s}) for name, each in figures.backend.items()
+        }
+        alpha_s = None if figures.alpha_s is None else figures.alpha_s + extra_s
+        return figures.model_copy(update={"alpha_s": alpha_s, "backend": backend})
+
+    links = [link.model_copy(update={"ab": late(link.ab), "ba": late(link.ba)}) for link in topology.fabric.links]
+    if links == topology.fabric.links:
+        return None
+    return topology.model_copy(update={"fabric": topology.fabric.model_copy(update={"links": links})})
+
+
+def _by_yield(objective: Objective, whole: Search) -> list[str]:
+    """Nodes of the search, the most FLOP/s for a watt or for the money first; by FLOP/s alone without such figures."""
+    known = {"energy": objective.watts, "cost": objective.prices}.get(objective.goal, {})
+
+    def taken(node: str) -> float:
+        workers = whole.fleet.by_node()[node]
+        price = sum(known.get(worker.type, 0.0) for worker in workers) or 1.0
+        return -sum(worker.flops for worker in workers) / price
+
+    return sorted(whole.fleet.by_node(), key=taken)
+
+
+def _edges(nodes: Sequence[str], whole: Search) -> list[int]:
+    """How many nodes there are before another kind begins."""
+    by_node = whole.fleet.by_node()
+    kinds = [tuple(worker.type for worker in by_node[node]) for node in nodes]
+    return [count for count in range(1, len(nodes)) if kinds[count] != kinds[count - 1]]
+
+
+def _describe(prediction: Prediction) -> str:
+    layout = prediction.layout
+    nodes = len({worker.node for unit in layout.units() for worker in unit.workers})
+    return f"{describe_shape(layout.shape)}, {layout.schedule}, micro-batch {layout.micro_batch}, {nodes} nodes"
+
+
+def _losers(objective: Objective, best: Candidate, others: Sequence[Candidate]) -> list[Rejected]:
+    told: dict[str, Rejected] = {}
+    for other in others:
+        change = _describe(other.prediction)
+        if change == _describe(best.prediction):
+            change += ", other devices or shares"
+        delta = other.prediction.total - best.prediction.total
+        reason = f"{objective.goal} is {other.score.text} instead of {best.score.text}"
+        told.setdefault(change, Rejected(change=change, delta_s=delta, reason=reason))
+    return list(told.values())
+
+
+def _fell(best: Prediction, goodput: float, prediction: Prediction) -> Rejected:
+    reason = f"its expected goodput is {goodput:.1%}, below what is asked"
+    return Rejected(change=_describe(prediction), delta_s=prediction.total - best.total, reason=reason)
+
+
+def _note(objective: Objective, best: Candidate, count: int) -> str:
+    text = f"Chosen by {objective.goal} ({best.score.text}) among {count} fast plans; the bound is one for time."
+    if objective.goal in ("energy", "cost"):
+        text += " Devices count as if they worked throughout the step."
+    if objective.goodness is not None:
+        text += f" Plans below a goodput of {objective.goodness.least:.0%} were left out."
+    return text
+
+
+def _too_little_goodput(objective: Objective, falls: Sequence[tuple[float, Prediction]]) -> HpctrainError:
+    if objective.goodness is None or not falls:
+        return InputError("no plan was found to choose from")
+    goodput, prediction = max(falls, key=lambda each: each[0])
+    return Refused(
+        f"--min-goodput: no plan keeps {objective.goodness.least:.0%}; the best, {_describe(prediction)}, has "
+        f"{goodput:.1%} with checkpoints every {objective.goodness.checkpoint_every} steps; lower checkpoint.every or "
+        "the goodput"
+    )

@@ -1,0 +1,199 @@
+"""What compression a plan carries: what the run file asks for, or with mode auto the most exact way of summing
+gradients that no other one is worth leaving for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from hpctrain.base.units import format_seconds
+from hpctrain.planner.cost.all_reduce import Sum, low_rank_width
+from hpctrain.planner.cost.model import CostModel
+from hpctrain.planner.layout.layout import Layout
+from hpctrain.planner.search.neighbours import describe_excess
+from hpctrain.planner.simulate.overlap import hidden_s
+from hpctrain.planner.simulate.predict import Prediction, predict
+from hpctrain.records.plan.codec import CodecFigures, CodecSpec, keeps_state
+from hpctrain.records.plan.compression import Bf16, Codec, NoCompression, PowerSgd, Quantized, TopK
+from hpctrain.schedule.runnable import SCALED_SUMS, SHARDED_SUMS
+
+WORTH = 0.03
+"""Share of a step that a way of summing must save to be taken, where losses are those of exact sums: no more is lost
+beside the fastest of them."""
+LOSSY_WORTH = 0.1
+"""The same for a way that leaves out most of each gradient: predicted times have errors, and the loss may fall more
+slowly."""
+WARMUP_SHARE = 0.1
+"""Of a run's steps that low rank and sparse sums begin with exactly; of long runs, as many as their modes do."""
+DENSITY = 0.07
+"""Share of the numbers that a sparse sum sends; what devices are measured at."""
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """How a layout sums its gradients."""
+
+    spec: CodecSpec
+    prediction: Prediction
+    """Of a step once the warm-up steps are done."""
+    mean_step_s: float
+    """Over the run, warm-up steps included."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Tried:
+    codec: Codec
+    prediction: Prediction
+    sum: Sum | None
+    """Of the pipeline rank that sums the longest; None where sums are taken within the backward pass."""
+    hidden_s: float
+    mean_step_s: float
+
+
+def candidates(steps: int, lossy: bool) -> list[Codec]:
+    """What mode auto chooses from, the most exact first.
+
+    Args:
+        steps: of the run.
+        lossy: with those that leave out most of each gradient.
+    """
+    dense: list[Codec] = [NoCompression(), Bf16(mode="bf16"), Quantized(mode="int8"), Quantized(mode="int4")]
+    if not lossy:
+        return dense
+    warmup = min(math.ceil(WARMUP_SHARE * steps), PowerSgd.model_fields["warmup_steps"].default)
+    return [
+        *dense,
+        PowerSgd(mode="power_sgd", warmup_steps=warmup),
+        TopK(mode="topk", density=DENSITY, warmup_steps=warmup),
+    ]
+
+
+def searched(steps: int, lossy: bool) -> list[tuple[Codec, float]]:
+    """The ways of summing that placements are searched for beside exact sums, and the share of a step that each must
+    save: of those that keep the loss and of those that `lossy` allows the one with the fewest bytes, or nearly so."""
+    found: list[tuple[Codec, float]] = []
+    for codec in candidates(steps, lossy):
+        if isinstance(codec, Quantized) and codec.mode == "int4":
+            found.append((codec, WORTH))
+        if isinstance(codec, PowerSgd):
+            found.append((codec, LOSSY_WORTH))
+    return found
+
+
+def may_gain(prediction: Prediction) -> bool:
+    """Whether messages and waiting take so much of a step that gradients in fewer bytes could be worth it."""
+    terms = prediction.terms
+    waits = ("data_parallel", "pipeline_send", "pipeline_bubble", "tensor_parallel")
+    return sum(terms[name] for name in waits) >= LOSSY_WORTH * terms["total"]
+
+
+def decide(cost: CostModel, layout: Layout, steps: int, lossy: bool) -> Decision:
+    """The most exact way to sum a layout's gradients that no less exact one beats by enough.
+
+    Each candidate in turn is taken if a step is by `WORTH` or `LOSSY_WORTH` shorter than with the one taken
+    before, so that by the same model no step is longer than with exact sums.
+
+    Args:
+        cost: with the layout's way of saving memory; its codec does not matter.
+        steps: of the run.
+        lossy: as for `candidates`.
+    """
+    if layout.dp == 1:
+        exact = _predicted(cost, layout, NoCompression())
+        spec = CodecSpec(reason="there is one replica, so no gradients are summed")
+        return Decision(spec, exact, exact.total)
+    whys: dict[int, str] = {}
+    tried: dict[int, _Tried] = {}
+    codecs = candidates(steps, lossy)
+    chosen = 0
+    for number, codec in enumerate(codecs):
+        if why := _why_not(cost, layout, codec):
+            whys[number] = why
+            continue
+        one = tried[number] = _try(cost, layout, codec, steps, tried.get(0))
+        if number == 0:
+            continue
+        worth = LOSSY_WORTH if isinstance(codec, PowerSgd | TopK) else WORTH
+        before = tried[chosen]
+        gain = 1 - one.mean_step_s / before.mean_step_s
+        if gain >= worth:
+            whys[chosen] = f"{codec.mode} saves {gain:.1%} of a step"
+            chosen = number
+        elif gain < 0:
+            whys[number] = f"{-gain:.1%} slower than {before.codec.mode}"
+        else:
+            whys[number] = f"saves {gain:.1%} of a step with {before.codec.mode}, taken from {worth:.0%} on"
+    whys[chosen] = "chosen"
+    compared = [_figures(codec, tried.get(number), whys[number]) for number, codec in enumerate(codecs)]
+    winner = tried[chosen]
+    spec = CodecSpec(codec=winner.codec, reason=_reason(winner, tried[0]), compared=compared)
+    return Decision(spec, winner.prediction, winner.mean_step_s)
+
+
+def _predicted(cost: CostModel, layout: Layout, codec: Codec) -> Prediction:
+    return predict(cost.with_work(replace(cost.work, codec=codec)), layout, whole=True)
+
+
+def _try(cost: CostModel, layout: Layout, codec: Codec, steps: int, exact: _Tried | None) -> _Tried:
+    """
+    Args:
+        exact: the candidate of exact sums; None for itself.
+    """
+    own = cost.with_work(replace(cost.work, codec=codec))
+    prediction = predict(own, layout, whole=True)
+    longest = None
+    if layout.shards < layout.dp:
+        sums = own.gradient_sums(layout.cells, layout.shares, layout.owner, layout.shards)
+        longest = max(sums, key=lambda each: each.seconds)
+    hidden = hidden_s(own, layout, longest.wire_s) if longest is not None else 0.0
+    mean_step_s = prediction.total
+    if exact is not None and keeps_state(codec):
+        # Warm-up steps are summed exactly, after the backward pass.
+        share = min(1.0, getattr(codec, "warmup_steps", 0) / steps)
+        mean_step_s = share * (exact.prediction.total + exact.hidden_s) + (1 - share) * mean_step_s
+    return _Tried(codec, prediction, longest, hidden, mean_step_s)
+
+
+def _why_not(cost: CostModel, layout: Layout, codec: Codec) -> str | None:
+    """Why a codec cannot be taken for this layout."""
+    if not keeps_state(codec):
+        return None
+    if layout.shards == layout.dp and (why := _why_not_sharded(cost.work.precision, codec)):
+        return f"zero {layout.saving.zero} over all replicas: {why}"
+    if isinstance(codec, PowerSgd):
+        width = low_rank_width(cost.work.spec.dim, layout.tp)
+        if 2 * codec.rank * codec.min_compression > width:
+            return f"a matrix of a width of {cost.work.spec.dim} does not shrink to 1/{codec.min_compression:g}"
+    excess = layout.excess(cost.with_work(replace(cost.work, codec=codec)).memory)
+    return None if excess is None else describe_excess(excess)
+
+
+def _why_not_sharded(precision: str, codec: Codec) -> str | None:
+    """Why a codec that keeps something cannot sum gradients into the parts of all replicas."""
+    if isinstance(codec, PowerSgd):
+        return SHARDED_SUMS
+    if isinstance(codec, TopK):
+        return "how long its sums take there is not known"  # they can run, by other messages
+    return SCALED_SUMS if precision == "fp16" else None
+
+
+def _figures(codec: Codec, tried: _Tried | None, verdict: str) -> CodecFigures:
+    if tried is None:
+        return CodecFigures(codec=codec, verdict=verdict)
+    found = tried.sum
+    return CodecFigures(
+        codec=codec,
+        sent_bytes=None if found is None else found.sent_bytes,
+        wire_s=None if found is None else found.wire_s,
+        processor_s=None if found is None else found.processor_s,
+        hidden_s=tried.hidden_s,
+        step_s=tried.mean_step_s,
+        verdict=verdict,
+    )
+
+
+def _reason(winner: _Tried, exact: _Tried) -> str:
+    before = format_seconds(exact.mean_step_s)
+    if winner is exact:
+        return f"exact sums, a mean step of {before}: no other way saves enough of it"
+    return f"a mean step of {format_seconds(winner.mean_step_s)}, warm-up included; with exact sums {before}"

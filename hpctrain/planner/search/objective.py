@@ -1,0 +1,184 @@
+"""What a plan is chosen by (step time, that time when things go wrong, energy, cost), and its constraints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from hpctrain.base.errors import InputError
+from hpctrain.base.units import format_seconds
+from hpctrain.planner.cost.model import CostModel
+from hpctrain.planner.devices.tensor_parallel_group import Cells, Unit
+from hpctrain.planner.layout.layout import Layout
+from hpctrain.planner.simulate.goodput import Cluster, daly_goodput
+from hpctrain.planner.simulate.jitter import LinkJitter, sampled_steps
+from hpctrain.planner.simulate.predict import Prediction
+from hpctrain.records.topology.topology import Topology
+
+Goal = Literal["time", "robust", "energy", "cost"]
+
+SLOW = 0.5
+"""Speed of the slow node that robust plans for: a GPU that throttles, a CPU that is shared."""
+DRAWS = 100
+"""Steps that are drawn to find the 95th percentile."""
+SEED = 0
+"""Every plan meets the same noise."""
+QUANTILE = 0.95
+
+
+@dataclass(frozen=True)
+class Goodness:
+    """A least goodput under failures, and what decides it."""
+
+    least: float
+    """Share of the time that must become training that lasts."""
+    node_mtbf_s: float
+    """Mean time between failures of one node, seconds."""
+    recover_s: float
+    """From a failure until training goes on, seconds."""
+    checkpoint_every: int
+    """Steps between two checkpoints."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is minimised among the plans that keep the constraints."""
+
+    goal: Goal = "time"
+    watts: Mapping[str, float] = field(default_factory=dict)
+    """Power of a device that works, by device type."""
+    prices: Mapping[str, float] = field(default_factory=dict)
+    """Price of a device for an hour, by device type, in any currency."""
+    usable: float | None = None
+    """Largest share of a device's memory that a plan may fill; None: what the planner always leaves free."""
+    goodness: Goodness | None = None
+
+    @property
+    def only_time(self) -> bool:
+        """Whether the search's own winner is the plan."""
+        return self.goal == "time" and self.goodness is None
+
+    @property
+    def fewer_nodes(self) -> bool:
+        """Whether a plan that leaves nodes out may be better than the fastest one."""
+        return self.goal in ("energy", "cost") or self.goodness is not None
+
+    def rate(self, layout: Layout) -> float:
+        """What the layout's devices take in a second: joules, or currency.
+
+        Raises:
+            InputError: it is not known of a device type.
+        """
+        known = self.watts if self.goal == "energy" else self.prices
+        types = [worker.type for unit in layout.units() for worker in unit.workers]
+        missing = sorted(set(types) - set(known))
+        if missing:
+            what = "power of" if self.goal == "energy" else "price of"
+            option = f"--power {missing[0]}=WATTS" if self.goal == "energy" else f"--price {missing[0]}=PER_HOUR"
+            raise InputError(f"--objective {self.goal}: the {what} {', '.join(missing)} is not known; give {option}")
+        return sum(known[name] for name in types) / (1.0 if self.goal == "energy" else 3600.0)
+
+
+FASTEST = Objective()
+"""The planner's own: the time of a step, and nothing else."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """A plan's value; smaller is better."""
+
+    value: float
+    text: str
+    """The value with its unit."""
+
+
+Scorer = Callable[[CostModel, Prediction], Score]
+
+
+def scorer(objective: Objective, topology: Topology) -> Scorer:
+    """What gives a plan its value by the objective.
+
+    time: seconds of a step. robust: the 95th percentile of these. energy: joules a token. cost: price of a million
+    tokens. Energy and cost count the devices of the plan, and those as if they worked throughout the step.
+    """
+    jitter = LinkJitter(topology)
+
+    def score(cost: CostModel, found: Prediction) -> Score:
+        if objective.goal == "time":
+            return Score(found.total, format_seconds(found.total))
+        if objective.goal == "robust":
+            seconds = robust_s(cost, found.layout, jitter, len(topology.nodes))
+            return Score(seconds, f"{format_seconds(seconds)} at p95")
+        tokens = cost.work.rows * cost.work.seq_len
+        each = objective.rate(found.layout) * found.total / tokens
+        if objective.goal == "energy":
+            return Score(each, f"{each:.3g} J a token")
+        return Score(each * 1e6, f"{each * 1e6:.3g} a million tokens")
+
+    return score
+
+
+def robust_s(cost: CostModel, layout: Layout, jitter: LinkJitter, nodes: int) -> float:
+    """95th percentile of a step's seconds, with messages as late as measured and one node at half speed.
+
+    The slow node is any of the `nodes` with the same probability; one that the plan does not use does no harm. Layout
+    and shares stay as they are: this is the step before anybody plans again.
+    """
+    used = sorted({worker.node for unit in layout.units() for worker in unit.workers})
+    rng = np.random.default_rng(SEED)
+    # Each slow node gets its part of the draws exactly, so that chance does not decide between two plans.
+    weights: list[float] = []
+    draws = []
+    for node in used:
+        slower = _with_slow(layout, node)
+        own = CostModel(cost.work, cost.links, cost.constants)
+        values = sampled_steps(own, slower, jitter, _draws(jitter, len(used)), rng)
+        draws.append(values)
+        weights += [1 / nodes / len(values)] * len(values)
+    unharmed = nodes - len(used)
+    if unharmed > 0:
+        values = sampled_steps(cost, layout, jitter, _draws(jitter, len(used)), rng)
+        draws.append(values)
+        weights += [unharmed / nodes / len(values)] * len(values)
+    values, chances = np.concatenate(draws), np.array(weights)
+    order = np.argsort(values)
+    reached = np.cumsum(chances[order])
+    return float(values[order][np.searchsorted(reached, QUANTILE - 1e-9)])
+
+
+def keeps_goodput(goodness: Goodness, found: Prediction) -> float | None:
+    """The plan's expected goodput where it is below what is asked; None where it keeps it."""
+    nodes = len({worker.node for unit in found.layout.units() for worker in unit.workers})
+    cluster = Cluster(
+        nodes=nodes, node_mtbf_s=goodness.node_mtbf_s, stall_s=0.0, save_s=0.0, recover_s=goodness.recover_s
+    )
+    reached = daly_goodput(cluster, goodness.checkpoint_every * found.total)
+    return None if reached >= goodness.least else reached
+
+
+def _draws(jitter: LinkJitter, slow_nodes: int) -> int:
+    """Without jitter a step with a given slow node is always the same."""
+    return max(4, math.ceil(DRAWS / slow_nodes)) if jitter else 1
+
+
+def _with_slow(layout: Layout, node: str) -> Layout:
+    changed: dict[Unit, Unit] = {}
+
+    def slower(unit: Unit) -> Unit:
+        if all(worker.node != node for worker in unit.workers):
+            return unit
+        if unit not in changed:
+            workers = tuple(
+                replace(w, flops=w.flops * SLOW, bytes_per_s=w.bytes_per_s * SLOW, launch_s=w.launch_s / SLOW)
+                if w.node == node
+                else w
+                for w in unit.workers
+            )
+            changed[unit] = Unit(unit.index, workers)
+        return changed[unit]
+
+    return replace(layout, cells=Cells(tuple(slower(unit) for unit in row) for row in layout.cells))

@@ -1,0 +1,161 @@
+"""What state changes its device when a plan replaces another, and how to keep that little."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hpctrain.planner.cost.model import CostModel
+from hpctrain.planner.devices.links import node_of
+from hpctrain.planner.devices.tensor_parallel_group import Cells, Unit
+from hpctrain.planner.layout.layout import Layout
+from hpctrain.planner.simulate.predict import Prediction, predict
+from hpctrain.records.plan.plan import Move, Plan
+
+WORTH = 0.01
+"""Part of a step's time that keeping state in place may cost."""
+
+Held = dict[str, tuple[int, frozenset[int]]]
+"""Device -> its position within tp, and the blocks whose state it holds."""
+
+
+def stay_in_place(cost: CostModel, best: Prediction, previous: Plan, kept: Sequence[Layout] = ()) -> Prediction:
+    """What is left of the previous plan where that is about as fast as the best; else the best with equal nodes
+    exchanged so that devices keep the blocks they hold, where it stays about as fast.
+
+    Args:
+        kept: layouts of what is left, for which the least moves first.
+    """
+    limit = best.total * (1 + WORTH)
+    for layout in kept:
+        if layout.saving == best.layout.saving:
+            left = predict(cost, layout, whole=True)
+            if left.total <= limit:
+                return left
+    if previous.tp != best.layout.tp:
+        return best
+    exchanged = _exchanged(cost, best.layout, _held(previous))
+    if exchanged is None:
+        return best
+    other = predict(cost, exchanged, whole=True)
+    return other if other.total <= limit else best
+
+
+def _exchanged(cost: CostModel, layout: Layout, held: Held) -> Layout | None:
+    """The layout with equal nodes exchanged so that the fewest blocks are sent; None where it is that already."""
+    slots = _by_node(layout)
+    free = _exchange(cost, slots, _missing(slots, held))
+    if all(a == b for a, b in free.items()):
+        return None
+    places = {
+        unit.places: other
+        for node, taker in free.items()
+        for (unit, _), (other, _) in zip(slots[node], slots[taker], strict=True)
+    }
+    cells = Cells(tuple(places[unit.places] for unit in row) for row in layout.cells)
+    moved = Layout(cells, layout.schedule, layout.micro_batch, layout.micro_batches, layout.blocks, layout.saving)
+    return None if moved.shards != layout.shards or moved.excess(cost.memory) else moved
+
+
+def moves_between(previous: Plan, plan: Plan) -> tuple[list[Move], list[int]]:
+    """State that changes its device, and the blocks that no device of the new plan holds: they come from a checkpoint.
+
+    Where tp changes, every block is cut anew and counts as moved.
+    """
+    held, wanted = _held(previous), _held(plan)
+    same_cut = previous.tp == plan.tp
+    holders: dict[tuple[int, int], list[str]] = {}
+    for place, (position, blocks) in held.items():
+        if place in wanted:
+            for block in blocks:
+                holders.setdefault((position if same_cut else 0, block), []).append(place)
+    sent: dict[str, int] = {}
+    moves: list[Move] = []
+    lost: set[int] = set()
+    for place, (position, blocks) in wanted.items():
+        own = held.get(place, (position, frozenset()))
+        missing = blocks - own[1] if same_cut and own[0] == position else blocks
+        source_of: dict[int, str] = {}
+        for block in sorted(missing):
+            sources = holders.get((position if same_cut else 0, block))
+            if not sources:
+                lost.add(block)
+                continue
+            # From the same node where it has the block, else from whoever has sent the least.
+            source_of[block] = min(
+                sources, key=lambda source: (node_of(source) != node_of(place), sent.get(source, 0), source)
+            )
+            sent[source_of[block]] = sent.get(source_of[block], 0) + 1
+        moves += _runs(source_of, place)
+    return moves, sorted(lost)
+
+
+def _runs(source_of: dict[int, str], target: str) -> list[Move]:
+    """Consecutive blocks from one device in one move."""
+    found: list[Move] = []
+    for block, source in source_of.items():
+        if found and found[-1].source == source and found[-1].layers[1] == block:
+            found[-1] = Move(layers=(found[-1].layers[0], block + 1), source=source, target=target)
+        else:
+            found.append(Move(layers=(block, block + 1), source=source, target=target))
+    return [move for move in found if move.source != move.target]
+
+
+def _held(plan: Plan) -> Held:
+    found: dict[str, tuple[int, set[int]]] = {}
+    for replica in plan.replicas:
+        for stage, row in zip(plan.stages, replica.devices, strict=True):
+            for position, place in enumerate(row):
+                found.setdefault(place, (position, set()))[1].update(range(*stage.layers))
+    return {place: (position, frozenset(blocks)) for place, (position, blocks) in found.items()}
+
+
+Slots = dict[str, list[tuple[Unit, frozenset[int]]]]
+"""Node -> its units and the blocks that they are to hold."""
+
+
+def _by_node(layout: Layout) -> Slots:
+    """The units in the order in which the topology lists them."""
+    blocks: list[range] = []
+    for count in layout.blocks:
+        start = blocks[-1].stop if blocks else 0
+        blocks.append(range(start, start + count))
+    found: Slots = {}
+    for row in layout.cells:
+        for unit, own in zip(row, layout.stages_by_rank, strict=True):
+            wanted = frozenset(block for stage in own for block in blocks[stage])
+            found.setdefault(unit.workers[0].node, []).append((unit, wanted))
+    return {node: sorted(units, key=lambda item: item[0].index) for node, units in found.items()}
+
+
+def _missing(slots: Slots, held: Held) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """[node, other] -> blocks that the other's units would have to be sent in the place of the node's."""
+    none: frozenset[int] = frozenset()
+    own = [[held.get(unit.places[0], (0, none))[1] for unit, _ in units] for units in slots.values()]
+    wanted = [[blocks for _, blocks in units] for units in slots.values()]
+    return np.array([[_lacking(a, b) for b in own] for a in wanted], dtype=np.int64)
+
+
+def _lacking(wanted: Sequence[frozenset[int]], own: Sequence[frozenset[int]]) -> int:
+    if len(wanted) != len(own):
+        return 0  # never exchanged
+    return sum(len(a - b) for a, b in zip(wanted, own, strict=True))
+
+
+def _exchange(
+    cost: CostModel, slots: Slots, missing: np.ndarray[tuple[int, int], np.dtype[np.int64]]
+) -> dict[str, str]:
+    """Node -> the equal node that takes its place, with the fewest blocks to be sent."""
+    from scipy.optimize import linear_sum_assignment  # a third of an agent's start, and few agents plan again
+
+    names = list(slots)
+    kinds: dict[tuple[object, ...], list[int]] = {}
+    for number, name in enumerate(names):
+        kinds.setdefault(tuple(cost.kind(unit) for unit, _ in slots[name]), []).append(number)
+    found = {}
+    for equal in kinds.values():
+        taken = missing[np.ix_(equal, equal)]
+        for a, b in zip(*linear_sum_assignment(taken), strict=True):
+            found[names[equal[a]]] = names[equal[b]]
+    return found

@@ -1,0 +1,113 @@
+"""Layouts whose stages, or whose pipelines, stand in as few nodes as can be, so that little leaves these."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from hpctrain.planner.devices.tensor_parallel_group import Cells, Unit
+from hpctrain.planner.layout.layout import Layout
+from hpctrain.planner.layout.partition import fit_layout
+from hpctrain.planner.search.local_search import faster
+from hpctrain.planner.search.option_search import Search
+from hpctrain.planner.simulate.predict import Prediction
+
+
+def stand_together(search: Search, layout: Layout, best: Prediction) -> Prediction:
+    """The better of `best` and of layouts with the same degrees, schedule and micro-batch.
+
+    Args:
+        layout: of the search; its blocks and shares of the batch stay where its kinds of devices do.
+    """
+    if 1 in (layout.pp, layout.dp):
+        return best
+    units = search.units(layout.tp)[0]
+    for cells in same_kinds(units, layout.cells):
+        if search.can_shard(cells):
+            best = faster(search.cost, best, replace(layout, cells=cells))
+    cells = stages_within_nodes(units, layout.pp, layout.dp)
+    if search.can_shard(cells):
+        best = faster(search.cost, best, fit_layout(search.cost, cells, layout.order, layout.micro_batch))
+    return best
+
+
+def same_kinds(units: Sequence[Unit], cells: Cells) -> Iterator[Cells]:
+    """With stages, then with pipelines within nodes, and devices that can do the same in the same places.
+
+    Args:
+        units: to choose from, those of the cells among them.
+    """
+    kinds = list(dict.fromkeys(unit.figures for unit in units))
+    classes = [[unit for unit in units if unit.figures == kind] for kind in kinds]
+    rows = _placed(classes, [[kinds.index(unit.figures) for unit in row] for row in cells])
+    columns = _placed(classes, [[kinds.index(unit.figures) for unit in column] for column in zip(*cells, strict=True)])
+    yield Cells(zip(*columns, strict=True))
+    yield Cells(rows)
+
+
+def stages_within_nodes(units: Sequence[Unit], pp: int, dp: int) -> Cells:
+    """The fastest units, whatever their kind; the fast ones of each stage in the same replicas."""
+    fastest = sorted(units, key=lambda unit: (-unit.flops, unit.index))[: pp * dp]
+    stages = groups_within_nodes([fastest], [[dp]] * pp)
+    return Cells(zip(*(sorted(stage, key=lambda unit: -unit.flops) for stage in stages), strict=True))
+
+
+def groups_within_nodes(classes: Sequence[Sequence[Unit]], needs: Sequence[Sequence[int]]) -> list[list[Unit]]:
+    """Groups of units, each in the node that it fills the best, or across those nodes that have most of it.
+
+    Groups that a node has all units of come before the others, and of these the first ones first.
+
+    Args:
+        classes: units by class; there are enough of each.
+        needs: [group] -> units of each class.
+
+    Returns:
+        [group] -> its units, class by class.
+    """
+    left: dict[str, list[list[Unit]]] = {}
+    for number, units in enumerate(classes):
+        for unit in units:
+            left.setdefault(unit.workers[0].node, [[] for _ in classes])[number].append(unit)
+    free = {node: sum(map(len, units)) for node, units in left.items()}
+    found: list[list[list[Unit]]] = [[[] for _ in classes] for _ in needs]
+
+    def has(node: str, need: Sequence[int]) -> int:
+        return sum(min(asked, len(units)) for asked, units in zip(need, left[node], strict=True))
+
+    def take(node: str, group: int, need: list[int]) -> None:
+        for number, units in enumerate(left[node]):
+            taken, left[node][number] = units[: need[number]], units[need[number] :]
+            found[group][number] += taken
+            need[number] -= len(taken)
+            free[node] -= len(taken)
+
+    split = []
+    for group, asked in enumerate(needs):
+        whole = [node for node in left if has(node, asked) == sum(asked)]
+        if whole:
+            take(min(whole, key=free.__getitem__), group, list(asked))
+        else:
+            split.append(group)
+    for group in split:
+        need = list(needs[group])
+        while any(need):
+            take(max(left, key=lambda node: (has(node, need), -free[node])), group, need)
+    return [[unit for units in group for unit in units] for group in found]
+
+
+def _placed(classes: Sequence[Sequence[Unit]], kinds: Sequence[Sequence[int]]) -> list[tuple[Unit, ...]]:
+    """Groups with a unit of the asked class in each place.
+
+    Args:
+        kinds: [group][place] -> class.
+    """
+    counts = [Counter(group) for group in kinds]
+    groups = groups_within_nodes(classes, [[count[number] for number in range(len(classes))] for count in counts])
+    placed = []
+    for group, wanted in zip(groups, kinds, strict=True):
+        # A group comes class by class.
+        order = sorted(range(len(wanted)), key=wanted.__getitem__)
+        by_place = dict(zip(order, group, strict=True))
+        placed.append(tuple(by_place[place] for place in range(len(wanted))))
+    return placed

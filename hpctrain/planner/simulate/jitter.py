@@ -1,0 +1,183 @@
+"""A step with noise, many times at once: every draw is a column of an array."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.planner.cost.model import CostModel
+from hpctrain.planner.devices.links import around, node_of
+from hpctrain.planner.layout.layout import Layout
+from hpctrain.planner.simulate.engine import Pace
+from hpctrain.planner.simulate.predict import SimulatedStep, simulate_step
+from hpctrain.records.plan.schedule import Action, Schedule
+from hpctrain.records.topology.topology import Topology
+from hpctrain.schedule.generate import make_schedule
+
+Values = NDArray[np.float64]
+
+TAIL = math.log(20)
+"""95 of 100 draws of an exponential distribution are below this many times its mean."""
+SPREAD = TAIL - math.log(2)
+"""Means between its p50 and its p95."""
+
+
+class LinkJitter:
+    """What messages take longer than their median: exponential, with the p50 and p95 that the probe measured."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._mean: dict[tuple[str, str], float] = {}
+        for link in topology.fabric.links:
+            for ends, figures in (((link.a, link.b), link.ab), ((link.b, link.a), link.ba)):
+                if figures.latency_s is not None and figures.latency_s.p95 > figures.latency_s.p50:
+                    self._mean[ends] = (figures.latency_s.p95 - figures.latency_s.p50) / SPREAD
+        if topology.pairs is not None:
+            # Of large clusters the figures lie in a matrix; NaN where a pair was not measured.
+            later = topology.pairs["latency_p95_s"] - topology.pairs["latency_p50_s"]
+            nodes = topology.pairs.nodes
+            for a, b in np.argwhere(later > 0).tolist():
+                self._mean.setdefault((nodes[a], nodes[b]), float(later[a, b]) / SPREAD)
+
+    def __bool__(self) -> bool:
+        return bool(self._mean)
+
+    def mean_s(self, sources: Sequence[str], targets: Sequence[str]) -> float:
+        """Mean extra seconds of messages that are sent at once; 0 within a node and where nothing was measured."""
+        pairs = zip(sources, targets, strict=True)
+        return max((self._mean.get((node_of(a), node_of(b)), 0.0) for a, b in pairs), default=0.0)
+
+
+class Late(NamedTuple):
+    """What of a replica's step comes late."""
+
+    messages: Mapping[tuple[int, int], float]
+    """(from stage, to stage) -> mean extra seconds of a message."""
+    turns: Sequence[tuple[int, float]]
+    """By stage: turns of the rings that its devices sum in, in a forward or backward, and mean extra seconds of one."""
+
+
+def sampled_steps(
+    cost: CostModel, layout: Layout, jitter: LinkJitter, draws: int, rng: np.random.Generator, variation: float = 0.0
+) -> Values:
+    """Seconds of a step in each draw.
+
+    Messages between stages, the hops of tensor parallelism's sums and those of the sums over replicas are late by
+    `jitter`; every action takes longer or shorter by `variation`. The rest, ZeRO's collectives within a micro-batch
+    among it, stays as predicted.
+
+    Args:
+        variation: coefficient of variation of an action's time (log-normal, mean 1).
+    """
+    step = simulate_step(cost, layout)
+    ends: list[Values] = [np.zeros(draws) for _ in range(layout.pp)]
+    for replica, (pace, count) in enumerate(zip(step.paces, layout.micro_batches, strict=True)):
+        table = make_schedule(layout.schedule, layout.pp, len(layout.blocks), count)
+        late = Late(_late_messages(layout, replica, jitter), _late_turns(layout, replica, jitter))
+        for rank, values in enumerate(_rank_ends(table, pace, late, draws, rng, variation)):
+            ends[rank] = np.maximum(ends[rank], values)
+    return _after_sums(step, layout, ends, jitter, draws, rng)
+
+
+def _after_sums(
+    step: SimulatedStep, layout: Layout, ends: list[Values], jitter: LinkJitter, draws: int, rng: np.random.Generator
+) -> Values:
+    """A ring of n waits in each of its 2(n − 1) turns for the latest of its hops."""
+    done: Values = np.zeros(draws)
+    for rank in range(layout.pp):
+        ring = [row[rank].places for row in layout.cells]
+        extra: Values = np.zeros(draws)
+        if len(ring) > 1:
+            means = [jitter.mean_s(a, b) for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)]
+            slow = np.array([mean for mean in means if mean > 0])
+            turns = 2 * (len(ring) - 1)
+            if len(slow):
+                extra = rng.exponential(slow, (draws, turns, len(slow))).max(axis=2).sum(axis=1)
+        done = np.maximum(done, ends[rank] + step.sums[rank] + extra)
+    return done + step.update
+
+
+def _late_messages(layout: Layout, replica: int, jitter: LinkJitter) -> dict[tuple[int, int], float]:
+    found = {}
+    for stage in range(len(layout.blocks) - 1):
+        a, b = layout.unit(replica, stage), layout.unit(replica, stage + 1)
+        if a is not b:
+            found[stage, stage + 1] = jitter.mean_s(a.places, b.places)
+            found[stage + 1, stage] = jitter.mean_s(b.places, a.places)
+    return found
+
+
+def _late_turns(layout: Layout, replica: int, jitter: LinkJitter) -> list[tuple[int, float]]:
+    """Two sums a block each way (Shoeybi et al. 2019), each of 2(tp − 1) turns that wait for the latest hop."""
+    found = []
+    for stage, blocks in enumerate(layout.blocks):
+        places = layout.unit(replica, stage).places
+        means = [jitter.mean_s([a], [b]) for a, b in around(places)] if len(places) > 1 else []
+        late = [mean for mean in means if mean > 0]
+        # The latest of k exponentials with one mean is late by that times 1 + 1/2 + … + 1/k.
+        each = max(late, default=0.0) * sum(1 / number for number in range(1, len(late) + 1))
+        found.append((2 * blocks * 2 * (len(places) - 1), each))
+    return found
+
+
+def _rank_ends(
+    table: Schedule, pace: Pace, late: Late, draws: int, rng: np.random.Generator, variation: float,
+) -> list[Values]:  # fmt: skip
+    """When each pipeline rank has done its last action, in every draw; the order of actions is that of the table."""
+    sigma = math.sqrt(math.log1p(variation * variation))
+    done: dict[tuple[int, str, int], Values] = {}
+    free: list[Values] = [np.zeros(draws) for _ in table.ranks]
+    position = [0] * len(table.ranks)
+    left = sum(len(row) for row in table.ranks)
+    while left:
+        before = left
+        for rank, row in enumerate(table.ranks):
+            while position[rank] < len(row):
+                action = row[position[rank]]
+                ready = _arrival(action, pace, late.messages, done, draws, rng)
+                if ready is None:
+                    break
+                seconds: Values | float = _seconds(action, pace)
+                if sigma:
+                    seconds = seconds * rng.lognormal(-sigma * sigma / 2, sigma, draws)
+                turns, mean = late.turns[action.stage]
+                if turns and mean and action.kind != "W":
+                    seconds = seconds + rng.gamma(turns, mean, draws)
+                free[rank] = np.maximum(free[rank], ready) + seconds
+                done[action.stage, "B" if action.kind == "I" else action.kind, action.micro_batch] = free[rank]
+                position[rank] += 1
+                left -= 1
+        if left == before:
+            raise ValueError("the action table cannot be executed: every pipeline rank waits for another")
+    return free
+
+
+def _arrival(
+    action: Action, pace: Pace, late: Mapping[tuple[int, int], float], done: Mapping[tuple[int, str, int], Values],
+    draws: int, rng: np.random.Generator,
+) -> Values | None:  # fmt: skip
+    """When what the action needs has arrived; None while that is not known."""
+    stage, kind, micro_batch = action
+    own = None
+    if kind != "F":
+        own = done.get((stage, "B" if kind == "W" else "F", micro_batch))
+        if own is None or kind == "W" or stage == len(pace.forward) - 1:
+            return own
+    elif stage == 0:
+        return np.zeros(draws)
+    source = stage - 1 if kind == "F" else stage + 1
+    sent = done.get((source, "F" if kind == "F" else "B", micro_batch))
+    if sent is None:
+        return None
+    took = pace.send[stage - 1] if kind == "F" else pace.send_back[stage]
+    mean = late.get((source, stage), 0.0)
+    arrived = sent + took + (rng.exponential(mean, draws) if mean else 0.0)
+    return arrived if own is None else np.maximum(own, arrived)
+
+
+def _seconds(action: Action, pace: Pace) -> float:
+    by_kind = {"F": pace.forward, "B": pace.backward, "I": pace.inputs, "W": pace.weights}
+    return by_kind[action.kind][action.stage]

@@ -1,0 +1,277 @@
+"""What a layout costs: its time by term from the simulated table, and a bound that needs no simulation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from hpctrain.base.units import format_seconds
+from hpctrain.planner.cost.model import CostModel, StageTime
+from hpctrain.planner.cost.sharded_collectives import ShardTime, shard_times
+from hpctrain.planner.layout.layout import Layout
+from hpctrain.planner.simulate.engine import Pace, Timeline, simulate
+from hpctrain.planner.simulate.fast_engine import finish_times
+from hpctrain.planner.simulate.overlap import hidden_s
+from hpctrain.records.plan.compression import Bf16, Messages, NoCompression, Quantized
+from hpctrain.schedule.generate import SPLIT_BACKWARD, make_schedule
+
+TERMS = ("compute", "pipeline_bubble", "pipeline_send", "tensor_parallel", "data_parallel", "optimizer")
+"""Terms of a step's time; they add up to 'total'."""
+
+
+_NO_WAITS = (0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """A layout and its time."""
+
+    layout: Layout
+    terms: dict[str, float]
+    """Seconds by term, with their sum as 'total'."""
+
+    @property
+    def total(self) -> float:
+        return self.terms["total"]
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedStep:
+    """A step action by action, and what follows it."""
+
+    paces: list[Pace]
+    """By replica."""
+    lines: list[Timeline]
+    """By replica."""
+    sums: list[float]
+    """Seconds in which each pipeline rank sums its gradients over the replicas, when its last backward is done."""
+    update: float
+    """Seconds of the norm and the optimizer, when all sums are done."""
+    sharded: list[ShardTime]
+    """ZeRO's collectives by stage."""
+
+    @property
+    def last(self) -> int:
+        """The replica whose pipeline is done last."""
+        return max(range(len(self.lines)), key=lambda replica: self.lines[replica].makespan)
+
+    def summed(self, rank: int) -> float:
+        """When the sums of a pipeline rank are done."""
+        return max(line.rank_end(rank) for line in self.lines) + self.sums[rank]
+
+
+def simulate_step(cost: CostModel, layout: Layout) -> SimulatedStep:
+    """Simulate every replica's table, then the sums over replicas, then the update."""
+    sharded = _shard_times(cost, layout)
+    runs = _runs(cost, layout, sharded)
+    lines = {}
+    for run in runs:
+        table = make_schedule(layout.schedule, layout.pp, len(layout.blocks), run.micro_batches)
+        lines[run] = simulate(table, run.pace)
+    kinds = _kinds(cost, layout)
+    unlike = dict.fromkeys(kinds)
+    by_kind = dict(zip(unlike, runs if len(runs) > 1 else runs * len(unlike), strict=True))
+    own = [by_kind[kind] for kind in kinds]
+    return SimulatedStep(
+        [run.pace for run in own],
+        [lines[run] for run in own],
+        _gradient_sums(cost, layout, sharded),
+        _update(cost, layout),
+        sharded,
+    )
+
+
+def predict(cost: CostModel, layout: Layout, whole: bool = False) -> Prediction:
+    """Time every replica's table, then the sums over replicas, then the update.
+
+    The terms describe the replica that is done last: what its busiest pipeline rank computes, and what keeps the
+    step from being just that.
+
+    Args:
+        whole: time long tables to their end, too (see `finish_times`).
+    """
+    sharded = _shard_times(cost, layout)
+    runs = _runs(cost, layout, sharded)
+    ends = {run: _finish(layout, run, whole) for run in runs}
+    last = max(runs, key=lambda run: max(ends[run]))
+    sums = _gradient_sums(cost, layout, sharded)
+    done = max(max(ended[rank] for ended in ends.values()) + sums[rank] for rank in range(layout.pp))
+
+    pipeline = max(ends[last])
+    unhindered = pipeline
+    if layout.pp > 1:
+        unhindered = max(_finish(layout, last._replace(pace=last.pace.without_sends()), whole))
+    busy, busiest = max((_busy(layout, last, rank), -rank) for rank in range(layout.pp))
+    times, own = _stage_times(cost, layout, last.replica), layout.stages_by_rank[-busiest]
+    shared = last.micro_batches * sum(times[stage].tensor_parallel for stage in own)
+    sharding = last.micro_batches * sum(_waits(layout, sharded[stage]) for stage in own)
+    terms = {
+        "compute": busy - shared - sharding,
+        "pipeline_bubble": max(0.0, unhindered - busy),
+        "pipeline_send": max(0.0, pipeline - max(unhindered, busy)),
+        "tensor_parallel": shared,
+        "data_parallel": done - pipeline + sharding,
+        "optimizer": _update(cost, layout),
+    }
+    return Prediction(layout, terms | {"total": sum(terms.values())})
+
+
+def blame(before: dict[str, float], after: dict[str, float]) -> str:
+    """The term that grew the most, with both its values."""
+    term = max(TERMS, key=lambda name: after[name] - before[name])
+    return f"{term} is {format_seconds(after[term])} instead of {format_seconds(before[term])}"
+
+
+class _Run(NamedTuple):
+    """A replica's table, the same for all replicas of its pattern with as many micro-batches."""
+
+    replica: int
+    """One of them."""
+    micro_batches: int
+    pace: Pace
+
+
+def _kinds(cost: CostModel, layout: Layout) -> list[tuple[int, int]]:
+    """[replica] -> (its pattern, its micro-batches)."""
+    return list(zip(cost.ground(layout.cells).patterns, layout.micro_batches, strict=True))
+
+
+def _runs(cost: CostModel, layout: Layout, sharded: list[ShardTime]) -> list[_Run]:
+    """The unlike ones of a layout."""
+    examples = cost.ground(layout.cells).examples
+    found = [
+        _Run(examples[pattern], count, _pace(cost, layout, examples[pattern], sharded))
+        for pattern, count in dict.fromkeys(_kinds(cost, layout))
+    ]
+    if layout.saving.equal_counts and len(found) > 1:
+        # Collectives in every micro-batch keep the replicas in step with the slowest.
+        forward, backward, send, send_back, inputs, weights = (
+            tuple(map(max, zip(*values, strict=True)))
+            for values in zip(*(_as_tuple(run.pace) for run in found), strict=True)
+        )
+        slowest = Pace(forward, backward, send, send_back, inputs, weights, found[0].pace.blocking)
+        return [found[0]._replace(pace=slowest)]
+    return found
+
+
+def _finish(layout: Layout, run: _Run, whole: bool) -> tuple[float, ...]:
+    return finish_times(layout.schedule, layout.pp, len(layout.blocks), run.micro_batches, run.pace, whole)
+
+
+def _busy(layout: Layout, run: _Run, rank: int) -> float:
+    """Seconds that a pipeline rank computes."""
+    pace = run.pace
+    split = layout.schedule in SPLIT_BACKWARD
+    return run.micro_batches * sum(
+        pace.forward[stage] + (pace.inputs[stage] + pace.weights[stage] if split else pace.backward[stage])
+        for stage in layout.stages_by_rank[rank]
+    )
+
+
+def lower_bound(cost: CostModel, layout: Layout) -> float:
+    """Seconds that no table of this layout beats: each rank's work, what must come before its first forward and after
+    its last backward, the sums over replicas and the update."""
+    sharded = _shard_times(cost, layout)
+    sums, update, pp = _gradient_sums(cost, layout, sharded), _update(cost, layout), layout.pp
+    split = layout.schedule in SPLIT_BACKWARD
+    bound = 0.0
+    for run in _runs(cost, layout, sharded):
+        pace = run.pace
+        way_in = [0.0, *accumulate(pace.forward[s] + pace.send[s] for s in range(pp - 1))]
+        way_out = [0.0, *accumulate(pace.backward[s] + pace.send_back[s] for s in range(pp - 1))]
+        for rank in range(pp):
+            busy = _busy(layout, run, rank)
+            # Where weights' backwards may wait, a rank's last action may be one that nobody waits for.
+            tail = sums[rank] if split else max(sums[rank], way_out[rank] + sums[0])
+            bound = max(bound, way_in[rank] + busy + tail)
+    return bound + update
+
+
+def _as_tuple(pace: Pace) -> tuple[tuple[float, ...], ...]:
+    return pace.forward, pace.backward, pace.send, pace.send_back, pace.inputs, pace.weights
+
+
+def _pace(cost: CostModel, layout: Layout, replica: int, sharded: list[ShardTime]) -> Pace:
+    times = _stage_times(cost, layout, replica)
+    units = [layout.unit(replica, stage) for stage in range(len(times))]
+    hops = list(pairwise(units))
+    ways: list[Messages] = ["none"] * len(hops)
+    waits = [_NO_WAITS] * len(times)
+    if cost.work.messages != "none":
+        ways = [cost.messages(a, b, stage) for stage, (a, b) in enumerate(hops)]
+    if layout.shards > 1 or any(way != "none" for way in ways):
+        # A stage reads what comes from the one before and writes for the one behind, and the other way round.
+        rounding = [
+            sum(cost.rounding(unit, layout.micro_batch, way) for way in pair)
+            for unit, pair in zip(units, pairwise(["none", *ways, "none"]), strict=True)
+        ]
+        waits = [
+            (forward + own, backward + own, inputs + own, weights)
+            for own, (forward, backward, inputs, weights) in zip(
+                rounding, (each.per_micro_batch(layout.saving.zero) for each in sharded), strict=True
+            )
+        ]
+    return Pace(
+        forward=tuple(stage.forward + wait[0] for stage, wait in zip(times, waits, strict=True)),
+        backward=tuple(stage.backward + wait[1] for stage, wait in zip(times, waits, strict=True)),
+        send=tuple(cost.send(a, b, layout.micro_batch, way) for (a, b), way in zip(hops, ways, strict=True)),
+        send_back=tuple(cost.send(b, a, layout.micro_batch, way) for (a, b), way in zip(hops, ways, strict=True)),
+        inputs=tuple(stage.inputs + wait[2] for stage, wait in zip(times, waits, strict=True)),
+        weights=tuple(stage.weights + wait[3] for stage, wait in zip(times, waits, strict=True)),
+        blocking=cost.work.framework.blocking_sends,
+    )
+
+
+def _waits(layout: Layout, times: ShardTime) -> float:
+    """Seconds of a stage's collectives in a micro-batch."""
+    forward, backward, inputs, weights = times.per_micro_batch(layout.saving.zero)
+    return forward + (inputs + weights if layout.schedule in SPLIT_BACKWARD else backward)
+
+
+def _stage_times(cost: CostModel, layout: Layout, replica: int) -> list[StageTime]:
+    return [
+        cost.stage(layout.unit(replica, stage), layout.micro_batch, share) for stage, share in enumerate(layout.shares)
+    ]
+
+
+def _shard_times(cost: CostModel, layout: Layout) -> list[ShardTime]:
+    """ZeRO's collectives by stage."""
+    if layout.shards == 1:
+        return [ShardTime(0.0, 0.0, 0.0)] * len(layout.blocks)
+    cells, work = layout.cells, cost.work
+    found = shard_times(cost.ground(cells), work, layout.shares, layout.owner, layout.shards)
+    if layout.shards < layout.dp and not isinstance(work.codec, NoCompression):
+        sums = cost.gradient_sums(cells, layout.shares, layout.owner, layout.shards)
+        return [each._replace(copies=own.seconds) for each, own in zip(found, sums, strict=True)]
+    if isinstance(work.codec, Bf16 | Quantized):
+        numbers = [work.parameters(share, layout.tp) for share in layout.shares]
+        return [
+            each._replace(scatter=each.scatter + count * cost.rounding_s(cells, rank))
+            for each, count, rank in zip(found, numbers, layout.owner, strict=True)
+        ]
+    return found
+
+
+def _gradient_sums(cost: CostModel, layout: Layout, sharded: list[ShardTime]) -> list[float]:
+    """Seconds by pipeline rank, from its last backward on, until its gradients are summed over the replicas."""
+    if layout.shards == 1:
+        sums = cost.gradient_sums(layout.cells, layout.shares, layout.owner)
+        by_stage = [each.seconds - hidden_s(cost, layout, each.wire_s) for each in sums]
+    else:
+        by_stage = [each.per_step(layout.saving.zero) for each in sharded]
+    tied = cost.tied_sum(layout.unit(0, 0), layout.unit(0, len(layout.blocks) - 1))
+    ends = (layout.owner[0], layout.owner[-1])
+    return [
+        sum(by_stage[stage] for stage in own) + tied * (rank in ends) for rank, own in enumerate(layout.stages_by_rank)
+    ]
+
+
+def _update(cost: CostModel, layout: Layout) -> float:
+    """The norm's sum and the slowest unit's optimizer."""
+    slowest = 0.0
+    for replica in layout.cells.examples:
+        for unit, own in zip(layout.cells[replica], layout.stages_by_rank, strict=True):
+            update = sum(cost.optimizer(unit, layout.shares[stage], layout.micro_batch, layout.shards) for stage in own)
+            slowest = max(slowest, cost.once(unit) + update)
+    return cost.norm_sum(layout.cells) + slowest

@@ -1,0 +1,1 @@
+"""From measurements to a topology: classes of links, clocks, and the verdict."""

@@ -1,0 +1,155 @@
+"""From a probe's outcome to a topology, pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from hpctrain import __version__
+from hpctrain.base.clock import utc_text
+from hpctrain.probe.analyse.classes import fabric_of
+from hpctrain.probe.analyse.clocks import Offset, clock_offsets
+from hpctrain.probe.analyse.verdict import find_faults, node_healths, overall
+from hpctrain.probe.campaign.contention import oversubscription
+from hpctrain.probe.campaign.measurement_schedule import tree_of
+from hpctrain.probe.measure.clusters import SwitchTree
+from hpctrain.probe.measure.cpu_time import CONTENDED
+from hpctrain.probe.measure.figures import PairFigures
+from hpctrain.probe.measure.line_fit import Line
+from hpctrain.probe.measure.outcome import EVERY_LINK_UP_TO, Joined, Outcome, PairResult
+from hpctrain.probe.measure.pair_line import lines_of
+from hpctrain.probe.measure.settings import ProbeSettings
+from hpctrain.records.topology.link import BackendFigures, Link, LinkFigures
+from hpctrain.records.topology.topology import DeviceType, Node, Provenance, Topology
+
+
+def assemble(
+    outcome: Outcome, settings: ProbeSettings, wall: float, job_id: str | None = None, partial: bool = False
+) -> Topology:
+    """The topology that was measured, with the verdict.
+
+    Args:
+        wall: seconds since 1970, for the provenance.
+        job_id: Slurm job that measured.
+        partial: the probe goes on: switches are not looked for yet.
+    """
+    matrix = outcome.matrix()
+    tree = SwitchTree() if partial else tree_of(outcome, settings)
+    ratios = oversubscription(tree, matrix.index, outcome.contention)
+    clocks, used = clock_offsets(outcome.nodes, outcome.whole_pairs), _used_interfaces(outcome.whole_pairs)
+    bare = [_node(name, outcome, clocks.get(name), used.get(name)) for name in outcome.nodes]
+    types = _device_types(outcome)
+    faults = find_faults(outcome, bare, types, tree, ratios, settings)
+    healths = node_healths(outcome, faults)
+    fabric = fabric_of(matrix, tree, ratios, _links(outcome, settings.bulk_bytes), outcome.backend, settings)
+    made = Topology(
+        provenance=_provenance(outcome, settings, wall, job_id),
+        device_types=types,
+        nodes=[node.model_copy(update={"health": healths[node.id]}) for node in bare],
+        fabric=fabric.model_copy(update={"broken": outcome.unmeasured()}),
+        verdict=overall(outcome, healths, faults, bare, settings.loopback),
+    )
+    return made if len(outcome.nodes) <= EVERY_LINK_UP_TO else made.with_pairs(matrix.snapshot())
+
+
+def _provenance(outcome: Outcome, settings: ProbeSettings, wall: float, job_id: str | None) -> Provenance:
+    return Provenance(
+        version=__version__,
+        created=utc_text(wall),
+        transport="tcp",
+        loopback=settings.loopback,
+        mode=settings.mode,
+        seed=settings.seed,
+        rounds_done=outcome.rounds_done,
+        rounds_planned=outcome.rounds_planned,
+        wall_s=round(outcome.wall_s, 3),
+        job_id=job_id,
+        notes=[
+            f"messages over the training backend were not measured: {name}: {why}"
+            for name, why in outcome.backend_failed.items()
+        ],
+    )
+
+
+def _node(name: str, outcome: Outcome, clock: Offset | None, used: str | None) -> Node:
+    place = outcome.joined.get(name, Joined(addr="", port=0, iface=None, host=None))
+    report = outcome.devices.get(name)
+    facts = place.facts
+    if facts is not None and clock is not None:
+        facts = facts.model_copy(update={"clock_offset_s": clock[0], "clock_error_s": clock[1]})
+    return Node(
+        id=name,
+        addr=place.addr,
+        iface=used or place.iface,
+        host=place.host,
+        host_facts=facts,
+        devices=report.devices if report else [],
+        intra_bytes_per_s=report.intra_bytes_per_s if report else None,
+    )
+
+
+def _used_interfaces(pairs: Sequence[PairResult]) -> dict[str, str]:
+    """Node -> the interface that most of its sockets really used."""
+    used: dict[str, list[str]] = {}
+    for pair in pairs:
+        for name, end in ((pair.a, pair.at_a), (pair.b, pair.at_b)):
+            if end.iface is not None:
+                used.setdefault(name, []).append(end.iface)
+    return {name: statistics.mode(found) for name, found in used.items()}
+
+
+def _device_types(outcome: Outcome) -> dict[str, DeviceType]:
+    merged: dict[str, DeviceType] = {}
+    for report in outcome.devices.values():
+        merged |= report.device_types
+    return dict(sorted(merged.items()))
+
+
+def _links(outcome: Outcome, bulk_bytes: int) -> list[Link]:
+    order = {name: place for place, name in enumerate(outcome.nodes)}
+    turned = [pair if order[pair.a] < order[pair.b] else pair.turned() for pair in outcome.pairs]
+    alone = {(pair.a, pair.b): pair for pair in turned if pair.alone}
+    loaded = {(pair.a, pair.b): pair for pair in turned if not pair.alone}
+    ends = sorted(alone.keys() | loaded.keys())
+    quiet = [alone.get(pair) or loaded[pair] for pair in ends]
+    there = lines_of([(pair.at_a, pair.at_b) for pair in quiet], bulk_bytes)
+    back = lines_of([(pair.at_b, pair.at_a) for pair in quiet], bulk_bytes)
+    links = []
+    for place, (a, b) in enumerate(ends):
+        still, busy = quiet[place], loaded.get((a, b))
+        ab = _figures(still, busy, there[place], outcome.backend.get((a, b)))
+        still, busy = still.turned(), busy and busy.turned()
+        ba = _figures(still, busy, back[place], outcome.backend.get((b, a)))
+        links.append(Link(a=a, b=b, ab=ab, ba=ba))
+    return links
+
+
+def _figures(
+    quiet: PairResult, busy: PairResult | None, line: Line, backend: tuple[str, BackendFigures] | None
+) -> LinkFigures:
+    """The direction from a to b: latency as its sender saw it, bandwidth as its receiver timed it.
+
+    Beta comes from the loaded bandwidth where there is one: in a training step all nodes talk at once.
+    """
+    sender, receiver = quiet.at_a, quiet.at_b
+    under_load = busy.at_b.bytes_per_s if busy else None
+    return LinkFigures(
+        latency_s=sender.latency,
+        jitter=sender.latency.p95 / sender.latency.p50 if sender.latency.p50 > 0 else None,
+        isolated_bytes_per_s=receiver.bytes_per_s,
+        loaded_bytes_per_s=under_load,
+        concurrency=quiet.concurrency,
+        cpu_contended=_contended(sender, receiver),
+        transport="tcp",
+        iface=sender.iface,
+        alpha_s=line.alpha_s,
+        beta_s_per_byte=line.beta_s_per_byte * (receiver.bytes_per_s / under_load if under_load else 1.0),
+        break_bytes=line.break_bytes,
+        backend=dict([backend]) if backend else {},
+        n=receiver.n,
+    )
+
+
+def _contended(sender: PairFigures, receiver: PairFigures) -> bool | None:
+    shares = [share for share in (sender.sending_cpu, receiver.receiving_cpu) if share is not None]
+    return max(shares) > CONTENDED if shares else None

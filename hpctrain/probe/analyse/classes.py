@@ -1,0 +1,161 @@
+"""Kinds of links, pure: pairs that leave switches of the same height behave alike, and stand for those not measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from hpctrain.probe.measure.clusters import SwitchTree
+from hpctrain.probe.measure.settings import ProbeSettings
+from hpctrain.records.topology.link import BackendFigures, Link, LinkClass
+from hpctrain.records.topology.pair_matrix import PairMatrix
+from hpctrain.records.topology.topology import Fabric, NodeCluster
+
+HELD_OUT_EVERY = 20
+"""One pair in so many tests the classes and is no part of them."""
+HELD_OUT_BYTES = 2**20
+"""Size of the message whose time is compared."""
+
+Floats = npt.NDArray[np.floating]
+Backend = Mapping[tuple[str, str], tuple[str, BackendFigures]]
+"""(sender, receiver) -> the training backend and what messages over it take."""
+
+
+def fabric_of(
+    matrix: PairMatrix,
+    tree: SwitchTree,
+    ratios: dict[int, float],
+    links: Sequence[Link],
+    backend: Backend,
+    settings: ProbeSettings,
+) -> Fabric:
+    """Classes, clusters and links.
+
+    Args:
+        ratios: oversubscription of each level of switches.
+        links: pairs with all their figures.
+    """
+    levels = tree.pair_levels if tree.levels else np.zeros((len(matrix.nodes),) * 2, dtype=np.int_)
+    alpha, beta = _costs(matrix, links)
+    names = _class_names(tree, settings.loopback)
+    held_out = _held_out(matrix, settings)
+    over = _by_level(backend, matrix.index, levels)
+    classes = [
+        made.model_copy(update={"backend": _usual_backend(over.get(level, []))})
+        for level, name in names.items()
+        if (made := _class(name, level if tree.levels else None, (levels == level) & ~held_out, alpha, beta))
+    ]
+    return Fabric(
+        classes=classes,
+        clusters=_clusters(tree, matrix.nodes, ratios),
+        links=[
+            link.model_copy(update={"class_": names.get(int(levels[matrix.index[link.a], matrix.index[link.b]]))})
+            for link in links
+        ],
+        held_out_error=_error(classes, tree, levels, held_out, alpha, beta),
+    )
+
+
+def _costs(matrix: PairMatrix, links: Sequence[Link]) -> tuple[Floats, Floats]:
+    """(alpha in seconds, beta in seconds per byte) of each pair, NaN where not measured."""
+    alpha, beta = (array.astype(np.float64) for array in matrix.costs())
+    for link in links:
+        a, b = matrix.index[link.a], matrix.index[link.b]
+        for ends, side in (((a, b), link.ab), ((b, a), link.ba)):
+            if side.alpha_s is not None and side.beta_s_per_byte is not None:
+                alpha[ends], beta[ends] = side.alpha_s, side.beta_s_per_byte
+    return alpha, beta
+
+
+def _by_level(
+    backend: Backend, index: Mapping[str, int], levels: npt.NDArray[np.int_]
+) -> dict[int, list[tuple[str, BackendFigures]]]:
+    """What messages over the training backend took, by the level of their pair."""
+    found: dict[int, list[tuple[str, BackendFigures]]] = {}
+    for (source, target), figures in backend.items():
+        found.setdefault(int(levels[index[source], index[target]]), []).append(figures)
+    return found
+
+
+def _usual_backend(measured: Sequence[tuple[str, BackendFigures]]) -> dict[str, BackendFigures]:
+    """Medians, by backend."""
+    by_name: dict[str, list[BackendFigures]] = {}
+    for name, figures in measured:
+        by_name.setdefault(name, []).append(figures)
+    return {
+        name: BackendFigures(
+            alpha_s=statistics.median(each.alpha_s for each in found),
+            beta_s_per_byte=statistics.median(each.beta_s_per_byte for each in found),
+        )
+        for name, found in by_name.items()
+    }
+
+
+def _class_names(tree: SwitchTree, loopback: bool) -> dict[int, str]:
+    """Name of the class of each level; level 0 are the pairs that share no switch that is known."""
+    if loopback or not tree.levels:
+        return {0: "loopback" if loopback else "network"}
+    lower = {height: f"same_level{height}" for height in range(2, len(tree.levels) + 1)}
+    return {1: "same_switch", **lower, 0: "across"}
+
+
+def _class(name: str, level: int | None, kind: npt.NDArray[np.bool_], alpha: Floats, beta: Floats) -> LinkClass | None:
+    measured = kind & np.isfinite(alpha) & np.isfinite(beta)
+    if not measured.any():
+        return None
+    return LinkClass(
+        id=name,
+        level=level,
+        alpha_s=float(np.median(alpha[measured])),
+        beta_s_per_byte=float(np.median(beta[measured])),
+        pairs=int((measured | measured.T).sum()) // 2,
+    )
+
+
+def _clusters(tree: SwitchTree, nodes: Sequence[str], ratios: dict[int, float]) -> list[NodeCluster]:
+    made: list[NodeCluster] = []
+    for height, labels in enumerate(tree.levels, start=1):
+        above = tree.levels[height] if height < len(tree.levels) else None
+        for label in sorted({int(value) for value in labels if value >= 0}):
+            rows = np.flatnonzero(labels == label)
+            made.append(
+                NodeCluster(
+                    id=f"switch{height}.{label}",
+                    level=height,
+                    parent=None if above is None or above[rows[0]] < 0 else f"switch{height + 1}.{above[rows[0]]}",
+                    members=[nodes[row] for row in rows.tolist()],
+                    source=tree.source,
+                    oversubscription=ratios.get(height),
+                )
+            )
+    return made
+
+
+def _held_out(matrix: PairMatrix, settings: ProbeSettings) -> npt.NDArray[np.bool_]:
+    """[a, b]: pairs that the classes are tested on; only where pairs stand for others."""
+    n = len(matrix.nodes)
+    if settings.mode != "sampled":
+        return np.zeros((n, n), dtype=bool)
+    drawn = np.triu(np.random.default_rng(settings.seed).integers(0, HELD_OUT_EVERY, (n, n)) == 0, 1)
+    return drawn | drawn.T
+
+
+def _error(
+    classes: Sequence[LinkClass],
+    tree: SwitchTree,
+    levels: npt.NDArray[np.int_],
+    held_out: npt.NDArray[np.bool_],
+    alpha: Floats,
+    beta: Floats,
+) -> float | None:
+    """Median relative error of the classes' time for a message, over the pairs that were held out."""
+    told = np.full(alpha.shape, np.nan)
+    for entry in classes:
+        kind = levels == (entry.level or 0) if tree.levels else np.ones_like(held_out)
+        told[kind] = entry.alpha_s + entry.beta_s_per_byte * HELD_OUT_BYTES
+    true = alpha + beta * HELD_OUT_BYTES
+    tested = held_out & np.isfinite(true) & np.isfinite(told)
+    return float(np.median(np.abs(told[tested] / true[tested] - 1))) if tested.any() else None

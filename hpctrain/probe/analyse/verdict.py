@@ -1,0 +1,121 @@
+"""May one train on these nodes? Pure: nodes are compared with their peers, never with a table of nominal figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ClusterShell.NodeSet import NodeSet
+
+from hpctrain.probe.faults.device_faults import device_faults
+from hpctrain.probe.faults.finding import Finding, found
+from hpctrain.probe.faults.host_faults import host_faults, interface_env
+from hpctrain.probe.faults.network_faults import network_faults, oversubscribed
+from hpctrain.probe.measure.clusters import SwitchTree
+from hpctrain.probe.measure.outcome import Outcome
+from hpctrain.probe.measure.settings import ProbeSettings
+from hpctrain.records.topology.topology import DeviceType, Health, Node, Reason, Verdict
+
+
+def find_faults(
+    outcome: Outcome,
+    nodes: Sequence[Node],
+    types: dict[str, DeviceType],
+    tree: SwitchTree,
+    ratios: dict[int, float],
+    settings: ProbeSettings,
+) -> list[Finding]:
+    """Everything that was found wrong.
+
+    Args:
+        ratios: oversubscription of each level of switches.
+    """
+    hosts = [] if settings.loopback else host_faults([node for node in nodes if node.id not in outcome.lost])
+    devices = device_faults(nodes, types, settings.slow_ratio if settings.loopback else 1.0)
+    return [
+        *_unreachable(outcome),
+        *_unmeasured(outcome),
+        *hosts,
+        *devices,
+        *network_faults(outcome, tree, settings),
+        *oversubscribed(ratios),
+    ]
+
+
+def node_healths(outcome: Outcome, faults: Sequence[Finding]) -> dict[str, Health]:
+    """The verdict on each node: bad when it is to be left out, unknown when it could not be measured, degraded when it
+    is used with a warning, else ok."""
+    return {name: _health(name, outcome, faults) for name in outcome.nodes}
+
+
+def overall(
+    outcome: Outcome, healths: dict[str, Health], faults: Sequence[Finding], nodes: Sequence[Node], loopback: bool
+) -> Verdict:
+    """The verdict on the allocation. Nodes to be left out are a warning while more than half remain; with half or
+    fewer, or nothing measured, or a fault of all, leaving nodes out does not help: refuse."""
+    exclude = [name for name in outcome.nodes if healths[name].verdict == "bad"]
+    told = sorted(faults, key=lambda fault: ("refuse", "exclude", "warn", "note").index(fault.severity))
+    left = len(outcome.nodes) - len(exclude)
+    unmeasured = bool(outcome.devices_failed) and not outcome.devices
+    refused = 2 * left <= len(outcome.nodes) or unmeasured or any(fault.severity == "refuse" for fault in faults)
+    warned = any(fault.severity != "note" for fault in faults)
+    usable = [node for node in nodes if node.id not in exclude]
+    return Verdict(
+        status="refuse" if refused else "warn" if warned else "go",
+        exclude=exclude,
+        faults=[_named(fault) for fault in told],
+        sbatch_hint=f"--exclude={NodeSet.fromlist(exclude)}" if exclude and not loopback else None,
+        env={} if loopback else interface_env(usable),
+    )
+
+
+def _named(fault: Finding) -> Reason:
+    """The reason with the node that it is about."""
+    if fault.node is None:
+        return fault.reason
+    return fault.reason.model_copy(update={"text": f"{fault.node}: {fault.reason.text}"})
+
+
+def _health(name: str, outcome: Outcome, faults: Sequence[Finding]) -> Health:
+    own = [fault for fault in faults if fault.node == name]
+    reasons = [fault.reason for fault in own]
+    if any(fault.severity == "exclude" for fault in own):
+        return Health(verdict="bad", reasons=reasons)
+    if name in outcome.devices_failed or name in _without_links(outcome):
+        return Health(verdict="unknown", reasons=reasons)
+    slow = any(fault.severity == "warn" for fault in own)
+    return Health(verdict="degraded" if slow else "ok", reasons=reasons)
+
+
+def _unreachable(outcome: Outcome) -> list[Finding]:
+    fix = "look at its log in the job's output and at `scontrol show node`; leave it out meanwhile"
+    return [
+        found(name, "exclude", "UNREACHABLE", why, "the coordinating node's connection to it", fix)
+        for name, why in outcome.lost.items()
+    ]
+
+
+def _unmeasured(outcome: Outcome) -> list[Finding]:
+    """PROBE_FAILED: what could not be measured, so that nothing is known of it: never a reason to leave a node out."""
+    again = "run `hpctrain probe` again"
+    parts = [
+        found(name, "warn", "PROBE_FAILED", f"its devices were not measured: {why}", "its measuring process", again)
+        for name, why in outcome.devices_failed.items()
+        if name not in outcome.lost
+    ]
+    parts += [
+        found(name, "warn", "PROBE_FAILED", "none of its links works", "every partner of its rounds", again)
+        for name in sorted(_without_links(outcome))
+    ]
+    return parts + [
+        found(None, "warn", "PROBE_FAILED", f"link {a} - {b}: {why}", "both nodes answer the coordinating node", again)
+        for (a, b), why in outcome.broken.items()
+    ]
+
+
+def _without_links(outcome: Outcome) -> set[str]:
+    """Living nodes whose every pair broke."""
+    touched = {name for pair in outcome.broken for name in pair} - set(outcome.lost)
+    if not touched:
+        return set()
+    matrix = outcome.matrix()
+    return {name for name in touched if not matrix.measured[matrix.index[name]].any()}

@@ -1,0 +1,1 @@
+"""Which pairs are measured in which order, and which of them again."""

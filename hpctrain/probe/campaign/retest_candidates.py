@@ -1,0 +1,169 @@
+"""Suspects once more, pure: each with two good partners, in quiet rounds, beside good pairs to compare with."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpctrain.probe.measure.clusters import SwitchTree
+from hpctrain.probe.measure.outcome import PairResult
+from hpctrain.probe.measure.rounds import Pair, Round
+
+PARTNERS = 2
+REPEATS = 3
+"""Times with each partner; the median of them counts, so that one burst of a neighbour decides nothing."""
+PAIRS_AT_ONCE = 16
+"""Suspects and good pairs of one round together: the network is to be quiet."""
+MOST_SUSPECTS = 64
+MOST_LINKS = 16
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """What a node reached with its better partner, relative to good pairs in the same rounds."""
+
+    sent: float
+    received: float
+    latency: float
+    times: int
+    """Measurements behind it."""
+
+    @property
+    def bandwidth(self) -> float:
+        """The worse direction."""
+        return min(self.sent, self.received)
+
+
+def retest_nodes(suspects: Sequence[int], good: Sequence[int], tree: SwitchTree) -> list[Round]:
+    """Rounds in which each suspect meets two good nodes, of its own leaf where there are some."""
+    planned: list[Round] = []
+    batch = max(1, min(PAIRS_AT_ONCE // 2, len(good) // 4 or 1))
+    for start in range(0, len(suspects), batch):
+        some = suspects[start : start + batch]
+        for turn in range(PARTNERS):
+            pairs = _with_partners(some, good, tree, turn)
+            planned += [Round(tuple(pairs), alone=True, purpose="retest")] * REPEATS
+    return planned
+
+
+def retest_links(links: Sequence[Pair], good: Sequence[int], tree: SwitchTree) -> list[Round]:
+    """Rounds in which suspected links are measured by themselves, beside good pairs; no two leave the same switch."""
+    planned: list[Round] = []
+    left = list(links)
+    while left:
+        busy: set[tuple[int, int]] = set()
+        some: list[Pair] = []
+        for pair in left:
+            used = {part for node in pair for part in ((-1, node), *_switches(node, tree))}
+            if not busy & used and len(some) < PAIRS_AT_ONCE // 2:
+                some.append(pair)
+                busy |= used
+        left = [pair for pair in left if pair not in some]
+        pairs = some + _controls(some, good, tree)
+        planned += [Round(tuple(pairs), alone=True, purpose="retest")] * REPEATS
+    return planned
+
+
+def _switches(node: int, tree: SwitchTree) -> list[tuple[int, int]]:
+    return [(height, int(labels[node])) for height, labels in enumerate(tree.levels)]
+
+
+def confirmed_nodes(
+    results: Sequence[PairResult], suspects: Sequence[str], links: Sequence[tuple[str, str]]
+) -> dict[str, Confirmed]:
+    """What the suspects reached; those that were not measured again are absent."""
+    doubted = set(suspects)
+    usual = _usual(results, doubted, set(links))
+    found: dict[str, Confirmed] = {}
+    for name in suspects:
+        by_partner: dict[str, list[tuple[float, float, float]]] = {}
+        for result in results:
+            if name in (result.a, result.b):
+                partner = result.b if name == result.a else result.a
+                mine, other = (result.at_a, result.at_b) if name == result.a else (result.at_b, result.at_a)
+                figures = (other.bytes_per_s, mine.bytes_per_s, mine.latency.p50)
+                by_partner.setdefault(partner, []).append(figures)
+        if usual is None or not by_partner:
+            continue
+        rate, latency = usual
+        medians = [[statistics.median(column) for column in zip(*rows, strict=True)] for rows in by_partner.values()]
+        found[name] = Confirmed(
+            sent=max(row[0] for row in medians) / rate,
+            received=max(row[1] for row in medians) / rate,
+            latency=min(row[2] for row in medians) / latency,
+            times=sum(len(rows) for rows in by_partner.values()),
+        )
+    return found
+
+
+def confirmed_links(
+    results: Sequence[PairResult], suspects: Sequence[str], links: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str], tuple[float, float]]:
+    """(first to second, back) of each suspected link, relative to good pairs in the same rounds.
+
+    The best of its measurements counts: a bad cable is always bad, a stranger's burst is not.
+    """
+    usual = _usual(results, set(suspects), set(links))
+    found = {}
+    for pair in links:
+        both = [
+            (result.at_b.bytes_per_s, result.at_a.bytes_per_s)
+            if (result.a, result.b) == pair
+            else (result.at_a.bytes_per_s, result.at_b.bytes_per_s)
+            for result in results
+            if {result.a, result.b} == set(pair)
+        ]
+        if both and usual is not None:
+            there, back = (max(column) / usual[0] for column in zip(*both, strict=True))
+            found[pair] = (there, back)
+    return found
+
+
+def _with_partners(some: Sequence[int], good: Sequence[int], tree: SwitchTree, turn: int) -> list[Pair]:
+    """Suspects with the partner of this turn, and good pairs out of the nodes that are left."""
+    free = list(good)
+    met: list[Pair] = []
+    for place, suspect in enumerate(some):
+        if tree.levels:
+            leaf = tree.levels[0]
+            near = [node for node in free if leaf[node] == leaf[suspect] >= 0]
+        else:
+            near = []
+        choice = near or free
+        if not choice:
+            break
+        # The next turn takes another one: with one suspect alone, too.
+        partner = choice[(place + turn * (1 + len(choice) // 2)) % len(choice)]
+        free.remove(partner)
+        met.append((suspect, partner))
+    return met + _controls(met, free, tree)
+
+
+def _controls(taken: Sequence[Pair], good: Sequence[int], tree: SwitchTree) -> list[Pair]:
+    """About as many good pairs as there are pairs to judge, from nodes that are free: neighbours on a switch, where
+    switches are known, for they share no uplink with anyone."""
+    busy = {node for pair in taken for node in pair}
+    free = [node for node in good if node not in busy]
+    wanted = max(1, min(len(taken), PAIRS_AT_ONCE - len(taken)))
+    if not tree.levels:
+        return list(zip(free[: 2 * wanted : 2], free[1 : 2 * wanted : 2], strict=False))
+    by_leaf: dict[int, list[int]] = {}
+    for node in free:
+        by_leaf.setdefault(int(tree.levels[0][node]), []).append(node)
+    near = [(nodes[0], nodes[1]) for nodes in by_leaf.values() if len(nodes) > 1]
+    return near[:wanted]
+
+
+def _usual(results: Sequence[PairResult], doubted: set[str], links: set[tuple[str, str]]) -> tuple[float, float] | None:
+    """Median bandwidth and latency of the good pairs; None without any."""
+    good = [
+        result
+        for result in results
+        if not {result.a, result.b} & doubted and not {(result.a, result.b), (result.b, result.a)} & links
+    ]
+    rates = [end.bytes_per_s for result in good for end in (result.at_a, result.at_b)]
+    latencies = [end.latency.p50 for result in good for end in (result.at_a, result.at_b)]
+    return (float(np.median(rates)), float(np.median(latencies))) if rates else None

@@ -1,0 +1,194 @@
+"""Faults of devices, pure: what they say of their links and clocks, and how fast they are beside their peers."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from hpctrain.base.units import format_si
+from hpctrain.probe.faults.finding import Finding, found
+from hpctrain.records.topology.topology import Device, DeviceType, Node
+
+SLOW_CUDA = 0.97
+"""GPUs of one kind differ by 1 or 2 %; processors by more, and their figures by what else runs on them."""
+SLOW_CPU = 0.80
+SPREADS = 4.0
+_HELD_BACK = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
+"""Reasons that are never normal. A software power cap is, under load; slow clocks show in the figures."""
+CPU_QUOTA = "cpu_quota"
+"""The one reason of a CPU device."""
+
+Places = Sequence[tuple[Node, Device]]
+
+
+def device_faults(nodes: Sequence[Node], types: dict[str, DeviceType], most: float = 1.0) -> list[Finding]:
+    """Everything that is wrong with the devices of these nodes.
+
+    Args:
+        most: no device is called slow above this share of its peers, whatever its kind.
+    """
+    places = [(node, device) for node in nodes for device in node.devices]
+    told = [fault for check in CHECKS for fault in check(places)]
+    return told + slow_devices(places, types, most)
+
+
+def pcie_downshift(places: Places) -> list[Finding]:
+    """PCIE_DOWNSHIFT: fewer lanes or an older generation than both ends are capable of, while data flows."""
+    faults = []
+    for node, device in places:
+        link = device.pcie
+        if link is None or not link.under_load:
+            continue  # an idle device lowers its link by itself
+        if link.generation < link.generation_max or link.width < link.width_max:
+            text = f"{device.id} runs PCIe Gen{link.generation} x{link.width}"
+            evidence = (
+                f"capable of Gen{link.generation_max} x{link.width_max}, read under load{_peer_words(places, device)}"
+            )
+            fix = "ask the administrators to reseat the card or its riser; leave the node out meanwhile"
+            faults.append(found(node.id, "exclude", "PCIE_DOWNSHIFT", text, evidence, fix))
+    return faults
+
+
+def p2p_disabled(places: Places) -> list[Finding]:
+    """P2P_DISABLED: a device cannot read a neighbour's memory, though the same devices of other nodes can or NVLink
+    joins them. Where no node can, that is how these devices are."""
+    able = {(device.type, device.id, peer) for _, device in places for peer, word in device.p2p.items() if word == "ok"}
+    faults = []
+    for node, device in places:
+        lost = [
+            peer
+            for peer, word in device.p2p.items()
+            if word == "no" and ((device.type, device.id, peer) in able or peer in device.nvlink)
+        ]
+        if lost:
+            text = f"{device.id} cannot reach the memory of {', '.join(sorted(lost))}"
+            evidence = "the same devices of other nodes can, or NVLink joins these"
+            fix = "ask the administrators to look at ACS and the IOMMU (NCCL_P2P_DISABLE=1 goes on without, slower)"
+            faults.append(found(node.id, "exclude", "P2P_DISABLED", text, evidence, fix))
+    return faults
+
+
+def nvlink_down(places: Places) -> list[Finding]:
+    """NVLINK_DOWN: links of NVLink that are there and not up."""
+    faults = []
+    for node, device in places:
+        down = {peer: link for peer, link in device.nvlink.items() if link.active < link.links}
+        if down:
+            text = f"{device.id}: " + ", ".join(
+                f"{link.active} of {link.links} links to {peer} are up" for peer, link in sorted(down.items())
+            )
+            fix = "ask the administrators to look at the fabric manager and reset the GPUs; leave the node out"
+            faults.append(found(node.id, "exclude", "NVLINK_DOWN", text, "NVML's state of each link", fix))
+    return faults
+
+
+def throttled(places: Places) -> list[Finding]:
+    """THROTTLED: clocks held down by heat, a power brake or the hardware itself."""
+    faults = []
+    for node, device in places:
+        held = [reason for reason in device.throttle_reasons if reason in _HELD_BACK]
+        if held:
+            drawn = f", at {device.power_w:.0f} W" if device.power_w is not None else ""
+            text = f"{device.id} was held back under load: {', '.join(held)}{drawn}"
+            fix = "ask the administrators to look at cooling and power of the node"
+            faults.append(found(node.id, "warn", "THROTTLED", text, "NVML's reasons, read under load", fix))
+    return faults
+
+
+def quota_reached(places: Places) -> list[Finding]:
+    """THROTTLED: a CPU quota that stops this processor and not those of most nodes. Where it stops most, that is what
+    the job was given."""
+    held = [(node, device) for node, device in places if CPU_QUOTA in device.throttle_reasons]
+    if 2 * len(held) >= len(places):
+        return []
+    evidence = "cpu.stat of its cgroup while it computed; most other nodes were not stopped"
+    fix = "look at the CPU limit of its job or container (cpu.max, cpu.cfs_quota_us)"
+    return [
+        found(node.id, "warn", "THROTTLED", f"{device.id} was stopped by a CPU quota under load", evidence, fix)
+        for node, device in held
+    ]
+
+
+def broken_memory(places: Places) -> list[Finding]:
+    """ECC_ERRORS: memory that lost data; the next error ends the training, or worse, does not."""
+    return [
+        found(
+            node.id,
+            "exclude",
+            "ECC_ERRORS",
+            f"{device.id} has {device.ecc_errors} uncorrectable memory errors"
+            + (f", last Xid {device.xid}" if device.xid is not None else ""),
+            "counted since the driver was loaded",
+            "ask the administrators to reset or replace the GPU; leave the node out meanwhile",
+        )
+        for node, device in places
+        if device.ecc_errors
+    ]
+
+
+def slow_devices(places: Places, types: dict[str, DeviceType], most: float = 1.0) -> list[Finding]:
+    """SLOW_NODE: a figure of a device well below the median of the devices of its type.
+
+    Nodes of one machine take turns on its cores and its memory: which of them got less says nothing of a processor.
+    """
+    machines = Counter(
+        node.host_facts.boot_id for node in {node.id: node for node, _ in places}.values() if node.host_facts
+    )
+    groups: dict[tuple[str, str, str], dict[tuple[str, str], float]] = {}
+    for node, device in places:
+        boot_id = node.host_facts.boot_id if node.host_facts else None
+        if boot_id is not None and machines[boot_id] > 1 and types[device.type].kind == "cpu":
+            continue
+        for what, unit, value in _figures(device):
+            groups.setdefault((device.type, what, unit), {})[node.id, device.id] = value
+    faults = []
+    for (kind, what, unit), values in groups.items():
+        faults += list(_below(values, min(most, SLOW_CUDA if types[kind].kind == "cuda" else SLOW_CPU), what, unit))
+    return faults
+
+
+def _below(values: dict[tuple[str, str], float], ratio: float, what: str, unit: str) -> Iterator[Finding]:
+    if len(values) < 2:
+        return  # nothing to compare with
+    middle = statistics.median(values.values())
+    # Of two, each is as far from the middle as the other.
+    away = [abs(value - middle) for value in values.values()] if len(values) > 2 else [0.0]
+    spread = 1.4826 * statistics.median(away)
+    for (node, device), value in values.items():
+        if value < ratio * middle and middle - value > SPREADS * spread:
+            share = f"{value / middle:.0%} of the median {format_si(middle, unit)}"
+            text = f"{device} {what} {format_si(value, unit)} is {share}"
+            evidence = f"{len(values)} devices of its type"
+            fix = "run `hpctrain probe` again; if it stays, tell the administrators, or let the plan give it less work"
+            yield found(node, "warn", "SLOW_NODE", text, evidence, fix)
+
+
+def _figures(device: Device) -> Iterable[tuple[str, str, float]]:
+    for dtype, value in device.flops.items():
+        yield f"{dtype} matrix products", "FLOP/s", value
+    if device.memory_bytes_per_s is not None:
+        yield "memory bandwidth", "B/s", device.memory_bytes_per_s
+
+
+def _peer_words(places: Places, device: Device) -> str:
+    """How the other devices of its type are linked."""
+    others = Counter(
+        (other.pcie.generation, other.pcie.width)
+        for _, other in places
+        if other is not device and other.type == device.type and other.pcie and other.pcie.under_load
+    )
+    if not others:
+        return ""
+    (generation, width), count = others.most_common(1)[0]
+    return f"; {count} of {others.total()} others run Gen{generation} x{width}"
+
+
+CHECKS: tuple[Callable[[Places], list[Finding]], ...] = (
+    pcie_downshift,
+    p2p_disabled,
+    nvlink_down,
+    throttled,
+    quota_reached,
+    broken_memory,
+)

@@ -1,0 +1,1 @@
+"""What one pair or one device is measured by, and the figures that come of it."""

@@ -1,0 +1,126 @@
+"""The devices of this node, measured by a process that holds torch; this side only starts it and reads its answer."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from pydantic import model_validator
+
+from hpctrain.base.clock import Clock
+from hpctrain.base.errors import CommandError
+from hpctrain.base.process import WORKER, Runner
+from hpctrain.base.wire import LineChannel, Message
+from hpctrain.probe.measure.settings import ProbeSettings
+from hpctrain.records.format.document import Part
+from hpctrain.records.topology.topology import Device, DeviceType
+
+MOST_DEVICES = 1024
+"""Devices of one node."""
+
+
+class DeviceReport(Part):
+    """What the measuring process found on one node."""
+
+    devices: list[Device]
+    device_types: dict[str, DeviceType]
+    intra_bytes_per_s: float | None = None
+    """From the first device to the second, where there are two."""
+
+    @model_validator(mode="after")
+    def _figures_are_figures(self) -> DeviceReport:
+        if len({device.id for device in self.devices}) < len(self.devices) or len(self.devices) > MOST_DEVICES:
+            raise ValueError(f"expected: up to {MOST_DEVICES} devices of different names")
+        if not {device.type for device in self.devices} <= self.device_types.keys():
+            raise ValueError("a device is of a type that the report does not have")
+        rates = [self.intra_bytes_per_s, *(rate for device in self.devices for rate in _rates(device))]
+        if any(rate is not None and rate <= 0 for rate in rates):
+            raise ValueError("rates and times must be positive")
+        return self
+
+
+def _rates(device: Device) -> Iterable[float | None]:
+    yield from (*device.flops.values(), *device.copy_bytes_per_s.values())
+    yield from (device.memory_bytes_per_s, device.launch_s)
+    yield from (device.host_to_device_bytes_per_s, device.device_to_host_bytes_per_s)
+
+
+class MeasuringProcess:
+    """The process of this node that holds torch, for the time of a probe. Close it, whatever happened."""
+
+    def __init__(self, runner: Runner, clock: Clock, log: Path, settings: ProbeSettings) -> None:
+        """Start it.
+
+        Raises:
+            CommandError: it could not start.
+        """
+        self._clock = clock
+        self._log = log
+        self._settings = settings
+        ours, theirs = socket.socketpair()
+        self._channel = LineChannel(ours)
+        try:
+            self._process = runner.start(_argv(settings, theirs.fileno()), log=log, keep_fds=(theirs.fileno(),))
+        except CommandError:
+            self._channel.close()
+            raise
+        finally:
+            theirs.close()
+
+    def devices(self, barrier: Callable[[], bool]) -> DeviceReport:
+        """Wait until the process is ready, pass the barrier, and read its figures.
+
+        All nodes measure at the same time: virtual nodes that share cores each report the share that they really get.
+
+        Args:
+            barrier: called when the process is ready; returns True when all nodes may start, False to give up.
+
+        Raises:
+            CommandError: the process died or took too long.
+        """
+        deadline = self._clock.now() + self._settings.devices_deadline_s
+        self._expect("ready", deadline)
+        if not barrier():
+            raise CommandError("measure: the coordinator gave up before the start")
+        self._channel.send({"kind": "go"})
+        return DeviceReport.model_validate(self._expect("devices", deadline).get("report"))
+
+    def ask(self, order: Message, answer: str, limit_s: float) -> Message:
+        """Pass on an order of the coordinator and wait for its answer.
+
+        Raises:
+            CommandError: the process died or took too long.
+        """
+        self._channel.send(order)
+        return self._expect(answer, self._clock.now() + limit_s)
+
+    def close(self) -> None:
+        """End the process."""
+        self._channel.close()
+        if self._process.wait(1.0) is None:
+            self._process.kill()
+            self._process.wait()
+
+    def _expect(self, kind: str, deadline: float) -> Message:
+        message = self._channel.wait_message(max(0.001, deadline - self._clock.now()))
+        if message is not None and message.get("kind") == kind:
+            return message
+        if message is not None and message.get("kind") == "error":
+            raise CommandError(f"measure: {message.get('text')}")
+        if self._channel.closed:
+            raise CommandError(f"measure: ended with code {self._process.wait(1.0)}; {_last_line(self._log)}")
+        raise CommandError(f"measure: not '{kind}' in time; {_last_line(self._log)}")
+
+
+def _argv(settings: ProbeSettings, descriptor: int) -> list[str]:
+    argv = [*WORKER, "measure", "--device", settings.device]
+    return [*argv, "--share", str(settings.share), "--fd", str(descriptor)]
+
+
+def _last_line(log: Path) -> str:
+    try:
+        lines = log.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return lines[-1] if lines else "it printed nothing"

@@ -1,0 +1,112 @@
+"""From samples of one link to its figures, pure: percentiles of latency, bandwidth from arrivals, clock offsets."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from hpctrain.records.format.document import Part
+from hpctrain.records.topology.link import Latency
+
+SLICES = 8
+"""Slices that the timed part of a transfer is cut into; the median of their rates is the bandwidth."""
+MOST_RUNGS = 64
+
+
+def _ascending(rungs: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+    sizes = [size for size, _ in rungs]
+    if sizes != sorted(set(sizes)) or any(size <= 0 or seconds <= 0 for size, seconds in rungs):
+        raise ValueError("sizes must be positive and grow, and times be positive")
+    return rungs
+
+
+def _positive(latency: Latency) -> Latency:
+    if min(latency.min, latency.p50, latency.p95) <= 0:
+        raise ValueError("latencies must be positive")
+    return latency
+
+
+Rungs = Annotated[tuple[tuple[int, float], ...], Field(max_length=MOST_RUNGS), AfterValidator(_ascending)]
+"""(bytes, one-way seconds) of messages, in the order of their size."""
+
+
+class PairFigures(Part):
+    """What one end of a pair measured."""
+
+    latency: Annotated[Latency, AfterValidator(_positive)]
+    """Of the round trips that this end started."""
+    bytes_per_s: float = Field(gt=0)
+    """Rate at which this end received."""
+    n: int = Field(ge=1)
+    """Slices behind the rate."""
+    ladder: Rungs = ()
+    """Median one-way seconds of single messages that this end sent, by size in bytes."""
+    sending_cpu: float | None = None
+    """Share of the time of its transfer that this end needed or waited for a processor."""
+    receiving_cpu: float | None = None
+    """The same while it received."""
+    clock_offset_s: float | None = None
+    """The peer's clock minus this end's."""
+    clock_error_s: float | None = None
+    """How wrong that may be: half of the fastest round trip."""
+    iface: str | None = None
+    """Network interface that this end's socket used."""
+
+
+def percentile(samples: Sequence[float], share: float) -> float:
+    """The sample below or at which `share` of all lie (nearest rank).
+
+    Raises:
+        ValueError: no samples.
+    """
+    if not samples:
+        raise ValueError("a percentile of no samples")
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, max(0, round(share * (len(ordered) - 1))))]
+
+
+def latency_of(round_trips_s: Sequence[float]) -> Latency:
+    """One-way latency, as half of each round trip (a clock on one side only cannot tell the two ways apart)."""
+    one_way = [seconds / 2 for seconds in round_trips_s]
+    return Latency(min=min(one_way), p50=percentile(one_way, 0.5), p95=percentile(one_way, 0.95))
+
+
+def bandwidth_of(arrivals: Sequence[tuple[float, int]]) -> tuple[float, int]:
+    """Bytes per second and the number of slices behind it, from (seconds, bytes so far) at the receiver.
+
+    The first quarter is dropped, because it was sent into empty buffers. The rest is cut into slices of equal volume;
+    their median forgives a burst or a pause.
+
+    Raises:
+        ValueError: fewer than two arrivals at different times after the first quarter.
+    """
+    total = arrivals[-1][1] if arrivals else 0
+    kept = [arrival for arrival in arrivals if arrival[1] >= total / 4]
+    slices = min(SLICES, len(kept) - 1)
+    if slices < 1 or kept[-1][0] <= kept[0][0]:
+        raise ValueError("too few arrivals for a bandwidth")
+    marks = [kept[round(index * (len(kept) - 1) / slices)] for index in range(slices + 1)]
+    # A slice read at once from the buffer took no time that the clock can tell: it has no rate.
+    rates = [
+        (after[1] - before[1]) / (after[0] - before[0])
+        for before, after in itertools.pairwise(marks)
+        if after[0] > before[0]
+    ]
+    return statistics.median(rates), len(rates)
+
+
+def clock_offset(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The peer's clock minus ours and how wrong that may be, both in seconds, from (round trip, offset if the answer
+    was written half-way).
+
+    The fastest round trip had the least room for the two ways to differ (Mills, RFC 5905, clock filter).
+
+    Raises:
+        ValueError: no samples.
+    """
+    round_trip, offset = min(samples)
+    return offset, round_trip / 2

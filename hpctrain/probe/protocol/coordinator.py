@@ -1,0 +1,231 @@
+"""The coordinating side of a probe: one connection to each node, a round at a time, a deadline for everything."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from hpctrain.base.clock import Clock
+from hpctrain.probe.campaign.measurement_schedule import campaign
+from hpctrain.probe.campaign.prior import Prior
+from hpctrain.probe.measure.backend import BackendReport, backend_lines, choose_backend
+from hpctrain.probe.measure.outcome import ContentionRound, Joined, Outcome, PairResult
+from hpctrain.probe.measure.rounds import Round
+from hpctrain.probe.measure.settings import ProbeSettings
+from hpctrain.probe.protocol.messages import Answer, DevicesAnswer, Exchanged, Meeting, PairAnswer, Ready
+from hpctrain.probe.protocol.transport import Gone, Transport
+
+GRACE_S = 3.0
+"""A node tells of its own failed slot before the coordinator gives it up, on a busy machine too."""
+
+BACKEND_GRACE_S = 10.0
+"""A node ends its measuring process, which may hang in a collective, before it tells of it."""
+
+Wanted = TypeVar("Wanted", bound=Answer)
+MOST_SECOND_TRIES = 16
+"""Pairs that could not measure and try once more, each on its own: it costs a deadline where the link is cut."""
+Progress = Callable[[str, int, int], None]
+"""Told of (phase, done, planned); the phases are join, links, devices and backend."""
+
+
+class Coordinator:
+    """Runs a probe over a star of connections. A node that dies or hangs is lost once, and costs one deadline."""
+
+    def __init__(
+        self, transport: Transport, nodes: Sequence[str], clock: Clock, settings: ProbeSettings, progress: Progress,
+        prior: Prior | None = None,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            progress: told after every step; what the outcome holds then is whole.
+            prior: what an earlier file says of the switches.
+        """
+        self._transport = transport
+        self._clock = clock
+        self.settings = settings
+        self.progress = progress
+        self._start = clock.now()
+        self.outcome = Outcome(list(nodes), prior=prior or {})
+
+    def run(self) -> Outcome:
+        """The whole probe: join, links, devices, messages over the training backend, over."""
+        self._gather()
+        self._links()
+        if self.settings.device != "none":
+            self._devices()
+            self._backend()
+        self.outcome.wall_s = self._clock.now() - self._start
+        return self.outcome
+
+    def close(self) -> None:
+        """Tell the nodes that it is over and close every connection."""
+        for name in self.outcome.joined:
+            self._transport.send(name, {"kind": "over"})
+        self._transport.close()
+
+    def _tell(self, phase: str, done: int, planned: int) -> None:
+        self.outcome.wall_s = self._clock.now() - self._start
+        self.progress(phase, done, planned)
+
+    def _gather(self) -> None:
+        expected = set(self.outcome.nodes)
+        deadline = self._clock.now() + self.settings.join_deadline_s
+        joined = self.outcome.joined
+        while len(joined) < len(expected):
+            self._tell("join", len(joined), len(expected))
+            join = self._transport.admit(expected - set(joined), deadline)
+            if join is None:
+                break
+            place = (join.addr, join.port, join.iface, join.host, join.switches, join.facts)
+            joined[join.node] = Joined(*place)
+        for name in sorted(expected - set(joined)):
+            self._lose(name, f"did not join within {self.settings.join_deadline_s:g} s")
+
+    def _links(self) -> None:
+        names, number = self.outcome.nodes, 0
+        for step in campaign(self.outcome, self.settings):
+            self.outcome.rounds_planned += len(step)
+            for planned in step:
+                self._tell("links", number, self.outcome.rounds_planned)
+                number += 1
+                alive = set(self.outcome.alive)
+                pairs = [(names[a], names[b]) for a, b in planned.pairs if {names[a], names[b]} <= alive]
+                if pairs and self._round(number, planned, pairs):
+                    self.outcome.rounds_done += 1
+        for a, b in self.outcome.unmeasured()[:MOST_SECOND_TRIES]:
+            number += 1
+            if {a, b} <= set(self.outcome.alive):
+                self._round(number, Round(((names.index(a), names.index(b)),), alone=False), [(a, b)])
+        self._tell("links", number, self.outcome.rounds_planned)
+
+    def _round(self, number: int, planned: Round, pairs: list[tuple[str, str]]) -> bool:
+        """One round; True when at least one pair was measured."""
+        for a, b in pairs:
+            self._tell_pair(number, a, b)
+        busy = {name for pair in pairs for name in pair}
+        for name in set(self.outcome.alive) - busy:
+            self._transport.send(name, {"kind": "idle"})
+        waited_s = self.settings.slot_deadline_s + GRACE_S
+        answers = self._collect(busy, PairAnswer, waited_s, f"in round {number}", lambda answer: answer.round == number)
+        results = [self._result(planned, len(pairs), pair, answers) for pair in pairs]
+        measured = [result for result in results if result is not None]
+        self._keep(planned, measured)
+        return bool(measured)
+
+    def _keep(self, planned: Round, measured: list[PairResult]) -> None:
+        if planned.purpose == "contention":
+            self.outcome.contention.append(ContentionRound(planned.alone, tuple(measured)))
+        elif planned.purpose == "retest":
+            self.outcome.retests += measured
+        else:
+            self.outcome.add(measured, self.settings.bulk_bytes)
+
+    def _tell_pair(self, number: int, a: str, b: str) -> None:
+        place = self.outcome.joined[b]
+        self._transport.send(b, {"kind": "pair", "round": number, "caller": False, "peer": a})
+        call = {"kind": "pair", "round": number, "caller": True, "peer": b, "addr": place.addr, "port": place.port}
+        self._transport.send(a, call)
+
+    def _result(
+        self, planned: Round, concurrency: int, pair: tuple[str, str], answers: dict[str, PairAnswer]
+    ) -> PairResult | None:
+        a, b = pair
+        ends = [answers[name].figures for name in pair if name in answers]
+        if len(ends) == 2 and ends[0] is not None and ends[1] is not None:
+            self.outcome.broken.pop(pair, None)
+            self.outcome.broken.pop(pair[::-1], None)
+            return PairResult(a, b, planned.alone, concurrency, ends[0], ends[1])
+        if a not in self.outcome.lost and b not in self.outcome.lost:
+            reasons = [f"{name}: {answers[name].error or 'no figures'}" for name in pair]
+            self.outcome.broken[pair] = "; ".join(reasons)
+        return None
+
+    def _devices(self) -> None:
+        """Two steps: every measuring process is loaded and ready, then all of them start at once."""
+        limit_s = self.settings.devices_deadline_s
+        alive = set(self.outcome.alive)
+        self._tell("devices", 0, len(alive))
+        for name in alive:
+            self._transport.send(name, {"kind": "devices"})
+        ready = self._collect(alive, (Ready, DevicesAnswer), limit_s, "while starting to measure")
+        self._tell("devices", len(ready), len(ready))
+        started = {name for name, answer in ready.items() if isinstance(answer, Ready)}
+        for name in started:
+            self._transport.send(name, {"kind": "go"})
+        reports = self._collect(started, DevicesAnswer, limit_s, "while measuring its devices")
+        for name, answer in {**ready, **reports}.items():
+            if isinstance(answer, DevicesAnswer):
+                self._take_report(name, answer)
+
+    def _backend(self) -> None:
+        """The processes that measured the devices send each other messages as a training run does."""
+        # A group forms only when all of its members reach each other, so that a broken pair would cost a time-out.
+        names = [name for name in self.outcome.alive if name in self.outcome.devices]
+        apart = [pair for pair in self.outcome.broken if set(pair) <= set(names)]
+        for a, b in apart:
+            self.outcome.backend_failed[f"{a} - {b}"] = "they do not reach each other"
+        if len(names) < 2 or apart:
+            return
+        self._tell("backend", 0, len(names))
+        limit_s = self.settings.backend_deadline_s + BACKEND_GRACE_S
+        first = names[0]
+        self._transport.send(first, {"kind": "meet"})
+        meeting = self._collect({first}, Meeting, limit_s, "while opening the meeting").get(first)
+        if meeting is None or meeting.port is None:
+            self.outcome.backend_failed[first] = (meeting and meeting.error) or "no meeting"
+            return
+        kinds = [{str(kind.kind) for kind in self.outcome.devices[name].device_types.values()} for name in names]
+        order = {
+            "kind": "exchange",
+            "backend": choose_backend(kinds, self.settings.loopback),
+            "world": len(names),
+            "seed": self.settings.seed,
+            "addr": self.outcome.joined[first].addr,
+            "port": meeting.port,
+            "token": secrets.token_hex(16),
+        }
+        for rank, name in enumerate(names):
+            self._transport.send(name, order | {"rank": rank})
+        answers = self._collect(set(names), Exchanged, limit_s, "in its messages")
+        self._take_backend(names, answers)
+
+    def _take_backend(self, names: Sequence[str], answers: dict[str, Exchanged]) -> None:
+        reports: dict[str, BackendReport] = {}
+        for name, answer in answers.items():
+            if answer.report is not None:
+                reports[name] = answer.report
+            else:
+                self.outcome.backend_failed[name] = answer.error or "no figures"
+        self.outcome.backend = backend_lines(names, reports)
+
+    def _take_report(self, name: str, answer: DevicesAnswer) -> None:
+        if answer.report is not None:
+            self.outcome.devices[name] = answer.report
+        else:
+            self.outcome.devices_failed[name] = answer.error or "no figures"
+
+    def _collect(
+        self, waiting: set[str], kind: type[Wanted] | tuple[type[Wanted], ...], limit_s: float, when: str,
+        wanted: Callable[[Wanted], bool] = lambda answer: True,
+    ) -> dict[str, Wanted]:  # fmt: skip
+        """One wanted answer of that kind from each; who closes the connection, says nonsense or lets the time pass is
+        lost."""
+        answers: dict[str, Wanted] = {}
+        waiting = waiting - set(self.outcome.lost)
+        deadline = self._clock.now() + limit_s
+        while waiting and (left := deadline - self._clock.now()) > 0:
+            for name, answer in self._transport.receive(left):
+                if isinstance(answer, Gone):
+                    self._lose(name, f"{answer.why} {when}")
+                    waiting.discard(name)
+                # What a node says after it was given up belongs to an old round.
+                elif name in waiting and isinstance(answer, kind) and wanted(answer):
+                    answers[name] = answer
+                    waiting.discard(name)
+        for name in sorted(waiting):
+            self._lose(name, f"no answer {when} within {limit_s:g} s")
+        return answers
+
+    def _lose(self, name: str, reason: str) -> None:
+        self.outcome.lost.setdefault(name, reason)

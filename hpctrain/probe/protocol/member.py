@@ -1,0 +1,207 @@
+"""What every node does in a probe: joins the coordinator, then does what it is told, slot by slot, until it is over."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from hpctrain.base.clock import Clock
+from hpctrain.base.errors import CommandError, HpctrainError
+from hpctrain.base.process import Runner
+from hpctrain.base.wire import LineChannel, MalformedMessage, Message
+from hpctrain.probe.measure.devices import MeasuringProcess
+from hpctrain.probe.measure.settings import ProbeSettings
+from hpctrain.probe.protocol.authenticated_stream import HELLO_S, Broken, Door, knock, open_door
+from hpctrain.probe.protocol.exchange import Stream, measure_pair
+from hpctrain.probe.protocol.messages import ERROR_CHARS, ExchangeOrder, Order, PairOrder, read_order
+from hpctrain.probe.system.address import interface_of, own_address
+from hpctrain.probe.system.host_facts import host_facts
+
+COORDINATOR_FILE = "coordinator.json"
+"""In the probe's folder, readable by its owner only: address, port and token of the coordinator."""
+
+
+class Member:
+    """One node of a probe, connected to the coordinator."""
+
+    def __init__(
+        self,
+        me: str,
+        addr: str,
+        token: str,
+        channel: LineChannel,
+        door: Door,
+        runner: Runner,
+        clock: Clock,
+        settings: ProbeSettings,
+        log: Path,
+    ) -> None:
+        self._me = me
+        self._addr = addr
+        self._token = token
+        self._channel = channel
+        self._door = door
+        self._runner = runner
+        self._clock = clock
+        self._settings = settings
+        self._log = log
+        self._measuring: MeasuringProcess | None = None
+
+    def serve(self) -> None:
+        """Do what the coordinator says until it says that the probe is over.
+
+        Raises:
+            HpctrainError: the coordinator died or fell silent.
+        """
+        while True:
+            message = self._channel.wait_message(self._settings.silence_s)
+            if message is None:
+                how = f"was silent for {self._settings.silence_s:g} s"
+                if self._channel.closed:
+                    how = f"was left: {self._channel.fault}" if self._channel.fault else "ended"
+                raise HpctrainError(f"probe: the coordinating node {how}; see its log")
+            order = self._order(message)
+            if order.kind == "over":
+                return
+            if isinstance(order, PairOrder):
+                self._channel.send(self._pair(order))
+            elif order.kind == "devices":
+                self._channel.send(self._devices())
+            elif order.kind == "meet":
+                self._channel.send(self._ask({"kind": "meet", "addr": self._addr}, "meeting"))
+            elif isinstance(order, ExchangeOrder):
+                self._channel.send(self._ask(message | {"iface": interface_of(self._addr)}, "exchanged"))
+
+    def _order(self, message: Message) -> Order:
+        try:
+            return read_order(message)
+        except MalformedMessage as error:
+            self._channel.refuse(str(error))
+            raise HpctrainError(f"probe: left the coordinating node: {error}") from None
+
+    def close(self) -> None:
+        """End the measuring process, if there is one."""
+        if self._measuring is not None:
+            self._measuring.close()
+            self._measuring = None
+
+    def _pair(self, order: PairOrder) -> Message:
+        """Measure with the peer of this round; the answer carries figures, or the reason why there are none."""
+        deadline = self._clock.now() + self._settings.slot_deadline_s
+        answer: Message = {"kind": "pair", "round": order.round}
+        try:
+            channel = self._call(order, deadline) if order.caller else self._answer(order, deadline)
+            try:
+                stream = Stream(channel.sock, self._clock, deadline)
+                figures = measure_pair(stream, order.caller, self._settings)
+                used = interface_of(own_address(channel.sock))
+            finally:
+                channel.close()
+        except Broken as error:
+            return answer | {"error": str(error)[:ERROR_CHARS]}
+        except ValidationError as error:
+            return answer | {"error": f"its figures are not valid: {error.errors()[0]['msg']}"[:ERROR_CHARS]}
+        return answer | {"figures": figures.model_copy(update={"iface": used}).model_dump(mode="json")}
+
+    def _call(self, order: PairOrder, deadline: float) -> LineChannel:
+        assert order.addr is not None, "read_order saw to it"
+        assert order.port is not None, "read_order saw to it"
+        claims = {"kind": "pair", "node": self._me, "round": order.round}
+        return knock(order.addr, order.port, self._token, claims, deadline - self._clock.now(), self._clock)
+
+    def _answer(self, order: PairOrder, deadline: float) -> LineChannel:
+        def is_peer(hello: Message) -> bool:
+            return (hello.get("node"), hello.get("round")) == (order.peer, order.round)
+
+        admitted = self._door.admit(is_peer, deadline)
+        if admitted is None:
+            raise Broken(f"{order.peer} did not connect")
+        return admitted[0]
+
+    def _devices(self) -> Message:
+        try:
+            self._measuring = MeasuringProcess(self._runner, self._clock, self._log, self._settings)
+            report = self._measuring.devices(self._all_ready)
+        except (CommandError, ValidationError) as error:
+            self.close()
+            return {"kind": "devices", "error": str(error)[:ERROR_CHARS]}
+        return {"kind": "devices", "report": report.model_dump(mode="json", exclude_none=True)}
+
+    def _ask(self, order: Message, answer: str) -> Message:
+        """The measuring process's answer, or the reason why there is none."""
+        if self._measuring is None:
+            return {"kind": answer, "error": "its devices were not measured"}
+        try:
+            said = self._measuring.ask(order, answer, self._settings.backend_deadline_s)
+        except CommandError as error:
+            self.close()  # a process that hangs in a collective does not come back
+            return {"kind": answer, "error": str(error)[:ERROR_CHARS]}
+        return said | {"error": str(said["error"])[:ERROR_CHARS]} if "error" in said else said
+
+    def _all_ready(self) -> bool:
+        self._channel.send({"kind": "ready"})
+        message = self._channel.wait_message(self._settings.silence_s)
+        return message is not None and self._order(message).kind == "go"
+
+
+def take_part(
+    folder: Path, me: str, addr: str, runner: Runner, clock: Clock, settings: ProbeSettings,
+    given_up: Callable[[], bool] = lambda: False,
+) -> None:  # fmt: skip
+    """Join the probe whose coordinator published itself in `folder`, and serve to its end. Leaves nothing open.
+
+    Args:
+        given_up: whether there will be no coordinator any more; asked while it is looked for.
+
+    Raises:
+        HpctrainError: no coordinator before the deadline, or it died.
+    """
+    token, channel, door = _find(folder, me, addr, clock, settings, given_up)
+    member = Member(me, addr, token, channel, door, runner, clock, settings, folder / f"{me}.log")
+    try:
+        member.serve()
+    finally:
+        member.close()
+        channel.close()
+        door.close()
+
+
+def _find(
+    folder: Path, me: str, addr: str, clock: Clock, settings: ProbeSettings, given_up: Callable[[], bool]
+) -> tuple[str, LineChannel, Door]:
+    """Look until the coordinator welcomes this node: its token, the connection, and this node's own door."""
+    deadline = clock.now() + settings.join_deadline_s
+    hostname = socket.gethostname()
+    about: Message = {"iface": interface_of(addr), "host": hostname, "facts": host_facts(hostname).to_json()}
+    pause = 0.05
+    reason = f"no {COORDINATOR_FILE}"
+    while clock.now() < deadline and not given_up():
+        try:
+            place = json.loads((folder / COORDINATOR_FILE).read_text())
+            return _join(place, me, addr, about, clock)
+        except (OSError, ValueError, KeyError, Broken) as error:
+            # Not there yet, or left behind by an earlier probe that was killed: look again.
+            reason = str(error)
+        clock.sleep(pause)
+        pause = min(1.0, pause * 1.5)
+    raise HpctrainError(
+        f"probe: {me} found no coordinating node within {settings.join_deadline_s:g} s ({reason}); "
+        "is the folder shared by all nodes?"
+    )
+
+
+def _join(place: Message, me: str, addr: str, about: Message, clock: Clock) -> tuple[str, LineChannel, Door]:
+    token = str(place["token"])
+    door = open_door(addr, token, clock)
+    claims: Message = {"kind": "join", "node": me, "addr": addr, "port": door.port}
+    claims |= {"switches": os.environ.get("SLURM_TOPOLOGY_ADDR"), **about}
+    try:
+        return token, knock(place["addr"], place["port"], token, claims, HELLO_S, clock), door
+    except (Broken, KeyError):
+        door.close()
+        raise

@@ -1,0 +1,190 @@
+"""The messages of a probe, as models that are checked when they arrive: from a node that joins, to it, and from it.
+
+Who sends them knows the token. A message that is none of these ends the connection that it came over, with the reason;
+neither the coordinator nor a node ends with it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
+
+from hpctrain.base.wire import MalformedMessage, Message
+from hpctrain.probe.measure.backend import BackendReport
+from hpctrain.probe.measure.devices import DeviceReport
+from hpctrain.probe.measure.figures import PairFigures
+from hpctrain.records.format.document import Part
+from hpctrain.records.topology.evidence import HostFacts
+
+ERROR_CHARS = 2000
+"""The longest error that one side tells the other; the sender cuts it."""
+
+Text = Annotated[str, Field(min_length=1, max_length=1024)]
+MaybeEmpty = Annotated[str, Field(max_length=1024)] | None
+Port = Annotated[int, Field(gt=0, lt=1 << 16)]
+Count = Annotated[int, Field(ge=0, lt=1 << 31)]
+Whole = TypeVar("Whole")
+
+
+class Join(Part):
+    """What a node says about itself when it joins the coordinator."""
+
+    kind: Literal["join"]
+    node: Text
+    addr: Text
+    """Where its own listener is reached."""
+    port: Port
+    iface: MaybeEmpty = None
+    host: MaybeEmpty = None
+    switches: MaybeEmpty = None
+    """SLURM_TOPOLOGY_ADDR on it."""
+    facts: HostFacts | None = None
+
+
+class PairOrder(Part):
+    """Measure with a peer: call it where `addr` and `port` are, or wait for its call."""
+
+    kind: Literal["pair"]
+    round: Count
+    caller: bool
+    peer: Text
+    addr: Text | None = None
+    port: Port | None = None
+
+    @model_validator(mode="after")
+    def _says_whom_to_call(self) -> PairOrder:
+        if self.caller and (self.addr is None or self.port is None):
+            raise ValueError("a caller needs addr and port")
+        return self
+
+
+class PlainOrder(Part):
+    """An order without content. idle: nothing to do in this round; devices: start the process that measures; go: it
+    may measure; meet: open the port where all ranks meet; over: the probe has ended."""
+
+    kind: Literal["idle", "devices", "go", "meet", "over"]
+
+
+class ExchangeOrder(Part):
+    """Send messages to the other ranks over the training backend."""
+
+    kind: Literal["exchange"]
+    backend: Literal["gloo", "nccl"]
+    world: Annotated[int, Field(ge=2, lt=1 << 20)]
+    rank: Count
+    seed: int
+    addr: Text
+    port: Port
+    token: Text
+
+
+class Refusable(Part):
+    """An answer with its content or the reason why there is none."""
+
+    error: Annotated[str, Field(max_length=ERROR_CHARS)] | None = None
+
+    def _has(self, content: object) -> None:
+        if (content is None) == (self.error is None):
+            raise ValueError("exactly one of content and error is needed")
+
+
+class PairAnswer(Refusable):
+    """One end's figures of a pair."""
+
+    kind: Literal["pair"]
+    round: Count
+    figures: PairFigures | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> PairAnswer:
+        self._has(self.figures)
+        return self
+
+
+class Ready(Part):
+    """The process that measures is loaded."""
+
+    kind: Literal["ready"]
+
+
+class DevicesAnswer(Refusable):
+    """The node's devices."""
+
+    kind: Literal["devices"]
+    report: DeviceReport | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> DevicesAnswer:
+        self._has(self.report)
+        return self
+
+
+class Meeting(Refusable):
+    """The port where all ranks meet."""
+
+    kind: Literal["meeting"]
+    port: Port | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Meeting:
+        self._has(self.port)
+        return self
+
+
+class Exchanged(Refusable):
+    """What a rank measured over the training backend."""
+
+    kind: Literal["exchanged"]
+    report: BackendReport | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Exchanged:
+        self._has(self.report)
+        return self
+
+
+Order = PairOrder | PlainOrder | ExchangeOrder
+Answer = PairAnswer | Ready | DevicesAnswer | Meeting | Exchanged
+
+_JOIN: TypeAdapter[Join] = TypeAdapter(Join)
+_ORDER: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="kind")])
+_ANSWER: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="kind")])
+
+
+def read_join(message: Message) -> Join:
+    """What a node says that joins.
+
+    Raises:
+        MalformedMessage: it is something else.
+    """
+    return _read(_JOIN, message)
+
+
+def read_order(message: Message) -> Order:
+    """What the coordinator wants of a node.
+
+    Raises:
+        MalformedMessage: it is something else.
+    """
+    return _read(_ORDER, message)
+
+
+def read_answer(message: Message) -> Answer:
+    """What a node answers the coordinator.
+
+    Raises:
+        MalformedMessage: it is something else.
+    """
+    return _read(_ANSWER, message)
+
+
+def _read(adapter: TypeAdapter[Whole], message: Message) -> Whole:
+    try:
+        return adapter.validate_python(message)
+    except ValidationError as error:
+        mistake: Any = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(map(str, mistake["loc"]))[:200]
+        kind = str(message.get("kind"))[:100]
+        where = f" in {field!r}" if field else ""
+        raise MalformedMessage(f"it sent a malformed message {kind!r}:{where} {mistake['msg'][:200]!r}") from None

@@ -1,0 +1,89 @@
+"""How the coordinating node reaches the others: a star of connections, or a simulated one behind the same calls."""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from hpctrain.base.wire import LineChannel, MalformedMessage, Message
+from hpctrain.probe.protocol.authenticated_stream import Door
+from hpctrain.probe.protocol.messages import Answer, Join, read_answer, read_join
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A node's connection is closed."""
+
+    why: str = "its process ended"
+
+
+class Transport(Protocol):
+    """Messages between the coordinator and the nodes."""
+
+    def admit(self, expected: set[str], deadline: float) -> Join | None:
+        """What the next node out of `expected` says that joins; None when there was none before `deadline`."""
+
+    def send(self, node: str, message: Message) -> None:
+        """Send one message to a node; one that is gone shows in `receive`."""
+
+    def receive(self, seconds: float) -> Iterable[tuple[str, Answer | Gone]]:
+        """Wait up to that time for something, and return what there is."""
+
+    def close(self) -> None:
+        """Close every connection."""
+
+
+class Star:
+    """A TCP connection to each node that came through the door."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._channels: dict[str, LineChannel] = {}
+        self._selector = selectors.DefaultSelector()
+
+    def admit(self, expected: set[str], deadline: float) -> Join | None:
+        """See Transport."""
+
+        def is_missing(claims: Message) -> bool:
+            try:
+                return read_join(claims).node in expected
+            except MalformedMessage as error:
+                print(f"hpctrain probe: a node that knows the token was turned away: {error}", flush=True)
+                return False
+
+        admitted = self._door.admit(is_missing, deadline)
+        if admitted is None:
+            return None
+        channel, join = admitted[0], read_join(admitted[1])
+        self._channels[join.node] = channel
+        self._selector.register(channel, selectors.EVENT_READ, join.node)
+        return join
+
+    def send(self, node: str, message: Message) -> None:
+        """See Transport."""
+        self._channels[node].send(message)
+
+    def receive(self, seconds: float) -> Iterator[tuple[str, Answer | Gone]]:
+        """See Transport."""
+        for key, _ in self._selector.select(seconds):
+            name = str(key.data)
+            channel = self._channels[name]
+            for message in channel.receive():
+                try:
+                    answer = read_answer(message)
+                except MalformedMessage as error:
+                    channel.refuse(str(error))
+                    break
+                yield name, answer
+            if channel.closed:
+                self._selector.unregister(channel)
+                yield name, Gone(channel.fault) if channel.fault else Gone()
+
+    def close(self) -> None:
+        """See Transport."""
+        for channel in self._channels.values():
+            channel.close()
+        self._channels.clear()
+        self._selector.close()

@@ -1,0 +1,1 @@
+"""What a node's system says of itself: CPUs, PCI, NVML, addresses and health."""

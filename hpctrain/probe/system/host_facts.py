@@ -1,0 +1,74 @@
+"""What this machine says of itself: interfaces, packet sizes, what its own name leads to, InfiniBand, the kernel."""
+
+from __future__ import annotations
+
+import ipaddress
+import platform
+import socket
+from pathlib import Path
+
+import psutil
+
+from hpctrain.records.topology.evidence import HostFacts
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def host_facts(hostname: str, infiniband: Path = Path("/sys/class/infiniband")) -> HostFacts:
+    """The facts of this machine; its clock's offset is for the others to tell.
+
+    Args:
+        hostname: the name that the machine gives itself. Looking it up may take as long as its name servers do, which
+            is how long every library waits that asks the same.
+        infiniband: the kernel's list of InfiniBand devices.
+    """
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    return HostFacts(
+        kernel=platform.release() or None,
+        boot_id=_boot_id(),
+        interfaces={name: found for name, found in sorted(_addresses().items()) if name in up},
+        mtu={name: state.mtu for name, state in sorted(psutil.net_if_stats().items()) if name in up and state.mtu > 0},
+        infiniband=active_ports(infiniband),
+        hostname_resolves_to=resolve(hostname),
+    )
+
+
+def resolve(hostname: str) -> str | None:
+    """The address that libraries bind to when they go by the host's name: the first one; None when nobody knows it."""
+    try:
+        return str(socket.getaddrinfo(hostname, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return None
+
+
+def active_ports(infiniband: Path) -> list[str]:
+    """InfiniBand and RoCE ports that are up, as device/port; what cannot be read is left out."""
+    found = []
+    for file in sorted(infiniband.glob("*/ports/*/state")):
+        try:
+            active = file.read_text().partition(":")[2].strip() == "ACTIVE"
+        except OSError:
+            continue
+        if active:
+            found.append(f"{file.parts[-4]}/{file.parts[-2]}")
+    return found
+
+
+def _boot_id() -> str | None:
+    try:
+        return _BOOT_ID.read_text().strip() or None
+    except OSError:
+        return None
+
+
+def _addresses() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            if entry.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            address = entry.address.partition("%")[0]
+            # Link-local addresses of IPv6 are everywhere and lead nowhere.
+            if not ipaddress.ip_address(address).is_link_local:
+                found.setdefault(name, []).append(address)
+    return found

@@ -1,0 +1,104 @@
+"""What the kernel's device tree (sysfs) says of a device on the PCI bus: its link, its NUMA node, the nearest network
+card. Nothing needs root; what is not there is None."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from hpctrain.records.topology.evidence import PcieLink
+
+SYSFS = Path("/sys")
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
+GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
+"""GT/s of a lane, as the kernel writes it, to the generation of PCI Express."""
+
+
+def pcie_link(address: str, sysfs: Path = SYSFS) -> PcieLink | None:
+    """The link of the device at a PCI address such as 0000:4e:00.0; None unless all four figures are known."""
+    folder = _folder(address, sysfs)
+    generation, generation_max = (_generation(folder / f"{which}_link_speed") for which in ("current", "max"))
+    width, width_max = (_number(folder / f"{which}_link_width") for which in ("current", "max"))
+    if generation is None or generation_max is None or not width or not width_max:
+        return None
+    return PcieLink(generation=generation, width=width, generation_max=generation_max, width_max=width_max)
+
+
+def numa_node(address: str, sysfs: Path = SYSFS) -> int | None:
+    """NUMA node that the device is attached to; None where the machine does not tell (it writes -1)."""
+    found = _number(_folder(address, sysfs) / "numa_node")
+    return found if found is not None and found >= 0 else None
+
+
+def pci_path(address: str, sysfs: Path = SYSFS) -> list[str] | None:
+    """Addresses on the way to the device as NCCL names them: each switch by its upstream port, the device last. None
+    for a device that the kernel does not know.
+
+    A switch has two bridges on the way, its upstream and a downstream port, so that every second parent is taken.
+    """
+    folder = _folder(address, sysfs)
+    if not folder.exists():
+        return None
+    ports = [part for part in folder.resolve().parts if _ADDRESS.fullmatch(part)]
+    return ports[::-1][::2][::-1] or None
+
+
+def nearest_nic(address: str, sysfs: Path = SYSFS) -> str | None:
+    """The network card that shares most of the way to the host with the device: an InfiniBand device (mlx5_0) before
+    an Ethernet interface at the same distance. None without a card that shares a bridge or the NUMA node."""
+    path = _folder(address, sysfs).resolve()
+    own_numa = numa_node(address, sysfs)
+    best: tuple[int, int, str] | None = None
+    for rank, kind in enumerate(("infiniband", "net")):
+        for entry in sorted((sysfs / "class" / kind).glob("*")):
+            card = entry / "device"
+            if not card.exists():
+                continue  # lo, bridges, veth: no hardware
+            shared = _shared_parts(path, card.resolve())
+            near = shared > _shared_parts(path, _root(path)) or (
+                own_numa is not None and _number(card / "numa_node") == own_numa
+            )
+            if near and (best is None or (-shared, rank) < best[:2]):
+                best = (-shared, rank, entry.name)
+    return best[2] if best else None
+
+
+def _folder(address: str, sysfs: Path) -> Path:
+    return sysfs / "bus" / "pci" / "devices" / address.lower()
+
+
+def _root(path: Path) -> Path:
+    """The host bridge above the device: /sys/devices/pci0000:4c. Two devices below it need not share a switch."""
+    for parent in path.parents:
+        if parent.name.startswith("pci"):
+            return parent
+    return path.parent
+
+
+def _shared_parts(one: Path, other: Path) -> int:
+    count = 0
+    for a, b in zip(one.parts, other.parts, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+def _generation(file: Path) -> int | None:
+    text = _text(file)
+    return GENERATIONS.get(text.split(" ", 1)[0]) if text else None
+
+
+def _number(file: Path) -> int | None:
+    text = _text(file)
+    try:
+        return int(text) if text else None
+    except ValueError:
+        return None
+
+
+def _text(file: Path) -> str | None:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return None

@@ -1,0 +1,99 @@
+"""index.json of a corpus folder: its token shards, its tokenizer and what they were made from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from hpctrain.records.corpus.cleaning import AS_IT_IS, Cleaning
+from hpctrain.records.format.bounds import VOCAB_MAX
+from hpctrain.records.format.document import Document, Part
+from hpctrain.records.format.file_name import PlainName
+
+INDEX_NAME = "index.json"
+"""Name of the index within a corpus folder."""
+SHARD_TOKENS_MAX = 2**48
+"""Of one file; the largest one that a file system takes is as long."""
+
+
+class TokenizerInfo(Part):
+    """What turned text into tokens; two folders with equal entries may be trained on together."""
+
+    kind: Literal["bytes", "trained", "given"]
+    """bytes: a token for each byte. trained: byte-level BPE of this text. given: a tokenizer.json of the person's."""
+    end_of_text: int = Field(ge=0, le=VOCAB_MAX)
+    """Token that ends each document."""
+    file: PlainName | None = None
+    """tokenizer.json within the folder; absent for bytes."""
+    sha256: str | None = None
+    """Content hash of that file."""
+
+
+class Shard(Part):
+    """One file of tokens, little-endian, nothing but tokens."""
+
+    file: PlainName
+    """Name within the folder."""
+    split: Literal["train", "valid"]
+    """What it is for; valid was kept aside and is never trained on."""
+    tokens: int = Field(ge=1, le=SHARD_TOKENS_MAX)
+    """How many."""
+    sha256: str
+    """Content hash of the file."""
+
+
+class Sources(Part):
+    """What the corpus was made from."""
+
+    files: int = Field(ge=0)
+    """Files that are in it."""
+    documents: int = Field(default=0, ge=0)
+    """Documents in them: records, or whole text files."""
+    text_bytes: int = Field(ge=0)
+    """Their size, uncompressed."""
+    skipped_not_text: int = Field(default=0, ge=0)
+    """Files left out because they are binary or not UTF-8."""
+    skipped_unreadable: int = Field(default=0, ge=0)
+    """Files left out because they could not be read: permission, a damaged archive."""
+    skipped_bad: int = Field(default=0, ge=0)
+    """Records left out because they are damaged or hold no text."""
+    damaged_files: int = Field(default=0, ge=0)
+    """Files, counted among these, of which what follows their damage is lost; of packed text files, all."""
+    beside_records: int = Field(default=0, ge=0)
+    """Text files left out because they lie in a folder with files of records."""
+    other_splits: int = Field(default=0, ge=0)
+    """Files left out because their names call them validation or test, beside others called train."""
+    clean: Cleaning = AS_IT_IS
+    """What was done to the text."""
+
+
+class CorpusIndex(Document):
+    """A corpus folder: shards, tokenizer, sources. The same text and options give the same index."""
+
+    schema_kind: ClassVar[str] = "corpus"
+
+    vocab_size: int = Field(ge=2, le=VOCAB_MAX)
+    """Tokens are below this."""
+    dtype: Literal["uint16", "uint32"]
+    """How a token is stored."""
+    tokenizer: TokenizerInfo
+    """What made the tokens."""
+    shards: list[Shard] = Field(min_length=1)
+    """In the order in which they are read."""
+    sources: Sources
+    """What they were made from."""
+
+    @field_validator("shards")
+    @classmethod
+    def _files_of_their_own(cls, value: list[Shard]) -> list[Shard]:
+        names = Counter(shard.file for shard in value)
+        taken = next((name for name, count in names.items() if count > 1 or name == INDEX_NAME), None)
+        if taken is not None:
+            raise ValueError(f"{taken!r} is named twice or is the index itself; each shard is a file of its own")
+        return value
+
+    def tokens(self, split: str) -> int:
+        """Tokens of one split."""
+        return sum(shard.tokens for shard in self.shards if shard.split == split)

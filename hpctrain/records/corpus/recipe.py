@@ -1,0 +1,89 @@
+"""recipe.yaml: several sources of text, each made into a corpus folder, with one tokenizer for all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, ValidationError, field_validator
+
+from hpctrain.base.errors import FileError, Mistake
+from hpctrain.records.corpus.cleaning import AS_IT_IS, Cleaning
+from hpctrain.records.format.document import Document, Part
+from hpctrain.records.format.file_name import AnyPath
+from hpctrain.records.format.validation_errors import mistakes_of
+from hpctrain.records.format.yaml_file import read_yaml
+
+RECIPE_NAME = "recipe.json"
+"""The recipe as it was used, in the folder made of it; says that the folder was made by `hpctrain data prepare`."""
+
+Format = Literal["auto", "text", "jsonl", "parquet", "arrow"]
+
+
+class RecipeSource(Part):
+    """Text that becomes one corpus folder."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")
+    """Name of its folder."""
+    path: list[AnyPath] = Field(min_length=1, json_schema_extra={"type": ["array", "string"]})
+    """Files and folders, from the recipe's folder; * ? [] stand for parts of names, ** for folders."""
+    format: Format = "auto"
+    """What the files are. auto: by their names."""
+    text_field: str = Field(default="text", min_length=1)
+    """Field or column that holds the text, in formats that have several."""
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """How often it is drawn from in training, against the other sources; changes nothing in the folder."""
+    clean: Cleaning | None = None
+    """Default: the recipe's."""
+    valid_fraction: float | None = Field(default=None, ge=0, lt=1)
+    """Default: the recipe's."""
+    limit_bytes: int | None = Field(default=None, ge=1)
+    """Take no more text than that."""
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+
+class Recipe(Document):
+    """How a corpus of several sources is made."""
+
+    schema_kind: ClassVar[str] = "recipe"
+
+    tokenizer: AnyPath = "bytes"
+    """bytes, train:N (over all sources together), or the path of a tokenizer.json, from the recipe's folder."""
+    sample_bytes: int | None = Field(default=None, ge=1)
+    """Text that a tokenizer is trained on. Default: 4 MiB."""
+    valid_fraction: float = Field(default=0.01, ge=0, lt=1)
+    """Share of each source's text kept aside for validation."""
+    clean: Cleaning = AS_IT_IS
+    """What is done to text before it becomes tokens."""
+    skip_bad: bool = False
+    """Leave out and count records that cannot be read, instead of stopping at the first."""
+    sources: list[RecipeSource] = Field(min_length=1)
+    """In the order of their folders in `data.train`."""
+
+    @field_validator("sources")
+    @classmethod
+    def _own_names(cls, value: list[RecipeSource]) -> list[RecipeSource]:
+        names = [source.name for source in value]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"found the name {twice[0]!r} twice; each source needs its own folder")
+        return value
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Read recipe.yaml.
+
+    Raises:
+        FileError: it is missing, no YAML, or wrong; every mistake is told with its line.
+    """
+    file = read_yaml(path)
+    if not isinstance(file.value, dict) or not file.value:
+        raise FileError(path, [Mistake("", "found no keys; expected sources: [{name: …, path: …}]", 1)])
+    try:
+        return Recipe.model_validate(file.value)
+    except ValidationError as error:
+        raise FileError(path, mistakes_of(error, Recipe, file.lines)) from None

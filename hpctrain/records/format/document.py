@@ -1,0 +1,133 @@
+"""What all files share: frozen models that are read whole, checked whole and written whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetJsonSchemaHandler,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
+from pydantic_core import CoreSchema
+
+from hpctrain.base.atomic import write_json
+from hpctrain.base.errors import FileError, Mistake
+from hpctrain.records.format.field_docs import describe_fields
+from hpctrain.records.format.input_file import DOCUMENT_BYTES, read_input_text
+from hpctrain.records.format.json_text import JsonError, parse_json
+from hpctrain.records.format.validation_errors import mistakes_of
+
+Self = TypeVar("Self", bound="Document")
+
+
+class Part(BaseModel):
+    """A piece of a file: frozen; unknown keys are errors, and every number is finite."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; a number that was not measured is absent."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        schema = handler(core_schema)
+        describe_fields(cls, handler.resolve_ref_schema(schema).get("properties", {}))
+        return schema
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is absent. A null that stands for something else than its default is kept, or it would be read
+        back as that default."""
+        values: dict[str, Any] = handler(self)
+        for name, field in type(self).model_fields.items():
+            if getattr(self, name) is None and field.default is None:
+                values.pop(field.alias or name, None)
+                values.pop(name, None)
+        return values
+
+
+class Document(Part):
+    """A whole JSON file, with its kind and version in `schema`."""
+
+    schema_kind: ClassVar[str]
+
+    schema_: str = ""
+    """Kind and version of the file; written by hpctrain, may be left out by people."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        populate_by_name=True,
+        allow_inf_nan=False,
+        alias_generator=lambda name: "schema" if name == "schema_" else name,
+    )
+
+    def model_post_init(self, context: Any) -> None:
+        expected = f"hpctrain.{self.schema_kind}/v1"
+        if not self.schema_:
+            object.__setattr__(self, "schema_", expected)
+        elif self.schema_ != expected:
+            raise ValueError(f"schema is {self.schema_!r}, this version reads {expected!r}")
+
+    def sha256(self) -> str:
+        """Hash of the content, independent of white space and key order."""
+        return content_sha256(self)
+
+    def write(self, path: Path) -> None:
+        """Write the file atomically.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        write_json(path, self.to_json())
+
+    @classmethod
+    def read(cls: type[Self], path: Path, *, owned: bool = False) -> Self:
+        """Read and check the file.
+
+        Args:
+            owned: it is believed only if it is this user's, in a folder of this user's: a file of a run folder.
+
+        Raises:
+            FileError: missing, not JSON, or with mistakes; all are listed.
+            UntrustedError: it is somebody else's, or others can write to it.
+        """
+        return cls.from_json(read_json(path, owned=owned), str(path))
+
+    @classmethod
+    def from_json(cls: type[Self], value: Any, source: str = "<json>") -> Self:
+        """Check plain JSON values; `source` names them in errors."""
+        try:
+            return cls.model_validate(value)
+        except ValidationError as error:
+            raise FileError(source, mistakes_of(error, cls)) from None
+
+
+def content_sha256(part: Part) -> str:
+    """Hash of the content, independent of white space and key order."""
+    return hashlib.sha256(json.dumps(part.to_json(), sort_keys=True).encode()).hexdigest()
+
+
+def read_json(path: Path, limit_bytes: int = DOCUMENT_BYTES, *, owned: bool = False) -> Any:
+    """The JSON value in a file.
+
+    Args:
+        owned: it is believed only if it is this user's, in a folder of this user's.
+
+    Raises:
+        FileError: missing, unreadable, too large, or not JSON.
+        UntrustedError: it is somebody else's, or others can write to it.
+    """
+    text = read_input_text(path, limit_bytes, owned=owned)
+    try:
+        return parse_json(text)
+    except JsonError as error:
+        raise FileError(path, [Mistake("", f"not valid JSON: {error}", error.line)]) from None

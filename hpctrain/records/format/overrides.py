@@ -1,0 +1,73 @@
+"""`--set key.path=value`: the same typed rules as the file, applied on top of it; and defaults, put below it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hpctrain.base.errors import FileError, InputError
+from hpctrain.records.format.yaml_file import parse_scalar
+
+
+def apply_overrides(value: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
+    """A copy of `value` with each 'a.b=c' put in place; values are read as YAML would read them.
+
+    Raises:
+        InputError: an override has no '=', an empty key, or goes through a value that is no mapping.
+    """
+    result = copy.deepcopy(value)
+    for text in overrides:
+        path, equals, raw = text.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
+            raise InputError(f"--set {text}: write it as key.path=value, for instance --set batch.global=32")
+        _put(result, keys, _value(raw.strip(), text), text)
+    return result
+
+
+def overridden(overrides: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The key paths that the overrides set."""
+    return [tuple(text.partition("=")[0].strip().split(".")) for text in overrides]
+
+
+def filled(value: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of `value` with what it leaves out; what it has, null included, stays."""
+    result = copy.deepcopy(dict(value))
+    for path in absent(value, defaults):
+        leaf: Any = defaults
+        for key in path:
+            leaf = leaf[key]
+        inner = result
+        for key in path[:-1]:
+            inner = inner.setdefault(key, {})
+        inner[path[-1]] = copy.deepcopy(leaf)
+    return result
+
+
+def absent(value: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Key paths of `defaults` that `value` leaves out; a list counts whole."""
+    for key, leaf in defaults.items():
+        given = value.get(key, {})
+        if isinstance(leaf, Mapping) and isinstance(given, Mapping):
+            yield from ((key, *rest) for rest in absent(given, leaf))
+        elif key not in value:
+            yield (key,)
+
+
+def _value(raw: str, text: str) -> Any:
+    try:
+        return parse_scalar(raw)
+    except FileError as error:
+        raise InputError(f"--set {text}: the value is {error.mistakes[0].text}") from None
+
+
+def _put(value: dict[str, Any], keys: list[str], leaf: Any, text: str) -> None:
+    for key in keys[:-1]:
+        inner = value.get(key)
+        if inner is None:
+            inner = value[key] = {}
+        if not isinstance(inner, dict):
+            raise InputError(f"--set {text}: '{key}' holds {inner!r}, which has no keys below it")
+        value = inner
+    value[keys[-1]] = leaf

@@ -1,0 +1,170 @@
+"""Reading the YAML that people write: YAML 1.2 scalars, duplicate keys refused, a line number for every key.
+
+PyYAML follows YAML 1.1, where `1:30:00` is 5400, `on` is true and `1e-4` is text. People who write a wall time, a
+switch or a learning rate mean none of that, so the scalars here are those of YAML 1.2's core schema
+(https://yaml.org/spec/1.2.2/, section 10.3.2).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hpctrain.base.errors import FileError, Mistake
+from hpctrain.records.format.input_file import read_input_text
+from hpctrain.records.format.json_text import LEVELS_MAX, whole_number
+from hpctrain.records.format.validation_errors import dotted
+
+YAML_BYTES = 2**20
+"""Most bytes of a file that people write by hand: PyYAML needs a second for a tenth of that."""
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with the core schema's scalars in place of YAML 1.1's."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}
+    _level = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """No alias (*name): it may hold itself, and a few lines of them grow to any size. No tag (!!bool): it makes a
+        value something else than what it looks like. No more than LEVELS_MAX levels."""
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent):
+            raise _problem(event, f"found the alias *{event.anchor}, which is not supported; write the value out")
+        if event.tag is not None:
+            shown = event.tag.replace("tag:yaml.org,2002:", "!!")[:40]
+            raise _problem(event, f"found the tag {shown}, which is not supported; write the value without it")
+        if self._level > LEVELS_MAX:
+            raise _problem(event, f"nested too deep; allowed: up to {LEVELS_MAX} levels")
+        self._level += 1
+        node = super().compose_node(parent, index)
+        self._level -= 1
+        return node
+
+
+def _problem(where: Any, text: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=text, problem_mark=where.start_mark)
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+0123456789")
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
+    list("-+.0123456789"),
+)
+
+
+def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    text = str(loader.construct_scalar(node))
+    try:
+        return whole_number(text, 0 if text[:2] in ("0o", "0x") else 10)
+    except ValueError as error:
+        raise _problem(node, str(error)) from None
+
+
+def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
+    text = str(loader.construct_scalar(node))
+    value = float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    if math.isinf(value) and "inf" not in text.lower():
+        raise _problem(node, f"found the number {text[:40]}, which is too large; allowed: finite numbers")
+    return value
+
+
+def _text(loader: _Loader, node: yaml.ScalarNode) -> str:
+    """JSON writes characters beyond the basic plane as two escapes, which PyYAML leaves apart: join them."""
+    text = str(loader.construct_scalar(node))
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+_Loader.add_constructor("tag:yaml.org,2002:float", _float)
+_Loader.add_constructor("tag:yaml.org,2002:str", _text)
+
+
+@dataclass(frozen=True)
+class YamlFile:
+    """A YAML file as plain values, with the line of each key path."""
+
+    path: str
+    value: Any
+    lines: dict[tuple[str | int, ...], int]
+
+
+def read_yaml(path: Path, *, owned: bool = False) -> YamlFile:
+    """Read a YAML file.
+
+    Args:
+        owned: it is believed only if it is this user's, in a folder of this user's.
+
+    Raises:
+        FileError: missing, not YAML, or with duplicate keys or keys that are no text (all are listed).
+        UntrustedError: it is somebody else's, or others can write to it.
+    """
+    text = read_input_text(path, YAML_BYTES, "no such file; `hpctrain init` writes a run file", owned=owned)
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, source: str = "<text>") -> YamlFile:
+    """Parse YAML text; `source` names it in errors.
+
+    Raises:
+        FileError: as `read_yaml`, or it is longer than YAML_BYTES.
+    """
+    if len(text) > YAML_BYTES:
+        raise FileError(source, [Mistake("", f"has {len(text)} characters, expected at most {YAML_BYTES}")])
+    try:
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            lines: dict[tuple[str | int, ...], int] = {}
+            mistakes: list[Mistake] = []
+            if node is not None:
+                _walk(node, (), lines, mistakes)
+            if mistakes:
+                raise FileError(source, mistakes)
+            value = loader.construct_document(node) if node is not None else {}
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else None
+        raise FileError(source, [Mistake("", f"not valid YAML: {error.problem}", line)]) from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise FileError(source, [Mistake("", f"not valid YAML: {' '.join(str(error).split())}")]) from None
+    return YamlFile(source, value, lines)
+
+
+def parse_scalar(text: str) -> Any:
+    """One value as YAML would read it: '1e-4' -> 0.0001, '[a, b]' -> list."""
+    return parse_yaml(text).value if text.strip() else text
+
+
+def _walk(node: yaml.Node, path: tuple[str | int, ...], lines: dict[Any, int], mistakes: list[Mistake]) -> None:
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            lines[(*path, index)] = item.start_mark.line + 1
+            _walk(item, (*path, index), lines, mistakes)
+    elif isinstance(node, yaml.MappingNode):
+        for key, item in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                text = "found a list or mapping as a key (is a value in { } missing its quotes?)"
+                mistakes.append(Mistake(dotted(path), text, line))
+                continue
+            here = (*path, key.value)
+            if here in lines:
+                mistakes.append(Mistake(dotted(here), f"given twice, first in line {lines[here]}", line))
+            lines.setdefault(here, line)
+            _walk(item, here, lines, mistakes)

@@ -1,0 +1,1 @@
+"""What a run writes while it lives: attempts, events, metrics, generations, checkpoints' manifests, bad nodes."""

@@ -1,0 +1,61 @@
+"""events.jsonl: what happened to the run, one line an event, in the order in which it was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from hpctrain.records.format.document import Document
+from hpctrain.records.format.jsonl import read_lines
+
+EventKind = Literal[
+    "attempt_started",
+    "probing",
+    "probed",
+    "data_staged",
+    "data_not_staged",
+    "planned",
+    "generation_started",
+    "worker_died",
+    "worker_hung",
+    "node_lost",
+    "node_left_out",
+    "node_returned",
+    "agent_crashed",
+    "fork_server_lost",
+    "preempted",
+    "time_limit",
+    "checkpoint_saved",
+    "checkpoint_skipped",
+    "from_seed",
+    "checkpoints_lost",
+    "waiting_for_room",
+    "residuals_dropped",
+    "recovered",
+    "replanned",
+    "notify_failed",
+    "finished",
+    "failed",
+]
+
+
+class Event(Document):
+    """One thing that happened."""
+
+    schema_kind: ClassVar[str] = "event"
+    kind: EventKind
+
+    time_s: float
+    """Seconds since 1970."""
+    attempt: int
+    generation: int
+    node: str
+    """Node that wrote it."""
+    reason: str
+    """One sentence."""
+    data: dict[str, Any] = {}
+
+
+def read_events(path: Path) -> list[Event]:
+    """All events of a file; half a line at the end, of a killed writer, is left out."""
+    return [Event.from_json(value, str(path)) for value in read_lines(path)]

@@ -1,0 +1,105 @@
+"""history.jsonl: the runs that a person started, wherever their folders lie; a line each, appended and never changed.
+
+Home folders are often on NFS, where databases with locks of their own break: whole lines are appended, and a line that
+was torn is left out by its readers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from hpctrain.base.atomic import append_line, storage_errors
+from hpctrain.base.errors import FileError, InputError, StorageError
+from hpctrain.records.format.document import Document
+from hpctrain.records.format.jsonl import read_lines
+
+STATE_VARIABLE = "XDG_STATE_HOME"
+LINE_BYTES_MAX = 4096
+"""A longer line could be torn by a write of another process (PIPE_BUF)."""
+LOCK_TRIES = 20
+LOCK_PAUSE_S = 0.05
+
+
+class PastRun(Document):
+    """A run that was started, as it was then."""
+
+    schema_kind: ClassVar[str] = "past_run"
+
+    time_s: float
+    """When, seconds since 1970."""
+    verb: Literal["submit", "resubmit", "train"]
+    """The command that started it."""
+    name: str
+    """The run's name."""
+    folder: str
+    """Absolute path of its run folder."""
+    job_id: str | None = None
+    """Id of the job that was submitted; absent for a run of local processes."""
+    cluster: str | None = None
+    """Slurm's name of the cluster; absent where it was not known."""
+
+
+def history_file(environ: Mapping[str, str]) -> Path | None:
+    """Where the history lies: $XDG_STATE_HOME/hpctrain/history.jsonl, by default under $HOME/.local/state; None where
+    neither is set."""
+    base, home = environ.get(STATE_VARIABLE, ""), environ.get("HOME", "")
+    # The XDG specification has relative paths ignored.
+    if base.startswith("/"):
+        return Path(base) / "hpctrain" / "history.jsonl"
+    return Path(home) / ".local" / "state" / "hpctrain" / "history.jsonl" if home.startswith("/") else None
+
+
+def remember(path: Path, past: PastRun) -> None:
+    """Append a line to the history, which is made if it is not there; only its owner can read it.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    line = json.dumps(past.to_json(), allow_nan=False)
+    if len(line.encode()) >= LINE_BYTES_MAX:
+        raise StorageError(f"{path}: the line for {past.name} is too long; choose a run folder with a shorter path")
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _locked(path):
+            append_line(path, line)
+
+
+def read_past_runs(environ: Mapping[str, str]) -> list[PastRun]:
+    """Every run in the history, oldest first; lines that were torn, and those of other versions, are left out."""
+    path, found = history_file(environ), []
+    try:
+        values = read_lines(path) if path is not None else []
+    except InputError:  # somebody else's, or one that cannot be read, tells nothing of this person's runs
+        return []
+    for value in values:
+        try:
+            found.append(PastRun.from_json(value))
+        except FileError:
+            continue
+    return found
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Alone with the file, as far as its file system can say so: O_APPEND of two NFS clients may meet in one place,
+    and taking the lock also makes a client look where the end is now. A lock service that is away is not waited for."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        for _ in range(LOCK_TRIES):
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except (BlockingIOError, PermissionError):  # somebody else has it
+                time.sleep(LOCK_PAUSE_S)
+            except OSError:  # there are no locks here
+                break
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,55 @@
+"""successors.jsonl: the jobs that were queued to go on with a run, each behind the one before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from hpctrain.records.format.document import Document
+from hpctrain.records.format.jsonl import read_lines
+
+SUCCESSORS_FILE = "successors.jsonl"
+"""File in a run folder; lines are only added."""
+
+
+class Successor(Document):
+    """One job that starts when another one has ended, however that ended."""
+
+    schema_kind: ClassVar[str] = "successor"
+
+    job_id: str
+    after: str
+    """Id of the job that it waits for."""
+    exclude: list[str] = []
+    """Nodes that it was submitted without."""
+    time_s: float
+    """When it was queued, seconds since 1970."""
+
+
+def read_successors(folder: Path) -> list[Successor]:
+    """Every successor of the run, in the order in which they were queued.
+
+    Raises:
+        FileError: a line is no successor.
+    """
+    path = folder / SUCCESSORS_FILE
+    return [Successor.from_json(value, str(path)) for value in read_lines(path)]
+
+
+def chain_of(job: str, successors: Sequence[Successor]) -> list[str]:
+    """The jobs that led to this one, the one that a person submitted first, and the job itself last."""
+    before = {item.job_id: item.after for item in successors}
+    chain = [job]
+    while before.get(chain[0]) not in (None, *chain):
+        chain.insert(0, before[chain[0]])
+    return chain
+
+
+def queued_behind(job: str, successors: Sequence[Successor]) -> list[str]:
+    """The jobs that wait for this one, directly or not, the next one first."""
+    found = [job]
+    for item in successors:
+        if item.after in found and item.job_id not in found:
+            found.append(item.job_id)
+    return found[1:]

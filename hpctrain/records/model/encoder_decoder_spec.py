@@ -1,0 +1,236 @@
+"""The encoder-decoder in the form of T5, and its counts; encoder and decoder blocks differ, so each cut is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from hpctrain.records.format.bounds import LAYERS_MAX, SEQ_MAX, WIDTH_MAX
+from hpctrain.records.format.document import content_sha256
+from hpctrain.records.model.span_corruption import longest_text
+from hpctrain.records.model.transformer_spec import TransformerSpec, family_is_said
+
+
+class EncoderDecoderSpec(TransformerSpec):
+    """A Transformer after Raffel et al. 2020: RMSNorm before each layer, relative positions, no biases.
+
+    Blocks [0, encoder_layers) are the encoder's, the rest the decoder's. Where the model is cut within the decoder,
+    the encoder's output travels along with the decoder's stream.
+    """
+
+    model_config = ConfigDict(json_schema_extra=family_is_said)
+
+    family: Literal["encoder_decoder"] = "encoder_decoder"
+    """The kind of Transformer."""
+    layers: int = Field(ge=2, le=LAYERS_MAX)
+    """Blocks of encoder and decoder together."""
+    encoder_layers: int | None = Field(default=None, ge=1, le=LAYERS_MAX)
+    """Blocks of the encoder. Default: half of `layers`."""
+    head_dim: int | None = Field(default=None, ge=1, le=WIDTH_MAX)
+    """Width of a head. Default: `dim / heads`."""
+    ffn_dim: int | None = Field(default=None, ge=1, le=WIDTH_MAX)
+    """Width inside the feed-forward layer. Default: 4 times `dim`."""
+    gated: bool = False
+    """A feed-forward layer with gated GELU (T5 v1.1) in place of ReLU (v1.0)."""
+    tied: bool = True
+    """The head uses the embedding's matrix, and its input is scaled by dim^-0.5 (T5 v1.0)."""
+    buckets: int = Field(default=32, ge=4, le=SEQ_MAX, multiple_of=4)
+    """Relative positions that are told apart."""
+    max_distance: int = Field(default=128, ge=2, le=SEQ_MAX)
+    """Positions that are further apart than that are not told apart."""
+    decoder_seq: int | None = Field(default=None, ge=1, le=SEQ_MAX)
+    """Tokens in a decoder's sequence. Default: as many as the targets of span corruption have."""
+    norm_eps: float = Field(default=1e-6, gt=0)
+    """Added under the root in RMSNorm."""
+
+    @model_validator(mode="after")
+    def _check(self) -> EncoderDecoderSpec:
+        if self.head_dim is None and self.dim % self.heads:
+            raise ValueError(f"dim {self.dim} is not a multiple of heads {self.heads}; give head_dim")
+        if self.seam >= self.layers:
+            raise ValueError(f"encoder_layers {self.seam} leaves no decoder block of {self.layers} layers")
+        if self.max_distance <= self.buckets // 2:
+            raise ValueError(f"max_distance {self.max_distance} is not more than half of buckets {self.buckets}")
+        return self
+
+    def sha256(self) -> str:
+        """As all families; how long a decoder's sequence is has no part in the weights."""
+        return content_sha256(self.model_copy(update={"decoder_seq": None}))
+
+    @property
+    def seam(self) -> int:
+        """Number of the first decoder block: the cut with the least traffic, and where architectures part."""
+        return self.encoder_layers or self.layers // 2
+
+    @property
+    def head_width(self) -> int:
+        return self.head_dim or self.dim // self.heads
+
+    @property
+    def inner(self) -> int:
+        """Width of queries, keys and values over all heads."""
+        return self.heads * self.head_width
+
+    @property
+    def hidden(self) -> int:
+        return self.ffn_dim or 4 * self.dim
+
+    def target_length(self, seq_len: int) -> int:
+        """Tokens in a decoder's sequence, beside an encoder's of `seq_len`."""
+        return self.decoder_seq or longest_text(seq_len).outputs
+
+    @property
+    def splits_sequence(self) -> bool:
+        """No: two streams travel as one along the sequence."""
+        return False
+
+    @property
+    def halves_backward(self) -> bool:
+        """No: a stage uses its table of positions, and perhaps its embedding, more than once."""
+        return False
+
+    def block_parameters(self, tp: int = 1) -> int:
+        """Parameters of a block on one of `tp` devices: the mean of all, rounded up."""
+        decoders = self.layers - self.seam
+        return -(-(self.seam * self._encoder_block(tp) + decoders * self._decoder_block(tp)) // self.layers)
+
+    def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
+        """Parameters beside the blocks of a stage, on one of `tp` devices, with the seam in the last stage."""
+        shards = self.head_shards(tp)
+        tables = int(first or last) + int(last and not self.tied)
+        return tables * self.embedding_parameters() // shards + self._table(tp) * (first + last) + 2 * self.dim * last
+
+    def stage_parameters(self, blocks: int, tp: int = 1, *, first: bool, last: bool) -> int:
+        if first:
+            return self.parameters(0, blocks, tp)
+        if last:
+            return self.parameters(self.layers - blocks, self.layers, tp)
+        # The blocks around the seam have an embedding beside them, and decoder blocks are the larger ones.
+        decoders = min(blocks, self.layers - self.seam)
+        count = decoders * self._decoder_block(tp) + (blocks - decoders) * self._encoder_block(tp)
+        return count + self.embedding_parameters() // self.head_shards(tp) + self.dim + 2 * self._table(tp)
+
+    def mean_blocks(self, blocks: int, seq_len: int, *, first: bool, last: bool) -> tuple[float, float]:
+        """A stage between the ends has the mean FLOPs, and keeps as much as the blocks that keep most."""
+        flops, kept = self._block_flops(seq_len), self._kept(seq_len)
+        if first or last:
+            encoders = min(blocks, self.seam) if first else max(0, blocks - (self.layers - self.seam))
+            decoders = blocks - encoders
+            done, held = (encoders * each[0] + decoders * each[1] for each in (flops, kept))
+            return done / self._mean(*flops), held / self._mean(*kept)
+        return blocks, blocks * max(kept) / self._mean(*kept)
+
+    @property
+    def preferred_cut(self) -> int | None:
+        """The seam: only the encoder's stream passes it, and architectures part there."""
+        return self.seam
+
+    def parameters(self, start: int = 0, stop: int | None = None, tp: int = 1) -> int:
+        """Parameters of the blocks [start, stop), with all that lies beside them there, on one of `tp` devices.
+
+        The first decoder block has a copy of the embedding and the encoder's last norm beside it, and each stage the
+        tables of relative positions of the blocks it holds.
+        """
+        stop = self.layers if stop is None else stop
+        first, seam, last = start == 0, start <= self.seam < stop, stop == self.layers
+        encoders, decoders = max(0, min(stop, self.seam) - start), max(0, stop - max(start, self.seam))
+        tables = int(first or seam or (last and self.tied)) + int(last and not self.tied)
+        count = encoders * self._encoder_block(tp) + decoders * self._decoder_block(tp)
+        count += tables * self.embedding_parameters() // self.head_shards(tp) + self.dim * (seam + last)
+        return count + self._table(tp) * (bool(encoders) + bool(decoders))
+
+    def forward_flops(self, rows: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
+        """As all families; a mask spares no scores here, because they have a table added to them."""
+        stop = self.layers if stop is None else stop
+        encoder, decoder = self._block_flops(seq_len)
+        encoders, decoders = max(0, min(stop, self.seam) - start), max(0, stop - max(start, self.seam))
+        flops = encoders * encoder + decoders * decoder
+        if stop == self.layers:
+            flops += 2.0 * self.target_length(seq_len) * self.vocabulary * self.dim
+        return rows * flops
+
+    def boundary_length(self, seq_len: int, cut: int | None = None) -> int:
+        """Up to the seam the encoder's stream travels, behind it both."""
+        both = cut is None or cut > self.seam
+        return seq_len + (self.target_length(seq_len) if both else 0)
+
+    def shared_weights(self, cuts: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
+        """The embedding, where tokens enter the encoder and the decoder and where they leave as logits, and the tables
+        of relative positions, in each stage with blocks of their stack."""
+        stages = range(len(cuts))
+        at_seam = {stage for stage in stages if cuts[stage][0] <= self.seam < cuts[stage][1]}
+        holders = {
+            "embedding.weight": sorted({0} | at_seam | ({len(cuts) - 1} if self.tied else set())),
+            "relative_encoder.weight": [stage for stage in stages if cuts[stage][0] < min(cuts[stage][1], self.seam)],
+            "relative_decoder.weight": [stage for stage in stages if max(cuts[stage][0], self.seam) < cuts[stage][1]],
+        }
+        return {name: stages for name, stages in holders.items() if len(stages) > 1}
+
+    def activation_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        """What a block keeps for its backward pass, for one micro-batch of `rows` sequences: the mean of all blocks.
+
+        Counted from the block as written. Each norm keeps its input, what it makes of it and its output (3 d). An
+        attention keeps queries, keys and values and its output; where positions are added to its scores their softmax,
+        too, because torch has no fused attention that learns what is added. ReLU keeps its output, a gated GELU four
+        values of that width.
+        """
+        whole, split = self._mean(*self._whole(seq_len)), self._mean(*self._split(seq_len))
+        return int(rows * bytes_per_value * (whole + split / tp))
+
+    def stream_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4) -> int:
+        """The part of `activation_bytes` that tensor parallelism leaves whole: what the norms keep."""
+        return int(rows * bytes_per_value * self._mean(*self._whole(seq_len)))
+
+    def product_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        """Results of a block's matrix products, which selective recomputation keeps: scores are among them."""
+        source, target = seq_len, self.target_length(seq_len)
+        split = 4 * self.inner + (2 if self.gated else 1) * self.hidden
+        encoder = source * (split + self.heads * source)
+        decoder = target * (split + 2 * self.inner + self.heads * target) + 2 * source * self.inner
+        whole = self._mean(2 * source * self.dim, 3 * target * self.dim)
+        return int(rows * bytes_per_value * (whole + self._mean(encoder, decoder) / tp))
+
+    def _block_flops(self, seq_len: int) -> tuple[float, float]:
+        """Of an encoder's and of a decoder's block, for one sequence."""
+        source, target = seq_len, self.target_length(seq_len)
+        matrices = 2.0 * (4 * self.dim * self.inner + self._feed_forward)
+        encoder = source * (matrices + 4.0 * source * self.inner)
+        decoder = target * (matrices + 4.0 * target * self.inner)
+        cross = 4.0 * self.dim * self.inner * (source + target) + 4.0 * source * target * self.inner
+        return encoder, decoder + cross
+
+    def _whole(self, seq_len: int) -> tuple[float, float]:
+        """Values that the norms of an encoder's and of a decoder's block keep."""
+        return 6.0 * seq_len * self.dim, 9.0 * self.target_length(seq_len) * self.dim
+
+    def _split(self, seq_len: int) -> tuple[float, float]:
+        """Values that attention and feed-forward layer of an encoder's and of a decoder's block keep."""
+        source, target = seq_len, self.target_length(seq_len)
+        each = 4 * self.inner + (4 if self.gated else 1) * self.hidden
+        encoder = source * (each + self.heads * source)
+        decoder = target * (each + 2 * self.inner + self.heads * target) + 2 * source * self.inner
+        return encoder, decoder
+
+    def _kept(self, seq_len: int) -> tuple[float, float]:
+        """Values that an encoder's and a decoder's block keep on one device."""
+        whole, split = self._whole(seq_len), self._split(seq_len)
+        return whole[0] + split[0], whole[1] + split[1]
+
+    def _mean(self, encoder: float, decoder: float) -> float:
+        return (self.seam * encoder + (self.layers - self.seam) * decoder) / self.layers
+
+    @property
+    def _feed_forward(self) -> int:
+        return (3 if self.gated else 2) * self.dim * self.hidden
+
+    def _table(self, tp: int) -> int:
+        """Parameters of a table of relative positions."""
+        return self.buckets * self.heads // tp
+
+    def _encoder_block(self, tp: int) -> int:
+        return (4 * self.dim * self.inner + self._feed_forward) // tp + 2 * self.dim
+
+    def _decoder_block(self, tp: int) -> int:
+        return (8 * self.dim * self.inner + self._feed_forward) // tp + 3 * self.dim

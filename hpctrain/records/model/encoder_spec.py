@@ -1,0 +1,39 @@
+"""The encoder in the form of BERT, trained to fill in masked tokens."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from hpctrain.records.format.bounds import SEQ_MAX
+from hpctrain.records.model.biased_spec import BiasedSpec
+from hpctrain.records.model.transformer_spec import family_is_said
+
+SEGMENTS = 2
+"""Rows of BERT's table of segments; a text without pairs of sentences uses the first one only."""
+
+
+class EncoderSpec(BiasedSpec):
+    """An encoder-only Transformer after Devlin et al. 2019: LayerNorm behind each layer, GELU, and a head of a matrix,
+    GELU and norm before the table of tokens."""
+
+    model_config = ConfigDict(json_schema_extra=family_is_said)
+
+    family: Literal["encoder"] = "encoder"
+    """The kind of Transformer."""
+    positions: int = Field(default=512, ge=1, le=SEQ_MAX)
+    """Learned positions: the longest sequence."""
+    norm_eps: float = Field(default=1e-12, gt=0)
+    """Added to the variance in LayerNorm."""
+
+    def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
+        """Parameters of embedding, positions, segments and their norm (first), and of the head (last), on one of `tp`
+        devices; those of the matrix in the head are whole on each."""
+        shards = self.head_shards(tp)
+        front = (self.positions + SEGMENTS + 2) * self.dim
+        back = self.dim * self.dim + 3 * self.dim + self.vocabulary // shards
+        return self.tables(first, last) * self.embedding_parameters() // shards + front * first + back * last
+
+    def head_flops(self, tokens: int) -> float:
+        return 2.0 * tokens * (self.vocabulary + self.dim) * self.dim

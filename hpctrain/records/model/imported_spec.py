@@ -1,0 +1,163 @@
+"""A model from a factory in a person's own code: how it is built, and the sizes that a process measured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from hpctrain.records.format.bounds import SEQ_MAX, VOCAB_MAX
+from hpctrain.records.format.document import Part
+from hpctrain.records.model.block_stack import BlockStack
+from hpctrain.records.model.families import FamilySpec
+
+Split = Literal["columns", "rows"]
+"""columns: each device computes a part of the linear's outputs; rows: each takes a part of its inputs, and the parts
+of the result are summed (Shoeybi et al. 2019)."""
+
+
+class PartSizes(Part):
+    """What was measured of a piece of the model."""
+
+    parameters: int = Field(ge=0)
+    """Numbers in its weights."""
+    flops: int = Field(ge=0)
+    """Forward pass of one sequence."""
+    activation_bytes: int = Field(ge=0)
+    """Kept for the backward pass of one sequence, in fp32, weights not included."""
+
+
+class ImportedSpec(BlockStack):
+    """A model from `model.import`: front modules, equal blocks, back modules."""
+
+    factory: str
+    """'package.module:factory'."""
+    args: dict[str, Any] = {}
+    """Keyword arguments of the factory, beside `vocabulary` and `seq_len`."""
+    front: list[str]
+    """Modules from tokens [batch, seq] to the hidden state [batch, seq, dim], applied in turn."""
+    blocks: str
+    """Container of the blocks, each from hidden state to hidden state."""
+    back: list[str]
+    """Modules from the hidden state to logits [batch, seq, vocab]."""
+    tensor_parallel: dict[str, Split] = {}
+    """How the linears of a block are split over tp, by their name within the block."""
+    seq_len: int = Field(ge=1, le=SEQ_MAX)
+    """Tokens in a sequence when it was measured; the sizes are those of this length."""
+    tokens: int = Field(ge=2, le=VOCAB_MAX)
+    """Size of the data's vocabulary, which the factory was told."""
+    vocab: int = Field(ge=2, le=VOCAB_MAX)
+    """Width of the logits: at least as many as `tokens`."""
+    front_sizes: PartSizes
+    """Of the front modules together."""
+    block_sizes: PartSizes
+    """Of one block."""
+    back_sizes: PartSizes
+    """Of the back modules together; a weight that the front has too is not counted again."""
+    split_parameters: int = Field(default=0, ge=0)
+    """Of a block's parameters, those that tensor parallelism splits."""
+    split_activation_bytes: int = Field(default=0, ge=0)
+    """Of a block's kept activations, those that tensor parallelism splits."""
+    tensor_parallel_degrees: list[int] = []
+    """Numbers of devices on which a split block was seen to compute the same as a whole one."""
+    tied: bool = False
+    """Front and back share a weight."""
+    weights_sha256: str
+    """Hash of the names and shapes of all weights."""
+
+    def sha256(self) -> str:
+        """Weights fit models with the same hash only."""
+        return self.weights_sha256
+
+    @property
+    def vocabulary(self) -> int:
+        return self.vocab
+
+    def block_parameters(self, tp: int = 1) -> int:
+        """Parameters of one block on one of `tp` devices."""
+        return self.block_sizes.parameters - self.split_parameters + self.split_parameters // tp
+
+    def embedding_parameters(self) -> int:
+        """Parameters of the larger of front and back."""
+        return max(self.front_sizes.parameters, self.back_sizes.parameters)
+
+    def end_parameters(self, tp: int = 1, *, first: bool, last: bool) -> int:
+        """Parameters of the front modules (first) and the back modules (last), whole on each of `tp` devices."""
+        return (self.front_sizes.parameters if first else 0) + (self.back_sizes.parameters if last else 0)
+
+    def forward_flops(self, rows: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
+        """FLOPs of a forward pass through blocks [start, stop) and, at the last of them, the back modules.
+
+        Those of the front modules (a look-up in most models) count with the first of all blocks.
+        """
+        stop = self.layers if stop is None else stop
+        flops = (stop - start) * self.block_sizes.flops
+        if start == 0:
+            flops += self.front_sizes.flops
+        if stop == self.layers:
+            flops += self.back_sizes.flops
+        return self._sequences(rows, seq_len) * flops
+
+    def shared_weights(self, cuts: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
+        """Weights that several stages hold: none; what front and back share cannot lie in two stages."""
+        return {}
+
+    def activation_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        """What one block keeps for its backward pass, for one micro-batch of `rows` sequences."""
+        whole = self.block_sizes.activation_bytes - self.split_activation_bytes
+        kept = whole + self.split_activation_bytes / tp
+        return int(self._sequences(rows, seq_len) * kept * bytes_per_value / 4)
+
+    def stream_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4) -> int:
+        """The part of `activation_bytes` that tensor parallelism leaves whole."""
+        whole = self.block_sizes.activation_bytes - self.split_activation_bytes
+        return int(self._sequences(rows, seq_len) * whole * bytes_per_value / 4)
+
+    def product_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        """What selective recomputation keeps of a block: not measured apart, so everything that the block keeps."""
+        return self.activation_bytes(rows, seq_len, tp, bytes_per_value)
+
+    def logits_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        """What the back modules and the loss keep: logits, their log-softmax, the gradient of one of them, and what
+        the back modules were seen to keep."""
+        own = self._sequences(rows, seq_len) * self.back_sizes.activation_bytes * bytes_per_value / 4
+        return int(3 * rows * seq_len * self.vocab * bytes_per_value + own)
+
+    def head_shards(self, tp: int) -> int:
+        """Parts that front and back are cut into: none, they are whole on every device."""
+        return 1
+
+    def why_no_tensor_parallel(self, tp: int) -> str | None:
+        """None when the blocks can be cut into `tp` parts, else the reason."""
+        if tp == 1 or tp in self.tensor_parallel_degrees:
+            return None
+        if not self.tensor_parallel:
+            return "model.tensor_parallel does not say how the linears of a block are split"
+        allowed = ", ".join(map(str, self.tensor_parallel_degrees))
+        return f"split as model.tensor_parallel says, a block was seen to be right on {allowed} devices only"
+
+    def why_no_pipeline(self, stages: int) -> str | None:
+        """None when the model can be cut into that many stages, else the reason."""
+        if self.tied and stages > 1:
+            return "front and back of the imported model share a weight, which cannot lie in two stages"
+        return None
+
+    @property
+    def splits_sequence(self) -> bool:
+        """Whether the stream can be split along the sequence: which modules of the model are norms is not known."""
+        return False
+
+    @property
+    def gathers_cast(self) -> bool:
+        """Whether sharded weights are cast to the precision of matrix products before they are gathered: never, a
+        person's own model keeps its stream in what it computes in; its weights stay fp32, as without sharding."""
+        return False
+
+    def _sequences(self, rows: int, seq_len: int) -> float:
+        """Sequences of the measured length that hold as many tokens."""
+        return rows * seq_len / self.seq_len
+
+
+Spec = FamilySpec | ImportedSpec
+"""A model as the planner and the workers are told of it."""

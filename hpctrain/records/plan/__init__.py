@@ -1,0 +1,1 @@
+"""plan.json, and what it holds: schedule, compression, and the profile of measured steps."""

@@ -1,0 +1,354 @@
+"""plan.json: which device computes which blocks of which sequences when. The job obeys it to the letter."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cached_property
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from hpctrain.records.format.bounds import BATCH_MAX, DEVICES_MAX, LAYERS_MAX
+from hpctrain.records.format.document import Document, Part
+from hpctrain.records.plan.codec import CodecSpec
+from hpctrain.records.plan.compression import Codec, Messages
+from hpctrain.records.plan.profile import Profile
+from hpctrain.records.plan.schedule import Action, Schedule
+
+ScheduleName = Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "custom"]
+Recompute = Literal["none", "selective", "full"]
+ZeroLevel = Literal[0, 1, 2, 3]
+LayerNumber = Annotated[int, Field(ge=0, le=LAYERS_MAX)]
+
+
+class Stage(Part):
+    """Consecutive blocks that one device (or tp devices) holds."""
+
+    layers: tuple[LayerNumber, LayerNumber]
+    """Blocks [from, to). The first stage also holds the embedding, the last one the head; either may have no block."""
+    recompute: Recompute = "none"
+    """Which activations are computed again in the backward pass: none; selective: all but the results of matrix
+    products and attention; full: everything within a block."""
+    messages: Messages = "none"
+    """How its output travels to the next stage, and the gradient of that back, where they lie on different nodes. none:
+    in fp32; bf16; int8: integers of 8 bits with a scale for each 256 of them."""
+
+
+class Replica(Part):
+    """One copy of the model, over all stages, and its share of each batch."""
+
+    rows: int = Field(ge=1, le=BATCH_MAX)
+    """Sequences of each global batch: micro_batch × micro_batches."""
+    micro_batch: int = Field(ge=1, le=BATCH_MAX)
+    """Sequences in a micro-batch."""
+    micro_batches: int = Field(ge=1, le=BATCH_MAX)
+    """Micro-batches in a step."""
+    devices: list[list[str]]
+    """devices[stage][tp]: 'node:device'. Stages on the same devices belong to one pipeline rank."""
+
+
+class Predicted(Part):
+    """What the planner expects."""
+
+    step_time_s: dict[str, float]
+    """Time of a step by term; 'total' is the sum a person would measure."""
+    memory_bytes: dict[str, float]
+    """Peak by device."""
+    bound_s: float | None = None
+    """No plan on these devices can be faster than this, by the same cost model."""
+
+
+class Rejected(Part):
+    """A neighbour of the plan and why it lost."""
+
+    change: str
+    """What would be different."""
+    delta_s: float | None = None
+    """How much slower a step would be; absent when it cannot run at all."""
+    reason: str
+    """Why it lost, in one sentence."""
+
+
+class Move(Part):
+    """State that changes its device when this plan replaces another."""
+
+    layers: tuple[int, int]
+    """Blocks [from, to)."""
+    source: str
+    """Device that holds it now, 'node:device'."""
+    target: str
+    """Device that will hold it."""
+
+
+class Plan(Document):
+    """A complete plan for one generation of workers."""
+
+    schema_kind: ClassVar[str] = "plan"
+
+    topology_sha256: str | None = None
+    """Content hash of the topology it was made for."""
+    run_sha256: str | None = None
+    """Content hash of the resolved run file."""
+    provisional: bool = False
+    """True when made before the nodes are known; never executed."""
+    solver: str = "auto"
+    """What searched."""
+    pp: int = Field(ge=1, le=DEVICES_MAX)
+    """Pipeline ranks of a replica."""
+    dp: int = Field(ge=1, le=DEVICES_MAX)
+    """Replicas."""
+    tp: int = Field(ge=1, le=DEVICES_MAX)
+    """Devices that share each matrix of a stage."""
+    zero: ZeroLevel = 0
+    """What is sharded over replicas (Rajbhandari et al. 2020): 0 nothing, 1 the optimizer's state, 2 also gradients
+    (summed after every micro-batch), 3 also weights (gathered for every forward and backward)."""
+    shard: int | None = Field(default=None, ge=1)
+    """Consecutive replicas that share one sharded state; the next ones hold a copy of it (hybrid sharding). Left out:
+    all of them."""
+    sequence_parallel: bool = False
+    """Norms and the residual stream are split along the sequence over tp (Korthikanti et al. 2022)."""
+    schedule: ScheduleName = "1f1b"
+    """Order in which each pipeline rank computes, where `actions` does not say it."""
+    stages: list[Stage] = Field(min_length=1)
+    """The cut of the model, first blocks first."""
+    replicas: list[Replica] = Field(min_length=1)
+    """Copies of the model; they may differ in their share of the batch."""
+    ranks: list[str]
+    """Device of each global rank."""
+    actions: dict[int, dict[int, list[str]]] = {}
+    """actions[replica][pipeline rank]: its compute in order, as '0F0', '0B0', …. Left out, or not covering the
+    micro-batches, they are made from `schedule`; with schedule 'custom' they must be whole."""
+    compression: list[CodecSpec] = Field(default=[CodecSpec()], min_length=1, max_length=1)
+    """How gradients are reduced between replicas."""
+    profile: Profile | None = None
+    """Measured steps that `predicted` rests on; left out: the constants of the package alone."""
+    predicted: Predicted | None = None
+    """What the planner expects of it."""
+    rejected: list[Rejected] = []
+    """Neighbours of the plan, the nearest loser first."""
+    moves: list[Move] = []
+    """State that changes its device, where this plan replaces another."""
+    notes: list[str] = []
+    """What a person should know about how it was chosen."""
+    made_sha256: str | None = None
+    """Content hash of the plan as `hpctrain plan` wrote it, without this key. A file with other content was edited."""
+
+    def stamped(self) -> Plan:
+        """The plan with its own content hash, by which a later edit is seen."""
+        return self.model_copy(update={"made_sha256": self._unstamped_sha256()})
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether the plan differs from what `hpctrain plan` wrote, or was written by something else."""
+        return self.made_sha256 != self._unstamped_sha256()
+
+    def _unstamped_sha256(self) -> str:
+        return self.model_copy(update={"made_sha256": None}).sha256()
+
+    @model_validator(mode="after")
+    def _check(self) -> Plan:
+        self._check_stages()
+        self._check_replicas()
+        self._check_sharding()
+        self._check_actions()
+        return self
+
+    def _check_sharding(self) -> None:
+        if self.shard is not None and (self.zero == 0 or self.dp % self.shard):
+            raise ValueError(
+                f"shard: found {self.shard}; it goes with zero 1 to 3 (found {self.zero}) and divides dp {self.dp}"
+            )
+        if self.sequence_parallel and self.tp == 1:
+            raise ValueError("sequence_parallel: found true with tp 1; it needs tp 2 or more")
+        if self.zero >= 2 and len({replica.micro_batches for replica in self.replicas}) > 1:
+            counts = ", ".join(str(replica.micro_batches) for replica in self.replicas)
+            raise ValueError(
+                f"zero: found {self.zero} with {counts} micro-batches by replica; gradients are then summed after "
+                "every micro-batch, so all replicas need as many; use zero 0 or 1, or sizes instead of numbers"
+            )
+        if self.zero:
+            self._check_shard_order()
+
+    def _check_shard_order(self) -> None:
+        # torch orders the members of a process group by global rank, and shards follow the group.
+        for column in self.mesh():
+            for members in zip(*column, strict=True):
+                if list(members) != sorted(members):
+                    found = ", ".join(self.ranks[rank] for rank in members)
+                    raise ValueError(
+                        f"ranks: with zero {self.zero} the devices that share a state stand in order of their "
+                        f"replicas; found {found}"
+                    )
+
+    def _check_actions(self) -> None:
+        for replica, rows in self.actions.items():
+            if not 0 <= replica < self.dp:
+                raise ValueError(f"actions: found replica {replica}, allowed: 0 to {self.dp - 1}")
+            for rank, row in rows.items():
+                if not 0 <= rank < self.pp:
+                    raise ValueError(f"actions[{replica}]: found pipeline rank {rank}, allowed: 0 to {self.pp - 1}")
+                for text in row:
+                    try:
+                        Action.parse(text)
+                    except ValueError as error:
+                        raise ValueError(f"actions[{replica}][{rank}]: {error}") from None
+
+    def _check_stages(self) -> None:
+        expected = 0
+        last = len(self.stages) - 1
+        for index, stage in enumerate(self.stages):
+            start, stop = stage.layers
+            if start != expected or stop < start:
+                raise ValueError(f"stages[{index}].layers: found [{start}, {stop}), expected it to start at {expected}")
+            if start == stop and index not in (0, last):
+                raise ValueError(f"stages[{index}].layers: found no block; only the first and last stage may be empty")
+            expected = stop
+        if self.stages[last].messages != "none":
+            raise ValueError(
+                f"stages[{last}].messages: found {self.stages[last].messages}; the last stage has no next one, so only "
+                "none is allowed"
+            )
+        if len(self.stages) < self.pp:
+            raise ValueError(f"stages: found {len(self.stages)}, allowed: at least one for each of pp {self.pp}")
+        if len(self.replicas) != self.dp:
+            raise ValueError(f"replicas: found {len(self.replicas)}, dp is {self.dp}")
+
+    def _check_replicas(self) -> None:
+        used: list[str] = []
+        for index, replica in enumerate(self.replicas):
+            where = f"replicas[{index}]"
+            if replica.rows != replica.micro_batch * replica.micro_batches:
+                raise ValueError(
+                    f"{where}.rows: found {replica.rows}, but micro_batch {replica.micro_batch} × micro_batches "
+                    f"{replica.micro_batches} is {replica.micro_batch * replica.micro_batches}"
+                )
+            if len(replica.devices) != len(self.stages):
+                raise ValueError(
+                    f"{where}.devices: found {len(replica.devices)} rows, there are {len(self.stages)} stages"
+                )
+            for stage, row in enumerate(replica.devices):
+                if len(row) != self.tp:
+                    raise ValueError(f"{where}.devices[{stage}]: found {len(row)} devices, tp is {self.tp}")
+            rows = list(dict.fromkeys(tuple(row) for row in replica.devices))
+            if len(rows) != self.pp:
+                raise ValueError(f"{where}.devices: its stages lie on {len(rows)} sets of devices, pp is {self.pp}")
+            used += [device for row in rows for device in row]
+        if len({tuple(self._owners(replica)) for replica in range(self.dp)}) > 1:
+            found = "; ".join(", ".join(map(str, self._owners(replica))) for replica in range(self.dp))
+            raise ValueError(
+                f"replicas: their stages lie on pipeline ranks {found}; allowed: the same ranks in every replica"
+            )
+        if len(set(used)) != len(used):
+            twice = sorted({device for device in used if used.count(device) > 1})
+            raise ValueError(f"replicas: a device is used twice: {', '.join(twice)}")
+        if sorted(used) != sorted(self.ranks):
+            raise ValueError(
+                f"ranks: found {', '.join(self.ranks)}; expected exactly the devices of the replicas, in any order: "
+                f"{', '.join(used)}"
+            )
+
+    @property
+    def world_size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def shards(self) -> int:
+        """Replicas over which a state is sharded; 1: every replica holds all of it."""
+        return 1 if self.zero == 0 else self.shard or self.dp
+
+    @property
+    def reduces_copies(self) -> bool:
+        """Whether a codec works between copies of a sharded state, and not among the replicas that share one."""
+        return 1 < self.shards < self.dp and not self.compression[0].exact
+
+    @property
+    def codec(self) -> Codec:
+        """How gradients are reduced between replicas."""
+        return self.compression[0].codec
+
+    @property
+    def reduction_sha256(self) -> str:
+        """Hash of all that decides what a rank's reducer keeps from one step to the next: the mesh, the cut, the
+        sharding and the codec, and not which devices they are on."""
+        parts = [
+            self.pp,
+            self.dp,
+            self.tp,
+            self.zero,
+            self.shards,
+            self.sequence_parallel,
+            list(self.stage_owner().values()),
+        ]
+        codecs = [[spec.level, spec.codec.to_json()] for spec in self.compression]
+        text = json.dumps([*parts, [stage.layers for stage in self.stages], codecs])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def savings(self) -> list[str]:
+        """What saves memory in it, in words; empty where nothing does."""
+        said = []
+        if self.zero:
+            copies = f", {self.dp // self.shards} copies" if self.shards < self.dp else ""
+            said.append(f"zero {self.zero} over {self.shards} replicas{copies}")
+        if self.sequence_parallel:
+            said.append("sequence parallel")
+        kinds = [stage.recompute for stage in self.stages]
+        if set(kinds) == {kinds[0]} != {"none"}:
+            said.append(f"recompute {kinds[0]}")
+        elif len(set(kinds)) > 1:
+            said.append(f"recompute by stage: {', '.join(kinds)}")
+        return said
+
+    @property
+    def rows(self) -> int:
+        """Sequences in a step, over all replicas."""
+        return sum(replica.rows for replica in self.replicas)
+
+    @property
+    def layers(self) -> int:
+        """Blocks of the model."""
+        return self.stages[-1].layers[1]
+
+    @cached_property
+    def nodes(self) -> list[str]:
+        """Nodes that take part, in order of rank."""
+        return list(dict.fromkeys(place.partition(":")[0] for place in self.ranks))
+
+    def pipeline_rows(self, replica: int) -> list[tuple[str, ...]]:
+        """Devices of each pipeline rank of a replica: [pp][tp]."""
+        return list(dict.fromkeys(tuple(row) for row in self.replicas[replica].devices))
+
+    def stage_owner(self) -> dict[int, int]:
+        """Pipeline rank of each stage (the same in every replica)."""
+        return dict(enumerate(self._owners(0)))
+
+    def _owners(self, replica: int) -> list[int]:
+        """Pipeline rank of each stage of a replica."""
+        rows = self.pipeline_rows(replica)
+        return [rows.index(tuple(row)) for row in self.replicas[replica].devices]
+
+    def messages(self, replica: int, stage: int) -> Messages:
+        """How messages between a stage and the next one travel in a replica. Devices that share a stage hold the same
+        numbers, so all of them send in one way, also where only some of the pairs are of two nodes."""
+        devices = self.replicas[replica].devices
+        if stage == len(devices) - 1:
+            return "none"
+        pairs = zip(devices[stage], devices[stage + 1], strict=True)
+        apart = any(a.partition(":")[0] != b.partition(":")[0] for a, b in pairs)
+        return self.stages[stage].messages if apart else "none"
+
+    def mesh(self) -> list[list[list[int]]]:
+        """Global ranks as [pp][dp][tp]."""
+        rank = {place: index for index, place in enumerate(self.ranks)}
+        return [
+            [[rank[place] for place in self.pipeline_rows(replica)[pp]] for replica in range(self.dp)]
+            for pp in range(self.pp)
+        ]
+
+    def table(self, replica: int) -> Schedule | None:
+        """The stated actions of a replica, or None where the file leaves them to `schedule`."""
+        rows = self.actions.get(replica)
+        if rows is None:
+            return None
+        return Schedule.parse(rows.get(rank, []) for rank in range(self.pp))

@@ -1,0 +1,1 @@
+"""run.yaml, section by section, and site.yaml."""

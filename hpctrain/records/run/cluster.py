@@ -1,0 +1,132 @@
+"""The `cluster` section of run.yaml: where the run goes, and what its job asks Slurm for."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from hpctrain.records.format.document import Part
+from hpctrain.records.format.node_set import NODES_MAX
+
+MailType = Literal["BEGIN", "END", "FAIL", "REQUEUE", "INVALID_DEPEND", "TIME_LIMIT", "TIME_LIMIT_80", "ALL"]
+
+_FEATURES = r"^[A-Za-z0-9_.:=+&|,()\[\]*-]+$"
+_WORD = r"^[A-Za-z0-9_.:+-]+$"
+
+
+class Mail(Part):
+    """Slurm's own mail on what happens to the job."""
+
+    user: str | None = Field(default=None, pattern=r"^[^\s,]+$")
+    """Address. Default: the person who submits, as the site knows them."""
+    on: list[MailType] = Field(default=["END", "FAIL", "REQUEUE"], min_length=1)
+    """What is written about: BEGIN, END, FAIL, REQUEUE, INVALID_DEPEND, TIME_LIMIT, TIME_LIMIT_80, ALL."""
+
+
+class NodeGroup(Part):
+    """So many nodes of one kind, of a job that has several kinds."""
+
+    constraint: str = Field(pattern=r"^[A-Za-z0-9_.:=+-]+(&[A-Za-z0-9_.:=+-]+)*$")
+    """Features that each of them has, as the site names them: a100, or a100&nvlink for both."""
+    nodes: int = Field(ge=1, le=NODES_MAX)
+    """How many."""
+
+
+class Cluster(Part):
+    """Where the run goes."""
+
+    kind: Literal["local", "slurm"] = "local"
+    """local: processes on this machine, one virtual node each. slurm: one job."""
+    partition: str | None = None
+    """Slurm partition, or several with commas between. Default: the one that fits best, which is told."""
+    account: str | None = None
+    """Slurm account."""
+    qos: str | None = None
+    """Slurm quality of service."""
+    reservation: str | None = None
+    """Reservation that the job runs in."""
+    constraint: str | None = Field(default=None, pattern=_FEATURES)
+    """Features that every node has, in Slurm's form: a100, a100&nvlink (both), a100|h100 (either)."""
+    groups: list[NodeGroup] = []
+    """Nodes of several kinds in one job, a constraint and a number each; `nodes` is their sum."""
+    time: str | None = Field(default=None, json_schema_extra={"type": ["string", "integer", "null"]})
+    """Wall-time limit as Slurm has it: 90 is 90 minutes, 1:30:00 one and a half hours, 2-00:00:00 two days."""
+    save_notice_s: int = Field(default=120, ge=1, le=65535)
+    """How long before the time limit the agents are told to save a checkpoint and leave, seconds."""
+    nodes: str = Field(default="1", json_schema_extra={"type": ["string", "integer"]})
+    """Number of nodes, '4', or a range that the run can use, '3-4'."""
+    devices_per_node: int | None = Field(default=None, ge=1, le=1024)
+    """Devices used on each node. Default: all of them."""
+    gpu_type: str | None = Field(default=None, pattern=_WORD)
+    """GPUs of this type only, as Slurm names it (`sinfo -o %G`). Default: any."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What computes. auto: CUDA devices where there are any, else the CPU."""
+    after: list[str] = Field(default=[], json_schema_extra={"type": ["array", "string"]})
+    """Runs (folder, name or job id), or ids of any jobs, that must have ended before the job starts."""
+    after_end: Literal["ok", "any"] = "ok"
+    """How they must have ended. ok: without an error; any: in whatever way."""
+    mail: Mail | None = None
+    """Slurm's own mail on what happens to the job. Default: none."""
+    internet: bool = True
+    """Whether the nodes reach the internet. false: Hugging Face libraries use what is on disk and do not wait."""
+    sbatch: list[str] = []
+    """Further sbatch options, as on its command line."""
+    setup: list[str] = []
+    """Shell lines run on each node before anything else: module load, activating an environment."""
+
+    @field_validator("nodes", "time", mode="before")
+    @classmethod
+    def _number_as_text(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @field_validator("nodes")
+    @classmethod
+    def _node_range(cls, value: str) -> str:
+        form = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", value)
+        if form is None:
+            raise ValueError("allowed: a number ('4') or a range ('3-4')")
+        low, high = int(form[1]), int(form[2] or form[1])
+        if low < 1 or high < low:
+            raise ValueError("at least one node, and the second number not below the first")
+        if high > NODES_MAX:
+            raise ValueError(f"allowed: up to {NODES_MAX} nodes")
+        return value
+
+    @field_validator("after", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        values = [value] if isinstance(value, (str, int)) and not isinstance(value, bool) else value
+        if not isinstance(values, list):
+            return values
+        return [str(item) if isinstance(item, int) and not isinstance(item, bool) else item for item in values]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sum_of_groups(cls, value: Any) -> Any:
+        """The number of nodes of groups need not be said twice."""
+        groups = value.get("groups") if isinstance(value, dict) else None
+        if not groups or "nodes" in value or not isinstance(groups, list):
+            return value
+        counts = [group.get("nodes") if isinstance(group, dict) else getattr(group, "nodes", None) for group in groups]
+        if not all(isinstance(count, int) for count in counts):
+            return value
+        return {**value, "nodes": str(sum(count for count in counts if count))}
+
+    @model_validator(mode="after")
+    def _groups_fit(self) -> Cluster:
+        if not self.groups:
+            return self
+        if self.constraint is not None:
+            raise ValueError("constraint and groups exclude each other; write the constraint into each group")
+        total = sum(group.nodes for group in self.groups)
+        if self.node_range != (total, total):
+            raise ValueError(f"nodes is {self.nodes}, and the groups have {total}; leave nodes out")
+        return self
+
+    @property
+    def node_range(self) -> tuple[int, int]:
+        """Fewest and most nodes that the run can use: (3, 4) of '3-4', (4, 4) of '4'."""
+        low, _, high = self.nodes.partition("-")
+        return int(low), int(high or low)

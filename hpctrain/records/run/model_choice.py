@@ -1,0 +1,87 @@
+"""The `model` section of run.yaml: which model is trained, and how a model of the person's own is put together."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator, model_validator
+
+from hpctrain.records.format.document import Part
+from hpctrain.records.format.file_name import AnyPath
+from hpctrain.records.format.validation_errors import nearest
+from hpctrain.records.model.families import FamilySpec
+from hpctrain.records.model.hf_model import HfModel
+from hpctrain.records.model.imported_spec import ImportedSpec, Split
+from hpctrain.records.model.presets import PRESETS
+
+
+class Model(Part):
+    """What is trained: exactly one of preset, dims, hf and import; the other keys go with import."""
+
+    preset: str | None = None
+    """A named model (see `hpctrain init`)."""
+    dims: Annotated[FamilySpec, Field(discriminator="family")] | None = None
+    """A model by its dimensions; without `family` a decoder."""
+    hf: AnyPath | None = None
+    """A Hugging Face model folder to start from: config.json and safetensors files."""
+    found: HfModel | None = None
+    """Written by hpctrain into the run folder: what was found in the folder that `hf` names."""
+    import_: str | None = Field(default=None, alias="import")
+    """A factory in your own code, 'package.module:factory'."""
+    args: dict[str, Any] | None = None
+    """Keyword arguments of the factory; it is given `vocabulary` and `seq_len` too, where it takes them."""
+    front: list[str] | None = Field(default=None, min_length=1)
+    """Modules of your model that are applied in turn to tokens, up to the first block. Default: those before it."""
+    blocks: str | None = None
+    """The container of your model's repeated blocks: a ModuleList, ModuleDict or Sequential. Default: the only one."""
+    back: list[str] | None = Field(default=None, min_length=1)
+    """Modules that are applied in turn after the last block, up to the logits. Default: those after it."""
+    tensor_parallel: dict[str, Split] | None = None
+    """How a block's linears are split over tp, by their name within the block: columns or rows."""
+    measured: ImportedSpec | None = None
+    """Written by hpctrain into the run folder: what was found in your model."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Model:
+        given = [key for key in ("preset", "dims", "hf", "import_") if getattr(self, key) is not None]
+        if len(given) != 1:
+            raise ValueError("give exactly one of preset, dims, hf, import")
+        own = [key for key in ("args", "front", "blocks", "back", "tensor_parallel", "measured") if getattr(self, key)]
+        if own and self.import_ is None:
+            raise ValueError(f"{own[0]} goes with import; found it with {given[0]}")
+        if self.found is not None and self.hf is None:
+            raise ValueError(f"found goes with hf; found it with {given[0]}")
+        return self
+
+    @field_validator("dims", mode="before")
+    @classmethod
+    def _decoder_by_default(cls, value: Any) -> Any:
+        return {"family": "decoder", **value} if isinstance(value, dict) else value
+
+    @field_validator("import_")
+    @classmethod
+    def _factory(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"[\w.]+:[\w.]+", value):
+            raise ValueError("write it as package.module:factory")
+        return value
+
+    def is_measured(self, tokens: int, seq_len: int) -> bool:
+        """Whether `measured` is of this factory as it is called for that vocabulary and sequence length."""
+        found = self.measured
+        return (
+            found is not None
+            and (found.factory, found.args) == (self.import_, self.args or {})
+            and found.tensor_parallel == (self.tensor_parallel or {})
+            and self.front in (None, found.front)
+            and self.blocks in (None, found.blocks)
+            and self.back in (None, found.back)
+            and (found.tokens, found.seq_len) == (tokens, seq_len)
+        )
+
+    @field_validator("preset")
+    @classmethod
+    def _known(cls, value: str | None) -> str | None:
+        if value is not None and value not in PRESETS:
+            raise ValueError(nearest(value, PRESETS))
+        return value

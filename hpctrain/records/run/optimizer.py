@@ -1,0 +1,99 @@
+"""The `optimizer` section of run.yaml, and the learning rate of every step that follows from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from hpctrain.records.format.bounds import STEPS_MAX
+from hpctrain.records.format.document import Part
+
+FINAL_RATE = 0.1
+"""What a decay ends at, as a part of the peak."""
+
+
+class StepsChange(Part):
+    """A run that went on with another number of steps."""
+
+    at: int = Field(ge=1)
+    """Steps that were done by then."""
+    before: int = Field(ge=1)
+    """The number of steps that the run had until then."""
+
+
+class Optimizer(Part):
+    """AdamW with linear warm-up, as in the paper's set-up (section 4.1)."""
+
+    name: Literal["adamw"] = "adamw"
+    """AdamW: Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
+    lr: float = Field(default=1e-4, gt=0)
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the running mean and of the running square."""
+    eps: float = Field(default=1e-8, gt=0)
+    """Added to the root of the running square."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """Decoupled weight decay, on matrices only."""
+    warmup_steps: int = Field(default=1000, ge=0, le=STEPS_MAX)
+    """Steps of linear warm-up; a run shorter than ten times that warms up for a tenth of its steps."""
+    decay: Literal["constant", "cosine", "linear"] = "constant"
+    """What the learning rate does after the warm-up, down to a tenth of the peak."""
+    steps_changed: list[StepsChange] = []
+    """Written by hpctrain when a run goes on with another number of steps: the learning rate goes on from where it is,
+    and the warm-up stays that of the first number."""
+    clip_norm: float | None = Field(default=1.0, gt=0)
+    """Largest norm of the whole gradient; null: no clipping."""
+
+    def warmup(self, steps: int) -> int:
+        """The warm-up steps of a run that has `steps` steps now."""
+        first = self.steps_changed[0].before if self.steps_changed else steps
+        return min(self.warmup_steps, max(1, first // 10)) if self.warmup_steps else 0
+
+    def with_steps_changed(self, at: int, before: int) -> Optimizer:
+        """These settings for a run that goes on with another number of steps.
+
+        Args:
+            at: steps that are done; changes after that were undone by going back to a checkpoint.
+            before: the number of steps that the run had until now.
+        """
+        undone = [change.before for change in self.steps_changed if change.at >= at]
+        earlier = [change for change in self.steps_changed if change.at < at]
+        changes = [*earlier, StepsChange(at=at, before=(undone or [before])[0])] if at else []
+        return self.model_copy(update={"steps_changed": changes})
+
+
+def learning_rate(settings: Optimizer, step: int, steps: int) -> float:
+    """Learning rate of the step after `step` steps: linear warm-up, then the chosen decay to a tenth of the peak.
+
+    Where the number of steps was changed on the way, the decay goes on from the rate that was reached.
+    """
+    warmup = settings.warmup(steps)
+    if step < warmup:
+        return settings.lr * (step + 1) / warmup
+    lengths = [(change.at, change.before) for change in settings.steps_changed if change.at <= step]
+    now = next((change.before for change in settings.steps_changed if change.at > step), steps)
+    return settings.lr * _decayed(settings.decay, step, warmup, [*lengths, (step, now)])
+
+
+def _decayed(
+    decay: Literal["constant", "cosine", "linear"], step: int, warmup: int, lengths: Sequence[tuple[int, int]]
+) -> float:
+    """The rate as a part of the peak.
+
+    Args:
+        lengths: (until which step, number of steps of the run) of each part of the past, in order.
+    """
+    rate, begin = 1.0, warmup
+    if decay == "constant":
+        return rate
+    for until, steps in lengths:
+        end = min(until, step)
+        if end <= begin:
+            continue
+        progress = min(1.0, (end - begin) / max(1, steps - begin))
+        remaining = 1 - progress if decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+        rate, begin = FINAL_RATE + (rate - FINAL_RATE) * remaining, end
+    return rate

@@ -1,0 +1,384 @@
+"""run.yaml: what a person asks for. Every key is documented here; `hpctrain schema run` prints it for editors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from hpctrain.base.errors import FileError, InputError, Mistake
+from hpctrain.records.format.bounds import BATCH_MAX, DEVICES_MAX, STEPS_MAX
+from hpctrain.records.format.document import Document, Part
+from hpctrain.records.format.file_name import AnyPath
+from hpctrain.records.format.overrides import absent, apply_overrides, filled, overridden
+from hpctrain.records.format.validation_errors import dotted, mistakes_of
+from hpctrain.records.format.yaml_file import YamlFile, read_yaml
+from hpctrain.records.model.imported_spec import ImportedSpec, Spec
+from hpctrain.records.model.presets import PRESETS
+from hpctrain.records.plan.compression import Compression, NoCompression
+from hpctrain.records.plan.plan import Recompute, ZeroLevel
+from hpctrain.records.run.cluster import Cluster
+from hpctrain.records.run.data import Data
+from hpctrain.records.run.model_choice import Model
+from hpctrain.records.run.objective import AnyObjective, Objective, settled
+from hpctrain.records.run.optimizer import Optimizer
+
+RUN_FILE = "run.yaml"
+"""Name of the run file in a run folder."""
+COMPILE_S = 1800.0
+"""Compiling the blocks of a large model takes this long at most."""
+
+
+class Container(Part):
+    """An image that the run happens in: its agents and its workers; the job's script stays outside."""
+
+    image: AnyPath
+    """Path of the .sif file; for pyxis any image that it takes."""
+    runtime: Literal["auto", "apptainer", "singularity", "pyxis"] = "auto"
+    """What starts it. auto: Apptainer, else SingularityCE. pyxis: Slurm itself (srun --container-image)."""
+    binds: list[str] = []
+    """Further bind mounts, SOURCE[:TARGET[:ro]]. The run folder, the data and hpctrain are seen inside anyway."""
+    nv: Literal["auto", "yes", "no"] = "auto"
+    """Whether the NVIDIA driver is made visible inside."""
+    env: dict[str, str] = {}
+    """Environment variables set inside; $NAME stands for a variable of the job."""
+
+
+class Batch(Part):
+    """How many sequences make one optimizer step."""
+
+    global_: int = Field(alias="global", ge=1, le=BATCH_MAX)
+    """Sequences in a step over the whole job, whatever the plan and the number of nodes."""
+
+
+class AutoParallel(Part):
+    """The planner chooses everything."""
+
+    mode: Literal["auto"] = "auto"
+    """The planner chooses the degrees, the stages and the micro-batches."""
+
+
+class FixedParallel(Part):
+    """Degrees given by hand; the planner fills in the rest."""
+
+    mode: Literal["fixed"]
+    """The degrees below are taken as they stand."""
+    pp: int = Field(default=1, ge=1, le=DEVICES_MAX)
+    """Pipeline ranks."""
+    dp: int = Field(default=1, ge=1, le=DEVICES_MAX)
+    """Data-parallel replicas."""
+    tp: int = Field(default=1, ge=1, le=DEVICES_MAX)
+    """Devices that share each matrix."""
+    micro_batch: int | None = Field(default=None, ge=1, le=BATCH_MAX)
+    """Sequences in a micro-batch. Default: the planner's choice."""
+    schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv"] | None = None
+    """Pipeline schedule. Default: the planner's choice."""
+    zero: ZeroLevel = 0
+    """What is sharded over replicas: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also weights."""
+    shard: Literal["all", "node"] = "all"
+    """Over which replicas zero shards: all of them, or those within a node, with copies across nodes."""
+    sequence_parallel: bool = False
+    """With tp: split norms and the residual stream along the sequence too."""
+    recompute: Recompute = "none"
+    """Activations that the backward pass computes again, to save memory: none, selective (all but matrix products and
+    attention), full (whole blocks)."""
+
+
+Parallel = Annotated[AutoParallel | FixedParallel, Field(discriminator="mode")]
+
+
+class Checkpoint(Part):
+    """Checkpoints are sharded, saved beside the training and published only when whole."""
+
+    every: int = Field(default=50, ge=1, le=STEPS_MAX)
+    """Steps between two checkpoints; the last step is always saved."""
+    keep: int = Field(default=2, ge=1, le=STEPS_MAX)
+    """How many to keep."""
+    wait_for_room_s: float = Field(default=1800.0, ge=0)
+    """How long the run waits for room on a full disk before it gives its last step up; seconds."""
+
+
+class Validation(Part):
+    """Loss on data that is not trained on."""
+
+    every: int = Field(default=50, ge=1, le=STEPS_MAX)
+    """Steps between two validations; the last step always validates."""
+    batches: int = Field(default=2, ge=0, le=STEPS_MAX)
+    """Global batches in a validation; 0: none."""
+
+
+class Recovery(Part):
+    """What happens when workers or nodes are lost."""
+
+    min_nodes: int = Field(default=1, ge=1, le=DEVICES_MAX)
+    """With fewer nodes the run stops (and is requeued where there is a queue)."""
+    spares: int = Field(default=0, ge=0, le=DEVICES_MAX)
+    """Nodes kept idle, to step in for a lost one."""
+    retries: int = Field(default=3, ge=0, le=STEPS_MAX)
+    """Failures in a row, without a checkpoint in between, before the run gives up: within a job, and of its jobs. What
+    the cluster does to a job (lost nodes, preemption, the time limit) is no failure of the run."""
+    requeue: Literal["new_job", "same_job"] = "new_job"
+    """How a job goes on after an attempt. new_job: as a new job, without the nodes that made trouble. same_job: put
+    back into the queue under its id, on any nodes."""
+    successors: int = Field(default=0, ge=0, le=20)
+    """Jobs kept in the queue behind the running one, with requeue: new_job. They take over whatever happens to it, and
+    suit partitions with short time limits."""
+    exclude_hours: float = Field(default=24.0, ge=0)
+    """How long new jobs do without a node that made trouble, hours; 0: they never do."""
+    exclude_max_fraction: float = Field(default=0.25, ge=0, le=1)
+    """Largest share of the partition's nodes that is left out for that reason."""
+    heartbeat_timeout_s: float = Field(default=5.0, gt=0)
+    """Silence after which a node counts as lost; a closed connection counts at once."""
+    progress_timeout_s: float = Field(default=120.0, gt=0)
+    """A worker that makes no step for this long is ended and the generation with it."""
+
+    @model_validator(mode="after")
+    def _successors_are_new_jobs(self) -> Recovery:
+        if self.successors and self.requeue == "same_job":
+            raise ValueError(f"successors is {self.successors}, and requeue is same_job: use requeue: new_job, or none")
+        return self
+
+
+class Profile(Part):
+    """A look inside one step."""
+
+    step: int | None = Field(default=None, ge=1)
+    """The optimizer step that torch's profiler records on every rank, into profile/ in the run folder. Default: none.
+    That step takes several times as long as the others."""
+
+
+EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+NotifyState = Literal["started", "done", "failed", "requeued", "cancelled"]
+
+
+class Notify(Part):
+    """A web address that is told, by a POST of JSON, when the run changes its state."""
+
+    url_env: EnvironmentName | None = None
+    """Name of the environment variable with the address. The address lets whoever has it write there, so it is kept as
+    a secret is: it is not in this file."""
+    url_file: AnyPath | None = None
+    """Or the file with the address in it, which only you can read (mode 600)."""
+    on: list[NotifyState] = ["done", "failed"]
+    """What is told: started, done, failed, requeued, cancelled."""
+
+    @model_validator(mode="after")
+    def _one_address(self) -> Notify:
+        if (self.url_env is None) == (self.url_file is None):
+            raise ValueError("give url_env or url_file, one of them")
+        return self
+
+
+class Run(Document):
+    """A training run as a person asks for it."""
+
+    schema_kind: ClassVar[str] = "run"
+
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    """Names the run folder."""
+    steps: int = Field(ge=1, le=STEPS_MAX)
+    """Optimizer steps."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Decides the initial weights and the order of samples."""
+    code: AnyPath | None = None
+    """Folder of your own code; a copy of it, as it is when the run is submitted, comes first on the module path."""
+    secrets: list[EnvironmentName] = []
+    """Names of environment variables with tokens that the training needs: HF_TOKEN. Their values come from the
+    environment that you submit from, or from `secrets_file`, and are written nowhere."""
+    secrets_file: AnyPath | None = None
+    """File with lines NAME=value that only you can read (mode 600), on a file system that the nodes share."""
+    notify: Notify | None = None
+    """Who is told when the run changes its state. Default: nobody."""
+    cluster: Cluster = Cluster()
+    """Where the run goes."""
+    container: Container | None = None
+    """The image that the run happens in. Default: none."""
+    model: Model
+    """What is trained."""
+    data: Data
+    """What it is trained on."""
+    objective: Objective | None = None
+    """What it learns from the data. Default: next_token for a decoder, masked for an encoder, span_corruption for an
+    encoder-decoder."""
+    batch: Batch
+    """How many sequences make one optimizer step."""
+    parallel: Parallel = AutoParallel()
+    """Who chooses how the model is cut and copied over the devices."""
+    compression: Compression = NoCompression()
+    """How gradients are reduced between replicas."""
+    optimizer: Optimizer = Optimizer()
+    """How the weights follow the gradients."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """fp32; or bf16, fp16 for matrix products, with weights, sums and optimizer in fp32. fp16 scales the loss, so that
+    small gradients do not vanish, and skips a step whose gradients overflow."""
+    compile: bool = False
+    """Blocks are compiled (torch.compile): the first step takes minutes, the others less. It is then given half
+    an hour, and so is the first validation."""
+    deterministic: bool = False
+    """The same run file on the same plan gives the same weights, bit by bit; some operations become slower."""
+    checkpoint: Checkpoint = Checkpoint()
+    """When the state is saved, and how much of it is kept."""
+    validation: Validation = Validation()
+    """When the loss on other data is measured."""
+    recovery: Recovery = Recovery()
+    """What happens when workers or nodes are lost."""
+    profile: Profile = Profile()
+    """Which step is looked into."""
+
+    @property
+    def step_timeout_s(self) -> float:
+        """The longest that a worker may make no step: as long as blocks are compiled within it, where they are."""
+        return max(self.recovery.progress_timeout_s, COMPILE_S if self.compile else 0.0)
+
+    @model_validator(mode="after")
+    def _profiled_step_exists(self) -> Run:
+        if self.profile.step is not None and self.profile.step > self.steps:
+            raise ValueError(f"profile.step is {self.profile.step}, and the run has {self.steps} steps")
+        return self
+
+    @model_validator(mode="after")
+    def _model_takes_the_sequences(self) -> Run:
+        named = self.model.dims is not None or self.model.preset is not None
+        if named and (reason := self.spec().why_no_sequence(self.data.seq_len)):
+            raise ValueError(f"data.seq_len is {self.data.seq_len}, and {reason}")
+        return self
+
+    def spec(self) -> Spec:
+        """The model's dimensions, as far as the file says; the vocabulary may still be open.
+
+        Raises:
+            InputError: what `hf` or `import` names was not looked at yet.
+        """
+        if self.model.dims is not None:
+            return self.model.dims
+        if self.model.preset is not None:
+            return PRESETS[self.model.preset]
+        if self.model.measured is not None:
+            return self.model.measured
+        if self.model.found is not None:
+            return self.model.found.dims
+        if self.model.import_ is not None:
+            raise InputError("model.import: the model was not measured yet; a run folder's own run.yaml has its sizes")
+        raise InputError("model.hf: the folder was not read yet; a run folder's own run.yaml has what was in it")
+
+    @property
+    def first_weights(self) -> str:
+        """Where the weights come from that no checkpoint has, in words: the seed, a folder, or a person's factory."""
+        if self.model.hf is not None:
+            return f"the folder {self.model.hf}"
+        return self.model.import_ or "the seed"
+
+    def learned(self) -> AnyObjective:
+        """The objective as the file gives it, else that of the model's family.
+
+        Raises:
+            InputError: as `spec`, or a model of that family cannot learn it.
+        """
+        return settled(self.objective, self.spec())
+
+    def with_spec(self, spec: Spec) -> Run:
+        """The same run with its model written out, vocabulary included."""
+        if isinstance(spec, ImportedSpec):
+            return self.model_copy(update={"model": self.model.model_copy(update={"measured": spec})})
+        if self.model.found is not None:
+            found = self.model.found.model_copy(update={"dims": spec})
+            return self.model_copy(update={"model": self.model.model_copy(update={"found": found})})
+        return self.model_copy(update={"model": Model(dims=spec)})
+
+
+def read_run(path: Path, overrides: tuple[str, ...] = (), defaults: Mapping[str, Any] = MappingProxyType({})) -> Run:
+    """Read run.yaml, with `--set key.path=value` applied; every mistake is told at once with its line.
+
+    Relative data paths become absolute, from the file's folder.
+
+    Args:
+        defaults: values for keys that neither the file nor an override gives, checked before.
+
+    Raises:
+        FileError: the file or an override is wrong.
+    """
+    return _run_in(_keys_in(read_yaml(path)), overrides, defaults)
+
+
+def run_of(folder: Path, overrides: tuple[str, ...] = ()) -> Run:
+    """The run of a run folder, by its run.yaml, with `--set key.path=value` applied.
+
+    Raises:
+        UntrustedError: the folder or the file is somebody else's, or others can write to it.
+        FileError: the file is missing, or it or an override is wrong.
+    """
+    return _run_in(_keys_in(read_yaml(folder / RUN_FILE, owned=True)), overrides, {})
+
+
+def _run_in(file: YamlFile, overrides: tuple[str, ...], defaults: Mapping[str, Any]) -> Run:
+    value = filled(apply_overrides(file.value, overrides), defaults)
+    lines = _without_overridden(file.lines, overrides)
+    try:
+        run = Run.model_validate(value)
+    except ValidationError as error:
+        mistakes = [_from_override(m) if m.line == 0 else m for m in mistakes_of(error, Run, lines)]
+        raise FileError(file.path, mistakes) from None
+    return _resolve_paths(run, Path(file.path).resolve().parent)
+
+
+def missing_keys(path: Path, overrides: tuple[str, ...], defaults: Mapping[str, Any]) -> list[str]:
+    """Those keys of `defaults` that neither the run file nor an override gives, dotted.
+
+    Raises:
+        FileError: the file cannot be read.
+    """
+    return [dotted(key) for key in absent(apply_overrides(_keys_in(read_yaml(path)).value, overrides), defaults)]
+
+
+def _keys_in(file: YamlFile) -> YamlFile:
+    if not isinstance(file.value, dict):
+        raise FileError(file.path, [Mistake("", "found no keys; `hpctrain init` writes a commented run file", 1)])
+    return file
+
+
+def _without_overridden(
+    lines: dict[tuple[str | int, ...], int], overrides: tuple[str, ...]
+) -> dict[tuple[str | int, ...], int]:
+    """Line 0 for what an override replaced: its line number would point at something else."""
+    paths = overridden(overrides)
+    kept = {key: 0 if any(key[: len(path)] == path for path in paths) else line for key, line in lines.items()}
+    return {**kept, **dict.fromkeys(paths, 0)}
+
+
+def _from_override(mistake: Mistake) -> Mistake:
+    return Mistake(mistake.field, f"{mistake.text} (given by --set)")
+
+
+def _resolve_paths(run: Run, base: Path) -> Run:
+    code = str(base / Path(run.code).expanduser()) if run.code else None
+    secrets = str(base / Path(run.secrets_file).expanduser()) if run.secrets_file else None
+    notify = run.notify
+    if notify is not None and notify.url_file is not None:
+        notify = notify.model_copy(update={"url_file": str(base / Path(notify.url_file).expanduser())})
+    data = run.data.resolved(base)
+    container = _resolve_container(run.container, base) if run.container is not None else None
+    update: dict[str, Any] = {
+        "data": data,
+        "code": code,
+        "secrets_file": secrets,
+        "notify": notify,
+        "container": container,
+    }
+    if run.model.hf is not None:
+        folder = str(base / Path(run.model.hf).expanduser())
+        update["model"] = run.model.model_copy(update={"hf": folder})
+    return run.model_copy(update=update)
+
+
+def _resolve_container(container: Container, base: Path) -> Container:
+    binds = []
+    for item in container.binds:
+        source, colon, rest = item.partition(":")
+        binds.append(f"{base / Path(source).expanduser()}{colon}{rest}")
+    image = container.image
+    if container.runtime != "pyxis" or image.endswith(".sqsh"):  # others are names in a registry
+        image = str(base / Path(image).expanduser())
+    return container.model_copy(update={"image": image, "binds": binds})

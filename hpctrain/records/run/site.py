@@ -1,0 +1,88 @@
+"""site.yaml: what a person writes once for each cluster that they use, in place of the same lines in every run file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field, ValidationError, field_validator
+
+from hpctrain.base.errors import FileError, Mistake
+from hpctrain.records.format.document import Document, Part
+from hpctrain.records.format.validation_errors import mistakes_of
+from hpctrain.records.format.yaml_file import read_yaml
+from hpctrain.records.run.cluster import Cluster
+
+FILE = Path("hpctrain") / "site.yaml"
+"""Below $XDG_CONFIG_HOME, which is ~/.config where it is not set (XDG Base Directory Specification)."""
+OF_A_RUN = ("after", "after_end", "nodes", "groups", "time")
+"""Keys of `cluster` that belong to a run; one for all of them would be a surprise."""
+
+
+class Profile(Part):
+    """Defaults for one cluster."""
+
+    match: list[str] = Field(default=[], json_schema_extra={"type": ["array", "string"]})
+    """The cluster's name in Slurm (ClusterName), or names of login hosts, with * for any text. Default: every place."""
+    cluster: Cluster
+    """Keys of a run file's `cluster`, for runs that leave them out."""
+
+    @field_validator("match", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("cluster")
+    @classmethod
+    def _of_the_site(cls, value: Cluster) -> Cluster:
+        found = [key for key in OF_A_RUN if key in value.model_fields_set]
+        if found:
+            raise ValueError(f"{found[0]} belongs into a run file; here go partition, account, qos, setup and the like")
+        return value
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """What the profile gives, as a run file would have it."""
+        return {"cluster": self.cluster.model_dump(mode="json", by_alias=True, exclude_unset=True)}
+
+
+class Site(Document):
+    """A person's defaults, by cluster."""
+
+    schema_kind: ClassVar[str] = "site"
+
+    profiles: dict[str, Profile] = Field(min_length=1)
+    """Profiles by name; of several that match, the first one counts."""
+
+    def matching(self, names: Sequence[str]) -> str | None:
+        """Name of the first profile that matches one of these names of a cluster or host; None where none does."""
+        for name, profile in self.profiles.items():
+            if not profile.match or any(fnmatchcase(here, form) for here in names for form in profile.match):
+                return name
+        return None
+
+
+def site_file(environ: Mapping[str, str]) -> Path:
+    """Where site.yaml lies, or would."""
+    base = environ.get("XDG_CONFIG_HOME") or ""
+    # The specification has relative paths ignored.
+    return (Path(base) if base.startswith("/") else Path(environ.get("HOME", "~")).expanduser() / ".config") / FILE
+
+
+def read_site(path: Path) -> Site | None:
+    """Read site.yaml; None where there is none.
+
+    Raises:
+        FileError: it is not YAML, or wrong; every mistake is told with its line.
+    """
+    if not path.exists():
+        return None
+    file = read_yaml(path)
+    if not isinstance(file.value, dict) or not file.value:
+        raise FileError(path, [Mistake("", "found no keys; expected profiles: {NAME: {match: …, cluster: {…}}}", 1)])
+    try:
+        return Site.model_validate(file.value)
+    except ValidationError as error:
+        raise FileError(path, mistakes_of(error, Site, file.lines)) from None

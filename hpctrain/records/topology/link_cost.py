@@ -1,0 +1,134 @@
+"""How long a message takes between two devices, from what a topology says of their link."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+
+from hpctrain.records.topology.link import LinkClass
+from hpctrain.records.topology.topology import Topology
+
+INTRA_NODE_LATENCY_S = 5e-6
+"""Start-up cost assumed between two devices of one node when it was not measured: a kernel launch on each side."""
+
+
+Cost = tuple[float, float]
+"""(alpha in seconds, beta in seconds per byte)"""
+
+
+class LinkCost:
+    """Time of a message between two devices, t = alpha + beta·bytes: from the link, else the matrix, else the slowest
+    class.
+
+    Messages of a run go over its training backend. Where that was measured for some pairs of a class only, the others
+    have their own figures times what it changes for the class, so that two pairs are never compared across transports.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self._pairs = topology.pairs
+        self._matrix = None if self._pairs is None else self._pairs.costs()
+        self._costs: dict[tuple[str, str], Cost] = {}
+        classes = {entry.id: entry for entry in topology.fabric.classes}
+        for link in topology.fabric.links:
+            usual = classes.get(link.class_ or "")
+            for ends, figures in (((link.a, link.b), link.ab), ((link.b, link.a), link.ba)):
+                cost = figures.cost()
+                if cost is not None:
+                    self._costs[ends] = cost if figures.backend else _over_backend(cost, usual)
+                elif usual is not None:
+                    self._costs[ends] = usual.cost()
+        known = [entry.cost() for entry in classes.values()] or list(self._costs.values())
+        self._levels = {entry.level: entry for entry in topology.fabric.classes}
+        self._clusters: dict[str, list[tuple[int, str]]] = {}
+        for cluster in sorted(topology.fabric.clusters, key=lambda cluster: cluster.level):
+            for member in cluster.members:
+                self._clusters.setdefault(member, []).append((cluster.level, cluster.id))
+        # The slowest class stands in for a pair nobody measured: a plan should not lean on an unknown link.
+        self._default = max(known, key=lambda cost: cost[1]) if known else None
+        speeds = [d.memory_bytes_per_s for n in topology.nodes for d in n.devices if d.memory_bytes_per_s]
+        self._intra = (INTRA_NODE_LATENCY_S, 1.0 / min(speeds)) if speeds else (INTRA_NODE_LATENCY_S, 0.0)
+        self._within = {
+            node.id: (INTRA_NODE_LATENCY_S, 1.0 / node.intra_bytes_per_s)
+            for node in topology.nodes
+            if node.intra_bytes_per_s
+        }
+
+    def between(self, source: str, target: str) -> Cost:
+        """(alpha in seconds, beta in seconds per byte) from device `source` to device `target`, as 'node:device'.
+
+        Raises:
+            KeyError: the file has neither that link nor a class.
+        """
+        a, b = source.partition(":")[0], target.partition(":")[0]
+        if a == b:
+            return self._within.get(a, self._intra)
+        cost = self._costs.get((a, b)) or self._of_matrix(a, b) or self._of_class(a, b) or self._default
+        if cost is None:
+            raise KeyError(f"{a}-{b}")
+        return cost
+
+    def _of_matrix(self, a: str, b: str) -> Cost | None:
+        if self._pairs is None or self._matrix is None:
+            return None
+        row, column = self._pairs.index[a], self._pairs.index[b]
+        alpha, beta = (float(array[row, column]) for array in self._matrix)
+        return None if math.isnan(alpha) or math.isnan(beta) else _over_backend((alpha, beta), self._class(a, b))
+
+    def _of_class(self, a: str, b: str) -> Cost | None:
+        entry = self._class(a, b)
+        return None if entry is None or entry.level is None else entry.cost()
+
+    def _class(self, a: str, b: str) -> LinkClass | None:
+        """The class of pairs whose lowest common cluster is as high as that of this one, else that of all pairs."""
+        shared = set(self._clusters.get(a, ())) & set(self._clusters.get(b, ()))
+        return self._levels.get(min((level for level, _ in shared), default=0)) or self._levels.get(None)
+
+    def least(self) -> Cost:
+        """The smallest alpha and the smallest beta of any pair of nodes; (0, 0) where nothing is known."""
+        known = [*self._costs.values(), *self._least_of_matrix()]
+        known += [entry.cost() for entry in self._levels.values() if entry.level is not None]
+        known += [] if self._default is None else [self._default]
+        return min((alpha for alpha, _ in known), default=0.0), min((beta for _, beta in known), default=0.0)
+
+    def _least_of_matrix(self) -> list[Cost]:
+        """The same over the matrix's pairs of each class, which are the same amount faster over the backend."""
+        if self._pairs is None or self._matrix is None:
+            return []
+        import numpy as np  # only for large clusters, as the matrix itself
+
+        levels = np.zeros((len(self._pairs.nodes),) * 2, dtype=int)
+        members: dict[tuple[int, str], list[int]] = {}
+        for node, clusters in self._clusters.items():
+            for cluster in clusters:
+                members.setdefault(cluster, []).append(self._pairs.index[node])
+        for (level, _), rows in sorted(members.items(), reverse=True):
+            levels[np.ix_(rows, rows)] = level  # the lowest shared one is written last
+        alpha, beta = self._matrix
+        measured = ~(np.isnan(alpha) | np.isnan(beta) | np.eye(len(levels), dtype=bool))
+        found = []
+        for level in np.unique(levels[measured]).tolist():
+            pairs = measured & (levels == level)
+            least = float(alpha[pairs].min()), float(beta[pairs].min())
+            found.append(_over_backend(least, self._levels.get(level) or self._levels.get(None)))
+        return found
+
+    def seconds(self, source: str, target: str, size_bytes: float) -> float:
+        """Time of one message of `size_bytes`."""
+        alpha, beta = self.between(source, target)
+        return alpha + beta * size_bytes
+
+    def worst(self, places: Iterable[str]) -> Cost:
+        """The slowest alpha and beta among the devices, as a ring through them would meet."""
+        pairs = [self.between(a, b) for a, b in itertools.permutations(places, 2)]
+        if not pairs:
+            return (0.0, 0.0)
+        return (max(alpha for alpha, _ in pairs), max(beta for _, beta in pairs))
+
+
+def _over_backend(cost: Cost, usual: LinkClass | None) -> Cost:
+    """What a pair that was measured without the training backend takes over it, going by its class."""
+    if usual is None:
+        return cost
+    (alpha, beta), over = (usual.alpha_s, usual.beta_s_per_byte), usual.cost()
+    return cost[0] * (over[0] / alpha if alpha > 0 else 1.0), cost[1] * (over[1] / beta if beta > 0 else 1.0)

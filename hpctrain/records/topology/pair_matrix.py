@@ -1,0 +1,176 @@
+"""Figures of every pair of a large cluster as arrays, and the file beside topology.json that holds them.
+
+Half a million pairs as JSON objects are 300 MB that nobody reads; as arrays of single precision they are a few MB.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import re
+import zipfile
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from hpctrain.base.atomic import write_bytes
+from hpctrain.base.errors import FileError, Mistake
+from hpctrain.records.format.input_file import read_input
+
+Array = npt.NDArray[np.float32]
+
+FIGURES = (
+    "latency_min_s", "latency_p50_s", "latency_p95_s", "bytes_per_s", "isolated_bytes_per_s", "alpha_s",
+    "beta_s_per_byte",
+)  # fmt: skip
+
+
+class PairMatrix:
+    """For each figure an array [source, target] of shape (nodes, nodes); NaN where it was not measured.
+
+    `bytes_per_s` was taken with the round's other pairs at work, `isolated_bytes_per_s` with few pairs at work;
+    `alpha_s` and `beta_s_per_byte` are the line through single messages, where those were measured.
+    """
+
+    def __init__(self, nodes: Sequence[str], figures: dict[str, Array] | None = None) -> None:
+        self.nodes = list(nodes)
+        shape = (len(self.nodes), len(self.nodes))
+        self.figures = figures or {name: np.full(shape, np.nan, np.float32) for name in FIGURES}
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Row and column of each node."""
+        return {name: row for row, name in enumerate(self.nodes)}
+
+    def __getitem__(self, figure: str) -> Array:
+        return self.figures[figure]
+
+    @property
+    def measured(self) -> npt.NDArray[np.bool_]:
+        """[source, target]: True where there is a bandwidth."""
+        return ~np.isnan(self.figures["bytes_per_s"]) | ~np.isnan(self.figures["isolated_bytes_per_s"])
+
+    def costs(self) -> tuple[Array, Array]:
+        """Alpha in seconds and beta in seconds per byte of t = alpha + beta·bytes for every pair: of its line, else its
+        latency and the inverse of its bandwidth; NaN where not measured."""
+        loaded, alone = self.figures["bytes_per_s"], self.figures["isolated_bytes_per_s"]
+        rate = np.where(np.isnan(loaded), alone, loaded)
+        per_byte = np.divide(1.0, rate, where=rate > 0, out=np.full_like(rate, np.nan))
+        alpha, beta = self.figures["alpha_s"], self.figures["beta_s_per_byte"]
+        fitted = ~np.isnan(alpha) & ~np.isnan(beta)
+        return np.where(fitted, alpha, self.figures["latency_p50_s"]), np.where(fitted, beta, per_byte)
+
+    def only(self, nodes: Iterable[str]) -> PairMatrix:
+        """The same figures for some of the nodes, in this matrix's order."""
+        keep = set(nodes)
+        rows = [row for row, name in enumerate(self.nodes) if name in keep]
+        cut = {name: array[np.ix_(rows, rows)] for name, array in self.figures.items()}
+        return PairMatrix([self.nodes[row] for row in rows], cut)
+
+    def snapshot(self) -> PairMatrix:
+        """A copy that measurements to come do not change."""
+        return PairMatrix(self.nodes, {name: array.copy() for name, array in self.figures.items()})
+
+    @cached_property
+    def _bytes(self) -> bytes:
+        """The file: an uncompressed npz, the same bytes for the same figures."""
+        buffer = io.BytesIO()
+        arrays: dict[str, Any] = {name: self.figures[name] for name in FIGURES}
+        np.savez(buffer, nodes=np.array(self.nodes, dtype=np.str_), **arrays)
+        return buffer.getvalue()
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of the file."""
+        return hashlib.sha256(self._bytes).hexdigest()
+
+    @property
+    def file_name(self) -> str:
+        """Name of the file: by its content, so a topology and the figures of an earlier probe are never taken together
+        even when a writer is killed between the two files."""
+        return f"pairs-{self.sha256[:12]}.npz"
+
+    def write(self, folder: Path) -> None:
+        """Write the file into `folder`, atomically.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        write_bytes(folder / self.file_name, self._bytes)
+
+
+_DAMAGED = (ValueError, KeyError, SyntaxError, EOFError, RuntimeError, zipfile.BadZipFile)
+"""What zipfile and numpy raise about a file that is none of theirs."""
+_NPY = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '(?P<dtype><f4|<U\d{1,4})', 'fortran_order': (?P<by_columns>True|False), "
+    rb"'shape': \((?P<shape>\d{1,7},(?: \d{1,7})?)\), \} *\n",
+    re.DOTALL,
+)
+"""The header of an array as numpy writes it (numpy.lib.format, version 1.0). Numpy itself reads it as Python source."""
+_HEADER_BYTES = 4096
+"""More than zip and npy add to an array; numpy's header of one has 128."""
+
+
+def _bytes_at_most(nodes: Sequence[str]) -> int:
+    """Size of the file of so many nodes, at most: names have four bytes a character."""
+    longest = max(map(len, nodes), default=0)
+    return len(FIGURES) * (4 * len(nodes) ** 2 + _HEADER_BYTES) + 4 * longest * len(nodes) + _HEADER_BYTES
+
+
+def _array(stored: zipfile.ZipFile, name: str, kind: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """One array of the file, once its header says what is expected: a header may claim any size.
+
+    Raises:
+        ValueError: it is packed, or of another type or shape.
+    """
+    entry = stored.getinfo(f"{name}.npy")
+    if entry.compress_type != zipfile.ZIP_STORED:
+        raise ValueError(f"{name} is packed, expected plain numbers")
+    data = stored.read(entry)
+    header = _NPY.match(data)
+    if header is None:
+        raise ValueError(f"{name} is no array of numpy's format 1.0")
+    start, dtype = header.end(), np.dtype(header["dtype"].decode())
+    found = tuple(int(size) for size in header["shape"].split(b",") if size.strip())
+    if found != shape or dtype.kind != kind.kind or (kind.kind == "f" and dtype != kind):
+        raise ValueError(f"{name} has shape {found} of {dtype}, expected {shape} of {kind}")
+    if len(data) - start != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{name} has {len(data) - start} bytes, expected {math.prod(shape) * dtype.itemsize}")
+    order: Literal["F", "C"] = "F" if header["by_columns"] == b"True" else "C"
+    return np.frombuffer(data, dtype, offset=start).reshape(shape, order=order)
+
+
+def read_pairs(path: Path, sha256: str, nodes: Sequence[str], topology: Path) -> PairMatrix:
+    """The figures in the file at `path`, once its hash is the expected one.
+
+    Args:
+        nodes: nodes of the topology, in its order.
+        topology: the file that names it, for the error.
+
+    Raises:
+        FileError: missing, unreadable, of another content, or of other nodes.
+    """
+    try:
+        data = read_input(path, _bytes_at_most(nodes))
+    except FileError as error:
+        why = f"{path} cannot be read ({error.mistakes[0].text}); copy it from beside the original, or probe again"
+        raise FileError(topology, [Mistake("fabric.matrix.file", why)]) from None
+    if hashlib.sha256(data).hexdigest() != sha256:
+        why = f"{path} is damaged or of another probe; copy it from beside the original, or probe again"
+        raise FileError(topology, [Mistake("fabric.matrix.sha256", why)])
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as stored:
+            names = [str(name) for name in _array(stored, "nodes", np.dtype(np.str_), (len(nodes),))]
+            square = (len(nodes), len(nodes))
+            figures: dict[str, Array] = {name: _array(stored, name, np.dtype(np.float32), square) for name in FIGURES}
+    except _DAMAGED as error:
+        why = f"{path} is not a file of pairs: {str(error)[:200]}"
+        raise FileError(topology, [Mistake("fabric.matrix.file", why)]) from None
+    if names != list(nodes):
+        raise FileError(topology, [Mistake("fabric.matrix.file", f"{path} is of other nodes than the topology")])
+    return PairMatrix(names, figures)

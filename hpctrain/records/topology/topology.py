@@ -1,0 +1,330 @@
+"""topology.json: what was measured of nodes, devices and links. A number that was not measured is absent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from hpctrain.records.format.document import Document, Part
+from hpctrain.records.format.node_set import DEVICE_NAME, NODE_NAME
+from hpctrain.records.topology.evidence import HostFacts, NvlinkPeer, PcieLink
+from hpctrain.records.topology.link import Link, LinkClass
+from hpctrain.records.topology.nic import Nic
+
+if TYPE_CHECKING:
+    from hpctrain.records.topology.pair_matrix import PairMatrix
+
+
+class Provenance(Part):
+    """How the file came about."""
+
+    version: str
+    """Version of hpctrain."""
+    created: str
+    """UTC time."""
+    transport: str
+    """What carried the messages: tcp."""
+    loopback: bool = False
+    """True when the nodes are processes of one machine: the links are memory, not a network."""
+    mode: str = "full"
+    """full: every pair was measured. sampled: enough pairs to know which nodes share a switch. health: each node with a
+    few others, enough to judge it. published: figures of data sheets and papers, nothing was measured. prior: taken
+    over from another tool's file, nothing was measured."""
+    seed: int | None = None
+    """Orders the rounds of the probe."""
+    notes: list[str] = []
+    """Where figures that were not measured come from, and what a reader must know."""
+    rounds_done: int = 0
+    """Rounds of pairs that were measured."""
+    rounds_planned: int = 0
+    """Rounds that a full measurement has."""
+    wall_s: float | None = None
+    """How long the probe took."""
+    job_id: str | None = None
+    """Slurm job that measured."""
+
+
+class DeviceType(Part):
+    """A kind of device; most nodes share one."""
+
+    kind: Literal["cpu", "cuda"]
+    """What runs on it."""
+    name: str
+    """The vendor's name of it."""
+
+
+class CodecSeconds(Part):
+    """Seconds for each number of a gradient."""
+
+    bf16: float = Field(gt=0)
+    """Rounding, adding up in fp32, and copying back."""
+    quantized: float = Field(gt=0)
+    """Writing as integers of 4 bits, adding up, writing the sums and reading them, and keeping what rounding took."""
+    topk: float = Field(gt=0)
+    """Choosing 7 % of the numbers, writing, reading and applying a message of them, and keeping the rest."""
+    power_sgd: float = Field(gt=0)
+    """Both products and orthonormal columns at rank 4, applying them, and keeping the rest."""
+
+
+class Device(Part):
+    """One device of a node, as measured."""
+
+    id: str = Field(pattern=DEVICE_NAME)
+    """Name within the node: cpu0, cuda1."""
+    type: str
+    """Key into device_types."""
+    flops: dict[str, float] = {}
+    """Sustained FLOP/s of matrix products, by dtype (fp32, bf16)."""
+    memory_bytes: float | None = None
+    """Memory that a run may use."""
+    memory_bytes_per_s: float | None = None
+    """Bandwidth of copies within the device's memory, read plus write."""
+    launch_s: float | None = None
+    """Median time of one tiny operation: what each operation costs however small it is."""
+    codec_s: CodecSeconds | None = None
+    """What compressing gradients takes on it, messages not counted."""
+    pcie: PcieLink | None = None
+    """Its link to the host."""
+    nvlink: dict[str, NvlinkPeer] = {}
+    """NVLink to another device of the node, by that device; through a switch, by 'switch' or the switch's address."""
+    throttle_reasons: list[str] = []
+    """Why its clocks were held down under load, in NVML's words: hw_slowdown, sw_power_cap; of a CPU: cpu_quota."""
+    p2p: dict[str, Literal["ok", "no", "unknown"]] = {}
+    """Whether it reads the memory of another device of the node, by that device."""
+    ecc_errors: int | None = None
+    """Uncorrectable memory errors since the driver was loaded."""
+    xid: int | None = None
+    """Last error code of the driver about it."""
+    power_w: float | None = None
+    """Power drawn under load, in watts."""
+    driver: str | None = None
+    """Version of its driver."""
+    numa: int | None = None
+    """NUMA node of the host that it is attached to."""
+    nic: str | None = None
+    """Network card with the shortest way over PCI: mlx5_0, eth0."""
+    pci_path: list[str] | None = Field(default=None, min_length=1)
+    """PCI addresses on the way to it, switches first, its own last."""
+    host_to_device_bytes_per_s: float | None = None
+    """Copies from page-locked memory of the host."""
+    device_to_host_bytes_per_s: float | None = None
+    """Copies to page-locked memory of the host."""
+    copy_bytes_per_s: dict[str, float] = {}
+    """Copies to another device of the node, by that device, one at a time."""
+
+
+class Reason(Part):
+    """Why a node got its verdict."""
+
+    code: str
+    """Short name of the fault: UNREACHABLE, SLOW_NODE, PCIE_DOWNSHIFT."""
+    text: str
+    """One sentence with the numbers."""
+    evidence: str | None = None
+    """What it was compared with, and how often it was measured."""
+    fix: str | None = None
+    """The next thing to do."""
+
+
+class Health(Part):
+    """The verdict on a node."""
+
+    verdict: Literal["ok", "degraded", "bad", "unknown"] = "unknown"
+    """ok and degraded are used, bad is excluded, unknown was not measured."""
+    reasons: list[Reason] = []
+    """Why, where it is not ok."""
+
+
+class Node(Part):
+    """A node and its devices."""
+
+    id: str = Field(pattern=NODE_NAME)
+    """Slurm's name of the node, or local0, local1, … for virtual ones."""
+    addr: str
+    """Address the others reached it at."""
+    iface: str | None = None
+    """Network interface of that address."""
+    host: str | None = None
+    """Host name the machine gives itself."""
+    devices: list[Device]
+    """What computes on it."""
+    intra_bytes_per_s: float | None = None
+    """Bandwidth from one device of the node to another."""
+    nics: list[Nic] | None = None
+    """Its network cards."""
+    host_facts: HostFacts | None = None
+    """What its operating system says."""
+    health: Health = Health()
+    """Whether it should be used."""
+
+
+class NodeCluster(Part):
+    """Nodes behind one switch, found or told."""
+
+    id: str
+    """Name of the cluster."""
+    level: int = 1
+    """Height in the tree of switches; 1 is next to the nodes."""
+    parent: str | None = None
+    """Cluster that it lies in."""
+    members: list[str]
+    """Its nodes."""
+    source: str = "measured"
+    """measured, or who told: slurm, or prior for an earlier file."""
+    oversubscription: float | None = None
+    """What a pair that leaves such a cluster has alone, over what it has when all members talk to another cluster."""
+
+
+class MatrixFile(Part):
+    """A file beside the topology with the figures of every pair; named by its content, so both are of one probe."""
+
+    file: str = Field(pattern=r"^pairs-[0-9a-f]{12}\.npz$")
+    """Name of the file, in the folder of the topology."""
+    sha256: str
+    """Hash of that file."""
+
+
+class Fabric(Part):
+    """The network between nodes."""
+
+    classes: list[LinkClass] = []
+    """Kinds of links."""
+    clusters: list[NodeCluster] = []
+    """Groups of nodes that are near each other."""
+    links: list[Link] = []
+    """Measured pairs; a pair that is absent has the figures of the matrix, else of its class."""
+    broken: list[tuple[str, str]] = []
+    """Pairs of living nodes that tried to measure and could not: a plan uses at most one node of each."""
+    matrix: MatrixFile | None = None
+    """Figures of all pairs, above 64 nodes."""
+    held_out_error: float | None = None
+    """Median relative error of the classes on pairs that were measured and not used for them (0.05 is 5 %)."""
+
+
+class Verdict(Part):
+    """What the probe advises for the whole allocation."""
+
+    status: Literal["go", "warn", "refuse"] = "go"
+    """go, go with warnings, or do not run on these nodes."""
+    exclude: list[str] = []
+    """Nodes to leave out."""
+    faults: list[Reason] = []
+    """What was found wrong."""
+    sbatch_hint: str | None = None
+    """Option of sbatch that leaves these nodes out."""
+    env: dict[str, str] = {}
+    """Variables that name an interface which every node has: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME."""
+
+
+class Topology(Document):
+    """Nodes, devices and links as measured."""
+
+    schema_kind: ClassVar[str] = "topology"
+
+    provenance: Provenance
+    """How the file came about."""
+    device_types: dict[str, DeviceType]
+    """Kinds of devices, by the name that devices refer to."""
+    nodes: list[Node] = Field(min_length=1)
+    """Every node that took part."""
+    fabric: Fabric = Fabric()
+    """The network between them."""
+    verdict: Verdict = Verdict()
+    """What the probe advises for the whole allocation."""
+
+    _pairs: PairMatrix | None = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _check(self) -> Topology:
+        names = [node.id for node in self.nodes]
+        if len(set(names)) != len(names):
+            raise ValueError(f"nodes: a name is given twice: {sorted(n for n in set(names) if names.count(n) > 1)}")
+        for node in self.nodes:
+            for device in node.devices:
+                if device.type not in self.device_types:
+                    raise ValueError(f"node {node.id}: device type {device.type!r} is not in device_types")
+        for field, pairs in (
+            ("links", [(link.a, link.b) for link in self.fabric.links]),
+            ("broken", self.fabric.broken),
+        ):
+            for end in (end for pair in pairs for end in pair):
+                if end not in names:
+                    raise ValueError(f"fabric.{field}: {end!r} is not a node of this file")
+        return self
+
+    @property
+    def pairs(self) -> PairMatrix | None:
+        """Figures of every pair, for a topology that was measured here or read with the file beside it."""
+        return self._pairs
+
+    def with_pairs(self, pairs: PairMatrix) -> Topology:
+        """This topology with the figures of every pair, which `write` puts beside it."""
+        fabric = self.fabric.model_copy(update={"matrix": MatrixFile(file=pairs.file_name, sha256=pairs.sha256)})
+        made = self.model_copy(update={"fabric": fabric})
+        made._pairs = pairs
+        return made
+
+    def write(self, path: Path) -> None:
+        """Write the file atomically; the figures of every pair first, so that the file never names what is not there.
+
+        Raises:
+            StorageError: one of them cannot be written.
+        """
+        if self._pairs is not None:
+            self._pairs.write(path.parent)
+        super().write(path)
+
+    @classmethod
+    def read(cls, path: Path, *, owned: bool = False) -> Topology:
+        """Read and check the file, and the figures of every pair where it names them.
+
+        Raises:
+            FileError: missing, not JSON, with mistakes, or the file beside it is missing or another one.
+        """
+        made = super().read(path, owned=owned)
+        if made.fabric.matrix is not None:
+            from hpctrain.records.topology.pair_matrix import read_pairs  # numpy is only for large clusters
+
+            nodes = [node.id for node in made.nodes]
+            made._pairs = read_pairs(path.with_name(made.fabric.matrix.file), made.fabric.matrix.sha256, nodes, path)
+        return made
+
+    def node(self, name: str) -> Node:
+        """The node of that name; KeyError when there is none."""
+        for node in self.nodes:
+            if node.id == name:
+                return node
+        raise KeyError(name)
+
+    def device(self, place: str) -> Device:
+        """The device at 'node:device'; KeyError when there is none."""
+        node, _, name = place.partition(":")
+        for device in self.node(node).devices:
+            if device.id == name:
+                return device
+        raise KeyError(place)
+
+    def places(self) -> list[str]:
+        """Every device as 'node:device', in file order."""
+        return [f"{node.id}:{device.id}" for node in self.nodes for device in node.devices]
+
+    def only(self, names: Iterable[str]) -> Topology:
+        """The same measurements for some of the nodes."""
+        keep = set(names)
+        links = [link for link in self.fabric.links if link.a in keep and link.b in keep]
+        clusters = [
+            cluster.model_copy(update={"members": [name for name in cluster.members if name in keep]})
+            for cluster in self.fabric.clusters
+        ]
+        broken = [pair for pair in self.fabric.broken if keep.issuperset(pair)]
+        kept = {"links": links, "broken": broken, "clusters": [c for c in clusters if c.members], "matrix": None}
+        fabric = self.fabric.model_copy(update=kept)
+        nodes = [node for node in self.nodes if node.id in keep]
+        exclude = [name for name in self.verdict.exclude if name in keep]
+        verdict = self.verdict.model_copy(update={"exclude": exclude})
+        made = self.model_copy(update={"nodes": nodes, "fabric": fabric, "verdict": verdict})
+        made._pairs = None
+        return made if self._pairs is None else made.with_pairs(self._pairs.only(keep))

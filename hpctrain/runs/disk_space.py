@@ -1,0 +1,47 @@
+"""Whether a run's checkpoints will fit where its folder goes: said before it starts, as it would find out in hours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpctrain.base.room import free_bytes
+from hpctrain.base.units import format_bytes
+from hpctrain.records.model.imported_spec import Spec
+from hpctrain.records.plan.codec import kept_bytes
+from hpctrain.records.plan.compression import AutoCompression
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.run.run import Run
+
+STATE_BYTES = 12
+"""Of each parameter in a checkpoint: the weight and AdamW's two moments, each in 4 bytes."""
+
+
+def space_words(run: Run, spec: Spec, runs: Path, plan: Plan | None) -> list[str]:
+    """What a person should know about the room for checkpoints, as lines. While one is written, all that are kept
+    are still there: room is needed for one more.
+
+    Args:
+        runs: the folder that run folders go to; it may not be there yet.
+        plan: where it is known: its replicas are as many times what they have not sent of their gradients.
+    """
+    one, most = _checkpoint_bytes(run, spec, plan), run.checkpoint.keep + 1
+    try:
+        free = free_bytes(runs.resolve())
+    except OSError as error:
+        return [f"not checked before submitting: the room in {runs.resolve()} ({error.strerror})"]
+    if free >= most * one:
+        return []
+    return [
+        f"{runs.resolve()}: {format_bytes(free)} are free; {most} checkpoints of {format_bytes(one)} will need more, "
+        "and one that does not fit is skipped: free some space, lower checkpoint.keep, or set HPCTRAIN_RUNS"
+    ]
+
+
+def _checkpoint_bytes(run: Run, spec: Spec, plan: Plan | None) -> float:
+    """Without a plan, with what a single replica keeps of its gradients; how many there will be is not known."""
+    copies = 1 if plan is None else plan.dp // plan.shards
+    codec = run.compression if plan is None else plan.codec
+    kept = 0.0
+    if not isinstance(codec, AutoCompression) and (plan is None or copies > 1):
+        kept = copies * kept_bytes(codec, spec.dim)
+    return (STATE_BYTES + kept) * spec.parameters()

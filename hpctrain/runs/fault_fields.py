@@ -1,0 +1,86 @@
+"""What faults an attempt showed, on which nodes, and which of them have to be measured again. Pure functions.
+
+A fault of hardware names its node at once. One of the program is the program's, unless one node alone shows it in two
+attempts: then that node is under suspicion, the next attempt measures it, and only a probe that finds it bad blames it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpctrain.records.history.event import Event
+from hpctrain.records.history.fault import Fault, fault_named
+
+NO_PROGRESS, INFRASTRUCTURE, RESUMABLE = 77, 76, 75
+
+
+def shown_faults(events: Sequence[Event]) -> dict[str, Fault]:
+    """The fault that each node's workers reported in an attempt; one of its hardware goes before all others."""
+    shown: dict[str, Fault] = {}
+    for event in events:
+        if event.kind not in ("worker_died", "failed") or not isinstance(event.data.get("fault"), str):
+            continue
+        node, fault = event.data.get("node", event.node), fault_named(event.data["fault"])
+        if node not in shown or (fault.names_a_node and not shown[node].names_a_node):
+            shown[node] = fault
+    return shown
+
+
+def suspected(history: Sequence[Mapping[str, str]]) -> str | None:
+    """The node that alone shows a fault of the program, now and before; None while everything speaks for the program.
+
+    Args:
+        history: name of the fault by node, of each attempt since the nodes were last measured for this; newest last.
+    """
+    if not history or len(history[-1]) != 1:
+        return None
+    node, name = next(iter(history[-1].items()))
+    if fault_named(name).is_infrastructure:
+        return None
+    earlier = [{place for place, other in shown.items() if other == name} for shown in history[:-1]]
+    earlier = [nodes for nodes in earlier if nodes]
+    return node if earlier and all(nodes == {node} for nodes in earlier) else None
+
+
+def confirmed(events: Sequence[Event], before: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The suspects of earlier attempts that the probe of this one found bad."""
+    bad = {str(name) for event in events if event.kind == "probed" for name in event.data.get("exclude", [])}
+    return sorted(bad & {line["suspect"] for line in before if "suspect" in line})
+
+
+def ledger_fields(events: Sequence[Event], before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the line of an attempt says of faults; a field that says nothing is absent.
+
+    faults: name by node. suspect: the node under suspicion. retest: why the nodes are to be measured again. confirmed:
+    suspects of earlier attempts that were found bad.
+
+    Args:
+        events: those of the attempt.
+        before: the lines of all attempts before it.
+    """
+    shown = shown_faults(events)
+    faults = {node: fault.name for node, fault in shown.items()}
+    last = max((index for index, line in enumerate(before) if "suspect" in line), default=-1)
+    suspect = suspected([*(line.get("faults", {}) for line in before[last + 1 :]), faults])
+    fields = {
+        "faults": faults,
+        "suspect": suspect,
+        "retest": _why_again(events, shown, suspect),
+        "confirmed": confirmed(events, before),
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def _why_again(events: Sequence[Event], shown: Mapping[str, Fault], suspect: str | None) -> str | None:
+    if suspect is not None:
+        return f"{suspect} alone showed this in two attempts: {shown[suspect].words}"
+    named = [f"{node} had this: {fault.words}" for node, fault in sorted(shown.items()) if fault.names_a_node]
+    if named:
+        return "; ".join(named)
+    ends = [event.data for event in events if event.kind == "failed"]
+    if any(data.get("exit_code") in (NO_PROGRESS, INFRASTRUCTURE) for data in ends):
+        return "nodes or the network failed"
+    if any(data.get("exit_code") == RESUMABLE for data in ends):
+        return "nodes were lost"
+    return None

@@ -1,0 +1,268 @@
+"""The run folder: made once, locked while a run uses it, the one place where everything about a run lies."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hpctrain.base.atomic import storage_errors, write_text
+from hpctrain.base.errors import FileError, InputError, Mistake
+from hpctrain.base.owned import OwnedFolder, open_owned
+from hpctrain.base.printable import control_in
+from hpctrain.base.trust import owner_only
+from hpctrain.checkpoint.published import listed
+from hpctrain.records.format.jsonl import read_lines
+from hpctrain.records.history.attempt import ExitClass
+from hpctrain.records.history.event import Event
+from hpctrain.records.plan.plan import Plan
+from hpctrain.records.run.run import Run
+from hpctrain.records.topology.topology import Topology
+from hpctrain.runs.fault_fields import ledger_fields
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run's folder on disk."""
+
+    path: Path
+
+    def attempts(self) -> list[dict[str, Any]]:
+        """The lines of attempts.jsonl.
+
+        Raises:
+            FileError: a line is no attempt.
+        """
+        path = self.path / "attempts.jsonl"
+        lines = read_lines(path)
+        for number, line in enumerate(lines, start=1):
+            if not isinstance(line, dict):
+                raise FileError(path, [Mistake("", "is no attempt; remove the line", number)])
+        return lines
+
+    def begin_attempt(self, nodes: list[str], now: float, job_id: str | None = None, restarts: int = 0) -> int:
+        """Add a line for a new attempt; its number comes back."""
+        attempts = self.attempts()
+        number = len(attempts)
+        line = {
+            "attempt": number, "job_id": job_id, "restarts": restarts, "nodes": nodes, "start": now,
+            "checkpoint_before": self.newest_checkpoint(),
+        }  # fmt: skip
+        self._write_attempts([*attempts, line])
+        return number
+
+    def open_attempts(self) -> list[dict[str, Any]]:
+        """The lines of attempts that were killed before they could be completed, or that still run."""
+        return [line for line in self.attempts() if "end" not in line]
+
+    def end_attempt(
+        self,
+        number: int,
+        now: float,
+        reason: str,
+        code: int | None,
+        exit_class: ExitClass,
+        events: Sequence[Event] = (),
+    ) -> None:
+        """Complete the line of an attempt: when it ended, why, its exit code (None: nobody saw it), its class, and what
+        its events say of faults."""
+        attempts = self.attempts()
+        ended = {"end": now, "class": exit_class, "reason": reason, "checkpoint_after": self.newest_checkpoint()}
+        seen = ({} if code is None else {"code": code}) | ledger_fields(events, attempts[:number])
+        attempts[number] = {**attempts[number], **ended, **seen}
+        self._write_attempts(attempts)
+
+    def newest_checkpoint(self) -> str | None:
+        """Name of the run's newest published checkpoint."""
+        found = listed(self.path / "checkpoints")
+        return found[-1].name if found else None
+
+    def _write_attempts(self, attempts: list[dict[str, Any]]) -> None:
+        write_text(self.path / "attempts.jsonl", "".join(json.dumps(line) + "\n" for line in attempts))
+
+
+def create_run_folder(base: Path, run: Run, topology: Topology | None, plan: Plan | None, now: float) -> RunFolder:
+    """Make runs/<name>-<UTC time>-<4 hex>/ with the resolved run file, and topology and plan when they are given.
+
+    Raises:
+        InputError: its path cannot be that of a run folder.
+        StorageError: it cannot be written.
+    """
+    stamp = datetime.fromtimestamp(now, timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    path = base.resolve() / f"{run.name}-{stamp}-{secrets.token_hex(2)}"
+    check_path(path)
+    # Owner only, from its first moment: the key, logs and pickles in it are guarded by this mode.
+    with storage_errors(path), owner_only():
+        path.mkdir(parents=True, mode=0o700)
+        with contextlib.suppress(OSError):
+            # A default ACL of the folder above goes down to all that is made here, past every umask.
+            os.removexattr(path, "system.posix_acl_default")
+        for name in ("checkpoints", "generations", "logs"):
+            (path / name).mkdir()
+        write_text(path / "run.yaml", render_run(run))
+        # Whoever can read the key can speak to the agents: owner only.
+        write_text(path / "key", secrets.token_hex(32) + "\n", mode=0o600)
+        if topology is not None:
+            topology.write(path / "topology.json")
+        if plan is not None:
+            plan.write(path / "plan.json")
+    return RunFolder(path)
+
+
+def check_path(path: Path) -> None:
+    """A run folder's path stands in a job script, in lines of records and on terminals.
+
+    Raises:
+        InputError: it holds a line break or another control character.
+    """
+    character = control_in(str(path))
+    if character is not None:
+        raise InputError(
+            f"{path}: holds the control character {character}, which the path of a run folder must not; rename the "
+            "folder, or name another one with HPCTRAIN_RUNS"
+        )
+
+
+@contextlib.contextmanager
+def removed_on_error(folder: RunFolder) -> Iterator[None]:
+    """A new run folder that never becomes a run is taken away: it would hide the run of that name before it."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+
+
+def render_run(run: Run) -> str:
+    """The run file as YAML text, every key written out."""
+    text: str = yaml.safe_dump(run.to_json(), sort_keys=False, allow_unicode=True, width=120)
+    return text
+
+
+LOCK_FILE = "run.lock"
+"""File in a run folder that a process which uses the run holds a lock on."""
+
+
+class RunLock:
+    """Held while processes use the folder: the descriptor is inherited by each node process, and the kernel frees
+    the lock when the last of them is gone, however it went."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def release(self) -> None:
+        """Give up this process's share; others that inherited it still hold the lock."""
+        os.close(self.descriptor)
+
+
+def lock_run_folder(path: Path) -> RunLock:
+    """Take the folder for one run.
+
+    Raises:
+        InputError: another run uses it, or it is not this user's alone.
+        StorageError: the lock file cannot be written.
+    """
+    with storage_errors(path / LOCK_FILE), OwnedFolder(path) as folder:
+        descriptor = folder.open_to_write(LOCK_FILE)
+    if not _taken(descriptor):
+        holder = _holder(descriptor)
+        os.close(descriptor)
+        raise InputError(
+            f"{path}: the run folder is in use{f' by {holder}' if holder else ''}; wait for that run to end, "
+            "or stop it first"
+        )
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()} {platform.node()}\n".encode(), 0)
+    return RunLock(descriptor)
+
+
+def kept_words(path: Path) -> str:
+    """What a resumed run would start from."""
+    found = listed(path / "checkpoints")
+    if not found:
+        return "there is no checkpoint yet, nothing was saved"
+    return f"the newest checkpoint is that of step {int(found[-1].name.rpartition('-')[2])}"
+
+
+def newest_plan(path: Path) -> Path | None:
+    """The plan that a person would look at: of the newest generation that got a plan of its own."""
+    numbered = [(int(file.stem[5:]), file) for file in path.glob("plan-*.json") if file.stem[5:].isdigit()]
+    if numbered:
+        return max(numbered)[1]
+    return path / "plan.json" if (path / "plan.json").exists() else None
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that took a run folder. On a shared file system it may be one of another machine."""
+
+    pid: int
+    host: str
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is a process of this machine."""
+        return self.host == platform.node()
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+def lock_holder(path: Path) -> Holder | None:
+    """Process that took the folder and lives; None when nobody holds it."""
+    try:
+        descriptor = open_owned(path / LOCK_FILE)
+    except FileNotFoundError:
+        return None
+    try:
+        # Shared: NFS gives an exclusive lock only to those who may write.
+        if _taken(descriptor, fcntl.LOCK_SH):
+            return None
+        holder = _holder(descriptor)
+    finally:
+        os.close(descriptor)
+    if holder is not None and holder.is_here and not Path(f"/proc/{holder.pid}").exists():
+        return None
+    return holder
+
+
+def is_held(path: Path) -> bool:
+    """Whether any process holds the folder, also where the one that took it is gone and its children go on."""
+    try:
+        descriptor = open_owned(path / LOCK_FILE)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _taken(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
+def _holder(descriptor: int) -> Holder | None:
+    """What the process that took the lock wrote."""
+    pid, _, host = os.pread(descriptor, 512, 0).decode(errors="replace").strip().partition(" ")
+    return Holder(int(pid), host) if pid.isdecimal() and host else None
+
+
+def _taken(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Take the lock, with a second try: `hpctrain status` holds it for an instant to see whether it is free."""
+    for delay_s in (0.1, 0.0):
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(delay_s)
+        else:
+            return True
+    return False

@@ -1,0 +1,250 @@
+"""From what a person calls a run to its folder: a path, or a name or job id looked up in ./runs, in $HPCTRAIN_RUNS and
+among the runs that the person started anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctrain.base.atomic import write_text
+from hpctrain.base.errors import InputError, UntrustedError
+from hpctrain.base.owned import OwnedFolder, read_owned
+from hpctrain.records.history.past_runs import read_past_runs
+from hpctrain.records.history.successor import queued_behind, read_successors
+
+RUNS_VARIABLE = "HPCTRAIN_RUNS"
+JOB_FILE = "job_id"
+"""File in a run folder with the ids of its jobs, one a line, the newest last; queued successors are not in it yet."""
+
+_STAMP = re.compile(r"^(?P<name>.+?)-(?P<date>\d{8})[T-]?(?P<time>\d{6})Z?-[0-9a-f]{4}$")
+_SHOWN = 5
+
+
+def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
+    """The folder of a run.
+
+    Args:
+        name: path of a run folder, the name of such a folder, the run's name (then its newest folder), or the id of
+            one of its jobs, earlier ones included.
+        environ: environment variables; HPCTRAIN_RUNS names a second place to look, the history of started runs the
+            folders after that.
+        cwd: folder that relative paths and `runs` start from.
+
+    Raises:
+        UntrustedError: the folder is somebody else's, or others can write to it; where a name is looked up, no other
+            folder has that name.
+        InputError: there is no such run; the nearest names are listed.
+    """
+    path = cwd / Path(name).expanduser()
+    if is_own_run(path):
+        return path
+    if path.is_dir():
+        raise InputError(f"{name}: not a run folder, it has no run.yaml; give a folder that `hpctrain train` made")
+    if path.exists():
+        raise InputError(f"{name}: found a file, expected a run folder or a run's name")
+    if "/" in name:
+        raise InputError(f"{name}: no such folder; give a run folder, or a run's name without '/'")
+    places = _places(environ, cwd)
+    for place in places:
+        newest = _newest(name, runs_in(place).own)
+        if newest is not None:
+            return newest
+    past = past_folders(environ)
+    there = sorted_out(past)
+    named = [folder for folder in there.own if name in (*_names(folder), *_all_ids(folder), *past[folder])]
+    if named:
+        return max(named, key=_age_key)
+    # Only its name is known of a folder that is not this user's alone.
+    others = [*runs_here(environ, cwd).others, *there.others]
+    for other in others:
+        if name in _names(Path(other.path)):
+            raise other
+    gone = [folder for folder, jobs in past.items() if name in (*_names(folder), *jobs)]
+    if gone:
+        raise InputError(f"{name}: its run folder {gone[-1]} is gone; `hpctrain list` shows the runs that are left")
+    raise InputError(_nothing_found(name, places, there.own) + (f"; {describe_others(others)}" if others else ""))
+
+
+def past_folders(environ: Mapping[str, str]) -> dict[Path, set[str]]:
+    """Folder of each run that this person started anywhere -> ids of its jobs, oldest first; some may be gone."""
+    found: dict[Path, set[str]] = {}
+    for past in read_past_runs(environ):
+        found.setdefault(Path(past.folder), set()).update([past.job_id] if past.job_id else [])
+    return found
+
+
+def job_id(folder: Path) -> str | None:
+    """Id of the newest job that was submitted for the run; None for a run that was not submitted."""
+    return next(reversed(_job_ids(folder)), None)
+
+
+def open_jobs(folder: Path) -> list[str]:
+    """The newest job and the successors queued behind it, in the order in which they would run; [] without a job.
+
+    Raises:
+        FileError: successors.jsonl is damaged.
+    """
+    newest = job_id(folder)
+    return [] if newest is None else [newest, *queued_behind(newest, read_successors(folder))]
+
+
+def run_of_job(job: str, environ: Mapping[str, str], cwd: Path) -> Path | None:
+    """The newest run folder that had the job, whatever runs are called; None where there is none."""
+    return next((path for path in reversed(all_runs(environ, cwd)) if job in _all_ids(path)), None)
+
+
+def record_job(folder: Path, job: str) -> None:
+    """Add a job that was submitted for the run; its earlier ones still lead to it.
+
+    Raises:
+        StorageError: the run folder cannot be written.
+    """
+    write_text(folder / JOB_FILE, "".join(f"{known}\n" for known in [*_job_ids(folder), job]))
+
+
+def _job_ids(folder: Path) -> list[str]:
+    try:
+        return read_owned(folder / JOB_FILE).decode(errors="replace").split()
+    except OSError:
+        return []
+
+
+def _all_ids(folder: Path) -> list[str]:
+    """Its jobs, and those that wait to become its jobs; a list that is damaged or not to be trusted finds nothing."""
+    ids: list[str] = []
+    with contextlib.suppress(InputError):
+        ids += _job_ids(folder)
+        ids += [item.job_id for item in read_successors(folder)]
+    return ids
+
+
+def all_runs(environ: Mapping[str, str], cwd: Path) -> list[Path]:
+    """Every run folder of this user's in ./runs and in $HPCTRAIN_RUNS, oldest first."""
+    return runs_here(environ, cwd).own
+
+
+def runs_here(environ: Mapping[str, str], cwd: Path) -> ScannedFolders:
+    """The run folders in ./runs and in $HPCTRAIN_RUNS: this user's, oldest first, and why others were left out."""
+    scanned = [runs_in(place) for place in _places(environ, cwd)]
+    own = {path.resolve() for places in scanned for path in places.own}
+    return ScannedFolders(in_order_of_age(own), [other for places in scanned for other in places.others])
+
+
+def in_order_of_age(folders: Iterable[Path]) -> list[Path]:
+    """Run folders, there or gone, oldest first."""
+    return sorted(folders, key=_age_key)
+
+
+def run_name(folder: str) -> str:
+    """The run's name within the name of its folder: 'gpt-20260102T030405Z-00ff' -> 'gpt'; other names are whole."""
+    match = _STAMP.match(folder)
+    return match["name"] if match else folder
+
+
+def _places(environ: Mapping[str, str], cwd: Path) -> list[Path]:
+    places = [cwd / "runs"]
+    if environ.get(RUNS_VARIABLE):
+        named = cwd / Path(environ[RUNS_VARIABLE]).expanduser()
+        places += [named] if named.resolve() != places[0].resolve() else []
+    return places
+
+
+@dataclass(frozen=True)
+class ScannedFolders:
+    """Folders by whether they are run folders that may be believed."""
+
+    own: list[Path]
+    """Run folders of this user's."""
+    others: list[UntrustedError]
+    """Why each of the others was left out: somebody else's, or open to others."""
+
+
+def is_own_run(path: Path) -> bool:
+    """Whether there is a run folder of this user's at the path; False where there is nothing, or no run file in it.
+
+    Raises:
+        UntrustedError: the folder or its run file is somebody else's, or others can write to it.
+    """
+    try:
+        with OwnedFolder(path) as folder:
+            os.close(folder.open("run.yaml"))
+    except (OSError, ValueError):  # a path may hold what no path can
+        return False
+    return True
+
+
+def sorted_out(folders: Iterable[Path]) -> ScannedFolders:
+    """Which of the folders are run folders of this user's, and which were left out; what is none is neither."""
+    result = ScannedFolders([], [])
+    for folder in folders:
+        try:
+            if is_own_run(folder):
+                result.own.append(folder)
+        except UntrustedError as error:
+            if _looks_like_run(folder):
+                result.others.append(error)
+    return result
+
+
+def runs_in(place: Path) -> ScannedFolders:
+    """The run folders that lie in a folder, whoever that belongs to."""
+    try:
+        return sorted_out(sorted(path for path in place.iterdir() if path.is_dir()))
+    except OSError:
+        return ScannedFolders([], [])
+
+
+def _looks_like_run(folder: Path) -> bool:
+    """Whether somebody else's folder is a run's as far as can be seen: by its name, where one may not look into it."""
+    return _STAMP.match(folder.name) is not None or os.path.lexists(folder / "run.yaml")
+
+
+def describe_others(others: Sequence[UntrustedError]) -> str:
+    """How many folders were left out and why, as a sentence; empty where there are none."""
+    if not others:
+        return ""
+    counted = Counter(other.reason for other in others)
+    why = ", ".join(f"{count} × {reason}" for reason, count in sorted(counted.items()))
+    return f"{len(others)} run folder{'s' * (len(others) > 1)} left out, as not yours alone: {why}"
+
+
+def _newest(name: str, runs: list[Path]) -> Path | None:
+    for path in runs:
+        if path.name == name:
+            return path
+    matching = [path for path in runs if name in (run_name(path.name), *_all_ids(path))]
+    return max(matching, key=_age_key, default=None)
+
+
+def _age_key(path: Path) -> tuple[str, float]:
+    """Newer is larger: the UTC time in the name, then the run file's own time where two were made in one second."""
+    match = _STAMP.match(path.name)
+    stamp = match["date"] + match["time"] if match else ""
+    try:
+        return stamp, (path / "run.yaml").stat().st_mtime
+    except OSError:  # gone since it was found
+        return stamp, 0.0
+
+
+def _nothing_found(name: str, places: list[Path], past: list[Path]) -> str:
+    looked = " and ".join(str(place) for place in places)
+    folders = [*(path for place in places for path in runs_in(place).own), *past]
+    if not folders:
+        return f"{name}: no such run; there is none in {looked} (set {RUNS_VARIABLE} to look in another folder too)"
+    known = dict.fromkeys(known for path in folders for known in _names(path))
+    near = difflib.get_close_matches(name, known, n=_SHOWN, cutoff=0.5)
+    if near:
+        return f"{name}: no such run in {looked}; nearest: {', '.join(near)}"
+    shown = list(dict.fromkeys(run_name(path.name) for path in folders))
+    more = ", …" if len(shown) > _SHOWN else ""
+    return f"{name}: no such run in {looked}; there are: {', '.join(shown[:_SHOWN])}{more}"
+
+
+def _names(path: Path) -> tuple[str, str]:
+    return run_name(path.name), path.name

@@ -1,0 +1,108 @@
+"""A run that had saved its state and finds none of it: it does not begin again from the seed unless somebody asks.
+
+Days of training may be gone, and a run that silently counts from step 1 again hides it. What is known to have been
+saved is in events.jsonl.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hpctrain.base.atomic import append_line
+from hpctrain.base.errors import CheckpointError, StorageError
+from hpctrain.checkpoint import published
+from hpctrain.records.history.event import Event, read_events
+from hpctrain.runs.folder import RunFolder
+
+CHECKPOINTS = "checkpoints"
+
+
+def saved_step(events: Sequence[Event]) -> int | None:
+    """The newest step that a run has saved since it last began from the seed; None where it has saved none."""
+    newest: int | None = None
+    for event in events:
+        if event.kind == "from_seed":
+            newest = None
+        elif event.kind == "checkpoint_saved":
+            newest = max(newest or 0, int(event.data["step"]))
+    return newest
+
+
+def lost_words(folder: Path) -> str | None:
+    """Why a run cannot go on: it has saved a checkpoint, and none can be used now; None where nothing is wrong.
+
+    Sizes, owners and modes are looked at, not the content: that takes as long as reading every checkpoint.
+    """
+    step = saved_step(read_events(folder / "events.jsonl"))
+    if step is None:
+        return None
+    refused = []
+    for path in reversed(published.listed(folder / CHECKPOINTS)):
+        try:
+            published.verify(path, hashes=False)
+        except CheckpointError as error:
+            refused.append(f"{path.name}: {error}")
+        else:
+            return None
+    return refusal(folder, step, refused)
+
+
+def refusal(folder: Path, step: int, refused: Sequence[str]) -> str:
+    """What the person is told.
+
+    Args:
+        step: the newest that was saved.
+        refused: the checkpoints that are there, each with what is wrong with it.
+    """
+    state = f"none of those in {CHECKPOINTS} can be used ({'; '.join(refused)})" if refused else "none is there now"
+    if not refused and (aside := sorted(path.name for path in (folder / CHECKPOINTS).glob("skipped-step-*"))):
+        state = f"only {', '.join(aside)} is there, which could not be used"
+    return (
+        f"all checkpoints are lost: step {step} was saved, and {state}. Bring one back into {folder / CHECKPOINTS}, or "
+        f"begin again from the seed with `hpctrain resubmit {folder.name} --from-seed` (a local run with "
+        f"`hpctrain train --resume {folder.name} --from-seed`)"
+    )
+
+
+@contextlib.contextmanager
+def begun_from_seed(run: RunFolder, now: float) -> Iterator[list[str]]:
+    """Note that somebody wants the run to begin again, and put what lies in checkpoints aside; the value is their new
+    names. When the block fails, all is as it was.
+
+    Args:
+        now: seconds since 1970.
+
+    Raises:
+        StorageError: it cannot be noted, or a checkpoint cannot be put aside.
+    """
+    folder, attempt, moved = run.path, max(0, len(run.attempts()) - 1), []
+    events = folder / "events.jsonl"
+    size = events.stat().st_size if events.exists() else None
+    try:
+        for path in published.listed(folder / CHECKPOINTS):
+            name = published.put_aside(path)
+            if name is None:
+                raise StorageError(f"{path}: cannot be renamed; move it away, then begin from the seed")
+            moved.append((path, name))
+        _note(folder, attempt, now, [name for _, name in moved])
+        yield [name for _, name in moved]
+    except BaseException:
+        for path, name in moved:
+            path.with_name(name).rename(path)
+        if size is not None:
+            os.truncate(events, size)
+        raise
+
+
+def _note(folder: Path, attempt: int, now: float, aside: list[str]) -> None:
+    step = saved_step(read_events(folder / "events.jsonl"))
+    event = Event(
+        kind="from_seed", time_s=now, attempt=attempt, generation=-1, node=platform.node(),
+        reason="the run begins again from the seed, as somebody asked", data={"saved": step, "aside": aside},
+    )  # fmt: skip
+    append_line(folder / "events.jsonl", json.dumps(event.to_json()))

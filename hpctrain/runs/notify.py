@@ -1,0 +1,124 @@
+"""A word to the outside when a run changes its state: one POST of JSON to an address that is itself a secret."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from http.client import HTTPException
+from pathlib import Path
+
+from hpctrain.base.atomic import append_line
+from hpctrain.base.clock import Clock
+from hpctrain.base.errors import HpctrainError, InputError, StorageError, UntrustedError
+from hpctrain.base.owned import read_private
+from hpctrain.records.history.event import Event
+from hpctrain.records.run.run import Notify, NotifyState, run_of
+
+ADDRESS_BYTES_MAX = 1 << 16
+"""Largest file with an address that is read."""
+DEADLINE_S = 5.0
+"""A job that is about to go back to the queue has little time left."""
+
+
+def tell(
+    folder: Path, attempt: int, state: NotifyState, reason: str, node: str, clock: Clock, environ: Mapping[str, str]
+) -> None:
+    """Tell the state to the address that the run names, if it names one for this state.
+
+    It never fails and never waits for long: what came of a message that was not taken is an event.
+    """
+    try:
+        run = run_of(folder)
+    except HpctrainError:
+        return  # whoever needs the run file says what is wrong with it
+    notify = run.notify
+    if notify is None or state not in notify.on:
+        return
+    message = {"run": run.name, "folder": str(folder), "state": state, "reason": reason, "attempt": attempt}
+    message |= {"job_id": environ.get("SLURM_JOB_ID"), "text": f"{run.name}: {state}: {reason} ({folder.name})"}
+    try:
+        problem = _posted(address_of(notify, environ), message)
+    except InputError as error:
+        problem = str(error)
+    if problem is not None:
+        text = f"'{state}' was not told: {problem}"
+        _write(folder, Event(
+            time_s=clock.wall(), attempt=attempt, generation=-1, node=node, kind="notify_failed", reason=text,
+            data={"state": state},
+        ))  # fmt: skip
+
+
+def address_of(notify: Notify, environ: Mapping[str, str]) -> str:
+    """The address to tell.
+
+    Raises:
+        InputError: it is not there, is none, or others can read it. The address itself is not repeated.
+    """
+    if notify.url_env is not None:
+        where, text = f"notify.url_env: {notify.url_env}", environ.get(notify.url_env, "")
+        if not text:
+            raise InputError(f"{where} is not in the environment; export it where you submit")
+    else:
+        assert notify.url_file is not None, "one of the two is given"
+        where, text = f"notify.url_file: {notify.url_file}", _private_text(Path(notify.url_file))
+    if not text.strip().startswith(("https://", "http://")):
+        raise InputError(f"{where} holds no address that begins with https:// or http://")
+    return text.strip()
+
+
+def _private_text(path: Path) -> str:
+    try:
+        return read_private(path, ADDRESS_BYTES_MAX).decode()
+    except UntrustedError as error:
+        raise InputError(
+            f"notify.url_file: {path}: {error.reason}; allowed is your own alone: chmod 600 {path}"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        words = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise InputError(f"notify.url_file: {path}: cannot read: {words}") from None
+
+
+def _posted(address: str, message: Mapping[str, object]) -> str | None:
+    """Why it was not taken; None: it was. In a thread, as a server may answer ever so slowly, byte by byte."""
+    outcome: list[str | None] = []
+    thread = threading.Thread(target=lambda: outcome.append(_post(address, message)), daemon=True)
+    thread.start()
+    thread.join(DEADLINE_S)
+    return outcome[0] if outcome else _no_answer()
+
+
+def _post(address: str, message: Mapping[str, object]) -> str | None:
+    # The words of these errors may hold the address: only what the system or the server says of it is passed on.
+    try:
+        body = json.dumps(message).encode()
+        request = urllib.request.Request(address, body, {"Content-Type": "application/json"}, method="POST")
+        with urllib.request.urlopen(request, timeout=DEADLINE_S):
+            return None
+    except urllib.error.HTTPError as error:
+        return f"the server answered {error.code}"
+    except TimeoutError:
+        return _no_answer()
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, TimeoutError):
+            return _no_answer()
+        return (error.reason.strerror if isinstance(error.reason, OSError) else None) or "it cannot be reached"
+    except OSError as error:
+        return error.strerror or "the connection broke"
+    except (HTTPException, ValueError):
+        return "the address or the answer is no HTTP"
+
+
+def _no_answer() -> str:
+    return f"no answer within {DEADLINE_S:g} s"
+
+
+def _write(folder: Path, event: Event) -> None:
+    try:
+        append_line(folder / "events.jsonl", json.dumps(event.to_json(), allow_nan=False))
+    except StorageError as error:
+        # Not on stdout: the job script reads the attempt's number there.
+        print(f"event not written: {error}", file=sys.stderr, flush=True)

@@ -1,0 +1,88 @@
+"""Tokens that a run needs: named in the run file, never written there. Their values stay in the environment, or in a
+file that only its owner can read, and so out of the run folder, of its job's script and of everything made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpctrain.base.errors import InputError, UntrustedError
+from hpctrain.base.owned import read_private
+from hpctrain.records.run.run import Run
+from hpctrain.runs.notify import address_of
+from hpctrain.runs.secret_text import is_literal, is_secret_name, secret_in
+
+SECRETS_BYTES_MAX = 1 << 20
+"""Largest file of tokens that is read."""
+
+
+def check_secrets(run: Run, environ: Mapping[str, str]) -> None:
+    """The run file holds no secret, and every one that it names is there.
+
+    Raises:
+        InputError: says where; the secret itself is not repeated.
+    """
+    for where, text in _texts(run.to_json()):
+        name = where.rpartition(".")[2]
+        found = name if is_secret_name(name) and is_literal(text) else secret_in(text)
+        if found is not None:
+            raise _written(where, found)
+    secret_values(run, environ)
+    if run.notify is not None:
+        address_of(run.notify, environ)
+
+
+def secret_values(run: Run, environ: Mapping[str, str]) -> dict[str, str]:
+    """The run's secrets: what is in its file, else in the environment.
+
+    Raises:
+        InputError: one is missing, or the file cannot be read, or others can.
+    """
+    given = _read(Path(run.secrets_file)) if run.secrets_file is not None else {}
+    values = {name: given.get(name) or environ.get(name, "") for name in run.secrets}
+    missing = [name for name, value in values.items() if not value]
+    if missing:
+        also = f", nor in {run.secrets_file}" if run.secrets_file else ""
+        raise InputError(
+            f"secrets: {', '.join(missing)} is not in the environment{also}; export it here, or give secrets_file"
+        )
+    return values
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        lines = read_private(path, SECRETS_BYTES_MAX).decode().splitlines()
+    except UntrustedError as error:
+        raise InputError(f"secrets_file: {path}: {error.reason}; allowed is your own alone: chmod 600 {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        words = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise InputError(f"secrets_file: {path}: cannot read: {words}") from None
+    values = {}
+    for number, line in enumerate(lines, start=1):
+        name, equals, value = line.strip().removeprefix("export ").partition("=")
+        if name and not name.startswith("#"):
+            if not equals or not name.isidentifier():
+                raise InputError(f"secrets_file: {path}:{number}: found no NAME=value; write one a line")
+            values[name] = value.strip("\"'")
+    return values
+
+
+def _texts(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in the run file, with the key it is under."""
+    if isinstance(value, str):
+        yield where, value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _texts(inner, f"{where}.{key}" if where else str(key))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _texts(inner, f"{where}[{number}]")
+
+
+def _written(where: str, found: str) -> InputError:
+    name = found if found.isidentifier() else "NAME"
+    return InputError(
+        f"{where}: found what looks like a secret ({found}); this file is kept in the run folder and shown: leave it "
+        f"out, put the value into the environment or a secrets_file, and write secrets: [{name}]"
+    )

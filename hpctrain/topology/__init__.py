@@ -1,0 +1,1 @@
+"""Topology files as people see them: printed, compared, read from other tools' formats."""

@@ -1,0 +1,160 @@
+"""What changed between two topologies, pure: nodes, health, drivers, devices and links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from hpctrain.records.topology.link import Link
+from hpctrain.records.topology.link_cost import LinkCost
+from hpctrain.records.topology.topology import Node, Topology
+
+Group = Literal["nodes", "health", "drivers", "devices", "links"]
+GROUPS: tuple[Group, ...] = ("nodes", "health", "drivers", "devices", "links")
+"""In the order of what a person wants to know first."""
+
+_VERDICTS = ("ok", "degraded", "unknown", "bad")
+"""From the best to the worst."""
+Value = float | str | None
+_Key = tuple[Group, tuple[str, ...], str, str]
+"""Group, nodes, what, unit."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that differs: both values, or a thing that only one file has (the other is None)."""
+
+    group: Group
+    what: str
+    """'n1:cuda0 bf16', 'n1 -> n2 bandwidth'; of a node that came or went, its name."""
+    unit: str
+    """'' of what is no figure."""
+    before: Value
+    after: Value
+    better: bool | None = None
+    """None where neither is: a driver, a figure that one file lacks."""
+    nodes: tuple[str, ...] = ()
+    """The node it is of, or both ends of a link."""
+
+    @property
+    def ratio(self) -> float | None:
+        """After over before, where both are figures."""
+        before, after = self.before, self.after
+        if isinstance(before, str) or isinstance(after, str) or not before or after is None:
+            return None
+        return after / before
+
+
+def differences(before: Topology, after: Topology, tolerance: float) -> list[Difference]:
+    """What is in one file only, or differs; figures by more than `tolerance` (0.1 is 10 %) of the earlier value.
+
+    A node that only one file has is one difference: nothing is said of its devices and links.
+    """
+    old_names, new_names = {node.id for node in before.nodes}, {node.id for node in after.nodes}
+    both = old_names & new_names
+    gone, come = _ordered(before, old_names - both), _ordered(after, new_names - both)
+    found = [Difference("nodes", name, "", "there", None, nodes=(name,)) for name in gone]
+    found += [Difference("nodes", name, "", None, "there", nodes=(name,)) for name in come]
+    if before.pairs is not None and after.pairs is not None:
+        from hpctrain.topology.compare_pairs import pair_changes  # numpy is only for large clusters
+
+        for change in pair_changes(before.pairs, after.pairs, both, tolerance):
+            ends = (change.source, change.target)
+            key: _Key = ("links", ends, f"{change.source} -> {change.target} {change.what}", change.unit)
+            found.append(_difference(key, change.before, change.after))
+        # Every pair that the files list is among these.
+        before, after = _without_links(before), _without_links(after)
+    once = _pairs(before) ^ _pairs(after)
+    old, new = dict(_values(before, both, once)), dict(_values(after, both, once))
+    for key in dict.fromkeys([*old, *new]):
+        difference = _difference(key, old.get(key), new.get(key))
+        ratio = difference.ratio
+        if abs(ratio - 1) > tolerance if ratio is not None else difference.before != difference.after:
+            found.append(difference)
+    return sorted(found, key=lambda difference: GROUPS.index(difference.group))
+
+
+def _without_links(topology: Topology) -> Topology:
+    return topology.model_copy(update={"fabric": topology.fabric.model_copy(update={"links": []})})
+
+
+def _ordered(topology: Topology, names: set[str]) -> list[str]:
+    return [node.id for node in topology.nodes if node.id in names]
+
+
+def _difference(key: _Key, before: Value, after: Value) -> Difference:
+    group, nodes, what, unit = key
+    better = None
+    if group == "health":
+        better = _VERDICTS.index(str(after)) < _VERDICTS.index(str(before))
+    elif isinstance(before, float | int) and isinstance(after, float | int):
+        better = after < before if unit == "s" else after > before
+    return Difference(group, what, unit, before, after, better, nodes)
+
+
+def _pairs(topology: Topology) -> set[tuple[str, str]]:
+    return {(source, target) for link in topology.fabric.links for source, target in _ways(link)}
+
+
+def _ways(link: Link) -> tuple[tuple[str, str], tuple[str, str]]:
+    return (link.a, link.b), (link.b, link.a)
+
+
+def _values(topology: Topology, names: set[str], once: set[tuple[str, str]]) -> Iterator[tuple[_Key, Value]]:
+    """Everything that is compared.
+
+    Args:
+        once: directed pairs that one of the files lists and the other leaves to their class, as large ones do: of these
+            what the planner takes is compared.
+    """
+    for node in topology.nodes:
+        if node.id in names:
+            yield ("health", (node.id,), node.id, ""), node.health.verdict
+            yield from _of_devices(node)
+    for entry in topology.fabric.classes:
+        yield ("links", (), f"class {entry.id} latency", "s"), entry.alpha_s
+        if entry.beta_s_per_byte:
+            yield ("links", (), f"class {entry.id} bandwidth", "B/s"), 1 / entry.beta_s_per_byte
+    yield from _of_pairs(topology, sorted(pair for pair in once if set(pair) <= names))
+    for link in topology.fabric.links:
+        if not {link.a, link.b} <= names:
+            continue
+        for (source, target), figures in zip(_ways(link), (link.ab, link.ba), strict=True):
+            way = f"{source} -> {target}"
+            if (source, target) in once:
+                continue
+            if figures.isolated_bytes_per_s is not None:
+                yield ("links", (link.a, link.b), f"{way} bandwidth", "B/s"), figures.isolated_bytes_per_s
+            if figures.loaded_bytes_per_s is not None:
+                yield ("links", (link.a, link.b), f"{way} bandwidth under load", "B/s"), figures.loaded_bytes_per_s
+            if figures.latency_s is not None:
+                yield ("links", (link.a, link.b), f"{way} latency", "s"), figures.latency_s.p50
+
+
+def _of_pairs(topology: Topology, pairs: list[tuple[str, str]]) -> Iterator[tuple[_Key, Value]]:
+    costs = LinkCost(topology)
+    for source, target in pairs:
+        try:
+            alpha, beta = costs.between(source, target)
+        except KeyError:
+            continue
+        yield ("links", (source, target), f"{source} -> {target} latency", "s"), alpha
+        if beta > 0:
+            yield ("links", (source, target), f"{source} -> {target} bandwidth under load", "B/s"), 1 / beta
+
+
+def _of_devices(node: Node) -> Iterator[tuple[_Key, Value]]:
+    for device in node.devices:
+        place = f"{node.id}:{device.id}"
+        yield ("devices", (node.id,), f"{place} type", ""), device.type
+        if device.driver is not None:
+            yield ("drivers", (node.id,), place, ""), device.driver
+        for dtype, flops in device.flops.items():
+            yield ("devices", (node.id,), f"{place} {dtype}", "FLOP/s"), flops
+        if device.memory_bytes is not None:
+            yield ("devices", (node.id,), f"{place} memory", "B"), device.memory_bytes
+        if device.memory_bytes_per_s is not None:
+            yield ("devices", (node.id,), f"{place} memory bandwidth", "B/s"), device.memory_bytes_per_s
+    if node.intra_bytes_per_s is not None:
+        yield ("devices", (node.id,), f"{node.id} device to device", "B/s"), node.intra_bytes_per_s

@@ -1,0 +1,56 @@
+"""Pairs of two large topologies that differ, from the figures of all pairs that lie beside both. Pure.
+
+A million pairs as keys of a dictionary are a gigabyte, so that arrays are compared and only what differs is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpctrain.records.topology.pair_matrix import PairMatrix
+
+FIGURES = (
+    ("isolated_bytes_per_s", "bandwidth", "B/s"),
+    ("bytes_per_s", "bandwidth under load", "B/s"),
+    ("latency_p50_s", "latency", "s"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PairChange:
+    """One figure of one directed pair; None where that file has none."""
+
+    source: str
+    target: str
+    what: str
+    unit: str
+    before: float | None
+    after: float | None
+
+
+def pair_changes(
+    before: PairMatrix, after: PairMatrix, names: Collection[str], tolerance: float
+) -> Iterator[PairChange]:
+    """Figures that differ by more than `tolerance` of the earlier value (0.1 is 10 %), or that one file lacks.
+
+    Args:
+        names: nodes that both have.
+    """
+    both = [name for name in before.nodes if name in names]
+    old_at = np.ix_(*[[before.index[name] for name in both]] * 2)
+    new_at = np.ix_(*[[after.index[name] for name in both]] * 2)
+    for figure, what, unit in FIGURES:
+        old, new = before[figure][old_at].astype(np.float64), after[figure][new_at].astype(np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            differs = (np.abs(new / old - 1) > tolerance) | (np.isnan(old) != np.isnan(new))
+        for row, column in zip(*(places.tolist() for places in np.nonzero(differs)), strict=True):
+            yield PairChange(
+                both[row], both[column], what, unit, _known(old[row, column]), _known(new[row, column])
+            )  # fmt: skip
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)

@@ -1,0 +1,44 @@
+"""What one figure a node or one figure a cluster says, for formats that have no room for pairs. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+
+from hpctrain.base.errors import InputError
+from hpctrain.records.topology.link_cost import LinkCost
+from hpctrain.records.topology.topology import Node, Topology
+
+
+def between_nodes(topology: Topology, sources: Iterable[str]) -> tuple[float, float]:
+    """(alpha in seconds, bytes/s): medians over the links from these nodes to all others.
+
+    Raises:
+        InputError: the file says nothing of a link.
+    """
+    costs, names = LinkCost(topology), [node.id for node in topology.nodes]
+    try:
+        found = [costs.between(a, b) for a in sources for b in names if a != b]
+    except KeyError as error:
+        pair = str(error).strip("'")
+        raise InputError(
+            f"fabric: no alpha_s and beta_s_per_byte for {pair}, which this format needs; run `hpctrain probe`"
+        ) from None
+    beta = statistics.median(beta for _, beta in found)
+    if beta <= 0:
+        raise InputError("fabric: beta_s_per_byte is 0, so there is no bandwidth to write; run `hpctrain probe` again")
+    return statistics.median(alpha for alpha, _ in found), 1 / beta
+
+
+def within_node(node: Node) -> float:
+    """Bytes/s from one device of the node to another.
+
+    Raises:
+        InputError: it was not measured.
+    """
+    if not node.intra_bytes_per_s:
+        raise InputError(
+            f"node {node.id}: intra_bytes_per_s is absent, which this format needs for {len(node.devices)} devices; "
+            "run `hpctrain probe`, or write it in"
+        )
+    return node.intra_bytes_per_s

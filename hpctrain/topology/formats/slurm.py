@@ -1,0 +1,131 @@
+"""Slurm's network files out of a topology: topology.conf of topology/tree, topology.yaml of topology/block. Pure.
+
+Formats: topology.conf(5) and topology.yaml(5) of Slurm.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ClusterShell.NodeSet import NodeSet
+
+from hpctrain.base.errors import InputError
+from hpctrain.records.topology.topology import NodeCluster, Topology
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+def tree_conf(topology: Topology) -> str:
+    """topology.conf for `TopologyPlugin=topology/tree`.
+
+    Nodes that no cluster holds get a switch of their own, and several trees get a root: Slurm runs no job across
+    switches that are not connected, and these nodes reached each other.
+
+    Raises:
+        InputError: the clusters of the file are no tree of switches, or a name is none that Slurm can read.
+    """
+    switches = _switches(topology)
+    lines = _head(topology)
+    for name, (nodes, children) in switches.items():
+        kind, members = ("Nodes", nodes) if nodes else ("Switches", children)
+        lines.append(f"SwitchName={name} {kind}={_folded(members)}")
+    return "\n".join(lines) + "\n"
+
+
+def block_yaml(topology: Topology) -> str:
+    """topology.yaml for topology/block (Slurm 25.05 and later): a block for each cluster next to the nodes.
+
+    Raises:
+        InputError: as `tree_conf`.
+    """
+    blocks = {name: nodes for name, (nodes, _) in _switches(topology).items() if nodes}
+    smallest = min(len(nodes) for nodes in blocks.values())
+    lines = [*_head(topology), "- topology: hpctrain", "  cluster_default: true", "  block:"]
+    lines += ["    block_sizes:", f"      - {smallest}", "    blocks:"]
+    for name, nodes in blocks.items():
+        lines += [f"      - block: {name}", f"        nodes: {_folded(nodes)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _head(topology: Topology) -> list[str]:
+    told = topology.provenance
+    sources = sorted({cluster.source for cluster in topology.fabric.clusters}) or ["no clusters known"]
+    text = f"{len(topology.nodes)} nodes, topology of {told.created} ({told.mode}; clusters: {', '.join(sources)})"
+    return [f"# {' '.join(text.split())}"]
+
+
+def _switches(topology: Topology) -> dict[str, tuple[list[str], list[str]]]:
+    """(nodes, switches) right below each switch, those next to the nodes first."""
+    clusters = topology.fabric.clusters
+    parents = {cluster.id: cluster.parent for cluster in clusters}
+    if len(parents) != len(clusters):
+        raise InputError("fabric.clusters: a name is given twice; each cluster needs a name of its own")
+    inner = list(dict.fromkeys(parent for parent in parents.values() if parent is not None))
+    _check_names([*(node.id for node in topology.nodes), *parents, *inner])
+    leaves = {cluster.id: list(cluster.members) for cluster in clusters if cluster.id not in inner}
+    _check_members(topology, clusters, leaves)
+    loose = [node.id for node in topology.nodes if not any(node.id in members for members in leaves.values())]
+    if loose:
+        leaves[_fresh("loose" if leaves else "all", parents)] = loose
+    children: dict[str, list[str]] = {}
+    for name, parent in [*parents.items(), *((leaf, None) for leaf in leaves if leaf not in parents)]:
+        if parent is not None:
+            children.setdefault(parent, []).append(name)
+    roots = [name for name in dict.fromkeys([*parents, *inner, *leaves]) if parents.get(name) is None]
+    if len(roots) > 1:
+        children[_fresh("fabric", [*parents, *inner, *leaves])] = roots
+    order = _upwards(leaves, children)
+    below = {name: [child for child in names if child in order] for name, names in children.items()}
+    return {name: (leaves.get(name, []), below.get(name, [])) for name in order}
+
+
+def _check_names(names: list[str]) -> None:
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise InputError(f"fabric.clusters: Slurm cannot read the name {name!r}; allowed: letters, digits, . _ -")
+
+
+def _check_members(topology: Topology, clusters: Iterable[NodeCluster], leaves: dict[str, list[str]]) -> None:
+    known = {node.id for node in topology.nodes}
+    strange = [name for cluster in clusters for name in cluster.members if name not in known]
+    if strange:
+        raise InputError(f"fabric.clusters: {strange[0]!r} is not a node of this file; take it out of its cluster")
+    place: dict[str, str] = {}
+    for leaf, members in leaves.items():
+        for name in members:
+            if place.setdefault(name, leaf) != leaf:
+                raise InputError(
+                    f"fabric.clusters: {name!r} is in {place[name]!r} and in {leaf!r}; a node hangs on one switch"
+                )
+
+
+def _upwards(leaves: dict[str, list[str]], children: dict[str, list[str]]) -> list[str]:
+    """Every switch after those below it."""
+    done = [name for name, nodes in leaves.items() if nodes]
+    left = dict(children)
+    while left:
+        ready = [name for name, below in left.items() if not any(child in left for child in below)]
+        if not ready:
+            raise InputError(
+                f"fabric.clusters: {', '.join(sorted(left))} lie in each other; `parent` must lead to a root"
+            )
+        for name in ready:
+            # A switch with nothing below it is none to Slurm.
+            if any(child in done for child in left.pop(name)):
+                done.append(name)
+    return done
+
+
+def _fresh(name: str, taken: Iterable[str]) -> str:
+    """A name that no cluster has."""
+    used, number = set(taken), 0
+    while (candidate := name if number == 0 else f"{name}{number}") in used:
+        number += 1
+    return candidate
+
+
+def _folded(names: list[str]) -> str:
+    nodes = NodeSet.fromlist(names)
+    nodes.fold_axis = (-1,)  # Slurm's own lists have one range to a name
+    return str(nodes)

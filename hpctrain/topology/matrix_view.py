@@ -1,0 +1,174 @@
+"""Latency and bandwidth between nodes as a coloured matrix; of many nodes, between their clusters. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hpctrain.records.topology.link import Link, LinkFigures
+from hpctrain.records.topology.link_cost import LinkCost
+from hpctrain.records.topology.topology import Topology
+from hpctrain.topology.device_view import ABSENT
+
+NODES_UP_TO = 16
+"""Above this many nodes the matrix is of clusters."""
+_COLUMNS_UP_TO = 12
+"""What fits 80 columns; a wider matrix goes on below."""
+QUANTITIES = ("latency", "bandwidth")
+_LATENCY_SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_RATE_SCALES = ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"))
+
+_Cell = tuple[str, str]
+"""Row and column."""
+
+
+@dataclass(frozen=True)
+class _Quantity:
+    """One matrix: what is told, in which unit, and from where on it is far from the usual."""
+
+    title: str
+    value: Callable[[LinkFigures], float | None]
+    scales: tuple[tuple[float, str], ...]
+    high_is_bad: bool
+
+    def colour(self, value: float, usual: float) -> str:
+        """By how many times it is worse than the median of its class: the bands of the probe's verdict."""
+        if usual <= 0 or value <= 0:
+            return ""
+        if self.high_is_bad:
+            return "green" if value <= 1.15 * usual else "yellow" if value <= 1.5 * usual else "red"
+        return "green" if value >= 0.95 * usual else "yellow" if value >= 0.8 * usual else "red"
+
+
+_KNOWN = {
+    "latency": (
+        _Quantity("Latency, p50", lambda side: side.latency_s.p50 if side.latency_s else None, _LATENCY_SCALES, True),
+    ),
+    "bandwidth": (
+        _Quantity("Bandwidth, alone", lambda side: side.isolated_bytes_per_s, _RATE_SCALES, False),
+        _Quantity("Bandwidth, under load", lambda side: side.loaded_bytes_per_s, _RATE_SCALES, False),
+    ),
+}
+
+
+def matrices(topology: Topology, quantities: Collection[str]) -> list[RenderableType]:
+    """The matrices of these quantities, of 'latency' and 'bandwidth', that anything is known of."""
+    if len(topology.nodes) > NODES_UP_TO:
+        return _between_groups(topology, quantities)
+    drawn: list[RenderableType] = []
+    for name in QUANTITIES:
+        for quantity in _KNOWN[name] if name in quantities else ():
+            values = _values(topology.fabric.links, quantity)
+            drawn += _nodes(topology, quantity, values) if values else []
+    return drawn
+
+
+def _values(links: Iterable[Link], quantity: _Quantity) -> dict[_Cell, tuple[float, str | None]]:
+    """Value and class of every directed pair that was measured."""
+    found: dict[_Cell, tuple[float, str | None]] = {}
+    for link in links:
+        for cell, side in (((link.a, link.b), link.ab), ((link.b, link.a), link.ba)):
+            value = quantity.value(side)
+            if value is not None:
+                found[cell] = (value, link.class_)
+    return found
+
+
+def _nodes(
+    topology: Topology, quantity: _Quantity, values: dict[_Cell, tuple[float, str | None]]
+) -> list[RenderableType]:  # fmt: skip
+    names = [node.id for node in topology.nodes]
+    scale, unit = _scale(quantity, [value for value, _ in values.values()])
+    classes: dict[str | None, list[float]] = {}
+    for value, kind in values.values():
+        classes.setdefault(kind, []).append(value)
+    usual = {kind: statistics.median(found) for kind, found in classes.items()}
+    cells = {
+        cell: Text(_short(value / scale), style=quantity.colour(value, usual[kind]))
+        for cell, (value, kind) in values.items()
+    }
+    sick = {node.id for node in topology.nodes if node.health.verdict in ("degraded", "bad")}
+    return _drawn(f"{quantity.title} in {unit}, row to column", names, cells, sick)
+
+
+def _between_groups(topology: Topology, quantities: Collection[str]) -> list[RenderableType]:
+    """Every pair as the planner takes it: a large file lists only pairs that are off their class."""
+    home, costs = _homes(topology), LinkCost(topology)
+    found: dict[str, dict[_Cell, list[float]]] = {name: {} for name in QUANTITIES}
+    for a, b in itertools.permutations([node.id for node in topology.nodes], 2):
+        try:
+            alpha, beta = costs.between(a, b)
+        except KeyError:
+            continue
+        found["latency"].setdefault((home[a], home[b]), []).append(alpha)
+        if beta > 0:
+            found["bandwidth"].setdefault((home[a], home[b]), []).append(1 / beta)
+    names = list(dict.fromkeys(home.values()))
+    return [
+        part
+        for name in QUANTITIES
+        if name in quantities and found[name]
+        for part in _folded(_KNOWN[name][-1], names, found[name])
+    ]
+
+
+def _folded(quantity: _Quantity, names: list[str], found: dict[_Cell, list[float]]) -> list[RenderableType]:
+    scale, unit = _scale(quantity, [value for group in found.values() for value in group])
+    cells = {}
+    for cell, group in found.items():
+        usual = statistics.median(group)
+        text = Text()
+        for value in (min(group), usual, max(group)):
+            text.append(("\n" if text else "") + _short(value / scale), style=quantity.colour(value, usual))
+        cells[cell] = text
+    return _drawn(f"{quantity.title} in {unit}, row to column: min, median, max of all pairs", names, cells, set())
+
+
+def _homes(topology: Topology) -> dict[str, str]:
+    """The cluster of each node, at the lowest level that has few enough of them for a matrix."""
+    best: dict[str, str] = {}
+    for level in sorted({cluster.level for cluster in topology.fabric.clusters}):
+        clusters = [cluster for cluster in topology.fabric.clusters if cluster.level == level]
+        best = {name: cluster.id for cluster in clusters for name in cluster.members}
+        if len(clusters) <= _COLUMNS_UP_TO:
+            break
+    few = len(set(best.values())) <= 2 * _COLUMNS_UP_TO
+    rest = "others" if best and few else "all nodes"
+    return {node.id: best.get(node.id, rest) if few else rest for node in topology.nodes}
+
+
+def _drawn(title: str, names: list[str], cells: dict[_Cell, Text], sick: set[str]) -> list[RenderableType]:
+    """A table, or several of them where the columns do not fit. Columns have the numbers of the rows."""
+    tables: list[RenderableType] = [Text(title)]
+    for start in range(0, len(names), _COLUMNS_UP_TO):
+        columns = range(start, min(start + _COLUMNS_UP_TO, len(names)))
+        table = Table(box=None, padding=(0, 0, 0, 1))
+        table.add_column("", overflow="fold", max_width=18)
+        for number in columns:
+            table.add_column(str(number), justify="right", no_wrap=True)
+        for number, a in enumerate(names):
+            row = [Text("-", style="dim") if (a, names[c]) not in cells and c == number else None for c in columns]
+            drawn = [cells.get((a, names[c]), blank or Text(ABSENT)) for c, blank in zip(columns, row, strict=True)]
+            table.add_row(Text(f"{number} {a}", style="bold red" if a in sick else "bold"), *drawn)
+        tables.append(table)
+    return tables
+
+
+def _scale(quantity: _Quantity, values: list[float]) -> tuple[float, str]:
+    """One unit for the whole matrix: the largest in which the median is 1 or more."""
+    middle = statistics.median(values)
+    for size, unit in quantity.scales:
+        if middle >= size:
+            return size, unit
+    return quantity.scales[-1]
+
+
+def _short(value: float) -> str:
+    """Three digits, in five characters or less for what is usual in the matrix."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,200 @@
+"""What is told of one GPU beside its speed: its links, what holds it down under load, errors and power.
+
+The driver says what there is, copies confirm it. What cannot be read on this machine is absent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from hpctrain.probe.system.nvml import Gpu, Nvml
+from hpctrain.probe.system.pci import nearest_nic, numa_node, pci_path, pcie_link
+from hpctrain.records.topology.evidence import NvlinkPeer, PcieLink
+from hpctrain.records.topology.topology import Device
+from hpctrain.worker.measure.codec_rates import codec_seconds
+from hpctrain.worker.measure.rates import (
+    COPY_S,
+    MATMUL_S,
+    SUSTAINED_S,
+    Look,
+    Now,
+    copy_bytes_per_s,
+    launch_seconds,
+    matmul_flops,
+    rate,
+)
+
+P2P_COPY_S = 0.1
+HOST_COPY_BYTES = 256 * 2**20
+P2P_COPY_BYTES = 256 * 2**20
+P2p = Literal["ok", "no", "unknown"]
+
+
+@dataclass
+class Load:
+    """What a GPU did while it multiplied matrices."""
+
+    memory_bytes: float
+    """Free before."""
+    flops: dict[str, float] = field(default_factory=dict)
+    throttle_reasons: set[str] = field(default_factory=set)
+    xid: int | None = None
+    power_w: float | None = None
+
+
+class GpuReader:
+    """One CUDA device of this process, with what NVML and the kernel know of it."""
+
+    def __init__(self, index: int, nvml: Nvml | None) -> None:
+        self.name = f"cuda{index}"
+        self.place = torch.device("cuda", index)
+        properties = torch.cuda.get_device_properties(index)
+        uuid = getattr(properties, "uuid", None)
+        self.gpu: Gpu | None = nvml.gpu(f"GPU-{uuid}") if nvml is not None and uuid is not None else None
+        self.address = (self.gpu.bus_id() if self.gpu else None) or _address_of(properties)
+        self._driver = nvml.driver() if nvml is not None else None
+
+    def load(self, now: Now) -> Load:
+        """Multiply matrices of each dtype, the 16-bit one long enough for heat and power limits to show."""
+        load = Load(float(torch.cuda.mem_get_info(self.place)[0]))
+        with contextlib.ExitStack() as stack:
+            xids = stack.enter_context(self.gpu.watched_for_xid()) if self.gpu else []
+            began_s, used_j = now(), self.gpu.energy_j() if self.gpu else None
+            for name, dtype, limit_s in self._dtypes():
+                load.flops[name] = matmul_flops(self.place, dtype, now, limit_s, lambda: self._look(load))
+            after_j = self.gpu.energy_j() if self.gpu else None
+            if used_j is not None and after_j is not None:
+                load.power_w = (after_j - used_j) / (now() - began_s)
+        load.xid = xids[-1] if xids else None
+        return load
+
+    def device(self, type_key: str, load: Load, all_readers: Sequence[GpuReader], now: Now) -> Device:
+        """Everything that is known of the device. Copies run one at a time."""
+        seen_links: list[PcieLink] = []
+        to_device = self._host_copy(now, True, lambda: seen_links.extend(_some(self._pcie(under_load=True))))
+        to_host = self._host_copy(now, False, None)
+        others = [reader for reader in all_readers if reader is not self]
+        copies = {other.name: self._copy_to(other, now) for other in others}
+        names = {reader.address: reader.name for reader in all_readers if reader.address}
+        return Device(
+            id=self.name,
+            type=type_key,
+            flops=load.flops,
+            memory_bytes=load.memory_bytes,
+            memory_bytes_per_s=copy_bytes_per_s(self.place, now),
+            launch_s=launch_seconds(self.place, now),
+            codec_s=codec_seconds(self.place, now),
+            pcie=seen_links[-1] if seen_links else self._pcie(under_load=False),
+            throttle_reasons=sorted(load.throttle_reasons),
+            p2p={other.name: self._reaches(other, copies[other.name] is not None) for other in others},
+            nvlink=nvlink_peers(self.gpu.nvlinks(), names) if self.gpu else {},
+            ecc_errors=self.gpu.ecc_errors() if self.gpu else None,
+            xid=load.xid,
+            power_w=load.power_w,
+            driver=self._driver,
+            numa=numa_node(self.address) if self.address else None,
+            nic=nearest_nic(self.address) if self.address else None,
+            pci_path=pci_path(self.address) if self.address else None,
+            host_to_device_bytes_per_s=to_device,
+            device_to_host_bytes_per_s=to_host,
+            copy_bytes_per_s={name: speed for name, speed in copies.items() if speed is not None},
+        )
+
+    def _dtypes(self) -> list[tuple[str, torch.dtype, float]]:
+        with torch.cuda.device(self.place):
+            native = torch.cuda.is_bf16_supported(including_emulation=False)
+        sustained = ("bf16", torch.bfloat16, SUSTAINED_S) if native else ("fp16", torch.float16, SUSTAINED_S)
+        short = [("fp32", torch.float32, MATMUL_S)]
+        return [*short, ("fp16", torch.float16, MATMUL_S), sustained] if native else [*short, sustained]
+
+    def _look(self, load: Load) -> None:
+        if self.gpu is not None:
+            load.throttle_reasons.update(self.gpu.throttle_reasons())
+            # Where there is no energy counter, the last reading stands.
+            load.power_w = self.gpu.power_w() or load.power_w
+
+    def _pcie(self, under_load: bool) -> PcieLink | None:
+        """From NVML, else from the kernel, which NVML's figures are not always there for."""
+        told = self.gpu.pcie() if self.gpu else (None,) * 4
+        generation, width, generation_max, width_max = told
+        if generation and width and generation_max and width_max:
+            return PcieLink(
+                generation=generation, width=width, generation_max=generation_max, width_max=width_max,
+                under_load=under_load,
+            )  # fmt: skip
+        found = pcie_link(self.address) if self.address else None
+        return found.model_copy(update={"under_load": under_load}) if found else None
+
+    def _host_copy(self, now: Now, to_device: bool, while_busy: Look | None) -> float:
+        """Bytes each second between page-locked memory of the host and this device."""
+        here = torch.ones(HOST_COPY_BYTES, dtype=torch.uint8, device=self.place)
+        host = torch.ones(HOST_COPY_BYTES, dtype=torch.uint8, pin_memory=True)
+        source, target = (host, here) if to_device else (here, host)
+
+        def work() -> None:
+            target.copy_(source, non_blocking=True)
+
+        with torch.cuda.device(self.place):
+            return rate(work, float(HOST_COPY_BYTES), self.place, now, COPY_S, 4, while_busy)
+
+    def _copy_to(self, other: GpuReader, now: Now) -> float | None:
+        """Bytes each second from this device to the other, however the machine carries them; None when other bytes
+        arrive than were sent, which broken peer access does without an error."""
+        source = torch.arange(P2P_COPY_BYTES // 4, dtype=torch.int32, device=self.place)
+        target = torch.zeros_like(source, device=other.place)
+        speed = rate(lambda: target.copy_(source), float(P2P_COPY_BYTES), other.place, now, P2P_COPY_S, 2)
+        # Compared where they arrived: a copy back would go over the same way.
+        expected = torch.arange(P2P_COPY_BYTES // 4, dtype=torch.int32, device=other.place)
+        return speed if torch.equal(target, expected) else None
+
+    def _reaches(self, other: GpuReader, copied: bool) -> P2p:
+        told: P2p = self.gpu.reads_memory_of(other.gpu) if self.gpu and other.gpu else "unknown"
+        return confirm_p2p(told, torch.cuda.can_device_access_peer(self.place, other.place), copied)
+
+
+def load_gpus(readers: Sequence[GpuReader], now: Now) -> list[Load]:
+    """All GPUs at once, as in training: they share power supplies and air."""
+    with ThreadPoolExecutor(len(readers)) as pool:
+        return list(pool.map(lambda reader: reader.load(now), readers))
+
+
+def confirm_p2p(told: P2p, cuda_allows: bool, copied: bool) -> P2p:
+    """Direct access between two GPUs: no when the driver, CUDA or a copy says so; ok when none does."""
+    return "no" if told == "no" or not cuda_allows or not copied else "ok"
+
+
+def nvlink_peers(links: Sequence[tuple[str | None, bool]], names: dict[str, str]) -> dict[str, NvlinkPeer]:
+    """NVLink connections by peer.
+
+    A link that is down does not always tell where it leads: it belongs to the one peer there is, else to 'unknown'.
+
+    Args:
+        links: where each leads ('switch', a PCI address, None) and whether it is up.
+        names: device by PCI address.
+    """
+    peers = [None if far is None else "switch" if far == "switch" else names.get(far, "unknown") for far, _ in links]
+    told = {peer for peer in peers if peer is not None}
+    stand_in = next(iter(told)) if len(told) == 1 else "unknown"
+    counts: dict[str, list[bool]] = {}
+    for peer, (_, up) in zip(peers, links, strict=True):
+        counts.setdefault(peer or stand_in, []).append(up)
+    return {peer: NvlinkPeer(links=len(ups), active=sum(ups)) for peer, ups in counts.items()}
+
+
+def _address_of(properties: object) -> str | None:
+    """PCI address from CUDA's own properties; None where this torch does not tell."""
+    parts = [getattr(properties, name, None) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
+    if any(part is None for part in parts):
+        return None
+    domain, bus, device = parts
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
+
+
+def _some(link: PcieLink | None) -> list[PcieLink]:
+    return [] if link is None else [link]

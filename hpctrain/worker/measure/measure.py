@@ -1,0 +1,160 @@
+"""`python -m hpctrain.worker measure`: what each device of this machine really does, as one JSON object on stdout.
+
+Sustained matrix products per dtype, copy bandwidth, memory, and the cost of one tiny operation; of GPUs also their
+links, their health and their power. Where virtual nodes share the machine, all of them measure at the same time (a
+probe starts them together), and each reports the share that it really gets: rates are counted over elapsed time, waits
+for a core included. A probe then lets the same processes send each other messages over the training backend.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import socket
+import statistics
+import time
+
+import torch
+
+from hpctrain.base.errors import HpctrainError, InputError
+from hpctrain.base.wire import LineChannel, Message
+from hpctrain.probe.faults.device_faults import CPU_QUOTA
+from hpctrain.probe.system.host import cpu_name, usable_memory_bytes
+from hpctrain.probe.system.host_health import energy_j, is_held_by_quota, memory_errors, own_numa_node, quota_periods
+from hpctrain.probe.system.nvml import open_nvml
+from hpctrain.records.topology.topology import Device, DeviceType
+from hpctrain.worker.measure.codec_rates import codec_seconds
+from hpctrain.worker.measure.gpu import GpuReader, load_gpus
+from hpctrain.worker.measure.messages import Exchange
+from hpctrain.worker.measure.rates import copy_bytes_per_s, launch_seconds, matmul_flops
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+GO_S = 120.0
+"""How long to wait for the next word."""
+
+
+def main(argv: list[str]) -> int:
+    """Measure and print; with --fd, over that socket: `ready`, wait for `go`, then `devices`; then what is asked."""
+    parser = argparse.ArgumentParser(prog="python -m hpctrain.worker measure", description=__doc__)
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--threads", type=int, help="threads of a CPU device; default: torch's own choice")
+    parser.add_argument("--share", type=int, default=1, help="virtual nodes that share this machine's memory")
+    parser.add_argument("--fd", type=int, help="inherited socket of the node process")
+    options = parser.parse_args(argv)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    if options.fd is None:
+        print(json.dumps(_report(options.device, options.share)))
+        return 0
+    return _serve(LineChannel(socket.socket(fileno=options.fd)), options.device, options.share)
+
+
+def _serve(channel: LineChannel, device: str, share: int) -> int:
+    """Answer the node process until it closes the socket."""
+    try:
+        kind = device_kind(device)
+        # The first product loads the libraries; that belongs to no figure and comes before the common start.
+        _warm(torch.device(kind))
+        channel.send({"kind": "ready"})
+        message = channel.wait_message(GO_S)
+        if message is None or message.get("kind") != "go":
+            return HpctrainError.exit_code  # the node process gave up or is gone: nobody to measure for
+        channel.send({"kind": "devices", "report": _report(device, share)})
+        exchange = Exchange()
+        while (message := channel.wait_message(GO_S)) is not None:
+            channel.send(_messages(exchange, message))
+    except (HpctrainError, RuntimeError) as error:
+        channel.send({"kind": "error", "text": _first_line(error)})
+        return HpctrainError.exit_code
+    channel.close()
+    return 0
+
+
+def _messages(exchange: Exchange, message: Message) -> Message:
+    """`meet` opens the place where all ranks meet, `exchange` measures with them."""
+    if message.get("kind") == "meet":
+        return {"kind": "meeting", "port": exchange.open_meeting(message["addr"])}
+    return {"kind": "exchanged"} | exchange.run(message)
+
+
+def _report(device: str, share: int) -> dict[str, object]:
+    """Figures of every device of the kind, in the form of topology.json."""
+    kind = device_kind(device)
+    if kind == "cpu":
+        name = cpu_name()
+        devices, types = [_measure_cpu(_slug(name), share)], {_slug(name): DeviceType(kind="cpu", name=name)}
+    else:
+        devices, types = _measure_gpus()
+    report: dict[str, object] = {
+        "devices": [entry.to_json() for entry in devices],
+        "device_types": {key: entry.to_json() for key, entry in types.items()},
+    }
+    between = [value for entry in devices for value in entry.copy_bytes_per_s.values()]
+    if between:
+        report["intra_bytes_per_s"] = statistics.median(between)
+    return report
+
+
+def device_kind(device: str) -> str:
+    """cpu or cuda, of auto, cpu or cuda.
+
+    Raises:
+        InputError: cuda is asked for and there is none.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: torch finds no CUDA device here; allowed here: cpu, auto")
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
+
+
+def _measure_cpu(type_key: str, share: int) -> Device:
+    # Free memory is read first: what the measurement takes for itself is not gone for a run.
+    device, memory = torch.device("cpu"), usable_memory_bytes() / share
+    periods = quota_periods()
+    began_s, used_j = time.perf_counter(), energy_j()
+    flops = {name: matmul_flops(device, dtype, time.perf_counter) for name, dtype in DTYPES.items()}
+    held = is_held_by_quota(periods, quota_periods())
+    took_s, after_j = time.perf_counter() - began_s, energy_j()
+    # A counter that started over in between tells nothing; virtual nodes share the one of the machine.
+    known = share == 1 and used_j is not None and after_j is not None and after_j > used_j
+    return Device(
+        id="cpu0",
+        type=type_key,
+        flops=flops,
+        memory_bytes=float(int(memory)),
+        memory_bytes_per_s=copy_bytes_per_s(device, time.perf_counter),
+        launch_s=launch_seconds(device, time.perf_counter),
+        codec_s=codec_seconds(device, time.perf_counter),
+        numa=own_numa_node(),
+        throttle_reasons=[CPU_QUOTA] if held else [],
+        ecc_errors=memory_errors(),
+        power_w=(after_j - used_j) / took_s if known and used_j is not None and after_j is not None else None,
+    )
+
+
+def _measure_gpus() -> tuple[list[Device], dict[str, DeviceType]]:
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    with open_nvml() as nvml:
+        readers = [GpuReader(index, nvml) for index in range(len(names))]
+        loads = load_gpus(readers, time.perf_counter)
+        devices = [
+            reader.device(_slug(name), load, readers, time.perf_counter)
+            for name, reader, load in zip(names, readers, loads, strict=True)
+        ]
+    return devices, {_slug(name): DeviceType(kind="cuda", name=name) for name in names}
+
+
+def _warm(device: torch.device) -> None:
+    x = torch.ones(64, 64, device=device)
+    (x @ x).sum().item()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _slug(name: str) -> str:
+    """A key for a file: 'NVIDIA H200' -> 'nvidia-h200'."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -1,0 +1,157 @@
+"""Messages over the training backend: how long `send` and `recv` of torch take between this node and the others.
+
+Every rank goes through the same rounds; in a round each rank has one partner, and both ends follow one script. All
+ranks measure at once, as in a training step.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hpctrain.base.wire import Message
+from hpctrain.probe.measure.backend import (
+    LIMIT_S,
+    SIZES,
+    TIMES_LEAST,
+    BackendReport,
+    meetings,
+    network_used,
+    times_of,
+    warm_up_of,
+)
+from hpctrain.probe.measure.figures import percentile
+from hpctrain.probe.measure.line_fit import one_way_s
+
+TIMEOUT_S = 20.0
+"""How long a rank waits for another one in one operation."""
+_MORE, _LARGER, _LAST = 0, 1, 2
+
+
+class Exchange:
+    """This process's part in the measurement."""
+
+    def __init__(self) -> None:
+        self._device = torch.device("cpu")
+        self._listener: socket.socket | None = None
+
+    def open_meeting(self, addr: str) -> int:
+        """Listen where the ranks meet, on this address alone; the port. Called on rank 0."""
+        family = socket.AF_INET6 if ":" in addr else socket.AF_INET
+        self._listener = socket.create_server((addr, 0), family=family, backlog=1024)
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    def run(self, order: Message) -> Message:
+        """Join the others, measure and leave: {report} as in BackendReport, or {error}.
+
+        Args:
+            order: rank, world, backend, seed, addr, port, token and iface, as the coordinator sent them.
+        """
+        try:
+            with tempfile.TemporaryDirectory(prefix="hpctrain-nccl-") as folder:
+                log = Path(folder) / "log"
+                _environment(order.get("iface"), log)
+                self._join(order)
+                try:
+                    times = self._rounds(order["rank"], order["world"], order["seed"])
+                finally:
+                    dist.destroy_process_group()
+                network = network_used(log.read_text(errors="replace")) if log.exists() else None
+        except (RuntimeError, OSError, ValueError) as error:
+            return {"error": (str(error).splitlines() or [type(error).__name__])[0]}
+        return {"report": BackendReport(backend=order["backend"], times=times, network=network).to_json()}
+
+    def _join(self, order: Message) -> None:
+        if order["backend"] == "nccl":
+            self._device = torch.device("cuda", 0)
+            torch.cuda.set_device(self._device)
+        descriptor = self._listener.detach() if self._listener is not None else None
+        store = dist.TCPStore(
+            order["addr"], order["port"], order["world"], is_master=descriptor is not None,
+            timeout=timedelta(seconds=TIMEOUT_S), wait_for_workers=False, master_listen_fd=descriptor,
+        )  # fmt: skip
+        dist.init_process_group(
+            order["backend"], store=dist.PrefixStore(order["token"], store), rank=order["rank"],
+            world_size=order["world"], timeout=timedelta(seconds=TIMEOUT_S),
+            device_id=self._device if order["backend"] == "nccl" else None,
+        )  # fmt: skip
+
+    def _rounds(self, rank: int, world: int, seed: int) -> dict[int, tuple[tuple[int, float], ...]]:
+        found = {}
+        for met in meetings(world, seed):
+            dist.barrier()
+            for a, b in met:
+                if rank == a:
+                    found[b] = self._climb(b)
+                    self._answer(b)
+                elif rank == b:
+                    self._answer(a)
+                    found[a] = self._climb(a)
+        dist.barrier()  # the store ends with rank 0, and connections that are made late need it
+        return found
+
+    def _climb(self, peer: int) -> tuple[tuple[int, float], ...]:
+        """One-way seconds of messages of growing size to the peer, each answered by a small one."""
+        answer = self._buffer(SIZES[0])
+        rungs: list[tuple[int, float]] = []
+        back_s = 0.0
+        start = time.perf_counter()
+        for size in SIZES:
+            message = self._buffer(size)
+            samples: list[float] = []
+            warm_up = warm_up_of(size)
+            word = _MORE
+            while word == _MORE:
+                late = time.perf_counter() - start >= LIMIT_S
+                if len(samples) + 1 >= (TIMES_LEAST if late else times_of(size)) + warm_up:
+                    word = _LAST if late or size == SIZES[-1] else _LARGER
+                message[0] = word
+                self._finish()
+                began = time.perf_counter()
+                dist.send(message, peer)
+                dist.recv(answer, peer)
+                self._finish()
+                samples.append(time.perf_counter() - began)
+            # What other processes of the machine add comes and goes; what the backend takes is in the faster ones too.
+            round_trip = percentile(samples[warm_up:], 0.25)
+            back_s = back_s or round_trip / 2
+            rungs.append((size, one_way_s(round_trip, back_s)))
+            if word == _LAST:
+                break
+        return tuple(rungs)
+
+    def _answer(self, peer: int) -> None:
+        answer = self._buffer(SIZES[0])
+        for size in SIZES:
+            message = self._buffer(size)
+            word = _MORE
+            while word == _MORE:
+                dist.recv(message, peer)
+                word = int(message[0])
+                dist.send(answer, peer)
+            if word == _LAST:
+                return
+
+    def _buffer(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.uint8, device=self._device)
+
+    def _finish(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _environment(iface: str | None, log: Path) -> None:
+    """As the workers of a run are started, unless somebody said otherwise; NCCL tells what it uses."""
+    if iface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", iface)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", iface)
+    os.environ.setdefault("NCCL_DEBUG", "INFO")
+    os.environ.setdefault("NCCL_DEBUG_FILE", str(log))

@@ -1,0 +1,25 @@
+"""`python -m hpctrain.worker describe`: what a person's own model is made of and how large its pieces are.
+
+Asked on the command line in JSON, answered on stdout in JSON: {"spec": …} or {"error": …}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from hpctrain.model.describe import Question, describe
+from hpctrain.runs.code_copy import code_first
+from hpctrain.worker.verbs.json_reply import answer
+
+
+def main(argv: list[str]) -> int:
+    """Describe the model; 0, or 2 with the mistake in the answer."""
+    parser = argparse.ArgumentParser(prog="hpctrain.worker describe")
+    parser.add_argument("question", type=lambda text: Question(**json.loads(text)))
+    parser.add_argument("--code", type=Path, help="folder that is searched first")
+    options = parser.parse_args(argv)
+    if options.code is not None:
+        code_first(options.code)
+    return answer(lambda: {"spec": describe(options.question).to_json()})

@@ -1,0 +1,107 @@
+"""`python -m hpctrain.worker eval`: the loss of a checkpoint, of whatever plan, on some corpora, in one process.
+
+Asked on the command line in JSON, answered on stdout in JSON: {"sets": …} or {"error": …}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hpctrain.base.errors import HpctrainError
+from hpctrain.checkpoint.save_and_load import load
+from hpctrain.corpus.read.special_tokens import special_tokens
+from hpctrain.corpus.read.tokens import Corpus, Split
+from hpctrain.model.build import build_part
+from hpctrain.parallel.loss import make_loss
+from hpctrain.records.run.objective import lengths
+from hpctrain.records.run.run import Run, run_of
+from hpctrain.runs.code_copy import FOLDER, code_first
+from hpctrain.worker.build import AUTOCAST
+from hpctrain.worker.feed import Feed
+from hpctrain.worker.verbs.json_reply import answer
+
+BATCH_TOKENS = 4096
+"""Tokens in a forward pass: enough to keep a device busy, few enough that logits stay small beside the weights."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be evaluated."""
+
+    folder: str
+    """The run's."""
+    checkpoint: str
+    """A verified one."""
+    data: list[str]
+    """Corpus folders, each for itself."""
+    split: Split
+    samples: int | None
+    """At most so many sequences of each; None: all."""
+
+
+def main(argv: list[str]) -> int:
+    """Evaluate; 0, or an error's exit code with the error in the answer."""
+    parser = argparse.ArgumentParser(prog="hpctrain.worker eval")
+    parser.add_argument("question", type=lambda text: Question(**json.loads(text)))
+    question: Question = parser.parse_args(argv).question
+    code_first(Path(question.folder) / FOLDER)
+    return answer(lambda: {"sets": evaluate(question)})
+
+
+def evaluate(question: Question) -> list[dict[str, Any]]:
+    """Loss, samples and targets of each corpus.
+
+    Raises:
+        InputError, FileError: data is missing, too small or damaged.
+        CheckpointError: the checkpoint cannot be loaded.
+        HpctrainError: a loss is no number.
+    """
+    run = run_of(Path(question.folder))
+    device = torch.device("cuda" if run.cluster.device != "cpu" and torch.cuda.is_available() else "cpu")
+    objective, seq_len = run.learned(), run.data.seq_len
+    special = special_tokens(run.data.train_folders, objective, seq_len)
+    length = lengths(objective, seq_len).raw
+    corpora = [Corpus.open([path], question.split, length, "DATA") for path in question.data]
+    model = _load(run, Path(question.checkpoint), device)
+    return [
+        _judge(model, Feed(corpus, objective, special, seq_len, device), run, min(question.samples or windows, windows))
+        for corpus, windows in ((corpus, corpus.windows) for corpus in corpora)
+    ]
+
+
+def _load(run: Run, checkpoint: Path, device: torch.device) -> nn.Module:
+    """The whole model with the checkpoint's weights."""
+    spec = run.spec()
+    model = build_part(spec, 0, spec.layers, first=True, last=True, seed=run.seed).to(device).eval()
+    # The loader is collective; alone, it needs no network.
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    tensors = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    load(tensors, checkpoint, dist.new_group())
+    dist.destroy_process_group()
+    return model
+
+
+@torch.no_grad()
+def _judge(model: nn.Module, feed: Feed, run: Run, samples: int) -> dict[str, Any]:
+    """The mean loss over the targets of the first `samples` sequences; the same seed as in a validation."""
+    autocast, loss, total = AUTOCAST[run.precision], make_loss(1, None), 0.0
+    rows = max(1, BATCH_TOKENS // run.data.seq_len)
+    for start in range(0, samples, rows):
+        batch = feed.batch(0, start, min(rows, samples - start))
+        named = {} if batch.decoder_tokens is None else {"decoder_tokens": batch.decoder_tokens}
+        with torch.autocast(feed.device.type, autocast, enabled=autocast is not None):
+            logits = model(batch.inputs, **named)
+        total += float(loss(logits, batch.targets))
+    if not math.isfinite(total):
+        raise HpctrainError(f"the loss is {total}: this checkpoint is of no use; try an earlier one with --step")
+    targets = samples * lengths(feed.objective, run.data.seq_len).targets
+    return {"loss": total / targets, "samples": samples, "targets": targets}

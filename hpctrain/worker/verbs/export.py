@@ -1,0 +1,98 @@
+"""`python -m hpctrain.worker export`: a checkpoint of any plan as safetensors files that transformers reads.
+
+Asked on the command line in JSON, answered on stdout in JSON: {"files": …} or {"error": …}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hpctrain.base.atomic import storage_errors
+from hpctrain.base.errors import HpctrainError, StorageError
+from hpctrain.checkpoint.save_and_load import load
+from hpctrain.hf.shards import BYTES, shared_out
+from hpctrain.hf.tensors import HfTensor, tensors_of
+from hpctrain.model.hf_weights import joined
+from hpctrain.records.model.imported_spec import ImportedSpec
+from hpctrain.records.run.run import run_of
+from hpctrain.worker.verbs.json_reply import answer
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be written where."""
+
+    folder: str
+    """The run's."""
+    checkpoint: str
+    """A verified one."""
+    output: str
+    """A folder that exists."""
+    dtype: str
+    """float32, bfloat16 or float16."""
+    shard_bytes: int
+
+
+def main(argv: list[str]) -> int:
+    """Export; 0, or an error's exit code with the error in the answer."""
+    parser = argparse.ArgumentParser(prog="hpctrain.worker export")
+    parser.add_argument("question", type=lambda text: Question(**json.loads(text)))
+    question: Question = parser.parse_args(argv).question
+    return answer(lambda: {"files": export(question)})
+
+
+def export(question: Question) -> list[str]:
+    """The names of the files written. One file at a time is in memory, in the type that it is written in.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be loaded.
+        StorageError: a file cannot be written.
+        HpctrainError: a number is too large for the type.
+    """
+    spec = run_of(Path(question.folder)).spec()
+    assert not isinstance(spec, ImportedSpec), "refused before a process was started"
+    files = shared_out(tensors_of(spec), BYTES[question.dtype], question.shard_bytes)
+    dtype: torch.dtype = getattr(torch, question.dtype)
+    # The loader is collective; alone, it needs no network.
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = dist.new_group()
+    for name, tensors in files.items():
+        held = {tensor.name: _loaded(tensor, Path(question.checkpoint), group, dtype) for tensor in tensors}
+        _write(held, Path(question.output) / name)
+    dist.destroy_process_group()
+    return list(files)
+
+
+def _loaded(tensor: HfTensor, checkpoint: Path, group: dist.ProcessGroup, dtype: torch.dtype) -> Tensor:
+    own = {f"model.{name}": torch.empty(tensor.own_shape) for name in tensor.own}
+    load(own, checkpoint, group)
+    whole = joined(tensor, list(own.values())).to(dtype)
+    if not torch.isfinite(whole).all():
+        raise HpctrainError(
+            f"{tensor.name}: has numbers that are not finite in {str(dtype).removeprefix('torch.')}; "
+            "use --dtype float32 or bfloat16, or an earlier checkpoint with --step"
+        )
+    return whole
+
+
+def _write(tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise StorageError(f"{path}: cannot write: {error}; free some space or choose another folder") from None
+    with storage_errors(path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
