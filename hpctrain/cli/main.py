@@ -50,7 +50,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "Write a run's checkpoint as a Hugging Face folder that transformers loads.",
     ),
     "lab": ("hpctrain.cli.commands.lab", "A real Slurm of several nodes on this machine, with faults on demand."),
-    "bench": ("hpctrain.cli.commands.bench", "Side-by-side measurements on this machine."),
+    "bench": ("hpctrain.cli.bench.group", "Side-by-side measurements on this machine."),
     "schema": ("hpctrain.cli.commands.schema", "Print the JSON Schema of a file, for editors."),
 }
 """Verb -> module that holds it as `command`, and its one line of help."""

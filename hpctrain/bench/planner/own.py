@@ -23,7 +23,7 @@ from hpctrain.bench.planner.score import errors_of
 from hpctrain.bench.ranks import NoOrders, leave, open_trainer, run_ranks
 from hpctrain.bench.record import machine_and_versions
 from hpctrain.bench.scene import BYTES_VOCABULARY, make_corpus, make_plan, make_run
-from hpctrain.launch.probe_local import probe_local
+from hpctrain.launch.probe.local import probe_local
 from hpctrain.planner.layout.from_plan import scene_of
 from hpctrain.planner.replan.calibration import WARM_STEPS, fit_profile, merge_profiles
 from hpctrain.planner.simulate.predict import predict

@@ -22,7 +22,7 @@ from hpctrain.cli.views.console import Console
 from hpctrain.cli.views.live import watch
 from hpctrain.cli.views.progress import phases
 from hpctrain.corpus.prepare.options import Progress
-from hpctrain.launch.probe_local import probe_local
+from hpctrain.launch.probe.local import probe_local
 from hpctrain.launch.starter import Starter, write_starter
 from hpctrain.launch.supervise import LocalJob
 from hpctrain.launch.training import Prepared, prepare, settle, start

@@ -16,7 +16,7 @@ from hpctrain.bench.compression.rank import CORPUS_FOLDER
 from hpctrain.bench.compression.scene import Outcome, Samples, Scene, Settings
 from hpctrain.bench.compression.traffic import sent_bytes
 from hpctrain.bench.scene import make_corpus
-from hpctrain.cli.commands.bench import command
+from hpctrain.cli.bench.group import command
 from hpctrain.records.model.decoder_spec import ModelSpec
 
 SMALL = Settings(steps=2, block_steps=2, warm_steps=3, seq_len=16, spec=ModelSpec(layers=2, dim=64, heads=2, vocab=320))

@@ -10,8 +10,8 @@ from rich.console import Console
 from steps_made import rows_made, truth
 
 from hpctrain.bench.planner.own import FITTED, PLANS, Settings, Trained, compare
-from hpctrain.cli.commands.bench import command
-from hpctrain.cli.commands.bench_own import show
+from hpctrain.cli.bench.group import command
+from hpctrain.cli.bench.own_runs import show
 from hpctrain.records.model.decoder_spec import ModelSpec
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link import LinkClass

@@ -11,9 +11,9 @@ from fake_slurm import FakeSlurm
 
 from hpctrain.base.packaged import packaged
 from hpctrain.base.process import Process
-from hpctrain.launch import probe_job as module
-from hpctrain.launch.probe_job import ProbeJob, probe_job, srun_command
-from hpctrain.launch.probe_watch import STALL_S
+from hpctrain.launch.probe import job as module
+from hpctrain.launch.probe.job import ProbeJob, probe_job, srun_command
+from hpctrain.launch.probe.progress import STALL_S
 from hpctrain.node.place import add_place_arguments, place_of
 
 

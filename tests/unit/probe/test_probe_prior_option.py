@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from hpctrain.base.errors import InputError
 from hpctrain.base.packaged import packaged
 from hpctrain.cli.commands import probe as probe_command
-from hpctrain.launch.probe_job import ProbeJob, srun_command
+from hpctrain.launch.probe.job import ProbeJob, srun_command
 from hpctrain.probe.campaign.prior import prior_of
 from hpctrain.records.topology.topology import Fabric, NodeCluster, Topology
 

@@ -125,7 +125,7 @@ def plan(data: Path | None, search_limit_s: float, own: bool, placement: bool, s
 def _scored_plans(data: Path | None, search_limit_s: float, people: Console) -> dict[str, Any]:
     from hpctrain.base.process import SystemRunner
     from hpctrain.bench.planner.published import data_file, measure
-    from hpctrain.cli.commands.bench_plan import show
+    from hpctrain.cli.bench.plan import show
 
     record = measure(data_file(data), SystemRunner(), search_limit_s, _say)
     show(record, people)
@@ -134,7 +134,7 @@ def _scored_plans(data: Path | None, search_limit_s: float, people: Console) -> 
 
 def _placed_plans(people: Console) -> dict[str, Any]:
     from hpctrain.bench.planner.placement import measure
-    from hpctrain.cli.commands.bench_plan import show_placement
+    from hpctrain.cli.bench.plan import show_placement
 
     record = measure(_say)
     show_placement(record, people)
@@ -145,7 +145,7 @@ def _own_plans(steps: int, people: Console) -> dict[str, Any]:
     from hpctrain.base.clock import SystemClock
     from hpctrain.base.process import SystemRunner
     from hpctrain.bench.planner.own import Settings, measure
-    from hpctrain.cli.commands.bench_own import show
+    from hpctrain.cli.bench.own_runs import show
 
     record = measure(SystemRunner(), SystemClock(), Settings(steps=steps), _say)
     show(record, people)
@@ -200,7 +200,7 @@ def probe(
     Exit code 1 with --faults when one was not named rightly, or one named where there was none; with --times when a
     pair was not measured.
     """
-    from hpctrain.cli.commands.bench_probe import beside_iperf3, fault_tables, simulated_tables, time_table
+    from hpctrain.cli.bench.probe import beside_iperf3, fault_tables, simulated_tables, time_table
 
     kinds = [name for name, is_on in (("faults", faults), ("times", times), ("simulated", simulated)) if is_on]
     if len(kinds) > 1:
@@ -276,7 +276,7 @@ def compression(
 
     With --convergence: the loss after the same steps and the same time, with the gap to exact sums.
     """
-    from hpctrain.cli.commands import bench_compression
+    from hpctrain.cli.bench import compression
 
     asked = {"--pieces": pieces, "--convergence": convergence, "--lab": lab is not None}
     kind = next((name for name, wanted in asked.items() if wanted), "")

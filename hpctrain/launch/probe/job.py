@@ -12,7 +12,7 @@ from hpctrain.base.errors import CommandError
 from hpctrain.base.process import Runner
 from hpctrain.base.program import program
 from hpctrain.jobs.partition_checks import gpus_of, wanted
-from hpctrain.launch.probe_watch import Progress, quiet, raise_for, watch_probe
+from hpctrain.launch.probe.progress import Progress, quiet, raise_for, watch_probe
 from hpctrain.records.topology.topology import Topology
 from hpctrain.slurm.commands import Slurm, client_environment
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from hpctrain.base.clock import Clock
 from hpctrain.base.process import Process, Runner
 from hpctrain.launch.local import local_nodes, start_local_node
-from hpctrain.launch.probe_watch import LEAVE_S, Progress, quiet, raise_for, watch_probe
+from hpctrain.launch.probe.progress import LEAVE_S, Progress, quiet, raise_for, watch_probe
 from hpctrain.records.topology.topology import Topology
 
 
