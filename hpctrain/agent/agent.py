@@ -20,7 +20,7 @@ from hpctrain.agent.store import GenerationStore
 from hpctrain.agent.worker_events import event_of
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError
-from hpctrain.base.wire import LineChannel
+from hpctrain.base.net.wire import LineChannel
 from hpctrain.records.history.generation import Generation, Member
 from hpctrain.records.plan.plan import Plan
 

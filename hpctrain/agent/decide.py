@@ -12,7 +12,7 @@ from typing import Literal
 
 from hpctrain.agent.failure import WorkerFailure
 from hpctrain.agent.stall import WorkerDoing, culprits, explain
-from hpctrain.base.silent_pairs import Pair, leave_out
+from hpctrain.base.net.silent_pairs import Pair, leave_out
 from hpctrain.records.history.generation import Generation
 
 Phase = Literal["joining", "running", "fault", "done", "stopped", "failed", "crashed"]

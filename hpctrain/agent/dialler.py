@@ -18,8 +18,8 @@ from pathlib import Path
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.errors import InputError
+from hpctrain.base.net.watch import Watch
 from hpctrain.base.owned import read_owned
-from hpctrain.base.watch import Watch
 from hpctrain.records.format.json_text import parse_json
 
 LOOK_EVERY_S = 0.2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpctrain.base.wire import Message
+from hpctrain.base.net.wire import Message
 from hpctrain.records.history.fault import Fault, fault_named
 
 _DETAILS = ("kind", "message", "where", "step", "operation")

@@ -14,8 +14,8 @@ from hpctrain.agent.failure import WorkerFailure, failure_from, seen_from_outsid
 from hpctrain.agent.stall import WorkerDoing
 from hpctrain.agent.traces import BLAMED_S, KERNEL_LOG, abort_words, hardware_fault
 from hpctrain.base.activity import Doing, read_record, shared_record
+from hpctrain.base.net.wire import LineChannel, Message
 from hpctrain.base.process import WORKER, Process, Runner
-from hpctrain.base.wire import LineChannel, Message
 
 KILL_WAIT_S = 10.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from hpctrain.agent.decide import PeerView, Settings, alive
-from hpctrain.base.silent_pairs import Pair
+from hpctrain.base.net.silent_pairs import Pair
 
 
 class Hearing:

@@ -20,10 +20,10 @@ from pydantic import ConfigDict, Field, ValidationError
 from hpctrain.agent.decide import PeerView, Phase
 from hpctrain.agent.dialler import Dialler, publish_address
 from hpctrain.agent.stall import WorkerDoing, from_message, to_message
-from hpctrain.base.auth_listener import AuthListener
-from hpctrain.base.handshake import LONGEST_BYTES, Answerer, Caller
-from hpctrain.base.watch import Watch, Watchable
-from hpctrain.base.wire import LINE_LIMIT, LineChannel, MalformedMessage, Message
+from hpctrain.base.net.auth_listener import AuthListener
+from hpctrain.base.net.handshake import LONGEST_BYTES, Answerer, Caller
+from hpctrain.base.net.watch import Watch, Watchable
+from hpctrain.base.net.wire import LINE_LIMIT, LineChannel, MalformedMessage, Message
 
 HEARTBEAT_S = 0.25
 HELLO_S = 2.0

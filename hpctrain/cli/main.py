@@ -30,7 +30,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "topology": ("hpctrain.cli.commands.topology", "Read, compare and convert topology files."),
     "plan": ("hpctrain.cli.commands.plan", "From a run file and a topology to a plan, with its reasons."),
     "simulate": (
-        "hpctrain.cli.commands.simulate",
+        "hpctrain.cli.simulate.group",
         "A plan's step, and what slower nodes, lost nodes or failures would do.",
     ),
     "train": ("hpctrain.cli.commands.train", "Train as local processes: the same run without a queue."),

@@ -22,7 +22,7 @@ from hpctrain.agent.store import GenerationStore
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_REFUSED, HpctrainError, StorageError
 from hpctrain.base.forking import ForkingRunner, ServerLoss
-from hpctrain.base.handshake import derived
+from hpctrain.base.net.handshake import derived
 from hpctrain.base.owned import read_owned
 from hpctrain.base.process import WORKER, Runner
 from hpctrain.node.leaving import leave, name_closer

@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.program import set_safe_path
 from hpctrain.model.build import Fill, build_part
-from hpctrain.model.part import blocks_of
+from hpctrain.model.imported.part import blocks_of
 from hpctrain.parallel.clock import Mark, mark, seconds_between
 from hpctrain.parallel.loss import make_loss
 from hpctrain.parallel.mesh import Coordinate, group_rank, sharding_mesh

@@ -22,7 +22,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.collectives.scatter import Piece, Scatter
-from hpctrain.model.part import blocks_of
+from hpctrain.model.imported.part import blocks_of
 
 Count = Callable[[int], None]
 """Takes the bytes that this rank sends for a collective."""

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.base.wire import Message
+from hpctrain.base.net.wire import Message
 from hpctrain.checkpoint.published import verify
 from hpctrain.checkpoint.save_and_load import CheckpointSaver, load
 from hpctrain.checkpoint.state import collect, prepare_moments, set_optimizer_step

@@ -9,7 +9,7 @@ import os
 import threading
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.base.wire import LineChannel, Message
+from hpctrain.base.net.wire import LineChannel, Message
 
 EXIT_RESUMABLE = 75
 EXIT_INFRASTRUCTURE = 76

@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.linux import name_process
+from hpctrain.base.net.wire import LineChannel
 from hpctrain.base.process import WORKER_NAME
-from hpctrain.base.wire import LineChannel
 from hpctrain.runs.code_copy import FOLDER, code_first
 from hpctrain.worker.build import StartOrder, build
 from hpctrain.worker.failure import failure_of, place_now

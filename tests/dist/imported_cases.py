@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "examples" / "own_mo
 from cases import EMBEDDING, HALF, SEED, SEQ, UNEVEN, WHOLE, make_plan, run_equivalence
 from processes import launch, process_group
 
-from hpctrain.model.describe import Question, describe
+from hpctrain.model.imported.describe import Question, describe
 
 SPLIT = {
     "attention.wq": "columns",

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from hpctrain.agent.decide import PeerView
 from hpctrain.agent.peers import Announcement, Peers
-from hpctrain.base.handshake import Answerer, Caller
-from hpctrain.base.wire import LineChannel, Message, Seal
+from hpctrain.base.net.handshake import Answerer, Caller
+from hpctrain.base.net.wire import LineChannel, Message, Seal
 
 KEY = "the run's key"
 NODES = ("n0", "n1", "n2")

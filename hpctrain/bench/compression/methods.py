@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hpctrain.bench.compression.auto import Work, choose_codec
 from hpctrain.bench.compression.ours import open_chosen, open_local_steps, open_reducer, open_sharded
 from hpctrain.bench.compression.trainee import Alone, ByTorch, Exchange
-from hpctrain.model.part import blocks_of
+from hpctrain.model.imported.part import blocks_of
 
 AUTO = "auto"
 ONE_BUCKET_MB = 1 << 14

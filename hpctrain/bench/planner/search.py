@@ -1,8 +1,8 @@
 """How long the planner searches, and how far its plan is from the best of all plans of a small problem.
 
 As a program, `python -m hpctrain.bench.planner.search CASE` searches, loses a node and plans again as a run's agents
-do, once each without compression and with mode auto, and prints seconds of processor time, so that others on the machine
-do not count.
+do, once each without compression and with mode auto. It prints seconds of processor time, so that other work on the
+machine does not count.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hpctrain.base.wire import Message
+from hpctrain.base.net.wire import Message
 from hpctrain.bench.probe.simulated_fabric import Floats, SimulatedFabric
 from hpctrain.probe.measure.backend import LIMIT_S, SIZES, TIMES_LEAST, meetings, times_of, warm_up_of
 

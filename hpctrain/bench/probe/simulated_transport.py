@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hpctrain.base.wire import Message
+from hpctrain.base.net.wire import Message
 from hpctrain.bench.probe.simulated_backend import Ranks
 from hpctrain.bench.probe.simulated_fabric import Floats, Ints, SimulatedFabric
 from hpctrain.probe.measure.settings import ProbeSettings

@@ -276,7 +276,7 @@ def compression(
 
     With --convergence: the loss after the same steps and the same time, with the gap to exact sums.
     """
-    from hpctrain.cli.bench import compression
+    from hpctrain.cli.bench import compression as verbs
 
     asked = {"--pieces": pieces, "--convergence": convergence, "--lab": lab is not None}
     kind = next((name for name, wanted in asked.items() if wanted), "")
@@ -286,14 +286,14 @@ def compression(
         if option.opts[-1] not in (kind, "--json") and option.name not in _COMPRESSION_OPTIONS[kind]:
             where = f"not with {kind}" if kind else "not without --lab, --convergence or --pieces"
             raise InputError(f"{option.opts[-1]}: {where}")
-    bench_compression.check_rates(rates)
+    verbs.check_rates(rates)
     people = _people(as_json, 140)
     if pieces:
-        record = bench_compression.pieces(device, people)
+        record = verbs.pieces(device, people)
     elif convergence:
-        record = bench_compression.convergence(rates, methods, seeds, steps or 2000, preset, output, people, _say)
+        record = verbs.convergence(rates, methods, seeds, steps or 2000, preset, output, people, _say)
     else:
-        record = bench_compression.steps(
+        record = verbs.steps(
             lab, nodes, rates, methods, steps or 20, together, preset, activations, output, people, _say
         )
     _echo_json(record, as_json)

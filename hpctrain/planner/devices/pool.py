@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hpctrain.base.errors import InputError, Refused
-from hpctrain.base.silent_pairs import leave_out
+from hpctrain.base.net.silent_pairs import leave_out
 from hpctrain.planner.devices.constants import CONSTANTS, Constants
 from hpctrain.planner.devices.framework import OURS, Framework
 from hpctrain.planner.devices.links import Links, node_of

@@ -10,8 +10,8 @@ from pydantic import model_validator
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError
+from hpctrain.base.net.wire import LineChannel, Message
 from hpctrain.base.process import WORKER, Runner
-from hpctrain.base.wire import LineChannel, Message
 from hpctrain.probe.measure.settings import ProbeSettings
 from hpctrain.records.format.document import Part
 from hpctrain.records.topology.topology import Device, DeviceType

@@ -8,11 +8,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from hpctrain.base.auth_listener import AuthListener
 from hpctrain.base.clock import Clock
-from hpctrain.base.handshake import LONGEST_BYTES, Answerer, Caller
-from hpctrain.base.watch import Watch
-from hpctrain.base.wire import LINE_LIMIT, LineChannel, Message
+from hpctrain.base.net.auth_listener import AuthListener
+from hpctrain.base.net.handshake import LONGEST_BYTES, Answerer, Caller
+from hpctrain.base.net.watch import Watch
+from hpctrain.base.net.wire import LINE_LIMIT, LineChannel, Message
 
 HELLO_S = 5.0
 """A connection that has not proved itself after this time is closed."""

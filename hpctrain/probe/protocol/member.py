@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError, HpctrainError
+from hpctrain.base.net.wire import LineChannel, MalformedMessage, Message
 from hpctrain.base.process import Runner
-from hpctrain.base.wire import LineChannel, MalformedMessage, Message
 from hpctrain.probe.measure.devices import MeasuringProcess
 from hpctrain.probe.measure.settings import ProbeSettings
 from hpctrain.probe.protocol.authenticated_stream import HELLO_S, Broken, Door, knock, open_door

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from hpctrain.base.wire import MalformedMessage, Message
+from hpctrain.base.net.wire import MalformedMessage, Message
 from hpctrain.probe.measure.backend import BackendReport
 from hpctrain.probe.measure.devices import DeviceReport
 from hpctrain.probe.measure.figures import PairFigures

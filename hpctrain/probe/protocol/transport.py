@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from hpctrain.base.wire import LineChannel, MalformedMessage, Message
+from hpctrain.base.net.wire import LineChannel, MalformedMessage, Message
 from hpctrain.probe.protocol.authenticated_stream import Door
 from hpctrain.probe.protocol.messages import Answer, Join, read_answer, read_join
 

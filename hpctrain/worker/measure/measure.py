@@ -18,7 +18,7 @@ import time
 import torch
 
 from hpctrain.base.errors import HpctrainError, InputError
-from hpctrain.base.wire import LineChannel, Message
+from hpctrain.base.net.wire import LineChannel, Message
 from hpctrain.probe.faults.device_faults import CPU_QUOTA
 from hpctrain.probe.system.host import cpu_name, usable_memory_bytes
 from hpctrain.probe.system.host_health import energy_j, is_held_by_quota, memory_errors, own_numa_node, quota_periods

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hpctrain.base.wire import Message
+from hpctrain.base.net.wire import Message
 from hpctrain.probe.measure.backend import (
     LIMIT_S,
     SIZES,

@@ -9,7 +9,7 @@ import argparse
 import json
 from pathlib import Path
 
-from hpctrain.model.describe import Question, describe
+from hpctrain.model.imported.describe import Question, describe
 from hpctrain.runs.code_copy import code_first
 from hpctrain.worker.verbs.json_reply import answer
 

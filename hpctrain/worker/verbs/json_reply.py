@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.model.last_words import last_words
+from hpctrain.model.imported.last_words import last_words
 
 
 def answer(make: Callable[[], dict[str, Any]]) -> int:

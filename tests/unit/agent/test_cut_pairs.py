@@ -13,8 +13,8 @@ from loopback_agents import Cluster, heartbeat
 from hpctrain.agent.decide import Decision, PeerView, Phase, Settings, View, WorkerView, decide
 from hpctrain.agent.hearing import Hearing, silent_pairs
 from hpctrain.agent.peers import announced
-from hpctrain.base.silent_pairs import Pair
-from hpctrain.base.wire import MalformedMessage
+from hpctrain.base.net.silent_pairs import Pair
+from hpctrain.base.net.wire import MalformedMessage
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
 
 NODES = ("n0", "n1", "n2", "n3")

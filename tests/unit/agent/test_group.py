@@ -10,8 +10,8 @@ import pytest
 
 from hpctrain.agent.group import WorkerGroup, WorkerNews
 from hpctrain.base.activity import Activity
+from hpctrain.base.net.wire import LineChannel
 from hpctrain.base.process import WORKER, Finished
-from hpctrain.base.wire import LineChannel
 
 ORDERS = {
     0: {"plan": "plan.json", "store": {"addr": "127.0.0.1", "port": 1}},

@@ -19,8 +19,8 @@ from loopback_agents import NODES, Cluster, RawPeer, heartbeat
 from hpctrain.agent.dialler import publish_address, published_address
 from hpctrain.agent.peers import HELLO_S, Announcement, announced
 from hpctrain.agent.stall import WorkerDoing, to_message
-from hpctrain.base.auth_listener import SPARE_SEATS
-from hpctrain.base.wire import MalformedMessage
+from hpctrain.base.net.auth_listener import SPARE_SEATS
+from hpctrain.base.net.wire import MalformedMessage
 
 TWO = NODES[:2]
 

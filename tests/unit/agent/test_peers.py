@@ -13,9 +13,9 @@ from loopback_agents import KEY, NODES, Cluster, RawPeer, heartbeat
 
 from hpctrain.agent.dialler import publish_address, published_address
 from hpctrain.agent.peers import HELLO_S, REASON_CHARS
-from hpctrain.base.auth_listener import SPARE_SEATS
-from hpctrain.base.handshake import Caller
-from hpctrain.base.wire import LineChannel
+from hpctrain.base.net.auth_listener import SPARE_SEATS
+from hpctrain.base.net.handshake import Caller
+from hpctrain.base.net.wire import LineChannel
 
 NEVER_S = 600.0
 """Longer than a test may take: who waits so long where nobody should wait fails by the suite's own limit."""

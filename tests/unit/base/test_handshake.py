@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.base.handshake import LONGEST_BYTES, Answerer, Caller, Session, derived
-from hpctrain.base.wire import LineChannel, Message
+from hpctrain.base.net.handshake import LONGEST_BYTES, Answerer, Caller, Session, derived
+from hpctrain.base.net.wire import LineChannel, Message
 
 KEY = b"the run's key"
 CLAIMS = st.dictionaries(st.text(), st.none() | st.integers() | st.text())

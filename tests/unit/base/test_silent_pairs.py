@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.base.silent_pairs import EXACT_UP_TO, Pair, leave_out
+from hpctrain.base.net.silent_pairs import EXACT_UP_TO, Pair, leave_out
 
 NODES = tuple(f"n{place}" for place in range(7))
 ALL_PAIRS = list(combinations(NODES, 2))

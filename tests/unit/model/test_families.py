@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from hpctrain.model.build import build_part, build_stage, outline
-from hpctrain.model.part import blocks_of
+from hpctrain.model.imported.part import blocks_of
 from hpctrain.model.relative import added_scores, buckets
 from hpctrain.records.model.decoder_spec import ModelSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec

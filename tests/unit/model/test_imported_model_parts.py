@@ -11,8 +11,8 @@ import torch
 
 from hpctrain.base.errors import InputError
 from hpctrain.model.build import build_part
-from hpctrain.model.describe import Question, describe
-from hpctrain.model.part import blocks_of
+from hpctrain.model.imported.describe import Question, describe
+from hpctrain.model.imported.part import blocks_of
 from hpctrain.records.model.imported_spec import ImportedSpec
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "own_model" / "code"

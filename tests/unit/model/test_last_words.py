@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.model.last_words import last_words
+from hpctrain.model.imported.last_words import last_words
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.wire import LineChannel
+from hpctrain.base.net.wire import LineChannel
 from hpctrain.probe.protocol.authenticated_stream import Broken, Door, knock, open_door
 
 CLOCK = SystemClock()

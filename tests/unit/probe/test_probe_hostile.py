@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.base.auth_listener import SPARE_SEATS
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import HpctrainError
+from hpctrain.base.net.auth_listener import SPARE_SEATS
+from hpctrain.base.net.wire import LineChannel, MalformedMessage, Message
 from hpctrain.base.process import SystemRunner
-from hpctrain.base.wire import LineChannel, MalformedMessage, Message
 from hpctrain.bench.probe.simulated import node_names
 from hpctrain.bench.probe.simulated_fabric import FabricSpec, SimulatedFabric
 from hpctrain.bench.probe.simulated_transport import SimulatedClock, SimulatedTransport

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from hpctrain.base.wire import LineChannel
+from hpctrain.base.net.wire import LineChannel
 from hpctrain.probe.measure.devices import DeviceReport
 from hpctrain.worker.measure.codec_rates import codec_seconds
 from hpctrain.worker.measure.rates import copy_bytes_per_s, launch_seconds, matmul_flops

@@ -12,7 +12,7 @@ import pytest
 
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import CommandError, HpctrainError, InputError
-from hpctrain.base.wire import LineChannel, Message
+from hpctrain.base.net.wire import LineChannel, Message
 from hpctrain.probe.measure.settings import MIB, ProbeSettings
 from hpctrain.probe.protocol.member import Member
 from hpctrain.probe.protocol.messages import PairOrder

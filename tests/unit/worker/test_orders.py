@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.base.wire import LineChannel
+from hpctrain.base.net.wire import LineChannel
 from hpctrain.worker.orders import EXIT_RESUMABLE, Orders
 
 START = {"type": "start", "rank": 0}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from hpctrain.cli.commands.simulate_failures import failures
-from hpctrain.cli.commands.simulate_step import step
+from hpctrain.cli.simulate.failures import failures
+from hpctrain.cli.simulate.step import step
 
 
 class _PlanOrVerb(click.Group):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hpctrain.base.errors import InputError
-from hpctrain.model.factory import call_factory, submodule
+from hpctrain.model.imported.factory import call_factory, submodule
 from hpctrain.records.model.imported_spec import ImportedSpec
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from hpctrain.base.errors import InputError
-from hpctrain.model.factory import around, find_blocks, submodule
-from hpctrain.model.imported import block_names
+from hpctrain.model.imported.factory import around, find_blocks, submodule
+from hpctrain.model.imported.model import block_names
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from hpctrain.base.errors import InputError
-from hpctrain.model.last_words import last_words
+from hpctrain.model.imported.last_words import last_words
 
 
 def call_factory(name: str, known: Mapping[str, int], args: Mapping[str, Any]) -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from hpctrain.model.imported import ImportedPart, numbered_blocks
+from hpctrain.model.imported.model import ImportedPart, numbered_blocks
 
 
 def blocks_of(module: nn.Module) -> dict[int, nn.Module]:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from hpctrain.base.errors import InputError
-from hpctrain.model.last_words import last_words
-from hpctrain.model.pieces import Pieces
+from hpctrain.model.imported.last_words import last_words
+from hpctrain.model.imported.pieces import Pieces
 
 
 def hidden_state(pieces: Pieces, tokens: Tensor) -> Tensor:

@@ -16,9 +16,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hpctrain.base.handshake import Answerer, Session
-from hpctrain.base.watch import Watch
-from hpctrain.base.wire import LINE_LIMIT, LineChannel, Message
+from hpctrain.base.net.handshake import Answerer, Session
+from hpctrain.base.net.watch import Watch
+from hpctrain.base.net.wire import LINE_LIMIT, LineChannel, Message
 
 SPARE_SEATS = 64
 """Strangers that may wait at a time, besides one for each node that is expected."""

@@ -15,7 +15,7 @@ import json
 import secrets
 from dataclasses import dataclass
 
-from hpctrain.base.wire import Message
+from hpctrain.base.net.wire import Message
 
 NONCE_BYTES = 16
 LONGEST_BYTES = 2**16

@@ -20,12 +20,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from hpctrain.base.errors import InputError
-from hpctrain.model.factory import call_factory
-from hpctrain.model.last_words import last_words
-from hpctrain.model.own_forward import check_forward
-from hpctrain.model.pieces import check_weights, shapes_of, take_apart, weights_of
-from hpctrain.model.split_check import TOLERANCE, largest_difference, run_split
-from hpctrain.model.trial import check_training, hidden_state, logits_of
+from hpctrain.model.imported.factory import call_factory
+from hpctrain.model.imported.last_words import last_words
+from hpctrain.model.imported.own_forward import check_forward
+from hpctrain.model.imported.pieces import check_weights, shapes_of, take_apart, weights_of
+from hpctrain.model.imported.split_check import TOLERANCE, largest_difference, run_split
+from hpctrain.model.imported.trial import check_training, hidden_state, logits_of
 from hpctrain.records.model.imported_spec import ImportedSpec, PartSizes, Split
 
 MOST_DEVICES = 16

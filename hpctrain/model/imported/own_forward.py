@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from hpctrain.base.errors import InputError
-from hpctrain.model.last_words import last_words
-from hpctrain.model.split_check import TOLERANCE, largest_difference
+from hpctrain.model.imported.last_words import last_words
+from hpctrain.model.imported.split_check import TOLERANCE, largest_difference
 
 BESIDE_LOGITS = ("past_key_values", "hidden_states", "attentions", "cross_attentions")
 """What outputs of transformers hold beside logits without a share in the loss."""
