@@ -12,15 +12,13 @@ from typing import Literal
 
 from hpctrain.agent.failure import WorkerFailure
 from hpctrain.agent.stall import WorkerDoing, culprits, explain
+from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_NO_PROGRESS, EXIT_RESUMABLE
 from hpctrain.base.net.silent_pairs import Pair, leave_out
 from hpctrain.records.history.generation import Generation
 
 Phase = Literal["joining", "running", "fault", "done", "stopped", "failed", "crashed"]
 Act = Literal["wait", "end_generation", "propose", "finish", "stop", "fail"]
 
-RESUMABLE = 75
-INFRASTRUCTURE = 76
-NO_PROGRESS = 77
 STRIKE_TURN_S = 0.5
 """All agents see a hang at the same time. The first node tells of it; each further one would do so this much later."""
 STRIKE_TURNS = 10
@@ -176,11 +174,11 @@ def _own_workers(now: float, view: View, settings: Settings) -> Decision | None:
     workers = view.workers
     if workers.exit_code == 0:
         return Decision("finish", "all steps are done")
-    if workers.exit_code == RESUMABLE:
-        return Decision("stop", "stopped at a checkpoint on request", exit_code=RESUMABLE)
+    if workers.exit_code == EXIT_RESUMABLE:
+        return Decision("stop", "stopped at a checkpoint on request", exit_code=EXIT_RESUMABLE)
     if workers.exit_code is not None and workers.failure is not None and workers.failure.fault.names_a_node:
         return _own_error(view, workers.exit_code)
-    if workers.exit_code == INFRASTRUCTURE:
+    if workers.exit_code == EXIT_INFRASTRUCTURE:
         told = f": {workers.error}" if workers.error else ""
         return Decision("end_generation", f"a worker lost contact with its peers{told}")
     if workers.exit_code is not None and workers.exit_code < 0:
@@ -197,7 +195,7 @@ def _own_workers(now: float, view: View, settings: Settings) -> Decision | None:
 def _own_error(view: View, code: int) -> Decision:
     """A worker's own error ends the attempt for everybody; whose fault it is says how the run goes on."""
     failure, reason = view.workers.failure, view.workers.error or f"a worker ended with exit code {code}"
-    exit_code = INFRASTRUCTURE if failure is not None and failure.fault.is_infrastructure else 1
+    exit_code = EXIT_INFRASTRUCTURE if failure is not None and failure.fault.is_infrastructure else 1
     return Decision("fail", f"{view.me}: {reason}", exit_code=exit_code, failure=failure)
 
 
@@ -218,7 +216,7 @@ def _peer_end(peer: PeerView, view: View) -> Decision | None:
     if peer.phase == "done" and member:
         return Decision("finish", "all steps are done")
     if peer.phase == "stopped" and member:
-        return Decision("stop", peer.reason, exit_code=RESUMABLE)
+        return Decision("stop", peer.reason, exit_code=EXIT_RESUMABLE)
     return None
 
 
@@ -270,7 +268,7 @@ def _without_members(now: float, view: View, settings: Settings) -> Decision:
 
 def _between(now: float, view: View, settings: Settings) -> Decision:
     if view.stop_wanted:
-        return Decision("stop", "stopped on request between two generations", exit_code=RESUMABLE)
+        return Decision("stop", "stopped on request between two generations", exit_code=EXIT_RESUMABLE)
     for peer in view.peers:
         if (end := _peer_end(peer, view)) is not None:
             return end
@@ -334,7 +332,7 @@ def _too_few(view: View, members: tuple[str, ...], out: Mapping[str, str], setti
             "fail",
             f"{failed} failures in a row without a new checkpoint (recovery.retries is {settings.retries}); "
             f"last: {view.reason}",
-            exit_code=NO_PROGRESS,
+            exit_code=EXIT_NO_PROGRESS,
         )
     if len(members) < settings.min_nodes:
         left = (
@@ -345,7 +343,7 @@ def _too_few(view: View, members: tuple[str, ...], out: Mapping[str, str], setti
             "; ".join([left, *out.values(), *_crashes(view)]),
             members=members,
             left_out=out,
-            exit_code=RESUMABLE,
+            exit_code=EXIT_RESUMABLE,
         )
     if not _enough_of_the_last(view, members):
         return _minority(view, members, out)
@@ -363,7 +361,7 @@ def _minority(view: View, members: tuple[str, ...], out: Mapping[str, str]) -> D
     words = [*_crashes(view), f"only {len(there)} of {len(last)} nodes {reached}", *out.values()]
     words += ["the others may be going on without it"] if unknown else []
     known = members if out and not unknown else ()
-    return Decision("fail", "; ".join(words), members=known, left_out=out, exit_code=RESUMABLE)
+    return Decision("fail", "; ".join(words), members=known, left_out=out, exit_code=EXIT_RESUMABLE)
 
 
 def _crashes(view: View) -> list[str]:
@@ -390,4 +388,4 @@ def _is_spectator(view: View) -> bool:
 def _spectate(waited: float, settings: Settings) -> Decision:
     if waited < settings.join_timeout_s:
         return Decision("wait", "waiting for the nodes of the last generation")
-    return Decision("fail", "the nodes of the last generation cannot be reached", exit_code=RESUMABLE)
+    return Decision("fail", "the nodes of the last generation cannot be reached", exit_code=EXIT_RESUMABLE)

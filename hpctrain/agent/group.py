@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpctrain.agent.decide import INFRASTRUCTURE, RESUMABLE, WorkerView
+from hpctrain.agent.decide import WorkerView
 from hpctrain.agent.failure import WorkerFailure, failure_from, seen_from_outside
 from hpctrain.agent.stall import WorkerDoing
 from hpctrain.agent.traces import BLAMED_S, KERNEL_LOG, abort_words, hardware_fault
 from hpctrain.base.activity import Doing, read_record, shared_record
+from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_RESUMABLE
 from hpctrain.base.net.wire import LineChannel, Message
 from hpctrain.base.process import WORKER, Process, Runner
 
@@ -140,7 +141,7 @@ class WorkerGroup:
     def _failure(self, worker: Worker, code: int, now: float) -> WorkerFailure | None:
         """Why a worker ended: what it said, unless the kernel tells of this node's hardware, or its log of an abort."""
         said = worker.failure
-        if code in (0, RESUMABLE) or (said is not None and said.fault.names_a_node):
+        if code in (0, EXIT_RESUMABLE) or (said is not None and said.fault.names_a_node):
             return said
         seen = hardware_fault(max(self._started, now - BLAMED_S), self._kernel_log)
         if seen is None and said is None and code == -signal.SIGABRT:
@@ -152,7 +153,7 @@ class WorkerGroup:
         codes = [worker.exit_code for worker in self.workers if worker.exit_code is not None]
         running = len(self.workers) - len(codes)
         # A worker that lost its peers is a consequence; its neighbour's own death or error is the cause.
-        causes = [code for code in codes if code not in (0, INFRASTRUCTURE)]
+        causes = [code for code in codes if code not in (0, EXIT_INFRASTRUCTURE)]
         bad = causes or [code for code in codes if code != 0]
         exit_code = bad[0] if bad else 0 if self.workers and not running else None
         told = [worker for worker in self.workers if worker.failure]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from hpctrain.agent.group import WorkerNews
+from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_RESUMABLE
 from hpctrain.records.history.event import EventKind
 
-EXPECTED_CODES = (0, 75, 76)
+EXPECTED_CODES = (0, EXIT_RESUMABLE, EXIT_INFRASTRUCTURE)
 """Exit codes of workers that are done, stopped on request, or lost their peers."""
 
 Told = tuple[EventKind, str, dict[str, Any]]

@@ -26,6 +26,12 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_WARNINGS = 3
 EXIT_REFUSED = 4
+EXIT_RESUMABLE = 75
+"""Of agents, workers and the job: stopped at a checkpoint, and the next attempt goes on."""
+EXIT_INFRASTRUCTURE = 76
+"""A node, a device, a peer or the network failed."""
+EXIT_NO_PROGRESS = 77
+"""Generation after generation ended without a new checkpoint."""
 
 LINES_MAX = 50
 """Mistakes of one file that are told; who has more begins with these."""

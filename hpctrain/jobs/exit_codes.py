@@ -6,13 +6,12 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hpctrain.base.errors import EXIT_REFUSED, EXIT_USAGE
+from hpctrain.base.errors import EXIT_NO_PROGRESS, EXIT_REFUSED, EXIT_RESUMABLE, EXIT_USAGE
 from hpctrain.records.history.attempt import ExitClass
 from hpctrain.records.history.event import Event
 from hpctrain.records.history.fault import Fault, fault_named
 from hpctrain.slurm.job import JobInfo, JobState
 
-RESUMABLE, NO_PROGRESS = 75, 77
 KILLED_AT_START = (128 + 15, 128 + 12)
 """What srun gives when a task was told to leave (TERM, USR2) before its handlers stood."""
 HOPELESS = (EXIT_USAGE, EXIT_REFUSED)
@@ -63,7 +62,7 @@ def read_ending(code: int | None, events: Sequence[Event], finished: bool) -> En
         return Ending(code, "infrastructure", reason=reason)
     if own:
         kind: ExitClass = "fatal"
-        if set(own) == {NO_PROGRESS}:
+        if set(own) == {EXIT_NO_PROGRESS}:
             # Where no worker failed by itself, each of them lost its peers: that is the network's fault.
             kind = "no_progress" if any(event.kind in WORKERS_OWN for event in events) else "infrastructure"
         return Ending(code, kind, reason=reason, hopeless=any(found in HOPELESS for found in own))
@@ -74,7 +73,7 @@ def read_ending(code: int | None, events: Sequence[Event], finished: bool) -> En
         return Ending(code, "infrastructure", reason=reason, crashed=crashed)
     if code in KILLED_AT_START:
         return Ending(code, "resumable", asked_by=signal.Signals(code - 128).name, reason=reason, crashed=crashed)
-    if code == RESUMABLE:
+    if code == EXIT_RESUMABLE:
         return Ending(code, "resumable", reason=reason, crashed=crashed)
     return Ending(code, "fatal", reason=reason, hopeless=code in HOPELESS, crashed=crashed)
 
@@ -85,7 +84,7 @@ def _with_crash(last: Event | None, events: Sequence[Event]) -> str | None:
     crash = next((event.reason for event in events if event.kind == "agent_crashed"), None)
     if last is None or crash is None:
         return crash if last is None else last.reason
-    if last.kind != "failed" or last.data.get("exit_code") != RESUMABLE or crash in last.reason:
+    if last.kind != "failed" or last.data.get("exit_code") != EXIT_RESUMABLE or crash in last.reason:
         return last.reason
     return f"{crash}; then {last.reason}"
 
@@ -93,7 +92,7 @@ def _with_crash(last: Event | None, events: Sequence[Event]) -> str | None:
 def _for_lost_nodes(event: Event, events: Sequence[Event]) -> bool:
     """Whether an agent gave up because nodes were gone: too few are left, no plan fits those that are, or the probe
     refused the nodes."""
-    if event.data["exit_code"] == RESUMABLE or event.data.get("by_probe") or _fault(event).is_infrastructure:
+    if event.data["exit_code"] == EXIT_RESUMABLE or event.data.get("by_probe") or _fault(event).is_infrastructure:
         return True
     if any(known.kind == "checkpoints_lost" for known in events):
         return False  # other nodes would not find them either
@@ -108,10 +107,12 @@ def _excluded(events: Sequence[Event]) -> set[str]:
 
 
 def _saved_after(asked: Event, code: int | None, events: Sequence[Event]) -> bool:
-    """Whether a checkpoint followed the request to stop. Workers that leave with RESUMABLE have saved, unless they were
-    asked before the training began."""
+    """Whether a checkpoint followed the request to stop. Workers that leave with EXIT_RESUMABLE have saved, unless they
+    were asked before the training began."""
     later = events[events.index(asked) + 1 :]
-    return (code == RESUMABLE and asked.generation >= 0) or any(event.kind == "checkpoint_saved" for event in later)
+    return (code == EXIT_RESUMABLE and asked.generation >= 0) or any(
+        event.kind == "checkpoint_saved" for event in later
+    )
 
 
 def _fault(event: Event) -> Fault:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from hpctrain.base.atomic import append_line
 from hpctrain.base.clock import Clock
+from hpctrain.base.errors import EXIT_RESUMABLE
 from hpctrain.base.process import Process, Runner
-from hpctrain.jobs.exit_codes import RESUMABLE, read_ending
+from hpctrain.jobs.exit_codes import read_ending
 from hpctrain.launch.local import local_nodes, start_local_node
 from hpctrain.records.history.attempt import ExitClass
 from hpctrain.records.history.event import Event, read_events
@@ -90,7 +91,7 @@ class LocalJob:
             own = [code for code in codes if code is not None and code > 0]
             why = read_ending(1, self._events(), False).reason
             return Ended(own[0] if own and own[0] in (2, 4) else 1, why or words["failed"])
-        if RESUMABLE in codes:
+        if EXIT_RESUMABLE in codes:
             return Ended(1, f"stopped on request; {kept_words(self.folder.path)}", stopped=True)
         failed = next((code for code in codes if code in (2, 4)), 1)
         why = words.get("agent_crashed") or "all node processes were killed or ended early"

@@ -18,12 +18,12 @@ from ClusterShell.NodeSet import NodeSet
 from hpctrain.agent.journal import Journal
 from hpctrain.base.atomic import storage_errors
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import CommandError, HpctrainError
+from hpctrain.base.errors import EXIT_RESUMABLE, CommandError, HpctrainError
 from hpctrain.base.process import SystemRunner
 from hpctrain.jobs.bad_nodes import write_blamed
 from hpctrain.jobs.cancel import is_cancelled
 from hpctrain.jobs.dependencies import move_followers
-from hpctrain.jobs.exit_codes import RESUMABLE, Ending, read_ending
+from hpctrain.jobs.exit_codes import Ending, read_ending
 from hpctrain.jobs.in_use import check_own_folder
 from hpctrain.jobs.step_end import srun_said, with_sruns_word
 from hpctrain.jobs.stop_cause import reason_words
@@ -249,7 +249,7 @@ def _stop(folder: RunFolder, slurm: Slurm, over: Verdict) -> int:
     """
     _cancel_successors(folder, slurm)
     if not over.failed:
-        return 0 if over.exit_class == "done" else RESUMABLE
+        return 0 if over.exit_class == "done" else EXIT_RESUMABLE
     attempt = max(0, len(folder.attempts()) - 1)
     journal = Journal(folder.path / "events.jsonl", os.environ.get("SLURMD_NODENAME", "batch"), attempt, SystemClock())
     journal.write("failed", -1, over.reason)

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from hpctrain.agent.agent import Agent, Place
 from hpctrain.agent.crash import crash_told
-from hpctrain.agent.decide import RESUMABLE, Settings
+from hpctrain.agent.decide import Settings
 from hpctrain.agent.group import WorkerGroup, incarnation_of
 from hpctrain.agent.journal import Journal
 from hpctrain.agent.peers import Peers
 from hpctrain.agent.store import GenerationStore
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import EXIT_REFUSED, HpctrainError, StorageError
+from hpctrain.base.errors import EXIT_REFUSED, EXIT_RESUMABLE, HpctrainError, StorageError
 from hpctrain.base.forking import ForkingRunner, ServerLoss
 from hpctrain.base.net.handshake import derived
 from hpctrain.base.owned import read_owned
@@ -82,7 +82,7 @@ def _take_part(place: Place, local: bool, run: Run, journal: Journal, stop: _Sto
         except _Stopped:
             reason = f"asked to stop by {stop()} before the training began; there was nothing new to save"
             journal.write("preempted", -1, reason, asked_by=stop())
-            return RESUMABLE
+            return EXIT_RESUMABLE
         if topology.verdict.status == "refuse":
             if not local:
                 # Nobody waits for the task of a node that does not answer.

@@ -6,13 +6,17 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from hpctrain.base.errors import FileError
+from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_NO_PROGRESS, EXIT_RESUMABLE, FileError
 from hpctrain.base.units import format_bytes, format_seconds
 from hpctrain.records.format.json_text import parse_json
 from hpctrain.records.history.event import Event
 from hpctrain.report.history import restored_step
 
-_EXIT_WORDS = {75: "can go on", 76: "fault of the machine", 77: "no progress"}
+_EXIT_WORDS = {
+    EXIT_RESUMABLE: "can go on",
+    EXIT_INFRASTRUCTURE: "fault of the machine",
+    EXIT_NO_PROGRESS: "no progress",
+}
 """Meaning of a worker's exit codes, besides 0 (done); any other one is an error of the program."""
 
 _EVENT = f'{{"schema": "hpctrain.{Event.schema_kind}/'

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_NO_PROGRESS, EXIT_RESUMABLE
 from hpctrain.records.history.event import Event
 from hpctrain.records.history.fault import Fault, fault_named
-
-NO_PROGRESS, INFRASTRUCTURE, RESUMABLE = 77, 76, 75
 
 
 def shown_faults(events: Sequence[Event]) -> dict[str, Fault]:
@@ -79,8 +78,8 @@ def _why_again(events: Sequence[Event], shown: Mapping[str, Fault], suspect: str
     if named:
         return "; ".join(named)
     ends = [event.data for event in events if event.kind == "failed"]
-    if any(data.get("exit_code") in (NO_PROGRESS, INFRASTRUCTURE) for data in ends):
+    if any(data.get("exit_code") in (EXIT_NO_PROGRESS, EXIT_INFRASTRUCTURE) for data in ends):
         return "nodes or the network failed"
-    if any(data.get("exit_code") == RESUMABLE for data in ends):
+    if any(data.get("exit_code") == EXIT_RESUMABLE for data in ends):
         return "nodes were lost"
     return None

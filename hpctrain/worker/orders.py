@@ -8,11 +8,9 @@ from __future__ import annotations
 import os
 import threading
 
-from hpctrain.base.errors import HpctrainError
+from hpctrain.base.errors import EXIT_RESUMABLE, HpctrainError
 from hpctrain.base.net.wire import LineChannel, Message
 
-EXIT_RESUMABLE = 75
-EXIT_INFRASTRUCTURE = 76
 START_TIMEOUT_S = 120.0
 LOOK_EVERY_S = 1.0
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from hpctrain.base.activity import ACTIVITY
+from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_RESUMABLE
 from hpctrain.base.linux import name_process
 from hpctrain.base.net.wire import LineChannel
 from hpctrain.base.process import WORKER_NAME
@@ -22,7 +23,7 @@ from hpctrain.runs.code_copy import FOLDER, code_first
 from hpctrain.worker.build import StartOrder, build
 from hpctrain.worker.failure import failure_of, place_now
 from hpctrain.worker.loop import train
-from hpctrain.worker.orders import EXIT_INFRASTRUCTURE, EXIT_RESUMABLE, Orders
+from hpctrain.worker.orders import Orders
 
 
 def main(argv: list[str]) -> int:

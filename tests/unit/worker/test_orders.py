@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hpctrain.base.errors import HpctrainError
+from hpctrain.base.errors import EXIT_RESUMABLE, HpctrainError
 from hpctrain.base.net.wire import LineChannel
-from hpctrain.worker.orders import EXIT_RESUMABLE, Orders
+from hpctrain.worker.orders import Orders
 
 START = {"type": "start", "rank": 0}
 
