@@ -1,4 +1,11 @@
-"""What all tests share: parts of a machine that a test may need, and the check that no process outlives the suite."""
+"""What all tests share: parts of a machine that a test may need, and the check that no process outlives the suite.
+
+A test pays for what it is about. torch is loaded once for all launches of processes that compare plans. Plans are
+compared with one process over five steps, and validated in the first and the last: three more would show nothing. A
+compiled block is compiled for the plain processor, so the vector code of torch's compiler is not run. On the lab a
+run's files are read every 0.2 s, but `hpctrain status` is asked every 3 s, as it takes half a second of the processor
+time that the run needs. Limits of waits on the lab only end a hang, so they count threefold.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Whether something of a known size fits on a file system, asked before any of it is written."""
+"""Whether something of a known size fits on a file system, asked before any of it is written.
+
+A checkpoint that runs out of room takes the last of it from everybody, the run's metrics included, and is thrown
+away. statvfs does not show quotas, and the commands that do (quota, lfs quota, mmlsquota) differ from site to site.
+So the room is reserved for an instant with fallocate(2): the file system answers for all of them. A refusal by a
+quota (EDQUOT) is handled like a full disk (ENOSPC); no file system with quotas was at hand to test it.
+"""
 
 from __future__ import annotations
 

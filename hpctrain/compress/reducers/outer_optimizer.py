@@ -2,8 +2,12 @@
 
 Between two meetings the weights of the replicas differ. So: a checkpoint is taken at a meeting only (`synchronize`
 makes one), as is the state here; a validation loss is that of the replica which computes it, unless it follows a
-meeting; and norms of gradients, with the clipping that goes by them, are each replica's own: its loss is to be divided
-by its own number of tokens. Moments of the inner optimizer are never averaged, as in the paper.
+meeting; and norms of gradients, with the clipping that goes by them, are each replica's own: its loss is to be
+divided by its own number of tokens. Moments of the inner optimizer are never averaged, as in the paper; after a
+restart they are those that were saved.
+
+Why a checkpoint is taken at a meeting: one of all replicas would be n times as large and fit only n replicas, and one
+of a single replica would throw away the others' work.
 """
 
 from __future__ import annotations

@@ -2,6 +2,11 @@
 
 After TAGC (Polyakov et al., EuroMLSys 2025) with lossless homomorphic compression (Li et al., 2024, arXiv:2402.07529):
 the ranks agree on an index of all positions that one of them sends, then sum the numbers at these.
+
+Numbers are sent as integers. In fp32 a sketch is read by subtracting numbers from a cell, so small ones inherit the
+rounding of large ones; and a GPU adds to a cell in any order, so ranks would get different bits. With `ratio: auto`
+there is no sketch: once all ranks know the index, a plain list of the numbers has one cell for each, where a sketch
+needs 1/0.818, and it cannot fail. A sketch would pay only if index and numbers travelled in one message.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def shard_times(
         def seconds(size: float, pieces: int = pieces, own: Rings = groups[rank], speed: float = bytes_per_s) -> float:
             return pieces * own.sum_s(size / pieces, chunks) / 2 + COPY_PASSES * size / speed
 
-        # Rounded numbers travel within the backward pass only where the state has no copies; see decision 46.
+        # Rounded numbers travel within the backward pass only where the state has no copies; see decision 45.
         width = dense_bytes(work.codec) / FULL_BYTES if shards == len(cells) else 1.0
         part = work.framework.gradient_bytes * parameters / shards
         found.append(

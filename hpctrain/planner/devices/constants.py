@@ -141,8 +141,8 @@ CUDA = Constants(
 )
 
 CODEC_SECONDS = {
-    # Whole reductions of four gloo processes on loopback (decisions 40 and 42), and the pieces of bf16 and of integers
-    # of 4 bits, torch 2.13.
+    # Whole reductions of four gloo processes on loopback (docs/compression-figures.md, single measurements), and the
+    # pieces of bf16 and of integers of 4 bits, torch 2.13.
     "cpu": CodecSeconds(bf16=2.6e-9, quantized=7e-9, topk=11e-9, power_sgd=5.9e-9),
     # An assumption: as many passes over memory at 50 times the bandwidth; nobody has measured them.
     "cuda": CodecSeconds(bf16=0.05e-9, quantized=0.14e-9, topk=0.22e-9, power_sgd=0.12e-9),
