@@ -9,13 +9,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpctrain.agent.crash import crash_words
-from hpctrain.agent.decide import Decision, Phase, Settings, View, decide, failures
-from hpctrain.agent.group import WorkerGroup, WorkerNews
-from hpctrain.agent.hearing import Hearing
-from hpctrain.agent.journal import Journal
-from hpctrain.agent.peers import Announcement, Peers
-from hpctrain.agent.stall import WorkerDoing, to_message
+from hpctrain.agent.crash import crash_message
+from hpctrain.agent.decide import AgentView, Decision, DecisionLimits, Phase, decide, failures
+from hpctrain.agent.group import WorkerGroup, WorkerUpdate
+from hpctrain.agent.hearing import ReachabilityTracker
+from hpctrain.agent.journal import EventLog
+from hpctrain.agent.peers import Announcement, PeerMesh
+from hpctrain.agent.stall import WorkerActivity, to_message
 from hpctrain.agent.store import GenerationStore
 from hpctrain.agent.worker_events import event_of
 from hpctrain.base.clock import Clock
@@ -43,7 +43,7 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class Proposed:
+class ProposedGeneration:
     """A record that is to be decided."""
 
     record: Generation
@@ -53,7 +53,7 @@ class Proposed:
 
 
 @dataclass(frozen=True)
-class Place:
+class AgentIdentity:
     """Who and where this agent is."""
 
     node: str
@@ -69,14 +69,14 @@ class Agent:
 
     def __init__(
         self,
-        place: Place,
-        settings: Settings,
-        peers: Peers,
+        place: AgentIdentity,
+        settings: DecisionLimits,
+        peers: PeerMesh,
         store: GenerationStore,
         group: WorkerGroup,
-        journal: Journal,
+        event_log: EventLog,
         clock: Clock,
-        make_generation: Callable[[Proposal], Proposed],
+        make_generation: Callable[[Proposal], ProposedGeneration],
         newest_checkpoint: Callable[[], str | None],
         store_secret: Callable[[Generation], str],
         stop_wanted: Callable[[], str | None],
@@ -86,7 +86,7 @@ class Agent:
         self._peers = peers
         self._store = store
         self._group = group
-        self._journal = journal
+        self._event_log = event_log
         self._clock = clock
         self._make_generation = make_generation
         self._newest_checkpoint = newest_checkpoint
@@ -102,12 +102,12 @@ class Agent:
         self._last_step: dict[str, float] = {}
         self._weights: dict[str, str] = {}
         self._places: list[str] = []
-        self._hearing = Hearing(place.node, place.nodes, settings)
+        self._reachability = ReachabilityTracker(place.node, place.nodes, settings)
         self._said_unheard: tuple[int, ...] = ()
         self._watched: list[LineChannel] = []
         self._working: tuple[str, ...] = ()
         self._store_socket: socket.socket | None = None
-        self._making: tuple[Future[Proposed], Decision] | None = None
+        self._making: tuple[Future[ProposedGeneration], Decision] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="proposal")
 
     def run(self) -> int:
@@ -141,9 +141,9 @@ class Agent:
         news_of_loss = self._phase == "fault" and mine.unheard != self._said_unheard
         self._said_unheard = mine.unheard
         self._peers.exchange(now, mine, at_once=news_of_loss)
-        self._hearing.note(now, self._peers.views())
+        self._reachability.note(now, self._peers.views())
         for news in self._group.news(now):
-            self._take_news(now, news)
+            self._apply_update(now, news)
         self._pass_on_stop()
         decided = self._decided_elsewhere()
         if decided is not None:
@@ -155,7 +155,7 @@ class Agent:
         if decision.act == "end_generation":
             self._fault_at = now
             if decision.hung is not None:
-                self._journal.write("worker_hung", self._number(), decision.reason, hung=to_message(decision.hung))
+                self._event_log.write("worker_hung", self._number(), decision.reason, hung=to_message(decision.hung))
             self._end_workers()
             self._enter("fault", decision.reason)
         elif decision.act == "propose":
@@ -163,7 +163,7 @@ class Agent:
         elif decision.act == "finish":
             self._enter("done", decision.reason)
             if self._holds_rank0():
-                self._journal.write("finished", self._number(), decision.reason, **self._last_step, **self._weights)
+                self._event_log.write("finished", self._number(), decision.reason, **self._last_step, **self._weights)
             return 0
         elif decision.act == "stop":
             self._end_workers()
@@ -193,7 +193,7 @@ class Agent:
             return self._fail(str(error), error.exit_code, decision)
         if record == proposed.record:
             plan = proposed.plan
-            self._journal.write(
+            self._event_log.write(
                 "generation_started",
                 record.number,
                 record.reason,
@@ -261,13 +261,13 @@ class Agent:
             "restore": record.restore,
         }
 
-    def _take_news(self, now: float, news: WorkerNews) -> None:
+    def _apply_update(self, now: float, news: WorkerUpdate) -> None:
         kind = news.message.get("type")
         if kind == "step":
             self._last_step = {"step": news.message["step"], "loss": news.message["loss"]}
         if kind == "step" and news.rank == 0 and self._fault_at is not None:
             step = int(news.message["step"])
-            self._journal.write(
+            self._event_log.write(
                 "recovered", self._number(), f"step {step} is done", seconds=now - self._fault_at, step=step
             )
             self._fault_at = None
@@ -275,7 +275,7 @@ class Agent:
             self._weights = {"weights_sha256": news.message["sha256"]}
         told = event_of(self._place.node, news)
         if told is not None:
-            self._journal.write(told[0], self._number(), told[1], **told[2])
+            self._event_log.write(told[0], self._number(), told[1], **told[2])
 
     def _note_members(self, record: Generation, left_out: Mapping[str, str]) -> None:
         """Tell which nodes are gone and which are back, against the generation before."""
@@ -284,13 +284,13 @@ class Agent:
         crashed = {view.node: view.reason for view in self._peers.views() if view.phase == "crashed"}
         for node in sorted(before - now):
             if node in left_out:
-                self._journal.write("node_left_out", record.number, left_out[node], node=node)
+                self._event_log.write("node_left_out", record.number, left_out[node], node=node)
             elif self._record is not None:
                 known = {"crashed": True} if node in crashed else {}
                 reason = crashed.get(node, f"node {node} is gone")
-                self._journal.write("node_lost", self._number(), reason, node=node, **known)
+                self._event_log.write("node_lost", self._number(), reason, node=node, **known)
         for node in sorted(now - before):
-            self._journal.write("node_returned", self._number(), f"node {node} is back", node=node)
+            self._event_log.write("node_returned", self._number(), f"node {node} is back", node=node)
 
     def _fail(self, reason: str, code: int, decision: Decision) -> int:
         self._end_workers()
@@ -302,7 +302,7 @@ class Agent:
             if decision.failure is not None:
                 failure = decision.failure
                 known |= {"node": self._place.node, "device": self._places[failure.rank], **failure.to_event()}
-            self._journal.write("failed", self._number(), reason, exit_code=code, **known)
+            self._event_log.write("failed", self._number(), reason, exit_code=code, **known)
         return code
 
     def _crash(self, error: Exception) -> None:
@@ -310,14 +310,14 @@ class Agent:
         with contextlib.suppress(Exception):
             self._end_workers()
         with contextlib.suppress(Exception):
-            self._enter("crashed", crash_words(self._place.node, error))
+            self._enter("crashed", crash_message(self._place.node, error))
 
     def _pass_on_stop(self) -> None:
         if self._phase == "running" and not self._stop_told and (asked_by := self._stop_wanted()) is not None:
             self._stop_told = True
             if self._holds_rank0():
                 reason = f"asked to stop by {asked_by}; a checkpoint is saved first"
-                self._journal.write("preempted", self._number(), reason, asked_by=asked_by)
+                self._event_log.write("preempted", self._number(), reason, asked_by=asked_by)
             self._group.tell("stop")
 
     def _decided_elsewhere(self) -> Generation | None:
@@ -349,9 +349,9 @@ class Agent:
                 return
             self._peers.wait(TICK_S)
 
-    def _view(self) -> View:
+    def _view(self) -> AgentView:
         between = self._phase in ("joining", "fault")
-        return View(
+        return AgentView(
             me=self._place.node,
             nodes=self._place.nodes,
             phase=self._phase,
@@ -363,17 +363,17 @@ class Agent:
             workers=replace(self._group.view(), doing=self._doing()),
             stop_wanted=self._stop_wanted() is not None,
             checkpoint=self._newest_checkpoint() if between else None,
-            silent=self._hearing.silent,
+            silent=self._reachability.silent,
         )
 
     def _announcement(self) -> Announcement:
         member = self._member()
         return Announcement(
             member.node, member.incarnation, member.addr, member.store_port, self._number(), self._phase, self._reason,
-            self._doing(), self._hearing.unheard(self._clock.now(), self._peers.views()),
+            self._doing(), self._reachability.unheard(self._clock.now(), self._peers.views()),
         )  # fmt: skip
 
-    def _doing(self) -> tuple[WorkerDoing, ...]:
+    def _doing(self) -> tuple[WorkerActivity, ...]:
         """What the workers of this node do, once they have been silent for half of what they may be: a hang holds up
         all nodes, so each then knows of all ranks when the time is over."""
         silent_s = self._clock.now() - self._group.view().last_progress

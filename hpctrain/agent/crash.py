@@ -7,11 +7,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hpctrain.agent.journal import Journal
+from hpctrain.agent.journal import EventLog
 from hpctrain.base.errors import HpctrainError
 
 
-def crash_words(node: str, error: Exception) -> str:
+def crash_message(node: str, error: Exception) -> str:
     """What ended the agent of a node. The whole traceback is in the agent's log."""
     if isinstance(error, HpctrainError):
         return f"the agent of {node} ended by an error: {error}"
@@ -22,7 +22,7 @@ def crash_words(node: str, error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def crash_told(node: str, journal: Journal, generation: Callable[[], int]) -> Iterator[None]:
+def log_crash(node: str, event_log: EventLog, generation: Callable[[], int]) -> Iterator[None]:
     """Within it an error is written down as an event before it goes on its way.
 
     Args:
@@ -31,5 +31,7 @@ def crash_told(node: str, journal: Journal, generation: Callable[[], int]) -> It
     try:
         yield
     except Exception as error:
-        journal.write("agent_crashed", generation(), crash_words(node, error), node=node, error=type(error).__name__)
+        event_log.write(
+            "agent_crashed", generation(), crash_message(node, error), node=node, error=type(error).__name__
+        )
         raise

@@ -11,21 +11,21 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hpctrain.agent.failure import WorkerFailure
-from hpctrain.agent.stall import WorkerDoing, culprits, explain
+from hpctrain.agent.stall import WorkerActivity, blocking_workers, describe_hang
 from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_NO_PROGRESS, EXIT_RESUMABLE
-from hpctrain.base.net.silent_pairs import Pair, leave_out
+from hpctrain.base.net.silent_pairs import NodePair, vertex_cover
 from hpctrain.records.history.generation import Generation
 
 Phase = Literal["joining", "running", "fault", "done", "stopped", "failed", "crashed"]
 Act = Literal["wait", "end_generation", "propose", "finish", "stop", "fail"]
 
-STRIKE_TURN_S = 0.5
+HANG_REPORT_STAGGER_S = 0.5
 """All agents see a hang at the same time. The first node tells of it; each further one would do so this much later."""
-STRIKE_TURNS = 10
+HANG_REPORT_MAX_TURNS = 10
 
 
 @dataclass(frozen=True)
-class Settings:
+class DecisionLimits:
     """Limits that decisions are made by; times in seconds."""
 
     min_nodes: int = 1
@@ -38,9 +38,9 @@ class Settings:
     """How long the first generation waits for nodes that have not shown up."""
     collect_s: float = 2.0
     """How long a proposer waits for the others to say that they ended the generation too."""
-    succession_s: float = 60.0
+    proposer_takeover_s: float = 60.0
     """After this long without a record, the next node in order proposes one: the first may be hashing a checkpoint."""
-    broken_links: tuple[Pair, ...] = ()
+    broken_links: tuple[NodePair, ...] = ()
     """Pairs of nodes whose link the probe could not measure: never is more than one of each in a generation."""
     advised_against: tuple[str, ...] = ()
     """Nodes that the probe's verdict excludes: of a cut pair they go first."""
@@ -59,7 +59,7 @@ class PeerView:
     generation: int = -1
     phase: Phase = "joining"
     reason: str = ""
-    doing: tuple[WorkerDoing, ...] = ()
+    doing: tuple[WorkerActivity, ...] = ()
     """What its workers do, once they have made no step for a while."""
     unheard: tuple[int, ...] = ()
     """Places in node order of the nodes that it does not hear."""
@@ -78,7 +78,7 @@ class WorkerView:
     """Whether one of them may be compiling: before its first step, or since it said so."""
     error: str | None = None
     """What it said before it left, in a line."""
-    doing: tuple[WorkerDoing, ...] = ()
+    doing: tuple[WorkerActivity, ...] = ()
     """What they do, once they have made no step for a while."""
     leaving: bool = False
     """Whether one of them told an error of its own and has not ended yet."""
@@ -87,7 +87,7 @@ class WorkerView:
 
 
 @dataclass(frozen=True)
-class View:
+class AgentView:
     """Everything a decision depends on."""
 
     me: str
@@ -107,8 +107,8 @@ class View:
     """Somebody asked this node to save and leave."""
     checkpoint: str | None = None
     """The newest checkpoint on disk, to tell progress from failing over and over."""
-    silent: Mapping[Pair, float] = field(default_factory=dict)
-    """Pairs of nodes that do not hear each other, and since when; as `hearing` tells them."""
+    silent: Mapping[NodePair, float] = field(default_factory=dict)
+    """Pairs of nodes that do not hear each other, and since when; as `reachability` tells them."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +125,11 @@ class Decision:
     """For `stop` and `fail`."""
     failure: WorkerFailure | None = None
     """For a `fail` because of a worker's own error."""
-    hung: tuple[WorkerDoing, ...] | None = None
+    hung: tuple[WorkerActivity, ...] | None = None
     """For an `end_generation` because nothing moves: the ranks that are to blame, as far as that is known."""
 
 
-def decide(now: float, view: View, settings: Settings) -> Decision:
+def decide(now: float, view: AgentView, settings: DecisionLimits) -> Decision:
     """The next act of this agent."""
     if view.phase == "running":
         return _while_running(now, view, settings)
@@ -139,12 +139,12 @@ def decide(now: float, view: View, settings: Settings) -> Decision:
     return Decision("wait", view.reason)
 
 
-def alive(now: float, peer: PeerView, settings: Settings) -> bool:
+def alive(now: float, peer: PeerView, settings: DecisionLimits) -> bool:
     """Whether a peer can take part: connected, and heard of lately."""
     return peer.connected and peer.phase != "crashed" and now - peer.last_seen <= settings.heartbeat_timeout_s
 
 
-def failures(view: View) -> int:
+def failures(view: AgentView) -> int:
     """Failures in a row, that of the last generation included; after a checkpoint in between, counted from one."""
     if view.record is None:
         return 0
@@ -152,7 +152,7 @@ def failures(view: View) -> int:
     return 1 if progressed else view.record.failures + 1
 
 
-def _while_running(now: float, view: View, settings: Settings) -> Decision:
+def _while_running(now: float, view: AgentView, settings: DecisionLimits) -> Decision:
     assert view.record is not None, "a running agent has a record"
     if view.workers.leaving and now - view.workers.last_progress <= settings.collect_s:
         # Its peers, here and elsewhere, may see it go before its exit code is known, which tells whose fault it is.
@@ -170,7 +170,7 @@ def _while_running(now: float, view: View, settings: Settings) -> Decision:
     return Decision("wait", "training")
 
 
-def _own_workers(now: float, view: View, settings: Settings) -> Decision | None:
+def _own_workers(now: float, view: AgentView, settings: DecisionLimits) -> Decision | None:
     workers = view.workers
     if workers.exit_code == 0:
         return Decision("finish", "all steps are done")
@@ -187,26 +187,29 @@ def _own_workers(now: float, view: View, settings: Settings) -> Decision | None:
         return _own_error(view, workers.exit_code)
     turn = view.working.index(view.me) if view.me in view.working else 0
     limit_s = settings.compiling_timeout_s if workers.compiling else settings.progress_timeout_s
-    if workers.running and now - workers.last_progress > limit_s + min(turn, STRIKE_TURNS) * STRIKE_TURN_S:
+    if (
+        workers.running
+        and now - workers.last_progress > limit_s + min(turn, HANG_REPORT_MAX_TURNS) * HANG_REPORT_STAGGER_S
+    ):
         return _hung(view, limit_s)
     return None
 
 
-def _own_error(view: View, code: int) -> Decision:
+def _own_error(view: AgentView, code: int) -> Decision:
     """A worker's own error ends the attempt for everybody; whose fault it is says how the run goes on."""
     failure, reason = view.workers.failure, view.workers.error or f"a worker ended with exit code {code}"
     exit_code = EXIT_INFRASTRUCTURE if failure is not None and failure.fault.is_infrastructure else 1
     return Decision("fail", f"{view.me}: {reason}", exit_code=exit_code, failure=failure)
 
 
-def _hung(view: View, limit_s: float) -> Decision:
+def _hung(view: AgentView, limit_s: float) -> Decision:
     doing = [*view.workers.doing, *(item for peer in view.peers for item in peer.doing)]
-    known = f": {explain(doing)}" if doing else ""
+    known = f": {describe_hang(doing)}" if doing else ""
     reason = f"{view.me}: no step for {limit_s:g} s{known}"
-    return Decision("end_generation", reason, hung=culprits(doing))
+    return Decision("end_generation", reason, hung=blocking_workers(doing))
 
 
-def _peer_end(peer: PeerView, view: View) -> Decision | None:
+def _peer_end(peer: PeerView, view: AgentView) -> Decision | None:
     """What follows from a peer's end. One that only looked on leaves alone: those who train may still be saving."""
     if peer.phase not in ("done", "stopped", "failed"):
         return None
@@ -220,18 +223,18 @@ def _peer_end(peer: PeerView, view: View) -> Decision | None:
     return None
 
 
-def _peer_fault(peer: PeerView, view: View) -> Decision | None:
+def _peer_fault(peer: PeerView, view: AgentView) -> Decision | None:
     ended = peer.phase == "fault" and _is_same_member(peer, view)
     return Decision("end_generation", peer.reason) if ended else None
 
 
-def _is_same_member(peer: PeerView, view: View) -> bool:
+def _is_same_member(peer: PeerView, view: AgentView) -> bool:
     """Whether a peer speaks of the generation that this agent is in, as a member of it."""
     same = view.record is not None and peer.generation == view.record.number
     return same and peer.node in _last_nodes(view)
 
 
-def _peer_loss(now: float, peer: PeerView, view: View, settings: Settings) -> Decision | None:
+def _peer_loss(now: float, peer: PeerView, view: AgentView, settings: DecisionLimits) -> Decision | None:
     """What follows from a peer's being silent or gone. Who only looks on ends nothing for it: the members know best
     whom they hear."""
     record = view.record
@@ -253,12 +256,12 @@ def _peer_loss(now: float, peer: PeerView, view: View, settings: Settings) -> De
     return None
 
 
-def _members_seen(view: View) -> list[PeerView]:
+def _members_seen(view: AgentView) -> list[PeerView]:
     last = _last_nodes(view)
     return [peer for peer in view.peers if peer.node in last]
 
 
-def _without_members(now: float, view: View, settings: Settings) -> Decision:
+def _without_members(now: float, view: AgentView, settings: DecisionLimits) -> Decision:
     """What an agent does that looks on and hears none of those who train."""
     newest = max([view.phase_since, *(peer.last_seen for peer in _members_seen(view))])
     if now - newest <= settings.heartbeat_timeout_s:
@@ -266,7 +269,7 @@ def _without_members(now: float, view: View, settings: Settings) -> Decision:
     return Decision("end_generation", f"no node that trains was heard for {settings.heartbeat_timeout_s:g} s")
 
 
-def _between(now: float, view: View, settings: Settings) -> Decision:
+def _between(now: float, view: AgentView, settings: DecisionLimits) -> Decision:
     if view.stop_wanted:
         return Decision("stop", "stopped on request between two generations", exit_code=EXIT_RESUMABLE)
     for peer in view.peers:
@@ -293,7 +296,7 @@ def _between(now: float, view: View, settings: Settings) -> Decision:
     refusal = _too_few(view, members, out, settings)
     if refusal is not None:
         return refusal
-    turn = members.index(view.me) * settings.succession_s
+    turn = members.index(view.me) * settings.proposer_takeover_s
     if waited < turn + (0 if settled else limit):
         return Decision("wait", f"node {members[0]} proposes the next generation")
     return Decision("propose", view.reason or "start", members=members, left_out=out)
@@ -303,7 +306,9 @@ def _is_at_work(peer: PeerView, record: Generation) -> bool:
     return peer.phase == "running" and peer.generation == record.number
 
 
-def _cut_off(now: float, view: View, settings: Settings, present: set[str], patience_s: float) -> dict[str, str]:
+def _cut_off(
+    now: float, view: AgentView, settings: DecisionLimits, present: set[str], patience_s: float
+) -> dict[str, str]:
     """The nodes that the next generation does without because of pairs that do not reach each other; and why.
 
     Args:
@@ -314,18 +319,20 @@ def _cut_off(now: float, view: View, settings: Settings, present: set[str], pati
     # Plans use no node that the probe advises against, so nothing goes over its links.
     broken = [pair for pair in settings.broken_links if set(pair) <= present - set(settings.advised_against)]
     outside = {node for node in view.nodes if node not in _last_nodes(view)}
-    out = leave_out(view.nodes, [*silent, *broken], first=outside.union(settings.advised_against))
+    out = vertex_cover(view.nodes, [*silent, *broken], first=outside.union(settings.advised_against))
     return {node: _cut_words(node, silent, broken) for node in out}
 
 
-def _cut_words(node: str, silent: list[Pair], broken: list[Pair]) -> str:
+def _cut_words(node: str, silent: list[NodePair], broken: list[NodePair]) -> str:
     deaf, unmeasured = ([a if b == node else b for a, b in pairs if node in (a, b)] for pairs in (silent, broken))
     if deaf:
         return f"{node} is left out: it and {', '.join(deaf)} do not hear each other"
     return f"{node} is left out: the probe could not measure its link to {', '.join(unmeasured)}"
 
 
-def _too_few(view: View, members: tuple[str, ...], out: Mapping[str, str], settings: Settings) -> Decision | None:
+def _too_few(
+    view: AgentView, members: tuple[str, ...], out: Mapping[str, str], settings: DecisionLimits
+) -> Decision | None:
     failed = failures(view)
     if failed > settings.retries:
         return Decision(
@@ -350,7 +357,7 @@ def _too_few(view: View, members: tuple[str, ...], out: Mapping[str, str], setti
     return None
 
 
-def _minority(view: View, members: tuple[str, ...], out: Mapping[str, str]) -> Decision:
+def _minority(view: AgentView, members: tuple[str, ...], out: Mapping[str, str]) -> Decision:
     """The end of those who are less than half of the last generation. Who is gone they can say only where they know
     of every other node why it is not with them: one that they do not hear may be going on."""
     last = _last_nodes(view)
@@ -364,28 +371,28 @@ def _minority(view: View, members: tuple[str, ...], out: Mapping[str, str]) -> D
     return Decision("fail", "; ".join(words), members=known, left_out=out, exit_code=EXIT_RESUMABLE)
 
 
-def _crashes(view: View) -> list[str]:
+def _crashes(view: AgentView) -> list[str]:
     """What is known of members whose agent ended by an error of its own."""
     return [peer.reason for peer in _members_seen(view) if peer.phase == "crashed"]
 
 
-def _last_nodes(view: View) -> tuple[str, ...]:
+def _last_nodes(view: AgentView) -> tuple[str, ...]:
     """The nodes that would have to be asked: members of the last generation, or all before the first."""
     return tuple(member.node for member in view.record.members) if view.record else view.nodes
 
 
-def _enough_of_the_last(view: View, members: tuple[str, ...]) -> bool:
+def _enough_of_the_last(view: AgentView, members: tuple[str, ...]) -> bool:
     """At least half of the last generation: nodes that were not in it do not count, or they could go on beside it."""
     last = _last_nodes(view)
     return 2 * len(set(members) & set(last)) >= len(last)
 
 
-def _is_spectator(view: View) -> bool:
+def _is_spectator(view: AgentView) -> bool:
     """An agent that came (back) after the generation was made."""
     return view.record is not None and view.me not in _last_nodes(view)
 
 
-def _spectate(waited: float, settings: Settings) -> Decision:
+def _spectate(waited: float, settings: DecisionLimits) -> Decision:
     if waited < settings.join_timeout_s:
         return Decision("wait", "waiting for the nodes of the last generation")
     return Decision("fail", "the nodes of the last generation cannot be reached", exit_code=EXIT_RESUMABLE)

@@ -22,11 +22,11 @@ from hpctrain.base.net.watch import Watch
 from hpctrain.base.owned import read_owned
 from hpctrain.records.format.json_text import parse_json
 
-LOOK_EVERY_S = 0.2
-LOOKS_AT_ONCE = 8
+ADDRESS_POLL_S = 0.2
+ADDRESS_READS_PER_CALL = 8
 """Address files read in one call: each is a round trip on a shared file system."""
-FIRST_PAUSE_S = 0.2
-LAST_PAUSE_S = 5.0
+INITIAL_BACKOFF_S = 0.2
+MAX_BACKOFF_S = 5.0
 ADDRESS_BYTES_MAX = 4096
 """Largest address file that is read."""
 CONNECT_TIMEOUT_S = 3.0
@@ -36,42 +36,42 @@ Address = tuple[str, int]
 
 
 @dataclass
-class Target:
+class ConnectionAttempt:
     """A node to connect to: where it is said to be, and how the dialling goes."""
 
     address: Address | None = None
-    pause_s: float = FIRST_PAUSE_S
+    backoff_s: float = INITIAL_BACKOFF_S
     not_before: float = float("-inf")
     connecting: socket.socket | None = None
     give_up: float = 0.0
 
 
-class Dialler:
+class PeerConnector:
     """Connections under way to nodes that publish their address in `folder`."""
 
     def __init__(self, folder: Path, watch: Watch) -> None:
         self._folder = folder
         self._watch = watch
-        self._targets: dict[str, Target] = {}
+        self._targets: dict[str, ConnectionAttempt] = {}
         self._to_look: deque[str] = deque()
         self._last_look = float("-inf")
 
     def dial(self, now: float, missing: Collection[str]) -> list[tuple[str, socket.socket]]:
         """Begin what is due and return the connections made since the last call. Never waits."""
-        if not self._to_look and now - self._last_look >= LOOK_EVERY_S:
+        if not self._to_look and now - self._last_look >= ADDRESS_POLL_S:
             self._last_look = now
             self._to_look.extend(missing)
-        for _ in range(min(LOOKS_AT_ONCE, len(self._to_look))):
+        for _ in range(min(ADDRESS_READS_PER_CALL, len(self._to_look))):
             node = self._to_look.popleft()
             if node in missing:
                 self._look(now, node)
         return self._made(now)
 
-    def heard(self, node: str) -> None:
+    def reset_backoff(self, node: str) -> None:
         """The node answers: should it get lost, it is dialled at once."""
         target = self._targets.get(node)
         if target is not None:
-            target.pause_s, target.not_before = FIRST_PAUSE_S, float("-inf")
+            target.backoff_s, target.not_before = INITIAL_BACKOFF_S, float("-inf")
 
     def close(self) -> None:
         """Give up every connection under way."""
@@ -79,17 +79,17 @@ class Dialler:
             self._abandon(target)
 
     def _look(self, now: float, node: str) -> None:
-        target = self._targets.setdefault(node, Target())
+        target = self._targets.setdefault(node, ConnectionAttempt())
         address = published_address(self._folder, node)
         if address != target.address:
             self._abandon(target)
-            target = self._targets[node] = Target(address)
+            target = self._targets[node] = ConnectionAttempt(address)
         if address is not None and target.connecting is None and now >= target.not_before:
             self._connect(now, target, address)
 
-    def _connect(self, now: float, target: Target, address: Address) -> None:
-        target.not_before = now + target.pause_s
-        target.pause_s = min(2 * target.pause_s, LAST_PAUSE_S)
+    def _connect(self, now: float, target: ConnectionAttempt, address: Address) -> None:
+        target.not_before = now + target.backoff_s
+        target.backoff_s = min(2 * target.backoff_s, MAX_BACKOFF_S)
         try:
             sock = socket.socket(_family(address[0]), socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         except OSError:
@@ -123,7 +123,7 @@ class Dialler:
                 self._abandon(target)
         return made
 
-    def _abandon(self, target: Target) -> None:
+    def _abandon(self, target: ConnectionAttempt) -> None:
         if target.connecting is not None:
             self._watch.remove(target.connecting)
             target.connecting.close()

@@ -28,7 +28,7 @@ class WorkerFailure:
         return {"rank": self.rank, "fault": self.fault.name, "error": self.details}
 
 
-def seen_from_outside(said: WorkerFailure | None, rank: int, fault: Fault, line: str) -> WorkerFailure:
+def failure_from_evidence(said: WorkerFailure | None, rank: int, fault: Fault, line: str) -> WorkerFailure:
     """The failure of a worker that did not know whose fault it was, or could not say so any more.
 
     Args:
@@ -40,7 +40,7 @@ def seen_from_outside(said: WorkerFailure | None, rank: int, fault: Fault, line:
     return WorkerFailure(rank, sentence, fault, said.details if said is not None else {"message": line})
 
 
-def failure_from(rank: int, message: Message) -> WorkerFailure:
+def failure_from_message(rank: int, message: Message) -> WorkerFailure:
     """The content of a worker's `error` or `lost` message."""
     said = message.get("error")
     said = said if isinstance(said, dict) else {}

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpctrain.agent.decide import WorkerView
-from hpctrain.agent.failure import WorkerFailure, failure_from, seen_from_outside
-from hpctrain.agent.stall import WorkerDoing
-from hpctrain.agent.traces import BLAMED_S, KERNEL_LOG, abort_words, hardware_fault
-from hpctrain.base.activity import Doing, read_record, shared_record
+from hpctrain.agent.failure import WorkerFailure, failure_from_evidence, failure_from_message
+from hpctrain.agent.stall import WorkerActivity
+from hpctrain.agent.traces import KERNEL_LOG, KERNEL_LOG_WINDOW_S, abort_cause, hardware_fault
+from hpctrain.base.activity import ActivityRecord, read_record, shared_record
 from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_RESUMABLE
 from hpctrain.base.net.wire import LineChannel, Message
 from hpctrain.base.process import WORKER, Process, Runner
@@ -22,7 +22,7 @@ KILL_WAIT_S = 10.0
 
 
 @dataclass
-class Worker:
+class WorkerProcess:
     """A started worker."""
 
     rank: int
@@ -42,13 +42,13 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class WorkerNews:
+class WorkerUpdate:
     """A message of a worker, or its end."""
 
     rank: int
     message: Message = field(default_factory=dict)
     exit_code: int | None = None
-    doing: Doing | None = None
+    doing: ActivityRecord | None = None
     """With its end: what it was at."""
     failure: WorkerFailure | None = None
     """With its end: what it said of it."""
@@ -78,7 +78,7 @@ class WorkerGroup:
         self._env = dict(env)
         self._kernel_log = kernel_log
         self._started = 0.0
-        self.workers: list[Worker] = []
+        self.workers: list[WorkerProcess] = []
         self._last_progress = 0.0
 
     def start(self, now: float, orders: Mapping[int, Message], store: socket.socket | None) -> None:
@@ -108,16 +108,16 @@ class WorkerGroup:
             theirs.close()
             channel = LineChannel(ours)
             channel.send({"type": "start", **content})
-            self.workers.append(Worker(rank, process, channel, activity, log, written))
+            self.workers.append(WorkerProcess(rank, process, channel, activity, log, written))
 
     def channels(self) -> list[LineChannel]:
         """Channels to wait on."""
         return [worker.channel for worker in self.workers if not worker.channel.closed]
 
-    def news(self, now: float) -> list[WorkerNews]:
+    def news(self, now: float) -> list[WorkerUpdate]:
         """Messages and ends since the last call."""
         self._runner.reap()
-        found: list[WorkerNews] = []
+        found: list[WorkerUpdate] = []
         for worker in self.workers:
             if worker.exit_code is not None:
                 continue
@@ -126,27 +126,27 @@ class WorkerGroup:
                 self._last_progress = now
                 kind = message.get("type")
                 if kind in ("error", "lost"):
-                    worker.failure = failure_from(worker.rank, message)
+                    worker.failure = failure_from_message(worker.rank, message)
                     worker.raised = kind == "error"
                 elif kind in ("compiling", "step"):
                     worker.compiling = kind == "compiling"
-                found.append(WorkerNews(worker.rank, message))
+                found.append(WorkerUpdate(worker.rank, message))
             if code is not None:
                 worker.exit_code = code
                 worker.failure = self._failure(worker, code, now)
                 doing = read_record(worker.activity)
-                found.append(WorkerNews(worker.rank, exit_code=code, doing=doing, failure=worker.failure))
+                found.append(WorkerUpdate(worker.rank, exit_code=code, doing=doing, failure=worker.failure))
         return found
 
-    def _failure(self, worker: Worker, code: int, now: float) -> WorkerFailure | None:
+    def _failure(self, worker: WorkerProcess, code: int, now: float) -> WorkerFailure | None:
         """Why a worker ended: what it said, unless the kernel tells of this node's hardware, or its log of an abort."""
         said = worker.failure
         if code in (0, EXIT_RESUMABLE) or (said is not None and said.fault.names_a_node):
             return said
-        seen = hardware_fault(max(self._started, now - BLAMED_S), self._kernel_log)
+        seen = hardware_fault(max(self._started, now - KERNEL_LOG_WINDOW_S), self._kernel_log)
         if seen is None and said is None and code == -signal.SIGABRT:
-            seen = abort_words(worker.log, worker.log_start)
-        return said if seen is None else seen_from_outside(said, worker.rank, *seen)
+            seen = abort_cause(worker.log, worker.log_start)
+        return said if seen is None else failure_from_evidence(said, worker.rank, *seen)
 
     def view(self) -> WorkerView:
         """The workers taken together: the exit that explains most comes first."""
@@ -164,7 +164,7 @@ class WorkerGroup:
         leaving = any(worker.raised for worker in self.workers if worker.exit_code is None)
         return WorkerView(running, exit_code, self._last_progress, compiling, error, leaving=leaving, failure=failure)
 
-    def doing(self, places: Sequence[str]) -> tuple[WorkerDoing, ...]:
+    def doing(self, places: Sequence[str]) -> tuple[WorkerActivity, ...]:
         """What each running worker does; those that have not begun to say so are left out.
 
         Args:
@@ -174,8 +174,8 @@ class WorkerGroup:
         for worker in self.workers:
             now = read_record(worker.activity) if worker.exit_code is None else None
             if now is not None:
-                state = _STATES.get(state_of(worker.process.pid), "")
-                found.append(WorkerDoing(worker.rank, places[worker.rank], now.step, now.words(), now.waits, state))
+                state = _STATES.get(process_state(worker.process.pid), "")
+                found.append(WorkerActivity(worker.rank, places[worker.rank], now.step, now.words(), now.waits, state))
         return tuple(found)
 
     def tell(self, kind: str) -> None:
@@ -200,7 +200,7 @@ _STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "stuck
 """States of a process in which it does not run although it would; as /proc calls them."""
 
 
-def state_of(pid: int) -> str:
+def process_state(pid: int) -> str:
     """The state of a process as one letter, as in `ps`; empty when it is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
@@ -210,6 +210,6 @@ def state_of(pid: int) -> str:
     return text.rpartition(")")[2].split()[0]
 
 
-def incarnation_of(host: str, started: float) -> str:
+def process_incarnation(host: str, started: float) -> str:
     """A name that no other agent process ever has."""
     return f"{host}-{os.getpid()}-{int(started * 1e6)}"

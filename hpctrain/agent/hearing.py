@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from hpctrain.agent.decide import PeerView, Settings, alive
-from hpctrain.base.net.silent_pairs import Pair
+from hpctrain.agent.decide import DecisionLimits, PeerView, alive
+from hpctrain.base.net.silent_pairs import NodePair
 
 
-class Hearing:
+class ReachabilityTracker:
     """Who hears whom, as one agent knows it, and since when not."""
 
-    def __init__(self, me: str, nodes: Sequence[str], settings: Settings) -> None:
+    def __init__(self, me: str, nodes: Sequence[str], settings: DecisionLimits) -> None:
         self._me = me
         self._nodes = nodes
         self._settings = settings
-        self.silent: dict[Pair, float] = {}
+        self.silent: dict[NodePair, float] = {}
         """The pairs that do not hear each other, and since when."""
 
     def unheard(self, now: float, peers: Sequence[PeerView]) -> tuple[int, ...]:
@@ -30,10 +30,10 @@ class Hearing:
             for peer in peers
             if alive(now, peer, self._settings)
         }
-        self.silent = {pair: self.silent.get(pair, now) for pair in silent_pairs(self._me, self._nodes, unheard)}
+        self.silent = {pair: self.silent.get(pair, now) for pair in unreachable_pairs(self._me, self._nodes, unheard)}
 
 
-def silent_pairs(me: str, nodes: Sequence[str], unheard: Mapping[str, Collection[str]]) -> set[Pair]:
+def unreachable_pairs(me: str, nodes: Sequence[str], unheard: Mapping[str, Collection[str]]) -> set[NodePair]:
     """The pairs of nodes, in node order, of which one does not hear the other although somebody does.
 
     A node that nobody hears is lost, which is no matter of pairs. One that others hear may be at work.

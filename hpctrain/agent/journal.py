@@ -17,7 +17,7 @@ WAITING_EVENTS = 1000
 """Events that wait for room on a full disk; the oldest go first."""
 
 
-class Journal:
+class EventLog:
     """Appends events of one node in one attempt."""
 
     def __init__(self, path: Path, node: str, attempt: int, clock: Clock) -> None:

@@ -18,17 +18,17 @@ import pydantic.dataclasses
 from pydantic import ConfigDict, Field, ValidationError
 
 from hpctrain.agent.decide import PeerView, Phase
-from hpctrain.agent.dialler import Dialler, publish_address
-from hpctrain.agent.stall import WorkerDoing, from_message, to_message
+from hpctrain.agent.dialler import PeerConnector, publish_address
+from hpctrain.agent.stall import WorkerActivity, from_message, to_message
 from hpctrain.base.net.auth_listener import AuthListener
-from hpctrain.base.net.handshake import LONGEST_BYTES, Answerer, Caller
+from hpctrain.base.net.handshake import MAX_LINE_BYTES, HandshakeClient, HandshakeServer
 from hpctrain.base.net.watch import Watch, Watchable
 from hpctrain.base.net.wire import LINE_LIMIT, LineChannel, MalformedMessage, Message
 
 HEARTBEAT_S = 0.25
-HELLO_S = 2.0
+HANDSHAKE_TIMEOUT_S = 2.0
 """Who has not proved itself by then is shown the door."""
-HELLO_BYTES = 16384
+HANDSHAKE_LINE_BYTES = 16384
 """The longest line taken from a node that was called: its first heartbeat may come right behind its proof."""
 CALL_S = 5.0
 """A node that was called and does not prove itself by then is called again: it may hang, and its kernel answers."""
@@ -50,21 +50,21 @@ class Announcement:
     generation: Annotated[int, Field(ge=-1, lt=1 << 31)]
     phase: Phase
     reason: str
-    doing: tuple[WorkerDoing, ...] = ()
+    doing: tuple[WorkerActivity, ...] = ()
     unheard: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """Places in node order of the nodes that it does not hear."""
 
 
 @dataclass(frozen=True)
-class _Called:
+class _OutgoingHandshake:
     """A node that this one connected to and that has proved nothing yet."""
 
     since: float
     channel: LineChannel
-    proof: Caller
+    proof: HandshakeClient
 
 
-class Peers:
+class PeerMesh:
     """The other agents of the run."""
 
     def __init__(self, folder: Path, me: str, nodes: tuple[str, ...], addr: str, key: str) -> None:
@@ -75,8 +75,8 @@ class Peers:
         self._addr = addr
         self._listener: AuthListener | None = None
         self._watch = Watch()
-        self._dialler = Dialler(folder, self._watch)
-        self._called: dict[str, _Called] = {}
+        self._connector = PeerConnector(folder, self._watch)
+        self._called: dict[str, _OutgoingHandshake] = {}
         self._channels: dict[str, LineChannel] = {}
         self._views = {node: PeerView(node) for node in nodes if node != me}
         self._announced: dict[str, Announcement] = {}
@@ -88,10 +88,10 @@ class Peers:
         self._listener = AuthListener(
             self._addr,
             self._watch,
-            proof=lambda: Answerer(self._key, {"node": self._me}),
-            channel=lambda connection: _channel(connection, LONGEST_BYTES),
+            proof=lambda: HandshakeServer(self._key, {"node": self._me}),
+            channel=lambda connection: _channel(connection, MAX_LINE_BYTES),
             peers=len(self._nodes),
-            hello_s=HELLO_S,
+            hello_s=HANDSHAKE_TIMEOUT_S,
         )
         self._folder.mkdir(exist_ok=True)
         publish_address(self._folder, self._me, self._listener.address)
@@ -101,7 +101,7 @@ class Peers:
         called = [called.channel for called in self._called.values()]
         for channel in [*self._channels.values(), *called]:
             channel.close()
-        self._dialler.close()
+        self._connector.close()
         if self._listener is not None:
             self._listener.close()
         self._watch.close()
@@ -128,14 +128,14 @@ class Peers:
 
     def exchange(self, now: float, mine: Announcement, at_once: bool = False) -> None:
         """Take in what has arrived, dial who is missing, and send a heartbeat when one is due (or `at_once`)."""
-        self._greet(now)
-        self._prove(now)
+        self._accept_peers(now)
+        self._finish_handshakes(now)
         for node, channel in list(self._channels.items()):
-            self._hear(now, node, channel)
+            self._receive(now, node, channel)
         self._dial(now)
-        self._beat(now, mine, at_once)
+        self._send_heartbeats(now, mine, at_once)
 
-    def _greet(self, now: float) -> None:
+    def _accept_peers(self, now: float) -> None:
         """Strangers become peers by proving that they know the run's key; anybody else is shown the door."""
         assert self._listener is not None, "open comes first"
         # First those who had a turn's time to answer: they may have to make room for those who come now.
@@ -157,13 +157,13 @@ class Peers:
     def _dial(self, now: float) -> None:
         before = self._nodes[: self._nodes.index(self._me)]
         missing = [node for node in before if node not in self._channels and node not in self._called]
-        for node, connection in self._dialler.dial(now, missing):
-            proof = Caller(self._key, {"node": self._me, "to": node})
+        for node, connection in self._connector.dial(now, missing):
+            proof = HandshakeClient(self._key, {"node": self._me, "to": node})
             with contextlib.suppress(OSError):  # it is gone again, and is dialled anew
-                self._called[node] = _Called(now, _channel(connection, HELLO_BYTES), proof)
+                self._called[node] = _OutgoingHandshake(now, _channel(connection, HANDSHAKE_LINE_BYTES), proof)
                 self._watch.add(self._called[node].channel)
 
-    def _prove(self, now: float) -> None:
+    def _finish_handshakes(self, now: float) -> None:
         """Go on with the nodes that were called: they prove themselves too, and that they are the ones meant."""
         for node, called in list(self._called.items()):
             message = called.channel.wait_message(0)
@@ -188,25 +188,25 @@ class Peers:
         self._channels[node] = channel
         self._fresh.add(node)
 
-    def _hear(self, now: float, node: str, channel: LineChannel) -> None:
+    def _receive(self, now: float, node: str, channel: LineChannel) -> None:
         for message in channel.receive():
             try:
-                said = announced(message)
+                said = parse_announcement(message)
                 if said.node != node:
                     raise MalformedMessage(f"it proved to be {node} and says that it is {said.node[:100]!r}")
             except MalformedMessage as error:
                 channel.refuse(str(error))
                 break
-            self._dialler.heard(node)
+            self._connector.reset_backoff(node)
             self._announced[node] = said
             self._views[node] = PeerView(
                 node, said.incarnation, True, False, now, said.generation, said.phase, said.reason, said.doing,
                 said.unheard,
             )  # fmt: skip
         if channel.closed:
-            self._lose(node)
+            self._disconnect(node)
 
-    def _beat(self, now: float, mine: Announcement, at_once: bool) -> None:
+    def _send_heartbeats(self, now: float, mine: Announcement, at_once: bool) -> None:
         """Tell everybody when it is time, else those who have just come."""
         due = at_once or now - self._last_beat >= HEARTBEAT_S
         if due:
@@ -215,10 +215,10 @@ class Peers:
         heartbeat["doing"] = to_message(mine.doing)
         for node, channel in list(self._channels.items()):
             if (due or node in self._fresh) and not channel.send(heartbeat):
-                self._lose(node)
+                self._disconnect(node)
         self._fresh.clear()
 
-    def _lose(self, node: str) -> None:
+    def _disconnect(self, node: str) -> None:
         channel = self._channels.pop(node)
         self._drop(channel)
         if channel.fault:
@@ -232,7 +232,7 @@ class Peers:
         channel.close()
 
 
-def announced(message: Message) -> Announcement:
+def parse_announcement(message: Message) -> Announcement:
     """The announcement in a heartbeat.
 
     Raises:

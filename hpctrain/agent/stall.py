@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-SHOWN = 4
+MAX_GROUPS_SHOWN = 4
 """Groups of waiting ranks that are told; a large job waits in few different places, or it is not worth reading."""
-MOST_WORKERS = 1024
+MAX_WORKERS_PER_NODE = 1024
 """Workers of one node that a heartbeat may tell of; a node has a few, one for each device."""
 TEXT_CHARS = 1000
 
 
 @dataclass(frozen=True)
-class WorkerDoing:
+class WorkerActivity:
     """What one worker of the generation does."""
 
     rank: int
@@ -33,58 +33,58 @@ class WorkerDoing:
         return bool(self.state) or not self.waits
 
 
-def to_message(doing: Iterable[WorkerDoing]) -> list[list[Any]]:
+def to_message(doing: Iterable[WorkerActivity]) -> list[list[Any]]:
     """As it goes into a heartbeat."""
     return [list(astuple(item)) for item in doing]
 
 
-def from_message(value: object) -> tuple[WorkerDoing, ...] | None:
+def from_message(value: object) -> tuple[WorkerActivity, ...] | None:
     """What `to_message` made; None when it is something else."""
-    if not isinstance(value, list) or len(value) > MOST_WORKERS:
+    if not isinstance(value, list) or len(value) > MAX_WORKERS_PER_NODE:
         return None
     found = []
     for item in value:
         if not isinstance(item, list) or [type(part) for part in item] != [int, str, int, str, bool, str]:
             return None
-        one = WorkerDoing(*item)
+        one = WorkerActivity(*item)
         if min(one.rank, one.step) < 0 or max(map(len, (one.place, one.operation, one.state))) > TEXT_CHARS:
             return None
         found.append(one)
     return tuple(found)
 
 
-def culprits(doing: Sequence[WorkerDoing]) -> tuple[WorkerDoing, ...]:
+def blocking_workers(doing: Sequence[WorkerActivity]) -> tuple[WorkerActivity, ...]:
     """The ranks that keep the others waiting: those whose process does not run, else those that wait for nobody."""
     stopped = tuple(item for item in doing if item.state)
     return stopped or tuple(item for item in doing if item.hangs)
 
 
-def explain(doing: Sequence[WorkerDoing]) -> str:
+def describe_hang(doing: Sequence[WorkerActivity]) -> str:
     """'rank 1 (n0:cpu1) hangs in step 7: forward stage 1 micro-batch 3; ranks 0, 2 wait in step 7: …'."""
-    guilty = sorted(culprits(doing), key=lambda item: item.rank)
+    guilty = sorted(blocking_workers(doing), key=lambda item: item.rank)
     waiting = sorted((item for item in doing if item not in guilty), key=lambda item: item.rank)
-    parts = [_accuse(item) for item in guilty[:SHOWN]]
-    parts += [f"{len(guilty) - SHOWN} more hang"] if len(guilty) > SHOWN else []
+    parts = [_hang_text(item) for item in guilty[:MAX_GROUPS_SHOWN]]
+    parts += [f"{len(guilty) - MAX_GROUPS_SHOWN} more hang"] if len(guilty) > MAX_GROUPS_SHOWN else []
     if not guilty:
         parts.append("every rank waits for another, as when a message was lost or the network is cut")
     return "; ".join(parts + _group(waiting))
 
 
-def _accuse(item: WorkerDoing) -> str:
+def _hang_text(item: WorkerActivity) -> str:
     state = f" is {item.state}" if item.state else " hangs"
     return f"rank {item.rank} ({item.place}){state} in step {item.step}: {item.operation}"
 
 
-def _group(waiting: Sequence[WorkerDoing]) -> list[str]:
+def _group(waiting: Sequence[WorkerActivity]) -> list[str]:
     """The waiting ranks, those that wait in the same place together."""
     groups: dict[tuple[int, str], list[int]] = {}
     for item in waiting:
         groups.setdefault((item.step, item.operation), []).append(item.rank)
     parts = []
-    for (step, operation), ranks in list(groups.items())[:SHOWN]:
+    for (step, operation), ranks in list(groups.items())[:MAX_GROUPS_SHOWN]:
         who = f"rank {ranks[0]} waits" if len(ranks) == 1 else f"ranks {_listed(ranks)} wait"
         parts.append(f"{who} in step {step}: {operation}")
-    rest = sum(len(ranks) for ranks in list(groups.values())[SHOWN:])
+    rest = sum(len(ranks) for ranks in list(groups.values())[MAX_GROUPS_SHOWN:])
     return [*parts, f"{rest} more ranks wait elsewhere"] if rest else parts
 
 

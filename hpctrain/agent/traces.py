@@ -11,7 +11,7 @@ from hpctrain.records.history.fault import EXCEPTION, Fault, fault_of, xid_of
 
 KERNEL_LOG = Path("/dev/kmsg")
 """One record a read; refused where only root may look (kernel.dmesg_restrict), absent in most containers."""
-BLAMED_S = 600.0
+KERNEL_LOG_WINDOW_S = 600.0
 """How long before a worker's end the kernel may have told what ended it; NCCL waits for so long by default."""
 LOG_TAIL_BYTES = 1 << 16
 _READ_BYTES = 1 << 13
@@ -35,7 +35,7 @@ def hardware_fault(since_s: float, kernel_log: Path = KERNEL_LOG) -> tuple[Fault
     return None
 
 
-def abort_words(log: Path, start: int) -> tuple[Fault, str] | None:
+def abort_cause(log: Path, start: int) -> tuple[Fault, str] | None:
     """Whose fault an abort was, with what was said of it at the end of a worker's log; None where nothing was.
 
     Args:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpctrain.agent.group import WorkerNews
+from hpctrain.agent.group import WorkerUpdate
 from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_RESUMABLE
 from hpctrain.records.history.event import EventKind
 
-EXPECTED_CODES = (0, EXIT_RESUMABLE, EXIT_INFRASTRUCTURE)
+EXPECTED_EXIT_CODES = (0, EXIT_RESUMABLE, EXIT_INFRASTRUCTURE)
 """Exit codes of workers that are done, stopped on request, or lost their peers."""
 
-Told = tuple[EventKind, str, dict[str, Any]]
+EventFields = tuple[EventKind, str, dict[str, Any]]
 """Kind, reason and data of an event."""
 
 
-def event_of(node: str, news: WorkerNews) -> Told | None:
+def event_of(node: str, news: WorkerUpdate) -> EventFields | None:
     """The event that a worker's message or end makes, where it makes one by itself.
 
     Args:
@@ -28,13 +28,13 @@ def event_of(node: str, news: WorkerNews) -> Told | None:
         return "waiting_for_room", news.message["reason"], {"step": news.message["step"]}
     if kind == "residuals_dropped" and news.rank == 0:
         return "residuals_dropped", news.message["reason"], {}
-    if news.exit_code is not None and news.exit_code not in EXPECTED_CODES:
+    if news.exit_code is not None and news.exit_code not in EXPECTED_EXIT_CODES:
         reason, data = news.death(node)
         return "worker_died", reason, data
     return None
 
 
-def _saved(message: dict[str, Any]) -> Told:
+def _saved(message: dict[str, Any]) -> EventFields:
     step, error = message["step"], message.get("error")
     if error:
         return "checkpoint_skipped", f"step {step} not saved: {error}", {"step": step}

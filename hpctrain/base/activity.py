@@ -18,7 +18,7 @@ OPERATION_BYTES = 160
 _READS = 8
 
 
-class Doing(NamedTuple):
+class ActivityRecord(NamedTuple):
     """What a process does."""
 
     step: int = 0
@@ -39,7 +39,7 @@ class Activity:
     """The record of this process, written by the thread that trains; a change costs about a microsecond."""
 
     def __init__(self) -> None:
-        self.now = Doing()
+        self.now = ActivityRecord()
         self.annotate: Callable[[str], AbstractContextManager[object]] | None = None
         """Set while a profiler runs: opens a span of that name."""
         self._page: mmap.mmap | None = None
@@ -51,14 +51,14 @@ class Activity:
 
     def begin_step(self, step: int) -> None:
         """What follows belongs to this step."""
-        self.write(Doing(step, f"step {step}", False, time.monotonic()))
+        self.write(ActivityRecord(step, f"step {step}", False, time.monotonic()))
 
     def doing(self, operation: str, waits: bool = False) -> _Operation:
         """Do an operation in a `with` block, as a span where a profiler runs. When it fails the record stays as it is:
         it then tells what failed."""
         return _Operation(self, operation, waits)
 
-    def write(self, doing: Doing) -> None:
+    def write(self, doing: ActivityRecord) -> None:
         """Make this the record."""
         self.now = doing
         if self._page is not None:
@@ -78,7 +78,7 @@ class _Operation:
     def __enter__(self) -> None:
         activity = self._activity
         self._before = activity.now
-        activity.write(Doing(self._before.step, self._operation, self._waits, time.monotonic()))
+        activity.write(ActivityRecord(self._before.step, self._operation, self._waits, time.monotonic()))
         self._span = None if activity.annotate is None else activity.annotate(self._operation)
         if self._span is not None:
             self._span.__enter__()
@@ -101,7 +101,7 @@ def shared_record() -> int:
     return descriptor
 
 
-def read_record(descriptor: int) -> Doing | None:
+def read_record(descriptor: int) -> ActivityRecord | None:
     """What the other process does; None when it has not begun to write."""
     content = os.pread(descriptor, RECORD_BYTES, 0)
     for _ in range(_READS):
@@ -113,15 +113,15 @@ def read_record(descriptor: int) -> Doing | None:
     return _unpacked(content)
 
 
-def _packed(doing: Doing) -> bytes:
+def _packed(doing: ActivityRecord) -> bytes:
     operation = doing.operation.replace("\n", " ").encode()[:OPERATION_BYTES]
     head = b"%d\n%f\n%d\n%b\n" % (doing.step, doing.since_s, doing.waits, operation)
     return head.ljust(RECORD_BYTES, b"\0")
 
 
-def _unpacked(content: bytes) -> Doing | None:
+def _unpacked(content: bytes) -> ActivityRecord | None:
     try:
         step, since, waits, operation, _ = content.split(b"\n", 4)
-        return Doing(int(step), operation.decode(errors="replace"), bool(int(waits)), float(since))
+        return ActivityRecord(int(step), operation.decode(errors="replace"), bool(int(waits)), float(since))
     except ValueError:
         return None

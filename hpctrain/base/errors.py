@@ -4,9 +4,9 @@
     ├── InputError                2  what the person gave cannot be used (a typo, a missing folder, a run in use)
     │   ├── FileError             2  a file is invalid; every mistake in it is listed with its line
     │   └── UntrustedError        2  a file or folder that others own or can write to; nothing of it was believed
-    ├── Refused                   4  understood, and declined (cannot fit, topology of other nodes, failed probe)
+    ├── RefusedError                   4  understood, and declined (cannot fit, topology of other nodes, failed probe)
     ├── CommandError              1  a command that hpctrain ran failed
-    │   └── CommandTimeout        1  a command gave no answer in time and was ended
+    │   └── CommandTimeoutError        1  a command gave no answer in time and was ended
     ├── StorageError              1  a file cannot be written (disk full, permission)
     ├── Superseded                1  a worker of a past generation was about to write
     └── CheckpointError           1  a checkpoint cannot be trusted; the caller tries the one before
@@ -52,7 +52,7 @@ class InputError(HpctrainError):
 
 
 @dataclass(frozen=True)
-class Mistake:
+class FieldError:
     """One mistake in a file: where it is, what was found and what is allowed."""
 
     field: str
@@ -63,7 +63,7 @@ class Mistake:
 class FileError(InputError):
     """A file is missing, unreadable or has mistakes; all of them are told at once, a line each."""
 
-    def __init__(self, path: Path | str, mistakes: Sequence[Mistake]) -> None:
+    def __init__(self, path: Path | str, mistakes: Sequence[FieldError]) -> None:
         self.path = str(path)
         self.mistakes = tuple(mistakes)
         super().__init__("\n".join(self._lines()))
@@ -99,7 +99,7 @@ class UntrustedError(InputError):
         return UntrustedError, (self.path, self.reason, self.remedy)
 
 
-class Refused(HpctrainError):
+class RefusedError(HpctrainError):
     """The request was understood and is declined, with the reason and the next thing to do."""
 
     exit_code = EXIT_REFUSED
@@ -109,7 +109,7 @@ class CommandError(HpctrainError):
     """A command that hpctrain ran could not start or ended with an error."""
 
 
-class CommandTimeout(CommandError):
+class CommandTimeoutError(CommandError):
     """A command gave no answer in time and was ended; what it was to do may have been done."""
 
 

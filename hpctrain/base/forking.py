@@ -21,19 +21,19 @@ from pathlib import Path
 
 import psutil
 
-from hpctrain.base.linux import adopt_orphans
+from hpctrain.base.linux import set_child_subreaper
 from hpctrain.base.process import Process, SystemRunner, kill_group
 
 MESSAGE_BYTES = 1 << 17
-MOST_FDS = 16
-ANSWER_S = 3.0
+MAX_FDS = 16
+REPLY_TIMEOUT_S = 3.0
 """A fork server that has loaded forks within milliseconds; one that takes longer hangs, and is replaced."""
-MOST_LOSSES = 8
+MAX_SERVER_EXITS = 8
 """Fork servers lost in one attempt, after which workers start without one: something ends them again and again."""
 
 
 @dataclass(frozen=True)
-class ServerLoss:
+class ForkServerExit:
     """The end of a fork server that nobody here asked for."""
 
     code: int
@@ -79,7 +79,7 @@ class ForkedProcess:
         return self.wait(0.0)
 
     def kill(self) -> None:
-        self._runner.hear(0.0)
+        self._runner.receive_replies(0.0)
         if self.waits:
             self._runner.withdraw(self)
         if self.pid and self._code is None:
@@ -92,7 +92,7 @@ class ForkedProcess:
     def wait(self, timeout_s: float | None = None) -> int | None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self.waits:
-            self._runner.hear(_seconds_until(deadline))
+            self._runner.receive_replies(_seconds_until(deadline))
             if _seconds_until(deadline) == 0.0:
                 break
         if self._code is None and self._process is not None:
@@ -103,7 +103,7 @@ class ForkedProcess:
 
 
 @dataclass(frozen=True)
-class _Order:
+class _ForkRequest:
     """An order that the fork server has not answered."""
 
     process: ForkedProcess
@@ -134,7 +134,7 @@ class ForkingRunner(SystemRunner):
         program: Sequence[str],
         verb: Sequence[str],
         env: Mapping[str, str],
-        lost: Callable[[ServerLoss], None] = lambda loss: None,
+        lost: Callable[[ForkServerExit], None] = lambda loss: None,
     ) -> None:
         """Start loading; orders may be given at once, and wait for that.
 
@@ -150,13 +150,13 @@ class ForkingRunner(SystemRunner):
         self._env = dict(env)
         self._lost = lost
         self._losses = 0
-        self._asked: deque[_Order] = deque()
+        self._asked: deque[_ForkRequest] = deque()
         """Not answered yet, the oldest first."""
         self._server: Process | None = None
         self._loaded = False
         self._started: list[Process] = []
         """Whose end somebody here will ask for."""
-        self._adopts = adopt_orphans()
+        self._adopts = set_child_subreaper()
         if self._adopts:
             self._start_server()
 
@@ -175,12 +175,12 @@ class ForkingRunner(SystemRunner):
         self._started.append(super().start(argv, env, log, keep_fds))
         return self._started[-1]
 
-    def hear(self, timeout_s: float | None) -> None:
+    def receive_replies(self, timeout_s: float | None) -> None:
         """Let processes that were forked know it, waiting for the next one at most that long (None: without end)."""
-        while self._asked and self._has_word(timeout_s):
-            if not self._take_word():
+        while self._asked and self._has_reply(timeout_s):
+            if not self._receive_reply():
                 assert self._server is not None, "orders wait for it alone"
-                self._server.wait(ANSWER_S)  # it closes its end first, and then has an exit code to tell
+                self._server.wait(REPLY_TIMEOUT_S)  # it closes its end first, and then has an exit code to tell
                 self._replace_server()
                 return
             timeout_s = 0.0
@@ -189,11 +189,11 @@ class ForkingRunner(SystemRunner):
         """See to it that nobody carries out this process's order, unless that was done already."""
         order = next(order for order in self._asked if order.process is process)
         order.withdraw()
-        deadline = time.monotonic() + ANSWER_S
+        deadline = time.monotonic() + REPLY_TIMEOUT_S
         # One that loads answers when it has; where it has begun with the order, it must say what it forked.
         while order in self._asked and (self._loaded or process.waits):
             rest_s = _seconds_until(deadline)
-            self.hear(rest_s)
+            self.receive_replies(rest_s)
             if order in self._asked and rest_s == 0.0:
                 self._replace_server()
 
@@ -218,7 +218,7 @@ class ForkingRunner(SystemRunner):
         known = {process.pid for process in self._started} | {self._server.pid if self._server else 0}
         return not self._asked and pid not in known
 
-    def _has_word(self, timeout_s: float | None) -> bool:
+    def _has_reply(self, timeout_s: float | None) -> bool:
         """Whether the fork server says something, or is gone, within that time (None: without end)."""
         poll = select.poll()  # select() takes no descriptor above 1023
         poll.register(self._channel, select.POLLIN)
@@ -240,9 +240,9 @@ class ForkingRunner(SystemRunner):
         """Its exit code. Whatever it has forked is known then."""
         assert self._server is not None, "there is one to end"
         self._server.kill()
-        code = self._server.wait(ANSWER_S)
+        code = self._server.wait(REPLY_TIMEOUT_S)
         self._server = None
-        while self._has_word(ANSWER_S) and self._take_word():
+        while self._has_reply(REPLY_TIMEOUT_S) and self._receive_reply():
             pass
         self._channel.close()
         while self._asked:
@@ -253,10 +253,10 @@ class ForkingRunner(SystemRunner):
         """The fork server is gone, or hangs. One that ended with an error of its own would do so again."""
         code, loading = self._end_server(), not self._loaded
         self._losses += 1
-        replaced = code < 0 and self._losses < MOST_LOSSES
+        replaced = code < 0 and self._losses < MAX_SERVER_EXITS
         if replaced:
             self._start_server()
-        self._lost(ServerLoss(code, loading, replaced))
+        self._lost(ForkServerExit(code, loading, replaced))
 
     def _ask(self, words: Sequence[str], env: Mapping[str, str], log: Path, keep_fds: Sequence[int]) -> ForkedProcess:
         message = {
@@ -275,10 +275,10 @@ class ForkingRunner(SystemRunner):
             raise
         finally:
             os.close(give)
-        self._asked.append(_Order(ForkedProcess(self), token))
+        self._asked.append(_ForkRequest(ForkedProcess(self), token))
         return self._asked[-1].process
 
-    def _take_word(self) -> bool:
+    def _receive_reply(self) -> bool:
         """Take the fork server's next word: that it has loaded, or what it forked for the oldest order. False at the
         end of the server."""
         try:

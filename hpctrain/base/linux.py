@@ -11,16 +11,16 @@ import signal
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 NAME_BYTES = 15
 """Longest name of a process, as ps and pgrep know it."""
-MOST_FILES = 1 << 20
+MAX_OPEN_FILES = 1 << 20
 """Some programs close every descriptor up to the limit before they begin; beyond this that takes seconds."""
 
 
-def name_process(name: str) -> bool:
+def set_process_name(name: str) -> bool:
     """Give this process a name of at most NAME_BYTES bytes; its command line stays."""
     return _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:NAME_BYTES]))
 
 
-def die_with(parent: int) -> bool:
+def die_with_parent(parent: int) -> bool:
     """SIGKILL to this process when its parent ends, or at once where `parent` is not its parent any more."""
     done = _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
     if os.getppid() != parent:
@@ -28,13 +28,13 @@ def die_with(parent: int) -> bool:
     return done
 
 
-def adopt_orphans(wanted: bool = True) -> bool:
+def set_child_subreaper(wanted: bool = True) -> bool:
     """Whether descendants whose parent ends become children of this process, which can then wait for them."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(wanted))
 
 
-def raise_file_limit() -> int:
-    """Raise the soft limit of open files to the hard one, at most MOST_FILES, for this process and those it starts.
+def raise_open_file_limit() -> int:
+    """Raise the soft limit of open files to the hard one, at most MAX_OPEN_FILES, for this process and those it starts.
 
     The usual soft limit of 1024 is there for programs that call select(2). Gloo and torch's store take a descriptor for
     each connection, and end their process when there is none left.
@@ -43,7 +43,7 @@ def raise_file_limit() -> int:
         The soft limit as it is now.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return soft
     with contextlib.suppress(OSError, ValueError):  # a kernel that allows less than it says

@@ -20,8 +20,8 @@ from hpctrain.base.trust import TRUSTED_GROUPS_VARIABLE, distrust, group_name
 OWN_BYTES_MAX = 1 << 30
 """Largest file of this user's own that is read into memory at once: metrics of a few million steps."""
 
-_OF_ANOTHER = "hpctrain uses only what is yours, as it would run as you"
-_LINKED = "put what it leads to in its place, or remove it"
+_OTHER_OWNER_REMEDY = "hpctrain uses only what is yours, as it would run as you"
+_SYMLINK_REMEDY = "put what it leads to in its place, or remove it"
 _WRITE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -105,7 +105,7 @@ class OwnedFolder:
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
-            raise UntrustedError(path, "is a symbolic link", _LINKED) from None
+            raise UntrustedError(path, "is a symbolic link", _SYMLINK_REMEDY) from None
         return _checked(descriptor, path, private=False, guarded=self._guarded)
 
     def check_entries(self) -> None:
@@ -128,7 +128,7 @@ class OwnedFolder:
         expected = stat.S_ISDIR(status.st_mode) or (stat.S_ISREG(status.st_mode) and not is_link)
         if not expected:
             kind = "a symbolic link" if is_link else kind_of(status.st_mode)
-            raise UntrustedError(path, f"is {kind}, expected a regular file", _LINKED)
+            raise UntrustedError(path, f"is {kind}, expected a regular file", _SYMLINK_REMEDY)
         _check(path, status, guarded=self._guarded and not is_link)
 
     def check_tree(self, name: str, no_links: tuple[str, ...] = ()) -> None:
@@ -145,7 +145,9 @@ class OwnedFolder:
         """
         top = os.stat(_plain(name, self.path), dir_fd=self.descriptor, follow_symlinks=False)
         if not stat.S_ISDIR(top.st_mode):
-            raise UntrustedError(self.path / name, f"is {kind_of(top.st_mode) or 'a file'}, expected a folder", _LINKED)
+            raise UntrustedError(
+                self.path / name, f"is {kind_of(top.st_mode) or 'a file'}, expected a folder", _SYMLINK_REMEDY
+            )
         for below, folders, files, descriptor in os.fwalk(name, dir_fd=self.descriptor, onerror=_raise):
             place = self.path / below
             _check(place, os.fstat(descriptor), guarded=self._guarded)
@@ -154,7 +156,7 @@ class OwnedFolder:
                 if not stat.S_ISLNK(status.st_mode):
                     _check(place / entry, status, guarded=self._guarded)
                 elif status.st_uid != os.getuid() or Path(entry).suffix in no_links:
-                    raise UntrustedError(place / entry, "is a symbolic link", _LINKED)
+                    raise UntrustedError(place / entry, "is a symbolic link", _SYMLINK_REMEDY)
 
 
 def open_owned(path: Path, *, private: bool = False) -> int:
@@ -198,7 +200,7 @@ def read_private(path: Path, limit_bytes: int) -> bytes:
 def _opened_folder(path: Path) -> int:
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode) and status.st_uid not in (os.getuid(), 0):
-        raise UntrustedError(path, f"is a symbolic link of another user's (uid {status.st_uid})", _OF_ANOTHER)
+        raise UntrustedError(path, f"is a symbolic link of another user's (uid {status.st_uid})", _OTHER_OWNER_REMEDY)
     try:
         return os.open(path, _FOLDER_FLAGS)
     except PermissionError:
@@ -225,7 +227,7 @@ def _checked(descriptor: int, path: Path, *, private: bool, guarded: bool) -> in
         status = os.fstat(descriptor)
         kind = kind_of(status.st_mode)
         if kind is not None:
-            raise UntrustedError(path, f"is {kind}, expected a regular file", _LINKED)
+            raise UntrustedError(path, f"is {kind}, expected a regular file", _SYMLINK_REMEDY)
         _check(path, status, private=private, guarded=guarded)
     except BaseException:
         os.close(descriptor)
@@ -238,7 +240,7 @@ def _check(path: Path, status: os.stat_result, *, private: bool = False, guarded
     if reason is None:
         return
     if status.st_uid != os.getuid():
-        raise UntrustedError(path, reason, _OF_ANOTHER)
+        raise UntrustedError(path, reason, _OTHER_OWNER_REMEDY)
     remedy = "it would run as you: look at what is in it, then chmod -R go-rwx"
     if "group" in reason:
         remedy += f", or set {TRUSTED_GROUPS_VARIABLE}={group_name(status.st_gid)} if you trust all of them"

@@ -9,7 +9,7 @@ from hpctrain.base.errors import InputError
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
-def packaged(folder: str, name: str = "") -> Path:
+def package_data_path(folder: str, name: str = "") -> Path:
     """The path of a packaged data folder (containers, slurm, topology) or of a file in it.
 
     Raises:

@@ -30,13 +30,13 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], _COLOUR.sub("", text.replace("\r\n", "\n")))
 
 
-def control_in(text: str) -> str | None:
+def first_control_character(text: str) -> str | None:
     """The first control character of a text that has to be one line, as `printable` writes it; None: there is none."""
     match = _CONTROL.search(text) or re.search(r"[\t\n]", text)
     return ascii(match[0])[1:-1] if match else None
 
 
-class PrintableText:
+class EscapedStream:
     """A text stream that passes on nothing that a terminal would obey, but for `control`."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -62,10 +62,10 @@ def control(out: TextIO, sequence: str) -> None:
 
 
 @contextlib.contextmanager
-def printable_output() -> Iterator[None]:
+def escaped_output() -> Iterator[None]:
     """While it holds, what this process prints is printable."""
     streams = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = PrintableText(streams[0]), PrintableText(streams[1])
+    sys.stdout, sys.stderr = EscapedStream(streams[0]), EscapedStream(streams[1])
     try:
         yield
     finally:

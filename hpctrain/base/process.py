@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-from hpctrain.base.errors import CommandError, CommandTimeout
+from hpctrain.base.errors import CommandError, CommandTimeoutError
 from hpctrain.base.program import program
 
 WORKER = tuple(program("hpctrain.worker"))
@@ -26,7 +26,7 @@ _RESTORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
-class Finished:
+class CommandResult:
     """A command that ended: its argv, exit code and output."""
 
     argv: tuple[str, ...]
@@ -58,11 +58,11 @@ class Runner(Protocol):
 
     def run(
         self, argv: Sequence[str], timeout_s: float | None = None, env: Mapping[str, str] | None = None
-    ) -> Finished:
+    ) -> CommandResult:
         """Run to the end, in this process's environment or in `env`, and give back code and output.
 
         Raises:
-            CommandTimeout: it did not end in time.
+            CommandTimeoutError: it did not end in time.
             CommandError: it could not start.
         """
 
@@ -78,7 +78,7 @@ class Runner(Protocol):
     def reap(self) -> None:
         """Let go of adopted processes that have ended: the orphans of those that were started here."""
 
-    def become(self, argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+    def replace_process(self, argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
         """This process turns into the command: terminal, signals and exit code are the command's from here on.
 
         Raises:
@@ -120,7 +120,7 @@ class SystemRunner:
 
     def run(
         self, argv: Sequence[str], timeout_s: float | None = None, env: Mapping[str, str] | None = None
-    ) -> Finished:
+    ) -> CommandResult:
         try:
             done = subprocess.run(
                 list(argv),
@@ -135,8 +135,8 @@ class SystemRunner:
         except FileNotFoundError as error:
             raise CommandError(f"{argv[0]}: not found on the path") from error
         except subprocess.TimeoutExpired as error:
-            raise CommandTimeout(f"{argv[0]}: no answer after {timeout_s:g} s") from error
-        return Finished(tuple(argv), done.returncode, done.stdout, done.stderr)
+            raise CommandTimeoutError(f"{argv[0]}: no answer after {timeout_s:g} s") from error
+        return CommandResult(tuple(argv), done.returncode, done.stdout, done.stderr)
 
     def start(
         self,
@@ -166,7 +166,7 @@ class SystemRunner:
     def reap(self) -> None:
         """None is adopted by this process: orphans are init's."""
 
-    def become(self, argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+    def replace_process(self, argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         # What is ignored stays ignored in the command: `hpctrain exec … yes | head` would never end.

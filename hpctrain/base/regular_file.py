@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from hpctrain.base.errors import FileError, Mistake
+from hpctrain.base.errors import FieldError, FileError
 
 _CHUNK_BYTES = 1 << 20
 
@@ -71,7 +71,7 @@ def read_descriptor(descriptor: int, path: Path | str, limit_bytes: int) -> byte
         data += chunk
     shown = max(size, len(data))
     raise FileError(
-        path, [Mistake("", f"has {shown} bytes or more, expected at most {limit_bytes}; look at what it is")]
+        path, [FieldError("", f"has {shown} bytes or more, expected at most {limit_bytes}; look at what it is")]
     )
 
 
@@ -92,4 +92,4 @@ def _kind_at(path: Path | str, dir_fd: int | None) -> str | None:
 
 
 def _not_regular(path: Path | str, kind: str) -> FileError:
-    return FileError(path, [Mistake("", f"is {kind}, expected a regular file; put the file itself there")])
+    return FileError(path, [FieldError("", f"is {kind}, expected a regular file; put the file itself there")])

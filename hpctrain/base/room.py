@@ -18,7 +18,7 @@ from pathlib import Path
 from hpctrain.base.errors import StorageError
 from hpctrain.base.units import format_bytes
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 _MOST_FILES = 16
 
 
@@ -34,7 +34,7 @@ def free_bytes(path: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def check_room(folder: Path, size_bytes: int, what: str, files: int = 1) -> None:
+def check_disk_space(folder: Path, size_bytes: int, what: str, files: int = 1) -> None:
     """Refuse what cannot fit. Quotas are not in what a file system says is free, so the room is also taken for an
     instant, where the file system can do that without writing (fallocate), in as many files as there will be.
 
@@ -50,9 +50,9 @@ def check_room(folder: Path, size_bytes: int, what: str, files: int = 1) -> None
         free = free_bytes(folder)
         if free < size_bytes:
             raise StorageError(f"{folder}: no room for {what}: {format_bytes(free)} are free, {_needed(size_bytes)}")
-        _take_for_an_instant(folder, size_bytes, min(files, _MOST_FILES))
+        _try_allocate(folder, size_bytes, min(files, _MOST_FILES))
     except OSError as error:
-        if error.errno in _NO_ROOM:
+        if error.errno in _DISK_FULL_ERRNOS:
             limit = "the quota leaves less" if error.errno == errno.EDQUOT else "less is free"
             raise StorageError(f"{folder}: no room for {what}: {limit}, {_needed(size_bytes)}") from error
         raise StorageError(f"{folder}: cannot write {what}: {error.strerror or error}") from error
@@ -62,7 +62,7 @@ def _needed(size_bytes: int) -> str:
     return f"{format_bytes(size_bytes)} are needed; free some space"
 
 
-def _take_for_an_instant(folder: Path, size_bytes: int, files: int) -> None:
+def _try_allocate(folder: Path, size_bytes: int, files: int) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(files):
             path = folder / f".room-{secrets.token_hex(6)}"
@@ -71,7 +71,7 @@ def _take_for_an_instant(folder: Path, size_bytes: int, files: int) -> None:
             # Without a name the room comes back with the last of the process, however that ends.
             path.unlink()
             code = _fallocate(descriptor, size_bytes // files)
-            if code in _NO_ROOM:
+            if code in _DISK_FULL_ERRNOS:
                 raise OSError(code, os.strerror(code))
 
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import BinaryIO
 
-_STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3})Z ")
+_TIMESTAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3})Z ")
 
 
-class StampedText(io.TextIOWrapper):
+class TimestampedStream(io.TextIOWrapper):
     """A text stream that puts the UTC time before each line, and passes on each line as soon as it is whole.
 
     Only what goes through Python is stamped. What libraries write to the descriptor stands between as it is. Lines that
@@ -29,7 +29,7 @@ class StampedText(io.TextIOWrapper):
     def write(self, text: str) -> int:
         """Write text of any number of lines; a line that is continued later keeps the time of its beginning."""
         if text:
-            lead = stamp(self._wall())
+            lead = format_timestamp(self._wall())
             lines = _lines(text)
             first = lead + lines[0] if self._at_start else lines[0]
             with contextlib.suppress(OSError):
@@ -43,23 +43,23 @@ class StampedText(io.TextIOWrapper):
             super().flush()
 
 
-def stamp_output(names: Sequence[str] = ("stdout", "stderr"), wall: Callable[[], float] = time.time) -> None:
+def timestamp_output(names: Sequence[str] = ("stdout", "stderr"), wall: Callable[[], float] = time.time) -> None:
     """From here on, what this process prints to these streams is stamped."""
     for name in names:
         stream = getattr(sys, name)
         stream.flush()
-        setattr(sys, name, StampedText(stream.buffer, wall))
+        setattr(sys, name, TimestampedStream(stream.buffer, wall))
 
 
-def stamp(wall: float) -> str:
+def format_timestamp(wall: float) -> str:
     """A moment (seconds since 1970) as it stands before a line: 0 -> '1970-01-01T00:00:00.000Z '."""
     text = datetime.fromtimestamp(wall, timezone.utc).isoformat(timespec="milliseconds")
     return f"{text.removesuffix('+00:00')}Z "
 
 
-def read_stamp(line: bytes) -> tuple[float, bytes] | None:
+def parse_timestamp(line: bytes) -> tuple[float, bytes] | None:
     """The moment before a line, in seconds since 1970, and the line without it; None for a line that has none."""
-    found = _STAMP.match(line)
+    found = _TIMESTAMP.match(line)
     if found is None:
         return None
     try:

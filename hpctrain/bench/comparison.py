@@ -12,7 +12,7 @@ DRAWS = 4000
 
 
 @dataclass(frozen=True)
-class Sample:
+class TimeSample:
     """What one side of a pair took."""
 
     wall_s: float
@@ -21,7 +21,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One case of a comparison, as a bench prints it."""
 
     case: str
@@ -42,7 +42,7 @@ class Row:
     pairs: int
 
 
-def compare(case: str, against: str, pairs: Sequence[tuple[Sample, Sample]], cpu: bool = True) -> Row:
+def compare(case: str, against: str, pairs: Sequence[tuple[TimeSample, TimeSample]], cpu: bool = True) -> ComparisonRow:
     """Summarise pairs of (ours, other), each pair measured one right after the other.
 
     Raises:
@@ -55,7 +55,7 @@ def compare(case: str, against: str, pairs: Sequence[tuple[Sample, Sample]], cpu
     ratios = ours / other
     low, high = interval(ratios)
     quartiles = np.percentile(ratios, [25, 75])
-    return Row(
+    return ComparisonRow(
         case=case,
         against=against,
         ratio=float(np.median(ratios)),

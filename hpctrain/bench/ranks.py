@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.program import outside_current_folder
-from hpctrain.bench.comparison import Sample
+from hpctrain.bench.comparison import TimeSample
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import StartOrder, Trainer, build
 
@@ -69,7 +69,7 @@ def open_trainer(folder: Path, plan: Plan, rank: int, meeting: dist.Store) -> Tr
     return build(StartOrder(folder, "plan.json", rank, 0, "127.0.0.1", port, descriptor, None, "bench"))
 
 
-class NoOrders:
+class NoAgentChannel:
     """Orders of an agent that wants nothing and keeps no news."""
 
     def save_wanted(self) -> bool:
@@ -82,7 +82,7 @@ class NoOrders:
         pass
 
 
-def timed(step: Callable[[], object], count: int) -> Sample:
+def timed(step: Callable[[], object], count: int) -> TimeSample:
     """`count` steps between two barriers, per step; the processors' seconds are those of all ranks."""
     dist.barrier()
     start, cpu_start = time.perf_counter(), time.process_time()
@@ -92,10 +92,10 @@ def timed(step: Callable[[], object], count: int) -> Sample:
     wall_s = (time.perf_counter() - start) / count
     cpu_s = torch.tensor((time.process_time() - cpu_start) / count, dtype=torch.float64)
     dist.all_reduce(cpu_s)
-    return Sample(wall_s, float(cpu_s))
+    return TimeSample(wall_s, float(cpu_s))
 
 
-def leave() -> None:
+def leave_process_group() -> None:
     """End this process's membership, when all have come here."""
     dist.barrier()
     dist.destroy_process_group()

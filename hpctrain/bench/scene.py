@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import hpctrain
-from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan, Replica, Stage, ZeroLevel
 from hpctrain.records.run.data import Data
 from hpctrain.records.run.model_choice import Model
@@ -21,10 +21,10 @@ NEVER = 10**9
 
 def make_corpus(folder: Path) -> None:
     """A corpus of hpctrain's own source text: there on every machine, and enough for a bench."""
-    prepare([Path(hpctrain.__file__).parent], folder, Options(valid_fraction=0.1, limit_bytes=400_000))
+    prepare([Path(hpctrain.__file__).parent], folder, PrepareOptions(valid_fraction=0.1, limit_bytes=400_000))
 
 
-def make_run(folder: Path, corpus: Path, spec: ModelSpec, rows: int, seq_len: int, **keys: Any) -> Run:
+def make_run(folder: Path, corpus: Path, spec: DecoderSpec, rows: int, seq_len: int, **keys: Any) -> Run:
     """A run folder without plans; nothing but steps happens in it unless `keys` of the run file say so."""
     settings: dict[str, Any] = {
         "steps": NEVER,

@@ -26,7 +26,7 @@ _CHUNK = 2**20
 
 
 @dataclass(frozen=True)
-class Published:
+class VerifiedCheckpoint:
     """A checkpoint that may be loaded."""
 
     path: Path
@@ -34,7 +34,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkippedCheckpoint:
     """A checkpoint that may not, and why."""
 
     path: Path
@@ -46,23 +46,25 @@ def folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def newest(checkpoints: Path, model_sha256: str | None = None) -> tuple[Published | None, list[Skipped]]:
+def newest(
+    checkpoints: Path, model_sha256: str | None = None
+) -> tuple[VerifiedCheckpoint | None, list[SkippedCheckpoint]]:
     """The newest checkpoint that verifies, and those passed over on the way to it.
 
     Args:
         checkpoints: the run's checkpoints folder; one that is not there has none.
         model_sha256: when given, a checkpoint of another model is passed over too.
     """
-    skipped: list[Skipped] = []
+    skipped: list[SkippedCheckpoint] = []
     for path in reversed(listed(checkpoints)):
         try:
             manifest = verify(path)
             if model_sha256 is not None and manifest.model_sha256 != model_sha256:
                 raise CheckpointError("it is of another model")
         except CheckpointError as error:
-            skipped.append(Skipped(path, str(error)))
+            skipped.append(SkippedCheckpoint(path, str(error)))
         else:
-            return Published(path, manifest), skipped
+            return VerifiedCheckpoint(path, manifest), skipped
     return None, skipped
 
 
@@ -158,7 +160,7 @@ def remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def put_aside(path: Path) -> str | None:
+def quarantine(path: Path) -> str | None:
     """Rename a checkpoint that cannot be used, for a person to look at; its new name, or None where it has to stay."""
     aside = path.with_name(f"skipped-{path.name}")
     try:

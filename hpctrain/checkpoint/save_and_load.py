@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from hpctrain.base.atomic import storage_errors
 from hpctrain.base.errors import CheckpointError, StorageError, Superseded
-from hpctrain.base.room import check_room
+from hpctrain.base.room import check_disk_space
 from hpctrain.checkpoint import published
 from hpctrain.checkpoint.staging import StagingBuffers
 from hpctrain.records.history.generation import Fence
@@ -33,7 +33,7 @@ SURPLUS_BYTES = 1 << 14
 
 
 @dataclass(frozen=True)
-class Saved:
+class SaveResult:
     """A checkpoint save that ended."""
 
     step: int
@@ -55,7 +55,7 @@ class CheckpointSaver:
         self._staging = StagingBuffers()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._warming: Future[None] | None = None
-        self._pending: Future[Saved] | None = None
+        self._pending: Future[SaveResult] | None = None
         self._size_bytes: int | None = None
 
     def prepare(self, tensors: dict[str, Tensor]) -> None:
@@ -81,7 +81,7 @@ class CheckpointSaver:
         """Whether a save is under way."""
         return self._pending is not None and not self._pending.done()
 
-    def finished(self, wait: bool = False) -> Saved | None:
+    def finished(self, wait: bool = False) -> SaveResult | None:
         """The save that ended since the last call, if one did; with `wait`, the one under way."""
         if self._pending is None or not (wait or self._pending.done()):
             return None
@@ -92,7 +92,7 @@ class CheckpointSaver:
         """Wait for the writer thread to end."""
         self._thread.shutdown(wait=True)
 
-    def _write(self, tensors: dict[str, Tensor], manifest: Manifest, start: float) -> Saved:
+    def _write(self, tensors: dict[str, Tensor], manifest: Manifest, start: float) -> SaveResult:
         temporary = self._checkpoints / f".{published.folder_name(manifest.step)}.gen-{manifest.generation}.tmp"
         try:
             self._check_room(tensors, manifest.step)
@@ -101,9 +101,9 @@ class CheckpointSaver:
         except StorageError as error:
             if dist.get_rank(self._group) == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
-            return Saved(manifest.step, time.perf_counter() - start, error=str(error))
+            return SaveResult(manifest.step, time.perf_counter() - start, error=str(error))
         size = self._size_bytes = sum(entry.size_bytes for entry in files)
-        return Saved(manifest.step, time.perf_counter() - start, size)
+        return SaveResult(manifest.step, time.perf_counter() - start, size)
 
     def _check_room(self, tensors: dict[str, Tensor], step: int) -> None:
         """A checkpoint that cannot fit is not begun, so that it costs the training nothing and leaves no room less."""
@@ -114,7 +114,7 @@ class CheckpointSaver:
         def look() -> None:
             with storage_errors(self._checkpoints):
                 self._checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
-            check_room(self._checkpoints, size_bytes, f"a checkpoint of step {step}", files=ranks)
+            check_disk_space(self._checkpoints, size_bytes, f"a checkpoint of step {step}", files=ranks)
 
         self._on_rank0(look)
 
@@ -184,7 +184,7 @@ def load(tensors: dict[str, Tensor], path: Path, group: dist.ProcessGroup) -> No
         raise CheckpointError(f"{path}: cannot load: {lines[-1] if lines else error}") from None
 
 
-def load_own(prefix: str, path: Path, group: dist.ProcessGroup) -> dict[str, Tensor]:
+def load_with_prefix(prefix: str, path: Path, group: dist.ProcessGroup) -> dict[str, Tensor]:
     """The tensors of a verified checkpoint whose names begin so, by the rest of their names. Collective; the prefixes
     of the ranks may differ.
 

@@ -11,7 +11,7 @@ import click
 from hpctrain import __version__
 from hpctrain.base.errors import EXIT_FAILED, HpctrainError
 from hpctrain.base.loading import load
-from hpctrain.base.printable import printable_output
+from hpctrain.base.printable import escaped_output
 from hpctrain.base.program import without_implied_folder
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -101,7 +101,7 @@ def main() -> None:
     without_implied_folder(os.environ)
     # As an exception it passes through every `finally`: nothing that was started is left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_FAILED))
-    with printable_output():
+    with escaped_output():
         _run()
 
 

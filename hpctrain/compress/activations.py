@@ -14,7 +14,7 @@ from hpctrain.compress.codecs.integers import BLOCK, IntegerCode
 from hpctrain.records.plan.compression import Messages
 
 
-class MessageCode(Protocol):
+class ActivationCodec(Protocol):
     """Writes tensors as messages whose length goes by the tensor's shape alone, and reads them."""
 
     def empty(self, tensor: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ class MessageCode(Protocol):
         ...
 
 
-class Bf16Messages:
+class Bf16ActivationCodec:
     """Each number rounded to 8 bits of mantissa: half the bytes of fp32."""
 
     def empty(self, tensor: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class Bf16Messages:
         tensor.copy_(message)
 
 
-class Int8Messages:
+class Int8ActivationCodec:
     """Integers of 8 bits with a scale in fp32 for each `BLOCK` numbers in the order of their memory, which is less than
     a token has in most models: a channel with large activations makes only its block coarse. The end is filled up with
     zeros. A block with a number that is not finite is read as such."""
@@ -52,11 +52,11 @@ class Int8Messages:
         self._code = IntegerCode(8)
 
     def empty(self, tensor: Tensor) -> Tensor:
-        size = self._code.bytes_of(_filled(tensor))
+        size = self._code.bytes_of(_padded_numel(tensor))
         return torch.empty(size, dtype=torch.uint8, device=tensor.device)
 
     def write(self, tensor: Tensor) -> Tensor:
-        numbers = torch.empty(_filled(tensor), device=tensor.device)
+        numbers = torch.empty(_padded_numel(tensor), device=tensor.device)
         numbers[: tensor.numel()].view(tensor.shape).copy_(tensor)
         numbers[tensor.numel() :] = 0.0
         message = self.empty(tensor)
@@ -64,22 +64,22 @@ class Int8Messages:
         return message
 
     def read(self, message: Tensor, tensor: Tensor) -> None:
-        numbers = torch.empty(_filled(tensor), device=tensor.device)
+        numbers = torch.empty(_padded_numel(tensor), device=tensor.device)
         self._code.read(message, numbers)
         tensor.copy_(numbers[: tensor.numel()].view(tensor.shape))
 
 
-def message_code(messages: Messages) -> MessageCode | None:
+def build_activation_codec(messages: Messages) -> ActivationCodec | None:
     """What writes and reads messages of that kind; None for those that travel as they are."""
     match messages:
         case "none":
             return None
         case "bf16":
-            return Bf16Messages()
+            return Bf16ActivationCodec()
         case "int8":
-            return Int8Messages()
+            return Int8ActivationCodec()
 
 
-def _filled(tensor: Tensor) -> int:
+def _padded_numel(tensor: Tensor) -> int:
     """Its numbers, up to the next multiple of `BLOCK`."""
     return -(-tensor.numel() // BLOCK) * BLOCK

@@ -11,24 +11,24 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.compress.codecs.values import ValueCode
-from hpctrain.compress.collectives.dense_scatter import DenseScatter
-from hpctrain.compress.collectives.feedback import Feedback, Reset
-from hpctrain.compress.collectives.scatter import Piece, Scatter, Unsent
-from hpctrain.compress.collectives.scatter_steps import ScatterSteps
-from hpctrain.compress.reducers.bf16 import Bf16Wire
+from hpctrain.compress.collectives.dense_scatter import DenseReduceScatter
+from hpctrain.compress.collectives.feedback import ErrorFeedback, ResidualReset
+from hpctrain.compress.collectives.scatter import ReduceScatter, Residuals, ShardedParameter
+from hpctrain.compress.collectives.scatter_steps import SparseScatterState
+from hpctrain.compress.reducers.bf16 import Bf16BucketCodec
 from hpctrain.compress.reducers.low_rank import PowerSgdReducer, PowerSgdSettings
-from hpctrain.compress.reducers.quantized import QuantizedWire
-from hpctrain.compress.reducers.quantized_scatter import QuantizedScatter, UnsentParts
-from hpctrain.compress.reducers.reduce_scatter_all_gather import OwnerReducer
+from hpctrain.compress.reducers.quantized import QuantizedBucketCodec
+from hpctrain.compress.reducers.quantized_scatter import QuantizedReduceScatter, QuantizedResiduals
+from hpctrain.compress.reducers.reduce_scatter_all_gather import ReduceScatterAllGather
 from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
 from hpctrain.compress.reducers.sparse import SparseReducer, SparseSettings
-from hpctrain.compress.reducers.sparse_scatter import SparseScatter
+from hpctrain.compress.reducers.sparse_scatter import SparseReduceScatter
 from hpctrain.compress.reducers.tagc import TagcReducer, TagcSettings
 from hpctrain.compress.select.selectors import select_with_values
-from hpctrain.compress.select.sparse_counts import AdaptiveCounts, AdaptiveSettings, Counts, FixedCounts
+from hpctrain.compress.select.sparse_counts import AdaptiveSendCounts, AdaptiveSettings, FixedSendCounts, SendCounts
 from hpctrain.records.plan.codec import CodecSpec
 from hpctrain.records.plan.compression import (
-    SMALLEST_NUMBERS,
+    MIN_COMPRESSED_ELEMENTS,
     Adaptive,
     Bf16,
     Layers,
@@ -40,7 +40,7 @@ from hpctrain.records.plan.compression import (
     TopK,
 )
 
-Compressing = Bf16 | Quantized | TopK | Adaptive | Tagc | PowerSgd
+ReducerCodec = Bf16 | Quantized | TopK | Adaptive | Tagc | PowerSgd
 
 
 def build_reducer(
@@ -59,23 +59,23 @@ def build_reducer(
     chosen = [
         index
         for index, (name, shape) in enumerate(zip(names, shapes, strict=True))
-        if eligible(shape, name, codec.layers)
+        if is_compressible(shape, name, codec.layers)
     ]
     if not chosen:
         return DenseReducer(group)
-    return _compressing(group, chosen, codec)
+    return _build_codec_reducer(group, chosen, codec)
 
 
-def _compressing(group: dist.ProcessGroup, chosen: list[int], codec: Compressing) -> Reducer:
+def _build_codec_reducer(group: dist.ProcessGroup, chosen: list[int], codec: ReducerCodec) -> Reducer:
     match codec:
         case Bf16():
-            return OwnerReducer(group, chosen, Bf16Wire())
+            return ReduceScatterAllGather(group, chosen, Bf16BucketCodec())
         case Quantized():
-            return OwnerReducer(group, chosen, QuantizedWire(codec.bits))
+            return ReduceScatterAllGather(group, chosen, QuantizedBucketCodec(codec.bits))
         case TopK() | Adaptive():
             counts = _counts(codec, group, len(chosen))
             feedback = _feedback(codec, codec.reset, codec.reset_every)
-            return SparseReducer(group, chosen, counts, feedback, _choice(codec))
+            return SparseReducer(group, chosen, counts, feedback, _sparse_settings(codec))
         case Tagc():
             sketch = TagcSettings(codec.density, codec.ratio, codec.warmup_steps)
             return TagcReducer(group, chosen, sketch, _feedback(codec), select_with_values)
@@ -84,25 +84,25 @@ def _compressing(group: dist.ProcessGroup, chosen: list[int], codec: Compressing
             return PowerSgdReducer(group, chosen, products)
 
 
-def _counts(codec: TopK | Adaptive, group: dist.ProcessGroup, layers: int) -> Counts:
+def _counts(codec: TopK | Adaptive, group: dist.ProcessGroup, layers: int) -> SendCounts:
     if isinstance(codec, TopK):
-        return FixedCounts(group, codec.density, codec.warmup_steps)
+        return FixedSendCounts(group, codec.density, codec.warmup_steps)
     settings = AdaptiveSettings(codec.limits, codec.mapping, codec.form, codec.warmup_steps, codec.reprofile_every)
-    return AdaptiveCounts(group, layers, settings)
+    return AdaptiveSendCounts(group, layers, settings)
 
 
-def _feedback(codec: TopK | Adaptive | Tagc, reset: Reset = "none", reset_every: int = 1) -> Feedback:
+def _feedback(codec: TopK | Adaptive | Tagc, reset: ResidualReset = "none", reset_every: int = 1) -> ErrorFeedback:
     dtype = torch.float32 if codec.residual == "fp32" else torch.bfloat16
-    return Feedback(codec.feedback, beta=codec.beta, reset=reset, reset_every=reset_every, dtype=dtype)
+    return ErrorFeedback(codec.feedback, beta=codec.beta, reset=reset, reset_every=reset_every, dtype=dtype)
 
 
-def _choice(codec: TopK | Adaptive) -> SparseSettings:
+def _sparse_settings(codec: TopK | Adaptive) -> SparseSettings:
     return SparseSettings(codec.selector, ValueCode[codec.values.upper()])
 
 
-def build_scatters(
-    spec: CodecSpec, parts: Sequence[Sequence[Piece]], group: dist.ProcessGroup, device_type: str
-) -> list[Scatter | None]:
+def build_reduce_scatters(
+    spec: CodecSpec, parts: Sequence[Sequence[ShardedParameter]], group: dist.ProcessGroup, device_type: str
+) -> list[ReduceScatter | None]:
     """What sums the gradients of each of these parts of a sharded stage; None: torch's own reduce-scatter.
 
     Args:
@@ -111,58 +111,64 @@ def build_scatters(
     """
     match spec.codec:
         case TopK() | Adaptive():
-            return _sparse_scatters(spec.codec, parts, group, device_type)
+            return _sparse_reduce_scatters(spec.codec, parts, group, device_type)
         case Quantized():
-            return _quantized_scatters(spec.codec, parts, device_type)
+            return _quantized_reduce_scatters(spec.codec, parts, device_type)
         case Bf16():
-            return [DenseScatter(torch.bfloat16)] * len(parts)
-    return [_exact(device_type)] * len(parts)
+            return [DenseReduceScatter(torch.bfloat16)] * len(parts)
+    return [_exact_reduce_scatter(device_type)] * len(parts)
 
 
-def _exact(device_type: str) -> Scatter | None:
+def _exact_reduce_scatter(device_type: str) -> ReduceScatter | None:
     # NCCL has a reduce-scatter that sends each number once; gloo has not.
-    return DenseScatter() if device_type == "cpu" else None
+    return DenseReduceScatter() if device_type == "cpu" else None
 
 
-def _sparse_scatters(
-    codec: TopK | Adaptive, parts: Sequence[Sequence[Piece]], group: dist.ProcessGroup, device_type: str
-) -> list[Scatter | None]:
-    chosen = [_eligible_pieces(pieces, codec.layers) for pieces in parts]
+def _sparse_reduce_scatters(
+    codec: TopK | Adaptive, parts: Sequence[Sequence[ShardedParameter]], group: dist.ProcessGroup, device_type: str
+) -> list[ReduceScatter | None]:
+    chosen = [_compressible_indices(pieces, codec.layers) for pieces in parts]
     firsts = list(accumulate((len(indices) for indices in chosen), initial=0))
     sizes = [math.prod(pieces[index].shape) for pieces, indices in zip(parts, chosen, strict=True) for index in indices]
-    steps = ScatterSteps(sizes, _counts(codec, group, len(sizes)), _feedback(codec, codec.reset, codec.reset_every))
+    steps = SparseScatterState(
+        sizes, _counts(codec, group, len(sizes)), _feedback(codec, codec.reset, codec.reset_every)
+    )
     return [
-        SparseScatter(pieces, indices, first, steps, _choice(codec)) if indices else _exact(device_type)
+        SparseReduceScatter(pieces, indices, first, steps, _sparse_settings(codec))
+        if indices
+        else _exact_reduce_scatter(device_type)
         for pieces, indices, first in zip(parts, chosen, firsts, strict=False)
     ]
 
 
-def _quantized_scatters(codec: Quantized, parts: Sequence[Sequence[Piece]], device_type: str) -> list[Scatter | None]:
-    unsent = UnsentParts(codec.bits)
+def _quantized_reduce_scatters(
+    codec: Quantized, parts: Sequence[Sequence[ShardedParameter]], device_type: str
+) -> list[ReduceScatter | None]:
+    residuals = QuantizedResiduals(codec.bits)
     return [
-        QuantizedScatter(pieces, indices, number, unsent) if indices else _exact(device_type)
+        QuantizedReduceScatter(pieces, indices, number, residuals) if indices else _exact_reduce_scatter(device_type)
         for number, pieces in enumerate(parts)
-        for indices in [_eligible_pieces(pieces, codec.layers)]
+        for indices in [_compressible_indices(pieces, codec.layers)]
     ]
 
 
-def unsent_of(scatters: Sequence[Scatter | None]) -> Unsent | None:
+def residuals_of(scatters: Sequence[ReduceScatter | None]) -> Residuals | None:
     """What the scatters of a stage have not sent, where there are any that keep something back."""
     for scatter in scatters:
-        if isinstance(scatter, SparseScatter):
+        if isinstance(scatter, SparseReduceScatter):
             return scatter.steps
-        if isinstance(scatter, QuantizedScatter):
-            return scatter.unsent
+        if isinstance(scatter, QuantizedReduceScatter):
+            return scatter.residuals
     return None
 
 
-def _eligible_pieces(pieces: Sequence[Piece], layers: Layers) -> list[int]:
-    return [index for index, piece in enumerate(pieces) if eligible(piece.shape, piece.name, layers)]
+def _compressible_indices(pieces: Sequence[ShardedParameter], layers: Layers) -> list[int]:
+    return [index for index, piece in enumerate(pieces) if is_compressible(piece.shape, piece.name, layers)]
 
 
-def eligible(shape: Sequence[int], name: str, layers: Layers) -> bool:
+def is_compressible(shape: Sequence[int], name: str, layers: Layers) -> bool:
     """Whether a gradient may be compressed: matrices of some size, among the layers that are to be."""
-    if len(shape) < 2 or math.prod(shape) < SMALLEST_NUMBERS:
+    if len(shape) < 2 or math.prod(shape) < MIN_COMPRESSED_ELEMENTS:
         return False
     if layers == "all":
         return True

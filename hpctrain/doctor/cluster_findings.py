@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from hpctrain.base.units import format_seconds
-from hpctrain.doctor.facts import NoSlurm, SlurmFacts
-from hpctrain.doctor.finding import Finding, Level
-from hpctrain.jobs.partition_checks import EARLY_S, can_be_preempted
+from hpctrain.doctor.facts import SlurmFacts, SlurmUnavailable
+from hpctrain.doctor.finding import DoctorFinding, Level
+from hpctrain.jobs.partition_checks import SIGNAL_EARLY_S, can_be_preempted
 from hpctrain.records.run.cluster import Cluster
 from hpctrain.records.run.run import Recovery
 from hpctrain.slurm.cluster import ClusterConfig, NodeInfo, Partition
@@ -22,15 +22,17 @@ HEARTBEAT_S = float(Recovery.model_fields["heartbeat_timeout_s"].default)
 _MIG = re.compile(r"\d+g\.\d+gb")
 
 
-def slurm_findings(slurm: SlurmFacts | NoSlurm) -> list[Finding]:
+def slurm_findings(slurm: SlurmFacts | SlurmUnavailable) -> list[DoctorFinding]:
     """The cluster: its version, the settings that decide how a run lives and dies, and its partitions."""
-    if isinstance(slurm, NoSlurm):
+    if isinstance(slurm, SlurmUnavailable):
         return [_no_slurm(slurm)]
     config = slurm.config
     kind = config["preempt_type"]
     preempting = any(can_be_preempted(kind, partition, slurm.partitions) for partition in slurm.partitions)
     return [
-        Finding("Slurm", "version", "ok", config["version"], f"cluster '{config['cluster']}'; its controller answers"),
+        DoctorFinding(
+            "Slurm", "version", "ok", config["version"], f"cluster '{config['cluster']}'; its controller answers"
+        ),
         _slurmd_timeout(config["slurmd_timeout_s"]),
         _requeue_pause(config["cred_expire_s"]),
         _preemption(config, preempting),
@@ -44,101 +46,103 @@ def slurm_findings(slurm: SlurmFacts | NoSlurm) -> list[Finding]:
     ]
 
 
-def _no_slurm(slurm: NoSlurm) -> Finding:
+def _no_slurm(slurm: SlurmUnavailable) -> DoctorFinding:
     instead = "`hpctrain train --local N` runs on this machine"
     if not slurm.installed:
-        return Finding("Slurm", "commands", "note", "not on the path", f"nothing can be submitted; {instead}")
+        return DoctorFinding("Slurm", "commands", "note", "not on the path", f"nothing can be submitted; {instead}")
     if not slurm.configured:
         words = f"nothing can be submitted: {slurm.reason}; {instead}"
         todo = "where there is a cluster, set SLURM_CONF"
-        return Finding("Slurm", "controller", "note", "not configured", words, todo)
+        return DoctorFinding("Slurm", "controller", "note", "not configured", words, todo)
     words = f"`hpctrain submit` would fail: {slurm.reason}"
-    return Finding(
+    return DoctorFinding(
         "Slurm", "controller", "problem", "cannot be asked", words, f"try again later, or ask the site; {instead}"
     )
 
 
-def _slurmd_timeout(seconds: int) -> Finding:
+def _slurmd_timeout(seconds: int) -> DoctorFinding:
     ours = f"hpctrain's own agents notice within {format_seconds(HEARTBEAT_S)} (recovery.heartbeat_timeout_s)"
     if seconds == 0:
         words = f"Slurm never gives up a silent node, and its job stays; {ours} and go on without it"
-        return Finding("Slurm", "SlurmdTimeout", "note", "0", words)
+        return DoctorFinding("Slurm", "SlurmdTimeout", "note", "0", words)
     words = f"after that Slurm takes a silent node for dead, ends its job and requeues it; {ours} and go on until then"
-    return Finding("Slurm", "SlurmdTimeout", "ok", f"{seconds} s", words)
+    return DoctorFinding("Slurm", "SlurmdTimeout", "ok", f"{seconds} s", words)
 
 
-def _requeue_pause(seconds: int) -> Finding:
+def _requeue_pause(seconds: int) -> DoctorFinding:
     level: Level = "note" if seconds >= LONG_PAUSE_S else "ok"
     words = f"a requeue waits {seconds} s here before its job may start again (AuthInfo)"
-    return Finding("Slurm", "cred_expire", level, f"{seconds} s", words)
+    return DoctorFinding("Slurm", "cred_expire", level, f"{seconds} s", words)
 
 
-def _preemption(config: ClusterConfig, preempting: bool) -> Finding:
+def _preemption(config: ClusterConfig, preempting: bool) -> DoctorFinding:
     kind = config["preempt_type"].removeprefix("preempt/")
     value = f"{kind}, {config['preempt_mode']}"
     if not preempting:
-        return Finding("Slurm", "PreemptType, PreemptMode", "ok", value, "no job is ended to make room for another one")
+        return DoctorFinding(
+            "Slurm", "PreemptType, PreemptMode", "ok", value, "no job is ended to make room for another one"
+        )
     words, mode = "jobs may be ended to make room for others", config["preempt_mode"]
     if "CANCEL" in mode:
         words += "; Slurm does not bring them back, hpctrain asks for it while it saves"
-        return Finding(
+        return DoctorFinding(
             "Slurm", "PreemptType, PreemptMode", "note", value, words, "where that was too late: hpctrain resubmit RUN"
         )
     if "REQUEUE" in mode:
         words += "; Slurm puts them back into the queue and they go on from their last checkpoint"
     elif "SUSPEND" in mode:
         words = "jobs may be stopped in place for others; a run that wakes up may have to start its workers again"
-    return Finding("Slurm", "PreemptType, PreemptMode", "note", value, words)
+    return DoctorFinding("Slurm", "PreemptType, PreemptMode", "note", value, words)
 
 
-def _preempt_signal(sent: bool) -> Finding:
+def _preempt_signal(sent: bool) -> DoctorFinding:
     words = "a preempted job gets " + ("the notice to save (SIGUSR2)" if sent else "SIGTERM and no other notice")
     words += "; the agents save at either, in the partition's GraceTime"
-    return Finding("Slurm", "send_user_signal", "ok", "set" if sent else "not set", words)
+    return DoctorFinding("Slurm", "send_user_signal", "ok", "set" if sent else "not set", words)
 
 
-def _kill_wait(config: ClusterConfig) -> Finding:
+def _kill_wait(config: ClusterConfig) -> DoctorFinding:
     words = "between SIGTERM and SIGKILL at the time limit; hpctrain has saved by then: it is told "
     words += f"{NOTICE_S} s before the limit (cluster.save_notice_s)"
     over = config["over_time_limit_s"]
     if over != 0:
         words += f"; jobs may run {'for ever' if over is None else f'{over} s'} over their limit (OverTimeLimit)"
-    return Finding("Slurm", "KillWait", "ok", f"{config['kill_wait_s']} s", words)
+    return DoctorFinding("Slurm", "KillWait", "ok", f"{config['kill_wait_s']} s", words)
 
 
-def _job_requeue(on: bool) -> Finding:
+def _job_requeue(on: bool) -> DoctorFinding:
     words = "jobs go back into the queue after a node failure unless they say otherwise"
     if not on:
         words = (
             "jobs go back into the queue after a node failure only when they ask for it, as hpctrain's do (--requeue)"
         )
-    return Finding("Slurm", "JobRequeue", "ok", "1" if on else "0", words)
+    return DoctorFinding("Slurm", "JobRequeue", "ok", "1" if on else "0", words)
 
 
-def _batch_requeue(most: int) -> Finding:
+def _batch_requeue(most: int) -> DoctorFinding:
     words = (
         "after so many failed starts Slurm holds the job; `hpctrain status` says so, `scontrol release JOB` frees it"
     )
-    return Finding("Slurm", "MaxBatchRequeue", "ok", str(most), words)
+    return DoctorFinding("Slurm", "MaxBatchRequeue", "ok", str(most), words)
 
 
-def _topology(plugin: str) -> Finding:
+def _topology(plugin: str) -> DoctorFinding:
     words = "Slurm knows which nodes lie close, and gives a job close ones"
     if plugin in ("none", "default", "flat"):
         words = "Slurm does not know which nodes lie close, a job gets any; the probe measures those that it got"
-    return Finding("Slurm", "TopologyPlugin", "ok", plugin, words)
+    return DoctorFinding("Slurm", "TopologyPlugin", "ok", plugin, words)
 
 
-def _accounting(config: ClusterConfig) -> Finding:
+def _accounting(config: ClusterConfig) -> DoctorFinding:
     age = format_seconds(config["min_job_age_s"])
     if config["accounting"]:
         words = f"sacct knows ended jobs; the controller forgets them after {age} (MinJobAge)"
-        return Finding("Slurm", "accounting", "ok", "on", words)
+        return DoctorFinding("Slurm", "accounting", "ok", "on", words)
     words = f"Slurm forgets an ended job after {age} (MinJobAge); what became of a run stays in its folder"
-    return Finding("Slurm", "accounting", "note", "none", words)
+    return DoctorFinding("Slurm", "accounting", "note", "none", words)
 
 
-def partition_findings(kind: str, partitions: Sequence[Partition], nodes: Sequence[NodeInfo]) -> list[Finding]:
+def partition_findings(kind: str, partitions: Sequence[Partition], nodes: Sequence[NodeInfo]) -> list[DoctorFinding]:
     """One finding a partition; one more where none of them can run anything.
 
     Args:
@@ -147,11 +151,13 @@ def partition_findings(kind: str, partitions: Sequence[Partition], nodes: Sequen
     found = [_partition(kind, partition, partitions, nodes) for partition in partitions]
     if not any(partition.state == "UP" and _ready(partition, nodes) for partition in partitions):
         words = "no partition that you see is up and has a node that takes jobs: a job would only wait"
-        found.append(Finding("partitions", "all", "problem", "none is ready", words, "ask the site"))
+        found.append(DoctorFinding("partitions", "all", "problem", "none is ready", words, "ask the site"))
     return found
 
 
-def _partition(kind: str, partition: Partition, partitions: Sequence[Partition], nodes: Sequence[NodeInfo]) -> Finding:
+def _partition(
+    kind: str, partition: Partition, partitions: Sequence[Partition], nodes: Sequence[NodeInfo]
+) -> DoctorFinding:
     ready, members = _ready(partition, nodes), _members(partition, nodes)
     out = len(members) - len(ready)
     value = _nodes(partition.nodes_total)
@@ -163,7 +169,7 @@ def _partition(kind: str, partition: Partition, partitions: Sequence[Partition],
     ]  # fmt: skip
     words = "; ".join([*_limits(partition), *warnings])
     name = f"{partition.name} (default)" if partition.default else partition.name
-    return Finding("partitions", name, "note" if warnings else "ok", value, words)
+    return DoctorFinding("partitions", name, "note" if warnings else "ok", value, words)
 
 
 def _members(partition: Partition, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
@@ -172,7 +178,7 @@ def _members(partition: Partition, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
 
 
 def _ready(partition: Partition, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
-    return [node for node in _members(partition, nodes) if node.takes_jobs]
+    return [node for node in _members(partition, nodes) if node.accepts_jobs]
 
 
 def _gpus(members: Sequence[NodeInfo]) -> str:
@@ -213,7 +219,7 @@ def _closed(partition: Partition, ready: Sequence[NodeInfo]) -> list[str]:
 
 
 def _too_short(partition: Partition) -> list[str]:
-    given, least = partition.default_time_s or partition.time_limit_s, NOTICE_S + EARLY_S
+    given, least = partition.default_time_s or partition.time_limit_s, NOTICE_S + SIGNAL_EARLY_S
     if given is None or given > least:
         return []
     if partition.time_limit_s is not None and partition.time_limit_s <= least:

@@ -21,7 +21,7 @@ class SlurmFacts:
 
 
 @dataclass(frozen=True)
-class NoSlurm:
+class SlurmUnavailable:
     """No cluster to ask."""
 
     installed: bool
@@ -55,7 +55,7 @@ class TorchFacts:
 
 
 @dataclass(frozen=True)
-class NoTorch:
+class TorchUnavailable:
     """Why there is none."""
 
     reason: str
@@ -101,7 +101,7 @@ class NetworkFacts:
 
 
 @dataclass(frozen=True)
-class Trial:
+class FolderTest:
     """Something that was done in a folder for real. reason: what went wrong."""
 
     works: bool
@@ -119,9 +119,9 @@ class FolderFacts:
     free_bytes: int
     from_variable: bool
     """Whether HPCTRAIN_RUNS names it."""
-    rename: Trial
-    lock: Trial
-    link: Trial
+    rename: FolderTest
+    lock: FolderTest
+    link: FolderTest
 
 
 @dataclass(frozen=True)
@@ -134,13 +134,13 @@ class LocalDisk:
 
 
 @dataclass(frozen=True)
-class Facts:
+class MachineFacts:
     """Everything that was found."""
 
     host: str
-    slurm: SlurmFacts | NoSlurm
+    slurm: SlurmFacts | SlurmUnavailable
     containers: tuple[ContainerRuntime, ...]
-    torch: TorchFacts | NoTorch
+    torch: TorchFacts | TorchUnavailable
     driver: Driver | None
     network: NetworkFacts
     runs: FolderFacts

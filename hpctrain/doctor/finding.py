@@ -13,7 +13,7 @@ Level = Literal["ok", "note", "problem"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """One line of the doctor's answer."""
 
     subject: Subject
@@ -29,6 +29,6 @@ class Finding:
     """What to do; empty where there is nothing to do."""
 
 
-def exit_code(findings: Sequence[Finding]) -> int:
+def exit_code(findings: Sequence[DoctorFinding]) -> int:
     """0, or 3 where something would make a run fail."""
     return EXIT_WARNINGS if any(finding.level == "problem" for finding in findings) else EXIT_DONE

@@ -10,17 +10,17 @@ from hpctrain.doctor.cluster_findings import slurm_findings
 from hpctrain.doctor.facts import (
     ContainerRuntime,
     Driver,
-    Facts,
     FolderFacts,
+    FolderTest,
     Interface,
     LocalDisk,
+    MachineFacts,
     NetworkFacts,
-    NoTorch,
     SlurmFacts,
     TorchFacts,
-    Trial,
+    TorchUnavailable,
 )
-from hpctrain.doctor.finding import Finding
+from hpctrain.doctor.finding import DoctorFinding
 from hpctrain.runs.file_system import IN_MEMORY, is_shared
 from hpctrain.slurm.gres import gpu_count
 
@@ -30,7 +30,7 @@ _LOCKS_OF_ONE_NODE = ("nolock", "local_lock=all", "local_lock=flock", "localfloc
 """Mount options of NFS and Lustre that keep a lock on the node that took it."""
 
 
-def findings_of(facts: Facts) -> list[Finding]:
+def findings_of(facts: MachineFacts) -> list[DoctorFinding]:
     """Everything there is to say."""
     slurm = facts.slurm if isinstance(facts.slurm, SlurmFacts) else None
     elsewhere = slurm is not None and any(node.name != facts.host for node in slurm.nodes)
@@ -44,35 +44,39 @@ def findings_of(facts: Facts) -> list[Finding]:
     ]
 
 
-def container_findings(runtimes: Sequence[ContainerRuntime], pyxis: bool | None) -> list[Finding]:
+def container_findings(runtimes: Sequence[ContainerRuntime], pyxis: bool | None) -> list[DoctorFinding]:
     """Runtimes on the path, and pyxis; None: there is no Slurm that could have it."""
     found = []
     for runtime in runtimes:
         if runtime.version is None:
             words = f"it is on the path, and `{runtime.name} --version` fails"
-            found.append(Finding("containers", runtime.name, "note", "does not run", words, "load its module again"))
+            found.append(
+                DoctorFinding("containers", runtime.name, "note", "does not run", words, "load its module again")
+            )
         else:
-            found.append(Finding("containers", runtime.name, "ok", runtime.version))
+            found.append(DoctorFinding("containers", runtime.name, "ok", runtime.version))
     if not runtimes:
         words = "on this machine; a run needs no container, it uses the Python that submits it"
-        found.append(Finding("containers", "apptainer, singularity", "note", "not on the path", words))
+        found.append(DoctorFinding("containers", "apptainer, singularity", "note", "not on the path", words))
     if pyxis is not None:
         words = "srun can start containers by itself (--container-image)" if pyxis else "srun starts no containers"
-        found.append(Finding("containers", "pyxis", "ok", "present" if pyxis else "absent", words))
+        found.append(DoctorFinding("containers", "pyxis", "ok", "present" if pyxis else "absent", words))
     return found
 
 
-def torch_findings(torch: TorchFacts | NoTorch, driver: Driver | None, cluster_gpus: int) -> list[Finding]:
+def torch_findings(
+    torch: TorchFacts | TorchUnavailable, driver: Driver | None, cluster_gpus: int
+) -> list[DoctorFinding]:
     """torch, its backends, and the driver beside it.
 
     Args:
         cluster_gpus: GPUs that Slurm lists on its nodes.
     """
-    if isinstance(torch, NoTorch):
+    if isinstance(torch, TorchUnavailable):
         value = "cannot be used" if torch.installed else "not installed"
         todo = "install torch beside hpctrain, in the Python that the job will use"
         return [
-            Finding("torch", "torch", "problem", value, f"no run can start: {torch.reason}", todo),
+            DoctorFinding("torch", "torch", "problem", value, f"no run can start: {torch.reason}", todo),
             *_driver(driver),
         ]
     return [
@@ -83,59 +87,59 @@ def torch_findings(torch: TorchFacts | NoTorch, driver: Driver | None, cluster_g
     ]
 
 
-def _build(torch: TorchFacts, driver: Driver | None, cluster_gpus: int) -> Finding:
+def _build(torch: TorchFacts, driver: Driver | None, cluster_gpus: int) -> DoctorFinding:
     build = f"{torch.version}, " + (f"CUDA {torch.cuda_version}" if torch.cuda_version else "no CUDA")
     if torch.devices:
-        return Finding("torch", "torch", "ok", build, f"can use {_counted(torch.devices)}")
+        return DoctorFinding("torch", "torch", "ok", build, f"can use {_counted(torch.devices)}")
     here = driver is not None and driver.gpus
     if here and torch.cuda_version:
         words = "it can use none of this machine's GPUs, so runs would train on CPUs"
         todo = "look at CUDA_VISIBLE_DEVICES; else install a torch for an older CUDA, or ask for a newer driver"
-        return Finding("torch", "torch", "problem", build, words, todo)
+        return DoctorFinding("torch", "torch", "problem", build, words, todo)
     if torch.cuda_version:
-        return Finding("torch", "torch", "ok", build, "there is no GPU on this machine to try it with")
+        return DoctorFinding("torch", "torch", "ok", build, "there is no GPU on this machine to try it with")
     if here or cluster_gpus:
         whose = "this machine's GPUs" if here else f"the {cluster_gpus} GPUs that Slurm lists"
         todo = "install a torch for CUDA in the Python that the job will use"
-        return Finding("torch", "torch", "problem", build, f"this build leaves {whose} unused", todo)
-    return Finding("torch", "torch", "ok", build, "training runs on CPUs")
+        return DoctorFinding("torch", "torch", "problem", build, f"this build leaves {whose} unused", todo)
+    return DoctorFinding("torch", "torch", "ok", build, "training runs on CPUs")
 
 
-def _driver(driver: Driver | None) -> list[Finding]:
+def _driver(driver: Driver | None) -> list[DoctorFinding]:
     if driver is None:
-        return [Finding("torch", "nvidia-smi", "note", "not on the path", "no NVIDIA driver on this machine")]
+        return [DoctorFinding("torch", "nvidia-smi", "note", "not on the path", "no NVIDIA driver on this machine")]
     if driver.reason:
-        return [Finding("torch", "nvidia-smi", "note", "fails", driver.reason)]
+        return [DoctorFinding("torch", "nvidia-smi", "note", "fails", driver.reason)]
     if not driver.gpus:
-        return [Finding("torch", "nvidia-smi", "note", "no GPU", "the driver is here, and lists no GPU")]
-    return [Finding("torch", "nvidia-smi", "ok", f"driver {driver.version}", _counted(driver.gpus))]
+        return [DoctorFinding("torch", "nvidia-smi", "note", "no GPU", "the driver is here, and lists no GPU")]
+    return [DoctorFinding("torch", "nvidia-smi", "ok", f"driver {driver.version}", _counted(driver.gpus))]
 
 
-def _gloo(there: bool) -> Finding:
+def _gloo(there: bool) -> DoctorFinding:
     if there:
-        return Finding("torch", "gloo", "ok", "present", "collectives on CPUs, and the writing of checkpoints")
+        return DoctorFinding("torch", "gloo", "ok", "present", "collectives on CPUs, and the writing of checkpoints")
     words = "no run can start: ranks agree on checkpoints over gloo"
-    return Finding("torch", "gloo", "problem", "absent", words, "install a torch that is built with gloo")
+    return DoctorFinding("torch", "gloo", "problem", "absent", words, "install a torch that is built with gloo")
 
 
-def _nccl(torch: TorchFacts) -> list[Finding]:
+def _nccl(torch: TorchFacts) -> list[DoctorFinding]:
     if torch.nccl_version is not None:
-        return [Finding("torch", "NCCL", "ok", torch.nccl_version, "collectives on GPUs")]
+        return [DoctorFinding("torch", "NCCL", "ok", torch.nccl_version, "collectives on GPUs")]
     if torch.cuda_version is None:
-        return [Finding("torch", "NCCL", "note", "absent", "not part of a torch for CPUs")]
+        return [DoctorFinding("torch", "NCCL", "note", "absent", "not part of a torch for CPUs")]
     words = "GPUs could not talk to each other"
-    return [Finding("torch", "NCCL", "problem", "absent", words, "install a torch that is built with NCCL")]
+    return [DoctorFinding("torch", "NCCL", "problem", "absent", words, "install a torch that is built with NCCL")]
 
 
 def _counted(names: Sequence[str]) -> str:
     return ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
 
 
-def network_findings(network: NetworkFacts) -> list[Finding]:
+def network_findings(network: NetworkFacts) -> list[DoctorFinding]:
     """The interfaces, and which one GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME should name."""
-    found = [Finding("network", entry.name, "ok", entry.address, _speed(entry)) for entry in network.interfaces]
+    found = [DoctorFinding("network", entry.name, "ok", entry.address, _speed(entry)) for entry in network.interfaces]
     if not network.interfaces:
-        found.append(Finding("network", "interfaces", "note", "loopback only", "no other machine can be reached"))
+        found.append(DoctorFinding("network", "interfaces", "note", "loopback only", "no other machine can be reached"))
     return [*found, _choice(network), *(_exported(network, name) for name in network.exported)]
 
 
@@ -148,33 +152,35 @@ def _speed(entry: Interface) -> str:
     return f"{speed}; `hpctrain probe` measures"
 
 
-def _choice(network: NetworkFacts) -> Finding:
+def _choice(network: NetworkFacts) -> DoctorFinding:
     name = "SOCKET_IFNAME"
     if network.peer is None:
         words = "what runs on this machine alone use; hpctrain sets GLOO_SOCKET_IFNAME to it"
-        return Finding("network", name, "ok", network.chosen or "", words)
+        return DoctorFinding("network", name, "ok", network.chosen or "", words)
     if network.chosen is None:
         words = f"not known from here ({network.reason}); each node's agent finds its own in the job"
-        return Finding("network", name, "note", "not chosen", words)
+        return DoctorFinding("network", name, "note", "not chosen", words)
     words = f"leads from here to node {network.peer}; each node's agent finds its own in the same way and sets "
     words += "GLOO_ and NCCL_SOCKET_IFNAME to it, unless you export them"
-    return Finding("network", name, "ok", network.chosen, words)
+    return DoctorFinding("network", name, "ok", network.chosen, words)
 
 
-def _exported(network: NetworkFacts, name: str) -> Finding:
+def _exported(network: NetworkFacts, name: str) -> DoctorFinding:
     value = network.exported[name]
     # gloo takes names, with commas between; NCCL takes beginnings of names, and marks that turn the meaning round.
     missing = name.startswith("GLOO") and not set(value.split(",")) <= set(network.known)
     if missing and network.peer is None:
         words = "you exported it, and this machine has no such interface: workers would fail at their start"
-        return Finding("network", name, "problem", value, words, f"unset {name}")
+        return DoctorFinding("network", name, "problem", value, words, f"unset {name}")
     words = "you exported it, so it holds on every node in place of what the agent would find"
     if missing:
-        return Finding("network", name, "note", value, f"{words}; this machine has no such interface", f"unset {name}")
-    return Finding("network", name, "note", value, words)
+        return DoctorFinding(
+            "network", name, "note", value, f"{words}; this machine has no such interface", f"unset {name}"
+        )
+    return DoctorFinding("network", name, "note", value, words)
 
 
-def folder_findings(runs: FolderFacts, elsewhere: bool) -> list[Finding]:
+def folder_findings(runs: FolderFacts, elsewhere: bool) -> list[DoctorFinding]:
     """Where run folders go.
 
     Args:
@@ -191,52 +197,54 @@ def folder_findings(runs: FolderFacts, elsewhere: bool) -> list[Finding]:
     ]
 
 
-def _place(runs: FolderFacts, elsewhere: bool) -> Finding:
+def _place(runs: FolderFacts, elsewhere: bool) -> DoctorFinding:
     name = "run folders (HPCTRAIN_RUNS)" if runs.from_variable else "run folders (./runs)"
     value, todo = f"{runs.path}: {runs.kind or 'type unknown'}", "set HPCTRAIN_RUNS to a folder that all nodes share"
     if not elsewhere:
         words = "a disk of this machine, which is enough for runs on it"
-        return Finding("files", name, "ok", value, "a shared file system" if is_shared(runs.kind) else words)
+        return DoctorFinding("files", name, "ok", value, "a shared file system" if is_shared(runs.kind) else words)
     if runs.kind in IN_MEMORY:
         words = "it is in this machine's memory, which no node sees; `hpctrain submit` refuses it"
-        return Finding("files", name, "problem", value, words, todo)
+        return DoctorFinding("files", name, "problem", value, words, todo)
     if is_shared(runs.kind):
-        return Finding(
+        return DoctorFinding(
             "files", name, "ok", value, "a shared file system; that all nodes mount it is seen in the job only"
         )
     words = "as a rule one machine's own disk; a node that does not see it ends the job without a log"
-    return Finding("files", name, "note", value, words, todo)
+    return DoctorFinding("files", name, "note", value, words, todo)
 
 
-def _tried(name: str, trial: Trial, words: str, cost: str) -> Finding:
+def _tried(name: str, trial: FolderTest, words: str, cost: str) -> DoctorFinding:
     if trial.works:
-        return Finding("files", name, "ok", "works", f"tried there: {words}")
+        return DoctorFinding("files", name, "ok", "works", f"tried there: {words}")
     todo = "set HPCTRAIN_RUNS to a folder on another file system"
-    return Finding("files", name, "problem", "fails", f"{trial.reason}; {cost}", todo)
+    return DoctorFinding("files", name, "problem", "fails", f"{trial.reason}; {cost}", todo)
 
 
-def _lock(runs: FolderFacts, elsewhere: bool) -> Finding:
+def _lock(runs: FolderFacts, elsewhere: bool) -> DoctorFinding:
     local = [option for option in runs.options if option in _LOCKS_OF_ONE_NODE]
     if runs.lock.works and elsewhere and local:
         words = (
             f"mounted with {local[0]}: a lock holds on one node only, so a run folder that is in use on another node "
         )
-        return Finding("files", "lock", "note", "works here", words + "looks free", "never start one run folder twice")
+        return DoctorFinding(
+            "files", "lock", "note", "works here", words + "looks free", "never start one run folder twice"
+        )
     return _tried("lock", runs.lock, "a run folder has one run at a time", "two runs could write into one folder")
 
 
-def _free(runs: FolderFacts) -> Finding:
+def _free(runs: FolderFacts) -> DoctorFinding:
     value = f"{format_bytes(runs.free_bytes)} free"
     if runs.free_bytes < LITTLE_BYTES:
         words = "few checkpoints fit (about 12 bytes a parameter each); a full disk ends a run"
-        return Finding("files", "space", "note", value, words, "free some, or lower checkpoint.keep")
-    return Finding("files", "space", "ok", value, "on the whole file system; your quota may be less")
+        return DoctorFinding("files", "space", "note", value, words, "free some, or lower checkpoint.keep")
+    return DoctorFinding("files", "space", "ok", value, "on the whole file system; your quota may be less")
 
 
-def _local_disks(disks: Sequence[LocalDisk]) -> list[Finding]:
+def _local_disks(disks: Sequence[LocalDisk]) -> list[DoctorFinding]:
     words = "this machine's own: no other node sees it, so never for run folders or data"
     return [
-        Finding(
+        DoctorFinding(
             "files", str(disk.path), "ok", f"{disk.kind or 'type unknown'}, {format_bytes(disk.free_bytes)} free", words
         )
         for disk in disks

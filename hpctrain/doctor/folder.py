@@ -11,14 +11,14 @@ from pathlib import Path
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.errors import HpctrainError, StorageError
-from hpctrain.doctor.facts import FolderFacts, LocalDisk, Trial
+from hpctrain.doctor.facts import FolderFacts, FolderTest, LocalDisk
 from hpctrain.report.status import lock_held
 from hpctrain.runs.file_system import file_system_of, is_shared, mount_options
 from hpctrain.runs.folder import lock_run_folder
 from hpctrain.runs.locate import RUNS_VARIABLE
 
 
-def look_at_runs(runs: Path, environ: Mapping[str, str]) -> FolderFacts:
+def inspect_runs_folder(runs: Path, environ: Mapping[str, str]) -> FolderFacts:
     """Where run folders go, and whether renaming, locking and linking work there.
 
     Nothing stays behind: what is tried lies in a folder of its own, which is removed. A folder that is not there yet is
@@ -26,7 +26,9 @@ def look_at_runs(runs: Path, environ: Mapping[str, str]) -> FolderFacts:
     """
     path = runs.expanduser().resolve()
     there = _nearest(path)
-    rename, lock, link = _try_in(there) if not path.is_file() else (Trial(False, "it is a file, not a folder"),) * 3
+    rename, lock, link = (
+        _try_in(there) if not path.is_file() else (FolderTest(False, "it is a file, not a folder"),) * 3
+    )
     return FolderFacts(
         path=path,
         kind=file_system_of(there),
@@ -39,7 +41,7 @@ def look_at_runs(runs: Path, environ: Mapping[str, str]) -> FolderFacts:
     )
 
 
-def look_at_local_disks(environ: Mapping[str, str]) -> tuple[LocalDisk, ...]:
+def inspect_local_disks(environ: Mapping[str, str]) -> tuple[LocalDisk, ...]:
     """The usual places for temporary files that lie on no shared file system."""
     places = dict.fromkeys(Path(place) for place in (environ.get("TMPDIR") or "/tmp", "/tmp", "/scratch", "/dev/shm"))
     disks = [
@@ -56,12 +58,12 @@ def _nearest(path: Path) -> Path:
         path = path.parent
 
 
-def _try_in(folder: Path) -> tuple[Trial, Trial, Trial]:
+def _try_in(folder: Path) -> tuple[FolderTest, FolderTest, FolderTest]:
     """Rename, lock and link, in this order."""
     try:
         scratch = Path(tempfile.mkdtemp(prefix=".hpctrain-doctor-", dir=folder))
     except OSError as error:
-        failed = Trial(False, f"nothing can be written there: {error.strerror or error}")
+        failed = FolderTest(False, f"nothing can be written there: {error.strerror or error}")
         return failed, failed, failed
     try:
         return _tried(_rename, scratch), _tried(_lock, scratch), _tried(_link, scratch)
@@ -69,7 +71,7 @@ def _try_in(folder: Path) -> tuple[Trial, Trial, Trial]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _tried(trial: Callable[[Path], str], folder: Path) -> Trial:
+def _tried(trial: Callable[[Path], str], folder: Path) -> FolderTest:
     try:
         reason = trial(folder)
     except OSError as error:
@@ -80,7 +82,7 @@ def _tried(trial: Callable[[Path], str], folder: Path) -> Trial:
         reason = (cause.strerror if isinstance(cause, OSError) else None) or str(error)
     except HpctrainError as error:
         reason = str(error)
-    return Trial(reason == "", reason)
+    return FolderTest(reason == "", reason)
 
 
 def _rename(folder: Path) -> str:

@@ -16,15 +16,15 @@ from hpctrain.base.process import WORKER, Runner
 from hpctrain.doctor.facts import (
     ContainerRuntime,
     Driver,
-    Facts,
     Interface,
+    MachineFacts,
     NetworkFacts,
-    NoSlurm,
-    NoTorch,
     SlurmFacts,
+    SlurmUnavailable,
     TorchFacts,
+    TorchUnavailable,
 )
-from hpctrain.doctor.folder import look_at_local_disks, look_at_runs
+from hpctrain.doctor.folder import inspect_local_disks, inspect_runs_folder
 from hpctrain.launch.local import local_environment
 from hpctrain.probe.system.address import interface_of, routed_address
 from hpctrain.slurm.cluster import NodeInfo
@@ -41,34 +41,34 @@ Which = Callable[[str], str | None]
 """shutil.which, or what a test puts in its place."""
 
 
-def gather(runner: Runner, environ: Mapping[str, str], runs: Path, which: Which) -> Facts:
+def collect_facts(runner: Runner, environ: Mapping[str, str], runs: Path, which: Which) -> MachineFacts:
     """Everything the doctor looks at; nothing is changed and nothing is left behind."""
     host = platform.node().partition(".")[0]
-    slurm = look_at_slurm(runner, environ, which)
+    slurm = inspect_slurm(runner, environ, which)
     nodes = slurm.nodes if isinstance(slurm, SlurmFacts) else ()
-    return Facts(
+    return MachineFacts(
         host=host,
         slurm=slurm,
-        containers=look_for_containers(runner, which),
-        torch=look_at_torch(runner),
-        driver=look_at_driver(runner, which),
-        network=look_at_network(nodes, host, environ),
-        runs=look_at_runs(runs, environ),
-        local_disks=look_at_local_disks(environ),
+        containers=inspect_containers(runner, which),
+        torch=inspect_torch(runner),
+        driver=inspect_driver(runner, which),
+        network=inspect_network(nodes, host, environ),
+        runs=inspect_runs_folder(runs, environ),
+        local_disks=inspect_local_disks(environ),
     )
 
 
-def look_at_slurm(runner: Runner, environ: Mapping[str, str], which: Which) -> SlurmFacts | NoSlurm:
+def inspect_slurm(runner: Runner, environ: Mapping[str, str], which: Which) -> SlurmFacts | SlurmUnavailable:
     """The cluster, or why there is none to ask."""
     if which("scontrol") is None:
-        return NoSlurm(installed=False, configured=False)
+        return SlurmUnavailable(installed=False, configured=False)
     slurm = Slurm(runner, environ)
     try:
         config = slurm.config()
         nodes = slurm.nodes()
         return SlurmFacts(config, tuple(slurm.partitions(nodes)), tuple(nodes), _has_pyxis(slurm))
     except CommandError as error:
-        return NoSlurm(installed=True, configured=not isinstance(error, NotConfiguredError), reason=str(error))
+        return SlurmUnavailable(installed=True, configured=not isinstance(error, NotConfiguredError), reason=str(error))
 
 
 def _has_pyxis(slurm: Slurm) -> bool:
@@ -78,7 +78,7 @@ def _has_pyxis(slurm: Slurm) -> bool:
         return False  # no srun here: nobody can start a step, with pyxis or without
 
 
-def look_for_containers(runner: Runner, which: Which) -> tuple[ContainerRuntime, ...]:
+def inspect_containers(runner: Runner, which: Which) -> tuple[ContainerRuntime, ...]:
     """Apptainer and Singularity, where they are on the path."""
     return tuple(
         ContainerRuntime(name, _first_line(runner, [name, "--version"]))
@@ -96,25 +96,25 @@ def _first_line(runner: Runner, argv: Sequence[str]) -> str | None:
     return lines[0].strip() if done.code == 0 and lines else None
 
 
-def look_at_torch(runner: Runner) -> TorchFacts | NoTorch:
+def inspect_torch(runner: Runner) -> TorchFacts | TorchUnavailable:
     """torch, looked at by a process of its own: importing it takes seconds and may crash on a broken driver."""
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
-        return NoTorch("it is not installed beside hpctrain", installed=False)
+        return TorchUnavailable("it is not installed beside hpctrain", installed=False)
     try:
         done = runner.run([*WORKER, "torch"], timeout_s=TORCH_TIMEOUT_S)
     except CommandError as error:
-        return NoTorch(f"{version} could not be asked: {error}", installed=True)
+        return TorchUnavailable(f"{version} could not be asked: {error}", installed=True)
     if done.code != 0:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.code} and no message"]
-        return NoTorch(f"{version} cannot be imported: {lines[-1].strip()}", installed=True)
+        return TorchUnavailable(f"{version} cannot be imported: {lines[-1].strip()}", installed=True)
     # What a library prints while it is imported comes first.
     state = json.loads(done.stdout.strip().splitlines()[-1])
     return TorchFacts(**{**state, "devices": tuple(state["devices"])})
 
 
-def look_at_driver(runner: Runner, which: Which) -> Driver | None:
+def inspect_driver(runner: Runner, which: Which) -> Driver | None:
     """NVIDIA's driver; None where there is no nvidia-smi."""
     if which("nvidia-smi") is None:
         return None
@@ -130,9 +130,9 @@ def look_at_driver(runner: Runner, which: Which) -> Driver | None:
     return Driver(tuple(name.strip() for name, _, _ in rows), rows[0][2].strip() if rows else None)
 
 
-def look_at_network(nodes: Sequence[NodeInfo], host: str, environ: Mapping[str, str]) -> NetworkFacts:
+def inspect_network(nodes: Sequence[NodeInfo], host: str, environ: Mapping[str, str]) -> NetworkFacts:
     """The interfaces, and the one that leads to the nodes, found in the way that each node's agent finds its own."""
-    peer = next((node for node in nodes if node.takes_jobs and node.name != host), None)
+    peer = next((node for node in nodes if node.accepts_jobs and node.name != host), None)
     exported = {name: environ[name] for name in VARIABLES if environ.get(name)}
     interfaces, known = _interfaces(), tuple(psutil.net_if_addrs())
     if peer is None:

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from hpctrain.base.errors import FileError, Mistake
+from hpctrain.base.errors import FieldError, FileError
 from hpctrain.records.format.validation_errors import dotted
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.encoder_spec import SEGMENTS, EncoderSpec
 from hpctrain.records.model.families import FamilySpec
@@ -40,7 +40,7 @@ _DROPOUT = (
 SIZE_MAX = 2**31
 """Of any size in a config.json; what each of them may be, the spec says."""
 
-Made = TypeVar("Made", ModelSpec, Gpt2Spec, EncoderSpec, EncoderDecoderSpec)
+FamilySpecT = TypeVar("FamilySpecT", DecoderSpec, Gpt2Spec, EncoderSpec, EncoderDecoderSpec)
 
 
 class _Keys:
@@ -49,7 +49,7 @@ class _Keys:
     def __init__(self, values: Mapping[str, Any], source: str) -> None:
         self._values = values
         self._source = source
-        self._mistakes: list[Mistake] = []
+        self._mistakes: list[FieldError] = []
 
     def size(self, key: str, default: int | None = None) -> int:
         """A whole number above 0; without a default the key has to be there."""
@@ -89,7 +89,7 @@ class _Keys:
         """A key that has to be one of these; absent, it is what transformers takes it for."""
         found = self._values.get(key, default)
         if found not in allowed:
-            self.refuse(key, " or ".join(_shown(value) for value in allowed))
+            self.refuse(key, " or ".join(_short_repr(value) for value in allowed))
         return found
 
     def get(self, key: str) -> Any:
@@ -97,10 +97,10 @@ class _Keys:
 
     def refuse(self, key: str, allowed: str) -> None:
         """Note that a key has a value that no model here has."""
-        found = f"found {_shown(self._values[key])}" if key in self._values else "not there"
-        self._mistakes.append(Mistake(key, f"{found}; allowed: {allowed}"))
+        found = f"found {_short_repr(self._values[key])}" if key in self._values else "not there"
+        self._mistakes.append(FieldError(key, f"{found}; allowed: {allowed}"))
 
-    def settle(self, kind: type[Made], **fields: Any) -> Made:
+    def build_spec(self, kind: type[FamilySpecT], **fields: Any) -> FamilySpecT:
         """The spec with these fields, unless there were mistakes.
 
         Raises:
@@ -111,7 +111,7 @@ class _Keys:
                 return kind(**fields)
             except ValidationError as error:
                 self._mistakes += [
-                    Mistake(dotted(item["loc"]), str(item["msg"]).removeprefix("Value error, "))
+                    FieldError(dotted(item["loc"]), str(item["msg"]).removeprefix("Value error, "))
                     for item in error.errors()
                 ]
         raise FileError(self._source, self._mistakes)
@@ -142,8 +142,8 @@ def architecture(config: Mapping[str, Any], source: str) -> str:
         return _BY_TYPE[kind]
     if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str) and named[0] in _READERS:
         return str(named[0])
-    text = f"found {_shown(named)} (model_type {_shown(kind)}); allowed: {', '.join(_READERS)}"
-    raise FileError(source, [Mistake("architectures", text)])
+    text = f"found {_short_repr(named)} (model_type {_short_repr(kind)}); allowed: {', '.join(_READERS)}"
+    raise FileError(source, [FieldError("architectures", text)])
 
 
 def dropout_of(config: Mapping[str, Any]) -> list[str]:
@@ -158,8 +158,8 @@ def _decoder(keys: _Keys) -> FamilySpec:
     keys.only("hidden_act", "silu", "swish", default="silu")
     for key in ("attention_bias", "mlp_bias"):
         keys.only(key, False, default=False)
-    return keys.settle(
-        ModelSpec,
+    return keys.build_spec(
+        DecoderSpec,
         layers=keys.size("num_hidden_layers"),
         dim=dim,
         heads=heads,
@@ -199,7 +199,7 @@ def _gpt2(keys: _Keys) -> FamilySpec:
     keys.only("scale_attn_weights", True, default=True)
     for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
         keys.only(key, False, default=False)
-    return keys.settle(
+    return keys.build_spec(
         Gpt2Spec,
         layers=keys.size("n_layer"),
         dim=dim,
@@ -219,7 +219,7 @@ def _encoder(keys: _Keys) -> FamilySpec:
     keys.only("type_vocab_size", SEGMENTS, default=SEGMENTS)
     for key in ("is_decoder", "add_cross_attention"):
         keys.only(key, False, default=False)
-    return keys.settle(
+    return keys.build_spec(
         EncoderSpec,
         layers=keys.size("num_hidden_layers"),
         dim=keys.size("hidden_size"),
@@ -236,7 +236,7 @@ def _encoder(keys: _Keys) -> FamilySpec:
 def _encoder_decoder(keys: _Keys) -> FamilySpec:
     encoders = keys.size("num_layers")
     form = keys.only("feed_forward_proj", "relu", "gated-gelu", default="relu")
-    return keys.settle(
+    return keys.build_spec(
         EncoderDecoderSpec,
         layers=encoders + keys.size("num_decoder_layers", encoders),
         encoder_layers=encoders,
@@ -264,6 +264,6 @@ _READERS: dict[str, Callable[[_Keys], FamilySpec]] = {
 }
 
 
-def _shown(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     text = json.dumps(value, default=str)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.encoder_spec import SEGMENTS, EncoderSpec
 from hpctrain.records.model.families import FamilySpec
@@ -30,7 +30,7 @@ def config_of(spec: FamilySpec, seq_len: int, ids: TokenIds) -> dict[str, Any]:
             its longest.
     """
     match spec:
-        case ModelSpec():
+        case DecoderSpec():
             return _of_llama(spec, seq_len, ids)
         case Gpt2Spec():
             return _of_gpt2(spec, ids)
@@ -48,12 +48,12 @@ def continued_config(recorded: Mapping[str, Any], spec: FamilySpec, seq_len: int
     if isinstance(spec, EncoderDecoderSpec) and not spec.tied:
         # transformers 5 tells a T5 without scaling by this key, and scales the one that it wrote itself.
         config["tie_word_embeddings"] = False
-    if isinstance(spec, ModelSpec):
+    if isinstance(spec, DecoderSpec):
         config["max_position_embeddings"] = max(seq_len, config.get("max_position_embeddings") or 0)
     return config
 
 
-def _of_llama(spec: ModelSpec, seq_len: int, ids: TokenIds) -> dict[str, Any]:
+def _of_llama(spec: DecoderSpec, seq_len: int, ids: TokenIds) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

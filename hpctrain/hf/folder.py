@@ -9,10 +9,10 @@ import hashlib
 import os
 from pathlib import Path
 
-from hpctrain.base.errors import FileError, InputError, Mistake
+from hpctrain.base.errors import FieldError, FileError, InputError
 from hpctrain.hf.config import CONFIG_NAME, spec_of
-from hpctrain.hf.safetensors_header import Stored, tensors_in
-from hpctrain.hf.tensors import HfTensor, is_left_out, plain_name, tensors_of
+from hpctrain.hf.safetensors_header import StoredTensor, tensors_in
+from hpctrain.hf.tensors import HfTensor, current_tensor_name, is_ignorable, tensors_of
 from hpctrain.records.format.document import read_json
 from hpctrain.records.format.file_name import plain_file_name
 from hpctrain.records.format.input_file import open_input
@@ -36,28 +36,28 @@ def read_folder(path: Path) -> HfModel:
         raise InputError(f"model.hf: {path}: no such folder; name one with config.json and safetensors files in it")
     config = read_json(path / CONFIG_NAME)
     if not isinstance(config, dict):
-        raise FileError(path / CONFIG_NAME, [Mistake("", "found no keys; name the folder of a model")])
+        raise FileError(path / CONFIG_NAME, [FieldError("", "found no keys; name the folder of a model")])
     spec = spec_of(config, str(path / CONFIG_NAME))
     stored = stored_tensors(path, spec)
     _check(path, spec, stored)
     return HfModel(config=config, dims=spec, weights_sha256=weights_sha256(stored))
 
 
-def stored_tensors(path: Path, spec: FamilySpec) -> dict[str, Stored]:
+def stored_tensors(path: Path, spec: FamilySpec) -> dict[str, StoredTensor]:
     """The tensors of a folder by the name that transformers has for them today.
 
     Raises:
         InputError, FileError: there are none, or a file is damaged.
     """
-    return {plain_name(spec, item.name): item for file in _files(path) for item in tensors_in(file)}
+    return {current_tensor_name(spec, item.name): item for file in _shard_files(path) for item in tensors_in(file)}
 
 
-def place_of(tensor: HfTensor, stored: dict[str, Stored]) -> Stored | None:
+def find_stored(tensor: HfTensor, stored: dict[str, StoredTensor]) -> StoredTensor | None:
     """Where a tensor lies, under its own name or the one that stands in for it."""
     return stored.get(tensor.name) or (stored.get(tensor.instead) if tensor.instead else None)
 
 
-def weights_sha256(stored: dict[str, Stored]) -> str:
+def weights_sha256(stored: dict[str, StoredTensor]) -> str:
     """Hash of names, types, shapes and the first bytes of all tensors: a thousandth of the folder is read."""
     digest = hashlib.sha256()
     for name in sorted(stored, key=lambda name: (stored[name].file, stored[name].begin)):
@@ -69,34 +69,36 @@ def weights_sha256(stored: dict[str, Stored]) -> str:
     return digest.hexdigest()
 
 
-def _check(path: Path, spec: FamilySpec, stored: dict[str, Stored]) -> None:
-    mistakes: list[Mistake] = []
+def _check(path: Path, spec: FamilySpec, stored: dict[str, StoredTensor]) -> None:
+    mistakes: list[FieldError] = []
     known: set[str] = set()
     for tensor in tensors_of(spec):
         known.add(tensor.name)
-        place = place_of(tensor, stored)
+        place = find_stored(tensor, stored)
         if place is None:
-            mistakes.append(Mistake(tensor.name, f"no such tensor; config.json says it has shape {list(tensor.shape)}"))
+            mistakes.append(
+                FieldError(tensor.name, f"no such tensor; config.json says it has shape {list(tensor.shape)}")
+            )
         elif place.shape != tensor.shape:
             text = f"found shape {list(place.shape)}; config.json says {list(tensor.shape)}"
-            mistakes.append(Mistake(tensor.name, text))
+            mistakes.append(FieldError(tensor.name, text))
         elif place.dtype not in READABLE:
             text = f"found numbers of type {place.dtype}; allowed: {', '.join(READABLE)}; save the model in one of them"
-            mistakes.append(Mistake(tensor.name, text))
-    strange = [name for name in stored if name not in known and not is_left_out(spec, name)]
-    mistakes += [Mistake(name, f"no part of a {spec.family} here; name a folder without it") for name in strange]
+            mistakes.append(FieldError(tensor.name, text))
+    strange = [name for name in stored if name not in known and not is_ignorable(spec, name)]
+    mistakes += [FieldError(name, f"no part of a {spec.family} here; name a folder without it") for name in strange]
     if mistakes:
-        more = [Mistake("", f"{len(mistakes) - 8} tensors more are wrong")] if len(mistakes) > 8 else []
+        more = [FieldError("", f"{len(mistakes) - 8} tensors more are wrong")] if len(mistakes) > 8 else []
         raise FileError(path, [*mistakes[:8], *more])
 
 
-def _files(path: Path) -> list[Path]:
+def _shard_files(path: Path) -> list[Path]:
     """The safetensors files of a folder."""
     if (path / INDEX).is_file():
         index = read_json(path / INDEX)
         names = index.get("weight_map") if isinstance(index, dict) else None
         if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-            raise FileError(path / INDEX, [Mistake("weight_map", "not a table of tensors and files of this folder")])
+            raise FileError(path / INDEX, [FieldError("weight_map", "not a table of tensors and files of this folder")])
         files = [path / _plain(name, path / INDEX) for name in sorted(set(names.values()))]
     else:
         files = [path / SINGLE]
@@ -119,4 +121,4 @@ def _plain(name: str, index: Path) -> str:
     try:
         return plain_file_name(name)
     except ValueError as error:
-        raise FileError(index, [Mistake("weight_map", f"found {name!r}; {error}; copy the folder again")]) from None
+        raise FileError(index, [FieldError("weight_map", f"found {name!r}; {error}; copy the folder again")]) from None

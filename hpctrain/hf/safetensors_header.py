@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from hpctrain.base.errors import FileError, Mistake
+from hpctrain.base.errors import FieldError, FileError
 from hpctrain.records.format.input_file import open_input
 from hpctrain.records.format.json_text import JsonError, parse_json
 
@@ -27,7 +27,7 @@ _SIZE_MAX = 2**62
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """One tensor of a file."""
 
     file: Path
@@ -40,7 +40,7 @@ class Stored:
     size_bytes: int
 
 
-def tensors_in(path: Path) -> list[Stored]:
+def tensors_in(path: Path) -> list[StoredTensor]:
     """The tensors of one file.
 
     Raises:
@@ -55,7 +55,7 @@ def tensors_in(path: Path) -> list[Stored]:
             header = file.read(length)
         entries = parse_json(header)
     except OSError as error:
-        raise FileError(path, [Mistake("", f"cannot read: {error.strerror}")]) from None
+        raise FileError(path, [FieldError("", f"cannot read: {error.strerror}")]) from None
     except JsonError as error:
         raise _error(path, f"not a safetensors file: its header is no JSON ({error})") from None
     if not isinstance(entries, dict):
@@ -72,11 +72,11 @@ def tensors_in(path: Path) -> list[Stored]:
     return found
 
 
-def _place(item: Stored) -> tuple[int, int]:
+def _place(item: StoredTensor) -> tuple[int, int]:
     return item.begin, item.size_bytes
 
 
-def _stored(path: Path, name: str, entry: Any, start: int) -> Stored:
+def _stored(path: Path, name: str, entry: Any, start: int) -> StoredTensor:
     """One entry of the header.
 
     Raises:
@@ -93,7 +93,7 @@ def _stored(path: Path, name: str, entry: Any, start: int) -> Stored:
     expected = -(-math.prod(shape) * _BITS[dtype] // 8)
     if offsets[1] - offsets[0] != expected:
         raise _error(path, f"data_offsets hold {offsets[1] - offsets[0]} bytes, dtype and shape need {expected}", name)
-    return Stored(path, name, dtype, tuple(shape), start + offsets[0], expected)
+    return StoredTensor(path, name, dtype, tuple(shape), start + offsets[0], expected)
 
 
 def _are_sizes(value: Any) -> TypeGuard[list[int]]:
@@ -101,4 +101,4 @@ def _are_sizes(value: Any) -> TypeGuard[list[int]]:
 
 
 def _error(path: Path, text: str, name: str = "") -> FileError:
-    return FileError(path, [Mistake(name, f"{text}; copy the folder again")])
+    return FileError(path, [FieldError(name, f"{text}; copy the folder again")])

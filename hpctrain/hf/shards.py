@@ -28,7 +28,7 @@ def shard_bytes(text: str) -> int:
     return size
 
 
-def shared_out(tensors: Sequence[HfTensor], bytes_per_value: int, limit: int) -> dict[str, list[HfTensor]]:
+def assign_to_shards(tensors: Sequence[HfTensor], bytes_per_value: int, limit: int) -> dict[str, list[HfTensor]]:
     """The tensors by file, in their order; a file is not larger than the limit unless one tensor is."""
     groups: list[list[HfTensor]] = []
     room = 0

@@ -14,7 +14,7 @@ from hpctrain.hf.tokenizer import byte_tokenizer
 from hpctrain.records.run.run import Run
 
 
-def with_folder(run: Run) -> Run:
+def with_hf_folder(run: Run) -> Run:
     """The run with what is in the folder that `model.hf` names; a run folder's own run file has it already.
 
     Raises:
@@ -28,7 +28,7 @@ def with_folder(run: Run) -> Run:
     return run.model_copy(update={"model": run.model.model_copy(update={"found": found})})
 
 
-def start_words(run: Run) -> list[str]:
+def dropout_warning(run: Run) -> list[str]:
     """What a person should know of how the training differs from that of the folder's model."""
     if run.model.found is None:
         return []
@@ -55,11 +55,11 @@ def _check_tokenizer(run: Run, folder: Path) -> None:
         number, text = other
         raise InputError(
             f"model.hf: {folder}: the data was made with another tokenizer ({describe_tokenizer(index)}): its token "
-            f"{number} is {text!r}, the model's {_named(known, number)}; prepare it again with --tokenizer {path}"
+            f"{number} is {text!r}, the model's {_token_text(known, number)}; prepare it again with --tokenizer {path}"
         )
 
 
-def _named(vocabulary: dict[str, int], number: int) -> str:
+def _token_text(vocabulary: dict[str, int], number: int) -> str:
     return next((repr(text) for text, own in vocabulary.items() if own == number), "nothing")
 
 

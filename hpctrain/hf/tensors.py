@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.encoder_spec import SEGMENTS, EncoderSpec
 from hpctrain.records.model.families import FamilySpec
@@ -31,7 +31,7 @@ class HfTensor:
     """Tensor that a folder may hold in its place."""
 
     @property
-    def own_shape(self) -> tuple[int, ...]:
+    def parameter_shape(self) -> tuple[int, ...]:
         """Shape of each of our parameters."""
         last = self.shape[-1] // len(self.own)
         return (last, *self.shape[:-1]) if self.transposed else (*self.shape[:-1], last)
@@ -48,7 +48,7 @@ class HfTensor:
 def tensors_of(spec: FamilySpec) -> list[HfTensor]:
     """All tensors of a model, in its order; a tied head has none of its own."""
     match spec:
-        case ModelSpec():
+        case DecoderSpec():
             return list(_of_llama(spec))
         case Gpt2Spec():
             return list(_of_gpt2(spec))
@@ -58,7 +58,7 @@ def tensors_of(spec: FamilySpec) -> list[HfTensor]:
             return list(_of_t5(spec))
 
 
-def plain_name(spec: FamilySpec, name: str) -> str:
+def current_tensor_name(spec: FamilySpec, name: str) -> str:
     """The present name of a tensor: early folders lack GPT-2's prefix, and call a norm's numbers gamma and beta."""
     name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
     if isinstance(spec, Gpt2Spec) and name.startswith(("wte.", "wpe.", "h.", "ln_f.")):
@@ -66,15 +66,15 @@ def plain_name(spec: FamilySpec, name: str) -> str:
     return name
 
 
-def is_left_out(spec: FamilySpec, name: str) -> bool:
+def is_ignorable(spec: FamilySpec, name: str) -> bool:
     """Whether a folder may hold this beside the tensors of a model: constants, second copies of a tied matrix, and
     BERT's pooler and head for sentence order, which are not trained here."""
-    return any(re.fullmatch(pattern, name) for pattern in _left_out(spec))
+    return any(re.fullmatch(pattern, name) for pattern in _ignorable_patterns(spec))
 
 
-def _left_out(spec: FamilySpec) -> Iterator[str]:
+def _ignorable_patterns(spec: FamilySpec) -> Iterator[str]:
     match spec:
-        case ModelSpec():
+        case DecoderSpec():
             yield r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
         case Gpt2Spec():
             yield r"transformer\.h\.\d+\.attn\.(masked_)?bias"
@@ -91,7 +91,7 @@ def _left_out(spec: FamilySpec) -> Iterator[str]:
         yield r"lm_head\.weight"
 
 
-def _of_llama(spec: ModelSpec) -> Iterator[HfTensor]:
+def _of_llama(spec: DecoderSpec) -> Iterator[HfTensor]:
     dim, hidden, key_value = spec.dim, spec.hidden, spec.key_value_heads * spec.head_dim
     yield _same("model.embed_tokens.weight", "embedding.weight", spec.vocabulary, dim)
     for layer in range(spec.layers):

@@ -15,16 +15,16 @@ from hpctrain.records.format.node_set import NODE_NAME
 from hpctrain.records.history.bad_node import BAD_NODES_FILE, BadNode, read_bad_nodes
 from hpctrain.records.history.event import Event
 from hpctrain.records.topology.topology import Topology
-from hpctrain.runs.fault_fields import shown_faults
+from hpctrain.runs.fault_fields import faults_by_node
 
 HOUR_S = 3600.0
-DEATHS = 3
+BLAME_DEATHS = 3
 """Workers that have to die on one node before it is the node that is to blame."""
-DEATHS_SHARE = 2 / 3
+BLAME_DEATHS_SHARE = 2 / 3
 """And the share of all deaths that happened there: an error of the program happens everywhere."""
 
 
-def blamed(events: Sequence[Event]) -> dict[str, str]:
+def nodes_to_blame(events: Sequence[Event]) -> dict[str, str]:
     """The nodes to blame for what happened in an attempt, each with its reason.
 
     Args:
@@ -38,18 +38,20 @@ def blamed(events: Sequence[Event]) -> dict[str, str]:
             found[event.data["node"]] = "it was lost"
         elif event.kind == "node_returned":
             found.pop(event.data["node"], None)
-    spared = _lost_for_no_fault_of_theirs(events)
-    lost = {node: reason for node, reason in (found | _missing_at_the_end(events)).items() if node not in spared}
-    faulty = {node: f"it had this: {fault.words}" for node, fault in shown_faults(events).items() if fault.names_a_node}
-    return lost | _where_workers_die(events) | faulty
+    spared = _nodes_with_crashed_agents(events)
+    lost = {node: reason for node, reason in (found | _nodes_missing_at_end(events)).items() if node not in spared}
+    faulty = {
+        node: f"it had this: {fault.words}" for node, fault in faults_by_node(events).items() if fault.names_a_node
+    }
+    return lost | _nodes_where_workers_died(events) | faulty
 
 
-def _lost_for_no_fault_of_theirs(events: Sequence[Event]) -> set[str]:
+def _nodes_with_crashed_agents(events: Sequence[Event]) -> set[str]:
     """Nodes whose agent ended by an error of its own, which it would on any other node too."""
     return {event.data["node"] for event in events if event.kind == "agent_crashed"}
 
 
-def _missing_at_the_end(events: Sequence[Event]) -> dict[str, str]:
+def _nodes_missing_at_end(events: Sequence[Event]) -> dict[str, str]:
     """Nodes that are gone when the others give up. One that gave up too, on its own side of a cut, is not gone, and
     neither is one that was left out because of a cut."""
     ends = [event for event in events if event.kind == "failed" and event.data.get("left")]
@@ -59,16 +61,16 @@ def _missing_at_the_end(events: Sequence[Event]) -> dict[str, str]:
     return {node: "it was lost" for node in members if node not in speaking} if ends else {}
 
 
-def _where_workers_die(events: Sequence[Event]) -> dict[str, str]:
+def _nodes_where_workers_died(events: Sequence[Event]) -> dict[str, str]:
     deaths = Counter(event.data.get("node", event.node) for event in events if event.kind == "worker_died")
     return {
         node: f"{count} of {deaths.total()} workers that died were on it"
         for node, count in deaths.items()
-        if count >= DEATHS and count >= DEATHS_SHARE * deaths.total()
+        if count >= BLAME_DEATHS and count >= BLAME_DEATHS_SHARE * deaths.total()
     }
 
 
-def choose_excluded(
+def select_excluded_nodes(
     bad: Sequence[BadNode], now: float, allowed: Collection[str], usable: Collection[str], needed: int, fraction: float
 ) -> list[str]:
     """The nodes that the next job does without: worst first, until a limit says stop.
@@ -99,34 +101,34 @@ def choose_excluded(
     return sorted(chosen)
 
 
-def write_blamed(folder: Path, attempt: int, events: Sequence[Event], now: float, hours: float) -> None:
+def record_bad_nodes(folder: Path, attempt: int, events: Sequence[Event], now: float, hours: float) -> None:
     """Add the nodes to blame for an attempt to the run's ledger; a name that is no host name is left out.
 
     Raises:
         StorageError: the ledger cannot be written.
     """
-    _note(folder, attempt, blamed(events), now, hours)
+    _record(folder, attempt, nodes_to_blame(events), now, hours)
 
 
-def note_excluded(folder: Path, topology: Topology | None, now: float, hours: float) -> list[str]:
+def record_excluded_nodes(folder: Path, topology: Topology | None, now: float, hours: float) -> list[str]:
     """Add the nodes that the verdict of a given topology excludes to a new run's ledger; their names come back.
 
     Raises:
         StorageError: the ledger cannot be written.
     """
     excluded = list(topology.verdict.exclude) if topology is not None else []
-    _note(folder, 0, dict.fromkeys(excluded, "the topology given excludes it"), now, hours)
+    _record(folder, 0, dict.fromkeys(excluded, "the topology given excludes it"), now, hours)
     return excluded
 
 
-def _note(folder: Path, attempt: int, reasons: Mapping[str, str], now: float, hours: float) -> None:
+def _record(folder: Path, attempt: int, reasons: Mapping[str, str], now: float, hours: float) -> None:
     for node, reason in reasons.items():
-        if hours <= 0 or not re.fullmatch(NODE_NAME, node) or is_noted(folder, node, attempt):
+        if hours <= 0 or not re.fullmatch(NODE_NAME, node) or is_recorded(folder, node, attempt):
             continue
         line = BadNode(node=node, attempt=attempt, time_s=now, expires_s=now + hours * HOUR_S, reason=reason)
         append_line(folder / BAD_NODES_FILE, json.dumps(line.to_json()))
 
 
-def is_noted(folder: Path, node: str, attempt: int) -> bool:
+def is_recorded(folder: Path, node: str, attempt: int) -> bool:
     """Whether the ledger has the node for that attempt: an end may be worked off twice."""
     return any(line.node == node and line.attempt == attempt for line in read_bad_nodes(folder))

@@ -11,11 +11,11 @@ from hpctrain.jobs.successors import cancel_successors, waiting_successors
 from hpctrain.runs.folder import kept_words
 from hpctrain.slurm.commands import Slurm
 
-MARK = "cancelled"
+CANCELLED_FILE = "cancelled"
 """File in a run folder: whoever ends the job must not put it back into the queue."""
 SAVE_WAIT_S = 60.0
 """How long the agents get to save before the job is cancelled for good."""
-ASK_AGAIN_S = 10.0
+CANCEL_RETRY_S = 10.0
 POLL_S = 1.0
 
 
@@ -37,7 +37,7 @@ def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, at_once: b
     if ended and not waiting_successors(folder, slurm):
         return f"job {job_id} has ended already; {kept_words(folder)}"
     # The mark first: a job that begins or ends from now on queues no other.
-    write_text(folder / MARK, utc_text(clock.wall()) + "\n")
+    write_text(folder / CANCELLED_FILE, utc_text(clock.wall()) + "\n")
     behind = cancel_successors(folder, slurm)
     if job is None or ended:
         return f"jobs {', '.join(behind)} cancelled; they were waiting; {kept_words(folder)}"
@@ -47,7 +47,7 @@ def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, at_once: b
         return f"job {job_id} cancelled; it was {was}; {kept_words(folder)}"
     deadline, asked_s = clock.now() + SAVE_WAIT_S, -math.inf
     while clock.now() < deadline:
-        if clock.now() - asked_s >= ASK_AGAIN_S:
+        if clock.now() - asked_s >= CANCEL_RETRY_S:
             # Again, as a task that is just starting does not hear it: submitit ignores the signal.
             slurm.signal(job_id, "TERM")
             asked_s = clock.now()
@@ -63,4 +63,4 @@ def cancel_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, at_once: b
 
 def is_cancelled(folder: Path) -> bool:
     """Whether somebody cancelled the run."""
-    return (folder / MARK).exists()
+    return (folder / CANCELLED_FILE).exists()

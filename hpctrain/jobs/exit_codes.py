@@ -12,18 +12,18 @@ from hpctrain.records.history.event import Event
 from hpctrain.records.history.fault import Fault, fault_named
 from hpctrain.slurm.job import JobInfo, JobState
 
-KILLED_AT_START = (128 + 15, 128 + 12)
+KILLED_BEFORE_HANDLERS = (128 + 15, 128 + 12)
 """What srun gives when a task was told to leave (TERM, USR2) before its handlers stood."""
-HOPELESS = (EXIT_USAGE, EXIT_REFUSED)
+NOT_RETRYABLE_CODES = (EXIT_USAGE, EXIT_REFUSED)
 """Exit codes of what the next attempt would meet again: an invalid input, a plan that cannot be made."""
-WORKERS_OWN = ("worker_died", "worker_hung")
+WORKER_FAILURE_EVENTS = ("worker_died", "worker_hung")
 """Events of a worker that failed by itself; one that lost its peers has none."""
-IDLE_LIMIT = 2
+MAX_ATTEMPTS_WITHOUT_CHECKPOINT = 2
 """So many attempts in a row may end for the cluster's sake without a new checkpoint; the next is no_progress."""
 
 
 @dataclass(frozen=True)
-class Ending:
+class AttemptOutcome:
     """What an attempt left behind."""
 
     code: int | None
@@ -35,13 +35,13 @@ class Ending:
     """What asked it to stop: SIGTERM, SIGUSR2; None: nothing did, or nobody said what."""
     reason: str | None = None
     """The last word of its agents; None when they left without one."""
-    hopeless: bool = False
+    not_retryable: bool = False
     """Another attempt would end in the same way."""
     crashed: bool = False
     """The reason is no more than the error that an agent crashed with."""
 
 
-def read_ending(code: int | None, events: Sequence[Event], finished: bool) -> Ending:
+def read_outcome(code: int | None, events: Sequence[Event], finished: bool) -> AttemptOutcome:
     """How the attempt ended, by what it said itself.
 
     Args:
@@ -52,33 +52,39 @@ def read_ending(code: int | None, events: Sequence[Event], finished: bool) -> En
     """
     done = next((event for event in reversed(events) if event.kind == "finished"), None)
     if code == 0 or finished or done is not None:
-        return Ending(0, "done", reason=done.reason if done else "all steps are done")
+        return AttemptOutcome(0, "done", reason=done.reason if done else "all steps are done")
     last = next((event for event in reversed(events) if event.kind in ("preempted", "failed")), None)
-    reason = _with_crash(last, events)
+    reason = _reason_with_crash(last, events)
     crashed = last is None and reason is not None
     failures = [event for event in events if event.kind == "failed" and "exit_code" in event.data]
-    own = [event.data["exit_code"] for event in failures if not _for_lost_nodes(event, events)]
+    own = [event.data["exit_code"] for event in failures if not _due_to_lost_nodes(event, events)]
     if any(_fault(event).names_a_node for event in failures):
-        return Ending(code, "infrastructure", reason=reason)
+        return AttemptOutcome(code, "infrastructure", reason=reason)
     if own:
         kind: ExitClass = "fatal"
         if set(own) == {EXIT_NO_PROGRESS}:
             # Where no worker failed by itself, each of them lost its peers: that is the network's fault.
-            kind = "no_progress" if any(event.kind in WORKERS_OWN for event in events) else "infrastructure"
-        return Ending(code, kind, reason=reason, hopeless=any(found in HOPELESS for found in own))
+            kind = "no_progress" if any(event.kind in WORKER_FAILURE_EVENTS for event in events) else "infrastructure"
+        return AttemptOutcome(
+            code, kind, reason=reason, not_retryable=any(found in NOT_RETRYABLE_CODES for found in own)
+        )
     if last is not None and last.kind == "preempted":
         asked_by = last.data.get("asked_by")
-        return Ending(code, "resumable", saved=_saved_after(last, code, events), asked_by=asked_by, reason=reason)
+        return AttemptOutcome(
+            code, "resumable", saved=_saved_after(last, code, events), asked_by=asked_by, reason=reason
+        )
     if failures or code is None:
-        return Ending(code, "infrastructure", reason=reason, crashed=crashed)
-    if code in KILLED_AT_START:
-        return Ending(code, "resumable", asked_by=signal.Signals(code - 128).name, reason=reason, crashed=crashed)
+        return AttemptOutcome(code, "infrastructure", reason=reason, crashed=crashed)
+    if code in KILLED_BEFORE_HANDLERS:
+        return AttemptOutcome(
+            code, "resumable", asked_by=signal.Signals(code - 128).name, reason=reason, crashed=crashed
+        )
     if code == EXIT_RESUMABLE:
-        return Ending(code, "resumable", reason=reason, crashed=crashed)
-    return Ending(code, "fatal", reason=reason, hopeless=code in HOPELESS, crashed=crashed)
+        return AttemptOutcome(code, "resumable", reason=reason, crashed=crashed)
+    return AttemptOutcome(code, "fatal", reason=reason, not_retryable=code in NOT_RETRYABLE_CODES, crashed=crashed)
 
 
-def _with_crash(last: Event | None, events: Sequence[Event]) -> str | None:
+def _reason_with_crash(last: Event | None, events: Sequence[Event]) -> str | None:
     """The last word of the agents. Where one that crashed is why too few were left, or nobody was left to say
     anything, its error is the reason."""
     crash = next((event.reason for event in events if event.kind == "agent_crashed"), None)
@@ -89,7 +95,7 @@ def _with_crash(last: Event | None, events: Sequence[Event]) -> str | None:
     return f"{crash}; then {last.reason}"
 
 
-def _for_lost_nodes(event: Event, events: Sequence[Event]) -> bool:
+def _due_to_lost_nodes(event: Event, events: Sequence[Event]) -> bool:
     """Whether an agent gave up because nodes were gone: too few are left, no plan fits those that are, or the probe
     refused the nodes."""
     if event.data["exit_code"] == EXIT_RESUMABLE or event.data.get("by_probe") or _fault(event).is_infrastructure:
@@ -98,7 +104,11 @@ def _for_lost_nodes(event: Event, events: Sequence[Event]) -> bool:
         return False  # other nodes would not find them either
     left = set(event.data.get("left", []))
     # A node that the verdict excludes is there, and no plan can use it: it counts as gone.
-    return event.data["exit_code"] in HOPELESS and bool(left) and left - _excluded(events) < set(nodes_of(events))
+    return (
+        event.data["exit_code"] in NOT_RETRYABLE_CODES
+        and bool(left)
+        and left - _excluded(events) < set(nodes_of(events))
+    )
 
 
 def _excluded(events: Sequence[Event]) -> set[str]:
@@ -125,7 +135,7 @@ def nodes_of(events: Sequence[Event]) -> list[str]:
     return list(start.data.get("nodes", [])) if start else []
 
 
-_SLURM_SAYS: dict[JobState, ExitClass] = {
+_CLASS_BY_JOB_STATE: dict[JobState, ExitClass] = {
     JobState.CANCELLED: "resumable",
     JobState.NODE_FAIL: "infrastructure",
     JobState.BOOT_FAIL: "infrastructure",
@@ -134,27 +144,29 @@ _SLURM_SAYS: dict[JobState, ExitClass] = {
 }
 
 
-def with_slurms_word(ending: Ending, job: JobInfo | None) -> Ending:
-    """The ending, completed by what Slurm did to the job: it alone knows of a preemption or a lost batch node.
+def with_slurm_state(outcome: AttemptOutcome, job: JobInfo | None) -> AttemptOutcome:
+    """The outcome, completed by what Slurm did to the job: it alone knows of a preemption or a lost batch node.
 
     What the agents said for themselves stands: they were there.
     """
-    if job is None or ending.exit_class == "done":
-        return ending
+    if job is None or outcome.exit_class == "done":
+        return outcome
     if is_preempted(job):
-        return replace(ending, exit_class="resumable", hopeless=False)
-    if ending.reason is not None and not ending.crashed:
-        return ending
-    crash = f"{ending.reason}; " if ending.reason else ""
+        return replace(outcome, exit_class="resumable", not_retryable=False)
+    if outcome.reason is not None and not outcome.crashed:
+        return outcome
+    crash = f"{outcome.reason}; " if outcome.reason else ""
     if is_out_of_time(job):
-        return replace(ending, exit_class="resumable", reason=f"{crash}Slurm ended the job: TIMEOUT", hopeless=False)
-    kind = _SLURM_SAYS.get(job.state)
+        return replace(
+            outcome, exit_class="resumable", reason=f"{crash}Slurm ended the job: TIMEOUT", not_retryable=False
+        )
+    kind = _CLASS_BY_JOB_STATE.get(job.state)
     words = f"{crash}Slurm ended the job: {job.state.value}"
-    if ending.code is None and kind is not None:
-        return replace(ending, exit_class=kind, reason=words)
+    if outcome.code is None and kind is not None:
+        return replace(outcome, exit_class=kind, reason=words)
     if job.state in (JobState.NODE_FAIL, JobState.BOOT_FAIL) and kind is not None:
-        return replace(ending, exit_class=kind, reason=words, hopeless=False)
-    return ending
+        return replace(outcome, exit_class=kind, reason=words, not_retryable=False)
+    return outcome
 
 
 def is_preempted(job: JobInfo) -> bool:
@@ -167,17 +179,19 @@ def is_out_of_time(job: JobInfo) -> bool:
     return job.state is JobState.TIMEOUT or (job.state is JobState.COMPLETING and job.reason == "TimeLimit")
 
 
-def with_progress(ending: Ending, progressed: bool, preempted: bool, idle_before: int) -> Ending:
-    """The ending as no_progress, where an attempt that is not to blame got nowhere: it would loop for ever.
+def with_no_progress_check(
+    outcome: AttemptOutcome, progressed: bool, preempted: bool, attempts_without_checkpoint: int
+) -> AttemptOutcome:
+    """The outcome as no_progress, where an attempt that is not to blame got nowhere: it would loop for ever.
 
-    A time limit too short for one checkpoint counts at once; a cluster that fails gets IDLE_LIMIT attempts.
+    A time limit too short for one checkpoint counts at once; a cluster that fails gets MAX_ATTEMPTS_WITHOUT_CHECKPOINT attempts.
 
     Args:
         progressed: whether it left a newer checkpoint than it found.
         preempted: then it is nobody's fault.
-        idle_before: attempts in a row before it that left no new checkpoint, see `idle_attempts`.
+        attempts_without_checkpoint: attempts in a row before it that left no new checkpoint, see `attempts_without_checkpoint`.
     """
-    patience = {"resumable": 0, "infrastructure": IDLE_LIMIT}.get(ending.exit_class)
-    if patience is None or progressed or preempted or idle_before < patience:
-        return ending
-    return replace(ending, exit_class="no_progress")
+    patience = {"resumable": 0, "infrastructure": MAX_ATTEMPTS_WITHOUT_CHECKPOINT}.get(outcome.exit_class)
+    if patience is None or progressed or preempted or attempts_without_checkpoint < patience:
+        return outcome
+    return replace(outcome, exit_class="no_progress")

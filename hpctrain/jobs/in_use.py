@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpctrain.base.errors import InputError, Refused
-from hpctrain.records.history.successor import chain_of, read_successors
+from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.records.history.successor import job_chain, read_successors
 from hpctrain.runs.locate import job_id, open_jobs
-from hpctrain.slurm.commands import ControllerAwayError, Slurm
+from hpctrain.slurm.commands import ControllerUnreachableError, Slurm
 
 
 def check_no_live_job(folder: Path, slurm: Slurm) -> None:
@@ -16,7 +16,7 @@ def check_no_live_job(folder: Path, slurm: Slurm) -> None:
 
     Raises:
         InputError: one of them waits or runs.
-        Refused: the controller does not answer, so nobody can tell.
+        RefusedError: the controller does not answer, so nobody can tell.
     """
     for job in open_jobs(folder):
         live = _live_state(folder, job, slurm)
@@ -30,17 +30,19 @@ def check_own_folder(folder: Path, own_id: str | None, slurm: Slurm) -> None:
     """The job that begins here must be the run's newest one, or that one must be over and not be another submission.
 
     Raises:
-        Refused: another job has the folder, or the controller does not answer.
+        RefusedError: another job has the folder, or the controller does not answer.
     """
     newest = job_id(folder)
     if newest is None or newest == own_id:
         return
     successors = read_successors(folder)
-    if own_id in {item.job_id for item in successors} and newest not in chain_of(own_id or "", successors):
-        raise Refused(f"{folder}: the run went on as job {newest}; this job ({own_id}) was queued for an earlier one")
+    if own_id in {item.job_id for item in successors} and newest not in job_chain(own_id or "", successors):
+        raise RefusedError(
+            f"{folder}: the run went on as job {newest}; this job ({own_id}) was queued for an earlier one"
+        )
     live = _live_state(folder, newest, slurm)
     if live is not None:
-        raise Refused(
+        raise RefusedError(
             f"{folder}: the run went on as job {newest}, which is {live}; this job ({own_id or 'started by hand'}) "
             "leaves it alone"
         )
@@ -50,6 +52,6 @@ def _live_state(folder: Path, job: str, slurm: Slurm) -> str | None:
     """The state of a job that has not ended; None for one that has, or is forgotten."""
     try:
         info = slurm.job(job)
-    except ControllerAwayError as error:
-        raise Refused(f"{folder.name}: cannot tell whether its job {job} has ended: {error}") from None
+    except ControllerUnreachableError as error:
+        raise RefusedError(f"{folder.name}: cannot tell whether its job {job} has ended: {error}") from None
     return None if info is None or info.state.is_ended else info.state.value

@@ -11,11 +11,11 @@ from hpctrain.slurm.gres import gpu_count
 from hpctrain.slurm.limits import default_partition, members
 from hpctrain.slurm.time import format_time_limit, parse_time_limit
 
-EARLY_S = 60
+SIGNAL_EARLY_S = 60
 """sbatch(1): the signal before the time limit may come up to a minute earlier than asked for."""
 
 
-def check_time(run: Run, partitions: Sequence[Partition] = ()) -> None:
+def check_time_limit(run: Run, partitions: Sequence[Partition] = ()) -> None:
     """The time limit must leave time to train before the notice to save, or the job only loops through the queue.
 
     Args:
@@ -24,9 +24,9 @@ def check_time(run: Run, partitions: Sequence[Partition] = ()) -> None:
     Raises:
         InputError: it does not.
     """
-    notice, least = run.cluster.save_notice_s, run.cluster.save_notice_s + EARLY_S
+    notice, least = run.cluster.save_notice_s, run.cluster.save_notice_s + SIGNAL_EARLY_S
     rule = f"allowed: more than {format_time_limit(least)}, as the notice to save (cluster.save_notice_s {notice})"
-    rule += f" may come {EARLY_S} s early"
+    rule += f" may come {SIGNAL_EARLY_S} s early"
     if run.cluster.time is not None:
         try:
             limit = parse_time_limit(run.cluster.time)
@@ -35,7 +35,7 @@ def check_time(run: Run, partitions: Sequence[Partition] = ()) -> None:
         if limit is not None and limit <= least:
             raise InputError(f"cluster.time: found {format_time_limit(limit)}; {rule}; raise it or lower the notice")
         return
-    for partition in wanted(run.cluster.partition, partitions):
+    for partition in candidate_partitions(run.cluster.partition, partitions):
         limit = partition.default_time_s or partition.time_limit_s
         if limit is not None and limit <= least:
             raise InputError(
@@ -52,15 +52,17 @@ def time_limit(run: Run, partitions: Sequence[Partition]) -> int | None:
     """
     if run.cluster.time is not None:
         return parse_time_limit(run.cluster.time)
-    limits = [item.default_time_s or item.time_limit_s for item in wanted(run.cluster.partition, partitions)]
+    limits = [
+        item.default_time_s or item.time_limit_s for item in candidate_partitions(run.cluster.partition, partitions)
+    ]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def preemption_words(run: Run, state: ClusterState) -> list[str]:
+def preemption_warnings(run: Run, state: ClusterState) -> list[str]:
     """What a preemption would cost, where it costs more than the usual pause."""
     kind, partitions = state.config["preempt_type"], state.partitions
     lines = []
-    for partition in wanted(run.cluster.partition, partitions):
+    for partition in candidate_partitions(run.cluster.partition, partitions):
         if not can_be_preempted(kind, partition, partitions):
             continue
         cancels, name = "CANCEL" in partition.preempt_mode, partition.name
@@ -91,30 +93,31 @@ def can_be_preempted(kind: str, partition: Partition, partitions: Sequence[Parti
     return not (kind.endswith("/none") or (kind.endswith("partition_prio") and not above))
 
 
-def with_gpus(run: Run, state: ClusterState) -> tuple[Run, list[str]]:
+def with_gpu_request(run: Run, state: ClusterState) -> tuple[Run, list[str]]:
     """The run with the GPUs that its job asks for, and lines for the person. A job that names no number gets none, and
     would train on CPUs without a word."""
     cluster = run.cluster
-    if cluster.device == "cpu" or cluster.devices_per_node is not None or names_gpus(cluster.sbatch):
+    if cluster.device == "cpu" or cluster.devices_per_node is not None or requests_gpus(cluster.sbatch):
         return run, []
-    partitions = wanted(cluster.partition, state.partitions)
+    partitions = candidate_partitions(cluster.partition, state.partitions)
     count = min(
-        gpus_of(partitions, state.nodes, nodes, cluster.gpu_type, constraint) for constraint, nodes in kinds_of(run)
+        gpus_per_node_available(partitions, state.nodes, nodes, cluster.gpu_type, constraint)
+        for constraint, nodes in node_groups(run)
     )
     if count == 0:
-        told = "no GPUs are asked for: Slurm lists none on so many nodes of the partition"
-        return run, [f"cluster.device is cuda, and {told}"] if cluster.device == "cuda" else []
+        reason = "no GPUs are asked for: Slurm lists none on so many nodes of the partition"
+        return run, [f"cluster.device is cuda, and {reason}"] if cluster.device == "cuda" else []
     asked = cluster.model_copy(update={"devices_per_node": count})
     which = f"of type {cluster.gpu_type}" if cluster.gpu_type else "all of them"
     return run.model_copy(update={"cluster": asked}), [f"{count} GPUs a node are asked for ({which})"]
 
 
-def names_gpus(options: Sequence[str]) -> bool:
+def requests_gpus(options: Sequence[str]) -> bool:
     """Whether sbatch options ask for GPUs in their own way, as sites want it that know only --gres."""
     return any(option.startswith(("--gres=gpu", "--gres gpu", "--gpus")) for option in options)
 
 
-def kinds_of(run: Run) -> tuple[tuple[str | None, int], ...]:
+def node_groups(run: Run) -> tuple[tuple[str | None, int], ...]:
     """Constraint and number of nodes of each kind that the job has: one kind, but for groups."""
     cluster = run.cluster
     if cluster.groups:
@@ -122,7 +125,7 @@ def kinds_of(run: Run) -> tuple[tuple[str | None, int], ...]:
     return ((cluster.constraint, cluster.node_range[0]),)
 
 
-def gpus_of(
+def gpus_per_node_available(
     partitions: Sequence[Partition],
     nodes: Sequence[NodeInfo],
     count: int,
@@ -143,7 +146,7 @@ def gpus_of(
     return min(most, default=0)
 
 
-def wanted(names: str | None, partitions: Sequence[Partition]) -> list[Partition]:
+def candidate_partitions(names: str | None, partitions: Sequence[Partition]) -> list[Partition]:
     """The partitions that a job may start in; the default one for a job that names none."""
     if names is None:
         default = default_partition(partitions)

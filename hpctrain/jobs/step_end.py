@@ -9,41 +9,41 @@ from pathlib import Path
 
 from hpctrain.base.errors import UntrustedError
 from hpctrain.base.owned import open_owned
-from hpctrain.jobs.exit_codes import Ending
+from hpctrain.jobs.exit_codes import AttemptOutcome
 from hpctrain.slurm.srun_words import StepFailure, read_step_failure
 
-SAID = "srun.txt"
+SRUN_LOG_NAME = "srun.txt"
 """File in logs/<attempt> with srun's stderr; the job's log has the same lines."""
-READ_BYTES = 2**18
+SRUN_LOG_BYTES_MAX = 2**18
 """As much of it is read: the first error is the cause, and srun names each task that it ends after that."""
 
 
-def srun_said(folder: Path, attempt: int) -> Path:
+def srun_log(folder: Path, attempt: int) -> Path:
     """The file with what srun said of an attempt's step."""
-    return folder / "logs" / str(attempt) / SAID
+    return folder / "logs" / str(attempt) / SRUN_LOG_NAME
 
 
-def with_sruns_word(ending: Ending, folder: Path, attempt: int, nodes: Sequence[str]) -> Ending:
-    """The ending, where srun ended the step by itself: a failure of the cluster, with srun's words as the reason.
+def with_srun_error(outcome: AttemptOutcome, folder: Path, attempt: int, nodes: Sequence[str]) -> AttemptOutcome:
+    """The outcome, where srun ended the step by itself: a failure of the cluster, with srun's words as the reason.
 
     What the agents said for themselves stands, as does a run that is finished.
 
     Args:
         nodes: those of the step, in Slurm's order.
     """
-    if ending.exit_class == "done" or (ending.reason is not None and not ending.crashed):
-        return ending
+    if outcome.exit_class == "done" or (outcome.reason is not None and not outcome.crashed):
+        return outcome
     try:
-        with os.fdopen(open_owned(srun_said(folder, attempt)), "rb") as file:
-            failure = read_step_failure(file.read(READ_BYTES).decode(errors="replace"))
+        with os.fdopen(open_owned(srun_log(folder, attempt)), "rb") as file:
+            failure = read_step_failure(file.read(SRUN_LOG_BYTES_MAX).decode(errors="replace"))
     except (OSError, UntrustedError):
-        return ending
+        return outcome
     if failure is None:
-        return ending
-    return replace(ending, exit_class="infrastructure", reason=failure_words(failure, nodes), hopeless=False)
+        return outcome
+    return replace(outcome, exit_class="infrastructure", reason=step_failure_text(failure, nodes), not_retryable=False)
 
 
-def failure_words(failure: StepFailure, nodes: Sequence[str]) -> str:
+def step_failure_text(failure: StepFailure, nodes: Sequence[str]) -> str:
     """What happened, with the name of the node in place of its number."""
     if not failure.started:
         return f"Slurm could not start the step (srun: {failure.words})"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from hpctrain.jobs.exit_codes import Ending, is_out_of_time, is_preempted
-from hpctrain.jobs.partition_checks import EARLY_S
+from hpctrain.jobs.exit_codes import AttemptOutcome, is_out_of_time, is_preempted
+from hpctrain.jobs.partition_checks import SIGNAL_EARLY_S
 from hpctrain.slurm.job import JobInfo, JobState
 
 StopCause = Literal["preempted", "time_limit", "signal"]
 """signal: Slurm had no reason to send it, so a person or another program did."""
 
 
-def stop_cause(ending: Ending, job: JobInfo | None, now: float, notice_s: int) -> StopCause | None:
+def stop_cause(outcome: AttemptOutcome, job: JobInfo | None, now: float, notice_s: int) -> StopCause | None:
     """What the request to stop came from; None where there was none, or nobody said what it was.
 
     Args:
@@ -24,29 +24,31 @@ def stop_cause(ending: Ending, job: JobInfo | None, now: float, notice_s: int) -
         return None
     if is_preempted(job):
         return "preempted"
-    if ending.exit_class != "resumable":
+    if outcome.exit_class != "resumable":
         return None
     if is_out_of_time(job):
         return "time_limit"
     if job.state is not JobState.RUNNING:
         return None  # Slurm ends the job, and sent the signal: a requeue, a lost node
     # The notice is SIGUSR2 (`sbatch --signal`). Before the limit itself Slurm sends no SIGTERM.
-    due = job.end_s is not None and now >= job.end_s - notice_s - EARLY_S
-    if due and ending.asked_by != "SIGTERM":
+    due = job.end_s is not None and now >= job.end_s - notice_s - SIGNAL_EARLY_S
+    if due and outcome.asked_by != "SIGTERM":
         return "time_limit"
-    return "signal" if ending.asked_by is not None else None
+    return "signal" if outcome.asked_by is not None else None
 
 
-def reason_words(ending: Ending, cause: StopCause | None) -> str:
+def stop_reason_text(outcome: AttemptOutcome, cause: StopCause | None) -> str:
     """Why the attempt ended, in words that name what asked it to stop."""
-    saved = ", saved" if ending.saved else ", without a newer checkpoint"
+    saved = ", saved" if outcome.saved else ", without a newer checkpoint"
     if cause == "preempted":
         return f"preempted{saved}"
     if cause == "time_limit":
-        return f"stopped before the time limit{saved}" if ending.saved or ending.asked_by else "ended at the time limit"
+        return (
+            f"stopped before the time limit{saved}" if outcome.saved or outcome.asked_by else "ended at the time limit"
+        )
     if cause == "signal":
         sender = "sent by neither a preemption nor the time limit (scancel --signal, kill)"
-        return f"stopped by {ending.asked_by}, {sender}{saved}"
-    if ending.reason is None and ending.exit_class == "resumable":
+        return f"stopped by {outcome.asked_by}, {sender}{saved}"
+    if outcome.reason is None and outcome.exit_class == "resumable":
         return "stopped on request"  # of a node that is not that of rank 0: nobody says whether it saved
-    return ending.reason or f"the step ended with exit code {ending.code}"
+    return outcome.reason or f"the step ended with exit code {outcome.code}"

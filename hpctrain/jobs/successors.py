@@ -13,20 +13,20 @@ from pathlib import Path
 
 from hpctrain.base.atomic import append_line, storage_errors
 from hpctrain.base.errors import CommandError, HpctrainError, StorageError
-from hpctrain.jobs.bad_nodes import choose_excluded
-from hpctrain.jobs.job_nodes import exclude_options, names_of_options, nodes_of_job, with_own_exclude
+from hpctrain.jobs.bad_nodes import select_excluded_nodes
+from hpctrain.jobs.job_nodes import exclude_options, merged_exclude_list, nodes_of_job, sbatch_option_names
 from hpctrain.records.history.bad_node import read_bad_nodes
 from hpctrain.records.history.successor import SUCCESSORS_FILE, Successor, read_successors
 from hpctrain.records.run.run import Run
 from hpctrain.runs.locate import job_id, open_jobs, record_job
-from hpctrain.slurm.commands import ControllerAwayError, Slurm
+from hpctrain.slurm.commands import ControllerUnreachableError, Slurm
 
 
-def go_on(folder: Path, run: Run, slurm: Slurm, now: float) -> str:
+def submit_next(folder: Path, run: Run, slurm: Slurm, now: float) -> str:
     """Make the next job the run's newest one: that which waits already, else a new one. Its id comes back.
 
     Raises:
-        ControllerAwayError: the controller does not answer.
+        ControllerUnreachableError: the controller does not answer.
         CommandError: sbatch refused the job.
         FileError: a ledger of the run is damaged; no job was queued.
         StorageError: the run folder cannot be written; no job was queued.
@@ -34,13 +34,13 @@ def go_on(folder: Path, run: Run, slurm: Slurm, now: float) -> str:
     waiting = waiting_successors(folder, slurm)
     exclude = nodes_to_exclude(folder, run, slurm, now)
     if waiting:
-        _renew(folder, run, waiting[0], exclude, slurm, now)
-    following = waiting[0] if waiting else queue_behind(folder, run, _newest(folder), exclude, slurm, now)
+        _update_exclusion(folder, run, waiting[0], exclude, slurm, now)
+    following = waiting[0] if waiting else queue_behind(folder, run, _newest_job(folder), exclude, slurm, now)
     record_job(folder, following)
     return following
 
 
-def top_up(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]:
+def ensure_queued(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]:
     """Queue successors behind the newest job until there are as many as the run wants; ids of the new ones.
 
     Raises:
@@ -49,7 +49,7 @@ def top_up(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]:
     """
     if not run.recovery.successors or run.recovery.requeue != "new_job":
         return []
-    chain = [_newest(folder), *waiting_successors(folder, slurm)]
+    chain = [_newest_job(folder), *waiting_successors(folder, slurm)]
     exclude = nodes_to_exclude(folder, run, slurm, now)
     added: list[str] = []
     while len(chain) <= run.recovery.successors:
@@ -59,10 +59,10 @@ def top_up(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]:
 
 
 def queue_successors(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]:
-    """`top_up` for a run that was submitted just now: what a person should know, as lines. Its job is queued by now and
+    """`ensure_queued` for a run that was submitted just now: what a person should know, as lines. Its job is queued by now and
     tries again when it starts, so a refusal is no error."""
     try:
-        added = top_up(folder, run, slurm, now)
+        added = ensure_queued(folder, run, slurm, now)
     except HpctrainError as error:
         return [f"recovery.successors: not all are queued ({error}); the job queues the rest when it starts"]
     return [f"queued behind it: {', '.join(added)}"] if added else []
@@ -108,12 +108,12 @@ def nodes_to_exclude(folder: Path, run: Run, slurm: Slurm, now: float) -> list[s
         free: dict[str, object] = {"sbatch": [], "constraint": None, "groups": [], "reservation": None}
         anywhere = run.cluster.model_copy(update=free)
         allowed = nodes_of_job(run.model_copy(update={"cluster": anywhere}), state) or frozenset()
-    usable = {node.name for node in state.nodes if node.takes_jobs and node.name in allowed}
+    usable = {node.name for node in state.nodes if node.accepts_jobs and node.name in allowed}
     fraction = run.recovery.exclude_max_fraction
-    return choose_excluded(bad, now, allowed, usable, run.cluster.node_range[0], fraction)
+    return select_excluded_nodes(bad, now, allowed, usable, run.cluster.node_range[0], fraction)
 
 
-def known_to_exclude(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]:
+def nodes_to_exclude_if_known(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]:
     """`nodes_to_exclude` as far as it is known: a damaged ledger or a controller that is away stops no submission."""
     try:
         return nodes_to_exclude(folder, run, slurm, now)
@@ -127,7 +127,7 @@ def queue_behind(folder: Path, run: Run, job: str, exclude: list[str], slurm: Sl
     A job that sbatch queued and nobody wrote down is taken: its answer came too late, or who asked was killed.
 
     Raises:
-        ControllerAwayError: the controller does not answer.
+        ControllerUnreachableError: the controller does not answer.
         CommandError: sbatch refused the job, also without the excluded nodes.
         StorageError: the run folder cannot be written; the job was cancelled again.
     """
@@ -137,10 +137,10 @@ def queue_behind(folder: Path, run: Run, job: str, exclude: list[str], slurm: Sl
         following, exclude = unknown[0], []
     else:
         following, exclude = _submit(folder, run, job, exclude, slurm)
-    if "hold" in names_of_options(run):
+    if "hold" in sbatch_option_names(run):
         slurm.release(following)  # it was for the first job
     try:
-        _copy_task(folder, job, following)
+        _copy_submitit_task(folder, job, following)
         _record(folder, Successor(job_id=following, after=job, exclude=exclude, time_s=now))
     except StorageError:
         slurm.cancel(following)
@@ -152,7 +152,7 @@ def _submit(folder: Path, run: Run, job: str, exclude: list[str], slurm: Slurm) 
     """The new job's id, and the nodes that it does without."""
     try:
         return slurm.submit(folder / "job.sh", _options(run, job, exclude)), exclude
-    except ControllerAwayError:
+    except ControllerUnreachableError:
         raise
     except CommandError:
         if not exclude:
@@ -162,12 +162,12 @@ def _submit(folder: Path, run: Run, job: str, exclude: list[str], slurm: Slurm) 
 
 def _options(run: Run, job: str, exclude: list[str]) -> list[str]:
     options = [f"--dependency=afterany:{job}"]
-    if "begin" in names_of_options(run):
+    if "begin" in sbatch_option_names(run):
         options.append("--begin=now")  # the time was that of the first job
     return [*options, *exclude_options(run, exclude)]
 
 
-def requeue_without(folder: Path, run: Run, job: str, slurm: Slurm, now: float) -> None:
+def requeue_excluding_bad_nodes(folder: Path, run: Run, job: str, slurm: Slurm, now: float) -> None:
     """Put a job back into the queue, where it waits without the nodes that are bad by now.
 
     A job that runs keeps its nodes, so they are changed once it waits. Where Slurm does not take the change, the job
@@ -177,30 +177,30 @@ def requeue_without(folder: Path, run: Run, job: str, slurm: Slurm, now: float) 
         CommandError: the controller does not answer, or refuses the requeue.
     """
     slurm.requeue(job)
-    exclude = known_to_exclude(folder, run, slurm, now)
+    exclude = nodes_to_exclude_if_known(folder, run, slurm, now)
     if exclude:
         with contextlib.suppress(CommandError):
-            slurm.update(job, ExcNodeList=with_own_exclude(run, exclude))
+            slurm.update(job, ExcNodeList=merged_exclude_list(run, exclude))
 
 
-def _renew(folder: Path, run: Run, job: str, exclude: list[str], slurm: Slurm, now: float) -> None:
+def _update_exclusion(folder: Path, run: Run, job: str, exclude: list[str], slurm: Slurm, now: float) -> None:
     """Let a job that waits do without the nodes that are bad by now; one that cannot be changed starts as it is."""
     if not exclude:
         return
     try:
-        slurm.update(job, ExcNodeList=with_own_exclude(run, exclude))
-    except ControllerAwayError:
+        slurm.update(job, ExcNodeList=merged_exclude_list(run, exclude))
+    except ControllerUnreachableError:
         raise
     except CommandError:
         return
-    _record(folder, Successor(job_id=job, after=_newest(folder), exclude=exclude, time_s=now))
+    _record(folder, Successor(job_id=job, after=_newest_job(folder), exclude=exclude, time_s=now))
 
 
 def _record(folder: Path, successor: Successor) -> None:
     append_line(folder / SUCCESSORS_FILE, json.dumps(successor.to_json()))
 
 
-def _copy_task(folder: Path, job: str, following: str) -> None:
+def _copy_submitit_task(folder: Path, job: str, following: str) -> None:
     """What submitit's task of the next job runs: the same; it looks for a file that is named by the job."""
     source = folder / "submitit" / f"{job}_submitted.pkl"
     target = folder / "submitit" / f"{following}_submitted.pkl"
@@ -208,7 +208,7 @@ def _copy_task(folder: Path, job: str, following: str) -> None:
         shutil.copyfile(source, target)
 
 
-def _newest(folder: Path) -> str:
+def _newest_job(folder: Path) -> str:
     newest = job_id(folder)
     assert newest is not None, "a run that goes on has a job"
     return newest

@@ -1,4 +1,4 @@
-"""How long a run will take and what it costs, from its plan: told before it is queued. Pure, but for `start_up_of`."""
+"""How long a run will take and what it costs, from its plan: told before it is queued. Pure, but for `measured_start_up_s`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 from hpctrain.base.errors import InputError
 from hpctrain.base.owned import open_owned
 from hpctrain.base.units import format_seconds
-from hpctrain.jobs.partition_checks import EARLY_S
-from hpctrain.records.format.jsonl import LINE_BYTES, object_in
+from hpctrain.jobs.partition_checks import SIGNAL_EARLY_S
+from hpctrain.records.format.jsonl import LINE_BYTES, parse_json_line
 from hpctrain.records.history.metric import MetricRow
 from hpctrain.records.topology.topology import Topology
 from hpctrain.runs.folder import RunFolder
 from hpctrain.slurm.time import format_time_limit
 
-MARGIN = 1.25
+SUGGESTED_LIMIT_MARGIN = 1.25
 """A suggested time limit is so much longer than the prediction; it is a guess of how far off that may be."""
-ROUND_TO_S = 300
+SUGGESTED_LIMIT_STEP_S = 300
 
 
 @dataclass(frozen=True)
-class Limit:
+class TimeLimit:
     """A job's time limit."""
 
     seconds: int | None
@@ -49,16 +49,16 @@ class WallTime:
     def jobs(self, limit_s: float, notice_s: float) -> int | None:
         """Jobs that it takes under a time limit, each with its start-up and its notice to save; None: no end of them,
         as a job's time is over before it trains."""
-        useful_s = limit_s - notice_s - EARLY_S - (self.start_up_s or 0.0)
+        useful_s = limit_s - notice_s - SIGNAL_EARLY_S - (self.start_up_s or 0.0)
         return math.ceil(self.step_s * self.steps / useful_s) if useful_s > 0 else None
 
     def suggested_s(self, notice_s: float) -> int:
         """A time limit that one job should do with."""
-        wanted = self.total_s * MARGIN + notice_s + EARLY_S
-        return math.ceil(wanted / ROUND_TO_S) * ROUND_TO_S
+        wanted = self.total_s * SUGGESTED_LIMIT_MARGIN + notice_s + SIGNAL_EARLY_S
+        return math.ceil(wanted / SUGGESTED_LIMIT_STEP_S) * SUGGESTED_LIMIT_STEP_S
 
 
-def duration_words(time: WallTime, topology: Topology) -> str:
+def duration_text(time: WallTime, topology: Topology) -> str:
     """How long, and how many GPU-hours (node-hours without GPUs)."""
     start_up = (
         f"start-up {format_seconds(time.start_up_s)} as in an earlier run"
@@ -73,7 +73,7 @@ def duration_words(time: WallTime, topology: Topology) -> str:
     )
 
 
-def limit_words(time: WallTime, limit: Limit, notice_s: int) -> str:
+def time_limit_text(time: WallTime, limit: TimeLimit, notice_s: int) -> str:
     """What the time limit means for it, and which one would do."""
     limit_s = limit.seconds
     enough = f"{format_time_limit(time.suggested_s(notice_s))} should do for one job"
@@ -90,13 +90,13 @@ def limit_words(time: WallTime, limit: Limit, notice_s: int) -> str:
     return f"{what} should be enough for one job"
 
 
-def start_up_of(folder: Path) -> float | None:
+def measured_start_up_s(folder: Path) -> float | None:
     """Seconds from the start of a run's first attempt to its first step; None where it did not get there."""
     attempts = RunFolder(folder).attempts()
     try:
         # The first line alone: the file may have millions.
         with os.fdopen(open_owned(folder / "metrics.jsonl"), "rb") as file:
-            row = MetricRow.from_json(object_in(file.readline(LINE_BYTES)))
+            row = MetricRow.from_json(parse_json_line(file.readline(LINE_BYTES)))
     except (OSError, InputError):
         return None
     seconds = row.time_s - row.step_time_s - float(attempts[0]["start"]) if attempts else 0.0

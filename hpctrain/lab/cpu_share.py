@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.lab.layout import CPU_GROUP, Layout
+from hpctrain.lab.layout import CPU_GROUP, LabLayout
 
 PERIOD_US = 100_000
 
 
 @dataclass(frozen=True)
-class CpuControl:
+class CpuController:
     """The CPU controller of this machine: cgroup version and where it is mounted."""
 
     version: int
@@ -30,7 +30,7 @@ class CpuControl:
         return self.node_group(name) / "cgroup.procs"
 
 
-def find_cpu_control(mounts: str) -> CpuControl | None:
+def find_cpu_control(mounts: str) -> CpuController | None:
     """The machine's CPU controller.
 
     Args:
@@ -39,10 +39,10 @@ def find_cpu_control(mounts: str) -> CpuControl | None:
     rows = [line.split() for line in mounts.splitlines()]
     for _, folder, kind, options, *_ in rows:
         if kind == "cgroup" and "cpu" in options.split(","):
-            return CpuControl(1, Path(folder))
+            return CpuController(1, Path(folder))
     for _, folder, kind, *_ in rows:
         if kind == "cgroup2" and "cpu" in _controllers(Path(folder)):
-            return CpuControl(2, Path(folder))
+            return CpuController(2, Path(folder))
     return None
 
 
@@ -53,13 +53,13 @@ def _controllers(root: Path) -> list[str]:
         return []
 
 
-def share_folders(control: CpuControl, layout: Layout) -> list[Path]:
+def share_folders(control: CpuController, layout: LabLayout) -> list[Path]:
     """Groups to make, parents first; none when no node has a share."""
     names = [name for name in layout.names if layout.spec.cpu_share_of(layout.node(name))]
     return [control.group, *(control.node_group(name) for name in names)] if names else []
 
 
-def share_files(control: CpuControl, layout: Layout) -> list[tuple[Path, str]]:
+def share_files(control: CpuController, layout: LabLayout) -> list[tuple[Path, str]]:
     """Files to write, in order, once the groups are there."""
     files: list[tuple[Path, str]] = []
     for node in layout.spec.nodes:

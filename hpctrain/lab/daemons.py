@@ -8,12 +8,12 @@ from pathlib import Path
 
 from hpctrain.base.errors import CommandError
 from hpctrain.base.process import Process
-from hpctrain.lab.cpu_share import CpuControl
-from hpctrain.lab.layout import Layout
+from hpctrain.lab.cpu_share import CpuController
+from hpctrain.lab.layout import LabLayout
 from hpctrain.lab.machine import Machine
 
 PROGRAMS = frozenset({"munged", "slurmctld", "slurmd"})
-ON_THE_WAY = frozenset({"nsenter", "unshare", "sh"})
+WRAPPER_PROGRAMS = frozenset({"nsenter", "unshare", "sh"})
 """What becomes a slurmd a moment later."""
 
 NETNS = Path("/run/netns")
@@ -23,7 +23,7 @@ _ENTER = 'hostname "$1" && if [ -n "$2" ]; then echo $$ >"$2" || exit; fi; shift
 _LAST_LINES = 3
 
 
-def munged_argv(layout: Layout) -> tuple[str, ...]:
+def munged_argv(layout: LabLayout) -> tuple[str, ...]:
     """The lab's own munged: own key and own socket, so that one of the system is never touched."""
     folder = layout.munge
     return (
@@ -33,12 +33,12 @@ def munged_argv(layout: Layout) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def slurmctld_argv(layout: Layout) -> tuple[str, ...]:
+def slurmctld_argv(layout: LabLayout) -> tuple[str, ...]:
     """The controller, on the host itself."""
     return (layout.slurm.program("slurmctld"), "-D", "-f", str(layout.slurm_conf))
 
 
-def slurmd_argv(layout: Layout, name: str, control: CpuControl | None) -> tuple[str, ...]:
+def slurmd_argv(layout: LabLayout, name: str, control: CpuController | None) -> tuple[str, ...]:
     """A node's slurmd, in its network namespace, under its own host name and in its CPU group.
 
     nsenter, and not `ip netns exec`: that remounts /sys, and slurmd then finds no cgroups and ends.
@@ -52,7 +52,7 @@ def slurmd_argv(layout: Layout, name: str, control: CpuControl | None) -> tuple[
     )  # fmt: skip
 
 
-def start_munged(machine: Machine, layout: Layout) -> None:
+def start_munged(machine: Machine, layout: LabLayout) -> None:
     """Start munged and wait for its socket.
 
     Raises:
@@ -64,12 +64,12 @@ def start_munged(machine: Machine, layout: Layout) -> None:
     require_alive({"munged": (process, log)})
 
 
-def start_slurmctld(machine: Machine, layout: Layout) -> Process:
+def start_slurmctld(machine: Machine, layout: LabLayout) -> Process:
     """Start the controller; it answers a little later."""
     return machine.runner.start(slurmctld_argv(layout), log=layout.logs / "slurmctld.out")
 
 
-def start_slurmd(machine: Machine, layout: Layout, name: str, control: CpuControl | None) -> Process:
+def start_slurmd(machine: Machine, layout: LabLayout, name: str, control: CpuController | None) -> Process:
     """Start a node's slurmd; it registers a little later."""
     return machine.runner.start(slurmd_argv(layout, name, control), log=layout.logs / f"slurmd-{name}.out")
 
@@ -105,7 +105,7 @@ def _is_daemon(argv: Sequence[str], folder: Path, program: str | None) -> bool:
     name = Path(argv[0]).name
     if program is not None and name != program:
         return False
-    if name not in PROGRAMS and not (name in ON_THE_WAY and any(Path(word).name == "slurmd" for word in argv)):
+    if name not in PROGRAMS and not (name in WRAPPER_PROGRAMS and any(Path(word).name == "slurmd" for word in argv)):
         return False
     conf, socket = str(folder / "slurm.conf"), f"--socket={folder / 'munge' / 'socket'}"
     return conf in argv or socket in argv
@@ -117,7 +117,7 @@ def namespace_pids(machine: Machine, namespace: str) -> list[int]:
     return [int(word) for word in done.stdout.split()] if done.code == 0 else []
 
 
-def running_slurmd(machine: Machine, layout: Layout, name: str) -> list[int]:
+def running_slurmd(machine: Machine, layout: LabLayout, name: str) -> list[int]:
     """The node's slurmd, where it runs."""
     return [
         pid

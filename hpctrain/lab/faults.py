@@ -6,10 +6,10 @@ import signal
 from collections.abc import Sequence
 from typing import Literal
 
-from hpctrain.base.errors import CommandError, InputError, Refused
+from hpctrain.base.errors import CommandError, InputError, RefusedError
 from hpctrain.lab.cpu_share import find_cpu_control
 from hpctrain.lab.daemons import namespace_pids, running_slurmd, start_slurmd
-from hpctrain.lab.layout import Layout
+from hpctrain.lab.layout import LabLayout
 from hpctrain.lab.machine import Machine
 from hpctrain.lab.network import (
     DIRECTIONS,
@@ -28,7 +28,7 @@ How = Literal["kill", "silent", "hang"]
 HEAL_TIMEOUT_S = 60.0
 
 
-def kill_nodes(machine: Machine, layout: Layout, names: Sequence[str], how: How = "kill") -> dict[str, int]:
+def kill_nodes(machine: Machine, layout: LabLayout, names: Sequence[str], how: How = "kill") -> dict[str, int]:
     """End every process of the nodes at once, job steps included; node -> how many.
 
     Args:
@@ -42,11 +42,11 @@ def kill_nodes(machine: Machine, layout: Layout, names: Sequence[str], how: How 
     return {name: machine.kill(lambda name=name: _pids(machine, layout, name)) for name in names}  # type: ignore[misc]
 
 
-def _pids(machine: Machine, layout: Layout, name: str) -> list[int]:
+def _pids(machine: Machine, layout: LabLayout, name: str) -> list[int]:
     return namespace_pids(machine, layout.namespace(name))
 
 
-def _signal_all(machine: Machine, layout: Layout, name: str, number: int) -> int:
+def _signal_all(machine: Machine, layout: LabLayout, name: str, number: int) -> int:
     """Twice: a process may have started another before it was stopped."""
     for _ in range(2):
         pids = _pids(machine, layout, name)
@@ -55,7 +55,7 @@ def _signal_all(machine: Machine, layout: Layout, name: str, number: int) -> int
     return len(pids)
 
 
-def cut(machine: Machine, layout: Layout, a: str, b: str) -> None:
+def cut(machine: Machine, layout: LabLayout, a: str, b: str) -> None:
     """Stop all traffic between two nodes, in both directions.
 
     Raises:
@@ -69,7 +69,7 @@ def cut(machine: Machine, layout: Layout, a: str, b: str) -> None:
 
 def shape(
     machine: Machine,
-    layout: Layout,
+    layout: LabLayout,
     names: Sequence[str],
     rate: str | None,
     directions: Sequence[Direction] = DIRECTIONS,
@@ -80,19 +80,19 @@ def shape(
             machine.run_all(shape_commands(layout, name, direction, rate))
 
 
-def heal(machine: Machine, layout: Layout, names: Sequence[str]) -> dict[str, NodeState]:
+def heal(machine: Machine, layout: LabLayout, names: Sequence[str]) -> dict[str, NodeState]:
     """Undo every fault of the nodes and wait until Slurm gives them work again.
 
     The links are up, at the spec's rates and with no pair cut; stopped processes go on; a slurmd that is gone, or that
     Slurm has given up, is started anew.
 
     Raises:
-        Refused: the controller does not run.
+        RefusedError: the controller does not run.
         CommandError: a node did not come back within a minute.
     """
     before = node_states(machine, layout)
     if not before:
-        raise Refused(
+        raise RefusedError(
             f"the controller does not answer; see {layout.logs / 'slurmctld.log'}, or `hpctrain lab up --replace`"
         )
     wall_s = machine.clock.wall()
@@ -109,7 +109,7 @@ def heal(machine: Machine, layout: Layout, names: Sequence[str]) -> dict[str, No
     return {name: states[name] for name in names}
 
 
-def _restore(machine: Machine, layout: Layout, name: str, state: NodeState | None) -> bool:
+def _restore(machine: Machine, layout: LabLayout, name: str, state: NodeState | None) -> bool:
     """Everything but the waiting; whether a slurmd was started."""
     for peer in _cuts(machine, layout, name):
         machine.run_all(uncut_commands(layout, name, peer))
@@ -138,5 +138,5 @@ def _is_back(state: NodeState | None, started_after_s: float | None) -> bool:
     return state.started_s is not None and state.started_s >= int(started_after_s)
 
 
-def _cuts(machine: Machine, layout: Layout, name: str) -> list[str]:
+def _cuts(machine: Machine, layout: LabLayout, name: str) -> list[str]:
     return parse_cuts(layout, machine.run(list_cuts_command(layout, name)).stdout)

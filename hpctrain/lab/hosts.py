@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpctrain.base.atomic import rewrite_text, storage_errors
 from hpctrain.base.errors import InputError, StorageError
-from hpctrain.lab.layout import Layout
+from hpctrain.lab.layout import LabLayout
 
 MARK = "# hpctrain-lab"
 
@@ -17,7 +17,7 @@ def without_lab(text: str) -> str:
     return "".join(line for line in text.splitlines(keepends=True) if not line.rstrip().endswith(MARK))
 
 
-def with_lab(text: str, layout: Layout) -> str:
+def with_lab(text: str, layout: LabLayout) -> str:
     """The file with a line for each node; lines of an earlier lab are dropped.
 
     Raises:

@@ -11,7 +11,7 @@ CLIENTS = ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
 
 
 @dataclass(frozen=True)
-class Installation:
+class SlurmInstallation:
     """Where the programs of a Slurm lie: on the path, or in the folders bin, sbin and lib/slurm of `prefix`."""
 
     prefix: Path | None

@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 
 from hpctrain.base.errors import InputError
-from hpctrain.lab.installation import Installation
+from hpctrain.lab.installation import SlurmInstallation
 from hpctrain.lab.spec import LabNode, LabSpec
-from hpctrain.records.format.node_set import folded, unfolded
+from hpctrain.records.format.node_set import compress_node_set, expand_node_set
 
 FOLDER_VARIABLE = "HPCTRAIN_LAB"
 DEFAULT_FOLDER = Path("/run/hpctrain-lab")
@@ -56,7 +56,7 @@ def is_own_namespace(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Layout:
+class LabLayout:
     """A spec and the folder that its lab lives in."""
 
     folder: Path
@@ -73,10 +73,10 @@ class Layout:
         return self.folder / "ready"
 
     @property
-    def slurm(self) -> Installation:
+    def slurm(self) -> SlurmInstallation:
         """The Slurm that it runs."""
         prefix = self.spec.slurm.prefix
-        return Installation(Path(prefix) if prefix else None)
+        return SlurmInstallation(Path(prefix) if prefix else None)
 
     @property
     def slurm_conf(self) -> Path:
@@ -149,7 +149,7 @@ class Layout:
         found: list[str] = []
         for text in texts:
             try:
-                found += self.names if text == "all" else unfolded(text)
+                found += self.names if text == "all" else expand_node_set(text)
             except ValueError:
                 raise InputError(f"{text}: no name of a node; {self._hint(text)}") from None
         for name in found:
@@ -159,7 +159,7 @@ class Layout:
 
     def _hint(self, text: str) -> str:
         close = difflib.get_close_matches(text, self.names, n=1)
-        return f"did you mean '{close[0]}'?" if close else f"there are: {folded(self.names)}"
+        return f"did you mean '{close[0]}'?" if close else f"there are: {compress_node_set(self.names)}"
 
 
 def spec_file(folder: Path) -> Path:
@@ -167,7 +167,7 @@ def spec_file(folder: Path) -> Path:
     return folder / "lab.json"
 
 
-def load_layout(folder: Path) -> Layout:
+def load_layout(folder: Path) -> LabLayout:
     """The lab that is up in `folder`.
 
     Raises:
@@ -175,4 +175,4 @@ def load_layout(folder: Path) -> Layout:
     """
     if not spec_file(folder).is_file():
         raise InputError(f"no lab is up in {folder}; start one with `hpctrain lab up` (or set {FOLDER_VARIABLE})")
-    return Layout(folder, LabSpec.read(spec_file(folder)))
+    return LabLayout(folder, LabSpec.read(spec_file(folder)))

@@ -16,7 +16,7 @@ import psutil
 
 from hpctrain.base.clock import Clock, SystemClock
 from hpctrain.base.errors import CommandError, InputError
-from hpctrain.base.process import Finished, Runner, SystemRunner
+from hpctrain.base.process import CommandResult, Runner, SystemRunner
 
 _COMMAND_TIMEOUT_S = 30.0
 # In Linux's abstract name space (unix(7)): it is gone with its process and leaves no file.
@@ -62,7 +62,7 @@ class Machine:
     random_bytes: Callable[[int], bytes] = secrets.token_bytes
     cores: Callable[[], int] = lambda: len(os.sched_getaffinity(0))
 
-    def run(self, argv: Sequence[str]) -> Finished:
+    def run(self, argv: Sequence[str]) -> CommandResult:
         """Run a command that must succeed.
 
         Raises:
@@ -74,7 +74,7 @@ class Machine:
             raise CommandError(f"{' '.join(argv)}: ended with {done.code}: {words}")
         return done
 
-    def try_run(self, argv: Sequence[str]) -> Finished:
+    def try_run(self, argv: Sequence[str]) -> CommandResult:
         """Run a command that may fail."""
         return self.runner.run(argv, timeout_s=_COMMAND_TIMEOUT_S)
 
@@ -118,7 +118,7 @@ def this_machine() -> Machine:
 
 
 @contextlib.contextmanager
-def one_at_a_time() -> Iterator[None]:
+def lab_lock() -> Iterator[None]:
     """Only one command at a time builds, changes or takes down the lab of this machine.
 
     Raises:

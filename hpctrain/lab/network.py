@@ -12,7 +12,7 @@ import json
 import re
 from typing import Literal
 
-from hpctrain.lab.layout import ALIAS, CONTROL, FABRIC, NODE_INTERFACE, ROOT_BRIDGE, Layout
+from hpctrain.lab.layout import ALIAS, CONTROL, FABRIC, NODE_INTERFACE, ROOT_BRIDGE, LabLayout
 from hpctrain.lab.spec import rate_bits_per_s
 
 Command = tuple[str, ...]
@@ -33,7 +33,7 @@ _CLASS_RATE = re.compile(r"^class htb 1:1 .* rate (\d+(?:\.\d+)?)([KMGT]?)bit", 
 _SI = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
-def build_commands(layout: Layout) -> list[Command]:
+def build_commands(layout: LabLayout) -> list[Command]:
     """From nothing to a network with every link up and shaped."""
     commands: list[Command] = [
         ("ip", "netns", "add", FABRIC),
@@ -48,7 +48,7 @@ def build_commands(layout: Layout) -> list[Command]:
     return commands
 
 
-def _control(layout: Layout) -> list[Command]:
+def _control(layout: LabLayout) -> list[Command]:
     prefix = layout.spec.network.partition("/")[2]
     return [
         ("ip", "link", "add", CONTROL, "type", "veth", "peer", "name", CONTROL, "netns", FABRIC),
@@ -71,7 +71,7 @@ def _switch(index: int, uplink_rate: str | None) -> list[Command]:
     ]
 
 
-def _node(layout: Layout, name: str) -> list[Command]:
+def _node(layout: LabLayout, name: str) -> list[Command]:
     namespace, port = layout.namespace(name), layout.port(name)
     rate = layout.spec.rate_of(layout.node(name))
     prefix = layout.spec.network.partition("/")[2]
@@ -119,31 +119,31 @@ def rate_commands(namespace: str, device: str, rate: str | None) -> list[Command
     ]
 
 
-def shape_commands(layout: Layout, name: str, direction: Direction, rate: str | None) -> list[Command]:
+def shape_commands(layout: LabLayout, name: str, direction: Direction, rate: str | None) -> list[Command]:
     """Change the rate of a node's link in one direction."""
     if direction == "out":
         return rate_commands(layout.namespace(name), NODE_INTERFACE, rate)
     return rate_commands(FABRIC, layout.port(name), rate)
 
 
-def link_command(layout: Layout, name: str, up: bool) -> Command:
+def link_command(layout: LabLayout, name: str, up: bool) -> Command:
     """Plug a node's cable in, or pull it out at the bridge."""
     return _ip(FABRIC, "link", "set", layout.port(name), "up" if up else "down")
 
 
-def cut_commands(layout: Layout, a: str, b: str) -> list[Command]:
+def cut_commands(layout: LabLayout, a: str, b: str) -> list[Command]:
     """Stop all traffic between two nodes; both keep every other peer, the controller included."""
     return [_block(layout, to, source) for to, source in ((a, b), (b, a))]
 
 
-def _block(layout: Layout, to: str, source: str) -> Command:
+def _block(layout: LabLayout, to: str, source: str) -> Command:
     pref = str(_CUT_PREF + layout.index(source))
     match = ("u32", "match", "ip", "src", f"{layout.address(source)}/32", "flowid", "1:2")
     return ("tc", "-n", FABRIC, "filter", "add", "dev", layout.port(to), "parent", "1:",
             "protocol", "ip", "pref", pref, *match)  # fmt: skip
 
 
-def uncut_commands(layout: Layout, a: str, b: str) -> list[Command]:
+def uncut_commands(layout: LabLayout, a: str, b: str) -> list[Command]:
     """Undo `cut_commands`."""
     return [
         ("tc", "-n", FABRIC, "filter", "del", "dev", layout.port(to), "parent", "1:",
@@ -152,18 +152,18 @@ def uncut_commands(layout: Layout, a: str, b: str) -> list[Command]:
     ]  # fmt: skip
 
 
-def list_cuts_command(layout: Layout, name: str) -> Command:
+def list_cuts_command(layout: LabLayout, name: str) -> Command:
     """Asks for what `parse_cuts` reads."""
     return ("tc", "-n", FABRIC, "-j", "filter", "show", "dev", layout.port(name), "parent", "1:")
 
 
-def parse_cuts(layout: Layout, text: str) -> list[str]:
+def parse_cuts(layout: LabLayout, text: str) -> list[str]:
     """The peers that a node is cut off from, from tc's JSON."""
     prefs = {entry.get("pref", 0) for entry in json.loads(text or "[]")}
     return [name for index, name in enumerate(layout.names) if _CUT_PREF + index in prefs]
 
 
-def list_rate_command(layout: Layout, name: str, direction: Direction) -> Command:
+def list_rate_command(layout: LabLayout, name: str, direction: Direction) -> Command:
     """Asks for what `parse_rate` reads. tc knows no JSON for classes."""
     namespace = layout.namespace(name) if direction == "out" else FABRIC
     device = NODE_INTERFACE if direction == "out" else layout.port(name)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.lab.layout import Layout
+from hpctrain.lab.layout import LabLayout
 from hpctrain.lab.machine import Machine
 from hpctrain.slurm.time import read_moment
 
@@ -37,12 +37,12 @@ class NodeState:
         return "+".join(words) + ("*" if "NOT_RESPONDING" in self.flags else "")
 
 
-def scontrol(layout: Layout, *words: str) -> tuple[str, ...]:
+def scontrol(layout: LabLayout, *words: str) -> tuple[str, ...]:
     """scontrol of this lab, whatever SLURM_CONF says; times as seconds since 1970."""
     return ("env", f"SLURM_CONF={layout.slurm_conf}", "SLURM_TIME_FORMAT=%s", layout.slurm.program("scontrol"), *words)
 
 
-def squeue(layout: Layout) -> tuple[str, ...]:
+def squeue(layout: LabLayout) -> tuple[str, ...]:
     """Asks for what `parse_jobs` reads."""
     program = layout.slurm.program("squeue")
     return ("env", f"SLURM_CONF={layout.slurm_conf}", program, "--noheader", "--all", f"--format={_JOB_FORMAT}")
@@ -70,7 +70,7 @@ def parse_jobs(text: str) -> list[dict[str, Any]]:
     return [dict(zip(keys, line.split("|"), strict=True)) for line in text.splitlines() if line.count("|") == 5]
 
 
-def node_states(machine: Machine, layout: Layout) -> dict[str, NodeState]:
+def node_states(machine: Machine, layout: LabLayout) -> dict[str, NodeState]:
     """State of each node; empty while the controller does not answer."""
     done = machine.try_run(scontrol(layout, "show", "node", "--oneliner"))
     return parse_nodes(done.stdout) if done.code == 0 else {}

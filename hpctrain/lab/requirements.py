@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 
-from hpctrain.base.errors import InputError, Refused
-from hpctrain.lab.installation import Installation
+from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.lab.installation import SlurmInstallation
 from hpctrain.lab.layout import FABRIC
 from hpctrain.lab.machine import Machine
 
@@ -30,13 +30,13 @@ def require_root(machine: Machine, verb: str) -> None:
         raise InputError(f"lab {verb}: needs root, this is user id {machine.uid()}; run it with sudo")
 
 
-def missing_programs(slurm: Installation, which: Which = shutil.which) -> list[str]:
+def missing_programs(slurm: SlurmInstallation, which: Which = shutil.which) -> list[str]:
     """Programs that should be on the path and are not."""
     wanted = PROGRAMS if slurm.prefix is None else MACHINE_PROGRAMS
     return [program for program in wanted if which(program) is None]
 
 
-def require_programs(slurm: Installation, which: Which = shutil.which) -> None:
+def require_programs(slurm: SlurmInstallation, which: Which = shutil.which) -> None:
     """All programs are there.
 
     Raises:
@@ -56,12 +56,12 @@ def require_programs(slurm: Installation, which: Which = shutil.which) -> None:
         )
 
 
-def install(machine: Machine, slurm: Installation, which: Which = shutil.which) -> bool:
+def install(machine: Machine, slurm: SlurmInstallation, which: Which = shutil.which) -> bool:
     """Install what is missing with apt-get; False when nothing was.
 
     Raises:
         InputError: there is no apt-get.
-        Refused: apt-get failed.
+        RefusedError: apt-get failed.
     """
     missing = missing_programs(slurm, which)
     if not missing:
@@ -73,7 +73,7 @@ def install(machine: Machine, slurm: Installation, which: Which = shutil.which) 
         done = machine.runner.run(argv, timeout_s=_INSTALL_TIMEOUT_S)
         if done.code != 0:
             last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no words"]
-            raise Refused(f"apt-get {' '.join(words)}: ended with {done.code}: {last[0]}")
+            raise RefusedError(f"apt-get {' '.join(words)}: ended with {done.code}: {last[0]}")
     require_programs(slurm, which)
     return True
 
@@ -82,12 +82,12 @@ def require_namespaces(machine: Machine) -> None:
     """Root may make network namespaces here (in a container without CAP_SYS_ADMIN it may not).
 
     Raises:
-        Refused: the kernel or the container forbids it.
+        RefusedError: the kernel or the container forbids it.
     """
     done = machine.try_run(("ip", "netns", "add", FABRIC))
     if done.code != 0:
         words = " ".join(done.stderr.split())
-        raise Refused(
+        raise RefusedError(
             f"cannot make a network namespace here: {words}; use a virtual machine, or a privileged container"
         )
     machine.run(("ip", "netns", "del", FABRIC))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpctrain.lab.layout import Layout
+from hpctrain.lab.layout import LabLayout
 from hpctrain.lab.spec import LabPartition
 
 CONTROLLER_PORT = 16817
@@ -10,7 +10,7 @@ CONTROLLER_PORT = 16817
 NODE_PORT = 16818
 
 
-def slurm_conf(layout: Layout, hostname: str) -> str:
+def slurm_conf(layout: LabLayout, hostname: str) -> str:
     """The whole file.
 
     Args:
@@ -33,7 +33,7 @@ def cgroup_conf(version: tuple[int, int]) -> str:
     return "CgroupPlugin=autodetect\nIgnoreSystemd=yes\n"
 
 
-def _controller(layout: Layout, hostname: str) -> list[str]:
+def _controller(layout: LabLayout, hostname: str) -> list[str]:
     slurm = layout.spec.slurm
     return [
         "ClusterName=lab",
@@ -47,7 +47,7 @@ def _controller(layout: Layout, hostname: str) -> list[str]:
     ]
 
 
-def _files(layout: Layout) -> list[str]:
+def _files(layout: LabLayout) -> list[str]:
     folder = layout.folder
     return [
         f"StateSaveLocation={folder / 'ctld'}",
@@ -59,7 +59,7 @@ def _files(layout: Layout) -> list[str]:
     ]
 
 
-def _behaviour(layout: Layout) -> list[str]:
+def _behaviour(layout: LabLayout) -> list[str]:
     slurm, plugins = layout.spec.slurm, layout.slurm.plugins
     lines = [
         *([] if plugins is None else [f"PluginDir={plugins}"]),
@@ -85,7 +85,7 @@ def _behaviour(layout: Layout) -> list[str]:
     return lines
 
 
-def _node_line(layout: Layout, name: str) -> str:
+def _node_line(layout: LabLayout, name: str) -> str:
     node, spec = layout.node(name), layout.spec
     memory_mb = (node.memory_bytes or spec.memory_bytes) // 2**20
     return (

@@ -9,10 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
-from hpctrain.base.errors import FileError, Mistake
+from hpctrain.base.errors import FieldError, FileError
 from hpctrain.records.format.document import Document, Part
-from hpctrain.records.format.node_set import folded, unfolded
-from hpctrain.records.format.validation_errors import mistakes_of
+from hpctrain.records.format.node_set import compress_node_set, expand_node_set
+from hpctrain.records.format.validation_errors import validation_errors
 from hpctrain.records.format.yaml_file import read_yaml
 
 BENCHMARKING = IPv4Network("198.18.0.0/15")
@@ -56,7 +56,7 @@ def _names(value: Any) -> Any:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         return value
     try:
-        return [name for text in texts for name in unfolded(text)]
+        return [name for text in texts for name in expand_node_set(text)]
     except ValueError as error:
         raise ValueError(f"{error}; allowed: node names, or a set of them such as node[0-2]") from None
 
@@ -249,7 +249,7 @@ def _known(names: list[str], info: ValidationInfo) -> None:
     nodes = [node.name for node in info.data["nodes"]]
     unknown = [name for name in names if name not in nodes]
     if unknown:
-        raise ValueError(f"no node is called {', '.join(unknown)}; there are: {folded(nodes)}")
+        raise ValueError(f"no node is called {', '.join(unknown)}; there are: {compress_node_set(nodes)}")
 
 
 def read_lab_spec(path: Path) -> LabSpec:
@@ -259,11 +259,11 @@ def read_lab_spec(path: Path) -> LabSpec:
         FileError: the file is missing, not YAML, or wrong.
     """
     if not path.is_file():
-        raise FileError(path, [Mistake("", "no such file; `hpctrain lab up --nodes N` needs none")])
+        raise FileError(path, [FieldError("", "no such file; `hpctrain lab up --nodes N` needs none")])
     file = read_yaml(path)
     if not isinstance(file.value, dict):
-        raise FileError(path, [Mistake("", "found no keys; a lab of four nodes is `nodes: 4`", 1)])
+        raise FileError(path, [FieldError("", "found no keys; a lab of four nodes is `nodes: 4`", 1)])
     try:
         return LabSpec.model_validate(file.value)
     except ValidationError as error:
-        raise FileError(path, mistakes_of(error, LabSpec, file.lines)) from None
+        raise FileError(path, validation_errors(error, LabSpec, file.lines)) from None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.lab.daemons import daemon_pids, namespace_pids
-from hpctrain.lab.layout import FABRIC, Layout
+from hpctrain.lab.layout import FABRIC, LabLayout
 from hpctrain.lab.machine import Machine
 from hpctrain.lab.network import (
     Direction,
@@ -56,7 +56,7 @@ class LabStatus:
         return {**self.__dict__, "nodes": [node.to_json() for node in self.nodes], "jobs": list(self.jobs)}
 
 
-def read_lab_status(machine: Machine, layout: Layout) -> LabStatus:
+def read_lab_status(machine: Machine, layout: LabLayout) -> LabStatus:
     """Ask the kernel and Slurm.
 
     Raises:
@@ -84,5 +84,5 @@ def read_lab_status(machine: Machine, layout: Layout) -> LabStatus:
     return LabStatus(str(layout.folder), str(layout.slurm_conf), controller, nodes, tuple(parse_jobs(jobs)))
 
 
-def _rate(machine: Machine, layout: Layout, name: str, direction: Direction) -> float | None:
+def _rate(machine: Machine, layout: LabLayout, name: str, direction: Direction) -> float | None:
     return parse_rate(machine.run(list_rate_command(layout, name, direction)).stdout)

@@ -6,7 +6,7 @@ as many threads as there are cores, and threads that wait for each other spin: s
 
 from __future__ import annotations
 
-from hpctrain.lab.layout import Layout
+from hpctrain.lab.layout import LabLayout
 
 _SCRIPT = """\
 #!/bin/sh
@@ -15,18 +15,18 @@ _SCRIPT = """\
 """
 
 
-def threads_of(layout: Layout, cores: int) -> int:
+def threads_of(layout: LabLayout, cores: int) -> int:
     """Threads of a task: a node's even share of this machine's cores, at least one."""
     return max(1, cores // len(layout.names))
 
 
-def threads_words(layout: Layout, cores: int) -> str:
+def threads_words(layout: LabLayout, cores: int) -> str:
     """The same for a person: 'OMP_NUM_THREADS=1 in each task: 4 nodes share 2 cores'."""
     nodes, many = len(layout.names), "" if len(layout.names) == 1 else "s"
     share = "shares" if nodes == 1 else "share"
     return f"OMP_NUM_THREADS={threads_of(layout, cores)} in each task: {nodes} node{many} {share} {cores} cores"
 
 
-def task_prolog(layout: Layout, cores: int) -> str:
+def task_prolog(layout: LabLayout, cores: int) -> str:
     """The script."""
     return _SCRIPT.format(words=threads_words(layout, cores), threads=threads_of(layout, cores))

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.base.atomic import storage_errors, write_bytes, write_text
-from hpctrain.base.errors import CommandError, InputError, Refused
+from hpctrain.base.errors import CommandError, InputError, RefusedError
 from hpctrain.base.process import Process
 from hpctrain.lab import daemons
-from hpctrain.lab.cpu_share import CpuControl, find_cpu_control, share_files, share_folders
+from hpctrain.lab.cpu_share import CpuController, find_cpu_control, share_files, share_folders
 from hpctrain.lab.down import clear, is_ready, leftovers
 from hpctrain.lab.hosts import with_lab, write_hosts
-from hpctrain.lab.installation import Installation
-from hpctrain.lab.layout import Layout, load_layout
+from hpctrain.lab.installation import SlurmInstallation
+from hpctrain.lab.layout import LabLayout, load_layout
 from hpctrain.lab.machine import Machine
 from hpctrain.lab.network import Command, build_commands
 from hpctrain.lab.queue import node_states, scontrol
@@ -35,8 +35,8 @@ _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
 class Blueprint:
     """All that a lab consists of, decided before anything is done."""
 
-    layout: Layout
-    control: CpuControl | None
+    layout: LabLayout
+    control: CpuController | None
     hosts: str
     """The whole of /etc/hosts."""
     files: tuple[tuple[Path, str], ...]
@@ -55,16 +55,16 @@ class Blueprint:
         return lines + [shlex.join(command) for command in (*self.commands, *self.daemons)]
 
 
-def draw(machine: Machine, layout: Layout, version: tuple[int, int]) -> Blueprint:
+def make_blueprint(machine: Machine, layout: LabLayout, version: tuple[int, int]) -> Blueprint:
     """Decide everything; reads /etc/hosts and the mounts, changes nothing.
 
     Raises:
         InputError: a node's name belongs to another host.
-        Refused: a CPU share is asked for and this machine cannot limit CPU time.
+        RefusedError: a CPU share is asked for and this machine cannot limit CPU time.
     """
     control = find_cpu_control(machine.mounts.read_text())
     if control is None and any(layout.spec.cpu_share_of(node) for node in layout.spec.nodes):
-        raise Refused("cpu_share: this machine mounts no cgroup with a CPU controller; remove the key")
+        raise RefusedError("cpu_share: this machine mounts no cgroup with a CPU controller; remove the key")
     hostname = machine.hostname().partition(".")[0]
     return Blueprint(
         layout=layout,
@@ -87,7 +87,7 @@ def draw(machine: Machine, layout: Layout, version: tuple[int, int]) -> Blueprin
     )
 
 
-def slurm_version(machine: Machine, slurm: Installation) -> tuple[int, int]:
+def slurm_version(machine: Machine, slurm: SlurmInstallation) -> tuple[int, int]:
     """Version of the slurmd that the lab runs: (22, 5).
 
     Raises:
@@ -100,7 +100,7 @@ def slurm_version(machine: Machine, slurm: Installation) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _require_one_version(machine: Machine, layout: Layout) -> None:
+def _require_one_version(machine: Machine, layout: LabLayout) -> None:
     """A newer scontrol on the path, as an earlier lab's `export PATH` puts it there, gets no answer it can read."""
     major, minor = slurm_version(machine, layout.slurm)
     done = machine.try_run(scontrol(layout, "-V"))
@@ -112,7 +112,7 @@ def _require_one_version(machine: Machine, layout: Layout) -> None:
         )
 
 
-def bring_up(machine: Machine, layout: Layout, replace: bool = False, tell: Tell = lambda text: None) -> None:
+def bring_up(machine: Machine, layout: LabLayout, replace: bool = False, tell: Tell = lambda text: None) -> None:
     """Build the lab; whatever an earlier one left behind is cleared first, and nothing stays when it fails.
 
     Args:
@@ -121,7 +121,7 @@ def bring_up(machine: Machine, layout: Layout, replace: bool = False, tell: Tell
 
     Raises:
         InputError: a lab is up already, the folder holds something else, or the path mixes two versions of Slurm.
-        Refused: this machine cannot hold a lab.
+        RefusedError: this machine cannot hold a lab.
         CommandError: a command or a daemon failed.
     """
     _require_room(machine, layout, replace)
@@ -130,7 +130,7 @@ def bring_up(machine: Machine, layout: Layout, replace: bool = False, tell: Tell
         tell(f"clearing what an earlier lab left: {left.summary()}")
         clear(machine, layout.folder)
     require_namespaces(machine)
-    blueprint = draw(machine, layout, slurm_version(machine, layout.slurm))
+    blueprint = make_blueprint(machine, layout, slurm_version(machine, layout.slurm))
     try:
         _build(machine, blueprint, tell)
     except BaseException:  # a key press too: half a lab is of use to nobody
@@ -138,7 +138,7 @@ def bring_up(machine: Machine, layout: Layout, replace: bool = False, tell: Tell
         raise
 
 
-def _require_room(machine: Machine, layout: Layout, replace: bool) -> None:
+def _require_room(machine: Machine, layout: LabLayout, replace: bool) -> None:
     for folder in leftovers(machine, layout.folder).folders:
         if is_ready(machine, folder) and not replace:
             raise InputError(
@@ -196,7 +196,7 @@ def _limit_cpu(blueprint: Blueprint) -> None:
             path.write_text(text)
 
 
-def _wait_for_nodes(machine: Machine, layout: Layout, started: dict[str, tuple[Process, Path]]) -> None:
+def _wait_for_nodes(machine: Machine, layout: LabLayout, started: dict[str, tuple[Process, Path]]) -> None:
     def all_healthy() -> bool:
         daemons.require_alive(started)
         states = node_states(machine, layout)

@@ -10,7 +10,7 @@ from pathlib import Path
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import Clock, utc_text
 from hpctrain.base.process import Process, Runner
-from hpctrain.jobs.cancel import MARK
+from hpctrain.jobs.cancel import CANCELLED_FILE
 from hpctrain.launch.job_script import render_job
 from hpctrain.launch.submission import direct_command
 from hpctrain.records.run.run import Run
@@ -22,7 +22,7 @@ ALLOCATION = "allocation"
 STOP_WAIT_S = 90.0
 """How long a cancelled run gets to save and leave."""
 POLL_S = 0.5
-STOPPED_BY = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_in_allocation(folder: RunFolder, run: Run, job_id: str, runner: Runner, say: Callable[[str], None]) -> int:
@@ -45,7 +45,7 @@ def run_in_allocation(folder: RunFolder, run: Run, job_id: str, runner: Runner, 
         for mark in marks:
             write_text(mark, f"{job_id}\n")
         process = runner.start(["bash", str(script)])
-        with _passing_signals_to(process, say):
+        with _forward_signals(process, say):
             code = process.wait()
     finally:
         # From here on the job is only the person's: it says nothing about the run any more.
@@ -66,7 +66,7 @@ def stop_in_allocation(folder: Path, clock: Clock) -> str:
         StorageError: the run folder cannot be written.
     """
     # The script looks for the mark: the allocation's other steps are none of our business, so no signal is sent.
-    write_text(folder / MARK, utc_text(clock.wall()) + "\n")
+    write_text(folder / CANCELLED_FILE, utc_text(clock.wall()) + "\n")
     deadline = clock.now() + STOP_WAIT_S
     while is_in_allocation(folder):
         if clock.now() > deadline:
@@ -76,7 +76,7 @@ def stop_in_allocation(folder: Path, clock: Clock) -> str:
 
 
 @contextmanager
-def _passing_signals_to(process: Process, say: Callable[[str], None]) -> Iterator[None]:
+def _forward_signals(process: Process, say: Callable[[str], None]) -> Iterator[None]:
     """While it holds, what would end this process goes to the script."""
     asked = False
 
@@ -86,7 +86,7 @@ def _passing_signals_to(process: Process, say: Callable[[str], None]) -> Iterato
         asked = True
         process.terminate()
 
-    before = {number: signal.signal(number, pass_on) for number in STOPPED_BY}
+    before = {number: signal.signal(number, pass_on) for number in STOP_SIGNALS}
     try:
         yield
     finally:

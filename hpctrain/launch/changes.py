@@ -35,7 +35,7 @@ _KEPT = {
 """Key -> why it stays as it is; other keys that are not allowed have no reason but that nobody needs them changed."""
 
 
-def changed_run(folder: Path, overrides: tuple[str, ...], from_seed: bool = False) -> Run:
+def run_with_changes(folder: Path, overrides: tuple[str, ...], from_seed: bool = False) -> Run:
     """The run with other settings, for whichever command goes on with it; nothing is written.
 
     With another number of steps the warm-up stays that of the first one, and the learning rate goes on from where the
@@ -61,21 +61,21 @@ def changed_run(folder: Path, overrides: tuple[str, ...], from_seed: bool = Fals
     return after.model_copy(update={"optimizer": optimizer})
 
 
-def change_words(folder: Path, run: Run) -> list[str]:
+def changes_text(folder: Path, run: Run) -> list[str]:
     """What another form of its settings changes in a run folder, a line each; [] where it is none."""
     before = run_of(folder)
     old, new = before.to_json(), run.to_json()
     keys = [key for key in _changed(old, new) if key != "optimizer.steps_changed"]
     words = [f"{key}: {_value(old, key)} -> {_value(new, key)}" for key in keys]
     if words:
-        words.append(f"the settings of before are kept as {_free_name(folder).name}")
+        words.append(f"the settings of before are kept as {_backup_name(folder).name}")
     if _plan_inputs(run) != _plan_inputs(before):
         words += [f"{plan.name} is put aside; another plan is made" for plan in _plans(folder)]
     return words
 
 
 @contextlib.contextmanager
-def settings_written(folder: RunFolder, run: Run) -> Iterator[None]:
+def write_changed_settings(folder: RunFolder, run: Run) -> Iterator[None]:
     """Make `run` the settings in the run folder; the old ones stay beside them as run-<n>.yaml, and the plans that were
     made for them are put aside. When the block fails, all is as it was.
 
@@ -87,7 +87,7 @@ def settings_written(folder: RunFolder, run: Run) -> Iterator[None]:
     if run == before:
         yield
         return
-    kept = _free_name(folder.path)
+    kept = _backup_name(folder.path)
     write_text(kept, text)
     moved: list[tuple[Path, Path]] = []
     try:
@@ -162,6 +162,6 @@ def _steps_saved(folder: Path) -> int:
     return 0
 
 
-def _free_name(folder: Path) -> Path:
+def _backup_name(folder: Path) -> Path:
     numbers = (int(path.stem[4:]) for path in folder.glob("run-*.yaml") if path.stem[4:].isdigit())
     return folder / f"run-{max(numbers, default=0) + 1}.yaml"

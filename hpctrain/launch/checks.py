@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpctrain.base.errors import FileError, Mistake, Refused
+from hpctrain.base.errors import FieldError, FileError, RefusedError
 from hpctrain.launch.staleness import MAX_AGE_DAYS, age_s
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
-from hpctrain.schedule.agree import check_agreement
+from hpctrain.schedule.agree import check_collective_order
 from hpctrain.schedule.runnable import check_runnable
 
 
@@ -18,12 +18,12 @@ def check_topology(topology: Topology, nodes: Sequence[str], source: str) -> Non
     """The file must hold measurements of every node of the run.
 
     Raises:
-        Refused: it is a topology of other nodes.
+        RefusedError: it is a topology of other nodes.
     """
     known = {node.id for node in topology.nodes}
     missing = [node for node in nodes if node not in known]
     if missing:
-        raise Refused(
+        raise RefusedError(
             f"{source}: it is a topology of {_some(sorted(known))}; this run has {_some(list(nodes))}; "
             f"measure {_some(missing)} with `hpctrain probe`, or leave the file out to have it measured"
         )
@@ -43,15 +43,15 @@ def check_devices(plan: Plan, topology: Topology, source: str) -> None:
     """Every device of the plan must be one that was measured, and of a broken link it may use one end.
 
     Raises:
-        Refused: it is not so.
+        RefusedError: it is not so.
     """
-    known = topology.places()
+    known = topology.device_ids()
     strange = [place for place in plan.ranks if place not in known]
     if strange:
-        raise Refused(f"{source}: ranks: {strange[0]!r} is no device of the topology, which has {_some(known)}")
+        raise RefusedError(f"{source}: ranks: {strange[0]!r} is no device of the topology, which has {_some(known)}")
     apart = next((pair for pair in topology.fabric.broken if set(pair) <= set(plan.nodes)), None)
     if apart is not None:
-        raise Refused(
+        raise RefusedError(
             f"{source}: it uses {apart[0]} and {apart[1]}, whose link the probe could not measure; allowed: one of "
             "them. Make a plan with `hpctrain plan`, or probe again"
         )
@@ -63,31 +63,33 @@ def check_plan(plan: Plan, run: Run, spec: Spec, nodes: Sequence[str], source: s
     Raises:
         FileError: with every disagreement.
         InputError: a custom schedule is not whole, or something in the plan cannot be executed.
-        Refused: it is provisional or of other nodes.
+        RefusedError: it is provisional or of other nodes.
     """
     if plan.provisional:
-        raise Refused(f"{source}: a provisional plan is never run; make one from a measured topology: `hpctrain plan`")
+        raise RefusedError(
+            f"{source}: a provisional plan is never run; make one from a measured topology: `hpctrain plan`"
+        )
     other = [node for node in plan.nodes if node not in nodes]
     if other:
-        raise Refused(
+        raise RefusedError(
             f"{source}: it uses {_some(other)}, this run has {_some(list(nodes))}; "
             "make a plan for these with `hpctrain plan`"
         )
     mistakes = []
     if plan.rows != run.batch.global_:
         text = f"their rows add up to {plan.rows}, the run's batch.global is {run.batch.global_}"
-        mistakes.append(Mistake("replicas", text))
+        mistakes.append(FieldError("replicas", text))
     if plan.layers != spec.layers:
-        mistakes.append(Mistake("stages", f"they hold {plan.layers} blocks, the model has {spec.layers}"))
+        mistakes.append(FieldError("stages", f"they hold {plan.layers} blocks, the model has {spec.layers}"))
     for field, found, reason in (
-        ("tp", plan.tp, spec.why_no_tensor_parallel(plan.tp)),
-        ("stages", len(plan.stages), spec.why_no_pipeline(len(plan.stages))),
+        ("tp", plan.tp, spec.tensor_parallel_error(plan.tp)),
+        ("stages", len(plan.stages), spec.pipeline_error(len(plan.stages))),
     ):
         if reason is not None:
-            mistakes.append(Mistake(field, f"found {found}; {reason}"))
+            mistakes.append(FieldError(field, f"found {found}; {reason}"))
     if mistakes:
         raise FileError(source, mistakes)
-    check_agreement(plan)
+    check_collective_order(plan)
     check_runnable(plan, run)
 
 

@@ -7,18 +7,18 @@ from pathlib import Path
 VERSION_FILE = Path("/proc/driver/nvidia/version")
 
 
-def own_driver(node: str | None, file: Path = VERSION_FILE) -> dict[str, str]:
+def local_driver_version(node: str | None, file: Path = VERSION_FILE) -> dict[str, str]:
     """{node: version} of this machine; empty without a name, or where no such driver is loaded."""
     if node is None:
         return {}
     try:
-        version = driver_of(file.read_text(encoding="utf-8", errors="replace"))
+        version = parse_driver_version(file.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return {}
     return {} if version is None else {node: version}
 
 
-def driver_of(text: str) -> str | None:
+def parse_driver_version(text: str) -> str | None:
     """The version in the file's first line: 'NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat …'."""
     for word in text.partition("\n")[0].split():
         parts = word.split(".")

@@ -14,14 +14,14 @@ from hpctrain.container.run.runtime import Which, find_runtime
 from hpctrain.records.run.run import Container, Run
 
 
-def program_of(run: Run, module: str, flags: Sequence[str] = ()) -> list[str]:
+def python_command(run: Run, module: str, flags: Sequence[str] = ()) -> list[str]:
     """The argv that begins a process of the run with a module: in this Python, or in the image's."""
     if run.container is None:
         return program(module, flags=flags)
     return program(module, PYTHON, f"{LIBRARY}/{PACKAGE.name}", flags)
 
 
-def entering(run: Run, folder: Path, command: Sequence[str], with_code: bool = False) -> list[str]:
+def container_command(run: Run, folder: Path, command: Sequence[str], with_code: bool = False) -> list[str]:
     """The argv that runs `command` where the run's processes run; under pyxis Slurm has seen to that."""
     if run.container is None or run.container.runtime == "pyxis":
         return list(command)
@@ -29,11 +29,11 @@ def entering(run: Run, folder: Path, command: Sequence[str], with_code: bool = F
     return [*program("hpctrain.node"), "enter", "--folder", str(folder), *more, "--", *command]
 
 
-def task_of(run: Run, folder: Path, command: Sequence[str]) -> str:
+def task_command(run: Run, folder: Path, command: Sequence[str]) -> str:
     """The same as a step's task, for a shell."""
     if run.container is not None and run.container.runtime == "pyxis":
         return pyxis_command(run.container, command)
-    return shlex.join(entering(run, folder, command))
+    return shlex.join(container_command(run, folder, command))
 
 
 def step_options(run: Run, folder: Path) -> str:

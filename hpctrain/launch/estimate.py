@@ -8,7 +8,7 @@ from pathlib import Path
 from ClusterShell.NodeSet import NodeSet
 
 from hpctrain.base.clock import utc_text
-from hpctrain.base.errors import CommandError, Refused
+from hpctrain.base.errors import CommandError, RefusedError
 from hpctrain.base.units import format_seconds
 from hpctrain.records.run.run import Run
 from hpctrain.slurm.commands import Slurm, StartEstimate
@@ -26,7 +26,7 @@ def estimate_start(run: Run, script: str, slurm: Slurm, now: float) -> list[str]
         now: seconds since 1970.
 
     Raises:
-        Refused: sbatch would not take it; its own words are told.
+        RefusedError: sbatch would not take it; its own words are told.
     """
     with tempfile.NamedTemporaryFile("w", suffix=".sh", prefix="hpctrain-") as file:
         file.write(script)
@@ -36,7 +36,7 @@ def estimate_start(run: Run, script: str, slurm: Slurm, now: float) -> list[str]
         except CommandError as error:
             return [f"not checked before submitting: whether Slurm takes the job ({error})"]
     if estimate.problem is not None:
-        raise Refused(f"sbatch --test-only refuses the job: {estimate.problem}")
+        raise RefusedError(f"sbatch --test-only refuses the job: {estimate.problem}")
     # Slurm 22.05 tells nodes that the counts of a constraint would not allow, although it gives others (seen).
     words = start_words(estimate, now, with_nodes=not run.cluster.groups)
     return [f"{words}, not counting the jobs it waits for" if run.cluster.after else words]

@@ -11,7 +11,7 @@ from pathlib import Path
 from hpctrain.base.errors import CheckpointError, InputError
 from hpctrain.base.process import Runner
 from hpctrain.checkpoint.published import folder_name, listed, newest, verify
-from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.read.index import describe_tokenizer, read_index, same_tokens, tokenizer_option
 from hpctrain.corpus.read.tokens import Split
@@ -23,7 +23,7 @@ from hpctrain.runs.trust import check_trusted
 
 
 @dataclass(frozen=True)
-class Judged:
+class CheckpointEvaluation:
     """What a checkpoint makes of one corpus."""
 
     path: str
@@ -42,7 +42,7 @@ class Judged:
 
 def evaluate(
     folder: Path, data: Sequence[str], step: int | None, split: Split, samples: int | None, runner: Runner
-) -> tuple[int, list[Judged]]:
+) -> tuple[int, list[CheckpointEvaluation]]:
     """The step of the checkpoint, and what it makes of each of `data`: corpus folders, or text, which the run's
     tokenizer turns into one for the time being.
 
@@ -69,7 +69,7 @@ def evaluate(
         }
         found = list(ask_worker("eval", question, runner, "evaluates")["sets"])
     judged = [
-        Judged(
+        CheckpointEvaluation(
             name, item["loss"], perplexity(item["loss"]),
             item["samples"], item["samples"] * run.data.seq_len, item["targets"],
         )
@@ -118,7 +118,7 @@ def _corpus(path: Path, made: Path, home: str, index: CorpusIndex) -> Path:
     if not (path / INDEX_NAME).exists():
         if not path.exists():
             raise InputError(f"DATA: {path}: no such file or folder; name corpus folders, or text")
-        prepare([path], made, Options(tokenizer=tokenizer, valid_fraction=0.0))
+        prepare([path], made, PrepareOptions(tokenizer=tokenizer, valid_fraction=0.0))
         return made
     found = read_index(path, "DATA")
     if not same_tokens(found, index):

@@ -13,11 +13,11 @@ from typing import Any
 from hpctrain.base.atomic import storage_errors, sync_folder, write_json, write_text
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import Runner
-from hpctrain.base.room import check_room
+from hpctrain.base.room import check_disk_space
 from hpctrain.corpus.read.special_tokens import special_tokens
 from hpctrain.hf.config import CONFIG_NAME
 from hpctrain.hf.config_of_spec import TokenIds, config_of, continued_config
-from hpctrain.hf.shards import BYTES, index_of, shared_out
+from hpctrain.hf.shards import BYTES, assign_to_shards, index_of
 from hpctrain.hf.tensors import tensors_of
 from hpctrain.hf.tokenizer import hf_tokenizer
 from hpctrain.launch.ask import ask_worker
@@ -32,7 +32,7 @@ _SURPLUS_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportResult:
     """A folder that was written."""
 
     step: int
@@ -45,7 +45,7 @@ class Exported:
 
 def export(
     folder: Path, output: Path, step: int | None, dtype: str, shard_bytes: int, force: bool, runner: Runner
-) -> Exported:
+) -> ExportResult:
     """Write the folder beside its place and rename it: it is whole or not there.
 
     Args:
@@ -69,11 +69,11 @@ def export(
     output = output.resolve()
     _check_output(output, force)
     checkpoint = checkpoint_of(folder, step, spec.sha256())
-    files = shared_out(tensors_of(spec), BYTES[dtype], shard_bytes)
+    files = assign_to_shards(tensors_of(spec), BYTES[dtype], shard_bytes)
     done = int(checkpoint.name.rpartition("-")[2])
     with _made_whole(output) as made:
         size = sum(tensor.count for group in files.values() for tensor in group) * BYTES[dtype]
-        check_room(made, size + _SURPLUS_BYTES, "the exported model", len(files))
+        check_disk_space(made, size + _SURPLUS_BYTES, "the exported model", len(files))
         question = {
             "folder": str(folder.resolve()),
             "checkpoint": str(checkpoint.resolve()),
@@ -87,13 +87,13 @@ def export(
             write_json(made / "model.safetensors.index.json", index_of(files, BYTES[dtype]))
         names = sorted(path.name for path in made.iterdir())
         size = sum((made / name).stat().st_size for name in names)
-    return Exported(done, config["architectures"][0], names, size, spec.parameters())
+    return ExportResult(done, config["architectures"][0], names, size, spec.parameters())
 
 
 def _write_beside(made: Path, run: Run, spec: FamilySpec, dtype: str, step: int) -> dict[str, Any]:
     """config.json, the tokenizer's files, generation_config.json and the model card; the first comes back."""
     home = run.data.train_folders[0]
-    special = special_tokens([home], run.learned(), run.data.seq_len)
+    special = special_tokens([home], run.effective_objective(), run.data.seq_len)
     ids = TokenIds(special.end_of_text, special.start)
     recorded = run.model.found
     config = (
@@ -139,7 +139,7 @@ tags:
 | steps | {step:,} |
 | tokens read | {tokens:,} |
 | sequence | {run.data.seq_len} tokens |
-| objective | {run.learned().mode} |
+| objective | {run.effective_objective().mode} |
 | precision | {run.precision} |
 
 What the data was, what the model is good for and what it is not: say so here before you publish it.

@@ -9,24 +9,24 @@ import jinja2
 
 from hpctrain import __version__
 from hpctrain.base.errors import InputError
-from hpctrain.base.packaged import packaged
-from hpctrain.base.printable import control_in
+from hpctrain.base.packaged import package_data_path
+from hpctrain.base.printable import first_control_character
 from hpctrain.base.program import program
-from hpctrain.jobs.dependencies import dependency
+from hpctrain.jobs.dependencies import dependency_option
 from hpctrain.launch.entering import step_options
 from hpctrain.records.run.cluster import Mail
 from hpctrain.records.run.run import Run
 from hpctrain.runs.folder import check_path
-from hpctrain.slurm.features import of_groups
-from hpctrain.slurm.options import option_of
+from hpctrain.slurm.features import constraint_of_groups
+from hpctrain.slurm.options import parse_sbatch_option
 
-OWNED = (
+DIRECTIVES_SET_HERE = (
     "nodes", "ntasks", "ntasks-per-node", "requeue", "no-requeue", "no-kill", "open-mode", "output", "error", "signal",
     "array", "job-name", "cluster", "clusters", "wrap", "test-only", "parsable", "wait",
 )  # fmt: skip
 """Options that hpctrain sets itself; a run file that sets them too would break the recovery."""
 
-OF_THE_RUN_FILE = {
+DIRECTIVES_OF_RUN_FILE = {
     "partition": "write cluster.partition",
     "account": "write cluster.account",
     "qos": "write cluster.qos",
@@ -56,7 +56,7 @@ def render_job(run: Run, folder: Path, command: str, submitted: bool = True, by_
         InputError: cluster.sbatch, cluster.setup or the folder's path holds what cannot go into the script.
     """
     check_path(folder)
-    template = packaged("slurm", "run.sbatch.j2").read_text()
+    template = package_data_path("slurm", "run.sbatch.j2").read_text()
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
@@ -99,7 +99,7 @@ def directives(run: Run, folder: Path) -> list[str]:
     for option, value in (
         ("partition", cluster.partition), ("account", cluster.account), ("qos", cluster.qos), ("time", cluster.time),
         ("gpus-per-node", _typed_gpus(run)), ("constraint", _constraint(run)), ("reservation", cluster.reservation),
-        ("dependency", dependency(cluster.after, cluster.after_end)),
+        ("dependency", dependency_option(cluster.after, cluster.after_end)),
         # Some sites cancel a job whose dependency failed; the run before it may go on as another job.
         ("kill-on-invalid-dep", "no" if cluster.after else None), *_mail(cluster.mail),
     ):  # fmt: skip
@@ -117,18 +117,18 @@ def check_options(options: list[str]) -> None:
     """
     for option in _checked(options, "cluster.sbatch"):
         try:
-            name, _ = option_of(option)
+            name, _ = parse_sbatch_option(option)
         except ValueError as error:
             raise InputError(f"cluster.sbatch: found {option!r}; {error}") from None
-        if name in OWNED:
+        if name in DIRECTIVES_SET_HERE:
             raise InputError(f"cluster.sbatch: --{name} is set by hpctrain; leave it out")
-        if name in OF_THE_RUN_FILE:
-            raise InputError(f"cluster.sbatch: found --{name}; {OF_THE_RUN_FILE[name]}")
+        if name in DIRECTIVES_OF_RUN_FILE:
+            raise InputError(f"cluster.sbatch: found --{name}; {DIRECTIVES_OF_RUN_FILE[name]}")
 
 
 def _checked(lines: list[str], field: str) -> list[str]:
     for line in lines:
-        character = control_in(line.replace("\t", " "))
+        character = first_control_character(line.replace("\t", " "))
         if character in (r"\n", r"\r"):
             raise InputError(f"{field}: {line!r} holds a line break; give one line an item")
         if character is not None:
@@ -154,7 +154,7 @@ def _mail(mail: Mail | None) -> list[tuple[str, str | None]]:
 
 def _constraint(run: Run) -> str | None:
     if run.cluster.groups:
-        return of_groups([(group.constraint, group.nodes) for group in run.cluster.groups])
+        return constraint_of_groups([(group.constraint, group.nodes) for group in run.cluster.groups])
     return run.cluster.constraint
 
 

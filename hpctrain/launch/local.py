@@ -10,7 +10,7 @@ from ClusterShell.NodeSet import NodeSet
 
 from hpctrain.base.process import Process, Runner
 from hpctrain.base.program import program
-from hpctrain.launch.entering import entering, program_of
+from hpctrain.launch.entering import container_command, python_command
 from hpctrain.records.run.run import Run
 
 
@@ -45,10 +45,10 @@ def start_local_node(
     Args:
         run: of the run folder `folder`: its image, where it has one, is where the node is.
     """
-    words = program("hpctrain.node") if run is None else program_of(run, "hpctrain.node")
+    words = program("hpctrain.node") if run is None else python_command(run, "hpctrain.node")
     argv = [*words, verb, "--folder", str(folder), "--node", node]
     argv += ["--nodes", str(NodeSet.fromlist(list(nodes))), "--local"]
     # Told, not asked by the child: a parent that dies at once would already be another one by then.
     argv += ["--parent", str(os.getpid()), *extra]
-    argv = argv if run is None else entering(run, folder, argv)
+    argv = argv if run is None else container_command(run, folder, argv)
     return runner.start(argv, env=local_environment(len(nodes)), log=log, keep_fds=keep_fds)

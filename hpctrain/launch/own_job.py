@@ -7,14 +7,14 @@ from pathlib import Path
 
 from hpctrain.base.atomic import write_text
 from hpctrain.base.errors import InputError
-from hpctrain.jobs.cancel import MARK
+from hpctrain.jobs.cancel import CANCELLED_FILE
 from hpctrain.launch.job_script import render_job
 from hpctrain.launch.submission import direct_command
 from hpctrain.records.run.run import Run
 from hpctrain.runs.locate import job_id, record_job
 
 
-def own_job_id(environ: Mapping[str, str]) -> str:
+def current_batch_job_id(environ: Mapping[str, str]) -> str:
     """Id of the batch job that this process is the script of.
 
     Raises:
@@ -29,12 +29,12 @@ def own_job_id(environ: Mapping[str, str]) -> str:
     return job
 
 
-def is_restarted(environ: Mapping[str, str]) -> bool:
+def is_requeued_job(environ: Mapping[str, str]) -> bool:
     """Whether the job was in the queue before: preempted, out of time, or it lost its node."""
     return environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
 
-def take_job(folder: Path, run: Run, job: str) -> list[str]:
+def adopt_job(folder: Path, run: Run, job: str) -> list[str]:
     """Make the job the run's newest one; the argv of its script comes back, for this process to become.
 
     Raises:
@@ -44,12 +44,12 @@ def take_job(folder: Path, run: Run, job: str) -> list[str]:
     script = folder / "job.sh"
     write_text(script, render_job(run, folder, direct_command(run, folder), by_hand=True), mode=0o755)
     if job_id(folder) != job:
-        (folder / MARK).unlink(missing_ok=True)
+        (folder / CANCELLED_FILE).unlink(missing_ok=True)
         record_job(folder, job)
     return ["bash", str(script)]
 
 
-def check_kind(run: Run) -> None:
+def check_is_slurm(run: Run) -> None:
     """Refuse a run that would only start processes on the job's first node.
 
     Raises:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hpctrain.base.errors import CommandTimeout, HpctrainError, InputError
+from hpctrain.base.errors import CommandTimeoutError, HpctrainError, InputError
 from hpctrain.base.process import WORKER, Runner
 from hpctrain.corpus.read.special_tokens import SpecialTokens, special_tokens
-from hpctrain.hf.start import with_folder
+from hpctrain.hf.start import with_hf_folder
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.imported_spec import ImportedSpec, Spec
-from hpctrain.records.run.objective import NEXT_TOKEN, AnyObjective, lengths, settled
+from hpctrain.records.run.objective import NEXT_TOKEN, AnyObjective, lengths, resolved_objective
 from hpctrain.records.run.run import Run
 
 LIMIT_S = 600.0
 
 
-def with_sizes(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run, Spec]:
+def with_model_sizes(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run, Spec]:
     """The run with its model written out: the vocabulary of its data, what lies in a Hugging Face folder, the sizes of
     a model of the person's own.
 
@@ -28,27 +28,29 @@ def with_sizes(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run,
         InputError: the data is not prepared, or something is wrong with their model.
         FileError: a Hugging Face folder cannot be used.
     """
-    run = with_folder(run)
+    run = with_hf_folder(run)
     model = run.model
     if model.import_ is None:
         spec = run.spec()
-        if reason := spec.why_no_sequence(run.data.seq_len):
+        if reason := spec.sequence_length_error(run.data.seq_len):
             raise InputError(f"data.seq_len is {run.data.seq_len}, and {reason}")
         if not isinstance(spec, ImportedSpec) and spec.vocab is None:
-            spec = spec.model_copy(update={"vocab": needed_tokens(run, settled(run.objective, spec)).vocabulary})
+            spec = spec.model_copy(
+                update={"vocab": special_tokens_for(run, resolved_objective(run.objective, spec)).vocabulary}
+            )
         if isinstance(spec, EncoderDecoderSpec) and spec.decoder_seq is None:
-            outputs = lengths(settled(run.objective, spec), run.data.seq_len).outputs
+            outputs = lengths(resolved_objective(run.objective, spec), run.data.seq_len).outputs
             spec = spec.model_copy(update={"decoder_seq": outputs})
         return run.with_spec(spec), spec
     # A model of one's own has one stack, whose default this is.
-    tokens = needed_tokens(run, run.objective or NEXT_TOKEN).vocabulary
+    tokens = special_tokens_for(run, run.objective or NEXT_TOKEN).vocabulary
     if model.measured is not None and model.is_measured(tokens, run.data.seq_len):
         return run, model.measured
     measured = _ask(run, tokens, code or (Path(run.code) if run.code else None), runner)
     return run.with_spec(measured), measured
 
 
-def needed_tokens(run: Run, objective: AnyObjective) -> SpecialTokens:
+def special_tokens_for(run: Run, objective: AnyObjective) -> SpecialTokens:
     """The tokens of the data and those that the objective needs beside them.
 
     Raises:
@@ -76,7 +78,7 @@ def _ask(run: Run, tokens: int, code: Path | None, runner: Runner) -> ImportedSp
     argv += ["--code", str(code)] if code is not None else []
     try:
         done = runner.run(argv, timeout_s=LIMIT_S)
-    except CommandTimeout:
+    except CommandTimeoutError:
         raise InputError(f"model.import: {model.import_} gave no model within {LIMIT_S:g} s") from None
     try:
         answer = json.loads(done.stdout)

@@ -7,37 +7,37 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpctrain.base.clock import Clock
-from hpctrain.base.errors import CommandError, InputError, Refused
-from hpctrain.jobs.dependencies import Before, jobs_before
+from hpctrain.base.errors import CommandError, InputError, RefusedError
+from hpctrain.jobs.dependencies import JobDependencies, find_dependencies
 from hpctrain.jobs.job_nodes import nodes_of_job
 from hpctrain.jobs.partition_checks import (
     can_be_preempted,
-    check_time,
-    kinds_of,
-    preemption_words,
+    check_time_limit,
+    node_groups,
+    preemption_warnings,
     time_limit,
-    with_gpus,
+    with_gpu_request,
 )
-from hpctrain.jobs.wall_time import Limit
+from hpctrain.jobs.wall_time import TimeLimit
 from hpctrain.launch.job_script import check_options, gpus_per_node
 from hpctrain.records.run.run import Run
 from hpctrain.runs.file_system import check_shared
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import open_jobs
-from hpctrain.slurm.choose import Choice, choose_partition
+from hpctrain.slurm.choose import PartitionChoice, choose_partition
 from hpctrain.slurm.cluster import ClusterState
 from hpctrain.slurm.commands import Slurm
-from hpctrain.slurm.job import JobInfo, pending_words
-from hpctrain.slurm.limits import Request, check_request
+from hpctrain.slurm.job import JobInfo, pending_job_text
+from hpctrain.slurm.limits import JobRequest, check_request
 from hpctrain.slurm.time import parse_time_limit
-from hpctrain.slurm.watch import Watcher
+from hpctrain.slurm.watch import JobWatcher
 
-AWAY_LIMIT_S = 600.0
+CONTROLLER_AWAY_LIMIT_S = 600.0
 """How long `--wait` puts up with a controller that does not answer."""
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedRun:
     """A run that may be queued, as far as could be told."""
 
     run: Run
@@ -48,15 +48,15 @@ class Checked:
     """What a person should know."""
     nodes: frozenset[str] | None
     """Names of the nodes that the job may get; None: not known."""
-    limit: Limit | None
+    limit: TimeLimit | None
     """The job's time limit, its own or the partition's; None: not known."""
-    before: Before
+    before: JobDependencies
     """The runs and jobs that it waits for."""
     others: tuple[str, ...] = ()
     """Partitions that would take it too, the next best first, where the run file names none."""
 
 
-def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], cwd: Path) -> Checked:
+def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], cwd: Path) -> CheckedRun:
     """Check the request against the cluster as it is now, and choose what the run file leaves open.
 
     Args:
@@ -66,7 +66,7 @@ def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], 
     Raises:
         InputError: there is no Slurm here, a value cannot be read, an option is not to be passed on, the time limit
             leaves no time to train, or run folders would lie in this machine's memory.
-        Refused: the request is more than any partition gives, or than the one it names; every reason is told. Or a
+        RefusedError: the request is more than any partition gives, or than the one it names; every reason is told. Or a
             run that must have ended well before it did not.
         CommandError: the controller does not answer, and the run is to wait for another one.
     """
@@ -74,13 +74,15 @@ def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], 
     if why is not None:
         raise InputError(f"{why}; log in to the cluster, or use `hpctrain train --local N`")
     check_options(run.cluster.sbatch)
-    check_time(run)
+    check_time_limit(run)
     try:
         state = slurm.state()
     except CommandError as error:
         away = f"not checked before submitting: partitions, their limits and GPUs ({error})"
-        limit = Limit(_request(run).time_s, True) if run.cluster.time is not None else None
-        return _checked(run, run, jobs_before(run, slurm, environ, cwd), [*check_shared(runs, ()), away], None, limit)
+        limit = TimeLimit(_request(run).time_s, True) if run.cluster.time is not None else None
+        return _checked(
+            run, run, find_dependencies(run, slurm, environ, cwd), [*check_shared(runs, ()), away], None, limit
+        )
     notes = check_shared(runs, [node.name for node in state.nodes])
     others: tuple[str, ...] = ()
     if run.cluster.partition is None:
@@ -88,28 +90,33 @@ def check_queue(run: Run, slurm: Slurm, runs: Path, environ: Mapping[str, str], 
         notes += lines
     problems = check_request(_request(run), state.partitions, state.nodes)
     if problems:
-        raise Refused("\n".join(problems))
-    check_time(run, state.partitions)
-    asked, gpus = with_gpus(run, state)
-    limit = Limit(time_limit(run, state.partitions), run.cluster.time is not None)
-    lines = [*notes, *preemption_words(run, state), *gpus]
-    checked = _checked(run, asked, jobs_before(run, slurm, environ, cwd), lines, nodes_of_job(run, state), limit)
+        raise RefusedError("\n".join(problems))
+    check_time_limit(run, state.partitions)
+    asked, gpus = with_gpu_request(run, state)
+    limit = TimeLimit(time_limit(run, state.partitions), run.cluster.time is not None)
+    lines = [*notes, *preemption_warnings(run, state), *gpus]
+    checked = _checked(run, asked, find_dependencies(run, slurm, environ, cwd), lines, nodes_of_job(run, state), limit)
     return replace(checked, others=others)
 
 
 def _checked(
-    run: Run, asked: Run, before: Before, lines: list[str], nodes: frozenset[str] | None, limit: Limit | None
-) -> Checked:
+    run: Run,
+    asked: Run,
+    before: JobDependencies,
+    lines: list[str],
+    nodes: frozenset[str] | None,
+    limit: TimeLimit | None,
+) -> CheckedRun:
     run = run.model_copy(update={"cluster": run.cluster.model_copy(update={"after": before.names})})
     asked = asked.model_copy(update={"cluster": asked.cluster.model_copy(update={"after": before.jobs})})
-    return Checked(run, asked, [*lines, *before.lines], nodes, limit, before)
+    return CheckedRun(run, asked, [*lines, *before.lines], nodes, limit, before)
 
 
 def with_partition(run: Run, state: ClusterState) -> tuple[Run, tuple[str, ...], list[str]]:
     """The run with the partition that fits it best, the others that take it, and why, as lines for the person.
 
     Raises:
-        Refused: none takes it; every partition's reasons are told.
+        RefusedError: none takes it; every partition's reasons are told.
     """
     kind, request = state.config["preempt_type"], _request(run)
     if run.cluster.device == "cuda" and request.gpus_per_node is None:
@@ -117,13 +124,15 @@ def with_partition(run: Run, state: ClusterState) -> tuple[Run, tuple[str, ...],
     preemptible = [item.name for item in state.partitions if can_be_preempted(kind, item, state.partitions)]
     choice = choose_partition(request, state.partitions, state.nodes, preemptible, run.cluster.device != "cpu")
     if not choice.ranked:
-        raise Refused("\n".join(["cluster.partition: not given, and no partition takes the job:", *choice.refused]))
+        raise RefusedError(
+            "\n".join(["cluster.partition: not given, and no partition takes the job:", *choice.refused])
+        )
     chosen = run.cluster.model_copy(update={"partition": choice.ranked[0].partition.name})
     others = tuple(fit.partition.name for fit in choice.ranked[1:])
     return run.model_copy(update={"cluster": chosen}), others, _choice_lines(choice)
 
 
-def _choice_lines(choice: Choice) -> list[str]:
+def _choice_lines(choice: PartitionChoice) -> list[str]:
     best, *others = choice.ranked
     lines = [f"partition {best.partition.name} chosen: {best.words}"]
     if others:
@@ -137,7 +146,7 @@ def wait_for_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, say: Cal
     Raises:
         CommandError: the controller did not answer for ten minutes.
     """
-    watcher, said, seen = Watcher(slurm, [job_id]), "", [job_id]
+    watcher, said, seen = JobWatcher(slurm, [job_id]), "", [job_id]
     while True:
         watcher.poll(clock.now())
         if watcher.all_ended:
@@ -149,20 +158,22 @@ def wait_for_job(folder: Path, job_id: str, slurm: Slurm, clock: Clock, say: Cal
             watcher.add(job_id)
             continue
         if watcher.away is not None and watcher.away_since_s is not None:
-            if clock.now() - watcher.away_since_s > AWAY_LIMIT_S:
+            if clock.now() - watcher.away_since_s > CONTROLLER_AWAY_LIMIT_S:
                 raise CommandError(f"{watcher.away}; the job itself may well go on: `hpctrain status {folder.name}`")
             text = f"the Slurm controller does not answer ({watcher.away}); waiting"
         else:
-            text = _words(watcher.known[job_id]) if job_id in watcher.known else f"job {job_id} goes on with the run"
+            text = (
+                _state_text(watcher.known[job_id]) if job_id in watcher.known else f"job {job_id} goes on with the run"
+            )
         if text != said:
             say(text)
             said = text
         clock.sleep(max(0.2, watcher.next_s - clock.now()))
 
 
-def _words(job: JobInfo) -> str:
+def _state_text(job: JobInfo) -> str:
     if job.state.is_waiting:
-        return f"job {job.job_id} waits: {pending_words(job)}"
+        return f"job {job.job_id} waits: {pending_job_text(job)}"
     return f"job {job.job_id} is {job.state.value.lower()}"
 
 
@@ -171,10 +182,10 @@ def _is_done(folder: Path) -> bool:
     return bool(attempts) and attempts[-1].get("code") == 0
 
 
-def _request(run: Run) -> Request:
+def _request(run: Run) -> JobRequest:
     cluster = run.cluster
     fewest, most = cluster.node_range
-    return Request(
+    return JobRequest(
         partition=cluster.partition,
         nodes_min=fewest,
         nodes_max=most,
@@ -185,5 +196,5 @@ def _request(run: Run) -> Request:
         qos=cluster.qos,
         gpu_type=cluster.gpu_type,
         reservation=cluster.reservation,
-        kinds=kinds_of(run) if cluster.groups or cluster.constraint else (),
+        kinds=node_groups(run) if cluster.groups or cluster.constraint else (),
     )

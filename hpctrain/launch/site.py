@@ -18,7 +18,7 @@ VARIABLES = {"partition": "SBATCH_PARTITION", "account": "SBATCH_ACCOUNT", "qos"
 
 
 @dataclass(frozen=True)
-class Defaults:
+class SiteDefaults:
     """What a profile of site.yaml gives to run files that leave it out."""
 
     profile: str
@@ -32,7 +32,7 @@ class Defaults:
         return [f"from profile '{self.profile}' of {self.path}: {', '.join(taken)}"] if taken else []
 
 
-def site_defaults(asked: str | None, slurm: Slurm, environ: Mapping[str, str]) -> Defaults | None:
+def site_defaults(asked: str | None, slurm: Slurm, environ: Mapping[str, str]) -> SiteDefaults | None:
     """The profile that the person asked for, or else the first one that matches this place; None where none does.
 
     Raises:
@@ -47,11 +47,11 @@ def site_defaults(asked: str | None, slurm: Slurm, environ: Mapping[str, str]) -
         return None
     if asked is not None and asked not in site.profiles:
         raise InputError(f"--site {asked}: no such profile in {path}; there are: {', '.join(site.profiles)}")
-    name = asked or site.matching(_names_of_this_place(site, slurm))
-    return None if name is None else Defaults(name, path, site.profiles[name].defaults)
+    name = asked or site.matching(_cluster_names(site, slurm))
+    return None if name is None else SiteDefaults(name, path, site.profiles[name].defaults)
 
 
-def _names_of_this_place(site: Site, slurm: Slurm) -> list[str]:
+def _cluster_names(site: Site, slurm: Slurm) -> list[str]:
     """This host's name, whole and short, and that of its cluster where a profile may ask for it."""
     host = platform.node()
     names = [host, host.partition(".")[0]]
@@ -63,7 +63,7 @@ def _names_of_this_place(site: Site, slurm: Slurm) -> list[str]:
         return names  # no Slurm here, or it does not answer: the host's name is left
 
 
-def with_exported(run: Run, environ: Mapping[str, str]) -> tuple[Run, list[str]]:
+def with_sbatch_variables(run: Run, environ: Mapping[str, str]) -> tuple[Run, list[str]]:
     """The run with those variables where its file says nothing, and what was taken, as lines for the person."""
     open_keys = [key for key in VARIABLES if getattr(run.cluster, key) is None]
     taken = {key: environ[VARIABLES[key]] for key in open_keys if environ.get(VARIABLES[key])}

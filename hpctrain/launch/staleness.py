@@ -9,14 +9,14 @@ from typing import Any
 from ClusterShell.NodeSet import NodeSet
 
 from hpctrain import __version__
-from hpctrain.base.errors import FileError, Mistake
+from hpctrain.base.errors import FieldError, FileError
 from hpctrain.base.units import format_seconds
 from hpctrain.records.topology.topology import Topology
 
 MAX_AGE_DAYS = 7.0
 """A topology older than this is measured again: clusters change."""
 _DAY_S = 24 * 3600.0
-MEASURE_AGAIN = "measure again with `hpctrain probe`"
+PROBE_AGAIN_HINT = "measure again with `hpctrain probe`"
 """What to do next."""
 
 
@@ -55,9 +55,9 @@ def faults_since(topology: Topology, attempts: Sequence[Mapping[str, Any]], now:
         attempts: lines of attempts.jsonl.
         now: seconds since 1970. A topology of a later time was written by a wrong clock, so any fault may be newer.
     """
-    made = created(topology)
+    made = created_at(topology)
     return [
-        f"attempt {line['attempt']}, after the topology was measured: {line['retest']}; {MEASURE_AGAIN}"
+        f"attempt {line['attempt']}, after the topology was measured: {line['retest']}; {PROBE_AGAIN_HINT}"
         for line in attempts
         if line.get("retest") and (made > now or line.get("end", now) > made)
     ]
@@ -69,10 +69,10 @@ def age_s(topology: Topology, now: float) -> float:
     Raises:
         FileError: provenance.created is no time.
     """
-    return now - created(topology)
+    return now - created_at(topology)
 
 
-def created(topology: Topology) -> float:
+def created_at(topology: Topology) -> float:
     """When the topology was measured, seconds since 1970.
 
     Raises:
@@ -82,7 +82,7 @@ def created(topology: Topology) -> float:
     try:
         then = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
-        mistake = Mistake("provenance.created", f"found {text!r}; a time like 2026-11-20T22:00:00Z is expected")
+        mistake = FieldError("provenance.created", f"found {text!r}; a time like 2026-11-20T22:00:00Z is expected")
         raise FileError("topology", [mistake]) from None
     return (then if then.tzinfo else then.replace(tzinfo=timezone.utc)).timestamp()
 
@@ -92,7 +92,7 @@ def _other_nodes(topology: Topology, nodes: Collection[str]) -> list[str]:
     missing, extra = [name for name in nodes if name not in known], sorted(known - set(nodes))
     words = []
     if missing:
-        words.append(f"the topology has no figures of {_folded(missing)}, which the run gets; {MEASURE_AGAIN}")
+        words.append(f"the topology has no figures of {_folded(missing)}, which the run gets; {PROBE_AGAIN_HINT}")
     if extra:
         words.append(f"the topology also has {_folded(extra)}, which the run does not get: a plan on them is refused")
     return words
@@ -106,7 +106,7 @@ def _other_drivers(topology: Topology, drivers: Mapping[str, str]) -> list[str]:
         if now is not None and then and then != {now}:
             changed.setdefault((", ".join(sorted(then)), now), []).append(node.id)
     return [
-        f"the driver of {_folded(names)} was {then} when it was measured and is {now}; {MEASURE_AGAIN}"
+        f"the driver of {_folded(names)} was {then} when it was measured and is {now}; {PROBE_AGAIN_HINT}"
         for (then, now), names in changed.items()
     ]
 
@@ -116,14 +116,14 @@ def _old(topology: Topology, now: float, max_age_days: float) -> list[str]:
     if age <= max_age_days * _DAY_S:
         return []
     told = f"{age / _DAY_S:.0f} days" if age >= _DAY_S else format_seconds(age)
-    return [f"the topology is {told} old, and {max_age_days:g} days are allowed; {MEASURE_AGAIN}"]
+    return [f"the topology is {told} old, and {max_age_days:g} days are allowed; {PROBE_AGAIN_HINT}"]
 
 
 def _other_version(topology: Topology) -> list[str]:
     version = topology.provenance.version
     if version == __version__:
         return []
-    return [f"hpctrain {version} wrote the topology, this is {__version__}; {MEASURE_AGAIN} if a plan surprises"]
+    return [f"hpctrain {version} wrote the topology, this is {__version__}; {PROBE_AGAIN_HINT} if a plan surprises"]
 
 
 def _folded(names: Collection[str]) -> str:

@@ -10,14 +10,14 @@ import jinja2
 
 from hpctrain.base.atomic import storage_errors, write_text
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.corpus.input.sample_text import FOUND_BYTES, find_text
-from hpctrain.corpus.prepare.options import Options, Progress, no_progress
+from hpctrain.corpus.input.sample_text import SAMPLE_TEXT_BYTES, find_sample_text
+from hpctrain.corpus.prepare.options import PrepareOptions, Progress, no_progress
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.prepare.shards import check_target
 from hpctrain.records.corpus.index import INDEX_NAME, CorpusIndex
 from hpctrain.records.format.yaml_file import parse_yaml
 from hpctrain.records.model.presets import PRESETS
-from hpctrain.records.run.objective import settled
+from hpctrain.records.run.objective import resolved_objective
 from hpctrain.records.run.run import Run, read_run
 
 _TEMPLATE = Path(__file__).with_name("starter.yaml.j2")
@@ -43,12 +43,12 @@ class Starter:
     """Folder of the corpus, from the run file's folder."""
     tokenizer: str = "train:4096"
     """Tokenizer of that corpus."""
-    text_bytes: int = FOUND_BYTES
+    text_bytes: int = SAMPLE_TEXT_BYTES
     """Text to look for."""
 
 
 @dataclass(frozen=True)
-class Started:
+class WrittenStarter:
     """What was written."""
 
     run_file: Path
@@ -67,7 +67,7 @@ def write_starter(
     with_data: bool,
     force: bool = False,
     progress: Progress = no_progress,
-) -> Started:
+) -> WrittenStarter:
     """Write a run file and, asked to, the corpus beside it; a corpus that lies there already is kept unless forced.
 
     Raises:
@@ -82,7 +82,7 @@ def write_starter(
     with storage_errors(run_file):
         run_file.parent.mkdir(parents=True, exist_ok=True)
     write_text(run_file, render(starter, run_file.name))
-    return Started(run_file, read_run(run_file), data, index, found)
+    return WrittenStarter(run_file, read_run(run_file), data, index, found)
 
 
 def check_starter(run_file: Path, starter: Starter, force: bool) -> None:
@@ -120,7 +120,7 @@ def render(starter: Starter, file_name: str = "run.yaml") -> str:
         file_name=file_name,
         **{key: getattr(starter, key) for key in Starter.__dataclass_fields__ if key != "lr"},
         lr=f"{starter.lr:g}",
-        objective=settled(None, PRESETS[starter.preset]).mode,
+        objective=resolved_objective(None, PRESETS[starter.preset]).mode,
     )
 
 
@@ -137,11 +137,11 @@ def _corpus(folder: Path, starter: Starter, force: bool, progress: Progress) -> 
     if (folder / INDEX_NAME).is_file() and not force:
         return CorpusIndex.read(folder / INDEX_NAME), f"{folder}: kept the corpus that was there"
     check_target(folder, force)
-    text = find_text(starter.text_bytes)
+    text = find_sample_text(starter.text_bytes)
     if not text.files:
         raise InputError(
             f"{folder}: found no text on this machine to train on; prepare your own with "
             f"`hpctrain data prepare TEXT... -o {folder}`"
         )
-    options = Options(tokenizer=starter.tokenizer, force=force)
+    options = PrepareOptions(tokenizer=starter.tokenizer, force=force)
     return prepare(text.files, folder, options, progress), text.description

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpctrain.base.errors import InputError
 from hpctrain.launch.local import local_environment
-from hpctrain.runs.code_copy import FOLDER
+from hpctrain.runs.code_copy import CODE_FOLDER
 from hpctrain.slurm.commands import client_environment
 
 
@@ -47,10 +47,10 @@ def step_command(
     # An allocation's --ntasks-per-node=8 would hold for its steps too.
     argv += ["--ntasks-per-node=1", "--cpu-bind=none", "--export=ALL", *(["--pty"] if terminal else [])]
     argv += shlex.split(options)
-    return [*argv, *_after_setup(setup, command)]
+    return [*argv, *_with_setup(setup, command)]
 
 
-def _after_setup(setup: Sequence[str], command: Sequence[str]) -> list[str]:
+def _with_setup(setup: Sequence[str], command: Sequence[str]) -> list[str]:
     if not setup:
         return list(command)
     return ["bash", "-c", "\n".join([*setup, 'exec "$@"']), "hpctrain-exec", *command]
@@ -60,23 +60,23 @@ def step_environment(folder: Path, attempt: int, environ: Mapping[str, str]) -> 
     """What the command starts with in a job: the person's variables, and those that lead to the run."""
     env = client_environment(environ)
     env.pop("SLURM_TIME_FORMAT")  # made for what is parsed here
-    return env | _of_the_run(folder, attempt, environ)
+    return env | _run_variables(folder, attempt, environ)
 
 
 def local_step_environment(folder: Path, attempt: int, count: int, environ: Mapping[str, str]) -> dict[str, str]:
     """What the command starts with beside a local run of `count` virtual nodes."""
-    return local_environment(count, environ) | _of_the_run(folder, attempt, environ)
+    return local_environment(count, environ) | _run_variables(folder, attempt, environ)
 
 
-def _of_the_run(folder: Path, attempt: int, environ: Mapping[str, str]) -> dict[str, str]:
+def _run_variables(folder: Path, attempt: int, environ: Mapping[str, str]) -> dict[str, str]:
     """The run folder, the attempt, and the run's own copy of the person's code before anything else."""
     env = {"HPCTRAIN_RUN_FOLDER": str(folder), "HPCTRAIN_ATTEMPT": str(attempt)}
-    if (folder / FOLDER).is_dir():
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder / FOLDER), environ.get("PYTHONPATH")]))
+    if (folder / CODE_FOLDER).is_dir():
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder / CODE_FOLDER), environ.get("PYTHONPATH")]))
     return env
 
 
-def what_to_do(state: str, name: str) -> str:
+def next_step_hint(state: str, name: str) -> str:
     """The next thing to do about a run in which no command can run because of its state."""
     if state in ("queued", "requeued", "starting"):
         return f"wait until it runs: `hpctrain status {name}`"

@@ -17,7 +17,7 @@ from hpctrain.base.errors import CommandError, InputError, StorageError
 from hpctrain.base.process import Runner
 from hpctrain.base.program import program
 from hpctrain.jobs.job_nodes import exclude_options
-from hpctrain.launch.entering import program_of, task_of
+from hpctrain.launch.entering import python_command, task_command
 from hpctrain.launch.job_script import render_job
 from hpctrain.records.run.run import Run
 from hpctrain.runs.folder import RunFolder
@@ -40,7 +40,7 @@ def become(words: list[str]) -> None:
     os.execve(argv[0], argv, dict(os.environ))
 
 
-def node_words(folder: Path) -> list[str]:
+def node_command(folder: Path) -> list[str]:
     """The module that runs as each node's task, with its words; which node it is comes from Slurm's environment."""
     return ["hpctrain.node", "run", "--folder", str(folder)]
 
@@ -87,7 +87,7 @@ def submit_job(folder: RunFolder, run: Run, exclude: Sequence[str] = ()) -> str:
         ) from None
     with _in_clean_environment():
         try:
-            job: submitit.Job[Any] = executor.submit(become, node_words(folder.path))
+            job: submitit.Job[Any] = executor.submit(become, node_command(folder.path))
         except FailedJobError as error:
             raise CommandError(f"sbatch refused the job: {_last_line(str(error))}") from None
         return _recorded(folder, job)
@@ -127,13 +127,13 @@ def _recorded(folder: RunFolder, job: submitit.Job[Any]) -> str:
 
 def direct_command(run: Run, folder: Path) -> str:
     """What each node's task runs where no submitit job stands behind it."""
-    module, *words = node_words(folder)
-    return task_of(run, folder, [*program_of(run, module), *words])
+    module, *words = node_command(folder)
+    return task_command(run, folder, [*python_command(run, module), *words])
 
 
 def _task_command(run: Run, folder: Path) -> str:
-    task = program_of(run, "submitit.core._submit", flags=["-u"])
-    return task_of(run, folder, [*task, str(folder / "submitit")])
+    task = python_command(run, "submitit.core._submit", flags=["-u"])
+    return task_command(run, folder, [*task, str(folder / "submitit")])
 
 
 @contextlib.contextmanager

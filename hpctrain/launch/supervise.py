@@ -13,19 +13,19 @@ from hpctrain.base.atomic import append_line
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import EXIT_RESUMABLE
 from hpctrain.base.process import Process, Runner
-from hpctrain.jobs.exit_codes import read_ending
+from hpctrain.jobs.exit_codes import read_outcome
 from hpctrain.launch.local import local_nodes, start_local_node
 from hpctrain.records.history.attempt import ExitClass
 from hpctrain.records.history.event import Event, read_events
 from hpctrain.records.run.run import NotifyState, Run, run_of
 from hpctrain.runs.folder import RunFolder, RunLock, kept_words
-from hpctrain.runs.notify import tell
+from hpctrain.runs.notify import send_notification
 
 POLL_S = 0.2
 
 
 @dataclass(frozen=True)
-class Ended:
+class LocalJobResult:
     """How an attempt ended."""
 
     exit_code: int
@@ -62,7 +62,7 @@ class LocalJob:
             if process.poll() is None:
                 process.kill()
 
-    def wait(self, tick: Callable[[], None]) -> Ended:
+    def wait(self, tick: Callable[[], None]) -> LocalJobResult:
         """Wait for the end, calling `tick` between looks; the attempt's line is completed."""
         while self.running():
             tick()
@@ -70,34 +70,34 @@ class LocalJob:
         tick()
         ended = self._ended()
         events = self._events()
-        said = read_ending(ended.exit_code, events, ended.exit_code == 0).exit_class
+        said = read_outcome(ended.exit_code, events, ended.exit_code == 0).exit_class
         kind: ExitClass = "resumable" if ended.stopped else said
         if self._killed and ended.stopped:
             self._say_killed(ended)
         self.folder.end_attempt(self.attempt, self._clock.wall(), ended.reason, ended.exit_code, kind, events)
         state: NotifyState = "done" if ended.exit_code == 0 else "cancelled" if ended.stopped else "failed"
-        tell(self.folder.path, self.attempt, state, ended.reason, platform.node(), self._clock, os.environ)
+        send_notification(self.folder.path, self.attempt, state, ended.reason, platform.node(), self._clock, os.environ)
         return ended
 
-    def _ended(self) -> Ended:
+    def _ended(self) -> LocalJobResult:
         codes = [process.poll() for process in self.processes.values()]
         words = self._last_words()
         if 0 in codes:
-            return Ended(0, words.get("finished") or "all steps are done")
+            return LocalJobResult(0, words.get("finished") or "all steps are done")
         if self._killed:
-            return Ended(1, f"ended at once on request; {kept_words(self.folder.path)}", stopped=True)
+            return LocalJobResult(1, f"ended at once on request; {kept_words(self.folder.path)}", stopped=True)
         if "failed" in words:
             # A node that was killed (below 0) is not the reason why the others ended.
             own = [code for code in codes if code is not None and code > 0]
-            why = read_ending(1, self._events(), False).reason
-            return Ended(own[0] if own and own[0] in (2, 4) else 1, why or words["failed"])
+            why = read_outcome(1, self._events(), False).reason
+            return LocalJobResult(own[0] if own and own[0] in (2, 4) else 1, why or words["failed"])
         if EXIT_RESUMABLE in codes:
-            return Ended(1, f"stopped on request; {kept_words(self.folder.path)}", stopped=True)
+            return LocalJobResult(1, f"stopped on request; {kept_words(self.folder.path)}", stopped=True)
         failed = next((code for code in codes if code in (2, 4)), 1)
         why = words.get("agent_crashed") or "all node processes were killed or ended early"
-        return Ended(failed, f"{why}; {kept_words(self.folder.path)}")
+        return LocalJobResult(failed, f"{why}; {kept_words(self.folder.path)}")
 
-    def _say_killed(self, ended: Ended) -> None:
+    def _say_killed(self, ended: LocalJobResult) -> None:
         """Nobody else says why the run ended: its agents were killed."""
         event = Event(
             kind="failed", time_s=self._clock.wall(), attempt=self.attempt, generation=-1, node=platform.node(),

@@ -12,16 +12,16 @@ from types import MappingProxyType
 from typing import Any
 
 from hpctrain.base.clock import Clock
-from hpctrain.base.errors import FileError, InputError, Refused
+from hpctrain.base.errors import FileError, InputError, RefusedError
 from hpctrain.base.process import Runner
 from hpctrain.corpus.read.index import check_tokenizer
 from hpctrain.corpus.read.mixture import open_training
 from hpctrain.corpus.read.tokens import open_named, open_validation
-from hpctrain.launch.changes import changed_run, settings_written
+from hpctrain.launch.changes import run_with_changes, write_changed_settings
 from hpctrain.launch.checks import check_devices, check_plan, check_topology, is_usable
 from hpctrain.launch.entering import check_container
 from hpctrain.launch.local import local_nodes
-from hpctrain.launch.own_model import needed_tokens, with_sizes
+from hpctrain.launch.own_model import special_tokens_for, with_model_sizes
 from hpctrain.launch.staleness import faults_since, staleness
 from hpctrain.launch.supervise import LocalJob, start_local_job
 from hpctrain.records.model.imported_spec import Spec
@@ -29,23 +29,23 @@ from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.objective import lengths
 from hpctrain.records.run.run import Run, read_run
 from hpctrain.records.topology.topology import Topology
-from hpctrain.runs.code_copy import FOLDER, snapshot_code
+from hpctrain.runs.code_copy import CODE_FOLDER, copy_code
 from hpctrain.runs.folder import (
     RunFolder,
     check_path,
     create_run_folder,
     lock_run_folder,
     newest_plan,
-    removed_on_error,
+    remove_on_error,
 )
-from hpctrain.runs.locate import is_own_run
-from hpctrain.runs.lost_checkpoints import begun_from_seed, lost_words
+from hpctrain.runs.locate import is_trusted_run
+from hpctrain.runs.lost_checkpoints import lost_checkpoints_text, restarting_from_seed
 from hpctrain.runs.secrets import check_secrets
 from hpctrain.runs.trust import check_trusted
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """A run that is checked and could start."""
 
     run: Run
@@ -57,7 +57,7 @@ class Prepared:
     plan: Plan | None
 
 
-def settle(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run, Spec]:
+def resolve_run(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run, Spec]:
     """The run with its model written out, vocabulary included, as its data says.
 
     Args:
@@ -70,9 +70,9 @@ def settle(run: Run, runner: Runner, code: Path | None = None) -> tuple[Run, Spe
         FileError: a token shard was cut short.
     """
     check_secrets(run, os.environ)
-    run, spec = with_sizes(run, runner, code)
-    objective, data = run.learned(), run.data
-    needed = needed_tokens(run, objective)
+    run, spec = with_model_sizes(run, runner, code)
+    objective, data = run.effective_objective(), run.data
+    needed = special_tokens_for(run, objective)
     if spec.vocabulary < needed.vocabulary:
         own = f", the objective {objective.mode} its own" if needed.vocabulary > needed.data_vocabulary else ""
         field, remedy = "model.dims.vocab", f"leave it out, or make it {needed.vocabulary}"
@@ -100,7 +100,7 @@ def prepare(
     runner: Runner,
     queued: bool = False,
     defaults: Mapping[str, Any] = MappingProxyType({}),
-) -> Prepared:
+) -> PreparedRun:
     """Read and check everything a person gave; nothing is written.
 
     Args:
@@ -110,9 +110,9 @@ def prepare(
 
     Raises:
         FileError, InputError: a file is wrong or missing.
-        Refused: topology or plan are of other nodes.
+        RefusedError: topology or plan are of other nodes.
     """
-    run, spec = settle(read_run(run_file, overrides, defaults), runner)
+    run, spec = resolve_run(read_run(run_file, overrides, defaults), runner)
     check_container(run.container, not queued, shutil.which)
     topology = Topology.read(topology_file) if topology_file else None
     plan = Plan.read(plan_file) if plan_file else None
@@ -123,7 +123,7 @@ def prepare(
         check_plan(plan, run, spec, plan.nodes if queued else nodes, str(plan_file))
         if topology is not None:
             check_devices(plan, topology, str(plan_file))
-    return Prepared(run, spec, nodes, topology, plan)
+    return PreparedRun(run, spec, nodes, topology, plan)
 
 
 def fewest_nodes(run: Run) -> int:
@@ -136,7 +136,7 @@ def runs_folder() -> Path:
     return Path(os.environ.get("HPCTRAIN_RUNS") or "runs")
 
 
-def start(prepared: Prepared, base: Path, runner: Runner, clock: Clock) -> LocalJob:
+def start(prepared: PreparedRun, base: Path, runner: Runner, clock: Clock) -> LocalJob:
     """Make a run folder and start the node processes.
 
     Raises:
@@ -146,7 +146,7 @@ def start(prepared: Prepared, base: Path, runner: Runner, clock: Clock) -> Local
     return _launch(folder, len(prepared.nodes), runner, clock)
 
 
-def make_folder(prepared: Prepared, base: Path, runner: Runner, clock: Clock) -> RunFolder:
+def make_folder(prepared: PreparedRun, base: Path, runner: Runner, clock: Clock) -> RunFolder:
     """The run folder with everything that the run needs: resolved files, and a copy of the person's code.
 
     Raises:
@@ -155,8 +155,8 @@ def make_folder(prepared: Prepared, base: Path, runner: Runner, clock: Clock) ->
     """
     folder = create_run_folder(base, prepared.run, prepared.topology, prepared.plan, clock.wall())
     if prepared.run.code is not None:
-        with removed_on_error(folder):
-            snapshot_code(Path(prepared.run.code), folder.path, runner)
+        with remove_on_error(folder):
+            copy_code(Path(prepared.run.code), folder.path, runner)
     return folder
 
 
@@ -173,25 +173,25 @@ def resume(
             allows.
         FileError: its run file is wrong.
         StorageError: the run folder cannot be written; its settings are as they were.
-        Refused: all that it had saved is lost.
+        RefusedError: all that it had saved is lost.
     """
     going = check_resumed(path, count, overrides, runner, from_seed)
     folder = RunFolder(going.path)
     lock = lock_run_folder(folder.path)
     try:
-        if not from_seed and (lost := lost_words(folder.path)) is not None:
-            raise Refused(lost)
-        with settings_written(folder, going.run):
+        if not from_seed and (lost := lost_checkpoints_text(folder.path)) is not None:
+            raise RefusedError(lost)
+        with write_changed_settings(folder, going.run):
             _check_edited_plan(folder.path, going.run, going.spec)
             drop_stale_topology(folder, local_nodes(going.count), clock.wall())
-            with begun_from_seed(folder, clock.wall()) if from_seed else contextlib.nullcontext():
+            with restarting_from_seed(folder, clock.wall()) if from_seed else contextlib.nullcontext():
                 return start_local_job(folder, going.count, lock, runner, clock)
     finally:
         lock.release()
 
 
 @dataclass(frozen=True)
-class Resumed:
+class ResumedRun:
     """A run that could go on here."""
 
     path: Path
@@ -204,7 +204,7 @@ class Resumed:
 
 def check_resumed(
     path: Path, count: int | None, overrides: tuple[str, ...], runner: Runner, from_seed: bool = False
-) -> Resumed:
+) -> ResumedRun:
     """Check that a run can go on with these settings; nothing is written.
 
     Raises:
@@ -213,20 +213,20 @@ def check_resumed(
     path = path.resolve()
     check_path(path)
     check_trusted(path)
-    if not is_own_run(path):
+    if not is_trusted_run(path):
         raise InputError(f"{path}: no run.yaml in it; give a run folder, as `hpctrain status` lists them")
-    changed = changed_run(path, overrides, from_seed)
-    _, spec = settle(changed, runner, _own_code(path))
+    changed = run_with_changes(path, overrides, from_seed)
+    _, spec = resolve_run(changed, runner, _code_copy(path))
     check_container(changed.container, True, shutil.which)
     if spec.sha256() != changed.spec().sha256():
         raise InputError(f"{path}: a run keeps its model (and its tokenizer); start a new run to train another one")
     attempts = RunFolder(path).attempts()
-    return Resumed(path, changed, spec, count or (len(attempts[-1]["nodes"]) if attempts else fewest_nodes(changed)))
+    return ResumedRun(path, changed, spec, count or (len(attempts[-1]["nodes"]) if attempts else fewest_nodes(changed)))
 
 
-def _own_code(path: Path) -> Path | None:
+def _code_copy(path: Path) -> Path | None:
     """The copy of the person's code in a run folder."""
-    return path / FOLDER if (path / FOLDER).is_dir() else None
+    return path / CODE_FOLDER if (path / CODE_FOLDER).is_dir() else None
 
 
 def _check_edited_plan(path: Path, run: Run, spec: Spec) -> None:

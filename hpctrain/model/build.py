@@ -14,7 +14,7 @@ from hpctrain.model.gpt2 import Gpt2
 from hpctrain.model.imported.model import build_imported
 from hpctrain.model.initial import initialise
 from hpctrain.model.transformer_part import TransformerPart
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.encoder_spec import EncoderSpec
 from hpctrain.records.model.families import FamilySpec
@@ -45,7 +45,7 @@ def build_part(
     if isinstance(spec, ImportedSpec):
         return build_imported(spec, start, stop, first=first, last=last, seed=seed)
     with torch.device("meta"):
-        module = outline(spec, start, stop, first, last)
+        module = build_modules(spec, start, stop, first, last)
     module.to_empty(device="cpu")
     module.tie()
     if fill is not None:
@@ -55,10 +55,10 @@ def build_part(
     return module
 
 
-def outline(spec: FamilySpec, start: int, stop: int, first: bool, last: bool) -> TransformerPart:
+def build_modules(spec: FamilySpec, start: int, stop: int, first: bool, last: bool) -> TransformerPart:
     """The stage's modules, before their weights have values."""
     match spec:
-        case ModelSpec():
+        case DecoderSpec():
             return Decoder(spec, start, stop, first, last)
         case Gpt2Spec():
             return Gpt2(spec, start, stop, first, last)

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from hpctrain.model.norm import RMSNorm
 from hpctrain.model.transformer_part import TransformerPart
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 
 
 class Attention(nn.Module):
     """Causal self-attention with rotary positions (Su et al. 2021) and shared key/value heads (Ainslie et al. 2023)."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
         self.head_dim = spec.head_dim
         self.rope_base = spec.rope_base
@@ -41,7 +41,7 @@ class Attention(nn.Module):
 class SwiGLU(nn.Module):
     """Gated feed-forward layer (Shazeer 2020): w2(silu(w1 x) · w3 x)."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
         self.w1 = nn.Linear(spec.dim, spec.hidden, bias=False)
         self.w3 = nn.Linear(spec.dim, spec.hidden, bias=False)
@@ -55,7 +55,7 @@ class SwiGLU(nn.Module):
 class Block(nn.Module):
     """One layer: attention and SwiGLU, each behind a norm and added to the stream."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(spec.dim, spec.norm_eps)
         self.attention = Attention(spec)
@@ -71,7 +71,7 @@ class Block(nn.Module):
 class Decoder(TransformerPart):
     """Blocks [start, stop) of a decoder, with embedding at the front and head at the back where they belong."""
 
-    def __init__(self, spec: ModelSpec, start: int, stop: int, first: bool, last: bool) -> None:
+    def __init__(self, spec: DecoderSpec, start: int, stop: int, first: bool, last: bool) -> None:
         super().__init__()
         self.first = first
         self.tied_here = spec.tied and last

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpctrain.model.norm import RMSNorm
-from hpctrain.model.relative import added_scores
+from hpctrain.model.relative import relative_position_bias
 from hpctrain.model.transformer_part import TransformerPart
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 
 
-class UnscaledAttention(nn.Module):
+class T5Attention(nn.Module):
     """Attention whose scores are not divided by the root of a head's width: T5's initial weights are that much less."""
 
     def __init__(self, spec: EncoderDecoderSpec) -> None:
@@ -46,7 +46,7 @@ class UnscaledAttention(nn.Module):
         return x.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
 
 
-class FeedForward(nn.Module):
+class T5FeedForward(nn.Module):
     """w2(ReLU(w1 x)) or, gated, w2(GELU(w1 x) · w3 x) (Shazeer 2020)."""
 
     def __init__(self, spec: EncoderDecoderSpec) -> None:
@@ -62,15 +62,15 @@ class FeedForward(nn.Module):
         return self.w2(F.gelu(self.w1(x), approximate="tanh") * self.w3(x))
 
 
-class SourceBlock(nn.Module):
+class T5EncoderBlock(nn.Module):
     """A layer of the encoder."""
 
     def __init__(self, spec: EncoderDecoderSpec) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(spec.dim, spec.norm_eps)
-        self.attention = UnscaledAttention(spec)
+        self.attention = T5Attention(spec)
         self.feed_forward_norm = RMSNorm(spec.dim, spec.norm_eps)
-        self.feed_forward = FeedForward(spec)
+        self.feed_forward = T5FeedForward(spec)
 
     def forward(self, x: Tensor, added: Tensor) -> Tensor:
         """x: [batch, seq, dim], added to the scores: [1, heads, seq, seq] -> [batch, seq, dim]."""
@@ -78,17 +78,17 @@ class SourceBlock(nn.Module):
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
-class TargetBlock(nn.Module):
+class T5DecoderBlock(nn.Module):
     """A layer of the decoder."""
 
     def __init__(self, spec: EncoderDecoderSpec) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(spec.dim, spec.norm_eps)
-        self.attention = UnscaledAttention(spec)
+        self.attention = T5Attention(spec)
         self.cross_attention_norm = RMSNorm(spec.dim, spec.norm_eps)
-        self.cross_attention = UnscaledAttention(spec)
+        self.cross_attention = T5Attention(spec)
         self.feed_forward_norm = RMSNorm(spec.dim, spec.norm_eps)
-        self.feed_forward = FeedForward(spec)
+        self.feed_forward = T5FeedForward(spec)
 
     def forward(self, x: Tensor, added: Tensor, memory: Tensor) -> Tensor:
         """x: [batch, target, dim], added to the scores: [1, heads, target, target], memory: the encoder's output
@@ -112,12 +112,12 @@ class EncoderDecoder(TransformerPart):
         self.max_distance = spec.max_distance
         self.tied_here = spec.tied and last
         self.logit_scale = spec.dim**-0.5 if spec.tied else 1.0
-        at_seam = start <= seam < stop
-        self.embedding = nn.Embedding(spec.vocabulary, spec.dim) if first or at_seam or self.tied_here else None
+        cut_at_seam = start <= seam < stop
+        self.embedding = nn.Embedding(spec.vocabulary, spec.dim) if first or cut_at_seam or self.tied_here else None
         self.relative_encoder = nn.Embedding(spec.buckets, spec.heads) if start < min(stop, seam) else None
-        self.encoder_norm = RMSNorm(spec.dim, spec.norm_eps) if at_seam else None
+        self.encoder_norm = RMSNorm(spec.dim, spec.norm_eps) if cut_at_seam else None
         self.relative_decoder = nn.Embedding(spec.buckets, spec.heads) if max(start, seam) < stop else None
-        blocks = {index: SourceBlock(spec) if index < seam else TargetBlock(spec) for index in range(start, stop)}
+        blocks = {index: T5EncoderBlock(spec) if index < seam else T5DecoderBlock(spec) for index in range(start, stop)}
         self.layers = nn.ModuleDict({str(index): block for index, block in blocks.items()})
         self.norm = RMSNorm(spec.dim, spec.norm_eps) if last else None
         self.head = nn.Linear(spec.dim, spec.vocabulary, bias=False) if last else None
@@ -134,7 +134,7 @@ class EncoderDecoder(TransformerPart):
         if self.first and self.embedding is not None:
             x = self.embedding(x)
         if self.relative_encoder is not None:
-            added = added_scores(self.relative_encoder, x, self.max_distance, causal=False)
+            added = relative_position_bias(self.relative_encoder, x, self.max_distance, causal=False)
             for name in self.sources:
                 x = self.layers[name](x, added)
         if self.encoder_norm is not None and self.embedding is not None:
@@ -144,7 +144,7 @@ class EncoderDecoder(TransformerPart):
         target = decoder_tokens.shape[1]
         memory, stream = x.split((x.shape[1] - target, target), dim=1)
         if self.relative_decoder is not None:
-            added = added_scores(self.relative_decoder, stream, self.max_distance, causal=True)
+            added = relative_position_bias(self.relative_decoder, stream, self.max_distance, causal=True)
             for name in self.targets:
                 stream = self.layers[name](stream, added, memory)
         if self.norm is not None and self.head is not None:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import InputError
-from hpctrain.hf.folder import place_of, stored_tensors, weights_sha256
-from hpctrain.hf.safetensors_header import Stored
+from hpctrain.hf.folder import find_stored, stored_tensors, weights_sha256
+from hpctrain.hf.safetensors_header import StoredTensor
 from hpctrain.hf.tensors import HfTensor, tensors_of
 from hpctrain.records.model.hf_model import HfModel
 
@@ -44,14 +44,14 @@ class HfWeights:
             files: dict[Path, Any] = {}
             for name, parameter in module.named_parameters():
                 tensor, number = self._tensors[name]
-                stored = place_of(tensor, self._stored)
+                stored = find_stored(tensor, self._stored)
                 assert stored is not None, "a folder was checked when the run was made, and is the same"
                 if stored.file not in files:
                     files[stored.file] = stack.enter_context(safe_open(stored.file, framework="pt"))
                 parameter.copy_(_part(files[stored.file], stored, tensor, number))
 
 
-def _part(file: Any, stored: Stored, tensor: HfTensor, number: int) -> Tensor:
+def _part(file: Any, stored: StoredTensor, tensor: HfTensor, number: int) -> Tensor:
     """One of our parameters out of a tensor that may hold several."""
     width = tensor.shape[-1] // len(tensor.own)
     where = slice(number * width, (number + 1) * width)
@@ -60,7 +60,7 @@ def _part(file: Any, stored: Stored, tensor: HfTensor, number: int) -> Tensor:
     return part.t() if tensor.transposed else part
 
 
-def joined(tensor: HfTensor, own: Sequence[Tensor]) -> Tensor:
+def to_hf_tensor(tensor: HfTensor, own: Sequence[Tensor]) -> Tensor:
     """A folder's tensor out of our parameters, in their order."""
     parts = [part.t() if tensor.transposed else part for part in own]
     return torch.cat(parts, dim=-1).contiguous()

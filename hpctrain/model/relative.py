@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 
-def added_scores(table: nn.Embedding, x: Tensor, largest: int, causal: bool) -> Tensor:
+def relative_position_bias(table: nn.Embedding, x: Tensor, largest: int, causal: bool) -> Tensor:
     """What is added to the scores of a sequence: [1, heads, seq, seq], minus infinity where causal attention sees
     nothing.
 
@@ -20,13 +20,13 @@ def added_scores(table: nn.Embedding, x: Tensor, largest: int, causal: bool) -> 
     seq = x.shape[1]
     # Scores of one distance get one number: 2·seq − 1 look-ups, laid out over the square by shifted windows.
     distances = torch.arange(1 - seq, seq, device=x.device)
-    numbers = table(buckets(distances, table.num_embeddings, largest, causal)).t()
+    numbers = table(relative_position_buckets(distances, table.num_embeddings, largest, causal)).t()
     if causal:
         numbers = numbers.masked_fill(distances > 0, -math.inf)
     return numbers.unfold(1, seq, 1).flip(1)[None]
 
 
-def buckets(distances: Tensor, count: int, largest: int, causal: bool) -> Tensor:
+def relative_position_buckets(distances: Tensor, count: int, largest: int, causal: bool) -> Tensor:
     """Row of the table for each distance (position of the key minus that of the query).
 
     Near ones have rows of their own; the rest share rows on a logarithmic scale up to `largest`, and one from there on.

@@ -7,10 +7,10 @@ import signal
 import sys
 
 from hpctrain.base.errors import EXIT_USAGE, HpctrainError
-from hpctrain.base.linux import raise_file_limit
+from hpctrain.base.linux import raise_open_file_limit
 from hpctrain.base.loading import load
-from hpctrain.base.printable import printable_output
-from hpctrain.base.stamp import stamp_output
+from hpctrain.base.printable import escaped_output
+from hpctrain.base.stamp import timestamp_output
 
 VERBS = {
     "probe": ("hpctrain.node.probe", "main"),
@@ -31,15 +31,15 @@ def main(argv: list[str]) -> int:
     if argv[0] == "run":
         # A stop that is asked for while the modules are still loading waits until the agent listens.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR2))
-        stamp_output()
+        timestamp_output()
     elif argv[0] in ("begin", "end") and not sys.stderr.isatty():
         # What they print is the job script's to read; what they say goes to the job's log, beside those of the agents.
-        stamp_output(["stderr"])
+        timestamp_output(["stderr"])
     # Whatever this process and its workers write is for its owner alone, wherever it lies.
     os.umask(0o077)
     # Workers and the processes that measure inherit it.
-    raise_file_limit()
-    with printable_output():  # in an allocation (salloc), a person's terminal
+    raise_open_file_limit()
+    with escaped_output():  # in an allocation (salloc), a person's terminal
         return _run(argv)
 
 

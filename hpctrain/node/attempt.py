@@ -15,36 +15,48 @@ from pathlib import Path
 
 from ClusterShell.NodeSet import NodeSet
 
-from hpctrain.agent.journal import Journal
+from hpctrain.agent.journal import EventLog
 from hpctrain.base.atomic import storage_errors
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_RESUMABLE, CommandError, HpctrainError
 from hpctrain.base.process import SystemRunner
-from hpctrain.jobs.bad_nodes import write_blamed
+from hpctrain.jobs.bad_nodes import record_bad_nodes
 from hpctrain.jobs.cancel import is_cancelled
-from hpctrain.jobs.dependencies import move_followers
-from hpctrain.jobs.exit_codes import Ending, read_ending
+from hpctrain.jobs.dependencies import refresh_dependent_runs
+from hpctrain.jobs.exit_codes import AttemptOutcome, read_outcome
 from hpctrain.jobs.in_use import check_own_folder
-from hpctrain.jobs.step_end import srun_said, with_sruns_word
-from hpctrain.jobs.stop_cause import reason_words
-from hpctrain.jobs.successors import cancel_successors, go_on, requeue_without, top_up, waiting_successors
-from hpctrain.launch.driver import own_driver
+from hpctrain.jobs.step_end import srun_log, with_srun_error
+from hpctrain.jobs.stop_cause import stop_reason_text
+from hpctrain.jobs.successors import (
+    cancel_successors,
+    ensure_queued,
+    requeue_excluding_bad_nodes,
+    submit_next,
+    waiting_successors,
+)
+from hpctrain.launch.driver import local_driver_version
 from hpctrain.launch.training import drop_stale_topology
-from hpctrain.node.ending import Account, Verdict, read_account, settle_job, told_state
-from hpctrain.node.leaving import FOLDER as LEFT
-from hpctrain.node.run import FINISHED
-from hpctrain.node.taking_over import close_silent_attempts, reason_to_stop
+from hpctrain.node.ending import (
+    AttemptHistory,
+    JobVerdict,
+    decide_and_requeue,
+    notification_state,
+    read_attempt_history,
+)
+from hpctrain.node.leaving import EXIT_MARKERS_FOLDER
+from hpctrain.node.run import FINISHED_FILE
+from hpctrain.node.taking_over import close_unfinished_attempts, verdict_before_start
 from hpctrain.records.history.event import Event, read_events
-from hpctrain.records.history.successor import chain_of, read_successors
+from hpctrain.records.history.successor import job_chain, read_successors
 from hpctrain.records.run.run import Run, run_of
-from hpctrain.runs.fault_fields import confirmed
+from hpctrain.runs.fault_fields import confirmed_suspects
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import job_id, record_job
-from hpctrain.runs.notify import tell
+from hpctrain.runs.notify import send_notification
 from hpctrain.runs.trust import check_trusted
-from hpctrain.slurm.commands import ControllerAwayError, Slurm
+from hpctrain.slurm.commands import ControllerUnreachableError, Slurm
 
-OF_THE_JOB = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+JOB_DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 """Variables that Slurm sets for a job's own devices; the next job has others."""
 
 
@@ -62,39 +74,47 @@ def begin(argv: list[str]) -> int:
     slurm = Slurm(SystemRunner(), environment_of(os.getppid()))
     check_own_folder(folder.path, own, slurm)
     run, now = run_of(folder.path), time.time()
-    close_silent_attempts(folder, run, slurm, now, _me())
-    over = reason_to_stop(folder, run, own, slurm)
+    close_unfinished_attempts(folder, run, slurm, now, _node_name())
+    over = verdict_before_start(folder, run, own, slurm)
     if over is not None:
         _say(over.reason)
-        return _stop(folder, slurm, over)
+        return _end_finished_run(folder, slurm, over)
     if own is not None and own != job_id(folder.path):
         record_job(folder.path, own)
-        _move_followers(folder, slurm)
+        _refresh_dependent_runs(folder, slurm)
     nodes = [str(name) for name in NodeSet(os.environ.get("SLURM_JOB_NODELIST", ""))]
-    (folder.path / FINISHED).unlink(missing_ok=True)
+    (folder.path / FINISHED_FILE).unlink(missing_ok=True)
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     number = folder.begin_attempt(nodes, now, own, restarts)
-    for path in (srun_said(folder.path, number).parent, folder.path / LEFT):
+    for path in (srun_log(folder.path, number).parent, folder.path / EXIT_MARKERS_FOLDER):
         with storage_errors(path):
             path.mkdir(parents=True, exist_ok=True)
-    for words in drop_stale_topology(folder, nodes, now, own_driver(os.environ.get("SLURMD_NODENAME"))):
+    for words in drop_stale_topology(folder, nodes, now, local_driver_version(os.environ.get("SLURMD_NODENAME"))):
         _say(words)
     if options.again == "new_job":
-        _top_up(folder, run, slurm, now)
-    tell(folder.path, number, "started", f"attempt {number} on {len(nodes)} nodes", _me(), SystemClock(), os.environ)
+        _ensure_queued(folder, run, slurm, now)
+    send_notification(
+        folder.path,
+        number,
+        "started",
+        f"attempt {number} on {len(nodes)} nodes",
+        _node_name(),
+        SystemClock(),
+        os.environ,
+    )
     print(number)
     return 0
 
 
-def _top_up(folder: RunFolder, run: Run, slurm: Slurm, now: float) -> None:
+def _ensure_queued(folder: RunFolder, run: Run, slurm: Slurm, now: float) -> None:
     """Successors are for later: the attempt begins without them too."""
     before = len(read_successors(folder.path))
     try:
-        top_up(folder.path, run, slurm, now)
+        ensure_queued(folder.path, run, slurm, now)
     except HpctrainError as error:
         _say(f"recovery.successors: not all are queued ({error})")
     if len(read_successors(folder.path)) > before:
-        _move_followers(folder, slurm)
+        _refresh_dependent_runs(folder, slurm)
 
 
 def end(argv: list[str]) -> int:
@@ -103,31 +123,31 @@ def end(argv: list[str]) -> int:
     folder = RunFolder(options.folder)
     run, now = run_of(folder.path), time.time()
     events = [event for event in read_events(folder.path / "events.jsonl") if event.attempt == options.attempt]
-    ending = read_ending(options.code, events, (folder.path / FINISHED).exists())
-    ending = with_sruns_word(ending, folder.path, options.attempt, folder.attempts()[options.attempt]["nodes"])
-    journal = Journal(folder.path / "events.jsonl", _me(), options.attempt, SystemClock())
-    said: list[str] = []
+    outcome = read_outcome(options.code, events, (folder.path / FINISHED_FILE).exists())
+    outcome = with_srun_error(outcome, folder.path, options.attempt, folder.attempts()[options.attempt]["nodes"])
+    event_log = EventLog(folder.path / "events.jsonl", _node_name(), options.attempt, SystemClock())
+    reported_states: list[str] = []
 
-    def told(verdict: Verdict) -> None:
-        reason = ending.reason if verdict.act == "wait" and ending.reason else verdict.reason
-        folder.end_attempt(options.attempt, time.time(), reason, ending.code, verdict.exit_class, events)
-        state = told_state(verdict)
-        if state not in said:  # a controller that is away is asked again, nobody else is told again
-            said.append(state)
+    def record_verdict(verdict: JobVerdict) -> None:
+        reason = outcome.reason if verdict.act == "wait" and outcome.reason else verdict.reason
+        folder.end_attempt(options.attempt, time.time(), reason, outcome.code, verdict.exit_class, events)
+        state = notification_state(verdict)
+        if state not in reported_states:  # a controller that is away is asked again, nobody else is told again
+            reported_states.append(state)
             _say(f"attempt {options.attempt} ended ({verdict.exit_class}): {reason}")
             if verdict.cause == "time_limit":
-                journal.write("time_limit", -1, reason)
-            tell(folder.path, options.attempt, state, reason, _me(), SystemClock(), os.environ)
+                event_log.write("time_limit", -1, reason)
+            send_notification(folder.path, options.attempt, state, reason, _node_name(), SystemClock(), os.environ)
 
     if options.again is None:
-        verdict = _settle_here(ending)
-        told(verdict)
+        verdict = _decide_in_allocation(outcome)
+        record_verdict(verdict)
     else:
-        verdict = _settle(folder, run, options, ending, events, now, told)
+        verdict = _decide_and_requeue(folder, run, options, outcome, events, now, record_verdict)
     if verdict.failed:
         # In somebody's allocation a run that saved and left is no failure: nothing was to bring it back.
-        journal.write("failed", -1, verdict.reason, **({"cancelled": True} if options.again is None else {}))
-    return options.code if ending.code is None else ending.code
+        event_log.write("failed", -1, verdict.reason, **({"cancelled": True} if options.again is None else {}))
+    return options.code if outcome.code is None else outcome.code
 
 
 def environment_of(pid: int) -> dict[str, str]:
@@ -141,60 +161,62 @@ def environment_of(pid: int) -> dict[str, str]:
     except OSError:
         return dict(os.environ)
     pairs = (os.fsdecode(entry).partition("=") for entry in entries if entry)
-    return {name: value for name, _, value in pairs if name not in OF_THE_JOB}
+    return {name: value for name, _, value in pairs if name not in JOB_DEVICE_VARIABLES}
 
 
-def _settle(
-    folder: RunFolder, run: Run, options: argparse.Namespace, ending: Ending, events: list[Event], now: float,
-    told: Callable[[Verdict], None],
-) -> Verdict:  # fmt: skip
+def _decide_and_requeue(
+    folder: RunFolder, run: Run, options: argparse.Namespace, outcome: AttemptOutcome, events: list[Event], now: float,
+    record_verdict: Callable[[JobVerdict], None],
+) -> JobVerdict:  # fmt: skip
     """The verdict on a job that was submitted for this run, carried out."""
     job, slurm = os.environ["SLURM_JOB_ID"], Slurm(SystemRunner(), environment_of(os.getppid()))
-    _note_bad_nodes(folder, run, options.attempt, events, now)
-    account = _account(folder, run, options.attempt, events, job, slurm)
+    _record_bad_nodes(folder, run, options.attempt, events, now)
+    history = _attempt_history(folder, run, options.attempt, events, job, slurm)
 
     def again() -> None:
         if options.again == "same_job":
-            requeue_without(folder.path, run, job, slurm, now)
+            requeue_excluding_bad_nodes(folder.path, run, job, slurm, now)
         else:
-            _go_on_as_new_job(folder, run, job, slurm, now)
+            _submit_next_job(folder, run, job, slurm, now)
 
-    verdict = settle_job(ending, job, account, slurm, SystemClock(), lambda: is_cancelled(folder.path), told, again)
+    verdict = decide_and_requeue(
+        outcome, job, history, slurm, SystemClock(), lambda: is_cancelled(folder.path), record_verdict, again
+    )
     if verdict.failed:
         verdict = replace(verdict, reason=f"{verdict.reason}; go on with `hpctrain resubmit {folder.path.name}`")
-    told(verdict)
+    record_verdict(verdict)
     if verdict.act == "stop":
         _cancel_successors(folder, slurm)
-    elif verdict.act == "wait" and account.successor is not None and job == job_id(folder.path):
-        _pass_on(folder, run, job, slurm, now)
+    elif verdict.act == "wait" and history.successor is not None and job == job_id(folder.path):
+        _promote_successor(folder, run, job, slurm, now)
     return verdict
 
 
-def _go_on_as_new_job(folder: RunFolder, run: Run, job: str, slurm: Slurm, now: float) -> None:
+def _submit_next_job(folder: RunFolder, run: Run, job: str, slurm: Slurm, now: float) -> None:
     """Queue the run's next job; where sbatch refuses it, put this one back into the queue.
 
     Raises:
         CommandError: neither was possible.
     """
     try:
-        following = go_on(folder.path, run, slurm, now)
-    except ControllerAwayError:
+        following = submit_next(folder.path, run, slurm, now)
+    except ControllerUnreachableError:
         raise
     except HpctrainError as error:
         if run.recovery.successors:
             raise CommandError(str(error)) from error  # such a job may not be requeued
         _say(f"no new job could be queued ({error}); this one goes back to the queue")
-        requeue_without(folder.path, run, job, slurm, now)
+        requeue_excluding_bad_nodes(folder.path, run, job, slurm, now)
         return
     _say(f"the run goes on as job {following}")
-    _keep_from_coming_back(job, slurm)
-    _move_followers(folder, slurm)
+    _disable_requeue(job, slurm)
+    _refresh_dependent_runs(folder, slurm)
     if is_cancelled(folder.path):
         # Who cancelled it did not see that job.
         slurm.cancel(following)
 
 
-def _keep_from_coming_back(job: str, slurm: Slurm) -> None:
+def _disable_requeue(job: str, slurm: Slurm) -> None:
     """Slurm from 24.11 on requeues a preempted job that ends within its grace time, and the next job would wait for it
     to come back and end. A site that forbids the change makes the run slower, not wrong."""
     try:
@@ -203,46 +225,50 @@ def _keep_from_coming_back(job: str, slurm: Slurm) -> None:
         _say(f"if Slurm requeues this job, the next one waits for it ({error})")
 
 
-def _pass_on(folder: RunFolder, run: Run, job: str, slurm: Slurm, now: float) -> None:
+def _promote_successor(folder: RunFolder, run: Run, job: str, slurm: Slurm, now: float) -> None:
     """Slurm ended the job: what waits behind it is the run's job from now on. If this fails it says so itself."""
     try:
         info = slurm.job(job)
         if info is not None and not info.state.is_waiting:
-            go_on(folder.path, run, slurm, now)
-            _move_followers(folder, slurm)
+            submit_next(folder.path, run, slurm, now)
+            _refresh_dependent_runs(folder, slurm)
     except HpctrainError as error:
         _say(str(error))
 
 
-def _move_followers(folder: RunFolder, slurm: Slurm) -> None:
+def _refresh_dependent_runs(folder: RunFolder, slurm: Slurm) -> None:
     """Runs that wait for this one wait for its job as of now."""
-    for line in move_followers(folder.path, slurm, os.environ):
+    for line in refresh_dependent_runs(folder.path, slurm, os.environ):
         _say(line)
 
 
-def _account(folder: RunFolder, run: Run, attempt: int, events: list[Event], job: str, slurm: Slurm) -> Account:
+def _attempt_history(
+    folder: RunFolder, run: Run, attempt: int, events: list[Event], job: str, slurm: Slurm
+) -> AttemptHistory:
     attempts = folder.attempts()
-    chain = chain_of(job, read_successors(folder.path))
+    chain = job_chain(job, read_successors(folder.path))
     lines = [line for line in attempts[:attempt] if line.get("job_id") in chain]
-    found, newest = attempts[attempt].get("checkpoint_before"), folder.newest_checkpoint()
+    checkpoint_before, newest = attempts[attempt].get("checkpoint_before"), folder.newest_checkpoint()
     try:
         waiting = waiting_successors(folder.path, slurm)
     except CommandError:
         waiting = [item.job_id for item in read_successors(folder.path) if item.after == job]
     successor = waiting[0] if waiting else None
-    bad = confirmed(events, attempts[:attempt])
-    return read_account(lines, found, newest, run.recovery.retries, successor, run.cluster.save_notice_s, bad)
+    bad = confirmed_suspects(events, attempts[:attempt])
+    return read_attempt_history(
+        lines, checkpoint_before, newest, run.recovery.retries, successor, run.cluster.save_notice_s, bad
+    )
 
 
-def _note_bad_nodes(folder: RunFolder, run: Run, attempt: int, events: list[Event], now: float) -> None:
+def _record_bad_nodes(folder: RunFolder, run: Run, attempt: int, events: list[Event], now: float) -> None:
     """The ledger of bad nodes is a help, not a condition: without it the run goes on as well."""
     try:
-        write_blamed(folder.path, attempt, events, now, run.recovery.exclude_hours)
+        record_bad_nodes(folder.path, attempt, events, now, run.recovery.exclude_hours)
     except HpctrainError as error:
         _say(str(error))
 
 
-def _stop(folder: RunFolder, slurm: Slurm, over: Verdict) -> int:
+def _end_finished_run(folder: RunFolder, slurm: Slurm, over: JobVerdict) -> int:
     """A job that begins on a run that is over ends at once; so do those behind it.
 
     It ends well only where the run did: jobs may wait for its good end.
@@ -251,8 +277,10 @@ def _stop(folder: RunFolder, slurm: Slurm, over: Verdict) -> int:
     if not over.failed:
         return 0 if over.exit_class == "done" else EXIT_RESUMABLE
     attempt = max(0, len(folder.attempts()) - 1)
-    journal = Journal(folder.path / "events.jsonl", os.environ.get("SLURMD_NODENAME", "batch"), attempt, SystemClock())
-    journal.write("failed", -1, over.reason)
+    event_log = EventLog(
+        folder.path / "events.jsonl", os.environ.get("SLURMD_NODENAME", "batch"), attempt, SystemClock()
+    )
+    event_log.write("failed", -1, over.reason)
     return 1
 
 
@@ -263,20 +291,20 @@ def _cancel_successors(folder: RunFolder, slurm: Slurm) -> None:
         _say(f"not cancelled: the jobs queued behind this one ({error}); each ends at once when it starts")
 
 
-def _settle_here(ending: Ending) -> Verdict:
+def _decide_in_allocation(outcome: AttemptOutcome) -> JobVerdict:
     """The verdict on a run inside an allocation that a person has: nothing there is hpctrain's to bring back."""
-    if ending.exit_class not in ("resumable", "infrastructure"):
-        return Verdict("stop", reason_words(ending, None), ending.exit_class)
-    reason = "stopped on request, saved" if ending.saved else reason_words(ending, None)
+    if outcome.exit_class not in ("resumable", "infrastructure"):
+        return JobVerdict("stop", stop_reason_text(outcome, None), outcome.exit_class)
+    reason = "stopped on request, saved" if outcome.saved else stop_reason_text(outcome, None)
     words = f"{reason}; `hpctrain resubmit` goes on with it"
-    return Verdict("stop", words, ending.exit_class, failed=True, cancelled=True)
+    return JobVerdict("stop", words, outcome.exit_class, failed=True, cancelled=True)
 
 
 def _say(text: str) -> None:
     print(f"hpctrain node: {text}", file=sys.stderr, flush=True)
 
 
-def _me() -> str:
+def _node_name() -> str:
     return os.environ.get("SLURMD_NODENAME", "batch")
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from hpctrain.base.clock import Clock, SystemClock
 from hpctrain.base.process import Runner, SystemRunner
-from hpctrain.jobs.dependencies import move_followers
+from hpctrain.jobs.dependencies import refresh_dependent_runs
 from hpctrain.node import attempt
-from hpctrain.node.leaving import is_script_there
+from hpctrain.node.leaving import is_job_script_alive
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.trust import check_trusted
 from hpctrain.slurm.commands import Slurm
@@ -47,7 +47,7 @@ def close(folder: Path, number: int, again: str, runner: Runner, clock: Clock) -
     """Whether the job was ended here; its script may be there after all, or have done so already."""
     deadline = clock.now() + SCRIPT_WAIT_S
     while clock.now() < deadline:
-        if is_script_there(folder, number):
+        if is_job_script_alive(folder, number):
             return False
         clock.sleep(POLL_S)
     if number not in {line["attempt"] for line in RunFolder(folder).open_attempts()}:
@@ -55,7 +55,7 @@ def close(folder: Path, number: int, again: str, runner: Runner, clock: Clock) -
     attempt.end(["--folder", str(folder), "--attempt", str(number), "--code", "0", "--again", again])
     slurm = Slurm(runner, os.environ)
     # A job that is cancelled is no good end to Slurm: runs that wait for one are told that this one is done.
-    for line in move_followers(folder, slurm, os.environ):
+    for line in refresh_dependent_runs(folder, slurm, os.environ):
         print(f"hpctrain node: {line}", file=sys.stderr)
     job = os.environ["SLURM_JOB_ID"]
     print(f"hpctrain node: the run is finished and its script lost: job {job} is cancelled", file=sys.stderr)

@@ -15,13 +15,13 @@ from pathlib import Path
 from hpctrain.base.process import SystemRunner
 from hpctrain.container.run.binds import run_binds
 from hpctrain.container.run.entry import entry_command, entry_environment
-from hpctrain.container.run.keeper import keep_files
+from hpctrain.container.run.keeper import with_surviving_mount
 from hpctrain.container.run.runtime import Host, Which, find_runtime, this_host
 from hpctrain.records.run.run import Run, run_of
-from hpctrain.runs.code_copy import FOLDER
+from hpctrain.runs.code_copy import CODE_FOLDER
 from hpctrain.runs.trust import check_trusted
 
-TOOLS = "image-tools"
+IMAGE_TOOLS_FOLDER = "image-tools"
 """Folder in a run folder: what each node puts on the path of the program that starts the image."""
 
 
@@ -38,11 +38,13 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     check_trusted(options.folder)
     run = run_of(options.folder)
-    words, env = entered(run, options.folder, options.command, os.environ, this_host(), shutil.which, options.with_code)
-    SystemRunner().become(words, env)
+    words, env = command_in_container(
+        run, options.folder, options.command, os.environ, this_host(), shutil.which, options.with_code
+    )
+    SystemRunner().replace_process(words, env)
 
 
-def entered(
+def command_in_container(
     run: Run, folder: Path, command: list[str], environ: Mapping[str, str], host: Host, which: Which, with_code: bool
 ) -> tuple[list[str], dict[str, str]]:
     """Argv and environment of the command on this node.
@@ -55,8 +57,8 @@ def entered(
         return command, dict(environ)
     runtime = find_runtime(run.container.runtime, which)
     argv = entry_command(runtime, host, run.container, run_binds(run, folder, environ), command)
-    code = folder / FOLDER if with_code and (folder / FOLDER).is_dir() else None
+    code = folder / CODE_FOLDER if with_code and (folder / CODE_FOLDER).is_dir() else None
     env = entry_environment(run.container, environ, runtime.prefix, code)
     # Under Slurm all of a killed node's processes are ended by it.
     alone = "SLURM_JOB_ID" not in environ
-    return argv, keep_files(env, folder / TOOLS / platform.node(), which, alone)
+    return argv, with_surviving_mount(env, folder / IMAGE_TOOLS_FOLDER / platform.node(), which, alone)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from hpctrain.base.errors import InputError
 from hpctrain.probe.system.address import routed_address
-from hpctrain.records.format.node_set import unfolded
+from hpctrain.records.format.node_set import expand_node_set
 
 LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
-class NodePlace:
+class NodeAddress:
     """A node among the nodes of its job."""
 
     node: str
@@ -27,7 +27,7 @@ class NodePlace:
     """A virtual node of this machine."""
 
 
-def add_place_arguments(parser: argparse.ArgumentParser) -> None:
+def add_node_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that say which node this is."""
     parser.add_argument("--node", help="name of this node; default: SLURMD_NODENAME")
     parser.add_argument("--nodes", help="all nodes, as a node set: 'n[01-16]'; default: SLURM_STEP_NODELIST")
@@ -36,7 +36,7 @@ def add_place_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--addr", help="address of this node; default: the one that leads to the others")
 
 
-def place_of(options: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> NodePlace:
+def node_address(options: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> NodeAddress:
     """The place that options and environment say.
 
     Raises:
@@ -48,12 +48,12 @@ def place_of(options: argparse.Namespace, environ: Mapping[str, str] = os.enviro
     if not node or not folded:
         raise InputError("--node and --nodes: give both, or start this inside a Slurm job step")
     try:
-        nodes = tuple(unfolded(folded))
+        nodes = tuple(expand_node_set(folded))
     except ValueError as error:
         raise InputError(f"--nodes: {error}; write it like n[0-2] or a,b") from None
     if node not in nodes:
         raise InputError(f"--node {node}: it is not one of {folded}")
-    return NodePlace(node, nodes, options.addr or _address(node, nodes, options.local), options.local)
+    return NodeAddress(node, nodes, options.addr or _address(node, nodes, options.local), options.local)
 
 
 def _address(me: str, nodes: tuple[str, ...], local: bool) -> str:

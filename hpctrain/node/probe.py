@@ -13,9 +13,9 @@ from hpctrain.base.atomic import write_json
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.process import SystemRunner
 from hpctrain.node.parent import Parent
-from hpctrain.node.place import add_place_arguments, place_of
-from hpctrain.probe.campaign.prior import prior_of
-from hpctrain.probe.measure.settings import MODES, PARTIAL_FILE, ProbeSettings, local_settings, usual_mode
+from hpctrain.node.place import add_node_arguments, node_address
+from hpctrain.probe.campaign.prior import switches_of
+from hpctrain.probe.measure.settings import MODES, PARTIAL_FILE, ProbeSettings, default_mode, local_settings
 from hpctrain.probe.protocol.run import probe_nodes
 from hpctrain.records.topology.topology import Topology
 
@@ -23,9 +23,9 @@ from hpctrain.records.topology.topology import Topology
 def main(argv: list[str]) -> int:
     """Take part; returns 0 when the probe came to its end, whatever its verdict."""
     options = _parser().parse_args(argv)
-    place = place_of(options)
+    place = node_address(options)
     if options.parent is not None:
-        threading.Thread(target=_end_with, args=(options.parent,), daemon=True).start()
+        threading.Thread(target=_exit_with_parent, args=(options.parent,), daemon=True).start()
     settings = _settings(options, len(place.nodes))
     progress_file = options.folder / "progress.json"
 
@@ -42,15 +42,15 @@ def main(argv: list[str]) -> int:
         settings,
         tell,
         options.job_id or os.environ.get("SLURM_JOB_ID"),
-        lambda measured: _keep(measured, options.folder),
-        prior_of(Topology.read(options.prior)) if options.prior is not None else None,
+        lambda measured: _write_topology(measured, options.folder),
+        switches_of(Topology.read(options.prior)) if options.prior is not None else None,
     )
     if topology is not None:
         topology.write(options.folder / "topology.json")
     return 0
 
 
-def _keep(measured: Topology, folder: Path) -> None:
+def _write_topology(measured: Topology, folder: Path) -> None:
     """Write what there is so far; the pairs of the copy before it are no longer named by anything."""
     measured.write(folder / PARTIAL_FILE)
     named = measured.fabric.matrix
@@ -59,7 +59,7 @@ def _keep(measured: Topology, folder: Path) -> None:
             old.unlink(missing_ok=True)
 
 
-def _end_with(parent: int) -> None:
+def _exit_with_parent(parent: int) -> None:
     """End this process when the one that started it is gone, at whatever moment that was."""
     started_for = Parent(parent)
     while not started_for.is_gone():
@@ -70,7 +70,7 @@ def _end_with(parent: int) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m hpctrain.node probe", description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="a folder that all nodes share")
-    add_place_arguments(parser)
+    add_node_arguments(parser)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda", "none"], default="auto")
     parser.add_argument("--mode", choices=MODES, help="default: by the number of nodes")
     parser.add_argument("--prior", type=Path, help="a topology that says which nodes share a switch")
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _settings(options: argparse.Namespace, count: int) -> ProbeSettings:
-    mode = options.mode or usual_mode(count)
+    mode = options.mode or default_mode(count)
     if options.local:
         return replace(local_settings(count, options.device, options.seed), mode=mode)
     return ProbeSettings(seed=options.seed, device=options.device, mode=mode)

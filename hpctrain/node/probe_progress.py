@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpctrain.agent.journal import Journal
+from hpctrain.agent.journal import EventLog
 from hpctrain.base.clock import Clock
 
 EVERY_S = 2.0
@@ -19,8 +19,8 @@ _WORDS = {
 class ProbeProgress:
     """Called with (phase, done, planned): writes an event where a part begins, and at each further quarter of it."""
 
-    def __init__(self, journal: Journal, clock: Clock) -> None:
-        self._journal = journal
+    def __init__(self, event_log: EventLog, clock: Clock) -> None:
+        self._event_log = event_log
         self._clock = clock
         self._phase = ""
         self._quarter = 0
@@ -34,4 +34,4 @@ class ProbeProgress:
             return
         self._phase, self._quarter, self._written = phase, quarter, now
         words = _WORDS[phase].format(done=done, planned=planned)
-        self._journal.write("probing", -1, words, phase=phase, done=done, planned=planned)
+        self._event_log.write("probing", -1, words, phase=phase, done=done, planned=planned)

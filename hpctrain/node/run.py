@@ -12,22 +12,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from hpctrain.agent.agent import Agent, Place
-from hpctrain.agent.crash import crash_told
-from hpctrain.agent.decide import Settings
-from hpctrain.agent.group import WorkerGroup, incarnation_of
-from hpctrain.agent.journal import Journal
-from hpctrain.agent.peers import Peers
+from hpctrain.agent.agent import Agent, AgentIdentity
+from hpctrain.agent.crash import log_crash
+from hpctrain.agent.decide import DecisionLimits
+from hpctrain.agent.group import WorkerGroup, process_incarnation
+from hpctrain.agent.journal import EventLog
+from hpctrain.agent.peers import PeerMesh
 from hpctrain.agent.store import GenerationStore
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_REFUSED, EXIT_RESUMABLE, HpctrainError, StorageError
-from hpctrain.base.forking import ForkingRunner, ServerLoss
-from hpctrain.base.net.handshake import derived
+from hpctrain.base.forking import ForkingRunner, ForkServerExit
+from hpctrain.base.net.handshake import derive_key
 from hpctrain.base.owned import read_owned
 from hpctrain.base.process import WORKER, Runner
-from hpctrain.node.leaving import leave, name_closer
+from hpctrain.node.leaving import name_closing_node, write_exit_marker
 from hpctrain.node.parent import Parent
-from hpctrain.node.place import add_place_arguments, place_of
+from hpctrain.node.place import add_node_arguments, node_address
 from hpctrain.node.planning import GenerationMaker
 from hpctrain.node.probe_progress import ProbeProgress
 from hpctrain.node.staging import stage_data, staging_limit_s
@@ -42,7 +42,7 @@ from hpctrain.records.topology.topology import Topology
 from hpctrain.runs.secrets import secret_values
 from hpctrain.runs.trust import check_trusted
 
-FINISHED = "finished"
+FINISHED_FILE = "finished"
 """File in a run folder: the run is over, whatever a lost node's task still seems to do; the job script looks for it."""
 FLIGHT_RECORDER_EVENTS = 2000
 """Operations that NCCL remembers; about a kilobyte each."""
@@ -56,44 +56,44 @@ def main(argv: list[str]) -> int:
     options = _parse(argv)
     stop = _StopRequest(options.parent)
     stop.listen()
-    here = place_of(options)
+    here = node_address(options)
     folder: Path = options.folder
     check_trusted(folder)
     run = run_of(folder)
-    journal = Journal(folder / "events.jsonl", here.node, options.attempt, SystemClock())
-    with crash_told(here.node, journal, lambda: _newest_generation(folder, options.attempt)):
-        incarnation = incarnation_of(platform.node(), time.time())
-        place = Place(here.node, here.nodes, here.addr, incarnation, options.attempt, folder)
-        return _take_part(place, here.local, run, journal, stop)
+    event_log = EventLog(folder / "events.jsonl", here.node, options.attempt, SystemClock())
+    with log_crash(here.node, event_log, lambda: _newest_generation(folder, options.attempt)):
+        incarnation = process_incarnation(platform.node(), time.time())
+        place = AgentIdentity(here.node, here.nodes, here.addr, incarnation, options.attempt, folder)
+        return _take_part(place, here.local, run, event_log, stop)
 
 
-def _take_part(place: Place, local: bool, run: Run, journal: Journal, stop: _StopRequest) -> int:
+def _take_part(place: AgentIdentity, local: bool, run: Run, event_log: EventLog, stop: _StopRequest) -> int:
     """This node's part of an attempt; the exit code of the run comes back."""
     folder, attempt, nodes = place.folder, place.attempt, place.nodes
     if place.node == nodes[0]:
-        journal.write("attempt_started", -1, f"attempt {attempt} on {len(nodes)} nodes", nodes=list(nodes))
+        event_log.write("attempt_started", -1, f"attempt {attempt} on {len(nodes)} nodes", nodes=list(nodes))
     logs = folder / "logs" / str(attempt)
     env = _worker_environment(place, run, logs)
-    forking = ForkingRunner(WORKER, ["fork", "--folder", str(folder)], env, _loss_teller(place, journal))
+    forking = ForkingRunner(WORKER, ["fork", "--folder", str(folder)], env, _fork_server_loss_logger(place, event_log))
     with contextlib.closing(forking) as runner:
         try:
             with stop.at_once():
-                topology = _ensure_topology(place, run, journal, local, runner)
+                topology = _ensure_topology(place, run, event_log, local, runner)
         except _Stopped:
             reason = f"asked to stop by {stop()} before the training began; there was nothing new to save"
-            journal.write("preempted", -1, reason, asked_by=stop())
+            event_log.write("preempted", -1, reason, asked_by=stop())
             return EXIT_RESUMABLE
         if topology.verdict.status == "refuse":
             if not local:
                 # Nobody waits for the task of a node that does not answer.
-                leave(folder, attempt, place.node, nodes, len(nodes), EXIT_REFUSED)
+                write_exit_marker(folder, attempt, place.node, nodes, len(nodes), EXIT_REFUSED)
             return EXIT_REFUSED
-        staged = stage_data(run.data, journal, os.environ, SystemClock(), stop)
+        staged = stage_data(run.data, event_log, os.environ, SystemClock(), stop)
         threads = thread_environment(topology, place.node, len(os.sched_getaffinity(0)), env)
         group = WorkerGroup(folder, logs, place.node, runner, env | staged | threads)
-        code = _agent(place, run, topology, journal, stop, group).run()
+        code = _agent(place, run, topology, event_log, stop, group).run()
     if code == 0:
-        (folder / FINISHED).touch()
+        (folder / FINISHED_FILE).touch()
     if local:
         return code
     last = GenerationStore(folder / "generations").newest()
@@ -102,9 +102,9 @@ def _take_part(place: Place, local: bool, run: Run, journal: Journal, stop: _Sto
     if code == 0:
         working = Plan.read(folder / last.plan, owned=True).nodes if last is not None and mine else members
         with contextlib.suppress(StorageError):  # the run is done: Slurm then ends the job later
-            name_closer(folder, attempt, place.node, working, os.environ.get("HPCTRAIN_BATCH_HOST"))
+            name_closing_node(folder, attempt, place.node, working, os.environ.get("HPCTRAIN_BATCH_HOST"))
     else:
-        leave(folder, attempt, place.node, members, run.recovery.min_nodes, code)
+        write_exit_marker(folder, attempt, place.node, members, run.recovery.min_nodes, code)
     return code
 
 
@@ -116,14 +116,14 @@ def _newest_generation(folder: Path, attempt: int) -> int:
     return -1
 
 
-def _loss_teller(place: Place, journal: Journal) -> Callable[[ServerLoss], None]:
+def _fork_server_loss_logger(place: AgentIdentity, event_log: EventLog) -> Callable[[ForkServerExit], None]:
     """What makes an event of a fork server's end."""
 
-    def tell(loss: ServerLoss) -> None:
+    def tell(loss: ForkServerExit) -> None:
         how = {"signal": -loss.code} if loss.code < 0 else {"exit_code": loss.code}
         number = _newest_generation(place.folder, place.attempt)
         text = f"{place.node}: {loss.words()}"
-        journal.write("fork_server_lost", number, text, node=place.node, replaced=loss.replaced, **how)
+        event_log.write("fork_server_lost", number, text, node=place.node, replaced=loss.replaced, **how)
 
     return tell
 
@@ -133,7 +133,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, required=True)
     given = os.environ.get("HPCTRAIN_ATTEMPT")
     parser.add_argument("--attempt", type=int, default=given, required=given is None, help="default: HPCTRAIN_ATTEMPT")
-    add_place_arguments(parser)
+    add_node_arguments(parser)
     return parser.parse_args(argv)
 
 
@@ -186,7 +186,7 @@ class _StopRequest:
             raise _Stopped
 
 
-def _ensure_topology(place: Place, run: Run, journal: Journal, local: bool, runner: Runner) -> Topology:
+def _ensure_topology(place: AgentIdentity, run: Run, event_log: EventLog, local: bool, runner: Runner) -> Topology:
     """Probe unless the run folder already holds a topology of these nodes; a refusal is told by the first node."""
     path = place.folder / "topology.json"
     given = path.exists()
@@ -194,11 +194,11 @@ def _ensure_topology(place: Place, run: Run, journal: Journal, local: bool, runn
         device = run.cluster.device
         settings = local_settings(len(place.nodes), device) if local else _preflight(len(place.nodes), device)
         clock = SystemClock()
-        progress = ProbeProgress(journal, clock)
+        progress = ProbeProgress(event_log, clock)
         topology = probe_nodes(place.folder, place.node, place.nodes, place.addr, runner, clock, settings, progress)
         if topology is not None:
             topology.write(path)
-            journal.write(
+            event_log.write(
                 "probed",
                 -1,
                 f"{len(topology.nodes)} nodes, verdict {topology.verdict.status}",
@@ -216,11 +216,11 @@ def _ensure_topology(place: Place, run: Run, journal: Journal, local: bool, runn
     if given and excluded and place.node == place.nodes[0]:
         # No probe of this attempt says so, and the next job has to know: this one only leaves them out of its plan.
         text = f"the topology at hand excludes {', '.join(excluded)} of {len(place.nodes)} nodes"
-        journal.write("probed", -1, text, status=topology.verdict.status, exclude=excluded)
+        event_log.write("probed", -1, text, status=topology.verdict.status, exclude=excluded)
     if topology.verdict.status == "refuse" and place.node == place.nodes[0]:
         faults = "; ".join(fault.text for fault in topology.verdict.faults)
         # The next attempt may get other nodes: that is no failure of the run.
-        journal.write("failed", -1, f"the probe refuses these nodes: {faults}", exit_code=EXIT_REFUSED, by_probe=True)
+        event_log.write("failed", -1, f"the probe refuses these nodes: {faults}", exit_code=EXIT_REFUSED, by_probe=True)
     return topology
 
 
@@ -229,23 +229,28 @@ def _preflight(nodes: int, device: str) -> ProbeSettings:
 
 
 def _agent(
-    place: Place, run: Run, topology: Topology, journal: Journal, stop: Callable[[], str | None], group: WorkerGroup
+    place: AgentIdentity,
+    run: Run,
+    topology: Topology,
+    event_log: EventLog,
+    stop: Callable[[], str | None],
+    group: WorkerGroup,
 ) -> Agent:
     key = read_owned(place.folder / "key", private=True).decode().strip()
     broken = topology.fabric.broken
 
     def store_secret(record: Generation) -> str:
         # Every node makes the same one out of the run's key: it is written nowhere, and sent only to own workers.
-        return derived(key.encode(), "store", record.number, record.proposer).hex()
+        return derive_key(key.encode(), "store", record.number, record.proposer).hex()
 
-    maker = GenerationMaker(place.folder, run, place.nodes, journal)
+    maker = GenerationMaker(place.folder, run, place.nodes, event_log)
     return Agent(
         place=place,
         settings=replace(_settings(run), broken_links=tuple(broken), advised_against=tuple(topology.verdict.exclude)),
-        peers=Peers(place.folder / "agents", place.node, place.nodes, place.addr, key),
+        peers=PeerMesh(place.folder / "agents", place.node, place.nodes, place.addr, key),
         store=GenerationStore(place.folder / "generations"),
         group=group,
-        journal=journal,
+        event_log=event_log,
         clock=SystemClock(),
         make_generation=maker,
         newest_checkpoint=maker.newest_checkpoint,
@@ -254,20 +259,20 @@ def _agent(
     )
 
 
-def _settings(run: Run) -> Settings:
+def _settings(run: Run) -> DecisionLimits:
     """The limits that the agents of a run decide by."""
-    return Settings(
+    return DecisionLimits(
         min_nodes=run.recovery.min_nodes,
         retries=run.recovery.retries,
         heartbeat_timeout_s=run.recovery.heartbeat_timeout_s,
         progress_timeout_s=run.recovery.progress_timeout_s,
         compiling_timeout_s=run.step_timeout_s,
         # A node shows up when its data is there.
-        join_timeout_s=Settings.join_timeout_s + staging_limit_s(run.data),
+        join_timeout_s=DecisionLimits.join_timeout_s + staging_limit_s(run.data),
     )
 
 
-def _worker_environment(place: Place, run: Run, logs: Path) -> dict[str, str]:
+def _worker_environment(place: AgentIdentity, run: Run, logs: Path) -> dict[str, str]:
     """What workers start with: the run's secrets; the snapshot of the person's code on the module path, for whatever
     they start in turn; collectives go over the interface that this node is reached at; and NCCL keeps its last
     operations, to write them beside the logs when one of them runs out of time. Unless somebody said otherwise."""

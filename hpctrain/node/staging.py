@@ -7,16 +7,16 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hpctrain.agent.journal import Journal
+from hpctrain.agent.journal import EventLog
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.units import format_bytes, format_seconds
 from hpctrain.corpus.read.index import read_index
-from hpctrain.corpus.read.node_cache import VARIABLE, size_bytes, stage
+from hpctrain.corpus.read.node_cache import VARIABLE, cache_on_node, size_bytes
 from hpctrain.records.run.data import Data
 
-LEAST_S = 60.0
-SLOWEST_BYTES_PER_S = 50e6
+STAGING_LIMIT_MIN_S = 60.0
+STAGING_RATE_MIN_BYTES_PER_S = 50e6
 """A shared file system that gives a node less than this is no place to wait for: the data is read where it is."""
 
 
@@ -24,11 +24,14 @@ def staging_limit_s(data: Data) -> float:
     """How long copying may take; the other nodes wait that long for one that copies."""
     if data.stage == "none":
         return 0.0
-    return LEAST_S + sum(size_bytes(read_index(folder)) for folder in _folders(data)) / SLOWEST_BYTES_PER_S
+    return (
+        STAGING_LIMIT_MIN_S
+        + sum(size_bytes(read_index(folder)) for folder in _folders(data)) / STAGING_RATE_MIN_BYTES_PER_S
+    )
 
 
 def stage_data(
-    data: Data, journal: Journal, environ: Mapping[str, str], clock: Clock, stop: Callable[[], str | None]
+    data: Data, event_log: EventLog, environ: Mapping[str, str], clock: Clock, stop: Callable[[], str | None]
 ) -> dict[str, str]:
     """Environment variables that lead the workers to this node's copies. They stay as long as this process lives.
 
@@ -47,17 +50,17 @@ def stage_data(
     for folder in _folders(data):
         start = clock.now()
         try:
-            copy = stage(Path(folder), base, clock, give_up)
+            copy = cache_on_node(Path(folder), base, clock, give_up)
         except HpctrainError as error:
             text = f"{folder} is read where it is: no copy in {base}: {error}"
-            journal.write("data_not_staged", -1, text, folder=folder)
+            event_log.write("data_not_staged", -1, text, folder=folder)
             continue
         copies[folder] = str(copy.path)
         seconds = clock.now() - start
         size = format_bytes(copy.copied_bytes)
         how = f"copied, {size} in {format_seconds(seconds)}" if copy.copied_bytes else "there already"
         data_of = {"folder": folder, "copy": str(copy.path), "size_bytes": copy.copied_bytes, "seconds": seconds}
-        journal.write("data_staged", -1, f"{folder} is at {copy.path}: {how}", **data_of)
+        event_log.write("data_staged", -1, f"{folder} is at {copy.path}: {how}", **data_of)
     return {VARIABLE: json.dumps(copies)}
 
 

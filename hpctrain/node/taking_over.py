@@ -5,30 +5,30 @@ from __future__ import annotations
 import contextlib
 import os
 
-from hpctrain.agent.journal import Journal
+from hpctrain.agent.journal import EventLog
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import CommandError, HpctrainError
-from hpctrain.jobs.bad_nodes import write_blamed
+from hpctrain.jobs.bad_nodes import record_bad_nodes
 from hpctrain.jobs.cancel import is_cancelled
-from hpctrain.jobs.exit_codes import is_preempted, read_ending, with_progress, with_slurms_word
-from hpctrain.jobs.step_end import with_sruns_word
-from hpctrain.jobs.stop_cause import reason_words, stop_cause
-from hpctrain.node.ending import Verdict
-from hpctrain.node.run import FINISHED
-from hpctrain.records.history.attempt import idle_attempts, spent
+from hpctrain.jobs.exit_codes import is_preempted, read_outcome, with_no_progress_check, with_slurm_state
+from hpctrain.jobs.step_end import with_srun_error
+from hpctrain.jobs.stop_cause import stop_cause, stop_reason_text
+from hpctrain.node.ending import JobVerdict
+from hpctrain.node.run import FINISHED_FILE
+from hpctrain.records.history.attempt import attempts_without_checkpoint, failures_since_checkpoint
 from hpctrain.records.history.event import read_events
-from hpctrain.records.history.successor import chain_of, read_successors
+from hpctrain.records.history.successor import job_chain, read_successors
 from hpctrain.records.run.run import Run
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import job_id
-from hpctrain.runs.lost_checkpoints import lost_words
+from hpctrain.runs.lost_checkpoints import lost_checkpoints_text
 from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.job import JobInfo, JobState
 
 SILENT = "ended without a word: node lost, killed, or time limit"
 
 
-def close_silent_attempts(folder: RunFolder, run: Run, slurm: Slurm, now: float, me: str = "batch") -> None:
+def close_unfinished_attempts(folder: RunFolder, run: Run, slurm: Slurm, now: float, me: str = "batch") -> None:
     """Complete the lines of attempts whose script was killed: by their events, else by Slurm's word on their job.
 
     Args:
@@ -40,28 +40,30 @@ def close_silent_attempts(folder: RunFolder, run: Run, slurm: Slurm, now: float,
     for line in folder.open_attempts():
         number, job = line["attempt"], line.get("job_id")
         events = [event for event in read_events(folder.path / "events.jsonl") if event.attempt == number]
-        info = _word_on(job, slurm)
-        ending = read_ending(None, events, (folder.path / FINISHED).exists())
-        ending = with_slurms_word(with_sruns_word(ending, folder.path, number, line["nodes"]), info)
-        cause = stop_cause(ending, info, 0.0, run.cluster.save_notice_s)
-        reason = reason_words(ending, cause) if cause is not None or ending.reason is not None else SILENT
+        info = _slurm_job_info(job, slurm)
+        outcome = read_outcome(None, events, (folder.path / FINISHED_FILE).exists())
+        outcome = with_slurm_state(with_srun_error(outcome, folder.path, number, line["nodes"]), info)
+        cause = stop_cause(outcome, info, 0.0, run.cluster.save_notice_s)
+        reason = stop_reason_text(outcome, cause) if cause is not None or outcome.reason is not None else SILENT
         if job is not None and job == os.environ.get("SLURM_JOB_ID"):
             # By a person, or by Slurm for a lost node: of the job that begins here Slurm tells only that it runs.
             reason = f"its job was put back into the queue: {reason}"
-        chain = chain_of(job, read_successors(folder.path)) if job is not None else []
+        chain = job_chain(job, read_successors(folder.path)) if job is not None else []
         before = [known for known in folder.attempts()[:number] if known.get("job_id") in chain]
         progressed = folder.newest_checkpoint() != line.get("checkpoint_before")
         preempted = info is not None and is_preempted(info)
-        ending = with_progress(ending, progressed, preempted, 0 if progressed else idle_attempts(before))
-        folder.end_attempt(number, now, reason, ending.code, ending.exit_class, events)
+        outcome = with_no_progress_check(
+            outcome, progressed, preempted, 0 if progressed else attempts_without_checkpoint(before)
+        )
+        folder.end_attempt(number, now, reason, outcome.code, outcome.exit_class, events)
         if cause == "time_limit":
-            Journal(folder.path / "events.jsonl", me, number, SystemClock()).write("time_limit", -1, reason)
+            EventLog(folder.path / "events.jsonl", me, number, SystemClock()).write("time_limit", -1, reason)
         # The ledger of bad nodes is a help, not a condition.
         with contextlib.suppress(HpctrainError):
-            write_blamed(folder.path, number, events, now, run.recovery.exclude_hours)
+            record_bad_nodes(folder.path, number, events, now, run.recovery.exclude_hours)
 
 
-def reason_to_stop(folder: RunFolder, run: Run, own: str | None, slurm: Slurm) -> Verdict | None:
+def verdict_before_start(folder: RunFolder, run: Run, own: str | None, slurm: Slurm) -> JobVerdict | None:
     """Why the job that begins here has nothing to do; None when the run is to go on.
 
     Args:
@@ -69,28 +71,28 @@ def reason_to_stop(folder: RunFolder, run: Run, own: str | None, slurm: Slurm) -
     """
     attempts, name = folder.attempts(), folder.path.name
     resubmit = f"`hpctrain resubmit {name}` goes on with it"
-    if (folder.path / FINISHED).exists() or (attempts and attempts[-1].get("class") == "done"):
-        return Verdict("stop", f"{name}: the run is finished", "done")
+    if (folder.path / FINISHED_FILE).exists() or (attempts and attempts[-1].get("class") == "done"):
+        return JobVerdict("stop", f"{name}: the run is finished", "done")
     if is_cancelled(folder.path):
-        return Verdict("stop", f"{name}: the run was cancelled; {resubmit}", "resumable")
+        return JobVerdict("stop", f"{name}: the run was cancelled; {resubmit}", "resumable")
     successors = read_successors(folder.path)
     before = job_id(folder.path)
     if own in {item.job_id for item in successors} and own != before:
-        info = _word_on(before, slurm)
+        info = _slurm_job_info(before, slurm)
         if info is not None and info.state is JobState.CANCELLED and not is_preempted(info):
-            return Verdict("stop", f"{name}: its job {before} was cancelled; {resubmit}", "resumable")
-    chain = chain_of(own, successors) if own is not None else []
-    count = spent([line for line in attempts if line.get("job_id") in chain])
+            return JobVerdict("stop", f"{name}: its job {before} was cancelled; {resubmit}", "resumable")
+    chain = job_chain(own, successors) if own is not None else []
+    count = failures_since_checkpoint([line for line in attempts if line.get("job_id") in chain])
     if count > run.recovery.retries:
         text = f"{attempts[-1]['reason']}; {count} failures without a new checkpoint (recovery.retries is "
-        return Verdict("stop", f"{text}{run.recovery.retries}); {resubmit}", "fatal", True)
-    lost = lost_words(folder.path)
+        return JobVerdict("stop", f"{text}{run.recovery.retries}); {resubmit}", "fatal", True)
+    lost = lost_checkpoints_text(folder.path)
     if lost is not None:
-        return Verdict("stop", f"{name}: {lost}", "fatal", True)
+        return JobVerdict("stop", f"{name}: {lost}", "fatal", True)
     return None
 
 
-def _word_on(job: str | None, slurm: Slurm) -> JobInfo | None:
+def _slurm_job_info(job: str | None, slurm: Slurm) -> JobInfo | None:
     """What Slurm, or else its accounting, says of a job that had the run before; of this very job Slurm tells only that
     it runs."""
     if job is None or job == os.environ.get("SLURM_JOB_ID"):

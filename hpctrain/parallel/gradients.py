@@ -64,7 +64,7 @@ def _shards(parameter: nn.Parameter) -> int:
 
 
 def gradient_norm(
-    parameters: list[nn.Parameter], plan: Plan, copies: Mapping[nn.Parameter, int] | None = None
+    parameters: list[nn.Parameter], plan: Plan, tied_holders: Mapping[nn.Parameter, int] | None = None
 ) -> float:
     """Norm of the gradient of the whole model, after the reduction over replicas. Collective over the world.
 
@@ -73,11 +73,11 @@ def gradient_norm(
     square of their norms.
 
     Args:
-        copies: pipeline ranks that hold a parameter, where it is more than one.
+        tied_holders: pipeline ranks that hold a parameter, where it is more than one.
     """
     total = torch.zeros((), dtype=torch.float64)
     for parameter, grad in zip(parameters, local_gradients(parameters), strict=True):
-        holders = plan.dp * plan.tp // _shards(parameter) * (copies or {}).get(parameter, 1)
+        holders = plan.dp * plan.tp // _shards(parameter) * (tied_holders or {}).get(parameter, 1)
         total += _square(grad.detach()).cpu() / holders
     if plan.world_size == plan.dp and plan.shards == 1 and not isinstance(plan.codec, LocalSteps):
         total *= plan.dp  # every rank holds everything: nothing to ask the others
@@ -88,8 +88,8 @@ def gradient_norm(
 
 def finite_everywhere(gradients: list[Tensor]) -> bool:
     """Whether every number of the gradients of every rank is one. Collective over the world."""
-    strangers = sum(gradient.isfinite().logical_not().any() for gradient in gradients)
-    total = torch.as_tensor(strangers).to(gradients[0].device, torch.float32)
+    non_finite = sum(gradient.isfinite().logical_not().any() for gradient in gradients)
+    total = torch.as_tensor(non_finite).to(gradients[0].device, torch.float32)
     dist.all_reduce(total)
     return float(total) == 0.0
 

@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from hpctrain.base.activity import ACTIVITY
 
-Key = tuple[int, int]
+ReceiveKey = tuple[int, int]
 """(stage that needs the message, micro-batch)."""
 
 
-class NotedReceives(dict[Key, list[dist.Work]]):
+class TrackedReceives(dict[ReceiveKey, list[dist.Work]]):
     """The receives under way of torch's schedule, which takes one out when it begins to wait for it."""
 
     def __init__(
@@ -35,16 +35,16 @@ class NotedReceives(dict[Key, list[dist.Work]]):
         self._device = device
         self._timeout = timeout
 
-    def pop(self, key: Key, *default: list[dist.Work]) -> list[dist.Work]:  # type: ignore[override]
+    def pop(self, key: ReceiveKey, *default: list[dist.Work]) -> list[dist.Work]:  # type: ignore[override]
         works = super().pop(key, *default)
         stage, micro_batch = key
         sender = self._owners[stage + self._step]
         whose = min(stage, stage + self._step)
         operation = f"recv {self._what} stage {whose} mb {micro_batch} from rank {sender}"
-        return [NotedWork(works, operation, self._timeout, self._device)]  # type: ignore[list-item]
+        return [TrackedWork(works, operation, self._timeout, self._device)]  # type: ignore[list-item]
 
 
-class NotedWork:
+class TrackedWork:
     """Messages that belong together; waited for as torch waits for one."""
 
     def __init__(

@@ -5,29 +5,29 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import Tensor
 
-from hpctrain.compress.activations import MessageCode
+from hpctrain.compress.activations import ActivationCodec
 
 
-class Neighbour:
+class BoundaryCodec:
     """Writes what is sent to the stage before or behind, and reads what comes from there.
 
     torch's stages send a tensor and receive into one. Here another tensor, the message, travels in its place.
     """
 
-    def __init__(self, code: MessageCode) -> None:
-        self._code = code
+    def __init__(self, codec: ActivationCodec) -> None:
+        self._codec = codec
         self._expected: dict[int, list[tuple[Tensor, Tensor]]] = {}
         """By micro-batch: the messages on their way and the tensors that they are about."""
 
-    def written(self, operations: list[dist.P2POp]) -> list[dist.P2POp]:
+    def encode_sends(self, operations: list[dist.P2POp]) -> list[dist.P2POp]:
         """The sends, each with a message in place of its tensor."""
         for operation in operations:
-            operation.tensor = self._code.write(operation.tensor.detach())
+            operation.tensor = self._codec.write(operation.tensor.detach())
         return operations
 
-    def expected(self, micro_batch: int, operations: list[dist.P2POp]) -> list[dist.P2POp]:
+    def receive_encoded(self, micro_batch: int, operations: list[dist.P2POp]) -> list[dist.P2POp]:
         """The receives of a micro-batch, each into a message in place of its tensor, which `read` writes."""
-        pairs = [(self._code.empty(operation.tensor), operation.tensor.detach()) for operation in operations]
+        pairs = [(self._codec.empty(operation.tensor), operation.tensor.detach()) for operation in operations]
         for operation, (message, _) in zip(operations, pairs, strict=True):
             operation.tensor = message
         self._expected[micro_batch] = pairs
@@ -37,4 +37,4 @@ class Neighbour:
         """Write what a micro-batch's messages say, which have arrived, into the tensors that they are about; nothing
         where none was expected."""
         for message, tensor in self._expected.pop(micro_batch, []):
-            self._code.read(message, tensor)
+            self._codec.read(message, tensor)

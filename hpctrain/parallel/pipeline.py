@@ -29,21 +29,21 @@ from hpctrain.model.imported.part import blocks_of
 from hpctrain.parallel.clock import Mark, mark, seconds_between
 from hpctrain.parallel.loss import make_loss
 from hpctrain.parallel.mesh import Coordinate, group_rank, sharding_mesh
-from hpctrain.parallel.messages import NotedReceives
+from hpctrain.parallel.messages import TrackedReceives
 from hpctrain.parallel.randomness import RandomStream
 from hpctrain.parallel.recompute import recompute_blocks
 from hpctrain.parallel.scaling import LossScaler
 from hpctrain.parallel.shard import apply_sharding
 from hpctrain.parallel.sharded_stage import ShardedStage
-from hpctrain.parallel.stage import CountedStage, StageCounters
+from hpctrain.parallel.stage import InstrumentedStage, StageCounters
 from hpctrain.parallel.tensor import apply_tensor_parallel, vocabulary_is_split
-from hpctrain.parallel.tied import TiedCopies, tie_copies
+from hpctrain.parallel.tied import TiedWeights, tie_weights
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.schedule import Schedule
 from hpctrain.records.run.objective import NEXT_TOKEN, AnyObjective, Lengths, lengths
 
-Order = dict[int, list[_Action]]
+ActionTable = dict[int, list[_Action]]
 """Actions by rank in the pipeline's process group, sends and receives included."""
 
 
@@ -87,13 +87,13 @@ class Pipeline:
 
     def __init__(
         self,
-        stages: list[CountedStage],
+        stages: list[InstrumentedStage],
         runtime: _PipelineScheduleRuntime,
-        evaluation: Order,
+        evaluation: ActionTable,
         replica_rows: int,
         split_loss: bool,
         random: RandomStream,
-        tied: TiedCopies | None = None,
+        tied: TiedWeights | None = None,
         scaler: LossScaler | None = None,
     ) -> None:
         self.stages = stages
@@ -104,7 +104,7 @@ class Pipeline:
         self.last = any(stage.is_last for stage in stages)
         self._span: tuple[Mark, Mark] = (0.0, 0.0)
         self._runtime = runtime
-        self._training: Order = runtime.pipeline_order_with_comms
+        self._training: ActionTable = runtime.pipeline_order_with_comms
         self._evaluation = evaluation
         self._split_loss = split_loss
         self._tied = tied
@@ -127,28 +127,28 @@ class Pipeline:
         loss = self._run(tokens, targets, decoder_tokens, train=True)
         self._span = start, mark(self.device)
         if self._tied is not None:
-            self._tied.add_here()
+            self._tied.add_local_gradients()
         return loss
 
-    def sum_ends(self) -> None:
+    def all_reduce_tied_gradients(self) -> None:
         """After the reduction over replicas, and before anything looks at the gradients: those of copies of
         a weight in several stages become their sum."""
         if self._tied is not None:
             with ACTIVITY.doing("sum the gradients of weights in several stages", waits=True):
-                self.stages[0].counters.sent_bytes += self._tied.sum_gradients()
+                self.stages[0].counters.sent_bytes += self._tied.all_reduce_gradients()
 
     def evaluate(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> float:
         """Forward only, nothing kept for a backward pass; as `step`."""
         for stage in self.stages:
             stage.submod.eval()
         try:
-            return self.forward_again(tokens, targets, decoder_tokens)
+            return self.replay_forward(tokens, targets, decoder_tokens)
         finally:
             for stage in self.stages:
                 stage.submod.train()
 
     @torch.no_grad()
-    def forward_again(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> float:
+    def replay_forward(self, tokens: Tensor, targets: Tensor, decoder_tokens: Tensor | None = None) -> float:
         """Forward only, in the mode that the modules are in: in training mode it draws what the step drew whose number
         `random` has; as `step`."""
         return self._run(tokens, targets, decoder_tokens, train=False)
@@ -168,7 +168,7 @@ class Pipeline:
         named = [item for stage in self.stages for item in stage.submod.named_parameters()]
         return [(name, parameter) for name, parameter in named if id(parameter) not in followers]
 
-    def copies(self) -> dict[nn.Parameter, int]:
+    def tied_holders(self) -> dict[nn.Parameter, int]:
         """Pipeline ranks that hold a parameter, where it is more than one."""
         return self._tied.holders() if self._tied is not None else {}
 
@@ -190,7 +190,7 @@ class Pipeline:
             )
         named: dict[str, Any] = {} if decoder_tokens is None else {"decoder_tokens": decoder_tokens}
         if self._tied is not None:
-            self._tied.follow()
+            self._tied.update_followers()
         losses: list[Tensor] = []
         # torch's own evaluation walks through the backward actions too and fails where two neighbouring stages share a
         # rank, so it is given a table without them.
@@ -234,17 +234,17 @@ def build_pipeline(inputs: PipelineInputs, mesh: DeviceMesh, coordinate: Coordin
         loss = stages[-1].timed(loss)
     runtime = _PipelineScheduleRuntime(stages, replica.micro_batches, loss_fn=loss, scale_grads=False)
     runtime._prepare_schedule_with_comms(_actions_by_group_rank(inputs, mesh, coordinate))
-    _gather_by_level(runtime, plan.zero, [stage.stage_index for stage in stages])
+    _place_unshards(runtime, plan.zero, [stage.stage_index for stage in stages])
     members = runtime.stage_index_to_group_rank
     owners = [dist.get_global_rank(mesh.get_group("pp"), members[index]) for index in range(len(plan.stages))]
-    runtime.fwd_recv_ops = NotedReceives("output of", -1, owners, inputs.device, inputs.message_timeout)
-    runtime.bwd_recv_ops = NotedReceives("gradient for", 1, owners, inputs.device, inputs.message_timeout)
-    evaluation = _forwards(runtime.pipeline_order_with_comms)
+    runtime.fwd_recv_ops = TrackedReceives("output of", -1, owners, inputs.device, inputs.message_timeout)
+    runtime.bwd_recv_ops = TrackedReceives("gradient for", 1, owners, inputs.device, inputs.message_timeout)
+    evaluation = _forward_only(runtime.pipeline_order_with_comms)
     tied = _tied(inputs, coordinate, stages)
     return Pipeline(stages, runtime, evaluation, replica.rows, split_loss, random, tied, inputs.scaler)
 
 
-def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, replica: int) -> CountedStage:
+def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, replica: int) -> InstrumentedStage:
     spec, count = inputs.spec, len(inputs.plan.stages)
     rows = inputs.plan.replicas[replica].micro_batch
     first, last = index == 0, index == count - 1
@@ -260,9 +260,9 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, replica: 
         set_safe_path(os.environ)  # torch tries instructions of the processor in a `python -c`
         for block in blocks:
             block.compile()
-    kind: Callable[..., CountedStage] = CountedStage
+    kind: Callable[..., InstrumentedStage] = InstrumentedStage
     if inputs.plan.shards > 1:
-        gathered = inputs.autocast if spec.gathers_cast else None
+        gathered = inputs.autocast if spec.gathers_in_compute_dtype else None
         apply_sharding(module, sharding_mesh(mesh, inputs.plan), inputs.plan.zero, gathered)
         kind = partial(ShardedStage, plan=inputs.plan)
     # Static shapes on every stage spare torch the trial run of the real model at the first step.
@@ -283,10 +283,10 @@ def _build_stage(inputs: PipelineInputs, mesh: DeviceMesh, index: int, replica: 
     )
 
 
-def _tied(inputs: PipelineInputs, coordinate: Coordinate, stages: list[CountedStage]) -> TiedCopies | None:
+def _tied(inputs: PipelineInputs, coordinate: Coordinate, stages: list[InstrumentedStage]) -> TiedWeights | None:
     shared = inputs.spec.shared_weights([stage.layers for stage in inputs.plan.stages])
     held = {stage.stage_index: stage.submod for stage in stages}
-    return tie_copies(inputs.plan, coordinate.rank, shared, held, inputs.timeout)
+    return tie_weights(inputs.plan, coordinate.rank, shared, held, inputs.timeout)
 
 
 def _hidden(inputs: PipelineInputs, rows: int, cut: int) -> Tensor:
@@ -318,7 +318,7 @@ def _actions_by_group_rank(
     return actions
 
 
-def _gather_by_level(runtime: _PipelineScheduleRuntime, zero: int, held: list[int]) -> None:
+def _place_unshards(runtime: _PipelineScheduleRuntime, zero: int, held: list[int]) -> None:
     """When whole stages of sharded weights are gathered and freed, in place of torch's own choice.
 
     torch keeps up to three stages of a rank gathered, in the order in which the table comes to them; replicas with
@@ -338,7 +338,7 @@ def _gather_by_level(runtime: _PipelineScheduleRuntime, zero: int, held: list[in
         runtime.unsharded_stages.update(held)
 
 
-def _forwards(order: Order) -> Order:
+def _forward_only(order: ActionTable) -> ActionTable:
     """The same order without backwards and their messages.
 
     torch lowers a table by running it in thought, each send beside its receive; leaving pairs out keeps that run valid,

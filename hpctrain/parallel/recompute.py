@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from hpctrain.records.plan.plan import Recompute
 
-_NAMES = (
+_SAVED_NAMES = (
     "mm",
     "bmm",
     "addmm",
@@ -27,7 +27,7 @@ _NAMES = (
     "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_fused_attention_overrideable",
 )
-KEPT = [getattr(torch.ops.aten, name).default for name in _NAMES if hasattr(torch.ops.aten, name)]
+SAVED_OPERATIONS = [getattr(torch.ops.aten, name).default for name in _SAVED_NAMES if hasattr(torch.ops.aten, name)]
 """What selective recomputation keeps: the costly operations, in the form they have on each kind of device."""
 
 
@@ -56,4 +56,4 @@ def _recomputed(forward: Callable[..., Any], level: Recompute) -> Callable[..., 
 
 
 def _selective() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    return create_selective_checkpoint_contexts(KEPT)
+    return create_selective_checkpoint_contexts(SAVED_OPERATIONS)

@@ -11,82 +11,88 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from hpctrain.compress.build import build_reducer
-from hpctrain.compress.collectives.scatter import density_and_ratio
-from hpctrain.compress.reducers.outer_optimizer import LocalSteps
+from hpctrain.compress.collectives.scatter import residual_metrics
+from hpctrain.compress.reducers.outer_optimizer import OuterOptimizer
 from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.parallel.sharded_stage import ShardedStage
-from hpctrain.parallel.stage import CountedStage
-from hpctrain.records.plan.compression import LocalSteps as LocalStepsSettings
+from hpctrain.parallel.stage import InstrumentedStage
+from hpctrain.records.plan.compression import LocalSteps
 from hpctrain.records.plan.plan import Plan
 
-Named = Sequence[tuple[str, nn.Parameter]]
+NamedParameters = Sequence[tuple[str, nn.Parameter]]
 
 
-def reducer_of(plan: Plan, mesh: DeviceMesh, stages: Sequence[CountedStage], parameters: Named) -> Reducer:
+def build_plan_reducer(
+    plan: Plan, mesh: DeviceMesh, stages: Sequence[InstrumentedStage], parameters: NamedParameters
+) -> Reducer:
     """What sums the gradients of these stages over replicas.
 
     Args:
         parameters: name and parameter for each gradient that it is going to get, in that order.
     """
-    if plan.shards > 1 and not plan.reduces_copies:
+    if plan.shards > 1 and not plan.codec_reduces_replicate_axis:
         return ShardedReducer(stages)
-    axis = "copy" if plan.reduces_copies else "dp"
+    axis = "replicate" if plan.codec_reduces_replicate_axis else "dp"
     names = [name for name, _ in parameters]
     local = [_local(parameter) for _, parameter in parameters]
     reducer: Reducer
-    if isinstance(plan.codec, LocalStepsSettings) and plan.dp > 1:
+    if isinstance(plan.codec, LocalSteps) and plan.dp > 1:
         first = mesh.get_local_rank(axis) * plan.shards
         rows = sum(replica.rows for replica in plan.replicas[first : first + plan.shards])
-        reducer = OwnGradients(_meetings(mesh.get_group(axis), local, plan.codec), plan.rows / rows)
+        reducer = LocalSgdReducer(_build_outer_optimizer(mesh.get_group(axis), local, plan.codec), plan.rows / rows)
     else:
         reducer = build_reducer(mesh.get_group(axis), names, [part.shape for part in local], plan.compression[0])
-    return CopiesReducer(ShardedReducer(stages), reducer) if plan.reduces_copies else reducer
+    return HybridShardReducer(ShardedReducer(stages), reducer) if plan.codec_reduces_replicate_axis else reducer
 
 
 class ShardedReducer:
     """The reducer of sharded stages: the sums were taken in the backward pass, so it tells of their bytes, and has what
     was not sent of them."""
 
-    def __init__(self, stages: Sequence[CountedStage]) -> None:
+    def __init__(self, stages: Sequence[InstrumentedStage]) -> None:
         self._stages = stages
-        self._unsent = {
-            f"stage{stage.stage_index}.": unsent
+        self._residuals = {
+            f"stage{stage.stage_index}.": residuals
             for stage in stages
-            if isinstance(stage, ShardedStage) and (unsent := stage.unsent) is not None
+            if isinstance(stage, ShardedStage) and (residuals := stage.residuals) is not None
         }
 
     def reduce(self, gradients: list[Tensor]) -> int:
         """Bytes that this rank sent since the counters were last taken: weights gathered and gradients summed."""
-        for unsent in self._unsent.values():
-            unsent.end_step(gradients[0].device)
+        for residuals in self._residuals.values():
+            residuals.end_step(gradients[0].device)
         return sum(stage.counters.sharding_bytes for stage in self._stages)
 
     def state(self) -> dict[str, Tensor]:
-        return {prefix + key: kept for prefix, unsent in self._unsent.items() for key, kept in unsent.state().items()}
+        return {
+            prefix + key: kept
+            for prefix, residuals in self._residuals.items()
+            for key, kept in residuals.state().items()
+        }
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        for prefix, unsent in self._unsent.items():
+        for prefix, residuals in self._residuals.items():
             mine = {key.removeprefix(prefix): kept for key, kept in state.items() if key.startswith(prefix)}
-            unsent.load_state(mine)
+            residuals.load_state(mine)
 
     def drop_state(self) -> None:
         self.load_state({})
 
     def metrics(self) -> dict[str, float]:
-        return density_and_ratio(list(self._unsent.values())) if self._unsent else {}
+        return residual_metrics(list(self._residuals.values())) if self._residuals else {}
 
 
-class OwnGradients:
+class LocalSgdReducer:
     """The reducer of replicas that train on their own: nothing is summed, and a replica's gradient is the mean over its
     own tokens. Their meetings, which come after the optimizer's step, are the other part of it."""
 
-    def __init__(self, meetings: LocalSteps, share: float) -> None:
+    def __init__(self, outer_optimizer: OuterOptimizer, share: float) -> None:
         """
         Args:
-            meetings: of the replicas.
+            outer_optimizer: of the replicas.
             share: tokens of the job for each token of this replica, by which its loss was divided too much.
         """
-        self.meetings = meetings
+        self.outer_optimizer = outer_optimizer
         self._share = share
 
     def reduce(self, gradients: list[Tensor]) -> int:
@@ -94,49 +100,49 @@ class OwnGradients:
         return 0
 
     def state(self) -> dict[str, Tensor]:
-        return self.meetings.state()
+        return self.outer_optimizer.state()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        self.meetings.load_state(state)
+        self.outer_optimizer.load_state(state)
 
     def drop_state(self) -> None:
-        self.meetings.drop_state()
+        self.outer_optimizer.drop_state()
 
     def metrics(self) -> dict[str, float]:
         return {}
 
 
-class CopiesReducer:
+class HybridShardReducer:
     """Sums the gradients of the copies of a sharded state, once they are sums within each copy."""
 
-    def __init__(self, within: Reducer, between: Reducer) -> None:
-        self._within = within
-        self.between = between
+    def __init__(self, shard_reducer: Reducer, replicate_reducer: Reducer) -> None:
+        self._shard_reducer = shard_reducer
+        self.replicate_reducer = replicate_reducer
 
     def reduce(self, gradients: list[Tensor]) -> int:
-        return self._within.reduce(gradients) + self.between.reduce(gradients)
+        return self._shard_reducer.reduce(gradients) + self.replicate_reducer.reduce(gradients)
 
     def state(self) -> dict[str, Tensor]:
-        return self.between.state()
+        return self.replicate_reducer.state()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        self.between.load_state(state)
+        self.replicate_reducer.load_state(state)
 
     def drop_state(self) -> None:
-        self.between.drop_state()
+        self.replicate_reducer.drop_state()
 
     def metrics(self) -> dict[str, float]:
-        return self.between.metrics()
+        return self.replicate_reducer.metrics()
 
 
-def meetings_of(reducer: Reducer) -> LocalSteps | None:
+def outer_optimizer_of(reducer: Reducer) -> OuterOptimizer | None:
     """The meetings of replicas that train on their own, where they do."""
-    inner = reducer.between if isinstance(reducer, CopiesReducer) else reducer
-    return inner.meetings if isinstance(inner, OwnGradients) else None
+    inner = reducer.replicate_reducer if isinstance(reducer, HybridShardReducer) else reducer
+    return inner.outer_optimizer if isinstance(inner, LocalSgdReducer) else None
 
 
-def _meetings(group: dist.ProcessGroup, weights: list[Tensor], codec: LocalStepsSettings) -> LocalSteps:
-    return LocalSteps(group, weights, codec.every, codec.outer_lr, codec.outer_momentum)
+def _build_outer_optimizer(group: dist.ProcessGroup, weights: list[Tensor], codec: LocalSteps) -> OuterOptimizer:
+    return OuterOptimizer(group, weights, codec.every, codec.outer_lr, codec.outer_momentum)
 
 
 def _local(parameter: nn.Parameter) -> Tensor:

@@ -21,10 +21,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.compress.collectives.scatter import Piece, Scatter
+from hpctrain.compress.collectives.scatter import ReduceScatter, ShardedParameter
 from hpctrain.model.imported.part import blocks_of
 
-Count = Callable[[int], None]
+CountBytes = Callable[[int], None]
 """Takes the bytes that this rank sends for a collective."""
 
 
@@ -34,7 +34,7 @@ def apply_sharding(module: nn.Module, mesh: DeviceMesh, zero: int, compute: torc
     The gradients are then sums over the replicas, never means, and their sharded parts stand in the parameters.
 
     Args:
-        mesh: [shard] or [copies, shard], of the same root mesh as that of tensor parallelism.
+        mesh: [shard] or [replicate, shard], of the same root mesh as that of tensor parallelism.
         zero: 1 or 2 keep the weights whole between forward and backward, 3 gathers them for each.
         compute: precision in which weights are gathered and used, and gradients come out of the backward pass; they are
             summed in fp32 and the weights that the optimizer sees are fp32. The stream between blocks stays fp32. Next
@@ -44,7 +44,7 @@ def apply_sharding(module: nn.Module, mesh: DeviceMesh, zero: int, compute: torc
         MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False) if compute else MixedPrecisionPolicy()
     )
     if compute and module.embedding is not None:
-        module.embedding.register_forward_hook(_widen)  # type: ignore[union-attr]
+        module.embedding.register_forward_hook(_cast_to_fp32)  # type: ignore[union-attr]
     blocks = list(blocks_of(module).values())
     parts = [fully_shard(part, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy) for part in blocks]
     root = fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
@@ -64,14 +64,14 @@ def sharded_parts(module: nn.Module) -> Iterator[FSDPModule]:
     return (part for part in module.modules() if isinstance(part, FSDPModule))
 
 
-def flat_parts(module: nn.Module) -> list[list[Piece]]:
+def flat_gradient_layouts(module: nn.Module) -> list[list[ShardedParameter]]:
     """For each part in turn, the parameters in its flat gradient, in their order there; those of blocks are not the
     stage's own, which may have none."""
     names = {parameter: name for name, parameter in module.named_parameters()}
     return [
         [
-            Piece(names[member.sharded_param], member._orig_size, member.padded_sharded_param_size.numel())
-            for gathered in _gathered_by(part)
+            ShardedParameter(names[member.sharded_param], member._orig_size, member.padded_sharded_param_size.numel())
+            for gathered in _fsdp_param_groups_of(part)
             for member in gathered.fsdp_params
             if member.sharded_param.requires_grad
         ]
@@ -79,33 +79,35 @@ def flat_parts(module: nn.Module) -> list[list[Piece]]:
     ]
 
 
-def sharing_group(module: nn.Module) -> dist.ProcessGroup:
+def shard_group(module: nn.Module) -> dist.ProcessGroup:
     """The ranks that share the state of this stage."""
     group: dist.ProcessGroup = next(
-        gathered._reduce_scatter_process_group for part in sharded_parts(module) for gathered in _gathered_by(part)
+        gathered._reduce_scatter_process_group
+        for part in sharded_parts(module)
+        for gathered in _fsdp_param_groups_of(part)
     )
     return group
 
 
-def _gathered_by(part: FSDPModule) -> list[Any]:
+def _fsdp_param_groups_of(part: FSDPModule) -> list[Any]:
     """torch's own record of the parameters that a part gathers together, where it has any of its own."""
     groups: list[Any] = fully_shard.state(part)._fsdp_param_groups  # type: ignore[attr-defined]
     return groups
 
 
-def sum_gradients(module: nn.Module) -> None:
+def finish_backward(module: nn.Module) -> None:
     """What FSDP does at the end of a backward pass, for one that ran outside of its hooks: sums over the replicas, or
     adds to the gradients of earlier micro-batches where those are summed later."""
     fully_shard.state(module)._root_post_backward_final_callback()  # type: ignore[attr-defined]
 
 
-def note_collectives(
+def track_collectives(
     module: nn.Module,
     index: int,
-    count: Count,
-    copies: int,
-    sums_copies: Callable[[], bool],
-    scatters: Sequence[Scatter | None],
+    count: CountBytes,
+    replicate_degree: int,
+    sums_replicate_axis: Callable[[], bool],
+    scatters: Sequence[ReduceScatter | None],
 ) -> None:
     """Tell `count` of every all-gather, reduce-scatter and all-reduce between copies of the stage from now on, and note
     in the record of what this process does that it waits there for the other replicas.
@@ -115,25 +117,25 @@ def note_collectives(
 
     Args:
         index: the stage's number.
-        copies: groups of replicas that each hold the whole state.
-        sums_copies: whether an all-reduce between copies follows a reduce-scatter at this moment.
+        replicate_degree: groups of replicas that each hold the whole state.
+        sums_replicate_axis: whether an all-reduce between copies follows a reduce-scatter at this moment.
         scatters: what sums the gradients within a group, for each part in turn; None: torch's own.
     """
     for part, scatter in zip(sharded_parts(module), scatters, strict=True):
         part.set_custom_all_gather(_AllGather(count, f"gather weights of stage {index}"))
         operation = f"sum gradients of stage {index} over replicas"
-        summing = _ReduceScatter(count, sums_copies, copies, scatter, operation)
+        summing = _ReduceScatter(count, sums_replicate_axis, replicate_degree, scatter, operation)
         part.set_custom_reduce_scatter(summing)
-        if copies > 1:
-            part.set_all_reduce_hook(summing.copies_summed)
+        if replicate_degree > 1:
+            part.set_all_reduce_hook(summing.finish_all_reduce)
 
 
-def _widen(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+def _cast_to_fp32(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
     return output.float()
 
 
 class _AllGather(DefaultAllGather):
-    def __init__(self, count: Count, operation: str) -> None:
+    def __init__(self, count: CountBytes, operation: str) -> None:
         self._count = count
         self._operation = operation
 
@@ -141,10 +143,10 @@ class _AllGather(DefaultAllGather):
         self._count(_bytes(output_tensor) - _bytes(input_tensor))
         with ACTIVITY.doing(self._operation, waits=True):
             work = super().__call__(output_tensor, input_tensor, *args, **kwargs)
-        return None if work is None else _NotedGather(work, self._operation)
+        return None if work is None else _TrackedAllGather(work, self._operation)
 
 
-class _NotedGather(dist.Work):
+class _TrackedAllGather(dist.Work):
     """An all-gather under way: a `Work`, because torch waits for nothing else."""
 
     def __init__(self, work: dist.Work, operation: str) -> None:
@@ -161,14 +163,19 @@ class _ReduceScatter(DefaultReduceScatter):
     """The sum within a group of replicas; torch's all-reduce between the groups follows it at once."""
 
     def __init__(
-        self, count: Count, sums_copies: Callable[[], bool], copies: int, scatter: Scatter | None, operation: str
+        self,
+        count: CountBytes,
+        sums_replicate_axis: Callable[[], bool],
+        replicate_degree: int,
+        scatter: ReduceScatter | None,
+        operation: str,
     ) -> None:
         self._count = count
-        self._sums_copies = sums_copies
-        self._copies = copies
+        self._sums_replicate_axis = sums_replicate_axis
+        self._replicate_degree = replicate_degree
         self._scatter = scatter
         self._operation = operation
-        self._between_copies = ACTIVITY.doing(operation, waits=True)
+        self._replicate_activity = ACTIVITY.doing(operation, waits=True)
 
     def __call__(
         self,
@@ -185,14 +192,14 @@ class _ReduceScatter(DefaultReduceScatter):
                 work = super().__call__(output_tensor, input_tensor, group, op, async_op)
             else:
                 self._count(self._scatter(output_tensor, input_tensor, group))
-        if self._copies > 1 and self._sums_copies():
-            self._count(2 * (self._copies - 1) * part // self._copies)
-            self._between_copies.__enter__()
+        if self._replicate_degree > 1 and self._sums_replicate_axis():
+            self._count(2 * (self._replicate_degree - 1) * part // self._replicate_degree)
+            self._replicate_activity.__enter__()
         return work
 
-    def copies_summed(self, _sums: Tensor) -> None:
+    def finish_all_reduce(self, _sums: Tensor) -> None:
         """torch's hook behind the all-reduce between groups."""
-        self._between_copies.__exit__(None)
+        self._replicate_activity.__exit__(None)
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -6,15 +6,21 @@ from typing import Any
 
 from torch import nn
 
-from hpctrain.compress.build import build_scatters, unsent_of
-from hpctrain.compress.collectives.scatter import Unsent
-from hpctrain.parallel.shard import flat_parts, note_collectives, sharded_parts, sharing_group, sum_gradients
-from hpctrain.parallel.stage import CountedStage
-from hpctrain.records.plan.codec import NOT_COMPRESSED
+from hpctrain.compress.build import build_reduce_scatters, residuals_of
+from hpctrain.compress.collectives.scatter import Residuals
+from hpctrain.parallel.shard import (
+    finish_backward,
+    flat_gradient_layouts,
+    shard_group,
+    sharded_parts,
+    track_collectives,
+)
+from hpctrain.parallel.stage import InstrumentedStage
+from hpctrain.records.plan.codec import NO_COMPRESSION_CODEC
 from hpctrain.records.plan.plan import Plan
 
 
-class ShardedStage(CountedStage):
+class ShardedStage(InstrumentedStage):
     """A stage after `apply_sharding`, for plan.zero 1 to 3.
 
     1: gradients add up over the micro-batches and are summed over replicas once, at the end. 2: summed within every
@@ -28,16 +34,21 @@ class ShardedStage(CountedStage):
     def __init__(self, *args: Any, plan: Plan, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._zero = plan.zero
-        self._copies_summed = True
+        self._sums_replicate_axis = True
         # torch turns a sharded module's hooks off before each backward pass; seen through a list it is a plain one.
         self._plain = nn.ModuleList([self.submod])
-        spec = NOT_COMPRESSED if plan.reduces_copies else plan.compression[0]
-        parts, group = flat_parts(self.submod), sharing_group(self.submod)
-        self.scatters = build_scatters(spec, parts, group, self.device.type)
+        spec = NO_COMPRESSION_CODEC if plan.codec_reduces_replicate_axis else plan.compression[0]
+        parts, group = flat_gradient_layouts(self.submod), shard_group(self.submod)
+        self.reduce_scatters = build_reduce_scatters(spec, parts, group, self.device.type)
         """What sums the gradients of each part over the replicas that share it; None: torch does."""
-        copies = 1 if plan.reduces_copies else plan.dp // plan.shards
-        note_collectives(
-            self.submod, self.stage_index, self._count_shared, copies, lambda: self._copies_summed, self.scatters
+        replicate_degree = 1 if plan.codec_reduces_replicate_axis else plan.dp // plan.shards
+        track_collectives(
+            self.submod,
+            self.stage_index,
+            self._count_shared,
+            replicate_degree,
+            lambda: self._sums_replicate_axis,
+            self.reduce_scatters,
         )
 
     def backward_maybe_with_nosync(self, backward_type: str, bwd_kwargs: Any, last_backward: bool = False) -> Any:
@@ -48,15 +59,15 @@ class ShardedStage(CountedStage):
         found = self._backward(backward_type, bwd_kwargs, last_backward)
         if backward_type == "weight":
             self._order(sums=self._zero > 1, frees=False, last=last_backward)
-            sum_gradients(self.submod)
+            finish_backward(self.submod)
         if self._zero == 3 and not whole:
             self._free()
         return found
 
     @property
-    def unsent(self) -> Unsent | None:
+    def residuals(self) -> Residuals | None:
         """What its sums have not sent yet, where they keep something back."""
-        return unsent_of(self.scatters)
+        return residuals_of(self.reduce_scatters)
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """The end of the step: at level 1 the sums over replicas, which the other levels have by now."""
@@ -79,8 +90,8 @@ class ShardedStage(CountedStage):
         module.set_requires_gradient_sync(sums)
         module.set_reshard_after_backward(frees)
         module.set_is_last_backward(last and self._zero > 1)
-        self._copies_summed = last or self._zero == 1
-        module.set_requires_all_reduce(self._copies_summed)
+        self._sums_replicate_axis = last or self._zero == 1
+        module.set_requires_all_reduce(self._sums_replicate_axis)
 
     def _gather(self) -> None:
         for part in sharded_parts(self.submod):

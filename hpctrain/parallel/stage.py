@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.compress.activations import message_code
+from hpctrain.compress.activations import build_activation_codec
 from hpctrain.parallel.clock import Mark, mark, seconds_between
-from hpctrain.parallel.messages import NotedWork
-from hpctrain.parallel.neighbour import Neighbour
+from hpctrain.parallel.messages import TrackedWork
+from hpctrain.parallel.neighbour import BoundaryCodec
 from hpctrain.parallel.randomness import RandomStream
 from hpctrain.records.plan.compression import Messages
 
@@ -45,7 +45,7 @@ class StageCounters:
         return self.forward_s + self.backward_s
 
 
-class CountedStage(PipelineStage):
+class InstrumentedStage(PipelineStage):
     """torch's stage, with counters around computation and sends, and optional autocast around the forward pass."""
 
     def __init__(
@@ -71,9 +71,10 @@ class CountedStage(PipelineStage):
         self._message_timeout = message_timeout
         self.random: RandomStream | None = None
         self._autocast = autocast
-        self._sends: list[NotedWork] = []
+        self._sends: list[TrackedWork] = []
         self._before, self._behind = (
-            None if code is None else Neighbour(code) for code in (message_code(before), message_code(behind))
+            None if code is None else BoundaryCodec(code)
+            for code in (build_activation_codec(before), build_activation_codec(behind))
         )
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
@@ -143,7 +144,7 @@ class CountedStage(PipelineStage):
         while self._sends:
             self._sends.pop(0).wait()
 
-    def _send(self, what: str, operations: list[dist.P2POp], to: Neighbour | None, part: str) -> list[dist.P2POp]:
+    def _send(self, what: str, operations: list[dist.P2POp], to: BoundaryCodec | None, part: str) -> list[dist.P2POp]:
         """Send here instead of in the schedule, which is left nothing to do: here it is known what is sent where.
 
         Args:
@@ -153,15 +154,15 @@ class CountedStage(PipelineStage):
             return []
         if to is not None and self.submod.training:
             with self._clock(part, f"write {what}"):
-                operations = to.written(operations)
+                operations = to.encode_sends(operations)
         self.counters.sent_bytes += sum(op.tensor.numel() * op.tensor.element_size() for op in operations)
         operation = f"send {what} to rank {operations[0].peer}"
         with ACTIVITY.doing(operation, waits=True):
-            self._sends.append(NotedWork(self._post(operations), operation, self._message_timeout))
+            self._sends.append(TrackedWork(self._post(operations), operation, self._message_timeout))
         return []
 
-    def _receive(self, chunk: int, operations: list[dist.P2POp], of: Neighbour | None) -> list[dist.P2POp]:
-        return of.expected(chunk, operations) if of is not None and self.submod.training else operations
+    def _receive(self, chunk: int, operations: list[dist.P2POp], of: BoundaryCodec | None) -> list[dist.P2POp]:
+        return of.receive_encoded(chunk, operations) if of is not None and self.submod.training else operations
 
     def _clock(self, part: str, operation: str) -> _Stopwatch:
         return _Stopwatch(self._spans, part, self.device, operation)

@@ -20,7 +20,7 @@ from hpctrain.parallel.gradients import local_gradients
 from hpctrain.records.plan.plan import Plan
 
 
-class TiedCopies:
+class TiedWeights:
     """The copies that this rank holds."""
 
     def __init__(self, held: Mapping[str, list[nn.Module]], groups: Mapping[str, dist.ProcessGroup | None]) -> None:
@@ -29,32 +29,32 @@ class TiedCopies:
         self._groups = groups
         """By name, the ranks with a copy; None where this one has all of them."""
 
-    def copies(self, name: str) -> list[nn.Parameter]:
+    def parameters(self, name: str) -> list[nn.Parameter]:
         """The parameters themselves, asked for anew because sharding replaces them."""
         return [module.get_parameter(name) for module in self._held[name]]
 
     @property
     def followers(self) -> list[nn.Parameter]:
         """The copies that have no state of their own."""
-        return [copy for name in self._held for copy in self.copies(name)[1:]]
+        return [copy for name in self._held for copy in self.parameters(name)[1:]]
 
     def holders(self) -> dict[nn.Parameter, int]:
         """Pipeline ranks that hold the parameter, where it is more than one."""
         groups = {name: group for name, group in self._groups.items() if group is not None}
-        return {self.copies(name)[0]: dist.get_world_size(group) for name, group in groups.items()}
+        return {self.parameters(name)[0]: dist.get_world_size(group) for name, group in groups.items()}
 
     @torch.no_grad()
-    def follow(self) -> None:
+    def update_followers(self) -> None:
         """Before a step: bring the copies that follow another one up to date."""
         for name in self._held:
-            first, *others = self.copies(name)
+            first, *others = self.parameters(name)
             for other in others:
                 _local(other).copy_(_local(first))
 
-    def add_here(self) -> None:
+    def add_local_gradients(self) -> None:
         """After the backward passes: one gradient for all uses on this rank."""
         for name in self._held:
-            first, *others = self.copies(name)
+            first, *others = self.parameters(name)
             if not others:
                 continue
             mine, *gradients = local_gradients([first, *others])
@@ -63,7 +63,7 @@ class TiedCopies:
             for other in others:
                 other.grad = None
 
-    def sum_gradients(self) -> int:
+    def all_reduce_gradients(self) -> int:
         """After the reduction over replicas: add the gradients of the other ranks. Collective over those with a copy.
 
         Not before it: the order in which a reduction adds depends on where in a message a value stands, which differs
@@ -76,20 +76,20 @@ class TiedCopies:
         for name, group in self._groups.items():
             if group is None:
                 continue
-            (mine,) = local_gradients(self.copies(name)[:1])
+            (mine,) = local_gradients(self.parameters(name)[:1])
             dist.all_reduce(mine, group=group)
             count = dist.get_world_size(group)
             sent += 2 * (count - 1) * mine.numel() * mine.element_size() // count  # of a ring
         return sent
 
 
-def tie_copies(
+def tie_weights(
     plan: Plan,
     rank: int,
     shared: Mapping[str, list[int]],
     held: Mapping[int, nn.Module],
     timeout: timedelta | None = None,
-) -> TiedCopies | None:
+) -> TiedWeights | None:
     """Join the copies of shared weights. Collective over the world: every rank calls it.
 
     Args:
@@ -121,7 +121,7 @@ def tie_copies(
                 made[key] = dist.new_group(list(key), timeout=timeout)
             if rank in key:
                 groups[name] = made[key]
-    return TiedCopies(here, groups) if here else None
+    return TiedWeights(here, groups) if here else None
 
 
 def _local(parameter: nn.Parameter) -> torch.Tensor:

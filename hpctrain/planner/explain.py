@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.planner.make import make_plan
-from hpctrain.planner.search.neighbours import describe_shape
+from hpctrain.planner.search.neighbours import describe_dims
 from hpctrain.planner.search.objective import Objective
-from hpctrain.planner.simulate.predict import blame
+from hpctrain.planner.simulate.predict import largest_increase
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan, Rejected
 from hpctrain.records.run.run import AutoParallel, FixedParallel, Run
 from hpctrain.records.topology.topology import Topology
 
-MOST_NODES = 4
+MAX_LEFT_OUT_NODES = 4
 """Nodes that are left out one by one: each takes a search."""
 
 
-def neighbours_on_request(
+def extra_neighbours(
     run: Run, spec: Spec, topology: Topology, plan: Plan, usable: float | None = None
 ) -> list[Rejected]:
     """One stage more or less, twice and half the tensor parallelism, and the plan without single nodes.
@@ -33,19 +33,19 @@ def neighbours_on_request(
 
     found = []
     for words, (pp, dp, tp) in _degrees(plan, topology):
-        change = describe_shape((pp, dp, tp))
+        change = describe_dims((pp, dp, tp))
         if all(entry.change != change for entry in plan.rejected):
             fixed = FixedParallel(mode="fixed", pp=pp, dp=dp, tp=tp)
             found.append(compared(f"{words} ({change})", run.model_copy(update={"parallel": fixed}), topology))
     anyhow = run.model_copy(update={"parallel": AutoParallel()})
-    for node in _telling_nodes(plan, topology):
+    for node in _representative_nodes(plan, topology):
         rest = topology.only([other.id for other in topology.nodes if other.id != node])
         found.append(compared(f"without {node}", anyhow, rest))
     return found
 
 
 def _degrees(plan: Plan, topology: Topology) -> list[tuple[str, tuple[int, int, int]]]:
-    devices = len(topology.places())
+    devices = len(topology.device_ids())
     wanted = [
         ("1 more stage", plan.pp + 1, plan.tp),
         ("1 stage fewer", plan.pp - 1, plan.tp),
@@ -55,14 +55,14 @@ def _degrees(plan: Plan, topology: Topology) -> list[tuple[str, tuple[int, int, 
     return [(words, (pp, max(1, devices // (pp * tp)), tp)) for words, pp, tp in wanted if pp and tp]
 
 
-def _telling_nodes(plan: Plan, topology: Topology) -> list[str]:
+def _representative_nodes(plan: Plan, topology: Topology) -> list[str]:
     """Of nodes with the same devices the last one, the slowest first."""
     last: dict[tuple[tuple[str, float], ...], str] = {}
     for node in topology.nodes:
         if node.id in plan.nodes:
             last[tuple((device.type, max(device.flops.values(), default=0.0)) for device in node.devices)] = node.id
     by_speed = sorted(last, key=lambda devices: sum(flops for _, flops in devices))
-    return [last[devices] for devices in by_speed][:MOST_NODES] if len(topology.nodes) > 1 else []
+    return [last[devices] for devices in by_speed][:MAX_LEFT_OUT_NODES] if len(topology.nodes) > 1 else []
 
 
 def _compared(change: str, plan: Plan, run: Run, spec: Spec, topology: Topology, objective: Objective) -> Rejected:
@@ -74,5 +74,7 @@ def _compared(change: str, plan: Plan, run: Run, spec: Spec, topology: Topology,
         return Rejected(change=change, reason="nobody predicted the plan")
     before, after = plan.predicted.step_time_s, other.predicted.step_time_s
     delta = after["total"] - before["total"]
-    reason = blame(before, after) if delta > 0 else "no slower; the plan was not chosen by time alone, or by hand"
+    reason = (
+        largest_increase(before, after) if delta > 0 else "no slower; the plan was not chosen by time alone, or by hand"
+    )
     return Rejected(change=change, delta_s=delta, reason=reason)

@@ -8,34 +8,34 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
-from hpctrain.base.errors import HpctrainError, InputError, Refused
+from hpctrain.base.errors import HpctrainError, InputError, RefusedError
 from hpctrain.base.units import format_count
-from hpctrain.planner.bounds.ideal import step_bound
-from hpctrain.planner.cost.memory_options import NO_SAVING, Saving
+from hpctrain.planner.bounds.ideal import ideal_step_s
+from hpctrain.planner.cost.memory_options import DEFAULT_MEMORY_OPTIONS, MemoryOptions
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import workload_of
-from hpctrain.planner.devices.pool import find_fleet
-from hpctrain.planner.layout.degrees import Shape
-from hpctrain.planner.layout.layout import Excess, Layout
-from hpctrain.planner.search.best_first import Found, find_fastest
-from hpctrain.planner.search.by_objective import Winner, choose, other_searches
-from hpctrain.planner.search.codec_choice import Decision, decide, may_gain, searched
-from hpctrain.planner.search.exact import find_exact
+from hpctrain.planner.devices.pool import make_device_pool
+from hpctrain.planner.layout.degrees import ParallelDims
+from hpctrain.planner.layout.layout import Layout, MemoryShortage
+from hpctrain.planner.search.best_first import SearchResult, best_first_search
+from hpctrain.planner.search.by_objective import ChosenPlan, choose, other_searches
+from hpctrain.planner.search.codec_choice import CodecDecision, choose_codec, compression_may_gain, searched
+from hpctrain.planner.search.exact import exhaustive_search
 from hpctrain.planner.search.local_search import refine
 from hpctrain.planner.search.message_codec_choice import choose_messages
-from hpctrain.planner.search.neighbours import describe_excess, describe_shape, rejected_neighbours
-from hpctrain.planner.search.objective import FASTEST, Objective
-from hpctrain.planner.search.option_search import NO_SHARDS, Search
+from hpctrain.planner.search.neighbours import describe_dims, describe_memory_shortage, rejected_neighbours
+from hpctrain.planner.search.objective import FASTEST_STEP, Objective
+from hpctrain.planner.search.option_search import WHY_NO_SHARDING, Search
 from hpctrain.planner.search.paper import solve_as_paper
-from hpctrain.planner.search.seam import at_seam
-from hpctrain.planner.search.state_moves import moves_between, stay_in_place
-from hpctrain.planner.search.warm_start import begin_with, searches_once
+from hpctrain.planner.search.seam import cut_at_seam
+from hpctrain.planner.search.state_moves import minimise_moves, moves_between
+from hpctrain.planner.search.warm_start import uses_one_codec, warm_started
 from hpctrain.planner.simulate.predict import Prediction, predict
 from hpctrain.records.model.imported_spec import Spec
-from hpctrain.records.plan.codec import CodecSpec, keeps_state
+from hpctrain.records.plan.codec import CodecSpec, has_state
 from hpctrain.records.plan.compression import AutoCompression, Messages
 from hpctrain.records.plan.plan import Plan, Predicted, Rejected, Replica, Stage, ZeroLevel
-from hpctrain.records.plan.profile import Profile
+from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
 from hpctrain.schedule.generate import make_schedule
@@ -50,10 +50,10 @@ def make_plan(
     topology: Topology,
     *,
     solver: Solver = "auto",
-    objective: Objective = FASTEST,
+    objective: Objective = FASTEST_STEP,
     provisional: bool = False,
     previous: Plan | None = None,
-    profile: Profile | None = None,
+    profile: CalibrationProfile | None = None,
     neighbours: bool = True,
 ) -> Plan:
     """Choose degrees, layers by stage, devices, micro-batches and schedule, and predict time and memory.
@@ -70,32 +70,32 @@ def make_plan(
         neighbours: say of plans that are nearly the same why they were not taken, where time is the objective.
 
     Raises:
-        Refused: the model cannot fit, no or too few devices are usable, or no plan keeps the constraints.
+        RefusedError: the model cannot fit, no or too few devices are usable, or no plan keeps the constraints.
         InputError: the run file asks for what cannot be, or the topology or the objective lacks a figure.
     """
     _check_previous(previous, spec)
     work, dropped = workload_of(run, spec)
     if objective.usable is not None:
         work = replace(work, usable=objective.usable)
-    fleet = find_fleet(run, topology, profile)
-    work = replace(work, framework=fleet.framework)
-    search = Search(work, fleet, CostModel(work, fleet.links, fleet.constants))
-    shapes = search.shapes()
-    if not shapes:
-        raise _no_shape(search)
+    pool = make_device_pool(run, topology, profile)
+    work = replace(work, framework=pool.framework)
+    search = Search(work, pool, CostModel(work, pool.links, pool.constants))
+    candidate_dims = search.candidate_dims()
+    if not candidate_dims:
+        raise _no_feasible_dims(search)
     if previous is not None and solver == "auto":
-        search = begin_with(previous, search, shapes, run if objective.only_time else None)
-    bound_s = step_bound(fleet, work)
+        search = warm_started(previous, search, candidate_dims, run if objective.only_time else None)
+    bound_s = ideal_step_s(pool, work)
     if solver == "paper":
         best, rejected, notes = _as_paper(search)
         decision, by_codec = _decision(run, search.cost, best), work.codec
     else:
-        find = partial(_search, find=find_exact if solver == "exact" else find_fastest)
+        find = partial(_search, find=exhaustive_search if solver == "exact" else best_first_search)
         if objective.only_time:
-            winner, decision = _fastest(run, search, shapes, find)
+            winner, decision = _fastest(run, search, candidate_dims, find)
             rejected = [
                 *winner.rejected,
-                *(rejected_neighbours(winner.search, winner.best, shapes) if neighbours else []),
+                *(rejected_neighbours(winner.search, winner.best, candidate_dims) if neighbours else []),
             ]
         else:
             searches = [search, *other_searches(objective, run, topology, search)]
@@ -103,10 +103,12 @@ def make_plan(
             rejected, decision = winner.rejected, _decision(run, winner.search.cost, winner.best)
         best, notes, bound_s, by_codec = winner.best, winner.notes, winner.bound_s, winner.search.work.codec
     best, spec_of_sums = decision.prediction, decision.spec
-    cost = search.cost.with_work(replace(work, saving=best.layout.saving, codec=spec_of_sums.codec))
+    cost = search.cost.with_work(replace(work, memory_options=best.layout.memory_options, codec=spec_of_sums.codec))
     if previous is not None:
         # Before ways of sending are chosen, as they are for the stages of one layout.
-        best = stay_in_place(cost, best, previous, () if search.start is None else search.start.kept)
+        best = minimise_moves(
+            cost, best, previous, () if search.warm_start is None else search.warm_start.reused_layouts
+        )
     by_codec_s = bool(spec_of_sums.compared)
     unsearched = isinstance(run.compression, AutoCompression) and not (spec_of_sums.exact and by_codec == work.codec)
     if run.compression.messages == "auto":
@@ -116,14 +118,14 @@ def make_plan(
         unsearched |= any(messages != "none" for messages in choice.messages)
         if choice.reason is not None:
             notes, by_codec_s = [*notes, choice.reason], True
-    best = at_seam(cost, best)
+    best = cut_at_seam(cost, best)
     if unsearched:
-        bound_s = step_bound(fleet, work)  # the search's own is for the ways that it went by
+        bound_s = ideal_step_s(pool, work)  # the search's own is for the ways that it went by
     if by_codec_s and any(unit.codec_s is None for unit in best.layout.units()):
         notes.append("What compression takes was not measured on some devices; typical values stand in.")
-    idle = len(fleet.workers) - len(best.layout.units()) * best.layout.tp
+    idle = len(pool.devices) - len(best.layout.units()) * best.layout.tp
     if idle:
-        notes.append(f"{idle} of {len(fleet.workers)} usable devices stay idle.")
+        notes.append(f"{idle} of {len(pool.devices)} usable devices stay idle.")
     plan = _plan(
         best,
         cost,
@@ -135,7 +137,7 @@ def make_plan(
         profile=profile,
         predicted=Predicted(step_time_s=best.terms, memory_bytes=best.layout.memory(cost.memory), bound_s=bound_s),
         rejected=rejected,
-        notes=[*fleet.notes, *dropped, *notes],
+        notes=[*pool.notes, *dropped, *notes],
     )
     check_runnable(plan, run)
     return plan if previous is None else _with_moves(plan, previous)
@@ -148,32 +150,35 @@ def _check_previous(previous: Plan | None, spec: Spec) -> None:
         )
 
 
-def _decision(run: Run, cost: CostModel, best: Prediction) -> Decision:
+def _decision(run: Run, cost: CostModel, best: Prediction) -> CodecDecision:
     """How the gradients of a layout are summed: as the run file says, or as is best for it."""
-    cost = cost.with_work(replace(cost.work, saving=best.layout.saving))
+    cost = cost.with_work(replace(cost.work, memory_options=best.layout.memory_options))
     if isinstance(run.compression, AutoCompression):
-        return decide(cost, best.layout, run.steps, run.compression.lossy)
-    return Decision(CodecSpec(codec=cost.work.codec), best, best.total)
+        return choose_codec(cost, best.layout, run.steps, run.compression.lossy)
+    return CodecDecision(CodecSpec(codec=cost.work.codec), best, best.total)
 
 
 def _fastest(
-    run: Run, search: Search, shapes: list[Shape], find: Callable[[Search, list[Shape]], Winner]
-) -> tuple[Winner, Decision]:
+    run: Run,
+    search: Search,
+    candidate_dims: list[ParallelDims],
+    find: Callable[[Search, list[ParallelDims]], ChosenPlan],
+) -> tuple[ChosenPlan, CodecDecision]:
     """The fastest plan and how it sums its gradients.
 
     With mode auto, where exact sums keep devices waiting or idle, plans are also searched as if gradients were summed
     in the fewest bytes that may be: the fastest placement for many bytes may be one without replicas.
     """
-    winner = find(search, shapes)
+    winner = find(search, candidate_dims)
     decision = _decision(run, search.cost, winner.best)
-    if search.start is not None and searches_once(search):
+    if search.warm_start is not None and uses_one_codec(search):
         return winner, decision
-    idle = len(winner.best.layout.units()) * winner.best.layout.tp < len(search.fleet.workers)
-    if not isinstance(run.compression, AutoCompression) or not (idle or may_gain(winner.best)):
+    idle = len(winner.best.layout.units()) * winner.best.layout.tp < len(search.pool.devices)
+    if not isinstance(run.compression, AutoCompression) or not (idle or compression_may_gain(winner.best)):
         return winner, decision
     for codec, worth in searched(run.steps, run.compression.lossy):
         try:
-            other = find(search.summing(codec), shapes)
+            other = find(search.with_codec(codec), candidate_dims)
         except HpctrainError:
             continue  # what is kept of gradients does not fit anywhere
         compressed = _decision(run, search.cost, other.best)
@@ -192,102 +197,104 @@ def _with_moves(plan: Plan, previous: Plan) -> Plan:
 
 
 def _as_paper(search: Search) -> tuple[Prediction, list[Rejected], list[str]]:
-    choice = solve_as_paper(search.cost, search.fleet, search.work)
-    if not search.can_shard(choice.prediction.layout.cells):
-        raise InputError(f"parallel: {NO_SHARDS}")
+    choice = solve_as_paper(search.cost, search.pool, search.work)
+    if not search.can_shard(choice.prediction.layout.placement):
+        raise InputError(f"parallel: {WHY_NO_SHARDING}")
     return choice.prediction, [], list(choice.notes)
 
 
-def _search(plain: Search, shapes: list[Shape], find: Callable[[Search, list[Shape]], Found]) -> Winner:
+def _search(
+    plain: Search, candidate_dims: list[ParallelDims], find: Callable[[Search, list[ParallelDims]], SearchResult]
+) -> ChosenPlan:
     """The fastest plan, one that saves memory where nothing fits without.
 
     Raises:
-        Refused: not even that fits.
+        RefusedError: not even that fits.
     """
-    found = find(plain, shapes)
+    found = find(plain, candidate_dims)
     if found.best is None:
         least = plain
         if plain.work.fixed is None:
-            levels: tuple[ZeroLevel, ...] = get_args(ZeroLevel)[::-1] if plain.work.sums_into_parts else (0,)
-            frugal = (plain.saving(Saving(zero=zero, recompute="full")) for zero in levels)
-            least = next((search for search in frugal if search.shapes()), plain)
-        raise _nothing_fits(least, least.shapes())
+            levels: tuple[ZeroLevel, ...] = get_args(ZeroLevel)[::-1] if plain.work.may_shard_gradients else (0,)
+            frugal = (plain.with_memory_options(MemoryOptions(zero=zero, recompute="full")) for zero in levels)
+            least = next((search for search in frugal if search.candidate_dims()), plain)
+        raise _nothing_fits(least, least.candidate_dims())
     search = found.search
     notes: list[str] = []
     rejected: list[Rejected] = []
     if search is not plain:
-        notes.append(f"Chosen to save memory: {found.best.layout.saving}.")
-        rejected.append(_why_saving(plain, found.best.layout))
+        notes.append(f"Chosen to save memory: {found.best.layout.memory_options}.")
+        rejected.append(_why_memory_options(plain, found.best.layout))
     if not search.complete:
         notes.append("There were too many orders of devices to try all; the likely ones were tried.")
     if not found.ended:
         notes.append("Options that could be faster by the bound were left when many others had not been.")
     best = predict(search.cost, refine(search.cost, found.best, search.can_shard).layout, whole=True)
-    return Winner(search, best, rejected, notes, min(found.bound_s, best.total))
+    return ChosenPlan(search, best, rejected, notes, min(found.bound_s, best.total))
 
 
-def _why_saving(plain: Search, layout: Layout) -> Rejected:
+def _why_memory_options(plain: Search, layout: Layout) -> Rejected:
     """The same degrees without saving anything."""
-    lack = plain.shortage_at(layout.cells, layout.order, layout.micro_batch)
-    reason = "no placement of it fits" if lack is None else describe_excess(lack)
-    return Rejected(change="zero 0 and recompute none", reason=f"with {describe_shape(layout.shape)}, {reason}")
+    lack = plain.shortage_at(layout.placement, layout.schedule_spec, layout.micro_batch)
+    reason = "no placement of it fits" if lack is None else describe_memory_shortage(lack)
+    return Rejected(change="zero 0 and recompute none", reason=f"with {describe_dims(layout.dims)}, {reason}")
 
 
-def _no_shape(search: Search) -> HpctrainError:
+def _no_feasible_dims(search: Search) -> HpctrainError:
     """Degrees given by hand that cannot be: too many for the devices (refused), or not for this model (input)."""
-    shape, reason = next(iter(search.impossible.items()))
-    text = f"parallel: found {describe_shape(shape)}; {reason}"
-    devices = len(search.fleet.workers)
-    pp, dp, tp = shape
+    dims, reason = next(iter(search.impossible.items()))
+    text = f"parallel: found {describe_dims(dims)}; {reason}"
+    devices = len(search.pool.devices)
+    pp, dp, tp = dims
     if pp * dp * tp > devices:
-        return Refused(f"{text}; lower a degree or add nodes")
+        return RefusedError(f"{text}; lower a degree or add nodes")
     return InputError(f"{text}; lower a degree, or use parallel.mode auto")
 
 
-def _nothing_fits(search: Search, shapes: list[Shape]) -> HpctrainError:
+def _nothing_fits(search: Search, candidate_dims: list[ParallelDims]) -> HpctrainError:
     work = search.work
-    lack = _nearest(search, shapes)
-    if lack == NO_SHARDS:
+    lack = _nearest(search, candidate_dims)
+    if lack == WHY_NO_SHARDING:
         return InputError(f"parallel: {lack}")
     if isinstance(lack, str):
         return InputError(f"parallel: {lack}; change batch.global, a degree, parallel.micro_batch or parallel.schedule")
-    shape, excess = lack
-    how = f" and {work.saving}" if work.saving != NO_SAVING else ""
-    return Refused(
-        f"the model ({format_count(work.spec.parameters())} parameters) cannot fit: with {describe_shape(shape)}{how}, "
-        f"the nearest to fitting, {describe_excess(excess)}; use more or larger devices, a smaller model or "
+    dims, excess = lack
+    how = f" and {work.memory_options}" if work.memory_options != DEFAULT_MEMORY_OPTIONS else ""
+    return RefusedError(
+        f"the model ({format_count(work.spec.parameters())} parameters) cannot fit: with {describe_dims(dims)}{how}, "
+        f"the nearest to fitting, {describe_memory_shortage(excess)}; use more or larger devices, a smaller model or "
         "data.seq_len"
-        + (", or compression.mode bf16, which keeps nothing" if keeps_state(work.codec) else "")
+        + (", or compression.mode bf16, which keeps nothing" if has_state(work.codec) else "")
         + (", or parallel.mode auto" if work.fixed is not None else "")
     )
 
 
-def _nearest(search: Search, shapes: list[Shape]) -> tuple[Shape, Excess] | str:
+def _nearest(search: Search, candidate_dims: list[ParallelDims]) -> tuple[ParallelDims, MemoryShortage] | str:
     """The shape that lacks the least memory; a sentence where no shape has a layout."""
-    lacks = [(shape, search.shortage(shape)) for shape in shapes]
-    short = [(shape, lack) for shape, lack in lacks if isinstance(lack, Excess)]
+    lacks = [(dims, search.shortage(dims)) for dims in candidate_dims]
+    short = [(dims, lack) for dims, lack in lacks if isinstance(lack, MemoryShortage)]
     if short:
         return min(short, key=lambda item: (item[1].ratio, item[0]))
     return next(lack for _, lack in lacks if isinstance(lack, str))
 
 
 def _plan(best: Prediction, cost: CostModel, **known: object) -> Plan:
-    layout, saving = best.layout, best.layout.saving
+    layout, memory_options = best.layout, best.layout.memory_options
     edges = [0, *accumulate(layout.blocks)]
     values = {
         "pp": layout.pp,
         "dp": layout.dp,
         "tp": layout.tp,
-        "zero": saving.zero,
+        "zero": memory_options.zero,
         "shard": layout.shards if 1 < layout.shards < layout.dp else None,
-        "sequence_parallel": saving.sequence_parallel,
+        "sequence_parallel": memory_options.sequence_parallel,
         "schedule": layout.schedule,
         "stages": [
-            Stage(layers=edge, recompute=saving.recompute, messages=_messages(cost, layout, stage))
+            Stage(layers=edge, recompute=memory_options.recompute, messages=_messages(cost, layout, stage))
             for stage, edge in enumerate(pairwise(edges))
         ],
         "replicas": [_replica(layout, replica) for replica in range(layout.dp)],
-        "ranks": [place for rank in range(layout.pp) for row in layout.cells for place in row[rank].places],
+        "ranks": [place for rank in range(layout.pp) for row in layout.placement for place in row[rank].device_ids],
         "actions": {replica: _actions(layout, replica) for replica in range(layout.dp)},
     }
     return Plan.model_validate(values | known)
@@ -307,7 +314,7 @@ def _replica(layout: Layout, replica: int) -> Replica:
         rows=layout.micro_batch * count,
         micro_batch=layout.micro_batch,
         micro_batches=count,
-        devices=[list(layout.unit(replica, stage).places) for stage in range(len(layout.blocks))],
+        devices=[list(layout.unit(replica, stage).device_ids) for stage in range(len(layout.blocks))],
     )
 
 

@@ -11,16 +11,16 @@ from hpctrain.base.clock import Clock
 from hpctrain.base.errors import FileError
 from hpctrain.base.owned import open_owned
 from hpctrain.records.format.document import Document
-from hpctrain.records.format.jsonl import object_in
+from hpctrain.records.format.jsonl import parse_json_line
 from hpctrain.records.history.event import Event
 from hpctrain.records.history.metric import MetricRow
 
 POLL_S = 0.2
 
-Row = TypeVar("Row", bound=Document)
+RecordT = TypeVar("RecordT", bound=Document)
 
 
-class Tail:
+class FileTail:
     """The whole lines that were appended to a file since the last look; a line still being written waits."""
 
     def __init__(self, path: Path) -> None:
@@ -42,7 +42,7 @@ class Tail:
             return []
         self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        return [value for line in lines if (value := object_in(line)) is not None]
+        return [value for line in lines if (value := parse_json_line(line)) is not None]
 
 
 def follow(
@@ -55,7 +55,7 @@ def follow(
 
     A line that this version cannot read is left out: a view must not stop the run that it shows.
     """
-    events, metrics = Tail(folder / "events.jsonl"), Tail(folder / "metrics.jsonl")
+    events, metrics = FileTail(folder / "events.jsonl"), FileTail(folder / "metrics.jsonl")
     over = False
     while not over:
         over = until()
@@ -65,7 +65,7 @@ def follow(
             clock.sleep(poll_s)
 
 
-def rows_of(kind: type[Row], values: list[Any]) -> Iterator[Row]:
+def rows_of(kind: type[RecordT], values: list[Any]) -> Iterator[RecordT]:
     """The records among the values; what this version cannot read is left out."""
     for value in values:
         try:

@@ -12,19 +12,19 @@ from typing import TypeVar
 from hpctrain.base.errors import FileError
 from hpctrain.base.owned import read_owned
 from hpctrain.records.history.event import Event, read_events
-from hpctrain.records.history.metric import MetricRow, RankPlacement, effective, read_metrics
+from hpctrain.records.history.metric import MetricRow, RankPlacement, last_row_of_each_step, read_metrics
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.records.topology.topology import Topology
 from hpctrain.report.history import (
-    Recovery,
+    FaultRecovery,
     lost_steps,
     recoveries,
     robustness,
     steady_step_time,
     steady_tokens_per_s,
 )
-from hpctrain.report.status import Status, decide_status, lock_held
+from hpctrain.report.status import RunStatus, decide_status, lock_held
 
 _PLAN = re.compile(r"^plan(?:-(\d+))?\.json$")
 
@@ -84,10 +84,10 @@ class RunView:
     run: Run
     run_text: str
     """run.yaml as it stands in the folder."""
-    status: Status
+    status: RunStatus
     headline: Headline
     events: list[Event]
-    recoveries: list[Recovery]
+    recoveries: list[FaultRecovery]
     rows: list[MetricRow]
     """Every line of metrics.jsonl, steps that were done again included."""
     history: list[MetricRow]
@@ -104,7 +104,7 @@ class RunView:
         return min(times, default=None)
 
 
-def gather(folder: Path, now: float) -> RunView:
+def read_run_view(folder: Path, now: float) -> RunView:
     """Read a run folder, of a finished run or of one in progress.
 
     Args:
@@ -128,7 +128,7 @@ def gather(folder: Path, now: float) -> RunView:
         events=events,
         recoveries=recoveries(events),
         rows=rows,
-        history=effective(rows),
+        history=last_row_of_each_step(rows),
         topology=_topology(folder, damaged),
         plans=_plans(folder, events, rows, damaged),
         damaged=damaged,
@@ -139,7 +139,7 @@ def _headline(events: list[Event], rows: list[MetricRow]) -> Headline:
     times = [event.time_s for event in events] + [row.time_s for row in rows]
     times += [row.time_s - row.step_time_s for row in rows[:1]]
     return Headline(
-        tokens=sum(row.tokens for row in effective(rows)),
+        tokens=sum(row.tokens for row in last_row_of_each_step(rows)),
         tokens_per_s=steady_tokens_per_s(rows),
         step_time_s=steady_step_time(rows),
         elapsed_s=max(times) - min(times) if times else None,

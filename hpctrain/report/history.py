@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpctrain.records.history.event import Event
-from hpctrain.records.history.metric import MetricRow, effective
+from hpctrain.records.history.metric import MetricRow, last_row_of_each_step
 
 FAULTS = ("worker_died", "worker_hung", "node_lost")
 """Events after which a generation ends."""
@@ -17,7 +17,7 @@ ROBUSTNESS_STEPS = 1000
 
 
 @dataclass(frozen=True)
-class Recovery:
+class FaultRecovery:
     """One fault, or several at once, and the way back to training."""
 
     faults: tuple[Event, ...]
@@ -49,12 +49,12 @@ def restored_step(start: Event) -> int:
     return int(number[1]) if number else 0
 
 
-def recoveries(events: Sequence[Event]) -> list[Recovery]:
+def recoveries(events: Sequence[Event]) -> list[FaultRecovery]:
     """Every fault with its recovery, in order; the last one may still be open.
 
     A second fault before training goes on belongs to the same recovery.
     """
-    found: list[Recovery] = []
+    found: list[FaultRecovery] = []
     faults: list[Event] = []
     start: Event | None = None
     for event in events:
@@ -71,14 +71,14 @@ def recoveries(events: Sequence[Event]) -> list[Recovery]:
     return found
 
 
-def _opened(faults: Sequence[Event], start: Event | None) -> Recovery:
+def _opened(faults: Sequence[Event], start: Event | None) -> FaultRecovery:
     if start is None:
-        return Recovery(tuple(faults))
-    return Recovery(tuple(faults), start.generation, restored_step(start), reason=start.reason)
+        return FaultRecovery(tuple(faults))
+    return FaultRecovery(tuple(faults), start.generation, restored_step(start), reason=start.reason)
 
 
-def _closed(faults: Sequence[Event], start: Event | None, end: Event) -> Recovery:
-    return Recovery(
+def _closed(faults: Sequence[Event], start: Event | None, end: Event) -> FaultRecovery:
+    return FaultRecovery(
         tuple(faults),
         end.generation,
         restored_step(start) if start else None,
@@ -99,7 +99,7 @@ def robustness(rows: Sequence[MetricRow]) -> tuple[float, int] | None:
 
     1 − std(T_step) / mean(T_step) over the last 1,000 steps (section 4.1, metric 4); the population's deviation.
     """
-    times = [row.step_time_s for row in effective(list(rows))][-ROBUSTNESS_STEPS:]
+    times = [row.step_time_s for row in last_row_of_each_step(list(rows))][-ROBUSTNESS_STEPS:]
     if len(times) < 2:
         return None
     return 1.0 - statistics.pstdev(times) / statistics.fmean(times), len(times)

@@ -6,13 +6,13 @@ from collections import deque
 from pathlib import Path
 
 from hpctrain.base.errors import FileError
-from hpctrain.records.format.jsonl import read_lines
+from hpctrain.records.format.jsonl import read_jsonl
 from hpctrain.records.history.attempt import ATTEMPTS_FILE
 from hpctrain.records.history.event import Event
 from hpctrain.records.history.metric import MetricRow
 from hpctrain.records.run.run import Run, run_of
-from hpctrain.report.follow import Tail, rows_of
-from hpctrain.report.status import Status, decide_status, lock_held
+from hpctrain.report.follow import FileTail, rows_of
+from hpctrain.report.status import RunStatus, decide_status, lock_held
 
 ROWS = 2000
 """Steps that are kept in memory; a view needs the last ones."""
@@ -32,7 +32,7 @@ class LiveRun:
         self.rows: deque[MetricRow] = deque(maxlen=ROWS)
         self.held = False
         """Whether a process held the folder at the last look."""
-        self._tails = Tail(folder / "events.jsonl"), Tail(folder / "metrics.jsonl")
+        self._tails = FileTail(folder / "events.jsonl"), FileTail(folder / "metrics.jsonl")
 
     def read(self) -> list[Event | MetricRow]:
         """What was written since the last look, in the order of time."""
@@ -51,11 +51,11 @@ class LiveRun:
         except FileError:
             return  # a view goes on with what it has
 
-    def status(self, now: float) -> Status:
+    def status(self, now: float) -> RunStatus:
         """The status as the files tell it; steps done twice are counted among the rows in memory alone.
 
         Args:
             now: wall clock, seconds since 1970.
         """
-        attempts = read_lines(self.folder / ATTEMPTS_FILE)
+        attempts = read_jsonl(self.folder / ATTEMPTS_FILE)
         return decide_status(self.run, self.events, list(self.rows), now, self.held, attempts)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.records.format.jsonl import read_lines
+from hpctrain.records.format.jsonl import read_jsonl
 from hpctrain.records.history.event import Event, read_events
 from hpctrain.records.plan.plan import Plan
 from hpctrain.report.log_lines import LogFile
@@ -45,7 +45,7 @@ def _source(path: Path, logs: Path) -> str:
 
 
 def _jobs(folder: Path, attempt: int) -> set[str]:
-    lines = read_lines(folder / "attempts.jsonl")
+    lines = read_jsonl(folder / "attempts.jsonl")
     return {str(line.get("job_id")) for line in lines if line.get("attempt") == attempt}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.owned import open_owned
-from hpctrain.base.stamp import read_stamp
+from hpctrain.base.stamp import parse_timestamp
 
 BLOCK_BYTES = 32 * 1024
 """Read at once. A longer line counts as several: a file without line breaks must not fill the memory."""
@@ -72,7 +72,7 @@ class LogReader:
                 return
             whole = block[:used] if used else block
             lines = whole.removesuffix(b"\n").split(b"\n")
-            stamped = [read_stamp(line) for line in lines]
+            stamped = [parse_timestamp(line) for line in lines]
             times = self._times([found[0] if found is not None else None for found in stamped])
             self._offset += len(whole)
             for line, found, time_s in zip(lines, stamped, times, strict=True):
@@ -183,7 +183,7 @@ def _stamp_near(path: Path, offset: int) -> float | None:
 
 
 def _stamps(block: bytes) -> list[float]:
-    return [found[0] for line in block.split(b"\n") if (found := read_stamp(line)) is not None]
+    return [found[0] for line in block.split(b"\n") if (found := parse_timestamp(line)) is not None]
 
 
 def _block(path: Path, offset: int) -> bytes:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hpctrain.report.status import State, Status
-from hpctrain.slurm.job import JobInfo, needs_action, pending_words
+from hpctrain.report.status import RunStatus, State
+from hpctrain.slurm.job import JobInfo, needs_action, pending_job_text
 
 HORIZON_S = 300 * 86400.0
 """An estimate beyond this tells nothing: behind a job without a time limit, Slurm counts on its end in a year."""
 
 
-def with_job(status: Status, job: JobInfo | None, now: float, cancelled: bool = False) -> Status:
+def with_job(status: RunStatus, job: JobInfo | None, now: float, cancelled: bool = False) -> RunStatus:
     """The status as the job's state completes it.
 
     Args:
@@ -33,7 +33,7 @@ def with_job(status: Status, job: JobInfo | None, now: float, cancelled: bool = 
         return replace(
             status,
             state=state,
-            reason=f"job {job.job_id}: {pending_words(job, now)}",
+            reason=f"job {job.job_id}: {pending_job_text(job, now)}",
             expected_start_s=_expected_start(job, now),
             needs_action=needs_action(job) or None,
         )
@@ -58,22 +58,22 @@ def _expected_start(job: JobInfo, now: float) -> float | None:
     return job.start_s
 
 
-def with_controller_away(status: Status, why: str) -> Status:
+def with_controller_unreachable(status: RunStatus, why: str) -> RunStatus:
     """The status from the run's files alone, and that the controller does not answer."""
     return replace(status, reason=f"{status.reason}; the Slurm controller does not answer ({why})")
 
 
-def with_slurm_unknown(status: Status, why: str) -> Status:
+def with_slurm_unknown(status: RunStatus, why: str) -> RunStatus:
     """The status from the run's files alone, and why Slurm could not be asked for its job."""
     return replace(status, reason=f"{status.reason}; Slurm was not asked: {why}")
 
 
-def with_job_elsewhere(status: Status, job_id: str, cluster: str) -> Status:
+def with_job_elsewhere(status: RunStatus, job_id: str, cluster: str) -> RunStatus:
     """The status from the run's files alone, and where its job is."""
     return replace(status, reason=f"{status.reason}; its job {job_id} is on cluster {cluster}")
 
 
-def _forgotten(status: Status) -> Status:
+def _forgotten(status: RunStatus) -> RunStatus:
     if status.state in ("running", "starting", "recovering", "queued", "requeued", "unknown"):
         return replace(status, state="failed", reason=f"Slurm knows the job no more; last: {status.reason}")
     return status

@@ -16,8 +16,8 @@ from hpctrain.base.units import format_seconds
 from hpctrain.report import charts, tables
 from hpctrain.report.charts import Chart
 from hpctrain.report.fabric import fabric_charts
-from hpctrain.report.gather import RunView, gather
-from hpctrain.report.words import describe
+from hpctrain.report.gather import RunView, read_run_view
+from hpctrain.report.words import describe_event
 
 
 def write_report(folder: Path, target: Path, now: float) -> None:
@@ -32,7 +32,7 @@ def write_report(folder: Path, target: Path, now: float) -> None:
         StorageError: the target cannot be written.
     """
     script = plotly_script()
-    write_text(target, render(gather(folder, now), script))
+    write_text(target, render(read_run_view(folder, now), script))
 
 
 def plotly_script() -> str:
@@ -67,22 +67,22 @@ def render(view: RunView, script: str) -> str:
     return environment.get_template("report.html.j2").render(
         view=view,
         version=__version__,
-        describe=describe,
+        describe_event=describe_event,
         headline=tables.headline(view),
         timeline=tables.timeline(view),
         plans=[tables.plan_table(use) for use in view.plans],
         devices=tables.devices(view.topology) if view.topology else [],
-        loss_charts=_drawn(view, charts.loss_chart),
-        speed_charts=_drawn(view, charts.throughput_chart, charts.step_time_chart),
-        stage_charts=_drawn(view, charts.stage_chart, charts.bubble_chart),
-        bytes_charts=_drawn(view, charts.bytes_chart),
-        wall_charts=_drawn(view, charts.wall_chart),
+        loss_charts=_charts(view, charts.loss_chart),
+        speed_charts=_charts(view, charts.throughput_chart, charts.step_time_chart),
+        stage_charts=_charts(view, charts.stage_chart, charts.bubble_chart),
+        bytes_charts=_charts(view, charts.bytes_chart),
+        wall_charts=_charts(view, charts.wall_chart),
         fabric_charts=fabric_charts(view.topology) if view.topology else [],
         plotly=script,
     )
 
 
-def _drawn(view: RunView, *make: Callable[[RunView], Chart | None]) -> Sequence[Chart]:
+def _charts(view: RunView, *make: Callable[[RunView], Chart | None]) -> Sequence[Chart]:
     """The charts that have something to show; none before the first step."""
     if not view.rows:
         return []

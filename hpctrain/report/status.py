@@ -12,15 +12,15 @@ from typing import Any, Literal
 from hpctrain.base.owned import open_owned
 from hpctrain.base.room import free_bytes
 from hpctrain.base.units import format_seconds
-from hpctrain.records.format.jsonl import read_lines
-from hpctrain.records.history.attempt import ATTEMPTS_FILE, last_end
+from hpctrain.records.format.jsonl import read_jsonl
+from hpctrain.records.history.attempt import ATTEMPTS_FILE, last_end_text
 from hpctrain.records.history.event import Event, read_events
-from hpctrain.records.history.metric import MetricRow, effective, read_metrics
+from hpctrain.records.history.metric import MetricRow, last_row_of_each_step, read_metrics
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.report.disk import disk_warning
 from hpctrain.report.history import FAULTS, lost_steps, recoveries, restored_step, steady_step_time
 from hpctrain.report.validation import HELD_OUT, losses_by_set
-from hpctrain.report.words import describe
+from hpctrain.report.words import describe_event
 
 State = Literal["queued", "starting", "running", "recovering", "requeued", "done", "failed", "cancelled", "unknown"]
 
@@ -32,7 +32,7 @@ _PAUSED = ("preempted", "time_limit")
 
 
 @dataclass(frozen=True)
-class Status:
+class RunStatus:
     """How a run is doing. A value that is not known yet is None, and absent in the machine form."""
 
     state: State
@@ -92,7 +92,7 @@ class Status:
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
-def read_status(folder: Path, now: float) -> Status:
+def read_status(folder: Path, now: float) -> RunStatus:
     """The status of the run in `folder`.
 
     Args:
@@ -106,7 +106,7 @@ def read_status(folder: Path, now: float) -> Status:
     # The lock is looked at first: a run that ends in between has then written how it ended.
     events = read_events(folder / "events.jsonl")
     metrics = read_metrics(folder / "metrics.jsonl")
-    return decide_status(run, events, metrics, now, held, read_lines(folder / ATTEMPTS_FILE), _free_bytes(folder))
+    return decide_status(run, events, metrics, now, held, read_jsonl(folder / ATTEMPTS_FILE), _free_bytes(folder))
 
 
 def _free_bytes(folder: Path) -> int | None:
@@ -135,14 +135,14 @@ def lock_held(folder: Path) -> bool:
 def decide_status(
     run: Run, events: Sequence[Event], metrics: Sequence[MetricRow], now: float, lock_held: bool,
     attempts: Sequence[Mapping[str, Any]] = (), free: int | None = None,
-) -> Status:  # fmt: skip
+) -> RunStatus:  # fmt: skip
     """The status, from what was written, the present wall clock `now` and whether a process holds the folder.
 
     Args:
         attempts: lines of the run's ledger.
         free: bytes that are free on its file system, where that is known.
     """
-    rows = effective(list(metrics))
+    rows = last_row_of_each_step(list(metrics))
     # The last line, not the highest step: after a fault the run is at the step that it goes on from.
     row = metrics[-1] if metrics else None
     age = _age(events, metrics, now)
@@ -150,7 +150,7 @@ def decide_status(
     pace = steady_step_time(rows[-50:])
     start = _newest(events, "generation_started")
     validated = next((item for item in reversed(rows) if losses_by_set(item)), None)
-    return Status(
+    return RunStatus(
         state=state,
         reason=reason,
         name=run.name,
@@ -169,7 +169,7 @@ def decide_status(
         eta_s=pace * (run.steps - row.step) if pace and row and state == "running" else None,
         weights_sha256=_weights(events) if state == "done" else None,
         last_sign_s=age,
-        last_end=last_end(attempts) if state != "done" else None,
+        last_end=last_end_text(attempts) if state != "done" else None,
         warning=None if state in ("done", "cancelled") else disk_warning(events, free),
     )
 
@@ -214,7 +214,7 @@ def _decide(
     ended = _end(events)
     if ended is not None and ended.kind == "finished":
         if ended.data.get("step", run.steps) >= run.steps:
-            return "done", describe(ended)
+            return "done", describe_event(ended)
         return _decide_extended(run, held)
     if ended is not None:
         return ("cancelled" if ended.data.get("cancelled") else "failed"), ended.reason
@@ -223,7 +223,7 @@ def _decide(
         return _decide_alive(events, metrics)
     if paused is not None:
         if run.cluster.kind == "slurm":
-            return "requeued", describe(paused)
+            return "requeued", describe_event(paused)
         return "cancelled", f"{paused.reason.rstrip('.')}; `hpctrain train --resume` goes on with it"
     if not events and not metrics:
         return _decide_untouched(run)
@@ -275,12 +275,12 @@ def _decide_alive(events: list[Event], metrics: list[MetricRow]) -> tuple[State,
     row = metrics[-1] if metrics else None
     if _fault_pending(events):
         newest = _newest(events, *FAULTS, "generation_started", "replanned")
-        return "recovering", describe(newest or events[-1])
+        return "recovering", describe_event(newest or events[-1])
     if starts and row is not None and row.generation >= starts[-1].generation:
         return "running", f"step {row.step} done in {format_seconds(row.step_time_s)}"
     if len(starts) > 1:
-        return "recovering", describe(starts[-1])
-    return "starting", describe(events[-1]) if events else "the run's process is there, nothing was written yet"
+        return "recovering", describe_event(starts[-1])
+    return "starting", describe_event(events[-1]) if events else "the run's process is there, nothing was written yet"
 
 
 def _fault_pending(events: list[Event]) -> bool:

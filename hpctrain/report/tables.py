@@ -11,13 +11,13 @@ from hpctrain.records.topology.topology import Device, Topology
 from hpctrain.report.gather import PlanUse, RunView
 from hpctrain.report.history import FAULTS
 from hpctrain.report.validation import loss_words
-from hpctrain.report.words import describe
+from hpctrain.report.words import describe_event
 
 ABSENT = "–"
 
 
 @dataclass(frozen=True)
-class Figure:
+class HeadlineFigure:
     """One number at the top: what it is, its value, and a remark."""
 
     name: str
@@ -26,7 +26,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Moment:
+class TimelineEntry:
     """One line of the timeline."""
 
     at: str
@@ -75,27 +75,29 @@ class PlanTable:
     notes: list[str]
 
 
-def headline(view: RunView) -> list[Figure]:
+def headline(view: RunView) -> list[HeadlineFigure]:
     """The figures at the top of the page."""
     status, top = view.status, view.headline
     steady = "median, without first steps"
     figures = [
-        Figure("Steps", f"{status.step} of {status.steps}", _left(view)),
-        Figure("Loss", _number(status.loss), ", ".join(loss_words(status.valid_losses))),
-        Figure("Throughput", f"{format_count(top.tokens_per_s)} tokens/s" if top.tokens_per_s else ABSENT, steady),
-        Figure("Step time", _seconds(top.step_time_s), steady),
-        Figure("Time", _seconds(top.elapsed_s), "from the first line written to the last"),
-        Figure("Tokens", format_count(top.tokens), "in the steps that count"),
-        Figure("Recoveries", str(status.recoveries), _recovery_times(view)),
-        Figure("Lost steps", str(top.lost_steps), "done twice because of a fault"),
+        HeadlineFigure("Steps", f"{status.step} of {status.steps}", _left(view)),
+        HeadlineFigure("Loss", _number(status.loss), ", ".join(loss_words(status.valid_losses))),
+        HeadlineFigure(
+            "Throughput", f"{format_count(top.tokens_per_s)} tokens/s" if top.tokens_per_s else ABSENT, steady
+        ),
+        HeadlineFigure("Step time", _seconds(top.step_time_s), steady),
+        HeadlineFigure("Time", _seconds(top.elapsed_s), "from the first line written to the last"),
+        HeadlineFigure("Tokens", format_count(top.tokens), "in the steps that count"),
+        HeadlineFigure("Recoveries", str(status.recoveries), _recovery_times(view)),
+        HeadlineFigure("Lost steps", str(top.lost_steps), "done twice because of a fault"),
     ]
     if top.robustness is not None:
         score, steps = top.robustness
-        figures.append(Figure("Robustness", f"{score:.3f}", f"1 − std/mean of step time, last {steps} steps"))
+        figures.append(HeadlineFigure("Robustness", f"{score:.3f}", f"1 − std/mean of step time, last {steps} steps"))
     return figures
 
 
-def timeline(view: RunView) -> list[Moment]:
+def timeline(view: RunView) -> list[TimelineEntry]:
     """The events in words, in file order."""
     start = view.start_s or 0.0
     return [_moment(event, start) for event in view.events]
@@ -154,7 +156,7 @@ def _summary(plan: Plan) -> str:
         f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp} on {_plural(len(plan.nodes), 'node')}, "
         f"schedule {plan.schedule}, {plan.rows} sequences a step, solver {plan.solver}"
     )
-    return ", ".join([text, *plan.savings])
+    return ", ".join([text, *plan.memory_options_text])
 
 
 def _step_time(use: PlanUse) -> list[tuple[str, str]]:
@@ -193,11 +195,11 @@ def _against(measured: float, predicted: float | None) -> str:
     return f" ({abs(off):.0%} {'above' if off >= 0 else 'below'} the prediction)".replace("%", " %")
 
 
-def _moment(event: Event, start: float) -> Moment:
-    text = describe(event)
+def _moment(event: Event, start: float) -> TimelineEntry:
+    text = describe_event(event)
     mood = "fault" if event.kind in (*FAULTS, "failed") else "good" if event.kind in ("recovered", "finished") else ""
     reason = event.reason if event.kind == "generation_started" else ""
-    return Moment(
+    return TimelineEntry(
         f"+{format_seconds(event.time_s - start)}" if event.time_s > start else "start",
         event.kind.replace("_", " "),
         mood or "plain",

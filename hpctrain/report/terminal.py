@@ -12,20 +12,20 @@ from hpctrain.base.printable import control
 from hpctrain.base.units import format_count, format_seconds
 from hpctrain.records.history.event import Event
 from hpctrain.records.history.metric import MetricRow
-from hpctrain.report.status import Status
+from hpctrain.report.status import RunStatus
 from hpctrain.report.validation import loss_words, losses_by_set
-from hpctrain.report.words import describe
+from hpctrain.report.words import describe_event
 
 _RECENT = 20
 _REWRITE = "\r\x1b[2K"
 
 
 @dataclass(frozen=True)
-class Line:
-    """A line of the view; a passing one may be replaced by the next."""
+class TerminalLine:
+    """A line of the view; a transient one may be replaced by the next."""
 
     text: str
-    passing: bool
+    transient: bool
 
 
 def progress_line(row: MetricRow, steps: int, step_time_s: float | None = None) -> str:
@@ -50,10 +50,10 @@ def progress_line(row: MetricRow, steps: int, step_time_s: float | None = None) 
 
 def event_line(event: Event) -> str:
     """An event in a line."""
-    return describe(event)
+    return describe_event(event)
 
 
-def live_lines(items: Iterable[MetricRow | Event], steps: int, every_s: float = 0.0) -> Iterator[Line]:
+def live_lines(items: Iterable[MetricRow | Event], steps: int, every_s: float = 0.0) -> Iterator[TerminalLine]:
     """Rows and events, as `follow` gives them, as lines.
 
     Args:
@@ -63,30 +63,30 @@ def live_lines(items: Iterable[MetricRow | Event], steps: int, every_s: float = 
     shown = float("-inf")
     for item in items:
         if isinstance(item, Event):
-            yield Line(event_line(item), passing=False)
+            yield TerminalLine(event_line(item), transient=False)
             continue
         recent.append(item.step_time_s)
         important = item.step >= steps or bool(losses_by_set(item))
         if important or item.time_s - shown >= every_s:
             shown = item.time_s
-            yield Line(progress_line(item, steps, sum(recent) / len(recent)), passing=not important)
+            yield TerminalLine(progress_line(item, steps, sum(recent) / len(recent)), transient=not important)
 
 
-def show(lines: Iterable[Line], out: TextIO, in_place: bool) -> None:
-    """Write lines; with `in_place` (a terminal) a passing line is overwritten by the next one."""
-    passing = False
+def show(lines: Iterable[TerminalLine], out: TextIO, in_place: bool) -> None:
+    """Write lines; with `in_place` (a terminal) a transient line is overwritten by the next one."""
+    transient = False
     for line in lines:
-        if passing:
+        if transient:
             control(out, _REWRITE)
-        passing = in_place and line.passing
-        out.write(line.text + ("" if passing else "\n"))
+        transient = in_place and line.transient
+        out.write(line.text + ("" if transient else "\n"))
         out.flush()
-    if passing:
+    if transient:
         out.write("\n")
         out.flush()
 
 
-def status_lines(status: Status, now: float) -> list[str]:
+def status_lines(status: RunStatus, now: float) -> list[str]:
     """A status for a person.
 
     Args:
@@ -118,7 +118,7 @@ def status_lines(status: Status, now: float) -> list[str]:
     return lines
 
 
-def queue_lines(status: Status, now: float) -> list[str]:
+def queue_lines(status: RunStatus, now: float) -> list[str]:
     """What a run in the queue may expect; nothing of one that is not there."""
     if status.needs_action:
         return ["  it stays in the queue until somebody does that"]

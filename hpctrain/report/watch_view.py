@@ -14,7 +14,7 @@ from rich.text import Text
 from hpctrain.base.units import format_count, format_seconds
 from hpctrain.records.history.event import Event
 from hpctrain.records.history.metric import MetricRow
-from hpctrain.report.status import Status
+from hpctrain.report.status import RunStatus
 from hpctrain.report.terminal import event_line, progress_line, queue_lines
 from hpctrain.report.validation import loss_words, losses_by_set
 
@@ -44,7 +44,7 @@ def node_states(events: Sequence[Event]) -> dict[str, str]:
     return states
 
 
-def drawn(status: Status, events: Sequence[Event], job: str | None, now: float) -> RenderableType:
+def render_watch_view(status: RunStatus, events: Sequence[Event], job: str | None, now: float) -> RenderableType:
     """The whole view, for a terminal.
 
     Args:
@@ -72,7 +72,7 @@ class PlainView:
         self._told_end: str | None = None
         self._progress_s = float("-inf")
 
-    def lines(self, status: Status, new: Sequence[Event | MetricRow], now: float) -> list[str]:
+    def lines(self, status: RunStatus, new: Sequence[Event | MetricRow], now: float) -> list[str]:
         """What to print after a look.
 
         Args:
@@ -104,7 +104,7 @@ class PlainView:
         return [f"{moment}  {progress_line(item, steps)}"]
 
 
-def _figures(status: Status) -> str:
+def _figures(status: RunStatus) -> str:
     parts = []
     if status.loss is not None:
         parts.append(f"loss {status.loss:.4f}")
@@ -114,7 +114,7 @@ def _figures(status: Status) -> str:
     return "  " + "  ".join(parts) if parts else ""
 
 
-def _place(status: Status, job: str | None) -> str:
+def _place(status: RunStatus, job: str | None) -> str:
     place = f"  attempt {status.attempt}  generation {status.generation}"
     return f"{place}  job {job}" if job is not None else place
 

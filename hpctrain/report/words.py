@@ -22,19 +22,19 @@ _EXIT_WORDS = {
 _EVENT = f'{{"schema": "hpctrain.{Event.schema_kind}/'
 
 
-def describe(event: Event) -> str:
+def describe_event(event: Event) -> str:
     """What happened, without time and punctuation at the end."""
     phrase = _PHRASES.get(event.kind)
     text = phrase(event) if phrase else ""
     return text or event.reason.rstrip(".") or event.kind.replace("_", " ")
 
 
-def in_words(line: str) -> str:
+def log_line_text(line: str) -> str:
     """A line of a log for a person: an event, which agents print as JSON, in words; any other line as it is."""
     if not line.startswith(_EVENT):
         return line
     try:
-        return describe(Event.from_json(parse_json(line)))
+        return describe_event(Event.from_json(parse_json(line)))
     except (ValueError, FileError):
         return line
 

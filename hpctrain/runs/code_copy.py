@@ -16,8 +16,18 @@ from hpctrain.base.owned import read_owned
 from hpctrain.base.process import Runner
 from hpctrain.base.units import format_bytes
 
-FOLDER = "code"
-LEFT_OUT = (".git", ".venv", "venv", "__pycache__", "node_modules", "runs", "*.pyc", ".mypy_cache", ".pytest_cache")
+CODE_FOLDER = "code"
+IGNORED_PATTERNS = (
+    ".git",
+    ".venv",
+    "venv",
+    "__pycache__",
+    "node_modules",
+    "runs",
+    "*.pyc",
+    ".mypy_cache",
+    ".pytest_cache",
+)
 SECRET_FILES = (
     # by the programs that write them
     ".netrc", "_netrc", ".git-credentials", ".config/git/credentials", ".pypirc", ".npmrc", ".yarnrc.yml", ".pgpass",
@@ -44,7 +54,7 @@ LARGEST_BYTES = 256 * 2**20
 """More than this is data that lies beside the code, and does not belong into every run folder."""
 
 
-def snapshot_code(source: Path, run_folder: Path, runner: Runner) -> None:
+def copy_code(source: Path, run_folder: Path, runner: Runner) -> None:
     """Copy `source` to run_folder/code, with its git state in code.json and what was left out for the tokens in it.
 
     Raises:
@@ -59,16 +69,16 @@ def snapshot_code(source: Path, run_folder: Path, runner: Runner) -> None:
             f"code: {source}: holds {format_bytes(size)}, allowed: {format_bytes(LARGEST_BYTES)}; name a folder with "
             "code alone"
         )
-    with storage_errors(run_folder / FOLDER):
-        shutil.copytree(source, run_folder / FOLDER, ignore=_left_out, symlinks=True)
-        _close(run_folder / FOLDER)
-        _mend_links(source, run_folder / FOLDER)
-    kept_back = secret_files(source)
-    more: dict[str, object] = {"left_out": kept_back} if kept_back else {}
+    with storage_errors(run_folder / CODE_FOLDER):
+        shutil.copytree(source, run_folder / CODE_FOLDER, ignore=_ignored_names, symlinks=True)
+        _close(run_folder / CODE_FOLDER)
+        _fix_links(source, run_folder / CODE_FOLDER)
+    omitted = secret_files(source)
+    more: dict[str, object] = {"left_out": omitted} if omitted else {}
     write_json(run_folder / "code.json", {"source": str(source), **git_state(source, runner), **more})
 
 
-def left_out_words(run_folder: Path) -> list[str]:
+def omitted_secrets_text(run_folder: Path) -> list[str]:
     """What a person should know about the copy of the code, as lines."""
     try:
         names = json.loads(read_owned(run_folder / "code.json")).get("left_out", [])
@@ -89,7 +99,7 @@ def secret_files(source: Path) -> list[str]:
     return sorted(found)
 
 
-def code_first(code: Path) -> None:
+def import_code_first(code: Path) -> None:
     """Let this process import what lies in the folder before anything else; a folder that is not there has nothing.
 
     Of all folders that are not installed, this is the only one that the processes of a run import from: a person names
@@ -113,13 +123,13 @@ def git_state(source: Path, runner: Runner) -> dict[str, object]:
 
 def _files(source: Path) -> Iterator[Path]:
     for folder, names, files in os.walk(source):
-        ignored = _left_out(folder, [*names, *files])
+        ignored = _ignored_names(folder, [*names, *files])
         names[:] = [name for name in names if name not in ignored]
         paths = [Path(folder, name) for name in files if name not in ignored]
         yield from (path for path in paths if path.is_file() and not path.is_symlink())
 
 
-def _left_out(folder: str, names: list[str]) -> set[str]:
+def _ignored_names(folder: str, names: list[str]) -> set[str]:
     return _no_code(folder, names) | _secret(folder, names)
 
 
@@ -132,7 +142,7 @@ def _secret(folder: str, names: list[str]) -> set[str]:
 def _no_code(folder: str, names: list[str]) -> set[str]:
     """What is no code. Run folders are known by what is in them: they may lie anywhere, this copy's own among them."""
     runs = {name for name in names if all(Path(folder, name, file).is_file() for file in ("run.yaml", "key"))}
-    return runs | set(shutil.ignore_patterns(*LEFT_OUT)(folder, names))
+    return runs | set(shutil.ignore_patterns(*IGNORED_PATTERNS)(folder, names))
 
 
 def _close(copy: Path) -> None:
@@ -143,7 +153,7 @@ def _close(copy: Path) -> None:
                 path.chmod(path.stat().st_mode & 0o700)
 
 
-def _mend_links(source: Path, copy: Path) -> None:
+def _fix_links(source: Path, copy: Path) -> None:
     """Let each link in the copy lead where it led in the source: within the copy if it holds that, else outside."""
     root = source.resolve()
     for folder, names, files in os.walk(copy):

@@ -16,7 +16,7 @@ STATE_BYTES = 12
 """Of each parameter in a checkpoint: the weight and AdamW's two moments, each in 4 bytes."""
 
 
-def space_words(run: Run, spec: Spec, runs: Path, plan: Plan | None) -> list[str]:
+def disk_space_warning(run: Run, spec: Spec, runs: Path, plan: Plan | None) -> list[str]:
     """What a person should know about the room for checkpoints, as lines. While one is written, all that are kept
     are still there: room is needed for one more.
 

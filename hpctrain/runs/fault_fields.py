@@ -14,7 +14,7 @@ from hpctrain.records.history.event import Event
 from hpctrain.records.history.fault import Fault, fault_named
 
 
-def shown_faults(events: Sequence[Event]) -> dict[str, Fault]:
+def faults_by_node(events: Sequence[Event]) -> dict[str, Fault]:
     """The fault that each node's workers reported in an attempt; one of its hardware goes before all others."""
     shown: dict[str, Fault] = {}
     for event in events:
@@ -26,7 +26,7 @@ def shown_faults(events: Sequence[Event]) -> dict[str, Fault]:
     return shown
 
 
-def suspected(history: Sequence[Mapping[str, str]]) -> str | None:
+def suspect_node(history: Sequence[Mapping[str, str]]) -> str | None:
     """The node that alone shows a fault of the program, now and before; None while everything speaks for the program.
 
     Args:
@@ -42,13 +42,13 @@ def suspected(history: Sequence[Mapping[str, str]]) -> str | None:
     return node if earlier and all(nodes == {node} for nodes in earlier) else None
 
 
-def confirmed(events: Sequence[Event], before: Sequence[Mapping[str, Any]]) -> list[str]:
+def confirmed_suspects(events: Sequence[Event], before: Sequence[Mapping[str, Any]]) -> list[str]:
     """The suspects of earlier attempts that the probe of this one found bad."""
     bad = {str(name) for event in events if event.kind == "probed" for name in event.data.get("exclude", [])}
     return sorted(bad & {line["suspect"] for line in before if "suspect" in line})
 
 
-def ledger_fields(events: Sequence[Event], before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def attempt_fault_fields(events: Sequence[Event], before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the line of an attempt says of faults; a field that says nothing is absent.
 
     faults: name by node. suspect: the node under suspicion. retest: why the nodes are to be measured again. confirmed:
@@ -58,20 +58,20 @@ def ledger_fields(events: Sequence[Event], before: Sequence[Mapping[str, Any]]) 
         events: those of the attempt.
         before: the lines of all attempts before it.
     """
-    shown = shown_faults(events)
+    shown = faults_by_node(events)
     faults = {node: fault.name for node, fault in shown.items()}
     last = max((index for index, line in enumerate(before) if "suspect" in line), default=-1)
-    suspect = suspected([*(line.get("faults", {}) for line in before[last + 1 :]), faults])
+    suspect = suspect_node([*(line.get("faults", {}) for line in before[last + 1 :]), faults])
     fields = {
         "faults": faults,
         "suspect": suspect,
-        "retest": _why_again(events, shown, suspect),
-        "confirmed": confirmed(events, before),
+        "retest": _retest_reason(events, shown, suspect),
+        "confirmed": confirmed_suspects(events, before),
     }
     return {name: value for name, value in fields.items() if value}
 
 
-def _why_again(events: Sequence[Event], shown: Mapping[str, Fault], suspect: str | None) -> str | None:
+def _retest_reason(events: Sequence[Event], shown: Mapping[str, Fault], suspect: str | None) -> str | None:
     if suspect is not None:
         return f"{suspect} alone showed this in two attempts: {shown[suspect].words}"
     named = [f"{node} had this: {fault.words}" for node, fault in sorted(shown.items()) if fault.names_a_node]

@@ -19,18 +19,18 @@ from typing import Any
 import yaml
 
 from hpctrain.base.atomic import storage_errors, write_text
-from hpctrain.base.errors import FileError, InputError, Mistake
+from hpctrain.base.errors import FieldError, FileError, InputError
 from hpctrain.base.owned import OwnedFolder, open_owned
-from hpctrain.base.printable import control_in
+from hpctrain.base.printable import first_control_character
 from hpctrain.base.trust import owner_only
 from hpctrain.checkpoint.published import listed
-from hpctrain.records.format.jsonl import read_lines
+from hpctrain.records.format.jsonl import read_jsonl
 from hpctrain.records.history.attempt import ExitClass
 from hpctrain.records.history.event import Event
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
-from hpctrain.runs.fault_fields import ledger_fields
+from hpctrain.runs.fault_fields import attempt_fault_fields
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class RunFolder:
             FileError: a line is no attempt.
         """
         path = self.path / "attempts.jsonl"
-        lines = read_lines(path)
+        lines = read_jsonl(path)
         for number, line in enumerate(lines, start=1):
             if not isinstance(line, dict):
-                raise FileError(path, [Mistake("", "is no attempt; remove the line", number)])
+                raise FileError(path, [FieldError("", "is no attempt; remove the line", number)])
         return lines
 
     def begin_attempt(self, nodes: list[str], now: float, job_id: str | None = None, restarts: int = 0) -> int:
@@ -80,7 +80,7 @@ class RunFolder:
         its events say of faults."""
         attempts = self.attempts()
         ended = {"end": now, "class": exit_class, "reason": reason, "checkpoint_after": self.newest_checkpoint()}
-        seen = ({} if code is None else {"code": code}) | ledger_fields(events, attempts[:number])
+        seen = ({} if code is None else {"code": code}) | attempt_fault_fields(events, attempts[:number])
         attempts[number] = {**attempts[number], **ended, **seen}
         self._write_attempts(attempts)
 
@@ -127,7 +127,7 @@ def check_path(path: Path) -> None:
     Raises:
         InputError: it holds a line break or another control character.
     """
-    character = control_in(str(path))
+    character = first_control_character(str(path))
     if character is not None:
         raise InputError(
             f"{path}: holds the control character {character}, which the path of a run folder must not; rename the "
@@ -136,7 +136,7 @@ def check_path(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def removed_on_error(folder: RunFolder) -> Iterator[None]:
+def remove_on_error(folder: RunFolder) -> Iterator[None]:
     """A new run folder that never becomes a run is taken away: it would hide the run of that name before it."""
     try:
         yield
@@ -176,8 +176,8 @@ def lock_run_folder(path: Path) -> RunLock:
     """
     with storage_errors(path / LOCK_FILE), OwnedFolder(path) as folder:
         descriptor = folder.open_to_write(LOCK_FILE)
-    if not _taken(descriptor):
-        holder = _holder(descriptor)
+    if not _try_lock(descriptor):
+        holder = _read_holder(descriptor)
         os.close(descriptor)
         raise InputError(
             f"{path}: the run folder is in use{f' by {holder}' if holder else ''}; wait for that run to end, "
@@ -205,7 +205,7 @@ def newest_plan(path: Path) -> Path | None:
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockHolder:
     """The process that took a run folder. On a shared file system it may be one of another machine."""
 
     pid: int
@@ -220,7 +220,7 @@ class Holder:
         return f"process {self.pid} on {self.host}"
 
 
-def lock_holder(path: Path) -> Holder | None:
+def lock_holder(path: Path) -> LockHolder | None:
     """Process that took the folder and lives; None when nobody holds it."""
     try:
         descriptor = open_owned(path / LOCK_FILE)
@@ -228,9 +228,9 @@ def lock_holder(path: Path) -> Holder | None:
         return None
     try:
         # Shared: NFS gives an exclusive lock only to those who may write.
-        if _taken(descriptor, fcntl.LOCK_SH):
+        if _try_lock(descriptor, fcntl.LOCK_SH):
             return None
-        holder = _holder(descriptor)
+        holder = _read_holder(descriptor)
     finally:
         os.close(descriptor)
     if holder is not None and holder.is_here and not Path(f"/proc/{holder.pid}").exists():
@@ -238,25 +238,25 @@ def lock_holder(path: Path) -> Holder | None:
     return holder
 
 
-def is_held(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Whether any process holds the folder, also where the one that took it is gone and its children go on."""
     try:
         descriptor = open_owned(path / LOCK_FILE)
     except FileNotFoundError:
         return False
     try:
-        return not _taken(descriptor, fcntl.LOCK_SH)
+        return not _try_lock(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
 
 
-def _holder(descriptor: int) -> Holder | None:
+def _read_holder(descriptor: int) -> LockHolder | None:
     """What the process that took the lock wrote."""
     pid, _, host = os.pread(descriptor, 512, 0).decode(errors="replace").strip().partition(" ")
-    return Holder(int(pid), host) if pid.isdecimal() and host else None
+    return LockHolder(int(pid), host) if pid.isdecimal() and host else None
 
 
-def _taken(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
     """Take the lock, with a second try: `hpctrain status` holds it for an instant to see whether it is free."""
     for delay_s in (0.1, 0.0):
         try:

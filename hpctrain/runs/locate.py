@@ -42,7 +42,7 @@ def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
         InputError: there is no such run; the nearest names are listed.
     """
     path = cwd / Path(name).expanduser()
-    if is_own_run(path):
+    if is_trusted_run(path):
         return path
     if path.is_dir():
         raise InputError(f"{name}: not a run folder, it has no run.yaml; give a folder that `hpctrain train` made")
@@ -56,19 +56,21 @@ def find_run(name: str, environ: Mapping[str, str], cwd: Path) -> Path:
         if newest is not None:
             return newest
     past = past_folders(environ)
-    there = sorted_out(past)
+    there = split_by_owner(past)
     named = [folder for folder in there.own if name in (*_names(folder), *_all_ids(folder), *past[folder])]
     if named:
         return max(named, key=_age_key)
     # Only its name is known of a folder that is not this user's alone.
-    others = [*runs_here(environ, cwd).others, *there.others]
+    others = [*scan_runs(environ, cwd).others, *there.others]
     for other in others:
         if name in _names(Path(other.path)):
             raise other
     gone = [folder for folder, jobs in past.items() if name in (*_names(folder), *jobs)]
     if gone:
         raise InputError(f"{name}: its run folder {gone[-1]} is gone; `hpctrain list` shows the runs that are left")
-    raise InputError(_nothing_found(name, places, there.own) + (f"; {describe_others(others)}" if others else ""))
+    raise InputError(
+        _not_found_text(name, places, there.own) + (f"; {untrusted_folders_text(others)}" if others else "")
+    )
 
 
 def past_folders(environ: Mapping[str, str]) -> dict[Path, set[str]]:
@@ -126,17 +128,17 @@ def _all_ids(folder: Path) -> list[str]:
 
 def all_runs(environ: Mapping[str, str], cwd: Path) -> list[Path]:
     """Every run folder of this user's in ./runs and in $HPCTRAIN_RUNS, oldest first."""
-    return runs_here(environ, cwd).own
+    return scan_runs(environ, cwd).own
 
 
-def runs_here(environ: Mapping[str, str], cwd: Path) -> ScannedFolders:
+def scan_runs(environ: Mapping[str, str], cwd: Path) -> ScannedFolders:
     """The run folders in ./runs and in $HPCTRAIN_RUNS: this user's, oldest first, and why others were left out."""
     scanned = [runs_in(place) for place in _places(environ, cwd)]
     own = {path.resolve() for places in scanned for path in places.own}
-    return ScannedFolders(in_order_of_age(own), [other for places in scanned for other in places.others])
+    return ScannedFolders(sorted_by_age(own), [other for places in scanned for other in places.others])
 
 
-def in_order_of_age(folders: Iterable[Path]) -> list[Path]:
+def sorted_by_age(folders: Iterable[Path]) -> list[Path]:
     """Run folders, there or gone, oldest first."""
     return sorted(folders, key=_age_key)
 
@@ -165,7 +167,7 @@ class ScannedFolders:
     """Why each of the others was left out: somebody else's, or open to others."""
 
 
-def is_own_run(path: Path) -> bool:
+def is_trusted_run(path: Path) -> bool:
     """Whether there is a run folder of this user's at the path; False where there is nothing, or no run file in it.
 
     Raises:
@@ -179,15 +181,15 @@ def is_own_run(path: Path) -> bool:
     return True
 
 
-def sorted_out(folders: Iterable[Path]) -> ScannedFolders:
+def split_by_owner(folders: Iterable[Path]) -> ScannedFolders:
     """Which of the folders are run folders of this user's, and which were left out; what is none is neither."""
     result = ScannedFolders([], [])
     for folder in folders:
         try:
-            if is_own_run(folder):
+            if is_trusted_run(folder):
                 result.own.append(folder)
         except UntrustedError as error:
-            if _looks_like_run(folder):
+            if _is_run_folder(folder):
                 result.others.append(error)
     return result
 
@@ -195,17 +197,17 @@ def sorted_out(folders: Iterable[Path]) -> ScannedFolders:
 def runs_in(place: Path) -> ScannedFolders:
     """The run folders that lie in a folder, whoever that belongs to."""
     try:
-        return sorted_out(sorted(path for path in place.iterdir() if path.is_dir()))
+        return split_by_owner(sorted(path for path in place.iterdir() if path.is_dir()))
     except OSError:
         return ScannedFolders([], [])
 
 
-def _looks_like_run(folder: Path) -> bool:
+def _is_run_folder(folder: Path) -> bool:
     """Whether somebody else's folder is a run's as far as can be seen: by its name, where one may not look into it."""
     return _STAMP.match(folder.name) is not None or os.path.lexists(folder / "run.yaml")
 
 
-def describe_others(others: Sequence[UntrustedError]) -> str:
+def untrusted_folders_text(others: Sequence[UntrustedError]) -> str:
     """How many folders were left out and why, as a sentence; empty where there are none."""
     if not others:
         return ""
@@ -232,7 +234,7 @@ def _age_key(path: Path) -> tuple[str, float]:
         return stamp, 0.0
 
 
-def _nothing_found(name: str, places: list[Path], past: list[Path]) -> str:
+def _not_found_text(name: str, places: list[Path], past: list[Path]) -> str:
     looked = " and ".join(str(place) for place in places)
     folders = [*(path for place in places for path in runs_in(place).own), *past]
     if not folders:

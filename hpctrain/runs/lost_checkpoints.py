@@ -33,7 +33,7 @@ def saved_step(events: Sequence[Event]) -> int | None:
     return newest
 
 
-def lost_words(folder: Path) -> str | None:
+def lost_checkpoints_text(folder: Path) -> str | None:
     """Why a run cannot go on: it has saved a checkpoint, and none can be used now; None where nothing is wrong.
 
     Sizes, owners and modes are looked at, not the content: that takes as long as reading every checkpoint.
@@ -49,10 +49,10 @@ def lost_words(folder: Path) -> str | None:
             refused.append(f"{path.name}: {error}")
         else:
             return None
-    return refusal(folder, step, refused)
+    return lost_checkpoints_error(folder, step, refused)
 
 
-def refusal(folder: Path, step: int, refused: Sequence[str]) -> str:
+def lost_checkpoints_error(folder: Path, step: int, refused: Sequence[str]) -> str:
     """What the person is told.
 
     Args:
@@ -70,7 +70,7 @@ def refusal(folder: Path, step: int, refused: Sequence[str]) -> str:
 
 
 @contextlib.contextmanager
-def begun_from_seed(run: RunFolder, now: float) -> Iterator[list[str]]:
+def restarting_from_seed(run: RunFolder, now: float) -> Iterator[list[str]]:
     """Note that somebody wants the run to begin again, and put what lies in checkpoints aside; the value is their new
     names. When the block fails, all is as it was.
 
@@ -85,7 +85,7 @@ def begun_from_seed(run: RunFolder, now: float) -> Iterator[list[str]]:
     size = events.stat().st_size if events.exists() else None
     try:
         for path in published.listed(folder / CHECKPOINTS):
-            name = published.put_aside(path)
+            name = published.quarantine(path)
             if name is None:
                 raise StorageError(f"{path}: cannot be renamed; move it away, then begin from the seed")
             moved.append((path, name))

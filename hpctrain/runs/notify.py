@@ -24,7 +24,7 @@ DEADLINE_S = 5.0
 """A job that is about to go back to the queue has little time left."""
 
 
-def tell(
+def send_notification(
     folder: Path, attempt: int, state: NotifyState, reason: str, node: str, clock: Clock, environ: Mapping[str, str]
 ) -> None:
     """Tell the state to the address that the run names, if it names one for this state.
@@ -41,7 +41,7 @@ def tell(
     message = {"run": run.name, "folder": str(folder), "state": state, "reason": reason, "attempt": attempt}
     message |= {"job_id": environ.get("SLURM_JOB_ID"), "text": f"{run.name}: {state}: {reason} ({folder.name})"}
     try:
-        problem = _posted(address_of(notify, environ), message)
+        problem = _post_with_deadline(notify_url(notify, environ), message)
     except InputError as error:
         problem = str(error)
     if problem is not None:
@@ -52,7 +52,7 @@ def tell(
         ))  # fmt: skip
 
 
-def address_of(notify: Notify, environ: Mapping[str, str]) -> str:
+def notify_url(notify: Notify, environ: Mapping[str, str]) -> str:
     """The address to tell.
 
     Raises:
@@ -82,7 +82,7 @@ def _private_text(path: Path) -> str:
         raise InputError(f"notify.url_file: {path}: cannot read: {words}") from None
 
 
-def _posted(address: str, message: Mapping[str, object]) -> str | None:
+def _post_with_deadline(address: str, message: Mapping[str, object]) -> str | None:
     """Why it was not taken; None: it was. In a thread, as a server may answer ever so slowly, byte by byte."""
     outcome: list[str | None] = []
     thread = threading.Thread(target=lambda: outcome.append(_post(address, message)), daemon=True)

@@ -16,17 +16,17 @@ from hpctrain.base.owned import OwnedFolder
 from hpctrain.base.units import format_seconds
 from hpctrain.checkpoint.published import listed, remove, verify
 from hpctrain.records.run.run import RUN_FILE, run_of
-from hpctrain.runs.folder import LOCK_FILE, is_held, lock_run_folder
+from hpctrain.runs.folder import LOCK_FILE, is_locked, lock_run_folder
 from hpctrain.runs.locate import open_jobs
 from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.job import JobInfo
 
-FRESH_S = 15 * 60.0
+RECENT_ACTIVITY_S = 15 * 60.0
 """A run whose files changed this recently counts as alive, whatever lock and queue say: a node may see neither."""
 DAY_S = 86400.0
-LEFTOVERS = ("skipped-step-*", ".step-*.tmp", ".removed-*")
+LEFTOVER_PATTERNS = ("skipped-step-*", ".step-*.tmp", ".removed-*")
 """In `checkpoints`: what could not be used, and what killed writers left behind."""
-NO_SIGN = ("report.html", "run.lock")
+NOT_ACTIVITY = ("report.html", "run.lock")
 """Files that somebody who only looks at a run, or prunes it, writes."""
 
 Jobs = Mapping[str, JobInfo] | CommandError
@@ -53,17 +53,17 @@ def jobs_of(folders: Sequence[Path], slurm: Slurm) -> Jobs:
         return error
 
 
-def life_words(folder: Path, jobs: Jobs, now: float) -> str | None:
+def why_in_use(folder: Path, jobs: Jobs, now: float) -> str | None:
     """Why the run lives or may do so; None when it surely does not."""
-    if is_held(folder):
+    if is_locked(folder):
         return "a process holds it"
     for job in _slurm_jobs(folder):
         if isinstance(jobs, CommandError):
             return f"cannot tell whether its job {job} has ended: {jobs}"
         if job in jobs and not jobs[job].state.is_ended:
             return f"its job {job} is {jobs[job].state.value}"
-    age = now - last_sign(folder)
-    return f"its files changed {format_seconds(max(0.0, age))} ago" if age < FRESH_S else None
+    age = now - last_activity(folder)
+    return f"its files changed {format_seconds(max(0.0, age))} ago" if age < RECENT_ACTIVITY_S else None
 
 
 def removable(folder: Path, now: float, older_than_s: float | None, keep: int) -> list[Removal]:
@@ -73,16 +73,21 @@ def removable(folder: Path, now: float, older_than_s: float | None, keep: int) -
         older_than_s: a run without a sign of life for so long goes as a whole; None: no run does.
         keep: number of verified checkpoints that stay, at least 1.
     """
-    age = now - last_sign(folder)
+    age = now - last_activity(folder)
     if older_than_s is not None and age >= older_than_s:
         return [Removal("run", folder, folder, size_of(folder), f"no sign of life for {age / DAY_S:.0f} d")]
     checkpoints = folder / "checkpoints"
-    found = [Removal("checkpoint", path, folder, size_of(path), why) for path, why in spare(listed(checkpoints), keep)]
-    rest = sorted(path for pattern in LEFTOVERS for path in checkpoints.glob(pattern) if path.is_dir())
+    found = [
+        Removal("checkpoint", path, folder, size_of(path), why)
+        for path, why in superfluous_checkpoints(listed(checkpoints), keep)
+    ]
+    rest = sorted(path for pattern in LEFTOVER_PATTERNS for path in checkpoints.glob(pattern) if path.is_dir())
     return found + [Removal("leftover", path, folder, size_of(path), "no checkpoint that can be used") for path in rest]
 
 
-def spare(checkpoints: Sequence[Path], keep: int, check: Callable[[Path], object] = verify) -> list[tuple[Path, str]]:
+def superfluous_checkpoints(
+    checkpoints: Sequence[Path], keep: int, check: Callable[[Path], object] = verify
+) -> list[tuple[Path, str]]:
     """Checkpoints that a run can do without, and why.
 
     The `keep` newest that verify stay, and so does whatever is newer than the first of them: `latest` may name it, and
@@ -109,7 +114,7 @@ def spare(checkpoints: Sequence[Path], keep: int, check: Callable[[Path], object
     return found[::-1]
 
 
-def carry_out(removals: Sequence[Removal], jobs: Callable[[Path], Jobs], now: Callable[[], float]) -> list[str]:
+def remove_all(removals: Sequence[Removal], jobs: Callable[[Path], Jobs], now: Callable[[], float]) -> list[str]:
     """Remove what was listed, with each run's lock in hand; what was left after all comes back, as lines.
 
     Args:
@@ -120,7 +125,7 @@ def carry_out(removals: Sequence[Removal], jobs: Callable[[Path], Jobs], now: Ca
     """
     left = []
     for run in dict.fromkeys(item.run for item in removals):
-        words = life_words(run, jobs(run), now())
+        words = why_in_use(run, jobs(run), now())
         if words is not None:
             left.append(f"{run}: {words}")
             continue
@@ -130,9 +135,9 @@ def carry_out(removals: Sequence[Removal], jobs: Callable[[Path], Jobs], now: Ca
     return left
 
 
-def last_sign(folder: Path) -> float:
+def last_activity(folder: Path) -> float:
     """When a file of the run changed last, seconds since 1970."""
-    times = [path.lstat().st_mtime for path in _files(folder) if path.name not in NO_SIGN]
+    times = [path.lstat().st_mtime for path in _files(folder) if path.name not in NOT_ACTIVITY]
     return max(times, default=folder.stat().st_mtime)
 
 

@@ -34,7 +34,7 @@ def is_secret_name(name: str) -> bool:
     return _NAME.search(name) is not None and _WORD.search(name) is None
 
 
-def secret_in(text: str) -> str | None:
+def find_secret(text: str) -> str | None:
     """What looks like a secret in a line of shell or any other text, without the secret itself; None: nothing does.
 
     A variable whose value is looked up when the line runs (`$OTHER`, `$(cat file)`) or is a path holds none.

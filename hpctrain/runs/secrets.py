@@ -10,8 +10,8 @@ from typing import Any
 from hpctrain.base.errors import InputError, UntrustedError
 from hpctrain.base.owned import read_private
 from hpctrain.records.run.run import Run
-from hpctrain.runs.notify import address_of
-from hpctrain.runs.secret_text import is_literal, is_secret_name, secret_in
+from hpctrain.runs.notify import notify_url
+from hpctrain.runs.secret_text import find_secret, is_literal, is_secret_name
 
 SECRETS_BYTES_MAX = 1 << 20
 """Largest file of tokens that is read."""
@@ -25,12 +25,12 @@ def check_secrets(run: Run, environ: Mapping[str, str]) -> None:
     """
     for where, text in _texts(run.to_json()):
         name = where.rpartition(".")[2]
-        found = name if is_secret_name(name) and is_literal(text) else secret_in(text)
+        found = name if is_secret_name(name) and is_literal(text) else find_secret(text)
         if found is not None:
-            raise _written(where, found)
+            raise _secret_in_run_file_error(where, found)
     secret_values(run, environ)
     if run.notify is not None:
-        address_of(run.notify, environ)
+        notify_url(run.notify, environ)
 
 
 def secret_values(run: Run, environ: Mapping[str, str]) -> dict[str, str]:
@@ -80,7 +80,7 @@ def _texts(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
             yield from _texts(inner, f"{where}[{number}]")
 
 
-def _written(where: str, found: str) -> InputError:
+def _secret_in_run_file_error(where: str, found: str) -> InputError:
     name = found if found.isidentifier() else "NAME"
     return InputError(
         f"{where}: found what looks like a secret ({found}); this file is kept in the run folder and shown: leave it "

@@ -11,7 +11,7 @@ from hpctrain.records.plan.schedule import Action
 from hpctrain.schedule.resolve import schedule_of
 
 
-def check_agreement(plan: Plan) -> None:
+def check_collective_order(plan: Plan) -> None:
     """Pass silently when the tables of all replicas go together under the plan's sharding.
 
     Raises:
@@ -25,13 +25,13 @@ def check_agreement(plan: Plan) -> None:
             mine, other = collectives(row, plan.zero), collectives(tables[0].ranks[rank], plan.zero)
             if mine != other:
                 raise InputError(
-                    f"plan: actions[{replica}][{rank}]: with zero {plan.zero} replicas {_MEETS[plan.zero]}, so all "
+                    f"plan: actions[{replica}][{rank}]: with zero {plan.zero} replicas {_SYNCHRONISES[plan.zero]}, so all "
                     f"come to that in the same order; found {_first_difference(mine, other)} in replica 0; "
                     "give the replicas the same order of actions, or use zero 0"
                 )
 
 
-_MEETS = {
+_SYNCHRONISES = {
     1: "sum a stage's gradients after its last backward",
     2: "sum gradients in every backward",
     3: "gather weights in every action and sum gradients in every backward",

@@ -22,7 +22,7 @@ def check_schedule(schedule: Schedule, stages: int, micro_batches: int) -> None:
     _check_order(schedule, stages)
 
 
-def needs(action: Action, stages: int) -> list[tuple[int, str, int]]:
+def inputs_of(action: Action, stages: int) -> list[tuple[int, str, int]]:
     """What must be done before: (stage, 'F' | 'B' | 'I', micro-batch), where 'B' stands for B or I of that stage."""
     stage, kind, micro_batch = action
     if kind == "F":
@@ -35,7 +35,7 @@ def needs(action: Action, stages: int) -> list[tuple[int, str, int]]:
     return before
 
 
-def results(action: Action) -> list[tuple[int, str, int]]:
+def outputs_of(action: Action) -> list[tuple[int, str, int]]:
     """What is there after the action, in the form that `needs` asks for."""
     stage, kind, micro_batch = action
     if kind == "I":
@@ -87,14 +87,14 @@ def _check_order(schedule: Schedule, stages: int) -> None:
     while moved:
         moved = False
         for rank, row in enumerate(schedule.ranks):
-            while position[rank] < len(row) and all(need in done for need in needs(row[position[rank]], stages)):
-                done.update(results(row[position[rank]]))
+            while position[rank] < len(row) and all(need in done for need in inputs_of(row[position[rank]], stages)):
+                done.update(outputs_of(row[position[rank]]))
                 position[rank] += 1
                 moved = True
     for rank, row in enumerate(schedule.ranks):
         if position[rank] < len(row):
             action = row[position[rank]]
-            missing = next(need for need in needs(action, stages) if need not in done)
+            missing = next(need for need in inputs_of(action, stages) if need not in done)
             raise ValueError(
                 f"pipeline rank {rank}: {action} waits for {Action(*missing)}, which never comes before it; "
                 "the table cannot be executed"

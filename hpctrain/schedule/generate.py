@@ -10,13 +10,13 @@ from __future__ import annotations
 from functools import lru_cache
 
 from hpctrain.records.plan.schedule import Action, Schedule
-from hpctrain.schedule.placement import V_SHAPED
+from hpctrain.schedule.placement import V_SHAPED_SCHEDULES
 from hpctrain.schedule.rounds import interleave
 from hpctrain.schedule.zero_bubble import interleaved_zero_bubble, zbv
 
-NAMES = ("gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv")
+SCHEDULE_NAMES = ("gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv")
 """Schedules that can be made by name."""
-SPLIT_BACKWARD = ("interleaved_zero_bubble", "zbv")
+SPLIT_BACKWARD_SCHEDULES = ("interleaved_zero_bubble", "zbv")
 """Those that cut each backward pass into inputs (I) and weights (W)."""
 
 
@@ -33,7 +33,7 @@ def make_schedule(name: str, pp: int, stages: int, micro_batches: int) -> Schedu
     Raises:
         ValueError: the schedule is unknown or not defined for these numbers.
     """
-    reason = why_no_table(name, pp, stages, micro_batches)
+    reason = why_no_schedule(name, pp, stages, micro_batches)
     if reason:
         raise ValueError(reason)
     if name == "interleaved_1f1b":
@@ -46,14 +46,14 @@ def make_schedule(name: str, pp: int, stages: int, micro_batches: int) -> Schedu
     return Schedule(tuple(_fill_drain(rank, warmup, micro_batches) for rank, warmup in enumerate(warmups)))
 
 
-def why_no_table(name: str, pp: int, stages: int, micro_batches: int) -> str | None:
+def why_no_schedule(name: str, pp: int, stages: int, micro_batches: int) -> str | None:
     """None when `make_schedule` has a table for these numbers, else the reason why not, as one clause."""
     if pp < 1 or micro_batches < 1:
         return f"pp {pp} and micro_batches {micro_batches}: both start at 1"
-    if name not in NAMES:
-        return f"schedule: found {name!r}, allowed: {', '.join(NAMES)}"
+    if name not in SCHEDULE_NAMES:
+        return f"schedule: found {name!r}, allowed: {', '.join(SCHEDULE_NAMES)}"
     found = f"schedule {name}: found {stages} stages on {pp} pipeline ranks, allowed:"
-    if name in V_SHAPED:
+    if name in V_SHAPED_SCHEDULES:
         return None if stages == 2 * pp else f"{found} two stages a rank"
     if name in ("gpipe", "1f1b"):
         return None if stages == pp else f"{found} one stage a rank"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-V_SHAPED = ("zbv",)
+V_SHAPED_SCHEDULES = ("zbv",)
 """Schedules with two stages on each rank, the last stage beside the first (Qi et al. 2024, section 6)."""
 
 
 @lru_cache(maxsize=4096)
 def stage_ranks(schedule: str, pp: int, stages: int) -> tuple[int, ...]:
     """Pipeline rank of each stage: s % pp; in a V, s on the way down and 2·pp − 1 − s on the way back."""
-    if schedule in V_SHAPED:
+    if schedule in V_SHAPED_SCHEDULES:
         return tuple(stage if stage < pp else 2 * pp - 1 - stage for stage in range(stages))
     return tuple(stage % pp for stage in range(stages))
 

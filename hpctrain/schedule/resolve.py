@@ -6,7 +6,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.schedule import Schedule
 from hpctrain.schedule.check import check_schedule
-from hpctrain.schedule.generate import NAMES, make_schedule
+from hpctrain.schedule.generate import SCHEDULE_NAMES, make_schedule
 
 
 def schedule_of(plan: Plan, replica: int) -> tuple[Schedule, str | None]:
@@ -30,7 +30,7 @@ def schedule_of(plan: Plan, replica: int) -> tuple[Schedule, str | None]:
     except ValueError as error:
         problem = str(error)
     if plan.schedule == "custom":
-        raise InputError(f"{where}: {problem}; complete the table, or name a schedule: {', '.join(NAMES)}")
+        raise InputError(f"{where}: {problem}; complete the table, or name a schedule: {', '.join(SCHEDULE_NAMES)}")
     try:
         made = make_schedule(plan.schedule, plan.pp, stages, micro_batches)
         _check_placed(made, plan)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from hpctrain.records.plan.schedule import Action
 
 
-class Turns(NamedTuple):
+class RankActions(NamedTuple):
     """What a rank does before its first backward, and then, backward by backward."""
 
     warmup: tuple[Action, ...]
@@ -21,7 +21,7 @@ class Turns(NamedTuple):
     """The forward before each backward, while there is one, and the (stage, micro-batch) of the backward."""
 
 
-def interleave(rank: int, pp: int, stages: int, micro_batches: int, spacing: int) -> Turns:
+def interleave(rank: int, pp: int, stages: int, micro_batches: int, spacing: int) -> RankActions:
     """The order of forwards and backwards on one rank; its stages are rank, rank + pp, ….
 
     Args:
@@ -29,20 +29,20 @@ def interleave(rank: int, pp: int, stages: int, micro_batches: int, spacing: int
             arrive without a wait; 1 where it is cut in two.
     """
     chunks = stages // pp
-    visits = visits_of(pp, chunks, micro_batches)
+    visits = visit_order(pp, chunks, micro_batches)
     forwards = [Action(chunk * pp + rank, "F", index) for chunk, index in visits]
     backwards = [((chunks - 1 - chunk) * pp + rank, index) for chunk, index in visits]
-    warmup = warmup_of(rank, pp, chunks, micro_batches, spacing)
+    warmup = warmup_count(rank, pp, chunks, micro_batches, spacing)
     ahead = [*forwards[warmup:], *[None] * warmup]
-    return Turns(tuple(forwards[:warmup]), tuple(zip(ahead, backwards, strict=True)))
+    return RankActions(tuple(forwards[:warmup]), tuple(zip(ahead, backwards, strict=True)))
 
 
-def warmup_of(rank: int, pp: int, chunks: int, micro_batches: int, spacing: int) -> int:
+def warmup_count(rank: int, pp: int, chunks: int, micro_batches: int, spacing: int) -> int:
     """Forwards of a rank with `chunks` stages before its first backward."""
     return min((chunks - 1) * _rounds(pp, micro_batches)[0] + spacing * (pp - 1 - rank), chunks * micro_batches)
 
 
-def visits_of(pp: int, chunks: int, micro_batches: int) -> list[tuple[int, int]]:
+def visit_order(pp: int, chunks: int, micro_batches: int) -> list[tuple[int, int]]:
     """(chunk, micro-batch) in the order a rank works on them: those of a round through every chunk in turn."""
     starts = [0, *accumulate(_rounds(pp, micro_batches))]
     return [

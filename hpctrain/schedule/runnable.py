@@ -10,21 +10,23 @@ from hpctrain.records.plan.schedule import Action
 from hpctrain.records.run.run import Run
 from hpctrain.schedule.resolve import schedule_of
 
-COMPILED_SPLIT = "torch cannot compile the backward of matrices that are split over devices"
-COMPILED_HALVES = "a compiled block cannot do one half of its backward (I, W)"
-SHARED_HALVES = (
+WHY_NOT_COMPILED_TP = "torch cannot compile the backward of matrices that are split over devices"
+WHY_NOT_COMPILED_HALVES = "a compiled block cannot do one half of its backward (I, W)"
+WHY_NOT_SHARED_HALVES = (
     "an encoder_decoder uses the same weights in several places of a stage, and torch cannot do the backward for such "
     "weights alone (W)"
 )
-WHOLE_SUMS = ("none", "bf16", "int8", "int4")
+DENSE_MODES = ("none", "bf16", "int8", "int4")
 """Modes of compression that send every number of a sharded gradient."""
-CHOSEN_SUMS = ("topk", "adaptive")
+SPARSE_MODES = ("topk", "adaptive")
 """Those that send a choice of them; the rest cannot sum it."""
-SHARDED_SUMS = "its messages bring sums to all ranks, where each is to get those of its own part"
-SUMS_PER_MICRO_BATCH = "a choice of the gradient would be sent for each micro-batch instead of each step"
-SCALED_SUMS = "a part of the gradient is sent before it is known whether another one overflows"
-TIED_MEETINGS = "their copies would meet apart, with sums that differ in their last bits"
-RECOMPUTED_HALVES = "with backwards in two halves (I, W) torch would compute a block again for each of its matrices"
+WHY_NOT_SHARDED = "its messages bring sums to all ranks, where each is to get those of its own part"
+WHY_NOT_PER_MICRO_BATCH = "a choice of the gradient would be sent for each micro-batch instead of each step"
+WHY_NOT_LOSS_SCALED = "a part of the gradient is sent before it is known whether another one overflows"
+WHY_NOT_TIED = "their copies would meet apart, with sums that differ in their last bits"
+WHY_NOT_RECOMPUTED_HALVES = (
+    "with backwards in two halves (I, W) torch would compute a block again for each of its matrices"
+)
 
 
 def check_runnable(plan: Plan, run: Run) -> None:
@@ -43,38 +45,42 @@ def check_runnable(plan: Plan, run: Run) -> None:
             "sequence_parallel: found true with model.import; which modules of your own model are norms is not known; "
             "switch sequence_parallel off"
         )
-    if plan.sequence_parallel and not run.spec().splits_sequence:
+    if plan.sequence_parallel and not run.spec().supports_sequence_parallel:
         raise InputError(
             "sequence_parallel: found true with an encoder_decoder; its two streams travel as one along the sequence; "
             "switch sequence_parallel off"
         )
     if run.compile and plan.tp > 1:
-        raise InputError(f"compile: found true with tp {plan.tp}; {COMPILED_SPLIT}; switch compile off, or use tp 1")
+        raise InputError(
+            f"compile: found true with tp {plan.tp}; {WHY_NOT_COMPILED_TP}; switch compile off, or use tp 1"
+        )
     _check_compression(plan, run)
     for action in _half_backwards(plan):
-        if run.model.import_ is None and not run.spec().halves_backward:
-            raise InputError(f"actions: found {action}; {SHARED_HALVES}; use schedule 1f1b, gpipe or interleaved_1f1b")
+        if run.model.import_ is None and not run.spec().can_split_backward:
+            raise InputError(
+                f"actions: found {action}; {WHY_NOT_SHARED_HALVES}; use schedule 1f1b, gpipe or interleaved_1f1b"
+            )
         if run.compile:
             raise InputError(
-                f"compile: found true with the action {action}; {COMPILED_HALVES}; switch compile off, or use "
+                f"compile: found true with the action {action}; {WHY_NOT_COMPILED_HALVES}; switch compile off, or use "
                 "schedule 1f1b"
             )
         recompute = plan.stages[action.stage].recompute
         if recompute != "none":
             raise InputError(
-                f"stages[{action.stage}].recompute: found {recompute} with the action {action}; {RECOMPUTED_HALVES}; "
+                f"stages[{action.stage}].recompute: found {recompute} with the action {action}; {WHY_NOT_RECOMPUTED_HALVES}; "
                 "use recompute none, or schedule 1f1b"
             )
 
 
 def _check_compression(plan: Plan, run: Run) -> None:
     mode = plan.codec.mode
-    if plan.shards > 1 and not plan.reduces_copies:
+    if plan.shards > 1 and not plan.codec_reduces_replicate_axis:
         _check_sharded(plan, run)
     if mode == "local_steps" and plan.pp > 1 and plan.dp > 2 and _tied(plan, run):
         raise InputError(
             f"compression.mode: found local_steps with pp {plan.pp} and weights in several stages (a tied "
-            f"embedding, an encoder_decoder's relative positions); {TIED_MEETINGS}; use another mode, or parallel.pp 1"
+            f"embedding, an encoder_decoder's relative positions); {WHY_NOT_TIED}; use another mode, or parallel.pp 1"
         )
 
 
@@ -82,30 +88,32 @@ def _check_sharded(plan: Plan, run: Run) -> None:
     """Gradients that are summed within the backward pass, into the parts of all replicas."""
     mode = plan.codec.mode
     found = f"compression.mode: found {mode} with zero {plan.zero} over all replicas"
-    if mode not in (*WHOLE_SUMS, *CHOSEN_SUMS):
+    if mode not in (*DENSE_MODES, *SPARSE_MODES):
         raise InputError(
-            f"{found}; {SHARDED_SUMS}; use none, bf16, int8, int4, topk or adaptive, parallel.zero 0, or "
+            f"{found}; {WHY_NOT_SHARDED}; use none, bf16, int8, int4, topk or adaptive, parallel.zero 0, or "
             "parallel.shard node"
         )
     most = max(replica.micro_batches for replica in plan.replicas)
-    if sums_each_micro_batch(mode, plan.zero, most):
+    if reduces_each_micro_batch(mode, plan.zero, most):
         raise InputError(
-            f"{found} and {most} micro-batches; {SUMS_PER_MICRO_BATCH}; use parallel.zero 1, one micro-batch, none, "
+            f"{found} and {most} micro-batches; {WHY_NOT_PER_MICRO_BATCH}; use parallel.zero 1, one micro-batch, none, "
             "bf16, int8 or int4, or parallel.shard node"
         )
-    if run.precision == "fp16" and plan.compression[0].keeps_state:
-        raise InputError(f"{found} and precision fp16; {SCALED_SUMS}; use precision bf16, or compression none or bf16")
+    if run.precision == "fp16" and plan.compression[0].has_state:
+        raise InputError(
+            f"{found} and precision fp16; {WHY_NOT_LOSS_SCALED}; use precision bf16, or compression none or bf16"
+        )
 
 
-def sums_each_micro_batch(mode: str, zero: int, micro_batches: int) -> bool:
+def reduces_each_micro_batch(mode: str, zero: int, micro_batches: int) -> bool:
     """Whether a choice of gradients that are sharded over all replicas would be sent in every micro-batch, which none
-    of the modes does (see `SUMS_PER_MICRO_BATCH`).
+    of the modes does (see `WHY_NOT_PER_MICRO_BATCH`).
 
     Args:
         mode: of the codec.
         micro_batches: the most of any replica.
     """
-    return mode not in WHOLE_SUMS and zero > 1 and micro_batches > 1
+    return mode not in DENSE_MODES and zero > 1 and micro_batches > 1
 
 
 def _tied(plan: Plan, run: Run) -> bool:

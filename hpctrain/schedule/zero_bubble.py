@@ -42,7 +42,7 @@ def zbv(pp: int, micro_batches: int) -> Schedule:
 
 def _v_row(rank: int, pp: int, micro_batches: int) -> list[Action]:
     """Warm-up, steady state and cool-down of one rank."""
-    down, back = _Counter(rank), _Counter(2 * pp - 1 - rank)
+    down, back = _ActionCounter(rank), _ActionCounter(2 * pp - 1 - rank)
     row = [down.take("F") for _ in range(2 * (pp - rank) - 1)]
     for _ in range(rank):
         row += [back.take("F"), down.take("F")]
@@ -60,7 +60,7 @@ def _v_row(rank: int, pp: int, micro_batches: int) -> list[Action]:
     return row
 
 
-class _Counter:
+class _ActionCounter:
     """Hands out the actions of a stage, each kind in order of its micro-batches."""
 
     def __init__(self, stage: int) -> None:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from hpctrain.slurm.cluster import NodeInfo, Partition
 from hpctrain.slurm.gres import gpu_count
-from hpctrain.slurm.limits import Request, check_partition, members
+from hpctrain.slurm.limits import JobRequest, check_partition, members
 from hpctrain.slurm.time import format_time_limit
 
 
 @dataclass(frozen=True)
-class Fit:
+class PartitionFit:
     """How well a partition fits a job that it takes."""
 
     partition: Partition
@@ -35,22 +35,22 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Choice:
+class PartitionChoice:
     """What came of weighing a cluster's partitions."""
 
-    ranked: list[Fit]
+    ranked: list[PartitionFit]
     """Those that take the job, the best first."""
     refused: list[str]
     """Why each of the others does not, a line a reason."""
 
 
 def choose_partition(
-    request: Request,
+    request: JobRequest,
     partitions: Sequence[Partition],
     nodes: Sequence[NodeInfo],
     preemptible: Sequence[str],
     with_gpus: bool,
-) -> Choice:
+) -> PartitionChoice:
     """Weigh the partitions for a job, by what its person would mind most.
 
     In this order: GPUs where the run computes on them (and none where it does not: others wait for those nodes), a
@@ -69,10 +69,12 @@ def choose_partition(
             refused += problems
         else:
             fits.append(_fit(request, partition, nodes, partition.name in preemptible, with_gpus))
-    return Choice(sorted(fits, key=lambda fit: _key(fit, request, with_gpus)), refused)
+    return PartitionChoice(sorted(fits, key=lambda fit: _key(fit, request, with_gpus)), refused)
 
 
-def _fit(request: Request, partition: Partition, nodes: Sequence[NodeInfo], preemptible: bool, with_gpus: bool) -> Fit:
+def _fit(
+    request: JobRequest, partition: Partition, nodes: Sequence[NodeInfo], preemptible: bool, with_gpus: bool
+) -> PartitionFit:
     wanted = request.gpus_per_node or 1
     free, starts_now, has_gpus = 0, True, True
     for constraint, count in request.parts:
@@ -82,10 +84,10 @@ def _fit(request: Request, partition: Partition, nodes: Sequence[NodeInfo], pree
         idle = sum(node.is_free for node in suitable)
         free, starts_now = free + idle, starts_now and idle >= count
         has_gpus = has_gpus and len(gpu_nodes) >= count
-    return Fit(partition, has_gpus, starts_now, min(free, request.nodes_max), preemptible)
+    return PartitionFit(partition, has_gpus, starts_now, min(free, request.nodes_max), preemptible)
 
 
-def _key(fit: Fit, request: Request, with_gpus: bool) -> tuple[bool, bool, bool, int, bool, float, str]:
+def _key(fit: PartitionFit, request: JobRequest, with_gpus: bool) -> tuple[bool, bool, bool, int, bool, float, str]:
     """Smaller is better."""
     limit = fit.partition.time_limit_s or float("inf")
     return (

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from hpctrain.slurm.fields import node_names, number, records, required, text_or_none, whole
+from hpctrain.slurm.fields import node_names, number, parse_unsigned, records, required, text_or_none
 from hpctrain.slurm.gres import Gres, parse_gres
 from hpctrain.slurm.time import read_duration
 
@@ -48,7 +48,7 @@ class NodeInfo:
     """What a constraint may ask for."""
 
     @property
-    def takes_jobs(self) -> bool:
+    def accepts_jobs(self) -> bool:
         """Whether it runs jobs, or will when it is free; powered-down nodes do."""
         return not self.states & _OUT
 
@@ -272,10 +272,10 @@ def _over_time_limit(text: str) -> int | None:
 def _first_number(text: str) -> int:
     """The number a value begins with: '10 sec' -> 10; 0 where there is none."""
     found = re.match(r"\d+", text, re.ASCII)
-    return (found and whole(found[0])) or 0
+    return (found and parse_unsigned(found[0])) or 0
 
 
 def _option(text: str, name: str, default: int) -> int:
     found = re.search(rf"(?:^|,){name}=(\d+)", text, re.ASCII)
-    value = whole(found[1]) if found else None
+    value = parse_unsigned(found[1]) if found else None
     return default if value is None else value

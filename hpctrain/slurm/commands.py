@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hpctrain.base.errors import CommandError, CommandTimeout, InputError
-from hpctrain.base.process import Finished, Runner
+from hpctrain.base.errors import CommandError, CommandTimeoutError, InputError
+from hpctrain.base.process import CommandResult, Runner
 from hpctrain.slurm.accounting import parse_sacct, sacct_argv
 from hpctrain.slurm.cluster import (
     ClusterConfig,
@@ -35,7 +35,7 @@ NO_COMMANDS = "no Slurm on the path (sbatch was not found)"
 _CONFIGURE = "set SLURM_CONF to the cluster's slurm.conf, or load the site's Slurm module"
 
 _INHERITED = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SCONTROL_")
-_KEPT = ("SLURM_CONF", "SLURM_JWT")
+_KEPT_VARIABLES = ("SLURM_CONF", "SLURM_JWT")
 
 _UNKNOWN_JOB = "Invalid job id specified"
 _AWAY = (
@@ -54,7 +54,7 @@ _ESTIMATE = re.compile(r"Job \d+ to start at (\S+) using \d+ processors on nodes
 _PREFIX = re.compile(r"^(sbatch|scontrol|scancel|squeue): (error|fatal): ")
 
 
-class ControllerAwayError(CommandError):
+class ControllerUnreachableError(CommandError):
     """The Slurm controller does not answer. What it last said may still be true; ask again later."""
 
 
@@ -80,14 +80,16 @@ def client_environment(environ: Mapping[str, str]) -> dict[str, str]:
     A person's SQUEUE_FORMAT would change the output that is parsed, an enclosing job's SLURM_CPU_BIND the job that is
     submitted. What finds and convinces the controller stays.
     """
-    kept = {name: value for name, value in environ.items() if name in _KEPT or not name.startswith(_INHERITED)}
+    kept = {
+        name: value for name, value in environ.items() if name in _KEPT_VARIABLES or not name.startswith(_INHERITED)
+    }
     return {**kept, "SLURM_TIME_FORMAT": "%s"}
 
 
 class Slurm:
     """The Slurm of this machine's configuration, seen through its commands.
 
-    Every method raises ControllerAwayError (a CommandError) when the controller does not answer, NotConfiguredError
+    Every method raises ControllerUnreachableError (a CommandError) when the controller does not answer, NotConfiguredError
     when no cluster is known here, and CommandError with the command's own words when it refuses.
     """
 
@@ -228,30 +230,30 @@ class Slurm:
             return StartEstimate(None, (), None)
         return StartEstimate(read_moment(found[1]), node_names(found[2]), None)
 
-    def _run(self, argv: Sequence[str], without: Collection[str] = (), timeout_s: float = TIMEOUT_S) -> Finished:
+    def _run(self, argv: Sequence[str], without: Collection[str] = (), timeout_s: float = TIMEOUT_S) -> CommandResult:
         """Run a client.
 
         Args:
             without: variables that it must not pass on.
 
         Raises:
-            ControllerAwayError: the controller does not answer.
+            ControllerUnreachableError: the controller does not answer.
             NotConfiguredError: no cluster is known here.
             CommandError: the command is not there.
         """
         env = {name: value for name, value in client_environment(self._environ).items() if name not in without}
         try:
             done = self._runner.run(argv, timeout_s=timeout_s, env=env)
-        except CommandTimeout as error:
+        except CommandTimeoutError as error:
             self._check_configuration()
-            raise ControllerAwayError(f"the Slurm controller is away ({error}); ask again later") from error
+            raise ControllerUnreachableError(f"the Slurm controller is away ({error}); ask again later") from error
         if done.code != 0 and any(text in done.stderr for text in _NOT_CONFIGURED):
             conf = self._check_configuration()
             unset = "SLURM_CONF is not set" if not conf else f"SLURM_CONF is {conf}"
             told = f"Slurm's commands are here and find no cluster: {unset} ({_words(done)})"
             raise NotConfiguredError(f"{told}; {_CONFIGURE}")
         if done.code != 0 and any(text in done.stderr for text in _AWAY):
-            raise ControllerAwayError(f"the Slurm controller is away ({_words(done)}); ask again later")
+            raise ControllerUnreachableError(f"the Slurm controller is away ({_words(done)}); ask again later")
         return done
 
     def _check_configuration(self) -> str | None:
@@ -280,13 +282,13 @@ def _checked(job_id: str) -> str:
     return job_id
 
 
-def _answer(done: Finished) -> str:
+def _answer(done: CommandResult) -> str:
     if done.code != 0:
         raise CommandError(f"{' '.join(done.argv[:3])}: {_words(done)}")
     return done.stdout
 
 
-def _words(done: Finished) -> str:
+def _words(done: CommandResult) -> str:
     """What a command that failed says, in one line; a sentence that it says twice is told once."""
     lines = [_PREFIX.sub("", line.strip()) for line in done.stderr.splitlines() if line.strip()]
     return "; ".join(dict.fromkeys(lines)) or f"exit code {done.code} and no message"

@@ -21,7 +21,7 @@ def has_features(constraint: str, features: Collection[str]) -> bool | None:
     return any(found) if operators == {"|"} else all(found)
 
 
-def of_groups(groups: Collection[tuple[str, int]]) -> str:
+def constraint_of_groups(groups: Collection[tuple[str, int]]) -> str:
     """One constraint for nodes of several kinds: [('a100', 2), ('v100&big', 1)] -> '[a100*2&(v100&big)*1]'.
 
     sbatch(1), --constraint, "Multiple Counts": one job, and so one step, spans them all.

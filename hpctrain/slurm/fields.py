@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from hpctrain.base.errors import CommandError
-from hpctrain.records.format.node_set import unfolded
+from hpctrain.records.format.node_set import expand_node_set
 
 _KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z0-9/:_]*)=")
 # A job's name is free text that stands before the fields that matter: "x JobState=FAILED" must not be read as a state.
@@ -52,10 +52,10 @@ def text_or_none(value: str) -> str | None:
 
 def number(value: str) -> int | None:
     """A whole number; None for UNLIMITED, N/A and the like. The upper end of a range: '1-4' -> 4."""
-    return whole(value.rpartition("-")[2])
+    return parse_unsigned(value.rpartition("-")[2])
 
 
-def whole(text: str) -> int | None:
+def parse_unsigned(text: str) -> int | None:
     """The number that a text of up to 18 digits is (64 bits, as in Slurm); None for any other text."""
     return int(text) if _WHOLE.fullmatch(text) else None
 
@@ -69,6 +69,6 @@ def node_names(text: str) -> tuple[str, ...]:
     if text_or_none(text) is None:
         return ()
     try:
-        return tuple(unfolded(text))
+        return tuple(expand_node_set(text))
     except ValueError as error:
         raise CommandError(f"Slurm: cannot read the node list '{text[:100]}': {error}") from error

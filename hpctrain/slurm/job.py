@@ -9,8 +9,8 @@ from enum import Enum
 from hpctrain.base.clock import utc_text
 from hpctrain.base.errors import CommandError
 from hpctrain.base.units import format_seconds
-from hpctrain.slurm.fields import node_names, number, records, required, text_or_none, whole
-from hpctrain.slurm.reasons import is_stuck, reason_words
+from hpctrain.slurm.fields import node_names, number, parse_unsigned, records, required, text_or_none
+from hpctrain.slurm.reasons import is_stuck, pending_reason_text
 from hpctrain.slurm.time import read_duration, read_moment
 
 
@@ -175,7 +175,7 @@ def parse_state(text: str) -> JobState:
     return JobState(word) if word in JobState.__members__ else JobState.UNKNOWN
 
 
-def pending_words(info: JobInfo, now: float | None = None) -> str:
+def pending_job_text(info: JobInfo, now: float | None = None) -> str:
     """Why the job waits, in plain language.
 
     Args:
@@ -184,7 +184,7 @@ def pending_words(info: JobInfo, now: float | None = None) -> str:
     if info.reason == "BeginTime" and info.begin_s is not None:
         again = "it was put back into the queue and pauses; " if info.restarts else ""
         return f"{again}it may start {_when(info.begin_s, now)} (BeginTime)"
-    return reason_words(info.reason, info.job_id)
+    return pending_reason_text(info.reason, info.job_id)
 
 
 def needs_action(info: JobInfo) -> bool:
@@ -225,7 +225,7 @@ def _job(values: Mapping[str, str]) -> JobInfo:
 def _exit(text: str) -> tuple[int | None, int | None]:
     """Exit code and signal: '3:0' is (3, 0); squeue 22.05 prints the status of wait(2), 768 for the same."""
     first, colon, second = text.partition(":")
-    code = whole(first)
+    code = parse_unsigned(first)
     if code is None:
         return None, None
-    return (code, whole(second) or 0) if colon else (code >> 8, code & 0x7F)
+    return (code, parse_unsigned(second) or 0) if colon else (code >> 8, code & 0x7F)

@@ -15,7 +15,7 @@ _CLOSED = {"DRAIN": "takes no jobs at present", "INACTIVE": "starts no jobs at p
 
 
 @dataclass(frozen=True)
-class Request:
+class JobRequest:
     """What a job asks for. None: nothing is asked, Slurm's default holds."""
 
     partition: str | None
@@ -37,7 +37,7 @@ class Request:
         return self.kinds or ((None, self.nodes_min),)
 
 
-def check_request(request: Request, partitions: Sequence[Partition], nodes: Sequence[NodeInfo]) -> list[str]:
+def check_request(request: JobRequest, partitions: Sequence[Partition], nodes: Sequence[NodeInfo]) -> list[str]:
     """All that keeps the job from ever starting, one line each with field, found and allowed; [] when it may."""
     wanted, unknown = _wanted(request, partitions)
     if unknown:
@@ -53,7 +53,7 @@ def default_partition(partitions: Sequence[Partition]) -> Partition | None:
     return next((partition for partition in partitions if partition.default), None)
 
 
-def _wanted(request: Request, partitions: Sequence[Partition]) -> tuple[list[Partition], list[str]]:
+def _wanted(request: JobRequest, partitions: Sequence[Partition]) -> tuple[list[Partition], list[str]]:
     """The partitions meant, and what is wrong with their names."""
     by_name = {partition.name: partition for partition in partitions}
     if request.partition is None:
@@ -72,7 +72,7 @@ def _unknown_partition(name: str, known: list[str]) -> str:
     return f"cluster.partition: found '{name}'; allowed: {', '.join(known)}{hint}"
 
 
-def check_partition(request: Request, partition: Partition, nodes: Sequence[NodeInfo]) -> list[str]:
+def check_partition(request: JobRequest, partition: Partition, nodes: Sequence[NodeInfo]) -> list[str]:
     """All that keeps the job from ever starting in this partition."""
     return [
         *_check_state(request, partition),
@@ -94,7 +94,7 @@ def members(partition: Partition, nodes: Sequence[NodeInfo], constraint: str | N
     return [node for node in found if has_features(constraint, node.features) is not False]
 
 
-def _check_state(request: Request, partition: Partition) -> list[str]:
+def _check_state(request: JobRequest, partition: Partition) -> list[str]:
     if partition.state == "UP":
         if partition.needs_reservation and request.reservation is None:
             return [f"cluster.reservation: not given, and partition '{partition.name}' takes only jobs that have one"]
@@ -103,7 +103,7 @@ def _check_state(request: Request, partition: Partition) -> list[str]:
     return [f"cluster.partition: '{partition.name}' {what}; choose another, or wait until the site opens it"]
 
 
-def _check_nodes(request: Request, partition: Partition) -> list[str]:
+def _check_nodes(request: JobRequest, partition: Partition) -> list[str]:
     found = f"cluster.nodes: found {request.nodes_min}"
     if request.nodes_min > partition.nodes_total:
         return [f"{found}; allowed: 1 to {partition.nodes_total}, as partition '{partition.name}' has no more"]
@@ -112,7 +112,7 @@ def _check_nodes(request: Request, partition: Partition) -> list[str]:
     return []
 
 
-def _check_features(request: Request, partition: Partition, nodes: Sequence[NodeInfo]) -> list[str]:
+def _check_features(request: JobRequest, partition: Partition, nodes: Sequence[NodeInfo]) -> list[str]:
     known = members(partition, nodes)
     lines = []
     for constraint, wanted in request.parts:
@@ -129,7 +129,7 @@ def _check_features(request: Request, partition: Partition, nodes: Sequence[Node
     return lines
 
 
-def _check_gpus(request: Request, partition: Partition, nodes: Sequence[NodeInfo]) -> list[str]:
+def _check_gpus(request: JobRequest, partition: Partition, nodes: Sequence[NodeInfo]) -> list[str]:
     wanted = request.gpus_per_node or 0
     counts = [gpu_count(node.gres, request.gpu_type) for node in members(partition, nodes)]
     if not wanted or not counts:
@@ -159,7 +159,7 @@ def _no_such_gpus(gpu_type: str, partition: Partition) -> str:
     return f"cluster.gpu_type: found '{gpu_type}'; {allowed}"
 
 
-def _check_time(request: Request, partition: Partition) -> list[str]:
+def _check_time(request: JobRequest, partition: Partition) -> list[str]:
     limit = partition.time_limit_s
     if limit is None or request.time_s is None or request.time_s <= limit:
         return []

@@ -31,7 +31,7 @@ NAMES = (
 """sbatch's long options, Slurm 22.05 to 24.11; sites add their own (SPANK plugins)."""
 
 
-def option_of(item: str) -> tuple[str, str]:
+def parse_sbatch_option(item: str) -> tuple[str, str]:
     """The name and the value ('' for none) of an option written as `--name`, `--name=value` or `--name value`.
 
     Raises:
@@ -52,11 +52,11 @@ def option_of(item: str) -> tuple[str, str]:
     return name, value.strip("\"'")
 
 
-def options_of(items: Iterable[str]) -> dict[str, str]:
+def parse_sbatch_options(items: Iterable[str]) -> dict[str, str]:
     """The options by their names; what sbatch would read in another way is left out."""
     options = {}
     for item in items:
         with contextlib.suppress(ValueError):
-            name, value = option_of(item)
+            name, value = parse_sbatch_option(item)
             options[name] = value
     return options

@@ -60,7 +60,7 @@ _LIMIT = re.compile(r"(?P<owner>QOS|Assoc)(?P<scope>Grp|Max|Min)?(?P<what>[A-Za-
 _NOT_KNOWN = re.compile(r"Job's (?:account|QOS) not")
 
 
-def reason_words(reason: str, job: str) -> str:
+def pending_reason_text(reason: str, job: str) -> str:
     """A waiting job's reason as words, with the code kept, as that is what one searches for.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpctrain.base.errors import CommandError
-from hpctrain.slurm.commands import ControllerAwayError, Slurm
+from hpctrain.slurm.commands import ControllerUnreachableError, Slurm
 from hpctrain.slurm.job import JobInfo
 
 DELAY_MIN_S = 1.0
@@ -14,7 +14,7 @@ DELAY_MAX_S = 30.0
 
 
 @dataclass(frozen=True)
-class Change:
+class JobChange:
     """What is new about one job."""
 
     job_id: str
@@ -24,7 +24,7 @@ class Change:
     """None: Slurm has forgotten it."""
 
 
-class Watcher:
+class JobWatcher:
     """Watches jobs. The caller owns the time: it calls `poll(now)` in its loop, at best at `next_s`.
 
     `known` holds the last description of each job. While the controller is away it stays as it was, `away` says in
@@ -54,7 +54,7 @@ class Watcher:
         self._forgotten.discard(job_id)
         self.delay_s, self.next_s = self._delay_min_s, 0.0
 
-    def hurry(self) -> None:
+    def poll_soon(self) -> None:
         """Ask as soon as the shortest delay allows: something else says that the jobs have changed."""
         if self._asked_s is not None:
             self.delay_s, self.next_s = self._delay_min_s, min(self.next_s, self._asked_s + self._delay_min_s)
@@ -71,7 +71,7 @@ class Watcher:
             for job_id in self._job_ids
         )
 
-    def poll(self, now: float) -> list[Change]:
+    def poll(self, now: float) -> list[JobChange]:
         """What has changed; asks Slurm only when the time has come.
 
         Args:
@@ -85,7 +85,7 @@ class Watcher:
         self._asked_s = now
         try:
             answer = self._slurm.jobs(self._asked())
-        except ControllerAwayError as error:
+        except ControllerUnreachableError as error:
             self.away, self.away_since_s = str(error), now if self.away_since_s is None else self.away_since_s
             self._wait(now, self._next_delay(changed=False))
             return []
@@ -100,17 +100,17 @@ class Watcher:
     def _asked(self) -> list[str]:
         return [job_id for job_id in self._job_ids if job_id not in self._forgotten]
 
-    def _compare(self, answer: dict[str, JobInfo]) -> list[Change]:
+    def _compare(self, answer: dict[str, JobInfo]) -> list[JobChange]:
         changes = []
         for job_id in self._asked():
             before, after = self.known.get(job_id), answer.get(job_id)
             if after is None:
                 self._forgotten.add(job_id)
-                changes.append(Change(job_id, before, None))
+                changes.append(JobChange(job_id, before, None))
                 continue
             self.known[job_id] = after
             if before is None or _matters(before) != _matters(after):
-                changes.append(Change(job_id, before, after))
+                changes.append(JobChange(job_id, before, after))
         return changes
 
     def _next_delay(self, changed: bool) -> float:

@@ -94,10 +94,10 @@ def _difference(key: _Key, before: Value, after: Value) -> Difference:
 
 
 def _pairs(topology: Topology) -> set[tuple[str, str]]:
-    return {(source, target) for link in topology.fabric.links for source, target in _ways(link)}
+    return {(source, target) for link in topology.fabric.links for source, target in _directed_pairs(link)}
 
 
-def _ways(link: Link) -> tuple[tuple[str, str], tuple[str, str]]:
+def _directed_pairs(link: Link) -> tuple[tuple[str, str], tuple[str, str]]:
     return (link.a, link.b), (link.b, link.a)
 
 
@@ -120,7 +120,7 @@ def _values(topology: Topology, names: set[str], once: set[tuple[str, str]]) -> 
     for link in topology.fabric.links:
         if not {link.a, link.b} <= names:
             continue
-        for (source, target), figures in zip(_ways(link), (link.ab, link.ba), strict=True):
+        for (source, target), figures in zip(_directed_pairs(link), (link.ab, link.ba), strict=True):
             way = f"{source} -> {target}"
             if (source, target) in once:
                 continue

@@ -11,7 +11,7 @@ from rich.text import Text
 from hpctrain.base.units import format_bytes, format_count, format_seconds
 from hpctrain.records.topology.topology import Device, Topology
 
-EACH_UP_TO = 16
+NODES_LISTED_MAX = 16
 """Nodes whose devices are listed one by one."""
 ABSENT = "·"
 COLOURS = {"go": "green", "ok": "green", "warn": "yellow", "degraded": "yellow", "unknown": "yellow"}
@@ -20,7 +20,7 @@ COLOURS = {"go": "green", "ok": "green", "warn": "yellow", "degraded": "yellow",
 
 def devices_table(topology: Topology) -> Table:
     """One row a device, or above 16 nodes one row a kind with minimum, median and maximum."""
-    if len(topology.nodes) > EACH_UP_TO:
+    if len(topology.nodes) > NODES_LISTED_MAX:
         return _kinds(topology)
     dtypes = _dtypes(topology)
     table = _table(["node", "device"], dtypes, ["health"])

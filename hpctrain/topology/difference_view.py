@@ -12,7 +12,7 @@ from hpctrain.base.units import format_bytes, format_seconds, format_si
 from hpctrain.topology.compare import GROUPS, Difference, Value
 from hpctrain.topology.view import ABSENT
 
-ROWS_A_GROUP = 20
+ROWS_PER_GROUP_MAX = 20
 """The rest of a group is counted: a person reads the largest changes, a program takes --json."""
 _TITLES = {"nodes": "Nodes", "health": "Health", "drivers": "Drivers", "devices": "Devices", "links": "Links"}
 
@@ -25,9 +25,9 @@ def render_differences(found: list[Difference], tolerance: float) -> RenderableT
     for group in GROUPS:
         rows = sorted((entry for entry in found if entry.group == group), key=_size, reverse=True)
         if rows:
-            parts.append(_table(_TITLES[group], rows[:ROWS_A_GROUP]))
-        if len(rows) > ROWS_A_GROUP:
-            parts.append(Text(f"and {len(rows) - ROWS_A_GROUP} smaller changes; --json has all", style="dim"))
+            parts.append(_table(_TITLES[group], rows[:ROWS_PER_GROUP_MAX]))
+        if len(rows) > ROWS_PER_GROUP_MAX:
+            parts.append(Text(f"and {len(rows) - ROWS_PER_GROUP_MAX} smaller changes; --json has all", style="dim"))
     return Group(*parts, Text(summary(found)))
 
 

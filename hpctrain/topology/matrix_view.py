@@ -16,7 +16,7 @@ from hpctrain.records.topology.link_cost import LinkCost
 from hpctrain.records.topology.topology import Topology
 from hpctrain.topology.device_view import ABSENT
 
-NODES_UP_TO = 16
+MATRIX_NODES_MAX = 16
 """Above this many nodes the matrix is of clusters."""
 _COLUMNS_UP_TO = 12
 """What fits 80 columns; a wider matrix goes on below."""
@@ -59,7 +59,7 @@ _KNOWN = {
 
 def matrices(topology: Topology, quantities: Collection[str]) -> list[RenderableType]:
     """The matrices of these quantities, of 'latency' and 'bandwidth', that anything is known of."""
-    if len(topology.nodes) > NODES_UP_TO:
+    if len(topology.nodes) > MATRIX_NODES_MAX:
         return _between_groups(topology, quantities)
     drawn: list[RenderableType] = []
     for name in QUANTITIES:
@@ -94,12 +94,12 @@ def _nodes(
         for cell, (value, kind) in values.items()
     }
     sick = {node.id for node in topology.nodes if node.health.verdict in ("degraded", "bad")}
-    return _drawn(f"{quantity.title} in {unit}, row to column", names, cells, sick)
+    return _matrix_tables(f"{quantity.title} in {unit}, row to column", names, cells, sick)
 
 
 def _between_groups(topology: Topology, quantities: Collection[str]) -> list[RenderableType]:
     """Every pair as the planner takes it: a large file lists only pairs that are off their class."""
-    home, costs = _homes(topology), LinkCost(topology)
+    home, costs = _cluster_of_node(topology), LinkCost(topology)
     found: dict[str, dict[_Cell, list[float]]] = {name: {} for name in QUANTITIES}
     for a, b in itertools.permutations([node.id for node in topology.nodes], 2):
         try:
@@ -127,10 +127,12 @@ def _folded(quantity: _Quantity, names: list[str], found: dict[_Cell, list[float
         for value in (min(group), usual, max(group)):
             text.append(("\n" if text else "") + _short(value / scale), style=quantity.colour(value, usual))
         cells[cell] = text
-    return _drawn(f"{quantity.title} in {unit}, row to column: min, median, max of all pairs", names, cells, set())
+    return _matrix_tables(
+        f"{quantity.title} in {unit}, row to column: min, median, max of all pairs", names, cells, set()
+    )
 
 
-def _homes(topology: Topology) -> dict[str, str]:
+def _cluster_of_node(topology: Topology) -> dict[str, str]:
     """The cluster of each node, at the lowest level that has few enough of them for a matrix."""
     best: dict[str, str] = {}
     for level in sorted({cluster.level for cluster in topology.fabric.clusters}):
@@ -143,7 +145,7 @@ def _homes(topology: Topology) -> dict[str, str]:
     return {node.id: best.get(node.id, rest) if few else rest for node in topology.nodes}
 
 
-def _drawn(title: str, names: list[str], cells: dict[_Cell, Text], sick: set[str]) -> list[RenderableType]:
+def _matrix_tables(title: str, names: list[str], cells: dict[_Cell, Text], sick: set[str]) -> list[RenderableType]:
     """A table, or several of them where the columns do not fit. Columns have the numbers of the rows."""
     tables: list[RenderableType] = [Text(title)]
     for start in range(0, len(names), _COLUMNS_UP_TO):

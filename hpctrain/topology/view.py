@@ -18,7 +18,7 @@ from hpctrain.records.topology.topology import Reason, Topology
 from hpctrain.topology.device_view import ABSENT, COLOURS, devices_table
 from hpctrain.topology.matrix_view import QUANTITIES, matrices
 
-SICK_UP_TO = 20
+UNHEALTHY_NODES_MAX = 20
 """Nodes with a fault that are listed; the rest is counted."""
 _CLUSTERS_UP_TO = 24
 _UNMEASURED = ("published", "prior")
@@ -31,7 +31,7 @@ def render(topology: Topology, quantities: Collection[str] = QUANTITIES) -> Rend
     Args:
         quantities: which matrices to draw, of 'latency' and 'bandwidth'.
     """
-    parts: list[RenderableType] = [_verdict(topology), *_sick_nodes(topology), _provenance(topology)]
+    parts: list[RenderableType] = [_verdict(topology), *_unhealthy_nodes(topology), _provenance(topology)]
     if any(node.devices for node in topology.nodes):
         parts.append(devices_table(topology))
     if len(topology.nodes) > 1:
@@ -49,8 +49,8 @@ def _verdict(topology: Topology) -> Text:
         return text.append("none, nothing was measured", style="yellow")
     text.append(verdict.status, style=COLOURS.get(verdict.status, "red"))
     for fault in verdict.faults:
-        text.append(f"\n  {_told(fault)}")
-        text.append(_seen_and_fix(fault), style="dim")
+        text.append(f"\n  {_reason_line(fault)}")
+        text.append(_evidence_and_fix(fault), style="dim")
     if verdict.exclude:
         text.append(f"\n  leave out: {verdict.sbatch_hint or ','.join(verdict.exclude)}")
     for name, value in verdict.env.items():
@@ -58,29 +58,32 @@ def _verdict(topology: Topology) -> Text:
     return text
 
 
-def _sick_nodes(topology: Topology) -> list[Text]:
+def _unhealthy_nodes(topology: Topology) -> list[Text]:
     """Nodes that are not ok, each with its reasons, unless the verdict has told them."""
-    told = {_told(fault) for fault in topology.verdict.faults}
+    told = {_reason_line(fault) for fault in topology.verdict.faults}
     lines: list[Text] = []
     for node in topology.nodes:
         # The verdict names the node in a fault that is the node's own reason.
-        own = {f"{reason.code}: {node.id}: {reason.text}": _told(reason) for reason in node.health.reasons}
+        own = {f"{reason.code}: {node.id}: {reason.text}": _reason_line(reason) for reason in node.health.reasons}
         reasons = [words for named, words in own.items() if named not in told and words not in told]
         if reasons:
             line = Text(f"  {node.id} ")
             line.append(node.health.verdict, style=COLOURS.get(node.health.verdict, "red"))
             lines.append(line.append(f": {'; '.join(reasons)}"))
-    more = len(lines) - SICK_UP_TO
-    return [*lines[:SICK_UP_TO], *([Text(f"  and {more} more nodes; --json has all", style="dim")] if more > 0 else [])]
+    more = len(lines) - UNHEALTHY_NODES_MAX
+    return [
+        *lines[:UNHEALTHY_NODES_MAX],
+        *([Text(f"  and {more} more nodes; --json has all", style="dim")] if more > 0 else []),
+    ]
 
 
-def _seen_and_fix(reason: Reason) -> str:
+def _evidence_and_fix(reason: Reason) -> str:
     """What it was compared with, and the next thing to do, a line each."""
     told = (("seen", reason.evidence), ("do", reason.fix))
     return "".join(f"\n    {label}: {words}" for label, words in told if words)
 
 
-def _told(reason: Reason) -> str:
+def _reason_line(reason: Reason) -> str:
     return f"{reason.code}: {reason.text}"
 
 

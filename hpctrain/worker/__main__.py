@@ -7,7 +7,7 @@ import sys
 
 from hpctrain.base.errors import EXIT_USAGE, HpctrainError
 from hpctrain.base.loading import load
-from hpctrain.base.stamp import stamp_output
+from hpctrain.base.stamp import timestamp_output
 from hpctrain.worker import forking
 
 VERBS = {
@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
         return EXIT_USAGE
     if argv[0] == "train":
         # Before torch is loaded, whose loggers keep the stderr that they find. The other verbs print what is parsed.
-        stamp_output()
+        timestamp_output()
     return _run(argv)
 
 

@@ -18,14 +18,14 @@ from hpctrain.base.net.wire import Message
 from hpctrain.checkpoint.published import verify
 from hpctrain.checkpoint.save_and_load import CheckpointSaver, load
 from hpctrain.checkpoint.state import collect, prepare_moments, set_optimizer_step
-from hpctrain.compress.reducers.outer_optimizer import LocalSteps
-from hpctrain.compress.reducers.reduce_scatter_all_gather import OwnerReducer
+from hpctrain.compress.reducers.outer_optimizer import OuterOptimizer
+from hpctrain.compress.reducers.reduce_scatter_all_gather import ReduceScatterAllGather
 from hpctrain.compress.reducers.reducer import DenseReducer, Reducer
 from hpctrain.model.build import Fill
 from hpctrain.model.hf_weights import HfWeights
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
-from hpctrain.parallel.reduction import meetings_of, reducer_of
+from hpctrain.parallel.reduction import build_plan_reducer, outer_optimizer_of
 from hpctrain.parallel.scaling import LossScaler
 from hpctrain.records.history.generation import GENERATIONS, Fence
 from hpctrain.records.history.manifest import LossScale, Manifest
@@ -34,8 +34,8 @@ from hpctrain.records.run.run import Run, run_of
 from hpctrain.schedule.resolve import schedule_of
 from hpctrain.schedule.runnable import check_runnable
 from hpctrain.worker.deterministic import make_deterministic
-from hpctrain.worker.feed import Feed, open_feeds
-from hpctrain.worker.kept import give_back
+from hpctrain.worker.feed import BatchLoader, open_batch_loaders
+from hpctrain.worker.kept import restore_reducer_state
 from hpctrain.worker.memory import peak_memory_bytes
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -90,9 +90,9 @@ class Trainer:
     parameters: list[nn.Parameter]
     optimizer: torch.optim.Optimizer
     reducer: Reducer
-    train: Feed
-    valid: dict[str, Feed]
-    """By name; `HELD_OUT` has none."""
+    train: BatchLoader
+    valid: dict[str, BatchLoader]
+    """By name; `UNNAMED_SET` has none."""
     saver: CheckpointSaver
     fence: Fence
     step: int
@@ -103,7 +103,7 @@ class Trainer:
     """With precision fp16."""
     past_scale: LossScale | None = None
     """Of an earlier part of the run, in fp16: the steps it skipped do not count for the optimizer."""
-    meetings: LocalSteps | None = None
+    outer_optimizer: OuterOptimizer | None = None
     """Of replicas that train on their own."""
     residuals_dropped: str | None = None
     """Why what the reducers kept in the checkpoint was not taken over, where there was any."""
@@ -115,25 +115,25 @@ class Trainer:
         return start, self.pipeline.rows
 
 
-def build(orders: StartOrder) -> Trainer:
+def build(start_order: StartOrder) -> Trainer:
     """Join the generation's process group and build this rank's part of the plan. Collective over the world."""
-    run = run_of(orders.folder)
-    plan = Plan.read(orders.folder / orders.plan, owned=True)
+    run = run_of(start_order.folder)
+    plan = Plan.read(start_order.folder / start_order.plan, owned=True)
     if run.deterministic:
         make_deterministic()
-    device = _device(plan.ranks[orders.rank])
+    device = _device(plan.ranks[start_order.rank])
     timeout = collective_timeout(run)
     with ACTIVITY.doing("join the process group", waits=True):
-        _join(orders, plan, device, timeout)
+        _join(start_order, plan, device, timeout)
     base_bytes = peak_memory_bytes(device)
-    coordinate = Coordinate.of(plan, orders.rank)
+    coordinate = Coordinate.of(plan, start_order.rank)
     mesh = build_mesh(plan, device.type, timeout)
     schedule, _ = schedule_of(plan, coordinate.dp)
     check_runnable(plan, run)
     scaler = LossScaler(LossScale()) if run.precision == "fp16" else None
     inputs = PipelineInputs(
         plan, run.spec(), schedule, run.data.seq_len, run.seed, device, AUTOCAST[run.precision], scaler, run.compile,
-        timeout=timeout, objective=run.learned(), fill=_first_weights(orders, run),
+        timeout=timeout, objective=run.effective_objective(), fill=_first_weights(start_order, run),
     )  # fmt: skip
     pipeline = build_pipeline(inputs, mesh, coordinate)
     optimizer = _optimizer(run, pipeline, plan)
@@ -142,21 +142,23 @@ def build(orders: StartOrder) -> Trainer:
     # A group of its own: the writer thread must never wait behind, or in the middle of, the training's collectives.
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WRITER_TIMEOUT_S))
     with ACTIVITY.doing("load the checkpoint", waits=True):
-        manifest = _restore(orders, pipeline, optimizer, scaler, group)
+        manifest = _restore(start_order, pipeline, optimizer, scaler, group)
         reducer = _reducer(mesh, plan, pipeline, scaled=scaler is not None)
         dropped = None
-        if orders.restore is not None and manifest is not None:
-            dropped = give_back(reducer, coordinate, plan, manifest, orders.folder / orders.restore, group)
-    fence = Fence(orders.folder / GENERATIONS, orders.generation)
-    saver = CheckpointSaver(orders.folder / "checkpoints", group, run.checkpoint.keep, fence)
+        if start_order.restore is not None and manifest is not None:
+            dropped = restore_reducer_state(
+                reducer, coordinate, plan, manifest, start_order.folder / start_order.restore, group
+            )
+    fence = Fence(start_order.folder / GENERATIONS, start_order.generation)
+    saver = CheckpointSaver(start_order.folder / "checkpoints", group, run.checkpoint.keep, fence)
     saver.prepare(collect(named, optimizer))
-    train, valid = open_feeds(run, device, os.environ)
+    train, valid = open_batch_loaders(run, device, os.environ)
     return Trainer(
         run=run,
         plan=plan,
         coordinate=coordinate,
-        generation=orders.generation,
-        folder=orders.folder,
+        generation=start_order.generation,
+        folder=start_order.folder,
         device=device,
         mesh=mesh,
         pipeline=pipeline,
@@ -171,7 +173,7 @@ def build(orders: StartOrder) -> Trainer:
         base_bytes=base_bytes,
         scaler=scaler,
         past_scale=manifest.loss_scale if manifest is not None else None,
-        meetings=meetings_of(reducer),
+        outer_optimizer=outer_optimizer_of(reducer),
         residuals_dropped=dropped,
     )
 
@@ -185,31 +187,31 @@ def _device(place: str) -> torch.device:
     return torch.device("cpu")
 
 
-def _join(orders: StartOrder, plan: Plan, device: torch.device, timeout: timedelta) -> None:
+def _join(start_order: StartOrder, plan: Plan, device: torch.device, timeout: timedelta) -> None:
     """Meet the other workers at the store; rank 0 serves it on the socket that its agent holds open."""
     store = dist.TCPStore(
-        orders.store_addr,
-        orders.store_port,
+        start_order.store_addr,
+        start_order.store_port,
         plan.world_size,
-        is_master=orders.store_fd is not None,
+        is_master=start_order.store_fd is not None,
         timeout=timedelta(seconds=STORE_TIMEOUT_S),
         wait_for_workers=False,
-        master_listen_fd=orders.store_fd,
+        master_listen_fd=start_order.store_fd,
     )
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     # Torch lets anybody who reaches the port in. A late worker of another generation, or another job's, does not meet
     # this one by mistake; that it keeps no attacker out is in docs/security.md.
-    prefixed = dist.PrefixStore(f"generation-{orders.generation}-{orders.store_secret}", store)
+    prefixed = dist.PrefixStore(f"generation-{start_order.generation}-{start_order.store_secret}", store)
     dist.init_process_group(
-        backend, store=prefixed, rank=orders.rank, world_size=plan.world_size, timeout=timeout,
+        backend, store=prefixed, rank=start_order.rank, world_size=plan.world_size, timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )  # fmt: skip
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "0")) or torch.get_num_threads())
 
 
-def _first_weights(orders: StartOrder, run: Run) -> Fill | None:
+def _first_weights(start_order: StartOrder, run: Run) -> Fill | None:
     """What the stages are filled from, where it is not the seed; a checkpoint needs no folder any more."""
-    if run.model.hf is None or run.model.found is None or orders.restore is not None:
+    if run.model.hf is None or run.model.found is None or start_order.restore is not None:
         return None
     return HfWeights(run.model.found, Path(run.model.hf)).fill
 
@@ -234,25 +236,25 @@ def _optimizer(run: Run, pipeline: Pipeline, plan: Plan) -> torch.optim.Optimize
 
 
 def _reducer(mesh: DeviceMesh, plan: Plan, pipeline: Pipeline, scaled: bool) -> Reducer:
-    reducer = reducer_of(plan, mesh, pipeline.stages, pipeline.parameters())
+    reducer = build_plan_reducer(plan, mesh, pipeline.stages, pipeline.parameters())
     # Elsewhere the backward pass has messages of its own on the same links, gradients are split, or the ends of a tied
     # model are added up after it. What a reducer keeps must not be scaled, and a step that overflows not be sent.
-    alone = plan.tp == len(plan.stages) == 1 and not (scaled and plan.compression[0].keeps_state)
-    if isinstance(reducer, DenseReducer | OwnerReducer) and alone:
+    alone = plan.tp == len(plan.stages) == 1 and not (scaled and plan.compression[0].has_state)
+    if isinstance(reducer, DenseReducer | ReduceScatterAllGather) and alone:
         reducer.overlap([parameter for _, parameter in pipeline.parameters()])
     return reducer
 
 
 def _restore(
-    orders: StartOrder,
+    start_order: StartOrder,
     pipeline: Pipeline,
     optimizer: torch.optim.Optimizer,
     scaler: LossScaler | None,
     group: dist.ProcessGroup,
 ) -> Manifest | None:
-    if orders.restore is None:
+    if start_order.restore is None:
         return None
-    path = orders.folder / orders.restore
+    path = start_order.folder / start_order.restore
     manifest = verify(path, hashes=False)  # the proposer has checked the hashes
     named = pipeline.parameters()
     load(collect(named, optimizer), path, group)

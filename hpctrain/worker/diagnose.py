@@ -22,11 +22,11 @@ from torch.utils._pytree import tree_leaves
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.records.run.run import Run
 from hpctrain.worker.build import Trainer
-from hpctrain.worker.feed import Batch
+from hpctrain.worker.feed import SampleBatch
 
 
 @dataclass(frozen=True)
-class Finding:
+class NonFinite:
     """A tensor with values that are no numbers."""
 
     order: tuple[int, int, int]
@@ -45,7 +45,7 @@ class Finding:
     """The largest of the others, without its sign."""
 
 
-def diagnose(trainer: Trainer, step: int, batch: Batch, norm: float, *, training: bool) -> str:
+def diagnose(trainer: Trainer, step: int, batch: SampleBatch, norm: float, *, training: bool) -> str:
     """Say in a line what is no number, where it began and what may help. Collective over the world.
 
     Args:
@@ -57,15 +57,15 @@ def diagnose(trainer: Trainer, step: int, batch: Batch, norm: float, *, training
     with ACTIVITY.doing("diagnosis of a value that is no number", waits=True):
         share, forward = _forward(trainer, batch, training)
         mine = (share if trainer.coordinate.tp == 0 else 0.0, forward, _gradient(trainer))
-        everyone: list[tuple[float, Finding | None, Finding | None]] = [mine] * trainer.plan.world_size
+        everyone: list[tuple[float, NonFinite | None, NonFinite | None]] = [mine] * trainer.plan.world_size
         dist.all_gather_object(everyone, mine)
     loss = sum(item[0] for item in everyone)
     first = min((item[1] for item in everyone if item[1]), key=lambda found: (found.order, found.rank), default=None)
     last = max((item[2] for item in everyone if item[2]), key=lambda found: (found.order, -found.rank), default=None)
-    return describe(step, loss, norm, first or last, trainer.plan.ranks, trainer.run)
+    return diagnosis_line(step, loss, norm, first or last, trainer.plan.ranks, trainer.run)
 
 
-def describe(step: int, loss: float, norm: float, found: Finding | None, places: list[str], run: Run) -> str:
+def diagnosis_line(step: int, loss: float, norm: float, found: NonFinite | None, places: list[str], run: Run) -> str:
     """The line for the person.
 
     Args:
@@ -101,22 +101,22 @@ def _advice(run: Run, weights_are_lost: bool) -> str:
     return lower[0].upper() + lower[1:]
 
 
-def _forward(trainer: Trainer, batch: Batch, training: bool) -> tuple[float, Finding | None]:
+def _forward(trainer: Trainer, batch: SampleBatch, training: bool) -> tuple[float, NonFinite | None]:
     """This replica's share of the loss, and the first place on this rank where activations are no numbers."""
-    findings: list[Finding] = []
+    findings: list[NonFinite] = []
     pipeline = trainer.pipeline
     with _watched(trainer, findings), torch.compiler.set_stance("force_eager"):
-        share = pipeline.forward_again(*batch) if training else pipeline.evaluate(*batch)
+        share = pipeline.replay_forward(*batch) if training else pipeline.evaluate(*batch)
     trainer.pipeline.take_counters()
     return share, min(findings, key=lambda found: found.order, default=None)
 
 
 @contextlib.contextmanager
-def _watched(trainer: Trainer, findings: list[Finding]) -> Iterator[None]:
+def _watched(trainer: Trainer, findings: list[NonFinite]) -> Iterator[None]:
     """Look at what goes into and out of every module of every stage of this rank."""
     handles = []
     for stage in trainer.pipeline.stages:
-        watch = _Watch(stage.stage_index, trainer.coordinate.rank, findings)
+        watch = _NonFiniteHooks(stage.stage_index, trainer.coordinate.rank, findings)
         for name, module in stage.submod.named_modules():
             handles.append(module.register_forward_hook(watch.hook(name or f"stage {stage.stage_index}")))
     try:
@@ -126,10 +126,10 @@ def _watched(trainer: Trainer, findings: list[Finding]) -> Iterator[None]:
             handle.remove()
 
 
-class _Watch:
+class _NonFiniteHooks:
     """Forward hooks of one stage. A module's place is where its first call ended: what it holds comes before it."""
 
-    def __init__(self, stage: int, rank: int, findings: list[Finding]) -> None:
+    def __init__(self, stage: int, rank: int, findings: list[NonFinite]) -> None:
         self._stage = stage
         self._rank = rank
         self._findings = findings
@@ -146,13 +146,13 @@ class _Watch:
                 if bad:
                     weights = _weights(module.parameters(recurse=False))
                     order = (self._stage, place, side)
-                    self._findings.append(Finding(order, self._rank, name, what, bad, values, *weights))
+                    self._findings.append(NonFinite(order, self._rank, name, what, bad, values, *weights))
                     return
 
         return look
 
 
-def _gradient(trainer: Trainer) -> Finding | None:
+def _gradient(trainer: Trainer) -> NonFinite | None:
     """The place nearest to the loss where this rank's part of the gradient is no number: backward came there first."""
     found = None
     for stage in trainer.pipeline.stages:
@@ -162,7 +162,7 @@ def _gradient(trainer: Trainer) -> Finding | None:
                 module, _, leaf = name.rpartition(".")
                 weights = _weights([parameter])
                 order = (stage.stage_index, place, 0)
-                found = Finding(order, trainer.coordinate.rank, module, f"gradient of {leaf}", bad, values, *weights)
+                found = NonFinite(order, trainer.coordinate.rank, module, f"gradient of {leaf}", bad, values, *weights)
     return found
 
 

@@ -16,18 +16,18 @@ import torch.distributed as dist
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.atomic import append_line
 from hpctrain.base.errors import StorageError
-from hpctrain.compress.reducers.reducer import REPORTED
+from hpctrain.compress.reducers.reducer import REDUCER_METRICS
 from hpctrain.parallel.stage import StageCounters
 from hpctrain.records.history.generation import Fence
 from hpctrain.records.history.metric import BytesSent, CompressionFigures, MetricRow, RankPlacement, ValidSet
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import Trainer
-from hpctrain.worker.feed import HELD_OUT
+from hpctrain.worker.feed import UNNAMED_SET
 from hpctrain.worker.memory import peak_memory_bytes
 
 
 @dataclass(frozen=True)
-class RankStep:
+class RankStepMetrics:
     """What one rank knows about a step."""
 
     loss_share: float
@@ -37,13 +37,13 @@ class RankStep:
     dp_bytes: int
     tp_bytes: int
     compression: dict[str, float]
-    """Figures of its reducer, by names in `REPORTED`."""
+    """Figures of its reducer, by names in `REDUCER_METRICS`."""
     stop: bool
     save: bool
 
 
 @dataclass(frozen=True)
-class JobStep:
+class GlobalStepMetrics:
     """The step over all ranks, the same on each of them after the gather."""
 
     loss: float
@@ -60,10 +60,10 @@ class JobStep:
     save: bool
 
 
-_SCALARS = 10 + len(REPORTED)
+_SCALARS = 10 + len(REDUCER_METRICS)
 
 
-def gather(trainer: Trainer, mine: RankStep) -> JobStep:
+def gather_step_metrics(trainer: Trainer, mine: RankStepMetrics) -> GlobalStepMetrics:
     """Exchange what each rank counted. Collective over the world: one all-gather of a few numbers."""
     stages = len(trainer.plan.stages)
     times = [0.0] * 3 * stages
@@ -82,7 +82,7 @@ def gather(trainer: Trainer, mine: RankStep) -> JobStep:
         peak_memory_bytes(trainer.device),
         float(trainer.coordinate.dp),
         float(max(counters.forwards for counters in mine.counters.values())),
-        *(mine.compression.get(name, math.nan) for name in REPORTED),
+        *(mine.compression.get(name, math.nan) for name in REDUCER_METRICS),
     ]
     vector = torch.tensor(scalars + times, dtype=torch.float64)
     table = torch.empty(trainer.plan.world_size, len(vector), dtype=torch.float64)
@@ -91,20 +91,20 @@ def gather(trainer: Trainer, mine: RankStep) -> JobStep:
     return _combine(table, trainer.plan)
 
 
-def _idle_fraction(mine: RankStep) -> float:
+def _idle_fraction(mine: RankStepMetrics) -> float:
     """Share of the schedule's time in which this rank computed nothing."""
     compute_s = sum(counters.compute_s for counters in mine.counters.values())
     return 1.0 - compute_s / mine.schedule_s
 
 
-def _combine(table: torch.Tensor, plan: Plan) -> JobStep:
+def _combine(table: torch.Tensor, plan: Plan) -> GlobalStepMetrics:
     total = table.sum(0).tolist()
     largest = table.max(0).values.tolist()
     compute, forward, backward = torch.tensor(largest[_SCALARS:]).view(3, -1).tolist()
     counted = [0] * plan.dp
     for row in table.tolist():
         counted[int(row[8])] = max(counted[int(row[8])], int(row[9]))
-    return JobStep(
+    return GlobalStepMetrics(
         loss=total[0],
         bytes_sent=BytesSent(dp=int(total[2]), pp=int(total[3]), tp=int(total[4])),
         compression=_figures(table[:, 10:_SCALARS]),
@@ -121,12 +121,12 @@ def _combine(table: torch.Tensor, plan: Plan) -> JobStep:
 
 def _figures(table: torch.Tensor) -> CompressionFigures | None:
     """The means over the ranks that have a figure, of [ranks, figures] with NaN where there is none."""
-    means = dict(zip(REPORTED, table.nanmean(0).tolist(), strict=True))
+    means = dict(zip(REDUCER_METRICS, table.nanmean(0).tolist(), strict=True))
     found = {name: mean for name, mean in means.items() if math.isfinite(mean)}
     return CompressionFigures(**found) if found else None
 
 
-def placements(trainer: Trainer, counters: dict[int, StageCounters]) -> list[RankPlacement] | None:
+def rank_placements(trainer: Trainer, counters: dict[int, StageCounters]) -> list[RankPlacement] | None:
     """What every rank really holds, read back from its objects. Collective; a list on rank 0 only."""
     replica = trainer.plan.replicas[trainer.coordinate.dp]
     mine = RankPlacement(
@@ -184,7 +184,7 @@ class MetricsLog:
         return None
 
 
-def make_row(trainer: Trainer, job: JobStep, news: StepNews) -> MetricRow:
+def metric_row(trainer: Trainer, job: GlobalStepMetrics, info: LocalStepInfo) -> MetricRow:
     """The row of the step that was just done."""
     run, plan = trainer.run, trainer.plan
     tokens = plan.rows * run.data.seq_len
@@ -192,18 +192,18 @@ def make_row(trainer: Trainer, job: JobStep, news: StepNews) -> MetricRow:
         step=trainer.step,
         generation=trainer.generation,
         time_s=time.time(),
-        step_time_s=news.seconds,
+        step_time_s=info.seconds,
         loss=job.loss,
-        valid_loss=news.valid_losses.get(HELD_OUT),
-        valid_sets={name: ValidSet.of(loss) for name, loss in news.valid_losses.items() if name != HELD_OUT} or None,
-        lr=news.lr,
-        grad_norm=news.grad_norm if math.isfinite(news.grad_norm) else None,
-        loss_scale=news.loss_scale,
-        skipped=None if news.loss_scale is None else not math.isfinite(news.grad_norm),
+        valid_loss=info.valid_losses.get(UNNAMED_SET),
+        valid_sets={name: ValidSet.of(loss) for name, loss in info.valid_losses.items() if name != UNNAMED_SET} or None,
+        lr=info.lr,
+        grad_norm=info.grad_norm if math.isfinite(info.grad_norm) else None,
+        loss_scale=info.loss_scale,
+        skipped=None if info.loss_scale is None else not math.isfinite(info.grad_norm),
         tokens=tokens,
         samples=trainer.step * plan.rows,
         source_samples=trainer.train.taken(trainer.step * plan.rows),
-        tokens_per_s=tokens / news.seconds,
+        tokens_per_s=tokens / info.seconds,
         bytes_sent=job.bytes_sent,
         compression=job.compression,
         stage_time_s=[round(value, 6) for value in job.stage_time_s],
@@ -212,12 +212,12 @@ def make_row(trainer: Trainer, job: JobStep, news: StepNews) -> MetricRow:
         bubble_fraction=job.bubble_fraction,
         micro_batches=job.micro_batches,
         memory_bytes_max=job.memory_bytes_max,
-        placement=news.placement,
+        placement=info.placement,
     )
 
 
 @dataclass(frozen=True)
-class StepNews:
+class LocalStepInfo:
     """What rank 0 knows about a step beyond the gather."""
 
     seconds: float

@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpctrain.corpus.read.mixture import Mixture, open_training
-from hpctrain.corpus.read.node_cache import on_this_node
+from hpctrain.corpus.read.node_cache import cached_folders
 from hpctrain.corpus.read.objective import examples
 from hpctrain.corpus.read.special_tokens import SpecialTokens, special_tokens
 from hpctrain.corpus.read.tokens import open_named, open_validation
 from hpctrain.records.run.objective import AnyObjective, lengths
 from hpctrain.records.run.run import Run
 
-HELD_OUT = ""
+UNNAMED_SET = ""
 """The validation set that has no name of its own."""
 
 
-class Batch(NamedTuple):
+class SampleBatch(NamedTuple):
     """Samples as the pipeline takes them, [rows, …]."""
 
     inputs: Tensor
@@ -33,7 +33,7 @@ class Batch(NamedTuple):
     """What the decoder of a model with two stacks reads."""
 
 
-class Stream(Protocol):
+class SequenceStream(Protocol):
     """An endless, shuffled stream of windows, as `Corpus` and `Mixture` are."""
 
     def rows(self, seed: int, start: int, count: int) -> NDArray[np.int64]:
@@ -41,49 +41,51 @@ class Stream(Protocol):
 
 
 @dataclass(frozen=True)
-class Feed:
+class BatchLoader:
     """A stream, and what is made of it."""
 
-    stream: Stream
+    stream: SequenceStream
     objective: AnyObjective
     special: SpecialTokens
     seq_len: int
     device: torch.device
 
-    def batch(self, seed: int, start: int, count: int) -> Batch:
+    def batch(self, seed: int, start: int, count: int) -> SampleBatch:
         """The samples [start, start + count) of the run with that seed."""
         samples = np.arange(start, start + count, dtype=np.int64)
         rows = self.stream.rows(seed, start, count)
         made = examples(self.objective, self.special, self.seq_len, seed, samples, rows)
         inputs, targets = (torch.from_numpy(part).to(self.device) for part in (made.inputs, made.targets))
         if made.decoder_tokens is None:
-            return Batch(inputs, targets, None)
-        return Batch(inputs, targets, torch.from_numpy(made.decoder_tokens).to(self.device))
+            return SampleBatch(inputs, targets, None)
+        return SampleBatch(inputs, targets, torch.from_numpy(made.decoder_tokens).to(self.device))
 
     def taken(self, samples: int) -> dict[str, int] | None:
         """Samples of each weighted folder among the first `samples`; None where folders have no weights."""
         return self.stream.taken(samples) if isinstance(self.stream, Mixture) else None
 
 
-def open_feeds(run: Run, device: torch.device, environ: Mapping[str, str]) -> tuple[Feed, dict[str, Feed]]:
-    """What the run trains on, and its validation sets by name (`HELD_OUT`: the one without); copies on this node are
+def open_batch_loaders(
+    run: Run, device: torch.device, environ: Mapping[str, str]
+) -> tuple[BatchLoader, dict[str, BatchLoader]]:
+    """What the run trains on, and its validation sets by name (`UNNAMED_SET`: the one without); copies on this node are
     read where there are any.
 
     Raises:
         InputError, FileError: data is missing, damaged or of another tokenizer.
     """
-    data, objective = run.data, run.learned()
-    train = on_this_node(data.train_folders, environ)
+    data, objective = run.data, run.effective_objective()
+    train = cached_folders(data.train_folders, environ)
     special = special_tokens(data.train_folders, objective, data.seq_len)  # copies have no tokenizer
     length = lengths(objective, data.seq_len).raw
     stream = open_training(data.train_folders, data.weights, length, train)
-    sets: dict[str, Stream] = {}
+    sets: dict[str, SequenceStream] = {}
     if run.validation.batches:
-        valid = on_this_node(data.valid_folders, environ)
+        valid = cached_folders(data.valid_folders, environ)
         named = dict(zip(data.valid, valid, strict=True)) if isinstance(data.valid, dict) else {}
         held_out = open_validation(train, [] if named else valid, length)
         if held_out is not None:
-            sets[HELD_OUT] = held_out
+            sets[UNNAMED_SET] = held_out
         sets.update(open_named(train, named, length))
-    feeds = {name: Feed(each, objective, special, data.seq_len, device) for name, each in sets.items()}
-    return Feed(stream, objective, special, data.seq_len, device), feeds
+    loaders = {name: BatchLoader(each, objective, special, data.seq_len, device) for name, each in sets.items()}
+    return BatchLoader(stream, objective, special, data.seq_len, device), loaders

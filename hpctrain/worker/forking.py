@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hpctrain.base.forking import MESSAGE_BYTES, MOST_FDS
-from hpctrain.base.linux import die_with
+from hpctrain.base.forking import MAX_FDS, MESSAGE_BYTES
+from hpctrain.base.linux import die_with_parent
 from hpctrain.base.loading import load
 from hpctrain.base.process import WORKER
-from hpctrain.base.stamp import stamp_output
+from hpctrain.base.stamp import timestamp_output
 
 LOADED = ("hpctrain.worker.train", "hpctrain.worker.measure.measure")
 HIGH_FD = 500
@@ -42,15 +42,15 @@ def main(argv: list[str], run: Verb) -> int:
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the process that asks")
     parser.add_argument("--parent", type=int, required=True, help="process to end with")
     options = parser.parse_args(argv)
-    die_with(options.parent)
+    die_with_parent(options.parent)
     plain = sys.stdout, sys.stderr
     # Before torch is loaded, whose loggers keep the stderr that they find.
-    stamp_output()
+    timestamp_output()
     channel = socket.socket(fileno=_moved(options.fd))
     _load()
     with contextlib.suppress(OSError):
         channel.send(json.dumps({"loaded": True}).encode())
-    order = _next_own(channel)
+    order = _fork_orders(channel)
     if order is None:
         return 0
     stamped = sys.stdout, sys.stderr
@@ -61,11 +61,11 @@ def main(argv: list[str], run: Verb) -> int:
     return code
 
 
-def _next_own(channel: socket.socket) -> dict[str, Any] | None:
+def _fork_orders(channel: socket.socket) -> dict[str, Any] | None:
     """Fork for each order: in a fork its order comes back, here None when the other end has closed."""
     while True:
         try:
-            message, fds, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, MOST_FDS)
+            message, fds, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, MAX_FDS)
         except OSError:
             return None
         if not message:

@@ -8,19 +8,19 @@ from pathlib import Path
 import torch.distributed as dist
 from torch import Tensor
 
-from hpctrain.checkpoint.save_and_load import load_own
+from hpctrain.checkpoint.save_and_load import load_with_prefix
 from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.parallel.mesh import Coordinate
 from hpctrain.records.history.manifest import Manifest
 from hpctrain.records.plan.plan import Plan
 
 
-def kept_by_reducer(reducer: Reducer, place: Coordinate) -> dict[str, Tensor]:
+def reducer_state_tensors(reducer: Reducer, place: Coordinate) -> dict[str, Tensor]:
     """The reducer's state under the names that it has in a checkpoint; shared memory."""
     return {_prefix(place) + key: tensor for key, tensor in reducer.state().items()}
 
 
-def give_back(
+def restore_reducer_state(
     reducer: Reducer, place: Coordinate, plan: Plan, manifest: Manifest, path: Path, group: dist.ProcessGroup
 ) -> str | None:
     """Take over what this rank's reducer kept when the checkpoint was written. Collective over the world.
@@ -41,7 +41,7 @@ def give_back(
             f"the checkpoint of step {manifest.step} is of another layout of ranks or another compression: what they "
             "had not sent yet of their gradients is dropped"
         )
-    reducer.load_state(load_own(_prefix(place), path, group))
+    reducer.load_state(load_with_prefix(_prefix(place), path, group))
     return None
 
 

@@ -14,24 +14,32 @@ from torch import Tensor
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import HpctrainError
 from hpctrain.checkpoint.fingerprint import fingerprint
-from hpctrain.checkpoint.save_and_load import Saved
+from hpctrain.checkpoint.save_and_load import SaveResult
 from hpctrain.checkpoint.state import collect
 from hpctrain.parallel.gradients import clip_gradients, finite_everywhere, gradient_norm, local_gradients
 from hpctrain.records.history.manifest import Manifest
 from hpctrain.records.run.optimizer import learning_rate
-from hpctrain.worker import room
+from hpctrain.worker import disk_full
 from hpctrain.worker.build import Trainer
 from hpctrain.worker.diagnose import diagnose
-from hpctrain.worker.emit import JobStep, MetricsLog, RankStep, StepNews, gather, make_row, placements
-from hpctrain.worker.feed import Batch, Feed
-from hpctrain.worker.kept import kept_by_reducer
-from hpctrain.worker.orders import Orders
+from hpctrain.worker.emit import (
+    GlobalStepMetrics,
+    LocalStepInfo,
+    MetricsLog,
+    RankStepMetrics,
+    gather_step_metrics,
+    metric_row,
+    rank_placements,
+)
+from hpctrain.worker.feed import BatchLoader, SampleBatch
+from hpctrain.worker.kept import reducer_state_tensors
+from hpctrain.worker.orders import AgentChannel
 from hpctrain.worker.profile import profiled, trace_path
-from hpctrain.worker.room import LastWrites
+from hpctrain.worker.room import PendingWrites
 from hpctrain.worker.traffic import CollectiveCounter
 
 
-def train(trainer: Trainer, orders: Orders) -> bool:
+def train(trainer: Trainer, agent_channel: AgentChannel) -> bool:
     """Train until the last step or until told to stop.
 
     Returns:
@@ -41,7 +49,7 @@ def train(trainer: Trainer, orders: Orders) -> bool:
         HpctrainError: the gradient is no number any more, or the last checkpoint could not be written.
         StorageError: there is no room for the last rows of metrics.jsonl.
     """
-    loop = Loop(trainer, orders)
+    loop = Loop(trainer, agent_channel)
     while trainer.step < trainer.run.steps:
         job = loop.next_step()
         if job.stop:
@@ -50,16 +58,16 @@ def train(trainer: Trainer, orders: Orders) -> bool:
     done = trainer.step >= trainer.run.steps
     loop.finish_saving(wait_for_room=done)
     if done and trainer.run.deterministic:
-        orders.tell("weights", sha256=fingerprint(trainer.pipeline.parameters()))
+        agent_channel.tell("weights", sha256=fingerprint(trainer.pipeline.parameters()))
     return done
 
 
 class Loop:
     """The state of the loop between steps."""
 
-    def __init__(self, trainer: Trainer, orders: Orders) -> None:
+    def __init__(self, trainer: Trainer, agent_channel: AgentChannel) -> None:
         self.trainer = trainer
-        self.orders = orders
+        self.agent_channel = agent_channel
         self.saved_step = trainer.step
         self._save_error: str | None = None
         self._metrics = MetricsLog(trainer.folder / "metrics.jsonl", trainer.fence)
@@ -67,7 +75,7 @@ class Loop:
         self._first_validation = True
         self._tp_bytes = 0
 
-    def next_step(self) -> JobStep:
+    def next_step(self) -> GlobalStepMetrics:
         """One step, profiled when it is the one that is to be."""
         trainer, step = self.trainer, self.trainer.step + 1
         ACTIVITY.begin_step(step)
@@ -76,36 +84,36 @@ class Loop:
         with profiled(trace_path(trainer.folder, step, trainer.coordinate.rank)):
             return self.one_step()
 
-    def one_step(self) -> JobStep:
+    def one_step(self) -> GlobalStepMetrics:
         """One optimizer step: batch, pipeline, reduction, norm, update, checkpoint, validation, news."""
         trainer, start = self.trainer, time.perf_counter()
         share, gradients = self._forward_backward(trainer.step)
         scale = trainer.scaler.value if trainer.scaler is not None else None
         dp_bytes = self._reduce(gradients)
-        trainer.pipeline.sum_ends()
+        trainer.pipeline.all_reduce_tied_gradients()
         with ACTIVITY.doing("all-reduce of the gradient's norm", waits=True):
-            norm = gradient_norm(trainer.parameters, trainer.plan, trainer.pipeline.copies())
+            norm = gradient_norm(trainer.parameters, trainer.plan, trainer.pipeline.tied_holders())
         with ACTIVITY.doing("optimizer"):
             lr = self._update(norm)
-        if trainer.meetings is not None:
+        if trainer.outer_optimizer is not None:
             with ACTIVITY.doing("meeting of the replicas", waits=True):
-                dp_bytes += trainer.meetings.after_step(trainer.step + 1)
+                dp_bytes += trainer.outer_optimizer.after_step(trainer.step + 1)
         counters = trainer.pipeline.take_counters()
         trainer.step += 1
         seconds = time.perf_counter() - start
-        mine = RankStep(
+        mine = RankStepMetrics(
             share, counters, trainer.pipeline.step_s, dp_bytes, self._tp_bytes,
-            trainer.reducer.metrics(), self.orders.stop_wanted(), self.orders.save_wanted(),
+            trainer.reducer.metrics(), self.agent_channel.stop_wanted(), self.agent_channel.save_wanted(),
         )  # fmt: skip
-        job = gather(trainer, mine)
+        job = gather_step_metrics(trainer, mine)
         # In fp16 a norm that is no number may only mean a scale too large. It is applied after the loss, though.
         if not math.isfinite(job.loss):
             raise self._no_number(trainer.step, norm)
-        placed = placements(trainer, counters) if self._first else None
+        placed = rank_placements(trainer, counters) if self._first else None
         self._first = False
         if job.save or self._is_due(trainer.run.checkpoint.every):
             self.save()
-        self._validate_and_tell(job, StepNews(seconds, lr, norm, {}, placed, scale))
+        self._validate_and_tell(job, LocalStepInfo(seconds, lr, norm, {}, placed, scale))
         self._tell_saved(trainer.saver.finished())
         return job
 
@@ -116,9 +124,9 @@ class Loop:
             return
         with ACTIVITY.doing("wait for the writer of the checkpoint before"):
             self._tell_saved(trainer.saver.finished(wait=True))
-        if trainer.meetings is not None:
+        if trainer.outer_optimizer is not None:
             with ACTIVITY.doing("meeting of the replicas for a checkpoint", waits=True):
-                trainer.meetings.synchronize()
+                trainer.outer_optimizer.outer_sync()
         self._start_saving()
         self.saved_step = trainer.step
 
@@ -132,8 +140,8 @@ class Loop:
             self._tell_saved(self.trainer.saver.finished(wait=True))
         if wait_for_room:
             limit_s = self.trainer.run.checkpoint.wait_for_room_s
-            writes = LastWrites(self.trainer.step, self._save_again, self._metrics.try_flush)
-            self._save_error = room.wait_for_room(writes, self._save_error, limit_s, self.orders)
+            writes = PendingWrites(self.trainer.step, self._save_again, self._metrics.try_flush)
+            self._save_error = disk_full.retry_until_written(writes, self._save_error, limit_s, self.agent_channel)
         self.trainer.saver.close()
         self._metrics.flush()
         if self._save_error is not None:
@@ -153,7 +161,7 @@ class Loop:
         trainer = self.trainer
         named = trainer.pipeline.parameters()
         with ACTIVITY.doing("checkpoint copy"):
-            tensors = collect(named, trainer.optimizer) | kept_by_reducer(trainer.reducer, trainer.coordinate)
+            tensors = collect(named, trainer.optimizer) | reducer_state_tensors(trainer.reducer, trainer.coordinate)
             trainer.saver.save(tensors, manifest_of(trainer))
 
     def _forward_backward(self, step: int) -> tuple[float, list[Tensor]]:
@@ -172,7 +180,7 @@ class Loop:
     def _reduce(self, gradients: list[Tensor]) -> int:
         """Sum the gradients over the replicas and free them of the loss scale; bytes this rank sent."""
         trainer = self.trainer
-        scaler, keeps = trainer.scaler, trainer.plan.compression[0].keeps_state
+        scaler, keeps = trainer.scaler, trainer.plan.compression[0].has_state
         if scaler is not None and keeps:
             # What a reducer keeps outlives the scale, and a step that is skipped must leave it alone.
             scaler.unscale(gradients)
@@ -210,7 +218,7 @@ class Loop:
         batch = self._batch(trainer.train, (step - 1) * trainer.plan.rows, trainer.run.seed)
         return HpctrainError(diagnose(trainer, step, batch, norm, training=True))
 
-    def _validate_and_tell(self, job: JobStep, news: StepNews) -> None:
+    def _validate_and_tell(self, job: GlobalStepMetrics, info: LocalStepInfo) -> None:
         """Validate where it is due, then tell of the step. A failed validation costs neither row nor checkpoint.
 
         Raises:
@@ -218,12 +226,12 @@ class Loop:
         """
         try:
             if self.trainer.valid and self._is_due(self.trainer.run.validation.every):
-                news = replace(news, valid_losses=self._validate())
+                info = replace(info, valid_losses=self._validate())
         except Exception:
             self._tell_saved(self.trainer.saver.finished(wait=True))
             raise
         finally:
-            self._tell(job, news)
+            self._tell(job, info)
 
     def _validate(self) -> dict[str, float]:
         """The mean loss over each set's validation batches, always the same samples. Collective over the world.
@@ -236,18 +244,18 @@ class Loop:
             self._first_validation = False
             self._tell_compiling()  # once more: what is compiled for training keeps what a backward pass needs
         starts = [index * trainer.plan.rows for index in range(trainer.run.validation.batches)]
-        parts = [(feed, start) for feed in trainer.valid.values() for start in starts]
-        shares = [trainer.pipeline.evaluate(*self._batch(feed, start, 0)) for feed, start in parts]
+        parts = [(loader, start) for loader in trainer.valid.values() for start in starts]
+        shares = [trainer.pipeline.evaluate(*self._batch(loader, start, 0)) for loader, start in parts]
         losses = torch.tensor(shares, dtype=torch.float64)
         trainer.pipeline.take_counters()
         # Every tp rank computes the same loss: one of them speaks for the row.
         losses *= trainer.coordinate.tp == 0
         with ACTIVITY.doing("all-reduce of the validation's losses", waits=True):
             dist.all_reduce(losses)
-        for loss, (feed, start) in zip(losses.tolist(), parts, strict=True):
+        for loss, (loader, start) in zip(losses.tolist(), parts, strict=True):
             if not math.isfinite(loss):
                 self._tell_compiling()
-                place = diagnose(trainer, trainer.step, self._batch(feed, start, 0), loss, training=False)
+                place = diagnose(trainer, trainer.step, self._batch(loader, start, 0), loss, training=False)
                 raise HpctrainError(f"validation after {place}")
         means = losses.view(len(trainer.valid), -1).mean(1)
         return dict(zip(trainer.valid, means.tolist(), strict=True))
@@ -255,30 +263,30 @@ class Loop:
     def _tell_compiling(self) -> None:
         """Ask for the time that compiling takes, where blocks are compiled; until the next step is told."""
         if self.trainer.run.compile:
-            self.orders.tell("compiling")
+            self.agent_channel.tell("compiling")
 
-    def _batch(self, feed: Feed, start: int, seed: int) -> Batch:
+    def _batch(self, loader: BatchLoader, start: int, seed: int) -> SampleBatch:
         """This replica's rows of the global batch that starts at sample `start`."""
         first, count = self.trainer.rows
-        return feed.batch(seed, start + first, count)
+        return loader.batch(seed, start + first, count)
 
     def _is_due(self, every: int) -> bool:
         return self.trainer.step % every == 0 or self.trainer.step == self.trainer.run.steps
 
-    def _tell(self, job: JobStep, news: StepNews) -> None:
+    def _tell(self, job: GlobalStepMetrics, info: LocalStepInfo) -> None:
         trainer = self.trainer
         if trainer.coordinate.rank == 0:
-            self._metrics.write(make_row(trainer, job, news))
-        self.orders.tell("step", step=trainer.step, time_s=news.seconds, loss=job.loss)
+            self._metrics.write(metric_row(trainer, job, info))
+        self.agent_channel.tell("step", step=trainer.step, time_s=info.seconds, loss=job.loss)
 
-    def _tell_saved(self, saved: Saved | None) -> None:
+    def _tell_saved(self, saved: SaveResult | None) -> None:
         if saved is None:
             return
         # That of the newest save counts: an earlier one that failed is made up for by the next.
         self._save_error = saved.error
         if self.trainer.coordinate.rank != 0:
             return
-        self.orders.tell(
+        self.agent_channel.tell(
             "saved", step=saved.step, seconds=saved.seconds, size_bytes=saved.size_bytes, error=saved.error
         )
 
@@ -295,6 +303,6 @@ def manifest_of(trainer: Trainer) -> Manifest:
         model_sha256=run.spec().sha256(),
         world_size=trainer.plan.world_size,
         loss_scale=trainer.scaler.state if trainer.scaler is not None else trainer.past_scale,
-        reduction_sha256=trainer.plan.reduction_sha256 if trainer.plan.compression[0].keeps_state else None,
+        reduction_sha256=trainer.plan.reduction_sha256 if trainer.plan.compression[0].has_state else None,
         files=[],
     )

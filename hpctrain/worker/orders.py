@@ -12,10 +12,10 @@ from hpctrain.base.errors import EXIT_RESUMABLE, HpctrainError
 from hpctrain.base.net.wire import LineChannel, Message
 
 START_TIMEOUT_S = 120.0
-LOOK_EVERY_S = 1.0
+POLL_S = 1.0
 
 
-class Orders:
+class AgentChannel:
     """What the agent asked for, and a way to tell it things."""
 
     def __init__(self, channel: LineChannel) -> None:
@@ -59,13 +59,13 @@ class Orders:
     def _listen(self) -> None:
         while not self._channel.closed:
             # What arrived together with the start order is there already, and the socket silent about it.
-            message = self._channel.wait_message(LOOK_EVERY_S)
+            message = self._channel.wait_message(POLL_S)
             if message is not None:
-                self._heed(message)
+                self._handle(message)
         # The agent is gone. Nothing is flushed on purpose: the state on disk is whole at any moment.
         os._exit(EXIT_RESUMABLE)
 
-    def _heed(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         if message.get("type") == "save":
             self._save.set()
         elif message.get("type") == "stop":

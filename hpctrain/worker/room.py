@@ -15,19 +15,19 @@ import torch.distributed as dist
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.units import format_seconds
 from hpctrain.records.history.fault import fault_of
-from hpctrain.worker.orders import Orders
+from hpctrain.worker.orders import AgentChannel
 
-LOOK_S = 2.0
+RETRY_S = 2.0
 """Between two tries; the agent hears of each, and does not take the wait for a hang."""
 
 
-def is_full(error: str | None) -> bool:
+def is_disk_full(error: str | None) -> bool:
     """Whether it was for want of room that something could not be written."""
     return error is not None and fault_of(error).name == "disk_full"
 
 
 @dataclass(frozen=True)
-class LastWrites:
+class PendingWrites:
     """What is left to be written, and how it is tried again."""
 
     step: int
@@ -37,7 +37,9 @@ class LastWrites:
     """Write the rows that wait, on the rank that has them; the error."""
 
 
-def wait_for_room(writes: LastWrites, error: str | None, limit_s: float, orders: Orders) -> str | None:
+def retry_until_written(
+    writes: PendingWrites, error: str | None, limit_s: float, agent_channel: AgentChannel
+) -> str | None:
     """Try again until all is written, the time is over or somebody asks to stop; the error of the checkpoint that is
     left, None when it is on disk.
 
@@ -48,17 +50,17 @@ def wait_for_room(writes: LastWrites, error: str | None, limit_s: float, orders:
     with ACTIVITY.doing("wait for room on the disk"):
         while True:
             rows = writes.flush()
-            waits, over = _agreed(is_full(rows), orders.stop_wanted() or time.monotonic() >= deadline)
-            if over or not (is_full(error) or waits):
+            waits, over = _agreed(is_disk_full(rows), agent_channel.stop_wanted() or time.monotonic() >= deadline)
+            if over or not (is_disk_full(error) or waits):
                 return error
             if not told and dist.get_rank() == 0:
                 limit = format_seconds(limit_s)
                 reason = f"step {writes.step}, the last one: {error or rows}; the run waits up to {limit} for room"
-                orders.tell("no_room", step=writes.step, reason=reason)
+                agent_channel.tell("no_room", step=writes.step, reason=reason)
             told = True
-            time.sleep(LOOK_S)
-            orders.tell("waiting")
-            if is_full(error):
+            time.sleep(RETRY_S)
+            agent_channel.tell("waiting")
+            if is_disk_full(error):
                 error = writes.save()
 
 

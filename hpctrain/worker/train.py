@@ -16,14 +16,14 @@ import torch.distributed as dist
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import EXIT_INFRASTRUCTURE, EXIT_RESUMABLE
-from hpctrain.base.linux import name_process
+from hpctrain.base.linux import set_process_name
 from hpctrain.base.net.wire import LineChannel
 from hpctrain.base.process import WORKER_NAME
-from hpctrain.runs.code_copy import FOLDER, code_first
+from hpctrain.runs.code_copy import CODE_FOLDER, import_code_first
 from hpctrain.worker.build import StartOrder, build
 from hpctrain.worker.failure import failure_of, place_now
 from hpctrain.worker.loop import train
-from hpctrain.worker.orders import Orders
+from hpctrain.worker.orders import AgentChannel
 
 
 def main(argv: list[str]) -> int:
@@ -34,49 +34,49 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--activity", type=int, required=True, help="inherited memory that tells what this rank does")
     options = parser.parse_args(argv)
     # For ps, pgrep and py-spy: workers that are forked share one command line.
-    name_process(WORKER_NAME.format(os.environ.get("RANK", "?")))
+    set_process_name(WORKER_NAME.format(os.environ.get("RANK", "?")))
     ACTIVITY.share(options.activity)
-    code_first(options.folder / FOLDER)
-    orders = Orders(LineChannel(socket.socket(fileno=options.fd)))
-    code = _guarded(orders, options.folder)
+    import_code_first(options.folder / CODE_FOLDER)
+    agent_channel = AgentChannel(LineChannel(socket.socket(fileno=options.fd)))
+    code = _guarded(agent_channel, options.folder)
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads of gloo may still be waiting for ranks that are gone; the interpreter's own exit would wait for them.
     os._exit(code)
 
 
-def _guarded(orders: Orders, folder: Path) -> int:
+def _guarded(agent_channel: AgentChannel, folder: Path) -> int:
     try:
-        return _work(orders, folder)
+        return _work(agent_channel, folder)
     except (Exception, SystemExit) as error:  # the agent must hear of any fault, whatever it is
-        return _leave(orders, error)
+        return _leave(agent_channel, error)
 
 
-def _work(orders: Orders, folder: Path) -> int:
-    order = StartOrder.of(folder, orders.wait_start())
-    orders.listen()
-    trainer = build(order)
-    orders.tell("ready", step=trainer.step)
+def _work(agent_channel: AgentChannel, folder: Path) -> int:
+    start_order = StartOrder.of(folder, agent_channel.wait_start())
+    agent_channel.listen()
+    trainer = build(start_order)
+    agent_channel.tell("ready", step=trainer.step)
     if trainer.residuals_dropped is not None:
-        orders.tell("residuals_dropped", reason=trainer.residuals_dropped)
-    done = train(trainer, orders)
+        agent_channel.tell("residuals_dropped", reason=trainer.residuals_dropped)
+    done = train(trainer, agent_channel)
     with ACTIVITY.doing("barrier at the end", waits=True):
         dist.barrier()
     dist.destroy_process_group()
     return 0 if done else EXIT_RESUMABLE
 
 
-def _leave(orders: Orders, error: BaseException) -> int:
+def _leave(agent_channel: AgentChannel, error: BaseException) -> int:
     """Tell the agent why this worker ends; the exit code comes back."""
     failure = failure_of(error)
     now, sentence = ACTIVITY.now, failure.sentence(place_now())
     said = {**failure.to_message(), "step": now.step, "operation": now.words()}
     if failure.fault.blame == "network":
-        orders.tell("lost", message=sentence, error=said)
+        agent_channel.tell("lost", message=sentence, error=said)
         print(f"hpctrain worker: lost a peer: {sentence}: {failure.message}", file=sys.stderr)
         return EXIT_INFRASTRUCTURE
     if failure.where is not None or error.__cause__ is not None:
         traceback.print_exception(error.__cause__ if failure.where is None else error)
     print(f"hpctrain worker: {sentence}", file=sys.stderr)
-    orders.tell("error", message=sentence, error=said)
+    agent_channel.tell("error", message=sentence, error=said)
     return 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.records.history.event import Event, read_events
-from hpctrain.records.history.metric import MetricRow, effective, read_metrics
+from hpctrain.records.history.metric import MetricRow, last_row_of_each_step, read_metrics
 from hpctrain.records.history.successor import read_successors
 
 RUN_STEPS = 150
@@ -137,6 +137,6 @@ class Job:
     def assert_whole(self, steps: int = RUN_STEPS) -> None:
         """Every step was done, in one metrics file, whatever happened in between."""
         rows = read_metrics(self.folder / "metrics.jsonl")
-        assert [row.step for row in effective(rows)] == list(range(1, steps + 1))
+        assert [row.step for row in last_row_of_each_step(rows)] == list(range(1, steps + 1))
         generations = [row.generation for row in rows]
         assert generations == sorted(generations)

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.process import SystemRunner
-from hpctrain.bench.compression.places import lab_place, local_place, measure_place
+from hpctrain.bench.compression.places import lab_site, local_site, measure_site
 from hpctrain.bench.compression.rank import CORPUS_FOLDER
-from hpctrain.bench.compression.scene import Settings
+from hpctrain.bench.compression.scene import LaunchSettings
 from hpctrain.bench.scene import make_corpus
 from hpctrain.lab.layout import load_layout
 from hpctrain.lab.machine import this_machine
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 
-SETTINGS = Settings(
-    steps=2, block_steps=2, warm_steps=3, seq_len=16, spec=ModelSpec(layers=2, dim=256, heads=4, vocab=320)
+SETTINGS = LaunchSettings(
+    steps=2, block_steps=2, warm_steps=3, seq_len=16, spec=DecoderSpec(layers=2, dim=256, heads=4, vocab=320)
 )
 BYTES = {"none": (4, 4), "bf16": (2, 2.01), "int8": (1.015, 1.03), "int4": (0.515, 0.53)}
 """For each parameter, of two ranks: each sends as many numbers as there are, of small tensors in fp32."""
@@ -36,9 +36,9 @@ def as_exact_as_the_gain_allows(step_s: dict[str, float]) -> str:
 def test_a_slow_link_is_compressed_and_a_loopback_as_the_planner_says(cluster, tmp_path: Path) -> None:
     make_corpus(tmp_path / CORPUS_FOLDER)
     found = {}
-    for place in (lab_place(this_machine(), load_layout(cluster.folder), 2, "100mbit"), local_place(2)):
+    for place in (lab_site(this_machine(), load_layout(cluster.folder), 2, "100mbit"), local_site(2)):
         with place as where:
-            (row,) = measure_place(SystemRunner(), where, ["auto"], SETTINGS, tmp_path)
+            (row,) = measure_site(SystemRunner(), where, ["auto"], SETTINGS, tmp_path)
             found[row.link] = row
     slow, fast = found["100mbit"], found["loopback"]
     assert slow.choice != "none"

@@ -7,7 +7,7 @@ import re
 import pytest
 from submitted import ENDLESS, Job, Project
 
-from hpctrain.records.history.attempt import spent
+from hpctrain.records.history.attempt import failures_since_checkpoint
 
 pytestmark = [
     pytest.mark.slow,
@@ -43,7 +43,7 @@ def test_a_node_that_comes_back_is_no_failure_of_the_run_and_term_by_hand_is_no_
     why = "(came back without its part of the step, and|cannot be reached any more:) Slurm ended the step on all nodes"
     said = r"srun: (Aborting, io error and missing step on node|Cannot communicate with node) \d"
     assert re.match(rf"{lost} {why} \({said}", str(first["reason"])), first
-    assert spent(job.attempts()) == 0
+    assert failures_since_checkpoint(job.attempts()) == 0
     log = (job.folder / "logs" / f"{job.job_id}.job.log").read_text()
     assert f"attempt 0 ended (infrastructure): {first['reason']}" in log
     # It goes on, and the person sees why in each place.

@@ -8,9 +8,9 @@ import pytest
 
 from hpctrain.base.process import SystemRunner
 from hpctrain.slurm.commands import Slurm
-from hpctrain.slurm.job import JobState, pending_words
-from hpctrain.slurm.limits import Request, check_request
-from hpctrain.slurm.watch import Watcher
+from hpctrain.slurm.job import JobState, pending_job_text
+from hpctrain.slurm.limits import JobRequest, check_request
+from hpctrain.slurm.watch import JobWatcher
 
 pytestmark = [
     pytest.mark.slow,
@@ -46,23 +46,23 @@ def submit(cluster, *options: str) -> str:
 def test_the_cluster_is_read_as_it_is(cluster, slurm):
     assert slurm.available()
     assert [node.name for node in slurm.nodes()] == list(cluster.nodes)
-    assert all(node.takes_jobs and node.memory_bytes for node in slurm.nodes())
+    assert all(node.accepts_jobs and node.memory_bytes for node in slurm.nodes())
     partitions = {partition.name: partition for partition in slurm.partitions()}
     assert partitions["low"].nodes == cluster.nodes
     assert slurm.config()["cred_expire_s"] == 10
-    too_many = Request("low", 5, 5, None, None, None, None)
+    too_many = JobRequest("low", 5, 5, None, None, None, None)
     assert "allowed: 1 to 4" in check_request(too_many, list(partitions.values()), slurm.nodes())[0]
 
 
 def test_a_job_from_its_submission_to_its_end(cluster, slurm, script):
-    watcher = Watcher(slurm, [submit(cluster, "--nodes=4", "--exclusive", str(script))])
+    watcher = JobWatcher(slurm, [submit(cluster, "--nodes=4", "--exclusive", str(script))])
     (job_id,) = [change.job_id for change in watcher.poll(time.monotonic())]
     cluster.wait(lambda: slurm.job(job_id).state is JobState.RUNNING, 30, "the job runs")
     job = slurm.job(job_id)
     assert (job.nodes, job.batch_host, job.time_limit_s) == (cluster.nodes, "node0", 300)
     assert abs(job.start_s - time.time()) < 60
     waiting = submit(cluster, "--nodes=1", str(script))
-    cluster.wait(lambda: "(" in pending_words(slurm.job(waiting)), 30, "the reason for waiting is known")
+    cluster.wait(lambda: "(" in pending_job_text(slurm.job(waiting)), 30, "the reason for waiting is known")
     assert set(slurm.jobs([job_id, waiting, "99999"])) == {job_id, waiting}
     slurm.requeue(job_id)
     cluster.wait(lambda: slurm.job(job_id).state.is_waiting, 30, "the job waits again")

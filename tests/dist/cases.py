@@ -18,7 +18,7 @@ from processes import largest, launch, process_group
 from torch.distributed.tensor import DTensor
 
 from hpctrain.checkpoint.fingerprint import fingerprint
-from hpctrain.checkpoint.published import Published, newest
+from hpctrain.checkpoint.published import VerifiedCheckpoint, newest
 from hpctrain.checkpoint.save_and_load import CheckpointSaver, load
 from hpctrain.checkpoint.state import collect, prepare_moments, set_optimizer_step
 from hpctrain.compress.reducers.reducer import Reducer
@@ -28,19 +28,19 @@ from hpctrain.model.build import build_stage
 from hpctrain.parallel.gradients import gradient_norm, local_gradients
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
-from hpctrain.parallel.reduction import reducer_of
+from hpctrain.parallel.reduction import build_plan_reducer
 from hpctrain.records.history.generation import GENERATIONS, Fence
 from hpctrain.records.history.manifest import Manifest
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.encoder_spec import EncoderSpec
 from hpctrain.records.model.families import FamilySpec
 from hpctrain.records.model.gpt2_spec import Gpt2Spec
 from hpctrain.records.plan.plan import Plan, Replica, Stage
-from hpctrain.records.run.objective import NEXT_TOKEN, AnyObjective, Masked, lengths, settled
+from hpctrain.records.run.objective import NEXT_TOKEN, AnyObjective, Masked, lengths, resolved_objective
 from hpctrain.schedule.resolve import schedule_of
 
-SPEC = ModelSpec(layers=4, dim=32, heads=4, kv_heads=2, vocab=64)
+SPEC = DecoderSpec(layers=4, dim=32, heads=4, kv_heads=2, vocab=64)
 ODD = SPEC.model_copy(update={"vocab": 67})
 """A vocabulary that tensor parallelism cannot split evenly."""
 TIED, TIED_ODD = (spec.model_copy(update={"tied": True}) for spec in (SPEC, ODD))
@@ -308,7 +308,7 @@ def open_pipeline(
     schedule, _ = schedule_of(plan, coordinate.dp)
     inputs = PipelineInputs(plan, spec, schedule, SEQ, SEED, torch.device("cpu"), objective=objective)
     pipeline = build_pipeline(inputs, mesh, coordinate)
-    return pipeline, coordinate, reducer_of(plan, mesh, pipeline.stages, pipeline.parameters())
+    return pipeline, coordinate, build_plan_reducer(plan, mesh, pipeline.stages, pipeline.parameters())
 
 
 def my_rows(plan: Plan, coordinate: Coordinate, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -351,12 +351,12 @@ def run_equivalence(plan: Plan, spec: FamilySpec, rank: int, objective: AnyObjec
         valid = job_loss(pipeline.evaluate(*rows), coordinate) if step in (0, STEPS - 1) else None
         loss = job_loss(pipeline.step(*rows), coordinate)
         reducer.reduce(local_gradients([p for _, p in named]))
-        pipeline.sum_ends()
+        pipeline.all_reduce_tied_gradients()
         if valid is not None:
             found["validation"].append(abs(valid - loss))
         found["loss"].append(abs(loss / expected["losses"][step] - 1))
         if step == 0:
-            norm = gradient_norm([p for _, p in named], plan, pipeline.copies())
+            norm = gradient_norm([p for _, p in named], plan, pipeline.tied_holders())
             found["norm"].append(abs(norm - expected["norm"]))
             found["gradient"] = [deviation(p.grad, expected["gradients"][name]) for name, p in named]
         optimizer.step()
@@ -379,7 +379,7 @@ def run_reshard(folder: Path, rank: int, world: int) -> dict[str, float]:
 
 
 def load_into_plans(
-    found: Published, expected: dict[str, torch.Tensor], rank: int, world: int, model: FamilySpec, few: bool
+    found: VerifiedCheckpoint, expected: dict[str, torch.Tensor], rank: int, world: int, model: FamilySpec, few: bool
 ) -> dict[str, float]:
     """Largest difference of a loaded tensor from the expected one, by plan. The state lies the same way at every ZeRO
     level and under every schedule, so a few of the sharded plans are enough, and of all for further checkpoints."""
@@ -389,7 +389,7 @@ def load_into_plans(
             continue
         if name not in FEW and (few or name in SHARDED):
             continue
-        pipeline, _, _ = open_pipeline(plan, spec, rank, settled(None, spec))
+        pipeline, _, _ = open_pipeline(plan, spec, rank, resolved_objective(None, spec))
         named = pipeline.parameters()
         optimizer = torch.optim.AdamW([p for _, p in named], foreach=False)
         prepare_moments(named, optimizer)
@@ -404,7 +404,7 @@ def load_into_plans(
 
 def save_state(folder: Path, plan: Plan, spec: FamilySpec, rank: int) -> None:
     """Two steps on a plan, saved asynchronously; a third step must not reach the checkpoint."""
-    objective = settled(None, spec)
+    objective = resolved_objective(None, spec)
     pipeline, coordinate, reducer = open_pipeline(plan, spec, rank, objective)
     named = pipeline.parameters()
     optimizer = torch.optim.AdamW([p for _, p in named], lr=1e-3, foreach=False)
@@ -413,7 +413,7 @@ def save_state(folder: Path, plan: Plan, spec: FamilySpec, rank: int) -> None:
     for step in range(3):
         pipeline.step(*(part[my_part(plan, coordinate)] for part in samples(spec, step, objective)))
         reducer.reduce(local_gradients([p for _, p in named]))
-        pipeline.sum_ends()
+        pipeline.all_reduce_tied_gradients()
         optimizer.step()
         optimizer.zero_grad()
         if step == 1:
@@ -438,7 +438,7 @@ def save_state(folder: Path, plan: Plan, spec: FamilySpec, rank: int) -> None:
 def equivalence(folder: Path, rank: int, world: int) -> dict[str, Any]:
     with process_group(folder, rank, world):
         here = {name: case for name, case in PLANS.items() if case[0].world_size == world}
-        results = {name: run_equivalence(*case, rank, settled(None, case[1])) for name, case in here.items()}
+        results = {name: run_equivalence(*case, rank, resolved_objective(None, case[1])) for name, case in here.items()}
         masked = {name: case for name, case in here.items() if name in HIDING}
         return results | {f"{name}, masked": run_equivalence(*case, rank, MASKED) for name, case in masked.items()}
 

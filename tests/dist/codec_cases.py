@@ -24,7 +24,7 @@ from wire_cases import dense_wire, exact_sums
 
 from hpctrain.checkpoint.state import collect
 from hpctrain.compress.build import build_reducer
-from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.parallel.gradients import local_gradients
 from hpctrain.parallel.mesh import Coordinate
@@ -32,7 +32,7 @@ from hpctrain.records.history.manifest import LossScale
 from hpctrain.records.history.metric import read_metrics
 from hpctrain.records.plan.codec import CodecSpec
 from hpctrain.records.plan.plan import Plan
-from hpctrain.worker.kept import kept_by_reducer
+from hpctrain.worker.kept import reducer_state_tensors
 from hpctrain.worker.loop import train
 
 SHAPES = {"layers.0.mlp.up.weight": (96, 64), "layers.0.attention.q.weight": (64, 64), "norm.weight": (64,)}
@@ -145,7 +145,7 @@ def trained(place: Path, parts: list[tuple[Plan, int]], rank: int, meeting: dist
         dropped.append(trainer.residuals_dropped)
         train(trainer, StoppingOrders(last))  # type: ignore[arg-type]
         step = trainer.step
-        kept = kept_by_reducer(trainer.reducer, Coordinate.of(plan, rank))
+        kept = reducer_state_tensors(trainer.reducer, Coordinate.of(plan, rank))
         collected = {**collect(trainer.pipeline.parameters(), trainer.optimizer), **kept}
         state = {key: part.to_local() if isinstance(part, DTensor) else part for key, part in collected.items()}
         leave()
@@ -231,7 +231,7 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
 
 def main(world: int, folder: Path) -> None:
     data = folder / "data"
-    prepare([TEXT], data, Options(valid_fraction=0.1, limit_bytes=200_000))
+    prepare([TEXT], data, PrepareOptions(valid_fraction=0.1, limit_bytes=200_000))
     model = {"dims": WIDE.model_dump(exclude_none=True)}
     for name in RUNS:
         make_folder(folder / f"{name}, straight", data, model=model)

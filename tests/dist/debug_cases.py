@@ -23,7 +23,7 @@ from torch import nn
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.checkpoint.fingerprint import fingerprint
-from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.records.history.metric import read_metrics
 from hpctrain.worker.build import Trainer
@@ -198,7 +198,7 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
 
 def main(what: str, world: int, folder: Path) -> None:
     data = folder / "data"
-    prepare([TEXT], data, Options(valid_fraction=0.1, limit_bytes=200_000))
+    prepare([TEXT], data, PrepareOptions(valid_fraction=0.1, limit_bytes=200_000))
     for name, batches, patience_s in (("run", 0, 120), ("impatient", 0, 2.5), ("validated", 1, 120)):
         make_folder(folder / name, data)
         path = folder / name / "run.yaml"

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "examples" / "own_mo
 from cases import EMBEDDING, HALF, SEED, SEQ, UNEVEN, WHOLE, make_plan, run_equivalence
 from processes import launch, process_group
 
-from hpctrain.model.imported.describe import Question, describe
+from hpctrain.model.imported.describe import DescribeRequest, describe
 
 SPLIT = {
     "attention.wq": "columns",
@@ -36,7 +36,7 @@ PLANS = {
 
 def equivalence(folder: Path, rank: int, world: int) -> dict[str, Any]:
     arguments = {"layers": 4, "dim": 32, "heads": 4}
-    spec = describe(Question("gpt:make", arguments, None, None, None, SPLIT, 64, SEQ, SEED))
+    spec = describe(DescribeRequest("gpt:make", arguments, None, None, None, SPLIT, 64, SEQ, SEED))
     with process_group(folder, rank, world):
         return {name: run_equivalence(plan, spec, rank) for name, plan in PLANS.items() if plan.world_size == world}
 

@@ -23,11 +23,11 @@ from real_text import TEXT
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.checkpoint.published import newest
-from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.read.tokens import Corpus
 from hpctrain.model.build import build_stage
-from hpctrain.records.history.metric import effective, read_metrics
+from hpctrain.records.history.metric import last_row_of_each_step, read_metrics
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import StartOrder, Trainer, build
 from hpctrain.worker.loop import train
@@ -152,7 +152,7 @@ def plain_loop(data: Path) -> dict[str, Any]:
 
 def compare(folder: Path, trainer: Trainer, expected: dict[str, Any]) -> dict[str, Any]:
     """Deviations of the metrics and of the parameters from the plain loop."""
-    done = effective(read_metrics(folder / "metrics.jsonl"))
+    done = last_row_of_each_step(read_metrics(folder / "metrics.jsonl"))
     assert [row.step for row in done] == list(range(1, STEPS + 1))
     pairs = list(zip(done, expected["rows"], strict=True))
     assert [row.valid_loss is None for row in done] == ["valid" not in row for row in expected["rows"]]
@@ -247,7 +247,7 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
 
 def main(world: int, folder: Path) -> None:
     data = folder / "data"
-    prepare([TEXT], data, Options(valid_fraction=0.1, limit_bytes=200_000))
+    prepare([TEXT], data, PrepareOptions(valid_fraction=0.1, limit_bytes=200_000))
     for name in [*CASES, "failing", "ruined", "bubble"]:
         make_folder(folder / name, data)
     launch(every_case, world, str(folder))

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from processes import largest, launch, process_group
 from torch import Tensor, nn
 
-from hpctrain.compress.collectives.feedback import Feedback
+from hpctrain.compress.collectives.feedback import ErrorFeedback
 from hpctrain.compress.reducers.low_rank import PowerSgdReducer, PowerSgdSettings
-from hpctrain.compress.reducers.outer_optimizer import LocalSteps
+from hpctrain.compress.reducers.outer_optimizer import OuterOptimizer
 from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.compress.reducers.tagc import TagcReducer, TagcSettings
 from hpctrain.compress.select.selectors import select, select_with_values
@@ -70,7 +70,7 @@ def low_rank(**changes: Any) -> PowerSgdReducer:
 
 def tagc(mode: str = "standard", reset: str = "none", **changes: Any) -> TagcReducer:
     options = {"density": 0.1, "warmup_steps": 0, **changes}
-    feedback = Feedback(mode, reset=reset, reset_every=3)  # type: ignore[arg-type]
+    feedback = ErrorFeedback(mode, reset=reset, reset_every=3)  # type: ignore[arg-type]
 
     def exact(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return select_with_values(values, k, "exact")
@@ -242,7 +242,7 @@ def walk(parameter: nn.Parameter, step: int) -> None:
 def local_steps_cases() -> dict[str, Any]:
     start = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     parameter = nn.Parameter(start.clone())
-    local = LocalSteps(dist.group.WORLD, [parameter], every=2, outer_lr=0.7, outer_momentum=0.9)
+    local = OuterOptimizer(dist.group.WORLD, [parameter], every=2, outer_lr=0.7, outer_momentum=0.9)
     reference = start.clone()
     momentum = nn.Parameter(reference)
     outer = torch.optim.SGD([momentum], lr=0.7, momentum=0.9, nesterov=True)
@@ -264,14 +264,14 @@ def local_steps_cases() -> dict[str, Any]:
     differing = between_ranks([parameter.detach()])
     state = {key: value.clone() for key, value in local.state().items()}
 
-    def go_on(kept: dict[str, Tensor]) -> tuple[nn.Parameter, LocalSteps]:
+    def go_on(kept: dict[str, Tensor]) -> tuple[nn.Parameter, OuterOptimizer]:
         weights = nn.Parameter(momentum.detach().clone())
         weights.data.copy_(parameter.data)
-        other = LocalSteps(dist.group.WORLD, [weights], 2, 0.7, 0.9)
+        other = OuterOptimizer(dist.group.WORLD, [weights], 2, 0.7, 0.9)
         other.load_state(kept)
         walk(weights, 5)
         other.after_step(5)
-        other.synchronize()
+        other.outer_sync()
         return weights, other
 
     twin, _ = go_on(state)
@@ -279,7 +279,7 @@ def local_steps_cases() -> dict[str, Any]:
     fresh, _ = go_on({})
     walk(parameter, 5)
     local.after_step(5)
-    local.synchronize()
+    local.outer_sync()
     resumed_error = apart([twin.detach()], [parameter.detach()])
     before = local.state()["velocity.0"].clone()
     if dist.get_rank() == 1:

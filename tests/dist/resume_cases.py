@@ -19,9 +19,9 @@ from real_text import TEXT
 
 from hpctrain.checkpoint.state import collect
 from hpctrain.compress.reducers.reducer import DenseReducer
-from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
-from hpctrain.records.history.metric import effective, read_metrics
+from hpctrain.records.history.metric import last_row_of_each_step, read_metrics
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import Trainer
 from hpctrain.worker.loop import train
@@ -73,7 +73,7 @@ def departures(place: Path, rank: int, meeting: dist.Store) -> dict[str, Any]:
     train(trainer, StoppingOrders(END))  # type: ignore[arg-type]
     seen.end()
     leave()
-    losses = [row.loss for row in effective(read_metrics(place / "metrics.jsonl"))]
+    losses = [row.loss for row in last_row_of_each_step(read_metrics(place / "metrics.jsonl"))]
     return {"losses": losses, "early": seen.early, "late": seen.late}
 
 
@@ -92,7 +92,7 @@ def run(place: Path, parts: list[tuple[Plan, int]], dropout: bool, rank: int, me
         state = {name: t.to_local() if plan.tp > 1 and hasattr(t, "to_local") else t for name, t in state_of(trainer)}
         if last < END:
             leave()
-    rows = effective(read_metrics(place / "metrics.jsonl"))
+    rows = last_row_of_each_step(read_metrics(place / "metrics.jsonl"))
     return {
         "losses": [row.loss for row in rows],
         "valid": [row.valid_loss for row in rows if row.valid_loss is not None],
@@ -158,7 +158,7 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
 
 def main(world: int, folder: Path) -> None:
     data = folder / "data"
-    prepare([TEXT], data, Options(valid_fraction=0.1, limit_bytes=200_000))
+    prepare([TEXT], data, PrepareOptions(valid_fraction=0.1, limit_bytes=200_000))
     for name in (*SAME, PLAIN):
         make_folder(folder / f"{name}, straight", data)
         make_folder(folder / f"{name}, resumed", data)

@@ -18,10 +18,10 @@ from real_text import TEXT
 
 from hpctrain.base.errors import HpctrainError
 from hpctrain.checkpoint.published import newest
-from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.records.history.manifest import LossScale
-from hpctrain.records.history.metric import MetricRow, effective, read_metrics
+from hpctrain.records.history.metric import MetricRow, last_row_of_each_step, read_metrics
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import Trainer
 from hpctrain.worker.loop import train
@@ -80,7 +80,7 @@ def overflowing(folder: Path, rank: int, meeting: dist.Store) -> dict[str, Any]:
 
 def summary(folder: Path) -> list[list[float | bool | None]]:
     """Scale, whether skipped, norm and loss of each step."""
-    rows: list[MetricRow] = effective(read_metrics(folder / "metrics.jsonl"))
+    rows: list[MetricRow] = last_row_of_each_step(read_metrics(folder / "metrics.jsonl"))
     return [[row.loss_scale, row.skipped, row.grad_norm, row.loss] for row in rows]
 
 
@@ -93,7 +93,7 @@ def form(folder: Path, name: str, plan: Plan, rank: int, meeting: dist.Store) ->
         trained = run_until(open_trainer(place, plan, 0, None, rank, meeting), 3)
         weights[half] = {key: whole(parameter) for key, parameter in trained.items()}
         leave()
-        rows = effective(read_metrics(place / "metrics.jsonl"))
+        rows = last_row_of_each_step(read_metrics(place / "metrics.jsonl"))
         assert not any(row.skipped for row in rows)
         losses[half] = rows[-1].loss
     apart = max(deviation(weights["fp16"][key], weights["fp32"][key]) for key in weights["fp32"])
@@ -127,7 +127,7 @@ def every_case(folder: Path, rank: int, world: int) -> dict[str, Any]:
 
 def main(what: str, world: int, folder: Path) -> None:
     data = folder / "data"
-    prepare([TEXT], data, Options(valid_fraction=0.1, limit_bytes=200_000))
+    prepare([TEXT], data, PrepareOptions(valid_fraction=0.1, limit_bytes=200_000))
     still = {"validation": {"every": STEPS, "batches": 0}, "checkpoint": {"every": HALF_WAY, "keep": 2}}
     for name in ("first", "straight", "resumed", "nan"):
         make_folder(folder / name, data, precision="fp16", steps=STEPS, **still)

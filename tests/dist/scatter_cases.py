@@ -11,8 +11,8 @@ import torch.distributed as dist
 from processes import largest
 from torch import Tensor
 
-from hpctrain.compress.build import build_scatters, unsent_of
-from hpctrain.compress.collectives.scatter import Piece, density_and_ratio
+from hpctrain.compress.build import build_reduce_scatters, residuals_of
+from hpctrain.compress.collectives.scatter import ShardedParameter, residual_metrics
 from hpctrain.records.plan.codec import CodecSpec
 
 PARTS = [
@@ -47,23 +47,24 @@ class Stage:
 
     def __init__(self, codec: dict[str, Any], world: int) -> None:
         pieces = [
-            [Piece(name, torch.Size(shape), of_rank(shape, world)) for name, shape in part.items()] for part in PARTS
+            [ShardedParameter(name, torch.Size(shape), of_rank(shape, world)) for name, shape in part.items()]
+            for part in PARTS
         ]
         spec = CodecSpec.model_validate({"codec": codec})
-        self.scatters = build_scatters(spec, pieces, dist.group.WORLD, "cpu")
+        self.reduce_scatters = build_reduce_scatters(spec, pieces, dist.group.WORLD, "cpu")
         self.world = world
-        found = unsent_of(self.scatters)
+        found = residuals_of(self.reduce_scatters)
         assert found is not None
-        self.unsent = found
+        self.residuals = found
 
     def step(self, gradients: list[Tensor]) -> tuple[list[Tensor], int]:
         """Sums of each part, the last one first as a backward pass has it, and the bytes sent."""
         sums, sent = [], 0
-        for scatter, gradient in reversed(list(zip(self.scatters, gradients, strict=True))):
+        for scatter, gradient in reversed(list(zip(self.reduce_scatters, gradients, strict=True))):
             output = torch.empty(gradient.numel() // self.world)
             sent += scatter(output, gradient, dist.group.WORLD)
             sums.append(output)
-        self.unsent.end_step(torch.device("cpu"))
+        self.residuals.end_step(torch.device("cpu"))
         return sums[::-1], sent
 
 
@@ -86,7 +87,7 @@ def exactly(given: list[Tensor], rank: int, world: int) -> list[Tensor]:
     return sums
 
 
-def unsent(state: dict[str, Tensor], codec: dict[str, Any], world: int) -> list[Tensor]:
+def residuals(state: dict[str, Tensor], codec: dict[str, Any], world: int) -> list[Tensor]:
     """What a rank keeps, as its flat gradients. The compressed parameters of the first part are its first and third."""
     up, norm, down = (of_rank(shape, world) for shape in PARTS[0].values())
     head = of_rank(PARTS[2]["head.weight"], world)
@@ -117,7 +118,7 @@ def conserved(codec: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
         mine = gradients(rank, step, world)
         if step == STEPS // 2:
             later = Stage(codec, world)
-            later.unsent.load_state({key: tensor.clone() for key, tensor in stage.unsent.state().items()})
+            later.residuals.load_state({key: tensor.clone() for key, tensor in stage.residuals.state().items()})
         sums, bytes_ = stage.step(mine)
         if step >= STEPS // 2:
             again, _ = later.step(mine)
@@ -125,14 +126,14 @@ def conserved(codec: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
         given = [a + b for a, b in zip(given or [0] * len(mine), exactly(mine, rank, world), strict=True)]
         applied = [a + b.double() for a, b in zip(applied or [0] * len(sums), sums, strict=True)]
         sent.append(bytes_)
-        told.append(density_and_ratio([stage.unsent]))
-    before = {key: tensor.clone() for key, tensor in stage.unsent.state().items()}
+        told.append(residual_metrics([stage.residuals]))
+    before = {key: tensor.clone() for key, tensor in stage.residuals.state().items()}
     broken = gradients(rank, STEPS, world)
     if rank == 1:
         broken[0][123] = torch.inf
     infinite, _ = stage.step(broken)
-    after = stage.unsent.state()
-    left = exactly(unsent(before, codec, world), rank, world)
+    after = stage.residuals.state()
+    left = exactly(residuals(before, codec, world), rank, world)
     errors = [float((a - b - c).norm() / a.norm()) for a, b, c in zip(given, applied, left, strict=True)]
     return {
         "error": largest(errors),

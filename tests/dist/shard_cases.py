@@ -32,7 +32,7 @@ from hpctrain.model.build import build_stage
 from hpctrain.parallel.gradients import local_gradients
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
-from hpctrain.parallel.reduction import reducer_of
+from hpctrain.parallel.reduction import build_plan_reducer
 from hpctrain.records.plan.plan import Plan
 from hpctrain.schedule.resolve import schedule_of
 
@@ -42,7 +42,7 @@ def open_plan(plan: Plan, rank: int, compute: torch.dtype | None = None) -> tupl
     schedule, _ = schedule_of(plan, coordinate.dp)
     inputs = PipelineInputs(plan, SPEC, schedule, SEQ, SEED, torch.device("cpu"), compute)
     pipeline = build_pipeline(inputs, mesh, coordinate)
-    return pipeline, coordinate, reducer_of(plan, mesh, pipeline.stages, pipeline.parameters())
+    return pipeline, coordinate, build_plan_reducer(plan, mesh, pipeline.stages, pipeline.parameters())
 
 
 def model_bytes() -> int:

@@ -13,11 +13,11 @@ from processes import launch, process_group
 from torch import Tensor
 
 from hpctrain.compress.codecs.values import ValueCode
-from hpctrain.compress.collectives.feedback import Feedback, Mode, Reset
+from hpctrain.compress.collectives.feedback import ErrorFeedback, FeedbackMode, ResidualReset
 from hpctrain.compress.reducers.sparse import SparseReducer, SparseSettings
 from hpctrain.compress.select.moments import Moments
 from hpctrain.compress.select.selectors import Selector
-from hpctrain.compress.select.sparse_counts import AdaptiveCounts, AdaptiveSettings, Counts, FixedCounts
+from hpctrain.compress.select.sparse_counts import AdaptiveSendCounts, AdaptiveSettings, FixedSendCounts, SendCounts
 
 SHAPES = [(96, 200), (7,), (5000,), (130, 64), (1, 4096)]
 COMPRESSED = [0, 2, 3, 4]
@@ -42,19 +42,19 @@ def reducer(
     group: dist.ProcessGroup,
     density: float = 1 / 16,
     values: ValueCode = ValueCode.BF16,
-    mode: Mode = "standard",
-    reset: Reset = "none",
+    mode: FeedbackMode = "standard",
+    reset: ResidualReset = "none",
     selector: Selector = "sampled",
     warmup: int = 0,
-    counts: Counts | None = None,
+    counts: SendCounts | None = None,
     residual: torch.dtype = torch.float32,
 ) -> SparseReducer:
-    feedback = Feedback(mode, reset=reset, reset_every=STEPS, dtype=residual)
-    counts = counts or FixedCounts(group, density, warmup)
+    feedback = ErrorFeedback(mode, reset=reset, reset_every=STEPS, dtype=residual)
+    counts = counts or FixedSendCounts(group, density, warmup)
     return SparseReducer(group, COMPRESSED, counts, feedback, SparseSettings(selector, values))
 
 
-def summed(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+def all_reduced_at(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     total = tensor.detach().contiguous().double()
     dist.all_reduce(total, group=group)
     return total
@@ -128,8 +128,8 @@ def not_a_number(group: dist.ProcessGroup, rank: int) -> dict[str, Any]:
 
 
 def adaptive(group: dist.ProcessGroup, rank: int) -> dict[str, Any]:
-    def counted() -> AdaptiveCounts:
-        return AdaptiveCounts(group, len(COMPRESSED), AdaptiveSettings(warmup_steps=3, reprofile_every=5))
+    def counted() -> AdaptiveSendCounts:
+        return AdaptiveSendCounts(group, len(COMPRESSED), AdaptiveSettings(warmup_steps=3, reprofile_every=5))
 
     def run(sparse: SparseReducer, steps: range) -> Iterator[tuple[float, list[Tensor]]]:
         for step in steps:

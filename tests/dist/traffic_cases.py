@@ -22,12 +22,12 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.profiler import ProfilerActivity, profile
 
 from hpctrain.parallel.gradients import local_gradients
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.traffic import CollectiveCounter
 
 TP2 = make_plan(1, 1, 2, WHOLE, [(4, 2)])
-STEPS: dict[str, tuple[Plan, ModelSpec]] = {
+STEPS: dict[str, tuple[Plan, DecoderSpec]] = {
     "vocabulary 64": (TP2, SPEC),
     "vocabulary 256": (TP2, SPEC.model_copy(update={"vocab": 256})),
     "vocabulary 67, whole": (TP2, ODD),
@@ -43,7 +43,7 @@ RING = {"all_reduce": 1.0, "all_gather": 1.0, "reduce_scatter": 0.5, "all_to_all
 """Bytes that each of two ranks sends, as a share of the collective's input."""
 
 
-def step_bytes(plan: Plan, spec: ModelSpec) -> int:
+def step_bytes(plan: Plan, spec: DecoderSpec) -> int:
     """By hand, for two ranks: all-reduces of activations (two a block forward, two backward; with a split vocabulary
     one for the embedding and one for the gradient at the head) and three numbers a token for the loss on the shards.
 
@@ -75,7 +75,7 @@ def measured(work: Callable[[], object]) -> tuple[int, int]:
     return counter.sent_bytes, reported_bytes(trace)
 
 
-def of_a_step(plan: Plan, spec: ModelSpec, rank: int) -> tuple[int, int]:
+def of_a_step(plan: Plan, spec: DecoderSpec, rank: int) -> tuple[int, int]:
     pipeline, coordinate, _ = open_pipeline(plan, spec, rank)
     rows = my_rows(plan, coordinate, batch(spec, 0))
 

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from processes import largest
 from torch import Tensor, nn
 
-from hpctrain.compress.reducers.bf16 import Bf16Wire
-from hpctrain.compress.reducers.quantized import QuantizedWire
-from hpctrain.compress.reducers.reduce_scatter_all_gather import OwnerReducer
+from hpctrain.compress.reducers.bf16 import Bf16BucketCodec
+from hpctrain.compress.reducers.quantized import QuantizedBucketCodec
+from hpctrain.compress.reducers.reduce_scatter_all_gather import ReduceScatterAllGather
 from hpctrain.compress.reducers.reducer import DenseReducer
 
 STEPS = 5
@@ -26,15 +26,15 @@ class _Counting:
 
     written = 0
 
-    def write(self, bucket: Sequence[int], tensors: list[Tensor], outgoing: Tensor) -> None:
+    def encode(self, bucket: Sequence[int], tensors: list[Tensor], outgoing: Tensor) -> None:
         self.written += 1
-        super().write(bucket, tensors, outgoing)  # type: ignore[misc]
+        super().encode(bucket, tensors, outgoing)  # type: ignore[misc]
 
 
-class _CountingBf16(_Counting, Bf16Wire): ...
+class _CountingBf16(_Counting, Bf16BucketCodec): ...
 
 
-class _CountingIntegers(_Counting, QuantizedWire): ...
+class _CountingIntegers(_Counting, QuantizedBucketCodec): ...
 
 
 def wire_of(mode: str) -> Any:
@@ -59,7 +59,7 @@ class Trainee:
         self.parameters = list(self.model.parameters())
         self.chosen = [index for index, parameter in enumerate(self.parameters) if parameter.dim() > 1]
         self.wire = wire_of(mode)
-        self.reducer = OwnerReducer(dist.group.WORLD, self.chosen, self.wire, BUCKET_BYTES)
+        self.reducer = ReduceScatterAllGather(dist.group.WORLD, self.chosen, self.wire, BUCKET_BYTES)
         if beside:
             self.reducer.overlap(self.parameters)
 

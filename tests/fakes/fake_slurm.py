@@ -14,7 +14,7 @@ from pathlib import Path
 from ClusterShell.NodeSet import NodeSet
 
 from hpctrain.base.errors import CommandError
-from hpctrain.base.process import Finished
+from hpctrain.base.process import CommandResult
 from hpctrain.slurm.time import format_time_limit, parse_time_limit
 
 NO_ACCOUNTING = "Slurm accounting storage is disabled\n"
@@ -104,7 +104,7 @@ class FakeSlurm:
 
     def run(
         self, argv: Sequence[str], timeout_s: float | None = None, env: Mapping[str, str] | None = None
-    ) -> Finished:
+    ) -> CommandResult:
         self.argvs.append(tuple(argv))
         self.envs.append(env)
         if not self.installed:
@@ -128,7 +128,7 @@ class FakeSlurm:
     def start(self, argv, env=None, log=None, keep_fds=()):
         raise CommandError(f"{argv[0]}: the fake Slurm starts no processes")
 
-    def become(self, argv, env):
+    def replace_process(self, argv, env):
         """srun as the last word of a process: it is remembered, and ends with exit code 7."""
         self.argvs.append(tuple(argv))
         self.envs.append(env)
@@ -136,7 +136,7 @@ class FakeSlurm:
 
     # Its clients.
 
-    def _sbatch(self, argv: list[str]) -> Finished:
+    def _sbatch(self, argv: list[str]) -> CommandResult:
         parser = argparse.ArgumentParser(exit_on_error=False)
         parser.add_argument("--parsable", action="store_true")
         parser.add_argument("--test-only", action="store_true")
@@ -160,7 +160,7 @@ class FakeSlurm:
         if given.test_only:
             nodes = NodeSet.fromlist(list(self.node_states)[:wanted])
             text = f"sbatch: Job {number} to start at {self.now} using {wanted} processors on nodes {nodes}"
-            return Finished(tuple(argv), 0, "", f"{text} in partition {given.partition}\n")
+            return CommandResult(tuple(argv), 0, "", f"{text} in partition {given.partition}\n")
         limit = parse_time_limit(given.time)
         job = FakeJob(
             number, wanted, given.partition, limit, not given.no_requeue, self.now, self.now, str(given.script)
@@ -170,7 +170,7 @@ class FakeSlurm:
         self._schedule()
         return self._reply(argv, f"{number}\n" if given.parsable else f"Submitted batch job {number}\n")
 
-    def _squeue(self, argv: list[str]) -> Finished:
+    def _squeue(self, argv: list[str]) -> CommandResult:
         jobs = list(self.jobs.values())
         if "-j" in argv:
             ids = argv[argv.index("-j") + 1].split(",")
@@ -185,7 +185,7 @@ class FakeSlurm:
         lines = ["".join(_column(job, name) + suffix for name, _, suffix in columns) for job in jobs]
         return self._reply(argv, "".join(f"{line}\n" for line in lines))
 
-    def _scontrol(self, argv: list[str]) -> Finished:
+    def _scontrol(self, argv: list[str]) -> CommandResult:
         verb, *rest = argv[1:]
         if verb == "show":
             return self._show(argv, rest[0], rest[-1])
@@ -204,7 +204,7 @@ class FakeSlurm:
         self._schedule()
         return self._reply(argv)
 
-    def _update(self, argv: list[str], job: FakeJob, changes: dict[str, str]) -> Finished:
+    def _update(self, argv: list[str], job: FakeJob, changes: dict[str, str]) -> CommandResult:
         for field, value in changes.items():
             if field == "Dependency":
                 job = replace(job, dependency=value)
@@ -221,14 +221,14 @@ class FakeSlurm:
         self._schedule()
         return self._reply(argv)
 
-    def _show(self, argv: list[str], what: str, name: str) -> Finished:
+    def _show(self, argv: list[str], what: str, name: str) -> CommandResult:
         if what == "job":
             job = self.jobs.get(int(name))
             return self._reply(argv, _job_line(job) + "\n") if job else self._reply(argv, error=UNKNOWN)
         lines = {"node": self._node_lines, "partition": self._partition_lines, "config": _config_lines}[what]()
         return self._reply(argv, "".join(f"{line}\n" for line in lines))
 
-    def _scancel(self, argv: list[str]) -> Finished:
+    def _scancel(self, argv: list[str]) -> CommandResult:
         job = self.jobs.get(int(argv[-1]))
         named = [word.removeprefix("--signal=") for word in argv if word.startswith("--signal=")]
         alive = job is not None and job.state not in ENDED
@@ -242,10 +242,10 @@ class FakeSlurm:
                 self._end(job, "CANCELLED", exit_signal=15 if job.state == "RUNNING" else 0, reason=job.reason)
         return self._reply(argv)
 
-    def _sinfo(self, argv: list[str]) -> Finished:
+    def _sinfo(self, argv: list[str]) -> CommandResult:
         return self._reply(argv, "".join(f"{node}|{state}\n" for node, state in self.node_states.items()))
 
-    def _srun(self, argv: list[str]) -> Finished:
+    def _srun(self, argv: list[str]) -> CommandResult:
         assert argv == ["srun", "--help"], "the fake Slurm starts no steps"
         return self._reply(argv, "Usage: srun [OPTIONS(0)... [executable(0) [args(0)...]]]\n")
 
@@ -331,8 +331,8 @@ class FakeSlurm:
         ]
 
     @staticmethod
-    def _reply(argv: Sequence[str], text: str = "", error: str = "") -> Finished:
-        return Finished(tuple(argv), 1 if error else 0, text, error)
+    def _reply(argv: Sequence[str], text: str = "", error: str = "") -> CommandResult:
+        return CommandResult(tuple(argv), 1 if error else 0, text, error)
 
 
 def _directives(script: str | None) -> list[str]:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.agent.decide import PeerView
-from hpctrain.agent.peers import Announcement, Peers
-from hpctrain.base.net.handshake import Answerer, Caller
-from hpctrain.base.net.wire import LineChannel, Message, Seal
+from hpctrain.agent.peers import Announcement, PeerMesh
+from hpctrain.base.net.handshake import HandshakeClient, HandshakeServer
+from hpctrain.base.net.wire import LineChannel, LineMac, Message
 
 KEY = "the run's key"
 NODES = ("n0", "n1", "n2")
@@ -22,7 +22,7 @@ NODES = ("n0", "n1", "n2")
 class Agent:
     """An agent reduced to its peers and what it announces."""
 
-    peers: Peers
+    peers: PeerMesh
     says: Announcement
 
     def exchange(self, now: float, at_once: bool = False) -> None:
@@ -42,7 +42,7 @@ class Cluster:
         self.agents: dict[str, Agent] = {}
 
     def start(self, node: str, nodes: tuple[str, ...] = NODES, key: str = KEY, incarnation: str = "first") -> Agent:
-        peers = Peers(self.folder, node, nodes, "127.0.0.1", key)
+        peers = PeerMesh(self.folder, node, nodes, "127.0.0.1", key)
         peers.open()
         says = Announcement(node, f"{node}-{incarnation}", "127.0.0.1", 4000, 0, "joining", "start")
         self.agents[node] = Agent(peers, says)
@@ -95,8 +95,8 @@ class RawPeer:
 
     def __init__(self, sock: socket.socket, node: str) -> None:
         self.sock = sock
-        self._proof = Caller(KEY.encode(), {"node": node, "to": "n0"})
-        self._seal: Seal | None = None
+        self._proof = HandshakeClient(KEY.encode(), {"node": node, "to": "n0"})
+        self._seal: LineMac | None = None
 
     def meet(self, cluster: Cluster) -> None:
         """Prove to know the key to an agent that was called; the cluster takes its turns meanwhile."""
@@ -106,16 +106,16 @@ class RawPeer:
         channel.send(hello)
         session = self._proof.take_welcome(self._next(cluster, channel))
         assert session is not None
-        self._seal = Seal(session.send_key)
+        self._seal = LineMac(session.send_key)
 
     def answer(self, cluster: Cluster, node: str) -> None:
         """Prove to know the key to an agent that called."""
-        channel, proof = LineChannel(self.sock), Answerer(KEY.encode(), {"node": node})
+        channel, proof = LineChannel(self.sock), HandshakeServer(KEY.encode(), {"node": node})
         channel.send(proof.challenge())
         taken = proof.take_hello(self._next(cluster, channel))
         assert taken is not None
         channel.send(taken[0])
-        self._seal = Seal(taken[1].send_key)
+        self._seal = LineMac(taken[1].send_key)
 
     def send(self, *lines: bytes) -> None:
         """Send lines, each with its MAC."""

@@ -5,31 +5,31 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hpctrain.planner.layout.from_plan import scene_of
+from hpctrain.planner.layout.from_plan import layout_of_plan
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
 from hpctrain.records.history.metric import BytesSent, MetricRow, RankPlacement
 from hpctrain.records.plan.plan import Plan
-from hpctrain.records.plan.profile import Profile
+from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
-from hpctrain.schedule.generate import SPLIT_BACKWARD
+from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 
 BASE_BYTES = 3e8
 
 
-def truth(**factors: object) -> Profile:
-    return Profile.model_validate({"source": "truth", "generations": [0], "steps": 1} | factors)
+def truth(**factors: object) -> CalibrationProfile:
+    return CalibrationProfile.model_validate({"source": "truth", "generations": [0], "steps": 1} | factors)
 
 
 def rows_made(
-    plan: Plan, run: Run, topology: Topology, real: Profile, count: int = 40, generation: int = 0
+    plan: Plan, run: Run, topology: Topology, real: CalibrationProfile, count: int = 40, generation: int = 0
 ) -> list[MetricRow]:
     """`count` equal steps of the plan on a cluster where `real` says what everything takes."""
-    scene = scene_of(run, run.spec(), plan.model_copy(update={"profile": real}), topology)
-    layout, split = scene.layout, plan.schedule in SPLIT_BACKWARD
+    scene = layout_of_plan(run, run.spec(), plan.model_copy(update={"profile": real}), topology)
+    layout, split = scene.layout, plan.schedule in SPLIT_BACKWARD_SCHEDULES
     stages = []
-    for stage, share in enumerate(layout.shares):
+    for stage, share in enumerate(layout.model_parts):
         times = []
         for replica in range(layout.dp):
             took = scene.cost.stage(layout.unit(replica, stage), layout.micro_batch, share)
@@ -56,7 +56,7 @@ def rows_made(
 
 
 def write_generation(
-    folder: Path, plan: Plan, run: Run, topology: Topology, real: Profile, count: int, number: int = 0
+    folder: Path, plan: Plan, run: Run, topology: Topology, real: CalibrationProfile, count: int, number: int = 0
 ) -> Generation:
     """A decided generation of a run folder with its steps; run file and topology are written along."""
     run.write(folder / "run.yaml")

@@ -10,9 +10,9 @@ import pytest
 from train_site import Outcome, Site, kill_node, kill_worker, node_process, wait_for, wait_for_step, worker_of
 
 from hpctrain.base.process import WORKER_NAME
-from hpctrain.jobs.bad_nodes import blamed
+from hpctrain.jobs.bad_nodes import nodes_to_blame
 from hpctrain.records.history.event import read_events
-from hpctrain.records.history.metric import effective
+from hpctrain.records.history.metric import last_row_of_each_step
 from hpctrain.records.plan.plan import Plan
 
 pytestmark = pytest.mark.slow
@@ -82,8 +82,8 @@ def test_a_fault_while_torch_still_loads_costs_a_generation_and_no_agent(site: S
     outcome = finish(process, folder)
     assert outcome.code == 0, outcome.said
     assert {"agent_crashed", "fork_server_lost", "failed"}.isdisjoint(kinds(folder)), outcome.said
-    assert blamed(outcome.events) == {lost: "it was lost"}
-    assert [row.step for row in effective(outcome.rows)] == [1, 2, 3, 4, 5]
+    assert nodes_to_blame(outcome.events) == {lost: "it was lost"}
+    assert [row.step for row in last_row_of_each_step(outcome.rows)] == [1, 2, 3, 4, 5]
 
 
 def test_a_killed_fork_server_is_replaced_and_the_next_generation_starts_from_it(site: Site) -> None:
@@ -139,4 +139,4 @@ def test_an_agent_that_crashes_is_named_and_its_node_is_not_blamed(site: Site, t
     status = json.loads(site.command("status", folder.name, "--json").stdout)
     assert status["state"] == "failed"
     assert "crashed: RuntimeError: the dog ate it" in status["reason"]
-    assert blamed(outcome.events) == {}
+    assert nodes_to_blame(outcome.events) == {}

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from train_site import Outcome, Site, kill_worker, small_topology, wait_for_step
 
-from hpctrain.jobs.bad_nodes import blamed
+from hpctrain.jobs.bad_nodes import nodes_to_blame
 from hpctrain.records.history.event import Event, read_events
-from hpctrain.records.history.metric import effective
+from hpctrain.records.history.metric import last_row_of_each_step
 
 pytestmark = pytest.mark.slow
 
@@ -21,14 +21,14 @@ import os, sys
 if "hpctrain.node" in " ".join(sys.orig_argv):
     from pathlib import Path
     from hpctrain.agent import peers
-    hear = peers.Peers._hear
+    hear = peers.PeerMesh._hear
     def deaf(self, now, node, channel):
         cut = Path(os.environ["CUT"])
         if {self._me, node} == set(cut.read_text().split() if cut.exists() else ()):
             channel.receive()
             return None
         return hear(self, now, node, channel)
-    peers.Peers._hear = deaf
+    peers.PeerMesh._hear = deaf
 """
 QUICK = ("--set", "recovery.heartbeat_timeout_s=3", "--set", "validation.batches=0", "--set", "recovery.retries=99")
 
@@ -80,7 +80,7 @@ def test_a_pair_cut_during_a_run_costs_one_of_both_until_it_is_healed(site: Site
     assert (kinds.count("node_left_out"), kinds.count("node_returned")) == (1, 1), outcome.said
     assert "node_lost" not in kinds
     # local0 may be: its workers were killed.
-    assert {"local1", "local2"}.isdisjoint(blamed(outcome.events))
+    assert {"local1", "local2"}.isdisjoint(nodes_to_blame(outcome.events))
 
 
 def test_a_link_that_the_probe_could_not_measure_is_in_no_plan(site: Site) -> None:
@@ -93,5 +93,5 @@ def test_a_link_that_the_probe_could_not_measure_is_in_no_plan(site: Site) -> No
     assert start.data["members"] == ["local0", "local2"]
     (told,) = [event for event in done.events if event.kind == "node_left_out"]
     assert told.reason == "local1 is left out: the probe could not measure its link to local0"
-    assert [row.step for row in effective(done.rows)] == [1, 2, 3, 4, 5]
-    assert blamed(done.events) == {}
+    assert [row.step for row in last_row_of_each_step(done.rows)] == [1, 2, 3, 4, 5]
+    assert nodes_to_blame(done.events) == {}

@@ -16,7 +16,7 @@ from train_site import RUN, Site, small_topology
 
 from hpctrain.checkpoint import published
 from hpctrain.records.history.event import read_events
-from hpctrain.records.history.metric import effective, read_metrics
+from hpctrain.records.history.metric import last_row_of_each_step, read_metrics
 
 
 def refused(site: Site, *arguments: str) -> tuple[int, str]:
@@ -146,7 +146,7 @@ def test_a_full_disk_loses_nothing(site: Site, tmp_path: Path) -> None:
     skipped = [event for event in read_events(folder / "events.jsonl") if event.kind == "checkpoint_skipped"]
     assert "step 24 not saved" in skipped[0].reason
     after = tmp_path / "after"
-    assert [row.step for row in effective(read_metrics(after / "metrics.jsonl"))] == list(range(1, 33))
+    assert [row.step for row in last_row_of_each_step(read_metrics(after / "metrics.jsonl"))] == list(range(1, 33))
     assert published.newest(after / "checkpoints")[0] is not None
 
 

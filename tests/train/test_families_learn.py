@@ -9,7 +9,7 @@ import pytest
 from train_site import Outcome, Site, kill_worker, small_topology, wait_for, wait_for_step
 
 from hpctrain.checkpoint import published
-from hpctrain.records.history.metric import effective
+from hpctrain.records.history.metric import last_row_of_each_step
 from hpctrain.records.run.run import read_run
 
 STEPS, EVERY = 40, 8
@@ -55,13 +55,13 @@ def encoder_decoder(site: Site) -> Outcome:
 
 def valid_losses(outcome: Outcome) -> list[float]:
     assert outcome.code == 0, outcome.said
-    return [row.valid_loss for row in effective(outcome.rows) if row.valid_loss is not None]
+    return [row.valid_loss for row in last_row_of_each_step(outcome.rows) if row.valid_loss is not None]
 
 
 def test_an_encoder_learns_to_fill_in_hidden_text(encoder: Outcome, site: Site) -> None:
     losses = valid_losses(encoder)
     assert encoder.folder is not None
-    assert read_run(encoder.folder / "run.yaml").learned().mode == "masked"
+    assert read_run(encoder.folder / "run.yaml").effective_objective().mode == "masked"
     assert len(losses) == STEPS // EVERY
     assert losses[-1] < min(losses[0], UNTRAINED - 1)
     done = site.command("eval", str(encoder.folder), "data", "--split", "valid", "--samples", "32", "--json")
@@ -72,10 +72,10 @@ def test_an_encoder_learns_to_fill_in_hidden_text(encoder: Outcome, site: Site) 
 def test_an_encoder_decoder_learns_to_write_out_spans(encoder_decoder: Outcome) -> None:
     losses = valid_losses(encoder_decoder)
     assert encoder_decoder.folder is not None
-    assert read_run(encoder_decoder.folder / "run.yaml").learned().mode == "span_corruption"
+    assert read_run(encoder_decoder.folder / "run.yaml").effective_objective().mode == "span_corruption"
     rows = encoder_decoder.rows
     assert {row.generation for row in rows} == {0, 1}
-    assert [row.step for row in effective(rows)] == list(range(1, STEPS + 1))
+    assert [row.step for row in last_row_of_each_step(rows)] == list(range(1, STEPS + 1))
     again = {row.step: row.loss for row in rows if row.generation == 1}
     twice = [row for row in rows if row.generation == 0 and row.step in again]
     assert twice

@@ -11,7 +11,7 @@ import pytest
 from train_site import Outcome, Site, small_topology, wait_for, wait_for_step, worker_of
 
 from hpctrain.checkpoint import published
-from hpctrain.records.history.metric import effective
+from hpctrain.records.history.metric import last_row_of_each_step
 from hpctrain.records.run.run import read_run
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "own_model"
@@ -52,7 +52,7 @@ def test_a_killed_worker_costs_no_step_and_dropout_is_repeated(trained: Outcome)
     assert trained.code == 0, trained.said
     assert "generation 0 starts from gpt:make on 2 nodes" in trained.said
     assert {row.generation for row in trained.rows} == {0, 1}
-    assert [row.step for row in effective(trained.rows)] == list(range(1, 17))
+    assert [row.step for row in last_row_of_each_step(trained.rows)] == list(range(1, 17))
     assert trained.rows[0].placement is not None
     assert all(0 < (place.base_bytes or 0) < trained.rows[0].memory_bytes_max for place in trained.rows[0].placement)
     assert sorted(place.layers for place in trained.rows[0].placement) in ([[0], [1, 2]], [[0, 1], [2]])
@@ -80,7 +80,7 @@ def test_it_goes_on_with_the_code_that_was_submitted(trained: Outcome, site: Sit
     resumed = site.train("--resume", trained.folder.name, "--local", "1", "--set", "steps=18")
     shutil.copy(EXAMPLE / "code" / "gpt.py", site.path / "own_model" / "code" / "gpt.py")
     assert resumed.code == 0, resumed.said
-    assert [row.step for row in effective(resumed.rows)] == list(range(1, 19))
+    assert [row.step for row in last_row_of_each_step(resumed.rows)] == list(range(1, 19))
 
 
 def test_it_is_planned_with_its_own_sizes(trained: Outcome, site: Site) -> None:

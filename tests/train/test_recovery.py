@@ -22,7 +22,7 @@ from train_site import (
 )
 
 from hpctrain.checkpoint import published
-from hpctrain.records.history.metric import effective, read_metrics
+from hpctrain.records.history.metric import last_row_of_each_step, read_metrics
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import read_run
 
@@ -53,7 +53,7 @@ def test_a_killed_worker_costs_a_generation_and_no_step(worker_killed: Outcome, 
     assert worker_killed.code == 0, worker_killed.said
     rows = worker_killed.rows
     assert {row.generation for row in rows} == {0, 1}
-    assert [row.step for row in effective(rows)] == list(range(1, 25))
+    assert [row.step for row in last_row_of_each_step(rows)] == list(range(1, 25))
     assert worker_killed.losses() == pytest.approx(undisturbed.losses(), abs=1e-4)
     # The steps after the checkpoint were done twice, on the same samples.
     again = {row.step: row.loss for row in rows if row.generation == 1}
@@ -73,8 +73,8 @@ def test_a_killed_worker_costs_a_generation_and_no_step(worker_killed: Outcome, 
 
 
 def test_validation_is_the_same_whatever_the_plan(worker_killed: Outcome, undisturbed: Outcome) -> None:
-    there = {row.step: row.valid_loss for row in effective(undisturbed.rows) if row.valid_loss is not None}
-    here = {row.step: row.valid_loss for row in effective(worker_killed.rows) if row.valid_loss is not None}
+    there = {row.step: row.valid_loss for row in last_row_of_each_step(undisturbed.rows) if row.valid_loss is not None}
+    here = {row.step: row.valid_loss for row in last_row_of_each_step(worker_killed.rows) if row.valid_loss is not None}
     assert set(here) == {12, 24}
     assert here == {step: pytest.approx(loss, abs=1e-4) for step, loss in there.items()}
 
@@ -118,7 +118,7 @@ def test_going_on_elsewhere_skips_a_truncated_checkpoint(worker_killed: Outcome,
     assert start.data["restore"] == "checkpoints/step-00000016"
     assert start.generation == 2
     rows = resumed.rows
-    assert [row.step for row in effective(rows)] == list(range(1, 29))
+    assert [row.step for row in last_row_of_each_step(rows)] == list(range(1, 29))
     before = {row.step: row.loss for row in rows if row.generation == 1}
     after = {row.step: row.loss for row in rows if row.generation == 2}
     assert all(after[step] == pytest.approx(before[step], abs=1e-4) for step in range(17, 25))
@@ -160,7 +160,7 @@ def test_losing_the_first_node_means_a_new_plan_for_the_rest(site: Site, undistu
     placed = next(row.placement for row in outcome.rows if row.generation == 1)
     assert placed is not None
     assert {item.device for item in placed} == set(plan.ranks)
-    assert [row.step for row in effective(outcome.rows)] == list(range(1, 25))
+    assert [row.step for row in last_row_of_each_step(outcome.rows)] == list(range(1, 25))
     assert outcome.losses() == pytest.approx(undisturbed.losses(), abs=1e-4)
 
 

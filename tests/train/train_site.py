@@ -16,7 +16,7 @@ import psutil
 
 from hpctrain.base.process import WORKER_NAME
 from hpctrain.records.history.event import Event, read_events
-from hpctrain.records.history.metric import MetricRow, effective, read_metrics
+from hpctrain.records.history.metric import MetricRow, last_row_of_each_step, read_metrics
 from hpctrain.records.plan.plan import Plan, Replica, Stage
 from hpctrain.records.topology.link import LinkClass
 from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
@@ -90,7 +90,7 @@ class Outcome:
         return read_events(self.folder / "events.jsonl")
 
     def losses(self) -> list[float]:
-        return [row.loss for row in effective(self.rows)]
+        return [row.loss for row in last_row_of_each_step(self.rows)]
 
 
 def small_topology(count: int) -> Topology:

@@ -16,11 +16,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hpctrain.base.net.handshake import Answerer, Session
+from hpctrain.base.net.handshake import HandshakeServer, Session
 from hpctrain.base.net.watch import Watch
 from hpctrain.base.net.wire import LINE_LIMIT, LineChannel, Message
 
-SPARE_SEATS = 64
+SPARE_CONNECTIONS = 64
 """Strangers that may wait at a time, besides one for each node that is expected."""
 BACKLOG = 1024
 """Connections that the kernel keeps until they are accepted; it takes fewer where net.core.somaxconn is less."""
@@ -35,7 +35,7 @@ class _PendingPeer:
     since: float
     addr: str
     channel: LineChannel
-    proof: Answerer
+    proof: HandshakeServer
 
 
 class AuthListener:
@@ -45,7 +45,7 @@ class AuthListener:
         self,
         addr: str,
         watch: Watch,
-        proof: Callable[[], Answerer],
+        proof: Callable[[], HandshakeServer],
         channel: Callable[[socket.socket], LineChannel],
         peers: int,
         hello_s: float,
@@ -68,11 +68,11 @@ class AuthListener:
         self._watch = watch
         self._proof = proof
         self._channel = channel
-        self._seats = peers + SPARE_SEATS
+        self._max_pending = peers + SPARE_CONNECTIONS
         self._hello_s = hello_s
         self._pending: list[_PendingPeer] = []
         self._spare: int | None = None
-        self._hold_spare()
+        self._open_spare_descriptor()
         watch.add(self._listener)
 
     @property
@@ -83,16 +83,16 @@ class AuthListener:
 
     def accept(self, now: float) -> None:
         """Take in who calls, and send each the challenge."""
-        self._hold_spare()
-        for _ in range(self._seats):
+        self._open_spare_descriptor()
+        for _ in range(self._max_pending):
             try:
                 sock, caller = self._listener.accept()
             except OSError as error:
-                if error.errno in _OUT_OF_DESCRIPTORS and self._turn_away():
+                if error.errno in _OUT_OF_DESCRIPTORS and self._reject_one():
                     continue
                 return  # nobody is there, or not any more
             with contextlib.suppress(OSError):  # it is gone again
-                self._take_in(now, sock, str(caller[0]))
+                self._add_pending(now, sock, str(caller[0]))
 
     def admit(self, now: float, wanted: Callable[[Message], bool]) -> tuple[LineChannel, Session] | None:
         """The next caller that has proved itself and whose claims are wanted; None while there is none.
@@ -104,7 +104,7 @@ class AuthListener:
             if hello is None and not peer.channel.closed and now - peer.since < self._hello_s:
                 continue
             self._pending.remove(peer)
-            session = None if hello is None else _welcomed(peer, hello, wanted)
+            session = None if hello is None else _handshake_done(peer, hello, wanted)
             if session is not None:
                 peer.channel.seal(session.send_key, session.receive_key)
                 peer.channel.line_limit = LINE_LIMIT
@@ -123,26 +123,26 @@ class AuthListener:
             os.close(self._spare)
             self._spare = None
 
-    def _take_in(self, now: float, sock: socket.socket, addr: str) -> None:
+    def _add_pending(self, now: float, sock: socket.socket, addr: str) -> None:
         try:
             peer = _PendingPeer(now, addr, self._channel(sock), self._proof())
         except OSError:
             sock.close()
             raise
-        if len(self._pending) >= self._seats:
-            self._free_seat()
+        if len(self._pending) >= self._max_pending:
+            self._evict_pending()
         # A connection that was reset before it was accepted fails here, and its channel is closed then.
         if peer.channel.send(peer.proof.challenge()):
             self._pending.append(peer)
             self._watch.add(peer.channel)
 
-    def _free_seat(self) -> None:
+    def _evict_pending(self) -> None:
         [(crowded, _)] = Counter(peer.addr for peer in self._pending).most_common(1)
         longest = next(peer for peer in self._pending if peer.addr == crowded)
         self._pending.remove(longest)
         self._drop(longest.channel)
 
-    def _turn_away(self) -> bool:
+    def _reject_one(self) -> bool:
         """Accept one caller with the spare descriptor and close it; False without a spare one or a caller."""
         if self._spare is None:
             return False
@@ -152,10 +152,10 @@ class AuthListener:
             self._listener.accept()[0].close()
         except OSError:
             return False
-        self._hold_spare()
+        self._open_spare_descriptor()
         return True
 
-    def _hold_spare(self) -> None:
+    def _open_spare_descriptor(self) -> None:
         if self._spare is None:
             with contextlib.suppress(OSError):  # none is free: the next call tries again
                 self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -165,7 +165,7 @@ class AuthListener:
         channel.close()
 
 
-def _welcomed(peer: _PendingPeer, hello: Message, wanted: Callable[[Message], bool]) -> Session | None:
+def _handshake_done(peer: _PendingPeer, hello: Message, wanted: Callable[[Message], bool]) -> Session | None:
     taken = peer.proof.take_hello(hello)
     if taken is None or not wanted(taken[1].claims) or not peer.channel.send(taken[0]):
         return None

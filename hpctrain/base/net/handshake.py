@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from hpctrain.base.net.wire import Message
 
 NONCE_BYTES = 16
-LONGEST_BYTES = 2**16
+MAX_LINE_BYTES = 2**16
 """Bytes of the longest line of a handshake: all that is taken from somebody who has not proved anything."""
 
 
@@ -32,7 +32,7 @@ class Session:
     receive_key: bytes
 
 
-class Answerer:
+class HandshakeServer:
     """The side that was called."""
 
     def __init__(self, key: bytes, claims: Message) -> None:
@@ -49,7 +49,7 @@ class Answerer:
         """The first line, to whoever connects."""
         return {"type": "challenge", "nonce": self._nonce}
 
-    def take_hello(self, message: Message) -> tuple[Message, Session] | None:
+    def answer_hello(self, message: Message) -> tuple[Message, Session] | None:
         """The line that welcomes the caller, and the session; None when it does not know the key."""
         nonce, claims = message.get("nonce"), message.get("claims")
         if message.get("type") != "hello" or not _is_nonce(nonce) or not isinstance(claims, dict):
@@ -61,7 +61,7 @@ class Answerer:
         return {"type": "welcome", "claims": self._claims, "proof": proof}, Session(claims, down, up)
 
 
-class Caller:
+class HandshakeClient:
     """The side that connected."""
 
     def __init__(self, key: bytes, claims: Message) -> None:
@@ -70,7 +70,7 @@ class Caller:
         self._nonce = secrets.token_hex(NONCE_BYTES)
         self._theirs: str | None = None
 
-    def take_challenge(self, message: Message) -> Message | None:
+    def answer_challenge(self, message: Message) -> Message | None:
         """The line that answers the first one; None when that was no challenge, or not the first."""
         nonce = message.get("nonce")
         if self._theirs is not None or message.get("type") != "challenge" or not _is_nonce(nonce):
@@ -79,7 +79,7 @@ class Caller:
         proof = _mac(self._key, "call", self._theirs, self._nonce, self._claims).hex()
         return {"type": "hello", "nonce": self._nonce, "claims": self._claims, "proof": proof}
 
-    def take_welcome(self, message: Message) -> Session | None:
+    def verify_welcome(self, message: Message) -> Session | None:
         """The session; None when the other side does not know the key."""
         claims = message.get("claims")
         if self._theirs is None or message.get("type") != "welcome" or not isinstance(claims, dict):
@@ -91,7 +91,7 @@ class Caller:
         return Session(claims, up, down)
 
 
-def derived(key: bytes, *purpose: object) -> bytes:
+def derive_key(key: bytes, *purpose: object) -> bytes:
     """A secret for one purpose, of which neither the key nor another one can be told; 32 bytes."""
     return _mac(key, "derived", *purpose)
 

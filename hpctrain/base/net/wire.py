@@ -21,7 +21,7 @@ MAC_CHARS = 64
 """Of a sealed line: its HMAC-SHA256 as hex, then a space, then the message."""
 READ_BYTES = 1 << 16
 READS_AT_ONCE = 16
-MOST_LEVELS = 32
+MAX_NESTING = 32
 """Lists and objects inside each other in a message; those of hpctrain have about 8."""
 LARGEST_INTEGER = 2**512
 """A float can hold it: nobody's sums overflow."""
@@ -59,15 +59,15 @@ class LineChannel:
         """Which rule the other side broke, where this side closed for that; empty when the other side went."""
         self._rest = b""
         self._lines: deque[bytes] = deque()
-        self._send_seal: Seal | None = None
-        self._receive_seal: Seal | None = None
+        self._send_seal: LineMac | None = None
+        self._receive_seal: LineMac | None = None
 
     def seal(self, send_key: bytes, receive_key: bytes) -> None:
         """From here on every line carries a MAC, and one without the right MAC closes the channel.
 
         A line counts once and in its place: what was recorded cannot be sent again, nor a line be left out.
         """
-        self._send_seal, self._receive_seal = Seal(send_key), Seal(receive_key)
+        self._send_seal, self._receive_seal = LineMac(send_key), LineMac(receive_key)
 
     def fileno(self) -> int:
         return self.sock.fileno()
@@ -185,7 +185,7 @@ class LineChannel:
         return None
 
 
-class Seal:
+class LineMac:
     """The MACs of one direction of a channel, each over a line and its number."""
 
     def __init__(self, key: bytes) -> None:
@@ -204,7 +204,7 @@ def _parsed(line: bytes) -> Message | None:
         message = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return message if isinstance(message, dict) and _is_plain(message, MOST_LEVELS) else None
+    return message if isinstance(message, dict) and _is_plain(message, MAX_NESTING) else None
 
 
 def _is_plain(value: object, levels: int) -> bool:

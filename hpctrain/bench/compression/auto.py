@@ -14,7 +14,7 @@ import torch.distributed as dist
 from hpctrain import __version__
 from hpctrain.planner import make_plan
 from hpctrain.probe.measure.line_fit import fit_alpha_beta
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.codec import CodecSpec
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link import LinkClass
@@ -29,16 +29,16 @@ STEPS = 10_000
 """Of the run that is planned: so many that its warm-up does not count."""
 
 
-class Work(NamedTuple):
+class StepWorkload(NamedTuple):
     """What a method trains on in a step."""
 
-    spec: ModelSpec
+    spec: DecoderSpec
     rows: int
     """Sequences of a process in a step."""
     seq_len: int
 
 
-def choose_codec(group: dist.ProcessGroup, work: Work) -> CodecSpec:
+def choose_codec(group: dist.ProcessGroup, work: StepWorkload) -> CodecSpec:
     """What `compression: {mode: auto}` comes to for whole replicas on these processes: their link is measured by sums
     in the group, their devices as a probe does it. Collective; the same on every rank."""
     cost = _link_cost(group)
@@ -85,7 +85,7 @@ def _device() -> Device:
     )
 
 
-def _planned(devices: Sequence[Device], work: Work, cost: tuple[float, float]) -> CodecSpec:
+def _planned(devices: Sequence[Device], work: StepWorkload, cost: tuple[float, float]) -> CodecSpec:
     world = len(devices)
     run = Run.model_validate({
         "steps": STEPS, "model": {"dims": work.spec.model_dump(exclude={"family"}, exclude_none=True)},

@@ -19,26 +19,26 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpctrain.bench.compression.auto import Work
-from hpctrain.bench.compression.methods import METHODS, Occasion
+from hpctrain.bench.compression.auto import StepWorkload
+from hpctrain.bench.compression.methods import METHODS, MethodContext
 from hpctrain.bench.compression.places import make_text
 from hpctrain.bench.compression.row_store import RowStore
-from hpctrain.bench.compression.trainee import Trainee
+from hpctrain.bench.compression.trainee import BenchTrainer
 from hpctrain.bench.ranks import run_ranks
-from hpctrain.corpus.input.sample_text import find_text
+from hpctrain.corpus.input.sample_text import find_sample_text
 from hpctrain.corpus.read.tokens import Corpus
 from hpctrain.model.build import build_stage
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 
 REFERENCE = "dense"
 """The method whose loss the others are held against: exact sums."""
-SMALL_SPEC = ModelSpec(layers=3, dim=128, heads=4, vocab=320)
+SMALL_SPEC = DecoderSpec(layers=3, dim=128, heads=4, vocab=320)
 """0.68 M parameters, tokens are bytes."""
 VALIDATION_ROWS = 256
 
 
 @dataclass(frozen=True)
-class Settings:
+class ConvergenceSettings:
     """What is trained, the same for every method and seed."""
 
     workers: int = 4
@@ -56,7 +56,7 @@ class Settings:
     """How often the loss on validation text is taken, though not more often than every ten steps."""
     text_bytes: int = 8_000_000
     """Of the text found on this machine; a token is a byte, so the default training sees half of it once."""
-    spec: ModelSpec = SMALL_SPEC
+    spec: DecoderSpec = SMALL_SPEC
 
     def learning_rate(self, step: int) -> float:
         """Of the step with this number, from 0."""
@@ -93,7 +93,11 @@ class Training:
 
 
 def train_all(
-    methods: Sequence[str], seeds: Sequence[int], settings: Settings, path: Path, progress: Callable[[str], None]
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    settings: ConvergenceSettings,
+    path: Path,
+    progress: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """Train what is missing in the file of rows, a row each as soon as it is done; give back all rows.
 
@@ -117,17 +121,17 @@ def train_all(
     return store.rows
 
 
-def what_rows_share(settings: Settings) -> dict[str, Any]:
+def what_rows_share(settings: ConvergenceSettings) -> dict[str, Any]:
     """What must be the same for losses to be held side by side: the settings, and the text. Packages that are installed
     between two trainings change the text that is found on a machine."""
     text = hashlib.sha256()
-    for path in find_text(settings.text_bytes).files:
+    for path in find_sample_text(settings.text_bytes).files:
         text.update(f"{path} {path.stat().st_size}\n".encode())
     return settings.as_json() | {"text": text.hexdigest()[:16]}
 
 
 def train_jobs(
-    rank: int, world: int, jobs: Sequence[tuple[str, int]], settings: Settings, folder: Path, path: Path,
+    rank: int, world: int, jobs: Sequence[tuple[str, int]], settings: ConvergenceSettings, folder: Path, path: Path,
     alike: dict[str, Any],
 ) -> None:  # fmt: skip
     """What each worker does: these methods and seeds one after the other; the first worker writes the rows."""
@@ -141,7 +145,7 @@ def train_jobs(
     dist.destroy_process_group()
 
 
-def _train(method: str, seed: int, settings: Settings, corpus: Path, rank: int, world: int) -> Training:
+def _train(method: str, seed: int, settings: ConvergenceSettings, corpus: Path, rank: int, world: int) -> Training:
     train = Corpus.open([corpus], "train", settings.seq_len)
     valid = Corpus.open([corpus], "valid", settings.seq_len)
     # Each worker takes a part of the validation rows; they are the same ones in every training.
@@ -149,10 +153,10 @@ def _train(method: str, seed: int, settings: Settings, corpus: Path, rank: int, 
     valid_rows = torch.from_numpy(valid.rows(0, rank * share, share))
     group = dist.new_group(list(range(world)))
     model = build_stage(settings.spec, 0, settings.spec.layers, seed)
-    work = Work(settings.spec, settings.rows, settings.seq_len)
-    exchange = METHODS[method].open(model, Occasion(group, settings.dense_steps, work))
+    work = StepWorkload(settings.spec, settings.rows, settings.seq_len)
+    exchange = METHODS[method].open(model, MethodContext(group, settings.dense_steps, work))
     optimizer = functools.partial(torch.optim.AdamW, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    trainee = Trainee(exchange, optimizer, world, settings.clip_norm)
+    trainee = BenchTrainer(exchange, optimizer, world, settings.clip_norm)
     curve: list[tuple[int, float]] = []
     sent: list[int | None] = []
     cpu_s, done, loss = 0.0, 0, 0.0

@@ -12,7 +12,7 @@ from torch import Tensor
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.units import format_bytes
 from hpctrain.bench.compression.pieces import DENSITIES, Work, in_turns
-from hpctrain.compress.select.device_select import by_torch, finder
+from hpctrain.compress.select.device_select import by_torch, threshold_select
 from hpctrain.compress.select.selectors import select_with_values
 
 NUMBERS = 2**28
@@ -100,7 +100,7 @@ def _at(density: float, values: Tensor, repeats: int, seconds_of: Callable[[Work
         "select sampled": (lambda: select_with_values(values, k, "sampled"), share),
         "selection pass of torch's operations": (lambda: by_torch(values, threshold), share),
     }
-    find = finder(values.device)
+    find = threshold_select(values.device)
     if find is not by_torch:
         works["selection pass of our kernels"] = (lambda: find(values, threshold), share)
     # Once without counting: kernels are compiled, and memory is taken.

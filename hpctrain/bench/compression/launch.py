@@ -10,14 +10,14 @@ from pathlib import Path
 from hpctrain.base.errors import CommandError
 from hpctrain.base.process import Process, Runner
 from hpctrain.base.program import program
-from hpctrain.bench.compression.scene import Outcome, Scene
+from hpctrain.bench.compression.scene import LaunchResult, LaunchSpec
 
 PAUSE_S = 0.2
 LAST_LINES = 3
 """Of a failed process's log, told to the person."""
 
 
-def run_scene(runner: Runner, scene: Scene, folder: Path, prefixes: Sequence[Sequence[str]]) -> Outcome:
+def run_scene(runner: Runner, scene: LaunchSpec, folder: Path, prefixes: Sequence[Sequence[str]]) -> LaunchResult:
     """Start a process for each of `prefixes`, wait for all, and give back what they measured.
 
     When one fails the others are ended: they would wait for it for ever. None outlives this call.
@@ -44,7 +44,7 @@ def run_scene(runner: Runner, scene: Scene, folder: Path, prefixes: Sequence[Seq
             if process.poll() is None:
                 process.kill()
                 process.wait()
-    return Outcome.read(folder)
+    return LaunchResult.read(folder)
 
 
 def _wait(processes: Sequence[Process], logs: Sequence[Path]) -> None:

@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from hpctrain.bench.compression.auto import Work, choose_codec
+from hpctrain.bench.compression.auto import StepWorkload, choose_codec
 from hpctrain.bench.compression.ours import open_chosen, open_local_steps, open_reducer, open_sharded
-from hpctrain.bench.compression.trainee import Alone, ByTorch, Exchange
+from hpctrain.bench.compression.trainee import GradientSync, NoSync, TorchSync
 from hpctrain.model.imported.part import blocks_of
 
 AUTO = "auto"
@@ -26,21 +26,21 @@ ONE_BUCKET_MB = 1 << 14
 
 
 @dataclass(frozen=True)
-class Occasion:
+class MethodContext:
     """Where and for what a method is opened."""
 
     group: dist.ProcessGroup
     """Of this method alone, so that no other one's collectives come between."""
     dense_steps: int
     """Steps at the beginning in which methods that need figures, or a warm start, sum densely."""
-    work: Work
+    work: StepWorkload
 
     @property
     def world(self) -> int:
         return dist.get_world_size(self.group)
 
 
-Open = Callable[[nn.Module, Occasion], Exchange]
+Open = Callable[[nn.Module, MethodContext], GradientSync]
 
 
 @dataclass(frozen=True)
@@ -51,47 +51,47 @@ class Method:
     open: Open
 
 
-def _alone(model: nn.Module, occasion: Occasion) -> Exchange:
-    return Alone(model)
+def _alone(model: nn.Module, occasion: MethodContext) -> GradientSync:
+    return NoSync(model)
 
 
 def _ddp(item_bytes: int, hook: Callable[..., Any] | None) -> Open:
     """DDP, with a hook or its own all-reduce in fp32."""
 
-    def open_(model: nn.Module, occasion: Occasion) -> Exchange:
+    def open_(model: nn.Module, occasion: MethodContext) -> GradientSync:
         wrapped = _wrapped(model, occasion)
         if hook is not None:
             wrapped.register_comm_hook(occasion.group, hook)
-        return ByTorch(wrapped, _ring_bytes(model, occasion.world) * item_bytes)
+        return TorchSync(wrapped, _ring_bytes(model, occasion.world) * item_bytes)
 
     return open_
 
 
 def _torch_power_sgd(rank: int) -> Open:
-    def open_(model: nn.Module, occasion: Occasion) -> Exchange:
+    def open_(model: nn.Module, occasion: MethodContext) -> GradientSync:
         wrapped = _wrapped(model, occasion, bucket_cap_mb=ONE_BUCKET_MB)
         start = max(2, occasion.dense_steps)  # torch asks for it: DDP rebuilds its buckets after the first step
         state = power_sgd.PowerSGDState(occasion.group, rank, start_powerSGD_iter=start)
         wrapped.register_comm_hook(state, power_sgd.powerSGD_hook)
-        return ByTorch(wrapped, None)
+        return TorchSync(wrapped, None)
 
     return open_
 
 
-def _wrapped(model: nn.Module, occasion: Occasion, **keys: Any) -> DistributedDataParallel:
+def _wrapped(model: nn.Module, occasion: MethodContext, **keys: Any) -> DistributedDataParallel:
     return DistributedDataParallel(model, process_group=occasion.group, gradient_as_bucket_view=True, **keys)
 
 
 def _fsdp2(dtype: torch.dtype | None) -> Open:
     """FSDP2 as it comes: each block by itself, weights given back after the forward pass (ZeRO 3)."""
 
-    def open_(model: nn.Module, occasion: Occasion) -> Exchange:
+    def open_(model: nn.Module, occasion: MethodContext) -> GradientSync:
         mesh = DeviceMesh.from_group(occasion.group, "cpu")
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
         for block in blocks_of(model).values():
             fully_shard(block, mesh=mesh, mp_policy=policy)
         fully_shard(model, mesh=mesh, mp_policy=policy)
-        return ByTorch(model, None)
+        return TorchSync(model, None)
 
     return open_
 
@@ -105,12 +105,12 @@ def _ours_sharded(settings: dict[str, Any], zero: int = 3, compute: torch.dtype 
     return lambda model, occasion: open_sharded(settings, model, occasion.group, occasion.dense_steps, zero, compute)
 
 
-def _auto(model: nn.Module, occasion: Occasion) -> Exchange:
+def _auto(model: nn.Module, occasion: MethodContext) -> GradientSync:
     chosen = choose_codec(occasion.group, occasion.work)
     return open_chosen(chosen, model, occasion.group, occasion.dense_steps)
 
 
-def _local_steps(model: nn.Module, occasion: Occasion) -> Exchange:
+def _local_steps(model: nn.Module, occasion: MethodContext) -> GradientSync:
     return open_local_steps({"mode": "local_steps", "every": 10}, model, occasion.group)
 
 

@@ -11,13 +11,13 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from hpctrain.bench.compression.trainee import ByReducer, Exchange
-from hpctrain.compress.build import build_reducer, build_scatters, unsent_of
-from hpctrain.compress.collectives.scatter import Unsent
-from hpctrain.compress.reducers.outer_optimizer import LocalSteps
-from hpctrain.compress.reducers.reduce_scatter_all_gather import OwnerReducer
+from hpctrain.bench.compression.trainee import GradientSync, ReducerSync
+from hpctrain.compress.build import build_reduce_scatters, build_reducer, residuals_of
+from hpctrain.compress.collectives.scatter import Residuals
+from hpctrain.compress.reducers.outer_optimizer import OuterOptimizer
+from hpctrain.compress.reducers.reduce_scatter_all_gather import ReduceScatterAllGather
 from hpctrain.compress.reducers.reducer import DenseReducer
-from hpctrain.parallel.shard import apply_sharding, flat_parts, note_collectives
+from hpctrain.parallel.shard import apply_sharding, flat_gradient_layouts, track_collectives
 from hpctrain.records.plan.codec import CodecSpec
 from hpctrain.records.plan.compression import Codec
 
@@ -32,27 +32,27 @@ def codec_spec(settings: dict[str, Any], dense_steps: int) -> CodecSpec:
     return CodecSpec(codec=codec)
 
 
-def open_reducer(settings: dict[str, Any], model: nn.Module, group: dist.ProcessGroup, dense_steps: int) -> ByReducer:
+def open_reducer(settings: dict[str, Any], model: nn.Module, group: dist.ProcessGroup, dense_steps: int) -> ReducerSync:
     """Whole replicas with the reducer of a codec, beside the backward pass where a worker has it there."""
     names, shapes = zip(*((name, parameter.shape) for name, parameter in model.named_parameters()), strict=True)
     reducer = build_reducer(group, names, shapes, codec_spec(settings, dense_steps))
-    if isinstance(reducer, DenseReducer | OwnerReducer):
+    if isinstance(reducer, DenseReducer | ReduceScatterAllGather):
         reducer.overlap(list(model.parameters()))
-    return ByReducer(model, reducer)
+    return ReducerSync(model, reducer)
 
 
-def open_chosen(spec: CodecSpec, model: nn.Module, group: dist.ProcessGroup, dense_steps: int) -> Exchange:
+def open_chosen(spec: CodecSpec, model: nn.Module, group: dist.ProcessGroup, dense_steps: int) -> GradientSync:
     """Whole replicas with the reducer of a plan's codec."""
     exchange = open_reducer(spec.codec.model_dump(), model, group, dense_steps)
     exchange.planned = spec
     return exchange
 
 
-def open_local_steps(settings: dict[str, Any], model: nn.Module, group: dist.ProcessGroup) -> Exchange:
+def open_local_steps(settings: dict[str, Any], model: nn.Module, group: dist.ProcessGroup) -> GradientSync:
     """Whole replicas that train on their own and meet every few steps."""
     codec = _CODEC.validate_python(settings)
     parameters = list(model.parameters())
-    return ByLocalSteps(model, LocalSteps(group, parameters, codec.every, codec.outer_lr, codec.outer_momentum))
+    return LocalSgdSync(model, OuterOptimizer(group, parameters, codec.every, codec.outer_lr, codec.outer_momentum))
 
 
 def open_sharded(
@@ -62,22 +62,22 @@ def open_sharded(
     dense_steps: int,
     zero: int = 3,
     compute: torch.dtype | None = None,
-) -> Exchange:
+) -> GradientSync:
     """A sharded state with the reduce-scatter of a codec, gathered in the precision of its computation."""
     apply_sharding(model, DeviceMesh.from_group(group, "cpu"), zero, compute)
     counted = _Counted()
-    scatters = build_scatters(codec_spec(settings, dense_steps), flat_parts(model), group, "cpu")
-    note_collectives(model, 0, counted.add, 1, lambda: False, scatters)
+    scatters = build_reduce_scatters(codec_spec(settings, dense_steps), flat_gradient_layouts(model), group, "cpu")
+    track_collectives(model, 0, counted.add, 1, lambda: False, scatters)
     called = model if compute is None else _InPrecision(model, compute)
-    return BySharding(called, counted.take, unsent_of(scatters))
+    return ShardedSync(called, counted.take, residuals_of(scatters))
 
 
-class ByLocalSteps:
+class LocalSgdSync:
     """No gradient is sent; the weights meet behind the optimizer."""
 
     averages = True
 
-    def __init__(self, model: nn.Module, local_steps: LocalSteps) -> None:
+    def __init__(self, model: nn.Module, local_steps: OuterOptimizer) -> None:
         self.model = model
         self._local_steps = local_steps
         self._step = 0
@@ -90,15 +90,15 @@ class ByLocalSteps:
         return self._local_steps.after_step(self._step)
 
 
-class BySharding:
+class ShardedSync:
     """Weights gathered, and gradients summed, part by part during forward and backward pass."""
 
     averages = False
 
-    def __init__(self, model: nn.Module, sent_bytes: Callable[[], int], unsent: Unsent | None) -> None:
+    def __init__(self, model: nn.Module, sent_bytes: Callable[[], int], residuals: Residuals | None) -> None:
         self.model = model
         self._sent_bytes = sent_bytes
-        self._unsent = unsent
+        self._unsent = residuals
 
     def reduce(self) -> int | None:
         if self._unsent is not None:

@@ -6,13 +6,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpctrain.bench.compression.scene import Settings
-from hpctrain.bench.compression.trainee import Told
+from hpctrain.bench.compression.scene import LaunchSettings
+from hpctrain.bench.compression.trainee import StepResult
 from hpctrain.bench.scene import make_plan
 from hpctrain.parallel.gradients import clip_gradients, gradient_norm
 from hpctrain.parallel.mesh import Coordinate, build_mesh
 from hpctrain.parallel.pipeline import Pipeline, PipelineInputs, build_pipeline
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.codec import CodecSpec
 from hpctrain.records.plan.compression import Messages
 from hpctrain.records.plan.plan import Plan
@@ -20,12 +20,12 @@ from hpctrain.schedule.resolve import schedule_of
 
 PIPELINES: dict[str, Messages] = {"pp_fp32": "none", "pp_bf16": "bf16", "pp_int8": "int8"}
 """Row of the comparison -> messages between all stages."""
-PIPELINE_SPEC = ModelSpec(layers=4, dim=256, heads=4, vocab=320)
+PIPELINE_SPEC = DecoderSpec(layers=4, dim=256, heads=4, vocab=320)
 """Narrow: a message has `dim` numbers for each token, a block's products about 12·dim² multiplications."""
 CLIP_NORM = 1.0
 
 
-class PipelineTrainee:
+class PipelineBenchTrainer:
     """A stage of a model on each node, 1F1B with micro-batches of one row; every process is given all rows."""
 
     planned: CodecSpec | None = None
@@ -36,14 +36,14 @@ class PipelineTrainee:
         self._parameters = [parameter for _, parameter in pipeline.parameters()]
         self._optimizer = torch.optim.SGD(self._parameters, lr=lr)
 
-    def step(self, rows: Tensor) -> Told:
+    def step(self, rows: Tensor) -> StepResult:
         """One step on int64 [rows of the plan, seq_len + 1]; the loss is that of the last stage, 0 elsewhere."""
         loss = self._pipeline.step(rows[:, :-1], rows[:, 1:])
         clip_gradients(self._parameters, gradient_norm(self._parameters, self._plan), CLIP_NORM)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         sent = sum(counters.sent_bytes for counters in self._pipeline.take_counters().values())
-        return Told(torch.tensor(loss), sent)
+        return StepResult(torch.tensor(loss), sent)
 
     def validate(self, rows: Tensor) -> float:
         """Mean loss of as many of the rows as fill whole steps. Collective."""
@@ -53,7 +53,7 @@ class PipelineTrainee:
         return float(loss.mean())
 
 
-def open_pipeline(messages: Messages, settings: Settings, rank: int, world: int) -> PipelineTrainee:
+def open_pipeline(messages: Messages, settings: LaunchSettings, rank: int, world: int) -> PipelineBenchTrainer:
     """This process's stage of a pipeline over all of them. Collective."""
     plan = make_plan(world, 1, settings.spec.layers, 1, world * settings.rows)
     *first, last = plan.stages
@@ -63,4 +63,4 @@ def open_pipeline(messages: Messages, settings: Settings, rank: int, world: int)
     coordinate, mesh = Coordinate.of(plan, rank), build_mesh(plan, "cpu")
     schedule, _ = schedule_of(plan, coordinate.dp)
     inputs = PipelineInputs(plan, settings.spec, schedule, settings.seq_len, settings.seed, torch.device("cpu"))
-    return PipelineTrainee(plan, build_pipeline(inputs, mesh, coordinate), settings.lr)
+    return PipelineBenchTrainer(plan, build_pipeline(inputs, mesh, coordinate), settings.lr)

@@ -15,14 +15,14 @@ from hpctrain.base.process import Runner
 from hpctrain.bench.compression.launch import run_scene
 from hpctrain.bench.compression.rank import CORPUS_FOLDER
 from hpctrain.bench.compression.row_store import RowStore
-from hpctrain.bench.compression.scene import Outcome, Samples, Scene, Settings, as_json
+from hpctrain.bench.compression.scene import LaunchResult, LaunchSettings, LaunchSpec, Samples, as_json
 from hpctrain.bench.compression.traffic import LOOPBACK
 from hpctrain.bench.record import machine_and_versions
-from hpctrain.corpus.input.sample_text import find_text
-from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.input.sample_text import find_sample_text
+from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.lab.faults import shape
-from hpctrain.lab.layout import NODE_INTERFACE, Layout
+from hpctrain.lab.layout import NODE_INTERFACE, LabLayout
 from hpctrain.lab.machine import Machine
 from hpctrain.lab.spec import rate_bits_per_s
 
@@ -31,7 +31,7 @@ VALID_FRACTION = 0.02
 
 
 @dataclass(frozen=True)
-class Row:
+class MethodRow:
     """One method on one link."""
 
     method: str
@@ -66,7 +66,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Place:
+class LaunchSite:
     """Where a scene's processes run."""
 
     link: str
@@ -77,13 +77,13 @@ class Place:
 
 
 @contextlib.contextmanager
-def local_place(nodes: int) -> Iterator[Place]:
+def local_site(nodes: int) -> Iterator[LaunchSite]:
     """So many processes of this machine, on its loopback."""
-    yield Place("loopback", LOOPBACK, ((),) * nodes, None)
+    yield LaunchSite("loopback", LOOPBACK, ((),) * nodes, None)
 
 
 @contextlib.contextmanager
-def lab_place(machine: Machine, layout: Layout, nodes: int, rate: str) -> Iterator[Place]:
+def lab_site(machine: Machine, layout: LabLayout, nodes: int, rate: str) -> Iterator[LaunchSite]:
     """The first nodes of a lab, their links shaped to a rate meanwhile.
 
     Raises:
@@ -93,7 +93,7 @@ def lab_place(machine: Machine, layout: Layout, nodes: int, rate: str) -> Iterat
     prefixes = tuple(("ip", "netns", "exec", layout.namespace(name)) for name in names)
     try:
         shape(machine, layout, names, rate)
-        yield Place(rate, NODE_INTERFACE, prefixes, rate_bits_per_s(rate))
+        yield LaunchSite(rate, NODE_INTERFACE, prefixes, rate_bits_per_s(rate))
     finally:
         for name in names:
             shape(machine, layout, [name], layout.spec.rate_of(layout.node(name)))
@@ -105,15 +105,15 @@ def make_text(folder: Path, limit_bytes: int = TEXT_BYTES) -> None:
     Raises:
         InputError: there is none.
     """
-    found = find_text(limit_bytes)
-    prepare(list(found.files), folder, Options(valid_fraction=VALID_FRACTION, limit_bytes=limit_bytes))
+    found = find_sample_text(limit_bytes)
+    prepare(list(found.files), folder, PrepareOptions(valid_fraction=VALID_FRACTION, limit_bytes=limit_bytes))
 
 
 def measure(
     runner: Runner,
-    places: Iterable[contextlib.AbstractContextManager[Place]],
+    places: Iterable[contextlib.AbstractContextManager[LaunchSite]],
     methods: Sequence[str],
-    settings: Settings,
+    settings: LaunchSettings,
     store: RowStore,
     progress: Callable[[str], None],
     together: int | None = None,
@@ -137,12 +137,14 @@ def measure(
                 size = together or max(1, len(missing))
                 for launched in (missing[first : first + size] for first in range(0, len(missing), size)):
                     progress(f"{', '.join(launched)} on {nodes} nodes, {place.link}")
-                    for row in measure_place(runner, place, launched, settings, folder):
+                    for row in measure_site(runner, place, launched, settings, folder):
                         store.add({key: value for key, value in asdict(row).items() if value is not None})
     return machine_and_versions("compression", as_json(settings)) | {"rows": store.rows}
 
 
-def measure_place(runner: Runner, place: Place, methods: Sequence[str], settings: Settings, folder: Path) -> list[Row]:
+def measure_site(
+    runner: Runner, place: LaunchSite, methods: Sequence[str], settings: LaunchSettings, folder: Path
+) -> list[MethodRow]:
     """All methods in turns in one launch; a row for each.
 
     Args:
@@ -151,15 +153,15 @@ def measure_place(runner: Runner, place: Place, methods: Sequence[str], settings
     Raises:
         CommandError: a process failed.
     """
-    scene = Scene(len(place.prefixes), place.interface, tuple(methods), settings)
+    scene = LaunchSpec(len(place.prefixes), place.interface, tuple(methods), settings)
     outcome = run_scene(runner, scene, folder, place.prefixes)
     return [_row(name, place, outcome, outcome.samples[name]) for name in methods]
 
 
-def _row(name: str, place: Place, outcome: Outcome, samples: Samples) -> Row:
+def _row(name: str, place: LaunchSite, outcome: LaunchResult, samples: Samples) -> MethodRow:
     low, middle, high = np.percentile(samples.wall_s, [25, 50, 75])
     cpu_s, sent = float(np.mean(samples.cpu_s)), float(np.mean(samples.interface_bytes))
-    return Row(
+    return MethodRow(
         method=name,
         link=place.link,
         nodes=len(place.prefixes),

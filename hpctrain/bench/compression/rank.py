@@ -17,12 +17,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpctrain.bench.compression.auto import Work
-from hpctrain.bench.compression.methods import METHODS, Occasion
-from hpctrain.bench.compression.pipelines import PIPELINES, PipelineTrainee, open_pipeline
-from hpctrain.bench.compression.scene import Outcome, Samples, Scene, Settings
+from hpctrain.bench.compression.auto import StepWorkload
+from hpctrain.bench.compression.methods import METHODS, MethodContext
+from hpctrain.bench.compression.pipelines import PIPELINES, PipelineBenchTrainer, open_pipeline
+from hpctrain.bench.compression.scene import LaunchResult, LaunchSettings, LaunchSpec, Samples
 from hpctrain.bench.compression.traffic import Counter, header_factor
-from hpctrain.bench.compression.trainee import Trainee
+from hpctrain.bench.compression.trainee import BenchTrainer
 from hpctrain.corpus.read.tokens import Corpus
 from hpctrain.model.build import build_stage
 from hpctrain.records.plan.codec import CodecSpec
@@ -31,10 +31,10 @@ CORPUS_FOLDER = "corpus"
 VALIDATION_ROWS = 16
 
 
-class Contest:
+class MethodRunner:
     """The methods of a scene, open in this process."""
 
-    def __init__(self, scene: Scene, folder: Path, rank: int) -> None:
+    def __init__(self, scene: LaunchSpec, folder: Path, rank: int) -> None:
         self._scene, self._settings = scene, scene.settings
         self._rank = rank
         self._parent = os.getppid()
@@ -61,14 +61,14 @@ class Contest:
             left -= count
             number += 1
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> LaunchResult:
         """What all processes measured, the same on each. Collective."""
         factor = header_factor(self._counter)
         everyone: list[Any] = [None] * self._scene.nodes
         dist.all_gather_object(everyone, (self._found, factor))
         parameters = self._settings.spec.parameters()
         samples = {name: self._samples(name, [found for found, _ in everyone]) for name in self._scene.methods}
-        return Outcome(parameters, sum(own for _, own in everyone) / len(everyone), samples)
+        return LaunchResult(parameters, sum(own for _, own in everyone) / len(everyone), samples)
 
     def _block(self, name: str, count: int, keep: bool) -> None:
         for _ in range(count):
@@ -78,7 +78,7 @@ class Contest:
             if keep:
                 self._found[name].append(found)
 
-    def _timed(self, trainee: Trainee | PipelineTrainee, rows: torch.Tensor) -> dict[str, float | None]:
+    def _timed(self, trainee: BenchTrainer | PipelineBenchTrainer, rows: torch.Tensor) -> dict[str, float | None]:
         if os.getppid() != self._parent:
             sys.exit("the bench is gone")
         dist.barrier()
@@ -113,14 +113,14 @@ class Contest:
         )
 
 
-def _open(name: str, settings: Settings, rank: int, world: int) -> Trainee | PipelineTrainee:
+def _open(name: str, settings: LaunchSettings, rank: int, world: int) -> BenchTrainer | PipelineBenchTrainer:
     if name in PIPELINES:
         return open_pipeline(PIPELINES[name], settings, rank, world)
     model = build_stage(settings.spec, 0, settings.spec.layers, settings.seed)
     group = dist.new_group(list(range(world)))
-    work = Work(settings.spec, settings.rows, settings.seq_len)
-    exchange = METHODS[name].open(model, Occasion(group, settings.dense_steps, work))
-    return Trainee(exchange, functools.partial(torch.optim.SGD, lr=settings.lr), world, clip_norm=1.0)
+    work = StepWorkload(settings.spec, settings.rows, settings.seq_len)
+    exchange = METHODS[name].open(model, MethodContext(group, settings.dense_steps, work))
+    return BenchTrainer(exchange, functools.partial(torch.optim.SGD, lr=settings.lr), world, clip_norm=1.0)
 
 
 def _planned_step_s(planned: CodecSpec) -> dict[str, float]:
@@ -138,13 +138,13 @@ def _mean(values: list[float | None]) -> float:
 
 def main(folder: Path, rank: int) -> None:
     """Join the others, measure, and as rank 0 write the samples."""
-    scene = Scene.read(folder)
+    scene = LaunchSpec.read(folder)
     # Before torch opens a connection: gloo would otherwise ask for the address of the host's name.
     os.environ["GLOO_SOCKET_IFNAME"] = scene.interface
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "meeting"), scene.nodes), rank=rank,
                             world_size=scene.nodes)  # fmt: skip
-    contest = Contest(scene, folder, rank)
+    contest = MethodRunner(scene, folder, rank)
     contest.measure()
     outcome = contest.outcome()
     if rank == 0:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpctrain.base.atomic import append_line, storage_errors
 from hpctrain.base.errors import InputError
-from hpctrain.records.format.jsonl import read_lines
+from hpctrain.records.format.jsonl import read_jsonl
 
 
 class RowStore:
@@ -24,7 +24,7 @@ class RowStore:
         self._path = path
         self.rows: list[dict[str, Any]] = []
         settings = json.loads(json.dumps(settings))  # as it comes back from the file: tuples are lists there
-        lines = read_lines(path, owned=False) if path is not None else []
+        lines = read_jsonl(path, owned=False) if path is not None else []
         if lines:
             self._check(lines[0].get("settings", {}), settings)
             self.rows = lines[1:]

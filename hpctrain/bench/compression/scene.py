@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.atomic import write_json
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 
 SCENE_FILE, SAMPLES_FILE = "scene.json", "samples.json"
-BENCH_SPEC = ModelSpec(layers=6, dim=384, heads=6, vocab=320)
+BENCH_SPEC = DecoderSpec(layers=6, dim=384, heads=6, vocab=320)
 """10.87 M parameters, tokens are bytes."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class LaunchSettings:
     """How long and on what."""
 
     steps: int = 20
@@ -31,38 +31,38 @@ class Settings:
     lr: float = 0.1
     """Of plain SGD: fifteen models with AdamW's moments would not fit into the memory of a small machine."""
     seed: int = 1
-    spec: ModelSpec = BENCH_SPEC
+    spec: DecoderSpec = BENCH_SPEC
 
     @property
     def dense_steps(self) -> int:
         return max(1, self.warm_steps - 2)
 
 
-def as_json(settings: Settings) -> dict[str, Any]:
+def as_json(settings: LaunchSettings) -> dict[str, Any]:
     """The settings as plain values."""
     return asdict(settings) | {"spec": settings.spec.model_dump(exclude_none=True)}
 
 
 @dataclass(frozen=True)
-class Scene:
+class LaunchSpec:
     """One launch: these methods in turns on so many nodes."""
 
     nodes: int
     interface: str
     """Whose counters are read and which the messages go through."""
     methods: tuple[str, ...]
-    settings: Settings
+    settings: LaunchSettings
 
     def write(self, folder: Path) -> None:
         write_json(folder / SCENE_FILE, asdict(self) | {"settings": as_json(self.settings)})
 
     @classmethod
-    def read(cls, folder: Path) -> Scene:
+    def read(cls, folder: Path) -> LaunchSpec:
         value = json.loads((folder / SCENE_FILE).read_text())
         settings = value.pop("settings")
-        spec = ModelSpec.model_validate(settings.pop("spec"))
+        spec = DecoderSpec.model_validate(settings.pop("spec"))
         methods = tuple(value.pop("methods"))
-        return cls(methods=methods, settings=Settings(**settings, spec=spec), **value)
+        return cls(methods=methods, settings=LaunchSettings(**settings, spec=spec), **value)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LaunchResult:
     """What a launch measured."""
 
     parameters: int
@@ -99,7 +99,7 @@ class Outcome:
         write_json(folder / SAMPLES_FILE, asdict(self))
 
     @classmethod
-    def read(cls, folder: Path) -> Outcome:
+    def read(cls, folder: Path) -> LaunchResult:
         value: dict[str, Any] = json.loads((folder / SAMPLES_FILE).read_text())
         samples = {name: Samples(**found) for name, found in value.pop("samples").items()}
         return cls(samples=samples, **value)

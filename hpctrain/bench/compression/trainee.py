@@ -15,7 +15,7 @@ from hpctrain.compress.reducers.reducer import Reducer
 from hpctrain.records.plan.codec import CodecSpec
 
 
-class Exchange(Protocol):
+class GradientSync(Protocol):
     """How the gradients of a model become those of the whole batch."""
 
     model: nn.Module
@@ -30,7 +30,7 @@ class Exchange(Protocol):
         """After the optimizer; bytes this rank sent."""
 
 
-class Alone:
+class NoSync:
     """No communication: each process trains on what it has. What the others are above is what summing costs."""
 
     averages = True
@@ -45,7 +45,7 @@ class Alone:
         return 0
 
 
-class ByTorch:
+class TorchSync:
     """Wrapped by DDP or FSDP2, which sum during the backward pass."""
 
     averages = True
@@ -61,7 +61,7 @@ class ByTorch:
         return 0
 
 
-class ByReducer:
+class ReducerSync:
     """A plain module and a reducer of ours after the backward pass."""
 
     averages = False
@@ -81,7 +81,7 @@ class ByReducer:
 
 
 @dataclass(frozen=True)
-class Told:
+class StepResult:
     """What one step says."""
 
     loss: Tensor
@@ -89,12 +89,12 @@ class Told:
     sent_bytes: int | None
 
 
-class Trainee:
+class BenchTrainer:
     """A model, its optimizer and its exchange; `step` is one optimizer step on this process's rows."""
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: GradientSync,
         optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
         world: int,
         clip_norm: float | None,
@@ -108,9 +108,9 @@ class Trainee:
     @property
     def planned(self) -> CodecSpec | None:
         """What the planner chose, where it did."""
-        return self.exchange.planned if isinstance(self.exchange, ByReducer) else None
+        return self.exchange.planned if isinstance(self.exchange, ReducerSync) else None
 
-    def step(self, rows: Tensor) -> Told:
+    def step(self, rows: Tensor) -> StepResult:
         """One step on int64 [rows, seq_len + 1]; every process brings as many rows."""
         loss = _loss(self.exchange.model, rows)
         (loss * self._scale).backward()
@@ -120,7 +120,7 @@ class Trainee:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         after = self.exchange.after_step()
-        return Told(loss.detach(), None if sent is None else sent + after)
+        return StepResult(loss.detach(), None if sent is None else sent + after)
 
     @torch.no_grad()
     def validate(self, rows: Tensor) -> float:

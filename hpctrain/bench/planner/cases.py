@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hpctrain import __version__
-from hpctrain.base.packaged import packaged
+from hpctrain.base.packaged import package_data_path
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link import LinkClass
 from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
@@ -20,7 +20,7 @@ PAPER = "paper-32-gpu.json"
 """The topology file of the paper's GPUs."""
 
 
-class Case(NamedTuple):
+class SearchCase(NamedTuple):
     """A search; its name is what the command line takes."""
 
     machines: str
@@ -36,19 +36,19 @@ class Case(NamedTuple):
 SIZES = (8, 32, 256, 1024, 10_000)
 """Equal GPUs whose searches for 7B are `search_time_s` of the record."""
 CASES = (
-    *(Case("equal", gpus, "7B") for gpus in SIZES),
-    *(Case("equal", 32, model) for model in ("350M", "1.3B")),
-    *(Case("unlike", 32, model) for model in ("350M", "1.3B")),
-    *(Case("unlike", gpus, "7B") for gpus in (16, 32, 256, 1024, 10_000)),
-    *(Case("paper", 32, model) for model in MODELS),
+    *(SearchCase("equal", gpus, "7B") for gpus in SIZES),
+    *(SearchCase("equal", 32, model) for model in ("350M", "1.3B")),
+    *(SearchCase("unlike", 32, model) for model in ("350M", "1.3B")),
+    *(SearchCase("unlike", gpus, "7B") for gpus in (16, 32, 256, 1024, 10_000)),
+    *(SearchCase("paper", 32, model) for model in MODELS),
 )
 """Those of one kind of machines and one model by size."""
 
 
-def scene_of_case(case: Case) -> tuple[Run, Topology]:
+def scene_of_case(case: SearchCase) -> tuple[Run, Topology]:
     """What is planned for a case."""
     if case.machines == "paper":
-        topology = Topology.model_validate_json(packaged("topology", PAPER).read_text())
+        topology = Topology.model_validate_json(package_data_path("topology", PAPER).read_text())
         return _run(case.model, 512, "fp16"), topology
     run = _run(case.model, 1024 if case.model == "7B" else 512, "bf16")
     return run, gpus_of(case.gpus, unlike=case.machines == "unlike")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Sheet:
+class DataSheet:
     """One kind of GPU as its data sheet describes it."""
 
     half_flops: float
@@ -23,20 +23,20 @@ class Sheet:
 
 SHEETS = {
     # NVIDIA A100 datasheet: 312 / 156 TFLOP/s, 1.555 and 2.039 TB/s, NVLink 600 GB/s both ways.
-    "A100-40": Sheet(312e12, 156e12, 40e9, 1.555e12, 300e9),
-    "A100": Sheet(312e12, 156e12, 80e9, 2.039e12, 300e9),
+    "A100-40": DataSheet(312e12, 156e12, 40e9, 1.555e12, 300e9),
+    "A100": DataSheet(312e12, 156e12, 80e9, 2.039e12, 300e9),
     # NVIDIA H100 SXM datasheet: 989 / 495 TFLOP/s, 3.35 TB/s, NVLink 900 GB/s both ways.
-    "H100": Sheet(989e12, 495e12, 80e9, 3.35e12, 450e9),
+    "H100": DataSheet(989e12, 495e12, 80e9, 3.35e12, 450e9),
     # NVIDIA GH200 datasheet, 96 GB HBM3: 990 / 494 TFLOP/s, 4 TB/s; of four in a node each pair has 150 GB/s.
-    "GH-96": Sheet(990e12, 494e12, 96e9, 4.0e12, 450e9),
+    "GH-96": DataSheet(990e12, 494e12, 96e9, 4.0e12, 450e9),
     # NVIDIA V100 datasheet, SXM2 16 GB: 125 / 15.7 TFLOP/s, 900 GB/s, NVLink 300 GB/s both ways.
-    "V100": Sheet(125e12, 15.7e12, 16e9, 900e9, 150e9),
+    "V100": DataSheet(125e12, 15.7e12, 16e9, 900e9, 150e9),
     # NVIDIA T4 datasheet: 65 / 8.1 TFLOP/s, 320 GB/s, PCIe 3.0 x16 32 GB/s both ways.
-    "T4": Sheet(65e12, 8.1e12, 16e9, 320e9, 16e9),
+    "T4": DataSheet(65e12, 8.1e12, 16e9, 320e9, 16e9),
     # NVIDIA Ampere GA102 and Turing TU102 whitepapers, tensor rates with fp32 sums; PCIe 4.0 and 3.0 x16.
-    "RTX-3090": Sheet(71e12, 35.6e12, 24e9, 936e9, 32e9),
-    "RTX-2080": Sheet(53.8e12, 13.4e12, 11e9, 616e9, 16e9),
-    "Titan-RTX": Sheet(130e12, 16.3e12, 24e9, 672e9, 16e9),
+    "RTX-3090": DataSheet(71e12, 35.6e12, 24e9, 936e9, 32e9),
+    "RTX-2080": DataSheet(53.8e12, 13.4e12, 11e9, 616e9, 16e9),
+    "Titan-RTX": DataSheet(130e12, 16.3e12, 24e9, 672e9, 16e9),
 }
 TCP_FLOW_BYTES_PER_S = 1.25e9
 """Most of a single TCP flow between instances in one placement group (10 Gb/s; Amazon EC2 user guide, network

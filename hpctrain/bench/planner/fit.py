@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from hpctrain.bench.planner.scene import Scene
-from hpctrain.planner.devices.constants import CUDA, Constants
+from hpctrain.bench.planner.scene import PublishedScenario
+from hpctrain.planner.devices.constants import CUDA, CostConstants
 
 FITTED_FAMILIES = ("vTrain multi-node", "vTrain single node")
 """Runs that constants are fitted on: many, of one kind of GPU, without profiles of their own. All others are only ever
@@ -59,7 +59,7 @@ BACKWARD_OPS = 1.6
 """Calls of a block's backward pass against its forward pass; as on CPU."""
 
 
-def constants_by(values: Mapping[str, float]) -> Constants:
+def constants_by(values: Mapping[str, float]) -> CostConstants:
     """The constants of Megatron's blocks with these values."""
     forward, logits, weights = values["activation_passes"], values["logits_passes"], values["weight_passes"]
     return replace(
@@ -82,7 +82,7 @@ def constants_by(values: Mapping[str, float]) -> Constants:
     )
 
 
-def fit(scenes: Sequence[Scene], start: Mapping[str, float] = START, steps: int = 14) -> dict[str, float]:
+def fit(scenes: Sequence[PublishedScenario], start: Mapping[str, float] = START, steps: int = 14) -> dict[str, float]:
     """Constants with the least relative error; every problem weighs the same, however many runs it has.
 
     Args:
@@ -109,7 +109,7 @@ def fit(scenes: Sequence[Scene], start: Mapping[str, float] = START, steps: int 
     return {name: float(value) for name, value in zip(names, np.exp(found.x), strict=True)}
 
 
-def was_fitted(scene: Scene) -> bool:
+def was_fitted(scene: PublishedScenario) -> bool:
     """Whether PACKAGED was fitted on this run: vTrain's first 41 on several nodes and its odd ones on one."""
     run = scene.run
     if run.family not in FITTED_FAMILIES or run.step_s is None:
@@ -118,7 +118,7 @@ def was_fitted(scene: Scene) -> bool:
     return 0 <= number <= LAST_MULTI if run.family == "vTrain multi-node" else number % 2 == 1
 
 
-def held_out(scenes: Sequence[Scene], progress: Callable[[str], None]) -> dict[str, float]:
+def held_out(scenes: Sequence[PublishedScenario], progress: Callable[[str], None]) -> dict[str, float]:
     """Step times by run, each with constants that were fitted without its whole problem.
 
     Runs that PACKAGED was not fitted on are predicted with it.
@@ -138,14 +138,14 @@ def held_out(scenes: Sequence[Scene], progress: Callable[[str], None]) -> dict[s
     }
 
 
-def packaged(scenes: Sequence[Scene]) -> dict[str, float]:
+def packaged(scenes: Sequence[PublishedScenario]) -> dict[str, float]:
     """Step times by run with PACKAGED."""
     constants = constants_by(PACKAGED)
     return {scene.run.id: scene.step_s(constants) for scene in scenes}
 
 
-def _thinned(scenes: Sequence[Scene]) -> list[Scene]:
-    by_problem: dict[str, list[Scene]] = {}
+def _thinned(scenes: Sequence[PublishedScenario]) -> list[PublishedScenario]:
+    by_problem: dict[str, list[PublishedScenario]] = {}
     for scene in scenes:
         by_problem.setdefault(scene.run.problem, []).append(scene)
     return [scene for same in by_problem.values() for scene in same[:: -(-len(same) // MOST_OF_A_PROBLEM)]]

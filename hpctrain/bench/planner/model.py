@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 
 
-class GptSpec(ModelSpec):
+class GptSpec(DecoderSpec):
     """LayerNorm, learned positions, GELU, biases, a head tied to the embedding, attention that is not fused.
 
     Sizes after Korthikanti et al. 2022, section 4: a block keeps s·b·h·(10 + 24/t + 5·a·s/(h·t)) bytes in fp16, of
@@ -47,10 +47,10 @@ class GptSpec(ModelSpec):
         kept = rows * seq_len * self.dim * (whole + split / tp)
         return int(kept) + self.selective_bytes(rows, seq_len, tp, bytes_per_value)
 
-    def stream_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4) -> int:
+    def residual_stream_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4) -> int:
         return int(rows * seq_len * self.dim * (4 * bytes_per_value + 2 * self.dropout))
 
-    def product_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+    def matmul_output_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """What is kept beside the stream when only the attention between its projections is computed again."""
         kept = self.activation_bytes(rows, seq_len, tp, bytes_per_value)
         return kept - self.selective_bytes(rows, seq_len, tp, bytes_per_value)

@@ -20,35 +20,35 @@ import torch.distributed as dist
 from hpctrain.base.clock import Clock
 from hpctrain.base.process import Runner
 from hpctrain.bench.planner.score import errors_of
-from hpctrain.bench.ranks import NoOrders, leave, open_trainer, run_ranks
+from hpctrain.bench.ranks import NoAgentChannel, leave_process_group, open_trainer, run_ranks
 from hpctrain.bench.record import machine_and_versions
 from hpctrain.bench.scene import BYTES_VOCABULARY, make_corpus, make_plan, make_run
 from hpctrain.launch.probe.local import probe_local
-from hpctrain.planner.layout.from_plan import scene_of
-from hpctrain.planner.replan.calibration import WARM_STEPS, fit_profile, merge_profiles
+from hpctrain.planner.layout.from_plan import layout_of_plan
+from hpctrain.planner.replan.calibration import WARMUP_STEPS, fit_profile, merge_profiles
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.history.metric import MetricRow, read_metrics
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan
-from hpctrain.records.plan.profile import Profile
+from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
 from hpctrain.worker.loop import Loop
 
 WORLD = 2
-SMALL = ModelSpec(layers=4, dim=256, heads=4, vocab=BYTES_VOCABULARY)
-LARGE = ModelSpec(layers=4, dim=384, heads=6, vocab=BYTES_VOCABULARY)
+SMALL = DecoderSpec(layers=4, dim=256, heads=4, vocab=BYTES_VOCABULARY)
+LARGE = DecoderSpec(layers=4, dim=384, heads=6, vocab=BYTES_VOCABULARY)
 
 
 @dataclass(frozen=True)
-class Settings:
+class OwnRunSettings:
     """How long and on what."""
 
     steps: int = 40
     rows: int = 8
     """Sequences in a step; a multiple of 4."""
     seq_len: int = 128
-    specs: tuple[ModelSpec, ...] = (SMALL, LARGE)
+    specs: tuple[DecoderSpec, ...] = (SMALL, LARGE)
     """The profile is fitted to the first one's runs."""
 
 
@@ -57,7 +57,7 @@ class Trained:
     """One plan, trained."""
 
     case: str
-    spec: ModelSpec
+    spec: DecoderSpec
     run: Run
     plan: Plan
     rows: list[MetricRow]
@@ -66,7 +66,7 @@ class Trained:
 
     @property
     def step_time_s(self) -> float:
-        return median(row.step_time_s for row in self.rows[WARM_STEPS:])
+        return median(row.step_time_s for row in self.rows[WARMUP_STEPS:])
 
     @property
     def peak_bytes(self) -> float:
@@ -74,7 +74,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Row:
+class OwnRunRow:
     """A plan's measured and predicted step."""
 
     case: str
@@ -105,7 +105,7 @@ FITTED = ("dp2", "pp2", "tp2")
 """Cases of the first model that the profile is fitted to."""
 
 
-def measure(runner: Runner, clock: Clock, settings: Settings, progress: Callable[[str], None]) -> dict[str, Any]:
+def measure(runner: Runner, clock: Clock, settings: OwnRunSettings, progress: Callable[[str], None]) -> dict[str, Any]:
     """Probe, train, fit and compare.
 
     Raises:
@@ -126,7 +126,7 @@ def measure(runner: Runner, clock: Clock, settings: Settings, progress: Callable
     return compare(topology, trained, settings)
 
 
-def _train(folder: Path, corpus: Path, case: str, spec: ModelSpec, plan: Plan, settings: Settings) -> Trained:
+def _train(folder: Path, corpus: Path, case: str, spec: DecoderSpec, plan: Plan, settings: OwnRunSettings) -> Trained:
     load = os.getloadavg()[0]
     run = make_run(folder, corpus, spec, settings.rows, settings.seq_len)
     run_ranks(_steps, WORLD, folder, plan, settings.steps)
@@ -135,13 +135,13 @@ def _train(folder: Path, corpus: Path, case: str, spec: ModelSpec, plan: Plan, s
 
 def _steps(rank: int, world: int, folder: Path, plan: Plan, steps: int) -> None:
     trainer = open_trainer(folder, plan, rank, dist.FileStore(str(folder / "meeting"), world))
-    loop = Loop(trainer, NoOrders())  # type: ignore[arg-type]
+    loop = Loop(trainer, NoAgentChannel())  # type: ignore[arg-type]
     for _ in range(steps):
         loop.one_step()
-    leave()
+    leave_process_group()
 
 
-def compare(topology: Topology, trained: Sequence[Trained], settings: Settings) -> dict[str, Any]:
+def compare(topology: Topology, trained: Sequence[Trained], settings: OwnRunSettings) -> dict[str, Any]:
     """Fit the profile to the chosen runs and predict all of them; the record of the bench."""
     first = settings.specs[0]
     chosen = [each for each in trained if each.spec == first and each.case in FITTED]
@@ -167,7 +167,7 @@ def compare(topology: Topology, trained: Sequence[Trained], settings: Settings) 
     }
 
 
-def _errors_pct(row: Row) -> dict[str, float]:
+def _errors_pct(row: OwnRunRow) -> dict[str, float]:
     """Errors in percent of the measured figure; above 0, predicted too slow or too large."""
     return {
         "error_pct": 100 * (row.predicted_s / row.step_time_s - 1),
@@ -177,24 +177,24 @@ def _errors_pct(row: Row) -> dict[str, float]:
     }
 
 
-def _row(each: Trained, fitted: bool, topology: Topology, profile: Profile) -> Row:
+def _row(each: Trained, fitted: bool, topology: Topology, profile: CalibrationProfile) -> OwnRunRow:
     usual_s, usual_bytes = _predicted(each, topology, None)
     profiled_s, profiled_bytes = _predicted(each, topology, profile)
-    return Row(
+    return OwnRunRow(
         case=each.case, model=_name(each.spec), fitted=fitted, step_time_s=each.step_time_s,
         predicted_s=usual_s, profiled_s=profiled_s, peak_bytes=each.peak_bytes, predicted_bytes=usual_bytes,
         profiled_bytes=profiled_bytes, load_1min=each.load_1min,
     )  # fmt: skip
 
 
-def _predicted(each: Trained, topology: Topology, profile: Profile | None) -> tuple[float, float]:
+def _predicted(each: Trained, topology: Topology, profile: CalibrationProfile | None) -> tuple[float, float]:
     """Seconds of a step and peak bytes of the fullest worker."""
     plan = each.plan.model_copy(update={"profile": profile})
-    scene = scene_of(each.run, each.spec, plan, topology)
+    scene = layout_of_plan(each.run, each.spec, plan, topology)
     seconds = predict(scene.cost, scene.layout, whole=True).total
     return seconds, max(scene.layout.memory(scene.cost.memory).values())
 
 
-def _name(spec: ModelSpec) -> str:
+def _name(spec: DecoderSpec) -> str:
     """'4 × 256'."""
     return f"{spec.layers} × {spec.dim}"

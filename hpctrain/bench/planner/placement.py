@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hpctrain.bench.planner.cases import CASES, Case, scene_of_case
+from hpctrain.bench.planner.cases import CASES, SearchCase, scene_of_case
 from hpctrain.bench.record import make_record
 from hpctrain.planner import make_plan
-from hpctrain.planner.devices.tensor_parallel_group import Cells, Unit
-from hpctrain.planner.layout.from_plan import Scene, scene_of
+from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
+from hpctrain.planner.layout.from_plan import CostedLayout, layout_of_plan
 from hpctrain.planner.simulate.predict import predict
-from hpctrain.schedule.generate import why_no_table
+from hpctrain.schedule.generate import why_no_schedule
 
 PLACED = tuple(case for case in CASES if case.gpus == 32)
 """Clusters of one size: equal nodes, two kinds of nodes, and the paper's, whose mixed nodes hold two kinds."""
@@ -30,7 +30,7 @@ ORDERS = 20
 
 
 @dataclass(frozen=True)
-class Row:
+class PlacementRow:
     """One case; predicted seconds of a step."""
 
     case: str
@@ -44,7 +44,9 @@ class Row:
     """Random orders that fit into memory."""
 
 
-def measure(progress: Callable[[str], None], cases: Sequence[Case] = PLACED, orders: int = ORDERS) -> dict[str, Any]:
+def measure(
+    progress: Callable[[str], None], cases: Sequence[SearchCase] = PLACED, orders: int = ORDERS
+) -> dict[str, Any]:
     """Plan every case and predict its plan without placement, with the nodes in so many random orders, too."""
     rows = []
     for case in cases:
@@ -53,17 +55,17 @@ def measure(progress: Callable[[str], None], cases: Sequence[Case] = PLACED, ord
     return make_record("placement", rows, {"orders": orders})
 
 
-def _row(case: Case, orders: int) -> Row:
+def _row(case: SearchCase, orders: int) -> PlacementRow:
     run, topology = scene_of_case(case)
     spec = run.spec()
     plan = make_plan(run, spec, topology)
-    scene = scene_of(run, spec, plan, topology)
+    scene = layout_of_plan(run, spec, plan, topology)
     used = set(plan.nodes)
     nodes = [node.id for node in topology.nodes if node.id in used]
     rng = random.Random(0)
     shuffled = [unplaced_s(scene, rng.sample(nodes, len(nodes))) for _ in range(orders)]
     fitting = [each for each in shuffled if each is not None]
-    return Row(
+    return PlacementRow(
         case=case.name,
         plan=f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp}, {plan.schedule}",
         planned_s=predict(scene.cost, scene.layout).total,
@@ -73,27 +75,27 @@ def _row(case: Case, orders: int) -> Row:
     )
 
 
-def unplaced_s(scene: Scene, nodes: Sequence[str]) -> float | None:
+def unplaced_s(scene: CostedLayout, nodes: Sequence[str]) -> float | None:
     """Predicted seconds of a step with the plan's degrees on its devices in the order of these nodes, everything shared
     out evenly, with the largest micro-batch up to the plan's own that fits into memory; None where none does."""
     layout = scene.layout
-    workers = [worker for unit in layout.units() for worker in unit.workers]
-    line = sorted(workers, key=lambda worker: (nodes.index(worker.node), worker.place))
+    devices = [device for unit in layout.units() for device in unit.devices]
+    line = sorted(devices, key=lambda device: (nodes.index(device.node), device.device_id))
     dp, tp = layout.dp, layout.tp
 
-    def unit_at(replica: int, rank: int) -> Unit:
+    def unit_at(replica: int, rank: int) -> TensorParallelGroup:
         first = (rank * dp + replica) * tp
-        return Unit(first, tuple(line[first : first + tp]))
+        return TensorParallelGroup(first, tuple(line[first : first + tp]))
 
-    cells = Cells(tuple(unit_at(replica, rank) for rank in range(layout.pp)) for replica in range(dp))
+    placement = Placement(tuple(unit_at(replica, rank) for rank in range(layout.pp)) for replica in range(dp))
     stages = len(layout.blocks)
     blocks = _evenly(sum(layout.blocks), stages)
     for size in sorted(scene.cost.work.micro_batch_sizes(), reverse=True):
-        counts = _evenly(scene.cost.work.rows // size, dp)
-        if size > layout.micro_batch or why_no_table(layout.schedule, layout.pp, stages, counts[-1]):
+        counts = _evenly(scene.cost.work.sequences // size, dp)
+        if size > layout.micro_batch or why_no_schedule(layout.schedule, layout.pp, stages, counts[-1]):
             continue
-        even = replace(layout, cells=cells, blocks=blocks, micro_batch=size, micro_batches=counts)
-        if even.excess(scene.cost.memory) is None:
+        even = replace(layout, placement=placement, blocks=blocks, micro_batch=size, micro_batches=counts)
+        if even.memory_shortage(scene.cost.memory) is None:
             return predict(scene.cost, even).total
     return None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.errors import InputError
-from hpctrain.planner.cost.layer_profile import LayerProfile, LayerTimes, Pair
+from hpctrain.planner.cost.layer_profile import ForwardBackward, LayerProfile, LayerTimes
 
 FOLDER = "sailor_profiles"
 ZONE = "us-central1-a"
@@ -65,7 +65,7 @@ def _smoothed(key: tuple[str, int, int], times: dict[tuple[str, int, int], Layer
     """The times of a micro-batch, but no longer than those of a larger one: what was longer was disturbed."""
     larger = [other for (gpu, tp, size), other in times.items() if (gpu, tp) == key[:2] and size >= key[2]]
 
-    def least(pairs: Sequence[Pair]) -> Pair:
+    def least(pairs: Sequence[ForwardBackward]) -> ForwardBackward:
         return min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
 
     return LayerTimes(

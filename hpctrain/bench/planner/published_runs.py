@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.base.errors import FileError, InputError, Mistake
+from hpctrain.base.errors import FieldError, FileError, InputError
 
 COLUMNS = (
     "id", "source", "framework", "model", "gpu", "num_gpus", "gpus_per_node", "intra_node", "inter_node", "layers",
@@ -110,7 +110,7 @@ def read_runs(path: Path) -> list[MeasuredRun]:
             missing = [name for name in COLUMNS if name not in (reader.fieldnames or [])]
             if missing:
                 text = f"columns are missing: {', '.join(missing)}; allowed: a table like data/measured_runs.csv"
-                raise FileError(path, [Mistake("", text)])
+                raise FileError(path, [FieldError("", text)])
             rows = list(enumerate(reader, 2))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: cannot be read as CSV: {error}; give a table of measured runs with --data") from None
@@ -119,11 +119,11 @@ def read_runs(path: Path) -> list[MeasuredRun]:
         try:
             runs.append(_run(row))
         except (ValueError, SyntaxError, KeyError, TypeError) as error:
-            mistakes.append(Mistake(row.get("id") or "", f"cannot be read: {error}", line))
+            mistakes.append(FieldError(row.get("id") or "", f"cannot be read: {error}", line))
     if mistakes:
         raise FileError(path, mistakes)
     if not runs:
-        raise FileError(path, [Mistake("", "there is no run in it; give a table of measured runs with --data")])
+        raise FileError(path, [FieldError("", "there is no run in it; give a table of measured runs with --data")])
     return runs
 
 

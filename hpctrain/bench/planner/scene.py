@@ -23,14 +23,14 @@ from hpctrain.bench.planner.profiles import SailorFigures
 from hpctrain.bench.planner.published_runs import MeasuredRun
 from hpctrain.planner.cost.layer_profile import LayerProfile
 from hpctrain.planner.cost.memory import MemoryModel
-from hpctrain.planner.cost.memory_options import Saving
+from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import Workload
-from hpctrain.planner.devices.constants import Constants
+from hpctrain.planner.devices.constants import CostConstants
 from hpctrain.planner.devices.framework import Framework
 from hpctrain.planner.devices.links import Links
-from hpctrain.planner.devices.pool import DEFAULT_LAUNCH_S, Worker
-from hpctrain.planner.devices.tensor_parallel_group import Cells, Unit
+from hpctrain.planner.devices.pool import DEFAULT_LAUNCH_S, DeviceSpec
+from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.topology.link import Link, LinkClass, LinkFigures
@@ -38,21 +38,21 @@ from hpctrain.records.topology.link_cost import LinkCost
 from hpctrain.records.topology.topology import DeviceType, Fabric, Node, Provenance, Topology
 
 HALF = Framework(
-    weight_bytes=2, gradient_bytes=2, state_bytes=12, checkpoint_bytes=0, stream_bytes=2, casts=False,
+    weight_bytes=2, gradient_bytes=2, state_bytes=12, checkpoint_bytes=0, residual_stream_bytes=2, casts=False,
     blocking_sends=True, split_sends=True, selective_sends_again=False, process_bytes=5.71e9,
     bucket_bytes=1e9, split_streams=0,
 )  # fmt: skip
 """Megatron in fp16: half weights and gradients, a master copy and moments in fp32 (Rajbhandari et al. 2020). Beside
 tensors: the most that a GH200 of the Sailor runs held (context, communicators, workspaces, what is cached). Gradients
 are summed in DeepSpeed's buckets of 5e8 numbers (its configuration reference)."""
-SINGLE = replace(HALF, weight_bytes=4, gradient_bytes=4, state_bytes=8, stream_bytes=4)
+SINGLE = replace(HALF, weight_bytes=4, gradient_bytes=4, state_bytes=8, residual_stream_bytes=4)
 PRE_UNITS = 3
 """AMP's pipeline units before the first block; there are as many after the last one."""
 AMP_UNITS = 30
 
 
 @dataclass(frozen=True, eq=False)
-class Scene:
+class PublishedScenario:
     """A run without the constants: what does not change while they are fitted."""
 
     run: MeasuredRun
@@ -61,7 +61,7 @@ class Scene:
     links: Links
     profile: LayerProfile | None
 
-    def step_s(self, constants: Constants) -> float:
+    def step_s(self, constants: CostConstants) -> float:
         """Predicted seconds of a step."""
         cost = CostModel(self.work, self.links, {"cuda": constants}, self.profile)
         return predict(cost, self.layout).total
@@ -71,11 +71,11 @@ class Scene:
         return max(self.layout.memory(MemoryModel(self.work)).values())
 
 
-def scene_of(run: MeasuredRun, sailor: SailorFigures) -> Scene | str:
+def scene_of(run: MeasuredRun, sailor: SailorFigures) -> PublishedScenario | str:
     """The run's scene, or the reason why it cannot be described."""
-    cells = _cells(run)
-    if isinstance(cells, str):
-        return cells
+    placement = _cells(run)
+    if isinstance(placement, str):
+        return placement
     blocks = _blocks(run)
     if isinstance(blocks, str):
         return blocks
@@ -85,21 +85,21 @@ def scene_of(run: MeasuredRun, sailor: SailorFigures) -> Scene | str:
         layers=run.layers, dim=run.hidden, heads=run.heads, ffn_dim=run.ffn, vocab=run.vocab, positions=run.seq_len,
         dropout=run.family != "Sailor",
     )  # fmt: skip
-    saving = Saving(recompute=run.recompute, sequence_parallel=run.sequence_parallel)  # type: ignore[arg-type]
+    memory_options = MemoryOptions(recompute=run.recompute, sequence_parallel=run.sequence_parallel)  # type: ignore[arg-type]
     work = Workload(
-        spec, run.rows, run.seq_len, "fp16" if run.half else "fp32", saving=saving,
+        spec, run.rows, run.seq_len, "fp16" if run.half else "fp32", memory_options=memory_options,
         framework=HALF if run.half else SINGLE,
     )  # fmt: skip
     schedule = "1f1b" if run.chunks == 1 else "interleaved_1f1b"
     count = run.rows // (run.dp * run.micro_batch)
-    layout = Layout(cells, schedule, run.micro_batch, (count,) * run.dp, blocks, saving)
+    layout = Layout(placement, schedule, run.micro_batch, (count,) * run.dp, blocks, memory_options)
     figures = sailor if run.family == "Sailor" else None
-    links = Links(LinkCost(_topology(run, cells, figures)))
-    return Scene(run, work, layout, links, figures.profiles.get(run.model) if figures else None)
+    links = Links(LinkCost(_topology(run, placement, figures)))
+    return PublishedScenario(run, work, layout, links, figures.profiles.get(run.model) if figures else None)
 
 
-def _cells(run: MeasuredRun) -> Cells | str:
-    """cells[replica][rank], as Megatron numbers its ranks: tp within dp within pp."""
+def _cells(run: MeasuredRun) -> Placement | str:
+    """placement[replica][rank], as Megatron numbers its ranks: tp within dp within pp."""
     if run.stages is not None:
         return _stated_cells(run)
     kinds = gpus_of(run.gpu) if "+" in run.gpu else [gpu_of(run.gpu)] * run.num_gpus
@@ -108,18 +108,18 @@ def _cells(run: MeasuredRun) -> Cells | str:
     if len(kinds) != run.num_gpus or run.pp * run.dp * run.tp != run.num_gpus:
         return f"pp {run.pp} × dp {run.dp} × tp {run.tp} is not its {run.num_gpus} GPUs"
     places = [
-        _worker(f"node{number // run.gpus_per_node}:cuda{number % run.gpus_per_node}", str(kind), run.half)
+        _device_spec(f"node{number // run.gpus_per_node}:cuda{number % run.gpus_per_node}", str(kind), run.half)
         for number, kind in enumerate(kinds)
     ]
 
-    def unit(replica: int, rank: int) -> Unit:
+    def unit(replica: int, rank: int) -> TensorParallelGroup:
         first = (rank * run.dp + replica) * run.tp
-        return Unit(first, tuple(places[first : first + run.tp]))
+        return TensorParallelGroup(first, tuple(places[first : first + run.tp]))
 
-    return Cells(tuple(unit(replica, rank) for rank in range(run.pp)) for replica in range(run.dp))
+    return Placement(tuple(unit(replica, rank) for rank in range(run.pp)) for replica in range(run.dp))
 
 
-def _stated_cells(run: MeasuredRun) -> Cells | str:
+def _stated_cells(run: MeasuredRun) -> Placement | str:
     """Each unit of a stated plan is a node of its own, as in the runs that state one."""
     assert run.stages is not None
     if len({len(stage) for stage in run.stages}) != 1 or len({tp for stage in run.stages for _, tp in stage}) != 1:
@@ -133,17 +133,17 @@ def _stated_cells(run: MeasuredRun) -> Cells | str:
         for rank, stage in enumerate(run.stages):
             gpu, tp = stage[replica]
             number = replica * len(run.stages) + rank
-            workers = tuple(_worker(f"node{number}:cuda{index}", gpu, run.half) for index in range(tp))
-            row.append(Unit(number, workers))
+            devices = tuple(_device_spec(f"node{number}:cuda{index}", gpu, run.half) for index in range(tp))
+            row.append(TensorParallelGroup(number, devices))
         rows.append(tuple(row))
-    return Cells(rows)
+    return Placement(rows)
 
 
 @lru_cache(maxsize=4096)
-def _worker(place: str, kind: str, half: bool) -> Worker:
+def _device_spec(device_id: str, kind: str, half: bool) -> DeviceSpec:
     sheet = SHEETS[kind]
     flops = sheet.half_flops if half else sheet.single_flops
-    return Worker(place, "cuda", kind, flops, sheet.memory_bytes, sheet.bytes_per_s, DEFAULT_LAUNCH_S["cuda"])
+    return DeviceSpec(device_id, "cuda", kind, flops, sheet.memory_bytes, sheet.bytes_per_s, DEFAULT_LAUNCH_S["cuda"])
 
 
 def _blocks(run: MeasuredRun) -> tuple[int, ...] | str:
@@ -164,9 +164,9 @@ def _blocks(run: MeasuredRun) -> tuple[int, ...] | str:
     return tuple(counts)
 
 
-def _topology(run: MeasuredRun, cells: Cells, sailor: SailorFigures | None) -> Topology:
+def _topology(run: MeasuredRun, placement: Placement, sailor: SailorFigures | None) -> Topology:
     """Nodes with the data sheets' figures; links as the row, the sheets or the profiles' authors state them."""
-    kinds = {worker.node: worker.type for row in cells for unit in row for worker in unit.workers}
+    kinds = {worker.node: worker.type for row in placement for unit in row for worker in unit.devices}
     # Sheets are per direction and GPU; a row that states a rate of its own for PCIe is nearer to the truth.
     stated = stated_bytes_per_s(run.intra_node)
     nodes = [
@@ -199,7 +199,7 @@ def _measured_links(kinds: dict[str, str], gpus: int, sailor: SailorFigures) -> 
     return links
 
 
-def scenes_of(runs: Sequence[MeasuredRun], sailor: SailorFigures) -> tuple[list[Scene], dict[str, str]]:
+def scenes_of(runs: Sequence[MeasuredRun], sailor: SailorFigures) -> tuple[list[PublishedScenario], dict[str, str]]:
     """Scenes of the runs that can be described, and why the others cannot, by their id."""
     scenes, left = [], {}
     for run in runs:

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from hpctrain.bench.planner.published_runs import MeasuredRun
-from hpctrain.bench.planner.scene import Scene
+from hpctrain.bench.planner.scene import PublishedScenario
 
 LEAST_PLANS = 5
 """Plans that a search has at least for its ranking to count."""
@@ -54,15 +54,15 @@ def errors_of(predicted: Sequence[float], measured: Sequence[float]) -> Errors:
     )
 
 
-def by_problem(scenes: Sequence[Scene]) -> dict[str, list[Scene]]:
+def by_problem(scenes: Sequence[PublishedScenario]) -> dict[str, list[PublishedScenario]]:
     """The scenes of each problem, in order of appearance."""
-    groups: dict[str, list[Scene]] = {}
+    groups: dict[str, list[PublishedScenario]] = {}
     for scene in scenes:
         groups.setdefault(scene.run.problem, []).append(scene)
     return groups
 
 
-def time_errors(scenes: Sequence[Scene], predicted: Mapping[str, float]) -> dict[str, Errors]:
+def time_errors(scenes: Sequence[PublishedScenario], predicted: Mapping[str, float]) -> dict[str, Errors]:
     """By problem; failed runs have no time and are left out."""
     found = {}
     for problem, same in by_problem(scenes).items():
@@ -72,7 +72,7 @@ def time_errors(scenes: Sequence[Scene], predicted: Mapping[str, float]) -> dict
     return found
 
 
-def rankings(scenes: Sequence[Scene], predicted: Mapping[str, float]) -> dict[str, Ranking]:
+def rankings(scenes: Sequence[PublishedScenario], predicted: Mapping[str, float]) -> dict[str, Ranking]:
     """By problem, over its searches that have enough plans that ran."""
     found = {}
     for problem, same in by_problem(scenes).items():
@@ -104,7 +104,7 @@ def _rank(runs: Sequence[MeasuredRun], seconds: Callable[[MeasuredRun], float]) 
     return correlation, 100 * (float(np.mean(chosen)) / min(measured) - 1)
 
 
-def bubble_only(scene: Scene) -> float:
+def bubble_only(scene: PublishedScenario) -> float:
     """The trivial baseline: model FLOPs at one rate for all, and the bubble of 1F1B, 1 + (pp − 1)/m."""
     run, work = scene.run, scene.work
     flops = work.spec.forward_flops(run.rows, run.seq_len)
@@ -112,7 +112,7 @@ def bubble_only(scene: Scene) -> float:
     return flops / run.num_gpus * (1 + (run.pp - 1) / run.chunks / count)
 
 
-def baseline(scenes: Sequence[Scene]) -> dict[str, float]:
+def baseline(scenes: Sequence[PublishedScenario]) -> dict[str, float]:
     """`bubble_only` with the one rate that fits each problem best: in-sample, so better than it could be."""
     found = {}
     for same in by_problem(scenes).values():

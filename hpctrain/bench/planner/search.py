@@ -14,15 +14,15 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from hpctrain.base.errors import CommandTimeout
+from hpctrain.base.errors import CommandTimeoutError
 from hpctrain.base.process import Runner
 from hpctrain.base.program import program
 from hpctrain.bench.planner.cases import CASES, published, scene_of_case
 from hpctrain.planner import make_plan
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import Workload, workload_of
-from hpctrain.planner.devices.pool import find_fleet
-from hpctrain.planner.devices.tensor_parallel_group import Cells, make_units
+from hpctrain.planner.devices.pool import make_device_pool
+from hpctrain.planner.devices.tensor_parallel_group import Placement, make_tensor_parallel_groups
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.replan.whatif import plan_without
 from hpctrain.planner.search.exact import compositions
@@ -31,7 +31,7 @@ from hpctrain.records.plan.compression import AutoCompression, NoCompression
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Device, Node, Topology
-from hpctrain.schedule.generate import why_no_table
+from hpctrain.schedule.generate import why_no_schedule
 
 LOSSES = {"lost": NoCompression(), "lost_auto": AutoCompression(mode="auto")}
 """How gradients are summed in a run that loses a node, by the key of its figures."""
@@ -50,7 +50,7 @@ def search_figures(runner: Runner, limit_s: float) -> tuple[dict[str, Figures], 
             continue
         try:
             done = runner.run([*program("hpctrain.bench.planner.search"), case.name], timeout_s=limit_s)
-        except CommandTimeout:
+        except CommandTimeoutError:
             unfinished[case.name] = f"took longer than {limit_s:g} s"
         else:
             if done.code:
@@ -73,7 +73,7 @@ def brute_force_gap_pct() -> float:
     run, topology = _small_run(), _unlike_devices()
     spec = run.spec()
     work, _ = workload_of(run, spec)
-    cost = CostModel(work, find_fleet(run, topology).links)
+    cost = CostModel(work, make_device_pool(run, topology).links)
     best = min(predict(cost, layout).total for layout in _every_layout(run, topology, cost, work))
     made = make_plan(run, spec, topology)
     assert made.predicted is not None, "the planner predicts what it makes"
@@ -82,18 +82,18 @@ def brute_force_gap_pct() -> float:
 
 def _every_layout(run: Run, topology: Topology, cost: CostModel, work: Workload) -> Iterator[Layout]:
     """Every order of devices, cut, micro-batch, share of the batch and schedule with tp 1 that fits."""
-    units = make_units(find_fleet(run, topology), 1)
+    units = make_tensor_parallel_groups(make_device_pool(run, topology), 1)
     for pp, dp in ((1, 1), (1, 2), (1, 3), (2, 1), (3, 1)):
         for chosen in itertools.permutations(units, pp * dp):
-            cells = Cells(tuple(chosen[replica * pp : (replica + 1) * pp]) for replica in range(dp))
-            for order, size in itertools.product(work.orders(pp), work.micro_batch_sizes()):
-                stages = pp * order.chunks
-                for counts in compositions(work.rows // size, dp, 1):
-                    if any(why_no_table(order.schedule, pp, stages, count) for count in counts):
+            placement = Placement(tuple(chosen[replica * pp : (replica + 1) * pp]) for replica in range(dp))
+            for schedule_spec, size in itertools.product(work.schedule_specs(pp), work.micro_batch_sizes()):
+                stages = pp * schedule_spec.virtual_stages
+                for counts in compositions(work.sequences // size, dp, 1):
+                    if any(why_no_schedule(schedule_spec.name, pp, stages, count) for count in counts):
                         continue
                     for blocks in _cuts(work.spec.layers, stages):
-                        layout = Layout(cells, order.schedule, size, counts, blocks, work.saving)
-                        if layout.excess(cost.memory) is None:
+                        layout = Layout(placement, schedule_spec.name, size, counts, blocks, work.memory_options)
+                        if layout.memory_shortage(cost.memory) is None:
                             yield layout
 
 

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from hpctrain.base.errors import CommandError, InputError
 from hpctrain.base.process import Process
-from hpctrain.bench.probe.lab_probe import PROBE_S, Special, probe_of
+from hpctrain.bench.probe.lab_probe import PROBE_S, ModifiedNode, probe_lab_nodes
 from hpctrain.bench.record import machine_and_versions
 from hpctrain.lab.cpu_share import PERIOD_US, find_cpu_control
 from hpctrain.lab.faults import shape
-from hpctrain.lab.layout import Layout
+from hpctrain.lab.layout import LabLayout
 from hpctrain.lab.machine import Machine
 from hpctrain.lab.network import Direction
 from hpctrain.lab.spec import rate_bits_per_s
@@ -34,7 +34,7 @@ What = Literal["none", "rate", "direction", "interface", "hostname", "hang", "ki
 
 
 @dataclass(frozen=True)
-class Case:
+class FaultCase:
     """One fault and what the probe is to say of it."""
 
     name: str
@@ -47,15 +47,15 @@ class Case:
 
 
 CASES = (
-    Case("quarter-rate node", "rate", "SLOW_NODE"),
-    Case("one slow direction", "direction", "ASYMMETRIC"),
-    Case("wrong interface", "interface", "WRONG_INTERFACE"),
-    Case("loopback host name", "hostname", "LOOPBACK_HOSTNAME"),
-    Case("hung node", "hang", "UNREACHABLE"),
-    Case("dead node", "kill", "UNREACHABLE"),
-    Case("CPU-throttled node", "cpu", "THROTTLED", device="cpu", also=("SLOW_NODE", "ASYMMETRIC")),
+    FaultCase("quarter-rate node", "rate", "SLOW_NODE"),
+    FaultCase("one slow direction", "direction", "ASYMMETRIC"),
+    FaultCase("wrong interface", "interface", "WRONG_INTERFACE"),
+    FaultCase("loopback host name", "hostname", "LOOPBACK_HOSTNAME"),
+    FaultCase("hung node", "hang", "UNREACHABLE"),
+    FaultCase("dead node", "kill", "UNREACHABLE"),
+    FaultCase("CPU-throttled node", "cpu", "THROTTLED", device="cpu", also=("SLOW_NODE", "ASYMMETRIC")),
 )
-CLEAN = Case("clean", "none", None, device="cpu")
+CLEAN = FaultCase("clean", "none", None, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class FaultRow:
     seconds: float
 
 
-def judge(case: Case, victim: str, topology: Topology) -> tuple[tuple[str, ...], bool]:
+def judge(case: FaultCase, victim: str, topology: Topology) -> tuple[tuple[str, ...], bool]:
     """Codes with the node that they name, and whether they are what the case asks for: its code of its node, and
     nothing else. A clean case asks for nothing."""
     named = [
@@ -85,7 +85,7 @@ def judge(case: Case, victim: str, topology: Topology) -> tuple[tuple[str, ...],
     return texts, (victim, case.code) in found and set(found) <= allowed
 
 
-def measure_faults(machine: Machine, layout: Layout, clean: int, progress: Callable[[str], None]) -> dict[str, Any]:
+def measure_faults(machine: Machine, layout: LabLayout, clean: int, progress: Callable[[str], None]) -> dict[str, Any]:
     """Every fault once, then `clean` probes without one.
 
     Raises:
@@ -111,7 +111,7 @@ def measure_faults(machine: Machine, layout: Layout, clean: int, progress: Calla
     return record | {"rows": [asdict(row) for row in rows], "clean": {"runs": clean, "wrong": wrong}}
 
 
-def _run_case(machine: Machine, layout: Layout, names: Sequence[str], case: Case) -> tuple[Topology, float]:
+def _run_case(machine: Machine, layout: LabLayout, names: Sequence[str], case: FaultCase) -> tuple[Topology, float]:
     """One probe with the fault in place; the lab is as before afterwards."""
     victim = names[VICTIM]
     rate = layout.spec.rate_of(layout.node(victim))
@@ -126,7 +126,7 @@ def _run_case(machine: Machine, layout: Layout, names: Sequence[str], case: Case
             _add_interface(machine, namespace)
         if case.what == "cpu":
             group = _cpu_group(machine)
-        return probe_of(machine, layout, names, case.device, _special(machine, layout, victim, case, group))
+        return probe_lab_nodes(machine, layout, names, case.device, _special(machine, layout, victim, case, group))
     finally:
         if case.what in directions:
             shape(machine, layout, [victim], rate)
@@ -137,15 +137,15 @@ def _run_case(machine: Machine, layout: Layout, names: Sequence[str], case: Case
             machine.wait(lambda: _is_removed(group), 5.0)
 
 
-def _special(machine: Machine, layout: Layout, victim: str, case: Case, group: Path | None) -> Special:
+def _special(machine: Machine, layout: LabLayout, victim: str, case: FaultCase, group: Path | None) -> ModifiedNode:
     if case.what == "interface":
-        return Special(victim, addr=_second_address(machine, layout, victim))
+        return ModifiedNode(victim, addr=_second_address(machine, layout, victim))
     if case.what == "hostname":
-        return Special(victim, hosts=_loopback_hosts(machine, victim))
+        return ModifiedNode(victim, hosts=_loopback_hosts(machine, victim))
     if case.what in ("hang", "kill"):
         number = signal.SIGSTOP if case.what == "hang" else signal.SIGKILL
-        return Special(victim, stop=lambda folder, process: _stop_at_links(machine, folder, process, number))
-    return Special(victim, cpu_group=group)
+        return ModifiedNode(victim, stop=lambda folder, process: _stop_at_links(machine, folder, process, number))
+    return ModifiedNode(victim, cpu_group=group)
 
 
 def _is_removed(group: Path) -> bool:
@@ -198,7 +198,7 @@ def _stop_at_links(machine: Machine, folder: Path, process: Process, number: sig
     machine.processes.signal(process.pid, number)
 
 
-def _second_address(machine: Machine, layout: Layout, name: str) -> str:
+def _second_address(machine: Machine, layout: LabLayout, name: str) -> str:
     """An address out of the lab's network that no node has, on the second interface."""
     first, _, last = layout.address(name).rpartition(".")
     taken = {layout.address(other) for other in layout.names}

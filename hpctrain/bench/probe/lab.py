@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.errors import CommandError, InputError
-from hpctrain.bench.probe.lab_probe import probe_of
+from hpctrain.bench.probe.lab_probe import probe_lab_nodes
 from hpctrain.bench.record import make_record
 from hpctrain.lab.faults import shape
-from hpctrain.lab.layout import Layout
+from hpctrain.lab.layout import LabLayout
 from hpctrain.lab.machine import Machine
 from hpctrain.records.topology.link import LinkFigures
 
@@ -29,7 +29,7 @@ CONNECT_S = 10.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class RateSettings:
     """What is measured and how often."""
 
     rates: tuple[str, ...] = ("50mbit", "200mbit", "1gbit")
@@ -55,7 +55,9 @@ class RateRow:
     """Repeats in which the probe says that a processor set the pace."""
 
 
-def measure(machine: Machine, layout: Layout, settings: Settings, progress: Callable[[str], None]) -> dict[str, Any]:
+def measure(
+    machine: Machine, layout: LabLayout, settings: RateSettings, progress: Callable[[str], None]
+) -> dict[str, Any]:
     """Shape the links of the lab's first two nodes to each rate, measure, and give the links back their rates.
 
     Raises:
@@ -100,15 +102,15 @@ def compare_rates(case: str, ours: Sequence[LinkFigures], iperf3: Sequence[float
     )
 
 
-def _row(machine: Machine, layout: Layout, pair: tuple[str, str], rate: str, settings: Settings) -> RateRow:
+def _row(machine: Machine, layout: LabLayout, pair: tuple[str, str], rate: str, settings: RateSettings) -> RateRow:
     ours, theirs = [], []
     for _ in range(settings.repeats):
-        ours.append(probe_of(machine, layout, pair)[0].fabric.links[0].ab)
+        ours.append(probe_lab_nodes(machine, layout, pair)[0].fabric.links[0].ab)
         theirs.append(_iperf3(machine, layout, pair, settings.iperf3_s))
     return compare_rates(rate, ours, theirs)
 
 
-def _iperf3(machine: Machine, layout: Layout, pair: tuple[str, str], seconds: int) -> float:
+def _iperf3(machine: Machine, layout: LabLayout, pair: tuple[str, str], seconds: int) -> float:
     """Bytes each second at iperf3's receiver."""
     source, target = pair
     addr = layout.address(target)
@@ -140,5 +142,5 @@ def received_bytes_per_s(text: str) -> float | None:
         return None
 
 
-def _inside(layout: Layout, node: str, argv: Sequence[str]) -> list[str]:
+def _inside(layout: LabLayout, node: str, argv: Sequence[str]) -> list[str]:
     return ["ip", "netns", "exec", layout.namespace(node), *argv]

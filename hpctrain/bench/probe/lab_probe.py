@@ -11,7 +11,7 @@ from hpctrain.base.errors import CommandError
 from hpctrain.base.process import Process
 from hpctrain.base.program import program
 from hpctrain.lab.daemons import NETNS
-from hpctrain.lab.layout import Layout
+from hpctrain.lab.layout import LabLayout
 from hpctrain.lab.machine import Machine
 from hpctrain.records.topology.topology import Topology
 
@@ -25,7 +25,7 @@ _ENTER = (
 
 
 @dataclass(frozen=True)
-class Special:
+class ModifiedNode:
     """A node that is not as the others."""
 
     node: str
@@ -39,8 +39,8 @@ class Special:
     """Given the probe's folder and the node's process once all are started; that node is not waited for."""
 
 
-def probe_of(
-    machine: Machine, layout: Layout, names: Sequence[str], device: str = "none", special: Special | None = None
+def probe_lab_nodes(
+    machine: Machine, layout: LabLayout, names: Sequence[str], device: str = "none", special: ModifiedNode | None = None
 ) -> tuple[Topology, float]:
     """The topology that these nodes measure of each other, and how many seconds it took.
 
@@ -53,7 +53,7 @@ def probe_of(
         began = machine.clock.now()
         try:
             for name in names:
-                odd = special if special is not None and special.node == name else Special(name)
+                odd = special if special is not None and special.node == name else ModifiedNode(name)
                 argv = [*program("hpctrain.node"), "probe", "--folder", text, "--device", device]
                 argv += ["--node", name, "--nodes", ",".join(names), "--addr", odd.addr or layout.address(name)]
                 log = folder / f"{name}.log"
@@ -70,7 +70,7 @@ def probe_of(
         return Topology.read(folder / "topology.json"), machine.clock.now() - began
 
 
-def _enter(layout: Layout, odd: Special, folder: Path) -> list[str]:
+def _enter(layout: LabLayout, odd: ModifiedNode, folder: Path) -> list[str]:
     # nsenter, and not `ip netns exec`, which hides the CPU groups (lab/daemons.py).
     hosts, join = "", ""
     if odd.hosts is not None:

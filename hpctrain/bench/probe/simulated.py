@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpctrain.bench.probe.simulated_fabric import FabricSpec, Faults, SimulatedFabric
+from hpctrain.bench.probe.simulated_fabric import FabricFaults, FabricSpec, SimulatedFabric
 from hpctrain.bench.probe.simulated_transport import Failures, SimulatedClock, SimulatedTransport
 from hpctrain.bench.record import machine_and_versions
 from hpctrain.probe.campaign.contention import oversubscription
-from hpctrain.probe.campaign.measurement_schedule import campaign, tree_of
-from hpctrain.probe.campaign.prior import Prior
+from hpctrain.probe.campaign.measurement_schedule import measurement_schedule, switch_tree
+from hpctrain.probe.campaign.prior import PriorSwitches
 from hpctrain.probe.faults.network_faults import network_faults
 from hpctrain.probe.measure.clusters import pair_f1
 from hpctrain.probe.measure.figures import PairFigures
-from hpctrain.probe.measure.outcome import ContentionRound, Outcome, PairResult
+from hpctrain.probe.measure.outcome import ContentionRound, PairResult, ProbeOutcome
 from hpctrain.probe.measure.rounds import Round
 from hpctrain.probe.measure.settings import Mode, ProbeSettings
 from hpctrain.probe.protocol.coordinator import Coordinator
@@ -81,7 +81,7 @@ class SwitchRow:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SimulationPlan:
     """What to simulate."""
 
     sizes: Sequence[int] = (64, 256, 1000)
@@ -95,7 +95,7 @@ class Plan:
     switch_runs: int = 5
 
 
-def simulate(plan: Plan, tell: Callable[[str], None]) -> dict[str, Any]:
+def simulate(plan: SimulationPlan, tell: Callable[[str], None]) -> dict[str, Any]:
     """All three tables, in the machine form of a bench."""
     record = machine_and_versions("probe --simulated", asdict(plan))
     health = [health_row(plan, *cell, tell) for cell in _cells(plan)]
@@ -114,10 +114,10 @@ def simulated_probe(
     settings: ProbeSettings,
     failures: Failures | None = None,
     switches: bool = False,
-    prior: Prior | None = None,
+    prior: PriorSwitches | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     clock: SimulatedClock | None = None,
-) -> Outcome:
+) -> ProbeOutcome:
     """A whole probe by the real coordinator; its `wall_s` is on the simulated clock.
 
     Args:
@@ -161,7 +161,7 @@ def _note(began: dict[str, float], phase: str, now: float) -> None:
 
 
 def health_row(
-    plan: Plan, rounds: int, noise: float, bursts: float, tell: Callable[[str], None] = lambda _: None
+    plan: SimulationPlan, rounds: int, noise: float, bursts: float, tell: Callable[[str], None] = lambda _: None
 ) -> HealthRow:
     """How often health is told right; each run has another seed, other bad nodes and another schedule."""
     tell(f"health: {rounds} rounds, noise {noise:.0%}, bursts {bursts:.0%}, {plan.runs} runs")
@@ -171,11 +171,11 @@ def health_row(
         bad_20, bad_10 = seed % plan.nodes, (seed + 1 + plan.nodes // 2) % plan.nodes
         shares = {bad_20: SLOW_20, bad_10: SLOW_10}
         spec = FabricSpec(plan.nodes, per_leaf=16, noise=noise, bursts=bursts)
-        fabric = SimulatedFabric(spec, Faults(sends=shares, receives=shares), seed)
+        fabric = SimulatedFabric(spec, FabricFaults(sends=shares, receives=shares), seed)
         settings = ProbeSettings(mode="health", health_rounds=rounds, seed=seed, device="none")
-        outcome = Outcome(list(names))
+        outcome = ProbeOutcome(list(names))
         play(outcome, fabric, settings)
-        faults = network_faults(outcome, tree_of(outcome, settings), settings)
+        faults = network_faults(outcome, switch_tree(outcome, settings), settings)
         called = {fault.node for fault in faults if fault.node is not None}
         slow_20 += names[bad_20] in called
         slow_10 += names[bad_10] in called
@@ -184,9 +184,9 @@ def health_row(
     return HealthRow(rounds, noise, bursts, plan.runs, wrong / good, slow_20 / plan.runs, slow_10 / plan.runs)
 
 
-def play(outcome: Outcome, fabric: SimulatedFabric, settings: ProbeSettings) -> None:
+def play(outcome: ProbeOutcome, fabric: SimulatedFabric, settings: ProbeSettings) -> None:
     """The campaign without coordinator and clock, for many runs: the fabric's figures go straight into the outcome."""
-    for step in campaign(outcome, settings):
+    for step in measurement_schedule(outcome, settings):
         for planned in step:
             results = _results(outcome.nodes, planned, fabric)
             outcome.rounds_done += 1
@@ -205,9 +205,9 @@ def switch_row(nodes: int, mode: Mode, ratio: float, runs: int, hop_gap: float =
         spec = FabricSpec(nodes, per_leaf=16, hop_gap=hop_gap, noise=noise, oversubscription=(ratio, 1.0))
         fabric = SimulatedFabric(spec, seed=seed)
         settings = ProbeSettings(mode=mode, seed=seed, device="none")
-        outcome = Outcome(node_names(nodes))
+        outcome = ProbeOutcome(node_names(nodes))
         play(outcome, fabric, settings)
-        tree = tree_of(outcome, settings)
+        tree = switch_tree(outcome, settings)
         leaves = tree.levels[0] if tree.levels else fabric.leaf * 0 - 1
         told = oversubscription(tree, outcome.matrix().index, outcome.contention).get(1, 0.0)
         found.append((outcome.rounds_done, pair_f1(leaves, fabric.leaf), abs(told / ratio - 1)))
@@ -216,11 +216,11 @@ def switch_row(nodes: int, mode: Mode, ratio: float, runs: int, hop_gap: float =
     return SwitchRow(nodes, mode, hop_gap, noise, ratio, runs, rounds, round(worst, 4), round(error, 4))
 
 
-def _cells(plan: Plan) -> Iterable[tuple[int, float, float]]:
+def _cells(plan: SimulationPlan) -> Iterable[tuple[int, float, float]]:
     return ((rounds, noise, bursts) for noise, bursts in plan.noise for rounds in plan.rounds)
 
 
-def _switch_rows(plan: Plan, tell: Callable[[str], None]) -> Iterable[SwitchRow]:
+def _switch_rows(plan: SimulationPlan, tell: Callable[[str], None]) -> Iterable[SwitchRow]:
     modes: tuple[tuple[int, Mode], ...] = ((128, "full"), (512, "sampled"))
     for nodes, mode in modes:
         for ratio in (1.0, 2.0, 4.0):
@@ -228,7 +228,7 @@ def _switch_rows(plan: Plan, tell: Callable[[str], None]) -> Iterable[SwitchRow]
             yield switch_row(nodes, mode, ratio, plan.switch_runs)
 
 
-def _runtime_rows(plan: Plan, tell: Callable[[str], None]) -> Iterable[RuntimeRow]:
+def _runtime_rows(plan: SimulationPlan, tell: Callable[[str], None]) -> Iterable[RuntimeRow]:
     modes: tuple[tuple[Mode, bool], ...] = (("health", False), ("sampled", False), ("sampled", True), ("full", False))
     for nodes in plan.sizes:
         for mode, told in modes:

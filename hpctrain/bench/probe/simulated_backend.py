@@ -13,7 +13,7 @@ import numpy as np
 
 from hpctrain.base.net.wire import Message
 from hpctrain.bench.probe.simulated_fabric import Floats, SimulatedFabric
-from hpctrain.probe.measure.backend import LIMIT_S, SIZES, TIMES_LEAST, meetings, times_of, warm_up_of
+from hpctrain.probe.measure.backend import LIMIT_S, SIZES, TIMES_MIN, backend_rounds, times_of, warm_up_of
 
 GLOO_S = 35e-6
 """What Gloo adds to a message one way: over 1 Gb/s links of a lab 41 µs against 6 µs of TCP."""
@@ -22,7 +22,7 @@ Reply = tuple[float, str, Message]
 """(when, node, answer)"""
 
 
-class Ranks:
+class SimulatedRanks:
     """The measuring processes of all nodes; their devices take no time and have no figures."""
 
     def __init__(self, fabric: SimulatedFabric, names: Sequence[str]) -> None:
@@ -51,7 +51,7 @@ class Ranks:
     def _exchange(self, order: Message) -> list[Reply]:
         end = max(when for _, when in self._ranks.values())
         times: dict[int, dict[int, list[tuple[int, float]]]] = {rank: {} for rank in self._ranks}
-        for met in meetings(order["world"], order["seed"]):
+        for met in backend_rounds(order["world"], order["seed"]):
             end += self._round(met, times)
         return [
             (end, name, {"kind": "exchanged", "report": {"backend": order["backend"], "times": times[rank]}})
@@ -63,8 +63,8 @@ class Ranks:
         ends = [(self._index[self._ranks[a][0]], self._index[self._ranks[b][0]]) for a, b in met]
         figures = self._fabric.measure(ends)
         one_way = figures.latency_s[:, :, 1].mean(axis=1) + GLOO_S
-        spent_a, rungs_a = climbed(one_way, figures.there_bytes_per_s)
-        spent_b, rungs_b = climbed(one_way, figures.back_bytes_per_s)
+        spent_a, rungs_a = size_sweep_times(one_way, figures.there_bytes_per_s)
+        spent_b, rungs_b = size_sweep_times(one_way, figures.back_bytes_per_s)
         for place, (a, b) in enumerate(met):
             times[a][b] = [(size, float(found[place])) for size, found in zip(SIZES, rungs_a, strict=True)]
             times[b][a] = [(size, float(found[place])) for size, found in zip(SIZES, rungs_b, strict=True)]
@@ -72,14 +72,14 @@ class Ranks:
         return float((spent_a + spent_b).max()) + barrier
 
 
-def climbed(one_way_s: Floats, rate: Floats) -> tuple[Floats, list[Floats]]:
+def size_sweep_times(one_way_s: Floats, rate: Floats) -> tuple[Floats, list[Floats]]:
     """What `worker.messages` takes for its messages of growing size, and the one-way time of each size, for pairs with
     that latency and rate; a link that is slow sends fewer of the large ones, and not none, as a real one may."""
     spent = np.zeros(len(rate))
     found = []
     for size in SIZES:
         each = one_way_s + size / rate
-        wanted = np.where(spent < LIMIT_S, times_of(size), TIMES_LEAST) + warm_up_of(size)
+        wanted = np.where(spent < LIMIT_S, times_of(size), TIMES_MIN) + warm_up_of(size)
         spent = spent + wanted * (each + one_way_s)
         found.append(each)
     return spent, found

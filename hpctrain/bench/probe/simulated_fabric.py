@@ -38,7 +38,7 @@ class FabricSpec:
 
 
 @dataclass(frozen=True)
-class Faults:
+class FabricFaults:
     """What is wrong with it; factors of 1 are healthy."""
 
     sends: dict[int, float] = field(default_factory=dict)
@@ -63,9 +63,9 @@ class Measured:
 class SimulatedFabric:
     """A fabric with its faults; the same seed gives the same figures for the same rounds in the same order."""
 
-    def __init__(self, spec: FabricSpec, faults: Faults | None = None, seed: int = 0, pings: int = 50) -> None:
+    def __init__(self, spec: FabricSpec, faults: FabricFaults | None = None, seed: int = 0, pings: int = 50) -> None:
         self.spec = spec
-        self._faults = faults or Faults()
+        self._faults = faults or FabricFaults()
         self._rng = np.random.default_rng(seed)
         self._pings = pings
         self.leaf: Ints = np.arange(spec.nodes) // spec.per_leaf

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hpctrain.base.net.wire import Message
-from hpctrain.bench.probe.simulated_backend import Ranks
+from hpctrain.bench.probe.simulated_backend import SimulatedRanks
 from hpctrain.bench.probe.simulated_fabric import Floats, Ints, SimulatedFabric
 from hpctrain.probe.measure.settings import ProbeSettings
-from hpctrain.probe.protocol.exchange import BLOCK_BYTES, MIN_RUNGS, PING_BYTES
+from hpctrain.probe.protocol.exchange import BLOCK_BYTES, MIN_MESSAGES, PING_BYTES
 from hpctrain.probe.protocol.messages import Answer, Join, read_answer, read_join
-from hpctrain.probe.protocol.transport import Gone
+from hpctrain.probe.protocol.transport import ConnectionLost
 
 SEND_S = 20e-6
 RECEIVE_S = 20e-6
@@ -87,7 +87,7 @@ class SimulatedTransport:
         self._events: list[tuple[float, int, str, Message | None]] = []
         self._calls: list[tuple[int, int, int, float]] = []
         self._told: dict[int, float] = {}
-        self._ranks = Ranks(fabric, names)
+        self._ranks = SimulatedRanks(fabric, names)
         for node, when in self._failures.dies_at.items():
             self._at(when, self._names[node], None)
 
@@ -117,7 +117,7 @@ class SimulatedTransport:
         if message["caller"]:
             self._calls.append((message["round"], index, self._index[message["peer"]], arrival))
 
-    def receive(self, seconds: float) -> Iterator[tuple[str, Answer | Gone]]:
+    def receive(self, seconds: float) -> Iterator[tuple[str, Answer | ConnectionLost]]:
         """See Transport."""
         self._measure()
         limit = self._clock.time + seconds
@@ -128,7 +128,7 @@ class SimulatedTransport:
         while self._events and self._events[0][0] <= self._clock.time:
             _, _, name, message = heapq.heappop(self._events)
             self._clock.time += RECEIVE_S + (KEEP_S if message and "figures" in message else 0.0)
-            yield name, Gone() if message is None else read_answer(message)
+            yield name, ConnectionLost() if message is None else read_answer(message)
 
     def close(self) -> None:
         """See Transport."""
@@ -158,7 +158,7 @@ class SimulatedTransport:
             self._answer(number, b, a, begin, end, latency[1], to_b, self._rungs(latency[1], to_a, rungs_down[place]))
 
     def _ladder_s(self, trip: Floats, rate: Floats) -> tuple[Floats, Ints]:
-        """How long the single messages of one end take, and to how many sizes it gets: what `probe.exchange.climb`
+        """How long the single messages of one end take, and to how many sizes it gets: what `probe.exchange.size_sweep`
         does."""
         settings = self._settings
         spent, rungs = np.zeros(len(trip)), np.zeros(len(trip), dtype=np.int_)
@@ -166,7 +166,7 @@ class SimulatedTransport:
             each = trip + size / rate
             going = spent < settings.ladder_limit_s
             in_time = np.ceil((settings.ladder_limit_s - spent) / each)
-            count = np.minimum(settings.ladder_times, np.maximum(MIN_RUNGS, in_time + 1))
+            count = np.minimum(settings.ladder_times, np.maximum(MIN_MESSAGES, in_time + 1))
             spent = np.where(going, spent + count * each, spent)
             rungs += going
         return spent, rungs
@@ -175,7 +175,7 @@ class SimulatedTransport:
         return [(size, float(latency[1]) + size / rate) for size in self._settings.ladder_bytes[:count]]
 
     def _transfer_s(self, rate: Floats) -> Floats:
-        """How long one direction sends: what `probe.exchange.pour` does."""
+        """How long one direction sends: what `probe.exchange.stream_send` does."""
         settings = self._settings
         enough = np.maximum(settings.bulk_bytes / rate, settings.bulk_s)
         least = 8 * BLOCK_BYTES / rate

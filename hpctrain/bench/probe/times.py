@@ -11,9 +11,9 @@ from typing import Any
 
 from hpctrain.base.errors import EXIT_DONE, EXIT_REFUSED, EXIT_WARNINGS, CommandError, InputError
 from hpctrain.base.program import program
-from hpctrain.bench.probe.lab_probe import PROBE_S, probe_of
+from hpctrain.bench.probe.lab_probe import PROBE_S, probe_lab_nodes
 from hpctrain.bench.record import make_record
-from hpctrain.lab.layout import Layout
+from hpctrain.lab.layout import LabLayout
 from hpctrain.lab.machine import Machine
 from hpctrain.records.topology.topology import Topology
 
@@ -35,7 +35,7 @@ class TimeRow:
     """What the verdict says is wrong."""
 
 
-def measure_times(machine: Machine, layout: Layout, progress: Callable[[str], None]) -> dict[str, Any]:
+def measure_times(machine: Machine, layout: LabLayout, progress: Callable[[str], None]) -> dict[str, Any]:
     """Four nodes with their devices as a Slurm job, then the links of all nodes of the lab.
 
     Raises:
@@ -50,7 +50,7 @@ def measure_times(machine: Machine, layout: Layout, progress: Callable[[str], No
     progress(f"{JOB_NODES} nodes as a job")
     rows = [time_row(f"{JOB_NODES} nodes as a job, with devices", *_job(machine, layout))]
     progress(f"every pair of {len(layout.names)} nodes")
-    rows.append(time_row(f"{len(layout.names)} nodes, links alone", *probe_of(machine, layout, layout.names)))
+    rows.append(time_row(f"{len(layout.names)} nodes, links alone", *probe_lab_nodes(machine, layout, layout.names)))
     return make_record("probe-times", rows, {})
 
 
@@ -65,7 +65,7 @@ def time_row(case: str, topology: Topology, seconds: float) -> TimeRow:
     return TimeRow(case, seconds, nodes * (nodes - 1) // 2, complete, codes)
 
 
-def _job(machine: Machine, layout: Layout) -> tuple[Topology, float]:
+def _job(machine: Machine, layout: LabLayout) -> tuple[Topology, float]:
     with tempfile.TemporaryDirectory(prefix="hpctrain-bench-", dir=Path.cwd()) as folder:
         output = Path(folder) / "topology.json"
         argv = [*program("hpctrain"), "probe", "-N", str(JOB_NODES), "--device", "cpu", "-o", str(output)]

@@ -21,31 +21,31 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from hpctrain.bench.comparison import Row, Sample, compare
-from hpctrain.bench.ranks import NoOrders, leave, open_trainer, run_ranks
+from hpctrain.bench.comparison import ComparisonRow, TimeSample, compare
+from hpctrain.bench.ranks import NoAgentChannel, leave_process_group, open_trainer, run_ranks
 from hpctrain.bench.record import make_record
 from hpctrain.bench.scene import BYTES_VOCABULARY, make_corpus, make_plan, make_run
 from hpctrain.checkpoint.state import collect
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.worker.build import Trainer
 from hpctrain.worker.loop import Loop, manifest_of
 
 OURS, SYNCHRONOUS, TORCH_SAVE, TORCH_ASYNC = "ours", "ours, waited for", "torch dcp.save", "torch dcp.async_save"
-SPEC = ModelSpec(layers=10, dim=384, heads=6, vocab=BYTES_VOCABULARY)
+SPEC = DecoderSpec(layers=10, dim=384, heads=6, vocab=BYTES_VOCABULARY)
 
 
 @dataclass(frozen=True)
-class Settings:
+class SaveSettings:
     """How often and on what: weights and moments of the model are 220 MB."""
 
     rounds: int = 10
     rows: int = 2
     seq_len: int = 64
-    spec: ModelSpec = SPEC
+    spec: DecoderSpec = SPEC
 
 
-def measure(settings: Settings, progress: Callable[[str], None]) -> dict[str, Any]:
+def measure(settings: SaveSettings, progress: Callable[[str], None]) -> dict[str, Any]:
     """One process and its writer.
 
     Raises:
@@ -62,20 +62,22 @@ def measure(settings: Settings, progress: Callable[[str], None]) -> dict[str, An
     return make_record("checkpoint", rows, told)
 
 
-def _saves(rank: int, world: int, folder: Path, plan: Plan, settings: Settings) -> tuple[list[Row], dict[str, Any]]:
+def _saves(
+    rank: int, world: int, folder: Path, plan: Plan, settings: SaveSettings
+) -> tuple[list[ComparisonRow], dict[str, Any]]:
     trainer = open_trainer(folder, plan, rank, dist.FileStore(str(folder / "meeting"), world))
-    loop = Loop(trainer, NoOrders())  # type: ignore[arg-type]
-    ways = Ways(trainer, folder)
+    loop = Loop(trainer, NoAgentChannel())  # type: ignore[arg-type]
+    ways = SaveMethods(trainer, folder)
     loop.one_step()
     first = ways.stall(OURS)
-    stalls: list[dict[str, Sample]] = []
-    steps: list[tuple[Sample, Sample]] = []
+    stalls: list[dict[str, TimeSample]] = []
+    steps: list[tuple[TimeSample, TimeSample]] = []
     names = [OURS, SYNCHRONOUS, TORCH_SAVE, TORCH_ASYNC]
     for number in range(settings.rounds):
         names = names[1:] + names[:1]
         stalls.append({name: ways.stall(name) for name in names})
         steps.append(_steps_beside_writer(loop, ways, first=number % 2 == 0))
-    leave()
+    leave_process_group()
     rows = [
         compare(f"stall, {other}", other, [(found[OURS], found[other]) for found in stalls])
         for other in (SYNCHRONOUS, TORCH_SAVE, TORCH_ASYNC)
@@ -84,7 +86,7 @@ def _saves(rank: int, world: int, folder: Path, plan: Plan, settings: Settings) 
     return rows, {"state_bytes": ways.state_bytes(), "first_stall_s": first.wall_s}
 
 
-class Ways:
+class SaveMethods:
     """The same state saved in several ways, each into a folder of its own, which is emptied before."""
 
     def __init__(self, trainer: Trainer, folder: Path) -> None:
@@ -92,14 +94,14 @@ class Ways:
         self._folder = folder
         self._group = dist.new_group(backend="gloo")
 
-    def stall(self, way: str) -> Sample:
+    def stall(self, way: str) -> TimeSample:
         """What the training waits for; a writer in the background has ended when this returns."""
         tensors = self._tensors()
         target = self._folder / "torch"
         shutil.rmtree(target, ignore_errors=True)
         start, cpu_start = time.perf_counter(), time.process_time()
         wait = self._start(way, tensors, target)
-        taken = Sample(time.perf_counter() - start, time.process_time() - cpu_start)
+        taken = TimeSample(time.perf_counter() - start, time.process_time() - cpu_start)
         wait()
         return taken
 
@@ -137,7 +139,7 @@ class Ways:
         return collect(self._trainer.pipeline.parameters(), self._trainer.optimizer)
 
 
-def _steps_beside_writer(loop: Loop, ways: Ways, first: bool) -> tuple[Sample, Sample]:
+def _steps_beside_writer(loop: Loop, ways: SaveMethods, first: bool) -> tuple[TimeSample, TimeSample]:
     """Median steps (while ours writes, with no writer), in either order."""
     if first:
         beside = _while_writing(loop, ways)
@@ -146,7 +148,7 @@ def _steps_beside_writer(loop: Loop, ways: Ways, first: bool) -> tuple[Sample, S
     return _while_writing(loop, ways), alone
 
 
-def _while_writing(loop: Loop, ways: Ways) -> Sample:
+def _while_writing(loop: Loop, ways: SaveMethods) -> TimeSample:
     ways.save()
     samples = [_step(loop)]
     while ways.writing():
@@ -156,13 +158,13 @@ def _while_writing(loop: Loop, ways: Ways) -> Sample:
     return _median(samples[:-1] or samples)
 
 
-def _step(loop: Loop) -> Sample:
+def _step(loop: Loop) -> TimeSample:
     start, cpu_start = time.perf_counter(), time.process_time()
     loop.one_step()
-    return Sample(time.perf_counter() - start, time.process_time() - cpu_start)
+    return TimeSample(time.perf_counter() - start, time.process_time() - cpu_start)
 
 
-def _median(samples: list[Sample]) -> Sample:
-    return Sample(
+def _median(samples: list[TimeSample]) -> TimeSample:
+    return TimeSample(
         statistics.median(sample.wall_s for sample in samples), statistics.median(sample.cpu_s for sample in samples)
     )

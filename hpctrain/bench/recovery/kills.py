@@ -23,26 +23,26 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.bench.ranks import NoOrders, run_ranks
+from hpctrain.bench.ranks import NoAgentChannel, run_ranks
 from hpctrain.bench.record import make_record
 from hpctrain.bench.scene import BYTES_VOCABULARY, make_corpus, make_plan, make_run
 from hpctrain.checkpoint import published
 from hpctrain.checkpoint.state import collect
 from hpctrain.records.history.manifest import Manifest
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.run.run import Checkpoint
 from hpctrain.worker.build import StartOrder, Trainer, build
 from hpctrain.worker.loop import Loop
 
 WORLD = 2
-SPEC = ModelSpec(layers=4, dim=128, heads=4, vocab=BYTES_VOCABULARY)
+SPEC = DecoderSpec(layers=4, dim=128, heads=4, vocab=BYTES_VOCABULARY)
 PATIENCE_S = 60.0
 OLDER_ONE = 0.25
 """Share of lives that start from the older of the two checkpoints kept, so that a step is published twice."""
 
 
 @dataclass
-class Found:
+class KillResult:
     """What was there after the kills."""
 
     kills: int = 0
@@ -77,9 +77,9 @@ def measure_kills(count: int, progress: Callable[[str], None], seed: int = 0) ->
     return make_record("checkpoint", [], settings) | {"kills": asdict(found)}
 
 
-def _all_lives(rank: int, world: int, folder: Path, count: int, seed: int) -> Found:
+def _all_lives(rank: int, world: int, folder: Path, count: int, seed: int) -> KillResult:
     """In a process that has imported everything and never computed anything: its forks are workers at once."""
-    chance, found, start = random.Random(seed), Found(), time.perf_counter()
+    chance, found, start = random.Random(seed), KillResult(), time.perf_counter()
     os.environ["OMP_NUM_THREADS"] = "1"
     checkpoints, newest = folder / "checkpoints", 0
     for life in range(count):
@@ -152,11 +152,11 @@ def _work(folder: Path, life: int, rank: int, restore: str | None, server: socke
             folder, "plan.json", rank, life, "127.0.0.1", port, descriptor if rank == 0 else None, restore, "bench"
         )
         trainer = build(order)
-        notes = Notes(folder / f"hashes-{rank}", trainer)
+        notes = StateHashes(folder / f"hashes-{rank}", trainer)
         if trainer.step:
             notes.compare(trainer.step)
         notes.before_each_save()
-        loop = Loop(trainer, NoOrders())  # type: ignore[arg-type]
+        loop = Loop(trainer, NoAgentChannel())  # type: ignore[arg-type]
         while True:
             loop.one_step()
             if rank == 0:
@@ -168,7 +168,7 @@ def _work(folder: Path, life: int, rank: int, restore: str | None, server: socke
         os._exit(1)
 
 
-class Notes:
+class StateHashes:
     """Hashes of a rank's state by step, in a file that outlives it."""
 
     def __init__(self, path: Path, trainer: Trainer) -> None:

@@ -17,24 +17,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpctrain.bench.comparison import Row, Sample, compare
-from hpctrain.bench.ranks import NoOrders, leave, open_trainer, run_ranks, timed
+from hpctrain.bench.comparison import ComparisonRow, TimeSample, compare
+from hpctrain.bench.ranks import NoAgentChannel, leave_process_group, open_trainer, run_ranks, timed
 from hpctrain.bench.record import make_record
 from hpctrain.bench.runtime.baseline import PlainLoop
 from hpctrain.bench.scene import BYTES_VOCABULARY, make_corpus, make_plan, make_run
-from hpctrain.planner.simulate.engine import Pace, simulate
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.planner.simulate.engine import StageDurations, simulate
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.schedule.resolve import schedule_of
 from hpctrain.worker.build import Trainer
 from hpctrain.worker.loop import Loop
 
-Pairs = list[tuple[Sample, Sample]]
-SPEC = ModelSpec(layers=6, dim=256, heads=4, vocab=BYTES_VOCABULARY)
+Pairs = list[tuple[TimeSample, TimeSample]]
+SPEC = DecoderSpec(layers=6, dim=256, heads=4, vocab=BYTES_VOCABULARY)
 
 
 @dataclass(frozen=True)
-class Settings:
+class ThroughputSettings:
     """How long and on what."""
 
     pairs: int = 30
@@ -44,10 +44,10 @@ class Settings:
     rows: int = 8
     """Sequences of a process in a step."""
     seq_len: int = 128
-    spec: ModelSpec = SPEC
+    spec: DecoderSpec = SPEC
 
 
-def measure(cases: tuple[str, ...], settings: Settings, progress: Callable[[str], None]) -> dict[str, Any]:
+def measure(cases: tuple[str, ...], settings: ThroughputSettings, progress: Callable[[str], None]) -> dict[str, Any]:
     """Measure these of CASES, one after the other.
 
     Raises:
@@ -66,7 +66,9 @@ def measure(cases: tuple[str, ...], settings: Settings, progress: Callable[[str]
     return make_record("runtime", rows, asdict(settings) | {"spec": settings.spec.model_dump(exclude_none=True)})
 
 
-def against_plain(rank: int, world: int, case: str, folder: Path, plan: Plan, settings: Settings) -> Row:
+def against_plain(
+    rank: int, world: int, case: str, folder: Path, plan: Plan, settings: ThroughputSettings
+) -> ComparisonRow:
     """Blocks of steps in turns: the worker's loop, the plain loop, and the other way round next time."""
     trainer, loop = _open(rank, world, folder, plan)
     plain = PlainLoop(trainer, distributed=world > 1)
@@ -78,11 +80,13 @@ def against_plain(rank: int, world: int, case: str, folder: Path, plan: Plan, se
         order = (0, 1) if number % 2 == 0 else (1, 0)
         samples = {side: timed(sides[side], settings.block_steps) for side in order}
         pairs.append((samples[0], samples[1]))
-    leave()
+    leave_process_group()
     return compare(case, "torch DDP" if world > 1 else "a plain torch loop", pairs)
 
 
-def against_ideal(rank: int, world: int, case: str, folder: Path, plan: Plan, settings: Settings) -> Row:
+def against_ideal(
+    rank: int, world: int, case: str, folder: Path, plan: Plan, settings: ThroughputSettings
+) -> ComparisonRow:
     """The schedule's time in each step against its ideal with that step's own stage times."""
     trainer, loop = _open(rank, world, folder, plan)
     schedule, _ = schedule_of(plan, 0)
@@ -96,20 +100,20 @@ def against_ideal(rank: int, world: int, case: str, folder: Path, plan: Plan, se
         forward, backward = (
             tuple(time_s / count for time_s in times) for times in (job.stage_forward_s, job.stage_backward_s)
         )
-        pace = Pace(forward, backward, nothing, nothing)
-        ideal_s = simulate(schedule, pace).makespan
+        durations = StageDurations(forward, backward, nothing, nothing)
+        ideal_s = simulate(schedule, durations).makespan
         if number >= settings.warm_steps:
-            pairs.append((Sample(float(took_s), 0.0), Sample(ideal_s, 0.0)))
-    leave()
+            pairs.append((TimeSample(float(took_s), 0.0), TimeSample(ideal_s, 0.0)))
+    leave_process_group()
     return compare(case, "the ideal of its schedule", pairs, cpu=False)
 
 
 def _open(rank: int, world: int, folder: Path, plan: Plan) -> tuple[Trainer, Loop]:
     trainer = open_trainer(folder, plan, rank, dist.FileStore(str(folder / "meeting"), world))
-    return trainer, Loop(trainer, NoOrders())  # type: ignore[arg-type]
+    return trainer, Loop(trainer, NoAgentChannel())  # type: ignore[arg-type]
 
 
-CASES: dict[str, tuple[int, Callable[[Settings], Plan], Callable[..., Row]]] = {
+CASES: dict[str, tuple[int, Callable[[ThroughputSettings], Plan], Callable[..., ComparisonRow]]] = {
     "one_process": (1, lambda s: make_plan(1, 1, s.spec.layers, s.rows, 1), against_plain),
     "dp2": (2, lambda s: make_plan(1, 2, s.spec.layers, s.rows, 1), against_plain),
     "pp2": (2, lambda s: make_plan(2, 1, s.spec.layers, s.rows // 4, 8), against_ideal),

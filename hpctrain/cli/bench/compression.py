@@ -34,19 +34,19 @@ def steps(
     from hpctrain.base.process import SystemRunner
     from hpctrain.bench.compression.methods import METHODS
     from hpctrain.bench.compression.pipelines import PIPELINE_SPEC, PIPELINES
-    from hpctrain.bench.compression.places import lab_place, local_place, measure
+    from hpctrain.bench.compression.places import lab_site, local_site, measure
     from hpctrain.bench.compression.row_store import RowStore
-    from hpctrain.bench.compression.scene import BENCH_SPEC, Settings, as_json
+    from hpctrain.bench.compression.scene import BENCH_SPEC, LaunchSettings, as_json
     from hpctrain.lab.spec import read_lab_spec
 
-    usual = Settings(spec=PIPELINE_SPEC, rows=2, seq_len=128) if activations else Settings(spec=BENCH_SPEC)
+    usual = LaunchSettings(spec=PIPELINE_SPEC, rows=2, seq_len=128) if activations else LaunchSettings(spec=BENCH_SPEC)
     settings = replace(usual, steps=count, spec=usual.spec if preset is None else _spec(preset))
     table: dict[str, Any] = PIPELINES if activations else METHODS
     chosen = _known(methods, table) or list(table)
     path = output / ROWS_FILE if output else None
     if lab is None:
         store = RowStore(path, as_json(settings))
-        places = [local_place(number) for number in nodes or (4,)]
+        places = [local_site(number) for number in nodes or (4,)]
         record = measure(SystemRunner(), places, chosen, settings, store, say, together)
     else:
         spec = read_lab_spec(lab)
@@ -58,7 +58,7 @@ def steps(
         store = RowStore(path, as_json(settings))
         with _lab(spec, say) as (machine, layout):
             # One at a time: a place shapes its links when it is entered.
-            opened = (lab_place(machine, layout, number, rate) for number in sizes for rate in rates)
+            opened = (lab_site(machine, layout, number, rate) for number in sizes for rate in rates)
             record = measure(machine.runner, opened, chosen, settings, store, say, together)
     people.print(_steps_table(record["rows"]))
     return record
@@ -71,14 +71,16 @@ def convergence(
     """Train with each method and seed, print the table, and write the page of curves beside the rows."""
     import tempfile
 
-    from hpctrain.bench.compression.convergence import REFERENCE, Settings, train_all
+    from hpctrain.bench.compression.convergence import REFERENCE, ConvergenceSettings, train_all
     from hpctrain.bench.compression.convergence_page import write_page
     from hpctrain.bench.compression.convergence_summary import summarise
     from hpctrain.bench.compression.methods import AUTO, METHODS
     from hpctrain.bench.record import machine_and_versions
     from hpctrain.lab.spec import rate_bits_per_s
 
-    settings = Settings(steps=count) if preset is None else Settings(steps=count, spec=_spec(preset))
+    settings = (
+        ConvergenceSettings(steps=count) if preset is None else ConvergenceSettings(steps=count, spec=_spec(preset))
+    )
     # What auto comes to is decided by a link, and these have none: time is simulated.
     there = {name: method for name, method in METHODS.items() if name != AUTO}
     chosen = _known(methods, there) or [name for name in there if name != ALONE]
@@ -144,15 +146,15 @@ def check_rates(rates: Sequence[str]) -> None:
 def _lab(spec: Any, say: Say) -> Iterator[tuple[Any, Any]]:
     """A lab of that spec while the bench runs."""
     from hpctrain.lab.down import clear
-    from hpctrain.lab.layout import Layout, state_folder
-    from hpctrain.lab.machine import one_at_a_time, this_machine
+    from hpctrain.lab.layout import LabLayout, state_folder
+    from hpctrain.lab.machine import lab_lock, this_machine
     from hpctrain.lab.requirements import require_programs, require_root
     from hpctrain.lab.up import bring_up
 
     machine = this_machine()
-    layout = Layout(state_folder(os.environ), spec)
+    layout = LabLayout(state_folder(os.environ), spec)
     require_root(machine, "up")
-    with one_at_a_time():
+    with lab_lock():
         require_programs(layout.slurm)
         bring_up(machine, layout, False, tell=say)
         try:
@@ -163,10 +165,10 @@ def _lab(spec: Any, say: Say) -> Iterator[tuple[Any, Any]]:
 
 def _spec(preset: str) -> Any:
     from hpctrain.bench.scene import BYTES_VOCABULARY
-    from hpctrain.records.model.decoder_spec import ModelSpec
+    from hpctrain.records.model.decoder_spec import DecoderSpec
     from hpctrain.records.model.presets import PRESETS
 
-    decoders = {name: spec for name, spec in PRESETS.items() if isinstance(spec, ModelSpec)}
+    decoders = {name: spec for name, spec in PRESETS.items() if isinstance(spec, DecoderSpec)}
     if preset not in decoders:
         raise click.BadParameter(f"found {preset!r}; there are: {', '.join(decoders)}", param_hint="--preset")
     return decoders[preset].model_copy(update={"vocab": BYTES_VOCABULARY})

@@ -50,9 +50,9 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
 def runtime(pairs: int, cases: tuple[str, ...], as_json: bool) -> None:
     """The training runtime against the same work written by hand in torch, on CPU processes of this machine."""
-    from hpctrain.bench.runtime.throughput import Settings, measure
+    from hpctrain.bench.runtime.throughput import ThroughputSettings, measure
 
-    record = measure(cases or RUNTIME_CASES, Settings(pairs=pairs), _say)
+    record = measure(cases or RUNTIME_CASES, ThroughputSettings(pairs=pairs), _say)
     _show(record, as_json)
 
 
@@ -72,9 +72,9 @@ def checkpoint(rounds: int, kills: int | None, as_json: bool) -> None:
     if kills is not None:
         _kill(kills, as_json)
         return
-    from hpctrain.bench.recovery.checkpoint import Settings, measure
+    from hpctrain.bench.recovery.checkpoint import SaveSettings, measure
 
-    _show(measure(Settings(rounds=rounds), _say), as_json)
+    _show(measure(SaveSettings(rounds=rounds), _say), as_json)
 
 
 @command.command("plan")
@@ -144,10 +144,10 @@ def _placed_plans(people: Console) -> dict[str, Any]:
 def _own_plans(steps: int, people: Console) -> dict[str, Any]:
     from hpctrain.base.clock import SystemClock
     from hpctrain.base.process import SystemRunner
-    from hpctrain.bench.planner.own import Settings, measure
+    from hpctrain.bench.planner.own import OwnRunSettings, measure
     from hpctrain.cli.bench.own_runs import show
 
-    record = measure(SystemRunner(), SystemClock(), Settings(steps=steps), _say)
+    record = measure(SystemRunner(), SystemClock(), OwnRunSettings(steps=steps), _say)
     show(record, people)
     return record
 

@@ -13,7 +13,7 @@ from hpctrain.base.units import format_si
 from hpctrain.cli.views.console import Console
 
 if TYPE_CHECKING:
-    from hpctrain.lab.layout import Layout
+    from hpctrain.lab.layout import LabLayout
     from hpctrain.lab.machine import Machine
 
 Say = Callable[[str], None]
@@ -21,8 +21,8 @@ Say = Callable[[str], None]
 
 def beside_iperf3(rates: tuple[str, ...], repeats: int, people: Console, say: Say) -> dict[str, Any]:
     """Measure on the lab that is up, print the table, return the record."""
-    from hpctrain.bench.probe.lab import Settings, measure
-    from hpctrain.lab.machine import one_at_a_time
+    from hpctrain.bench.probe.lab import RateSettings, measure
+    from hpctrain.lab.machine import lab_lock
     from hpctrain.lab.spec import rate_bits_per_s
 
     for rate in rates:
@@ -31,8 +31,8 @@ def beside_iperf3(rates: tuple[str, ...], repeats: int, people: Console, say: Sa
         except ValueError as error:
             raise click.BadParameter(f"found {rate!r}; {error}", param_hint="--rate") from None
     machine, layout = _lab()
-    with one_at_a_time():
-        record = measure(machine, layout, Settings(rates=rates, repeats=repeats), say)
+    with lab_lock():
+        record = measure(machine, layout, RateSettings(rates=rates, repeats=repeats), say)
     table = Table("rate", "ours", "iperf3", "error", "spread, ours and iperf3", "repeats bound by a processor")
     for row in record["rows"]:
         table.add_row(
@@ -46,9 +46,9 @@ def beside_iperf3(rates: tuple[str, ...], repeats: int, people: Console, say: Sa
 
 def simulated_tables(runs: int, sizes: Sequence[int], people: Console, say: Say) -> dict[str, Any]:
     """Simulate, print the three tables, return the record."""
-    from hpctrain.bench.probe.simulated import Plan, simulate
+    from hpctrain.bench.probe.simulated import SimulationPlan, simulate
 
-    record = simulate(Plan(runs=runs, sizes=sizes or Plan.sizes), say)
+    record = simulate(SimulationPlan(runs=runs, sizes=sizes or SimulationPlan.sizes), say)
     for name in ("health", "switches", "runtime"):
         rows = record[name]
         table = Table(*rows[0], title=name, title_justify="left")
@@ -61,10 +61,10 @@ def simulated_tables(runs: int, sizes: Sequence[int], people: Console, say: Say)
 def fault_tables(clean: int, people: Console, say: Say) -> dict[str, Any]:
     """Inject faults into the lab that is up, print what the probe said, return the record."""
     from hpctrain.bench.probe.faults import measure_faults
-    from hpctrain.lab.machine import one_at_a_time
+    from hpctrain.lab.machine import lab_lock
 
     machine, layout = _lab()
-    with one_at_a_time():
+    with lab_lock():
         record = measure_faults(machine, layout, clean, say)
     table = Table("fault", "expected", "found", "right", "time")
     for row in record["rows"]:
@@ -79,10 +79,10 @@ def fault_tables(clean: int, people: Console, say: Say) -> dict[str, Any]:
 def time_table(people: Console, say: Say) -> dict[str, Any]:
     """Time whole probes of the lab that is up, print the table, return the record."""
     from hpctrain.bench.probe.times import measure_times
-    from hpctrain.lab.machine import one_at_a_time
+    from hpctrain.lab.machine import lab_lock
 
     machine, layout = _lab()
-    with one_at_a_time():
+    with lab_lock():
         record = measure_times(machine, layout, say)
     table = Table("probe", "time", "pairs measured", "said")
     for row in record["rows"]:
@@ -92,7 +92,7 @@ def time_table(people: Console, say: Say) -> dict[str, Any]:
     return record
 
 
-def _lab() -> tuple[Machine, Layout]:
+def _lab() -> tuple[Machine, LabLayout]:
     """The lab that is up, for somebody who may change it."""
     from hpctrain.lab.layout import load_layout, state_folder
     from hpctrain.lab.machine import this_machine

@@ -14,8 +14,8 @@ from hpctrain.cli.views.progress import phases
 from hpctrain.corpus.input.skipped import SKIPPED_NAME, read_skipped
 from hpctrain.corpus.prepare.check import check_corpus, corpora_in, size_of
 from hpctrain.corpus.prepare.from_recipe import run_file_lines, shared_options, sources_of
-from hpctrain.corpus.prepare.options import SAMPLE_BYTES, Options, Progress
-from hpctrain.corpus.prepare.peak_memory import Peak, peak_memory
+from hpctrain.corpus.prepare.options import SAMPLE_BYTES, PrepareOptions, Progress
+from hpctrain.corpus.prepare.peak_memory import PeakMemory, peak_memory
 from hpctrain.corpus.prepare.prepare import prepare, prepare_sources
 from hpctrain.records.corpus.cleaning import Cleaning
 from hpctrain.records.corpus.index import CorpusIndex
@@ -189,17 +189,17 @@ def _listed(folder: Path) -> list[str]:
     return [*lines, f"  {folder / SKIPPED_NAME} lists {which}, with file, line and reason"]
 
 
-def _memory_line(peak: Peak) -> str:
+def _memory_line(peak: PeakMemory) -> str:
     workers = f", at most {format_si(peak.worker_bytes, 'B')} in each worker" if peak.worker_bytes else ""
     return f"peak memory: {format_si(peak.own_bytes, 'B')} in this process{workers}"
 
 
-def _options(own: dict[str, Any], force: bool, workers: int | None) -> Options:
+def _options(own: dict[str, Any], force: bool, workers: int | None) -> PrepareOptions:
     try:
         clean = Cleaning(normalize=own["normalize"], whitespace=own["whitespace"], sentences=own["sentences"])
     except ValueError:
         raise InputError(f"--sentences: found {own['sentences']!r}, allowed: a language's code, as en") from None
-    return Options(
+    return PrepareOptions(
         tokenizer=own["tokenizer"],
         valid_fraction=own["valid_fraction"],
         limit_bytes=own["limit_bytes"],

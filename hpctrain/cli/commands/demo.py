@@ -25,9 +25,9 @@ from hpctrain.corpus.prepare.options import Progress
 from hpctrain.launch.probe.local import probe_local
 from hpctrain.launch.starter import Starter, write_starter
 from hpctrain.launch.supervise import LocalJob
-from hpctrain.launch.training import Prepared, prepare, settle, start
+from hpctrain.launch.training import PreparedRun, prepare, resolve_run, start
 from hpctrain.planner import make_plan
-from hpctrain.records.history.metric import MetricRow, effective, read_metrics
+from hpctrain.records.history.metric import MetricRow, last_row_of_each_step, read_metrics
 from hpctrain.records.run.run import read_run
 from hpctrain.records.topology.topology import Topology
 from hpctrain.report.render import write_report
@@ -127,7 +127,7 @@ def _probe(folder: Path) -> Topology:
 
 def _plan(folder: Path, run_file: Path, topology: Topology) -> None:
     _say(3, "Plan", "Every way to cut and copy the model is costed on the measured figures; the fastest wins.")
-    run, spec = settle(read_run(run_file), SystemRunner())
+    run, spec = resolve_run(read_run(run_file), SystemRunner())
     plan = make_plan(run, spec, topology)
     plan.stamped().write(folder / "plan.json")
     degrees = f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp}, schedule {plan.schedule}"
@@ -142,16 +142,16 @@ def _plan(folder: Path, run_file: Path, topology: Topology) -> None:
 def _train(folder: Path, run_file: Path, task: str) -> Path:
     _say(4, "Train, and lose a worker and a node", task)
     click.echo("    SIGKILL, no warning: the agents end the generation and start the next.")
-    prepared: Prepared = prepare(run_file, (), NODES, folder / "topology.json", folder / "plan.json", SystemRunner())
+    prepared: PreparedRun = prepare(run_file, (), NODES, folder / "topology.json", folder / "plan.json", SystemRunner())
     job = start(prepared, folder / "runs", SystemRunner(), SystemClock())
-    ended = watch(job, prepared.run.steps, sys.stdout, _Saboteur(job).see)
+    ended = watch(job, prepared.run.steps, sys.stdout, _FaultInjector(job).see)
     if ended.exit_code != 0:
         raise HpctrainError(f"the run ended early: {ended.reason}; its logs are in {job.folder.path}/logs")
     return job.folder.path
 
 
 @dataclass
-class _Saboteur:
+class _FaultInjector:
     """Kills a worker at one step and a node at a later one."""
 
     job: LocalJob
@@ -172,7 +172,7 @@ class _Saboteur:
 
 def _report(run_folder: Path, seconds: float, preset: str) -> None:
     _say(5, "Report", "Loss, throughput, the measured network, the plan and the recoveries in one file.")
-    rows = effective(read_metrics(run_folder / "metrics.jsonl"))
+    rows = last_row_of_each_step(read_metrics(run_folder / "metrics.jsonl"))
     click.echo(f"    loss {rows[0].loss:.3f} -> {rows[-1].loss:.3f} in {len(rows)} steps, none missing")
     try:
         write_report(run_folder, run_folder / "report.html", SystemClock().wall())

@@ -15,9 +15,9 @@ from rich.text import Text
 
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.views.console import Console
-from hpctrain.doctor.finding import Finding, exit_code
+from hpctrain.doctor.finding import DoctorFinding, exit_code
 from hpctrain.doctor.findings import findings_of
-from hpctrain.doctor.gather import gather
+from hpctrain.doctor.gather import collect_facts
 from hpctrain.launch.training import runs_folder
 
 INDENT = 11
@@ -38,7 +38,7 @@ def command(as_json: bool) -> None:
 
     Exit code 3 where something would make a run fail; a part that is merely absent is told and does not count.
     """
-    findings = findings_of(gather(SystemRunner(), os.environ, runs_folder(), shutil.which))
+    findings = findings_of(collect_facts(SystemRunner(), os.environ, runs_folder(), shutil.which))
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1))
     else:
@@ -51,7 +51,7 @@ def command(as_json: bool) -> None:
     sys.exit(exit_code(findings))
 
 
-def _print(console: Console, finding: Finding) -> None:
+def _print(console: Console, finding: DoctorFinding) -> None:
     """Print what was found, and below it what that means and asks for. Lines into a pipe are whole, for grep."""
     width = min(console.width, WIDTH_MAX) - INDENT if console.is_terminal else None
     todo = f"to do: {finding.todo}" if finding.todo else ""
@@ -67,7 +67,7 @@ def _print(console: Console, finding: Finding) -> None:
         console.print(line, soft_wrap=True)
 
 
-def _summary(findings: list[Finding]) -> Text:
+def _summary(findings: list[DoctorFinding]) -> Text:
     counts = {level: sum(finding.level == level for finding in findings) for level in _STYLE}
     bad = [finding.name for finding in findings if finding.level == "problem"]
     if bad:

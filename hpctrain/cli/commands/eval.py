@@ -11,7 +11,7 @@ from typing import Literal
 import click
 
 from hpctrain.base.process import SystemRunner
-from hpctrain.launch.evaluate import Judged, evaluate
+from hpctrain.launch.evaluate import CheckpointEvaluation, evaluate
 from hpctrain.runs.locate import find_run
 
 
@@ -56,6 +56,6 @@ def command(
         click.echo(f"  {item.path:<{width}}  {_words(item)}")
 
 
-def _words(item: Judged) -> str:
+def _words(item: CheckpointEvaluation) -> str:
     shown = "too large to tell" if item.perplexity is None else f"{item.perplexity:.4g}"
     return f"loss {item.loss:.4f}  perplexity {shown}  {item.tokens:,} tokens"

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import click
 
-from hpctrain.base.errors import InputError, Refused
+from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.base.process import SystemRunner
-from hpctrain.cli.views.watched import status_of
-from hpctrain.launch.entering import entering, step_options
+from hpctrain.cli.views.watched import run_status
+from hpctrain.launch.entering import container_command, step_options
 from hpctrain.launch.step import (
     choose_node,
     local_step_environment,
+    next_step_hint,
     nodes_of_attempt,
     step_command,
     step_environment,
-    what_to_do,
 )
 from hpctrain.records.run.run import Run, run_of
-from hpctrain.report.status import Status
+from hpctrain.report.status import RunStatus
 from hpctrain.runs.folder import RunFolder, lock_holder
 from hpctrain.runs.locate import find_run, job_id
 from hpctrain.runs.trust import check_trusted
@@ -31,7 +31,7 @@ from hpctrain.slurm.commands import Slurm
 COMMAND = "hpctrain.exec.command"
 
 
-class Separated(click.Command):
+class PassThroughCommand(click.Command):
     """A command whose words behind `--` are not its own, options and further `--` included."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -43,7 +43,7 @@ class Separated(click.Command):
         return [*super().collect_usage_pieces(ctx), "-- CMD..."]
 
 
-@click.command("exec", cls=Separated)
+@click.command("exec", cls=PassThroughCommand)
 @click.argument("run")
 @click.argument("node", required=False)
 @click.option("--dry-run", is_flag=True, help="Print the command that would run, and run nothing.")
@@ -67,17 +67,17 @@ def command(ctx: click.Context, run: str, node: str | None, dry_run: bool) -> No
     folder = find_run(run, os.environ, Path.cwd()).resolve()
     check_trusted(folder)
     spec = run_of(folder)
-    status = status_of(folder)
+    status = run_status(folder)
     find = _in_job if spec.cluster.kind == "slurm" else _here
     argv, env = find(folder, spec, status, node, words)
     if dry_run:
         click.echo(shlex.join(argv))
         return
-    SystemRunner().become(argv, env)
+    SystemRunner().replace_process(argv, env)
 
 
 def _in_job(
-    folder: Path, run: Run, status: Status, node: str | None, words: list[str]
+    folder: Path, run: Run, status: RunStatus, node: str | None, words: list[str]
 ) -> tuple[list[str], dict[str, str]]:
     """The command as a step of the run's job."""
     attempts = RunFolder(folder).attempts()
@@ -87,27 +87,29 @@ def _in_job(
         raise _not_running(folder, status)
     chosen = choose_node(node, nodes_of_attempt(attempts), status.nodes, info.nodes)
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    inside = entering(run, folder, words, with_code=True)
+    inside = container_command(run, folder, words, with_code=True)
     argv = step_command(job, chosen, run.cluster.setup, inside, terminal, step_options(run, folder))
     return argv, step_environment(folder, status.attempt, os.environ)
 
 
 def _here(
-    folder: Path, run: Run, status: Status, node: str | None, words: list[str]
+    folder: Path, run: Run, status: RunStatus, node: str | None, words: list[str]
 ) -> tuple[list[str], dict[str, str]]:
     """The command on this machine, which all virtual nodes are."""
     holder = lock_holder(folder)
     if holder is None:
         raise _not_running(folder, status)
     if not holder.is_here:
-        raise Refused(f"{folder.name}: {holder} holds it; use `hpctrain exec {folder.name}` on that machine")
+        raise RefusedError(f"{folder.name}: {holder} holds it; use `hpctrain exec {folder.name}` on that machine")
     nodes = nodes_of_attempt(RunFolder(folder).attempts())
     if nodes:
         choose_node(node, nodes, status.nodes, nodes)
-    return entering(run, folder, words, with_code=True), local_step_environment(
+    return container_command(run, folder, words, with_code=True), local_step_environment(
         folder, status.attempt, max(1, len(nodes)), os.environ
     )
 
 
-def _not_running(folder: Path, status: Status) -> Refused:
-    return Refused(f"{folder.name}: it is {status.state} ({status.reason}); {what_to_do(status.state, folder.name)}")
+def _not_running(folder: Path, status: RunStatus) -> RefusedError:
+    return RefusedError(
+        f"{folder.name}: it is {status.state} ({status.reason}); {next_step_hint(status.state, folder.name)}"
+    )

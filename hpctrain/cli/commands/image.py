@@ -21,12 +21,12 @@ from hpctrain.base.errors import EXIT_FAILED, EXIT_WARNINGS, InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes
 from hpctrain.cli.views.console import Console
-from hpctrain.cli.views.image_checks import examined
-from hpctrain.container.build.build import build, build_options, this_user
+from hpctrain.cli.views.image_checks import examine_container
+from hpctrain.container.build.build import build, build_options, build_permissions
 from hpctrain.container.build.labels import PREFIX, labels_of
 from hpctrain.container.build.lock import debian_packages, locked_packages
-from hpctrain.container.build.recipe import BASES, Environment, Recipe, definition, parse_base, usual_environment
-from hpctrain.container.check.check import Finding, worst
+from hpctrain.container.build.recipe import BASES, Environment, ImageRecipe, default_environment, definition, parse_base
+from hpctrain.container.check.check import ImageFinding, worst_level
 from hpctrain.container.run.runtime import find_runtime, this_host
 from hpctrain.records.run.run import Container
 from hpctrain.runs.code_copy import git_state
@@ -80,7 +80,7 @@ def build_command(
         click.echo(definition(recipe, commit), nl=False)
         return
     runtime = find_runtime("auto", shutil.which)
-    options = build_options(this_user(this_host()), runtime, recipe, remote)
+    options = build_options(build_permissions(this_host()), runtime, recipe, remote)
     built = build(
         recipe, output, commit, runtime, options, runner, SystemClock(), os.environ,
         lambda line: click.echo(f"  {line}", err=True), force,
@@ -96,16 +96,16 @@ def _recipe(
     extras: tuple[str, ...],
     cuda: str,
     index: str | None,
-) -> Recipe:
+) -> ImageRecipe:
     chosen = parse_base(base, source)
-    how = environment or usual_environment(chosen.kind)
+    how = environment or default_environment(chosen.kind)
     if how != "install" and chosen.kind in ("cuda", "rocm", "cpu"):
         raise InputError(
             f"--environment: found {how}; --base {chosen.kind} takes install alone, its Python is another one"
         )
     if how == "install" and chosen.kind == "cpu-small":
         raise InputError("--environment: found install; --base cpu-small has no pip and takes bind or copy")
-    return Recipe(
+    return ImageRecipe(
         base=chosen,
         environment=how,
         lock=locked_packages(extras),
@@ -149,12 +149,12 @@ def check_command(image: Path, binds: tuple[str, ...], as_json: bool) -> None:
     """
     _require(image)
     container = Container(image=str(image.resolve()), binds=list(binds))
-    findings = examined(container, os.environ)
+    findings = examine_container(container, os.environ)
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1))
     else:
         Console().print(_table(findings))
-    sys.exit({"problem": EXIT_FAILED, "note": EXIT_WARNINGS, "ok": 0}[worst(findings)])
+    sys.exit({"problem": EXIT_FAILED, "note": EXIT_WARNINGS, "ok": 0}[worst_level(findings)])
 
 
 def _require(image: Path) -> None:
@@ -162,7 +162,7 @@ def _require(image: Path) -> None:
         raise InputError(f"{image}: there is no such image; build one with `hpctrain image build -o {image}`")
 
 
-def _table(findings: list[Finding]) -> Table:
+def _table(findings: list[ImageFinding]) -> Table:
     table = Table(box=None, show_header=False, expand=True)
     table.add_column(width=7)
     for share in (2, 4, 5):

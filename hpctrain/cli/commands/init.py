@@ -12,7 +12,7 @@ import click
 
 from hpctrain.cli.commands.data import summary
 from hpctrain.cli.views.progress import phases
-from hpctrain.launch.starter import Started, Starter, check_starter, write_starter
+from hpctrain.launch.starter import Starter, WrittenStarter, check_starter, write_starter
 from hpctrain.records.model.presets import PRESETS
 
 
@@ -63,7 +63,7 @@ def _ask(starter: Starter, given: dict[str, Any]) -> tuple[Starter, bool]:
     return dataclasses.replace(starter, **answers), with_data
 
 
-def _told(started: Started, starter: Starter) -> list[str]:
+def _told(started: WrittenStarter, starter: Starter) -> list[str]:
     if started.index is None:
         return [
             f"wrote {started.run_file}",

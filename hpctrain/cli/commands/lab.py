@@ -19,13 +19,13 @@ from hpctrain.lab.faults import cut as cut_pair
 from hpctrain.lab.faults import heal as heal_nodes
 from hpctrain.lab.faults import kill_nodes
 from hpctrain.lab.faults import shape as shape_links
-from hpctrain.lab.installation import Installation
-from hpctrain.lab.layout import Layout, load_layout, state_folder
-from hpctrain.lab.machine import Machine, one_at_a_time, this_machine
+from hpctrain.lab.installation import SlurmInstallation
+from hpctrain.lab.layout import LabLayout, load_layout, state_folder
+from hpctrain.lab.machine import Machine, lab_lock, this_machine
 from hpctrain.lab.network import DIRECTIONS
 from hpctrain.lab.spec import LabSpec, rate_bits_per_s, read_lab_spec
 from hpctrain.lab.status import LabStatus, NodeStatus, read_lab_status
-from hpctrain.lab.up import bring_up, draw, slurm_version
+from hpctrain.lab.up import bring_up, make_blueprint, slurm_version
 
 _PIPE_WIDTH = 120
 
@@ -72,14 +72,14 @@ def up(spec: Path | None, nodes: int | None, prefix: Path | None, install: bool,
     """
     if spec is not None and nodes is not None:
         raise click.UsageError("give either SPEC or --nodes, not both")
-    layout = Layout(state_folder(os.environ), _with_slurm(_spec(spec, nodes), prefix))
+    layout = LabLayout(state_folder(os.environ), _with_slurm(_spec(spec, nodes), prefix))
     machine = this_machine()
     if dry_run:
-        for line in draw(machine, layout, _version(machine, layout.slurm)).lines():
+        for line in make_blueprint(machine, layout, _version(machine, layout.slurm)).lines():
             click.echo(line)
         return
     requirements.require_root(machine, "up")
-    with one_at_a_time():
+    with lab_lock():
         if install and requirements.install(machine, layout.slurm):
             click.echo("installed: " + " ".join(requirements.PACKAGES), err=True)
         requirements.require_programs(layout.slurm)
@@ -94,7 +94,7 @@ def down() -> None:
     """Take the lab away: processes, namespaces, interfaces, lines in /etc/hosts, CPU groups and its folder."""
     machine = this_machine()
     requirements.require_root(machine, "down")
-    with one_at_a_time():
+    with lab_lock():
         found = clear(machine, state_folder(os.environ))
     click.echo(f"taken down: {found.summary()}" if found else "nothing to take down", err=True)
 
@@ -122,7 +122,7 @@ def kill(node: tuple[str, ...], silent: bool, hang: bool) -> None:
         raise click.UsageError("give either --silent or --hang, not both")
     machine, layout = _lab("kill")
     names = layout.find(node)
-    with one_at_a_time():
+    with lab_lock():
         counts = kill_nodes(machine, layout, names, "silent" if silent else "hang" if hang else "kill")
     for name, count in counts.items():
         click.echo(f"{name}: {'stopped' if hang else 'killed'} {count} process{'' if count == 1 else 'es'}", err=True)
@@ -134,7 +134,7 @@ def heal(node: tuple[str, ...]) -> None:
     """Undo every fault of NODE, start its slurmd where it is gone, and wait until Slurm gives it work again."""
     machine, layout = _lab("heal")
     names = layout.find(node)
-    with one_at_a_time():
+    with lab_lock():
         states = heal_nodes(machine, layout, names)
     for name, state in states.items():
         click.echo(f"{name}: {state.text}", err=True)
@@ -147,7 +147,7 @@ def cut(a: str, b: str) -> None:
     """Stop all traffic between the nodes A and B; each keeps its other peers and the controller."""
     machine, layout = _lab("cut")
     pairs = [(one, other) for one in layout.find([a]) for other in layout.find([b])]
-    with one_at_a_time():
+    with lab_lock():
         for one, other in pairs:
             cut_pair(machine, layout, one, other)
             click.echo(f"{one} and {other}: cut", err=True)
@@ -163,13 +163,13 @@ def shape(node: tuple[str, ...], rate: str | None, direction: str) -> None:
     machine, layout = _lab("shape")
     names = layout.find(node)
     chosen = [each for each in DIRECTIONS if direction in (each, "both")]
-    with one_at_a_time():
+    with lab_lock():
         shape_links(machine, layout, names, rate, chosen)
     for name in names:
         click.echo(f"{name}: {' and '.join(chosen)} {rate or 'not shaped'}", err=True)
 
 
-def _lab(verb: str) -> tuple[Machine, Layout]:
+def _lab(verb: str) -> tuple[Machine, LabLayout]:
     machine = this_machine()
     requirements.require_root(machine, verb)
     return machine, load_layout(state_folder(os.environ))
@@ -188,7 +188,7 @@ def _with_slurm(spec: LabSpec, prefix: Path | None) -> LabSpec:
     return LabSpec.from_json({**values, "slurm": {**values["slurm"], "prefix": str(Path.cwd() / prefix)}}, "--slurm")
 
 
-def _version(machine: Machine, slurm: Installation) -> tuple[int, int]:
+def _version(machine: Machine, slurm: SlurmInstallation) -> tuple[int, int]:
     """For a dry run on a machine without Slurm: that of Debian 12."""
     if slurm.prefix is None and "slurmd" in requirements.missing_programs(slurm):
         return (22, 5)
@@ -205,7 +205,7 @@ def _show(found: LabStatus) -> None:
         click.echo("the controller does not run; `hpctrain lab up --replace` builds the lab anew")
 
 
-def _export(layout: Layout) -> None:
+def _export(layout: LabLayout) -> None:
     for line in layout.exports:
         click.echo(line)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 
 from hpctrain.base.errors import HpctrainError, InputError
-from hpctrain.cli.views.watched import statuses_of
-from hpctrain.report.status import Status
-from hpctrain.runs.locate import describe_others, in_order_of_age, job_id, past_folders, run_name, runs_here
+from hpctrain.cli.views.watched import run_statuses
+from hpctrain.report.status import RunStatus
+from hpctrain.runs.locate import job_id, past_folders, run_name, scan_runs, sorted_by_age, untrusted_folders_text
 
 GONE = "its folder is gone: removed or moved"
 TELLING = ("failed", "recovering", "requeued", "unknown")
@@ -29,15 +29,15 @@ def command(here: bool, as_json: bool) -> None:
     (by default in ~/.local/state). A run whose folder is not there any more is `gone`. In the JSON form `job_id` is the
     run's newest job, null for a run of local processes.
     """
-    here_now = runs_here(os.environ, Path.cwd())
+    here_now = scan_runs(os.environ, Path.cwd())
     found = set(here_now.own)
     past = past_folders(os.environ)
-    folders = in_order_of_age(found if here else {*found, *past})
+    folders = sorted_by_age(found if here else {*found, *past})
     there = [folder for folder in folders if folder in found or _is_there(folder)]
-    statuses = dict(zip(there, statuses_of(there), strict=True))
+    statuses = dict(zip(there, run_statuses(there), strict=True))
     rows = [_row(folder, _newest_job(folder, past.get(folder, ())), statuses.get(folder)) for folder in folders]
     if here_now.others:
-        click.echo(f"hpctrain: {describe_others(here_now.others)}", err=True)
+        click.echo(f"hpctrain: {untrusted_folders_text(here_now.others)}", err=True)
     if as_json:
         click.echo(json.dumps(rows))
         return
@@ -66,7 +66,7 @@ def _newest_job(folder: Path, remembered: Collection[str]) -> str | None:
     return job or max(remembered, key=lambda known: (len(known), known), default=None)
 
 
-def _row(folder: Path, job: str | None, status: Status | HpctrainError | None) -> dict[str, object]:
+def _row(folder: Path, job: str | None, status: RunStatus | HpctrainError | None) -> dict[str, object]:
     row: dict[str, object] = {
         "name": run_name(folder.name), "folder": str(folder), "job_id": job,
         "state": "unknown", "reason": str(status), "step": 0, "steps": 0,

@@ -14,7 +14,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.cli.views.watched import WatchedRun
 from hpctrain.report.log_files import find_logs
 from hpctrain.report.log_lines import LogLine, follow_lines, last_lines
-from hpctrain.report.words import in_words
+from hpctrain.report.words import log_line_text
 from hpctrain.runs.locate import find_run
 
 LINES = 50
@@ -62,4 +62,4 @@ def command(run: str, follow: bool, rank: int | None, node: str | None, attempt:
 
 def _text(line: LogLine) -> str:
     moment = datetime.fromtimestamp(line.time_s, timezone.utc)
-    return f"{moment:%m-%d %H:%M:%S}.{moment.microsecond // 1000:03d} {line.source} | {in_words(line.text)}"
+    return f"{moment:%m-%d %H:%M:%S}.{moment.microsecond // 1000:03d} {line.source} | {log_line_text(line.text)}"

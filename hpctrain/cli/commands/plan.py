@@ -9,27 +9,27 @@ from typing import cast, get_args
 
 import click
 
-from hpctrain.base.errors import FileError, InputError, Refused
+from hpctrain.base.errors import FileError, InputError, RefusedError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_count, format_seconds
-from hpctrain.cli.options.factors import Finite, node_names, numbers_by_name
-from hpctrain.cli.options.only_nodes import only_nodes
+from hpctrain.cli.options.factors import FiniteNumber, node_names, numbers_by_name
+from hpctrain.cli.options.only_nodes import select_nodes
 from hpctrain.cli.options.stale import warn_if_stale
 from hpctrain.cli.views.console import Console
 from hpctrain.cli.views.explained import explanation
 from hpctrain.cli.views.recover import recover_option
-from hpctrain.launch.own_model import with_sizes
+from hpctrain.launch.own_model import with_model_sizes
 from hpctrain.launch.staleness import MAX_AGE_DAYS
 from hpctrain.planner import Solver, make_plan
-from hpctrain.planner.cost.workload import USABLE
-from hpctrain.planner.explain import neighbours_on_request
-from hpctrain.planner.layout.from_plan import scene_of
+from hpctrain.planner.cost.workload import USABLE_MEMORY_SHARE
+from hpctrain.planner.explain import extra_neighbours
+from hpctrain.planner.layout.from_plan import layout_of_plan
 from hpctrain.planner.replan.run_profile import learned_profile
-from hpctrain.planner.search.objective import Goal, Goodness, Objective
-from hpctrain.records.format.node_set import folded
+from hpctrain.planner.search.objective import Goal, GoodputConstraint, Objective
+from hpctrain.records.format.node_set import compress_node_set
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan
-from hpctrain.records.plan.profile import Profile
+from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import read_run, run_of
 from hpctrain.records.topology.topology import Topology
 from hpctrain.runs.locate import find_run
@@ -95,20 +95,20 @@ WIDTH = 120
 )
 @click.option(
     "--max-memory",
-    type=Finite(0, 100, min_open=True),
+    type=FiniteNumber(0, 100, min_open=True),
     metavar="PERCENT",
     help="Largest part of a device's memory that is planned for.  [default: 90]",
 )
 @click.option("--forbid", metavar="NODES", help="Plan without these nodes: n[3,7].")
 @click.option(
     "--min-goodput",
-    type=Finite(0, 1, min_open=True, max_open=True),
+    type=FiniteNumber(0, 1, min_open=True, max_open=True),
     metavar="SHARE",
     help="Least share of the time that is training that lasts (0.95), when nodes fail by --node-mtbf.",
 )
 @click.option(
     "--node-mtbf",
-    type=Finite(0, min_open=True),
+    type=FiniteNumber(0, min_open=True),
     metavar="HOURS",
     help="Mean time between failures of one node, for --min-goodput.",
 )
@@ -144,10 +144,10 @@ def command(
     """
     if not force:
         _refuse_edited(output)
-    run, spec = with_sizes(read_run(run_file, overrides), SystemRunner())
+    run, spec = with_model_sizes(read_run(run_file, overrides), SystemRunner())
     topology = Topology.read(topology_file)
     if nodes is not None:
-        topology = only_nodes(topology, nodes, topology_file)
+        topology = select_nodes(topology, nodes, topology_file)
     warn_if_stale(topology, max_age_days=max_age_days)
     if forbid is not None:
         topology = _without(topology, forbid)
@@ -164,9 +164,9 @@ def command(
         people = Console(stderr=as_json, highlight=False, markup=False, width=WIDTH)
     people.print(_summary(plan, spec), soft_wrap=True)
     if explain:
-        more = neighbours_on_request(run, spec, topology, plan, objective.usable)
-        scene = scene_of(run, spec, plan, topology)
-        people.print(explanation(plan, topology, scene, objective.usable or USABLE, more))
+        more = extra_neighbours(run, spec, topology, plan, objective.usable)
+        scene = layout_of_plan(run, spec, plan, topology)
+        people.print(explanation(plan, topology, scene, objective.usable or USABLE_MEMORY_SHARE, more))
     people.print(f"wrote {output}", soft_wrap=True)
     if as_json:
         click.echo(json.dumps(plan.to_json(), indent=1))
@@ -190,10 +190,10 @@ def _refuse_edited(output: Path) -> None:
         )
 
 
-def _profile(name: str, topology: Topology) -> Profile:
+def _profile(name: str, topology: Topology) -> CalibrationProfile:
     """What the steps of that run say, if they were made on such devices."""
     folder = find_run(name, os.environ, Path.cwd())
-    own, spec = with_sizes(run_of(folder), SystemRunner())
+    own, spec = with_model_sizes(run_of(folder), SystemRunner())
     profile = learned_profile(folder, own, spec)
     if profile.compute and not profile.compute.keys() & topology.device_types.keys():
         raise InputError(
@@ -208,10 +208,10 @@ def _without(topology: Topology, nodes: str) -> Topology:
     known = [node.id for node in topology.nodes]
     unknown = sorted(forbidden - set(known))
     if unknown:
-        raise InputError(f"--forbid: found {folded(unknown)}, the topology has {folded(known)}")
+        raise InputError(f"--forbid: found {compress_node_set(unknown)}, the topology has {compress_node_set(known)}")
     left = [node for node in known if node not in forbidden]
     if not left:
-        raise Refused("--forbid: no node of the topology is left; forbid fewer")
+        raise RefusedError("--forbid: no node of the topology is left; forbid fewer")
     return topology.only(left)
 
 
@@ -221,15 +221,15 @@ def _objective(
 ) -> Objective:  # fmt: skip
     if (min_goodput is None) != (node_mtbf is None):
         raise InputError("--min-goodput and --node-mtbf go together; give both, or none")
-    goodness = None
+    goodput_constraint = None
     if min_goodput is not None and node_mtbf is not None:
-        goodness = Goodness(min_goodput, node_mtbf * 3600, recover, every)
+        goodput_constraint = GoodputConstraint(min_goodput, node_mtbf * 3600, recover, every)
     return Objective(
         goal=cast(Goal, goal),
         watts=numbers_by_name("--power", power),
         prices=numbers_by_name("--price", prices),
         usable=None if max_memory is None else max_memory / 100,
-        goodness=goodness,
+        goodput_constraint=goodput_constraint,
     )
 
 
@@ -239,7 +239,7 @@ def _summary(plan: Plan, spec: Spec) -> str:
         f"{format_count(spec.parameters())} parameters on {plan.world_size} devices of {len(plan.nodes)} nodes: "
         f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp}, schedule {plan.schedule}, micro-batch {first.micro_batch}"
     )
-    text = ", ".join([text, *plan.savings])
+    text = ", ".join([text, *plan.memory_options_text])
     if plan.predicted is not None:
         text += f"\npredicted step time {format_seconds(plan.predicted.step_time_s['total'])}"
         if plan.predicted.bound_s is not None:

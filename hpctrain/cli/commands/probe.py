@@ -20,7 +20,7 @@ from hpctrain.cli.views.console import Console
 from hpctrain.launch.probe.job import ProbeJob, probe_job
 from hpctrain.launch.probe.local import probe_local
 from hpctrain.launch.site import VARIABLES, site_defaults
-from hpctrain.probe.measure.settings import FULL_UP_TO, MODES, PARTIAL_FILE, Mode, usual_mode
+from hpctrain.probe.measure.settings import FULL_UP_TO, MODES, PARTIAL_FILE, Mode, default_mode
 from hpctrain.records.topology.topology import Topology
 from hpctrain.slurm.commands import Slurm
 from hpctrain.topology.view import render
@@ -97,7 +97,7 @@ def command(
         raise InputError("give one of --local N (virtual nodes of this machine) and -N N (a Slurm job)")
     _check_output(output)
     people, runner, clock = Console(stderr=as_json, highlight=False, markup=False), SystemRunner(), SystemClock()
-    mode = mode or usual_mode(local or nodes or 1)
+    mode = mode or default_mode(local or nodes or 1)
     if prior is not None:
         _check_prior(prior, mode, local is not None)
     with (

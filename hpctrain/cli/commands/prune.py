@@ -14,7 +14,7 @@ from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes
 from hpctrain.runs.locate import all_runs, find_run
-from hpctrain.runs.prune import Removal, carry_out, jobs_of, life_words, removable
+from hpctrain.runs.prune import Removal, jobs_of, removable, remove_all, why_in_use
 from hpctrain.slurm.commands import Slurm
 
 UNITS_S = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
@@ -45,7 +45,7 @@ def command(runs: tuple[str, ...], older_than: str | None, keep_checkpoints: int
     slurm, now = Slurm(SystemRunner()), SystemClock().wall
     jobs, items, kept = jobs_of(folders, slurm), list[Removal](), list[str]()
     for folder in folders:
-        words = life_words(folder, jobs, now())
+        words = why_in_use(folder, jobs, now())
         if words is not None:
             kept.append(f"{folder}: {words}")
         else:
@@ -53,7 +53,7 @@ def command(runs: tuple[str, ...], older_than: str | None, keep_checkpoints: int
     if not as_json:
         _list(items, kept)
     if yes:
-        left = carry_out(items, lambda folder: jobs_of([folder], slurm), now)
+        left = remove_all(items, lambda folder: jobs_of([folder], slurm), now)
         kept += left
         for line in left:
             click.echo(f"left alone after all: {line}", err=True)

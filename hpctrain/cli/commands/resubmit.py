@@ -11,29 +11,34 @@ from typing import NoReturn
 import click
 
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import InputError, Refused
+from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.trust import owner_only
 from hpctrain.cli.options.clusters import check_cluster
 from hpctrain.cli.options.own_job import become_job, begin_own_job
 from hpctrain.cli.options.own_job import option as own_job_option
-from hpctrain.cli.options.remembered import remember_run
-from hpctrain.cli.views.watched import status_of
-from hpctrain.jobs.cancel import MARK
-from hpctrain.jobs.dependencies import move_followers, remember_follower, wait_anew, without_wait
+from hpctrain.cli.options.remembered import add_to_history
+from hpctrain.cli.views.watched import run_status
+from hpctrain.jobs.cancel import CANCELLED_FILE
+from hpctrain.jobs.dependencies import (
+    record_dependent_run,
+    refresh_dependency,
+    refresh_dependent_runs,
+    without_dependencies,
+)
 from hpctrain.jobs.in_use import check_no_live_job
-from hpctrain.jobs.successors import known_to_exclude, queue_successors
-from hpctrain.launch.changes import changed_run, settings_written
+from hpctrain.jobs.successors import nodes_to_exclude_if_known, queue_successors
+from hpctrain.launch.changes import run_with_changes, write_changed_settings
 from hpctrain.launch.estimate import estimate_start
 from hpctrain.launch.login_node import check_not_queued_here
-from hpctrain.launch.own_job import check_kind
+from hpctrain.launch.own_job import check_is_slurm
 from hpctrain.launch.queue import check_queue
 from hpctrain.launch.submission import preview, submit_job, submit_local
 from hpctrain.launch.training import fewest_nodes
 from hpctrain.records.run.run import Run, run_of
 from hpctrain.runs.folder import RunFolder
 from hpctrain.runs.locate import find_run, job_id
-from hpctrain.runs.lost_checkpoints import begun_from_seed, lost_words
+from hpctrain.runs.lost_checkpoints import lost_checkpoints_text, restarting_from_seed
 from hpctrain.runs.secrets import check_secrets
 from hpctrain.runs.trust import check_trusted
 from hpctrain.slurm.commands import Slurm
@@ -62,20 +67,20 @@ def command(run: str, overrides: tuple[str, ...], from_seed: bool, own_job: bool
             words = "a job that comes back from the queue keeps its settings; leave out --set and --from-seed"
             raise InputError(f"--own-job: {words}")
         _go_on_as_own_job(folder)
-    spec = changed_run(folder, overrides, from_seed)
+    spec = run_with_changes(folder, overrides, from_seed)
     _check_ended(folder, spec.steps)
     check_secrets(spec, os.environ)
-    if not from_seed and (lost := lost_words(folder)) is not None:
-        raise Refused(lost)
+    if not from_seed and (lost := lost_checkpoints_text(folder)) is not None:
+        raise RefusedError(lost)
     slurm = Slurm(SystemRunner())
     if spec.cluster.kind == "slurm":
         check_cluster(folder, slurm, "resubmit")
         job = _submit_again(RunFolder(folder), spec, slurm, from_seed, as_json)
     else:
         check_not_queued_here(slurm, f"hpctrain train --resume {folder.name}")
-        with settings_written(RunFolder(folder), spec), _from_seed(RunFolder(folder), from_seed):
+        with write_changed_settings(RunFolder(folder), spec), _from_seed(RunFolder(folder), from_seed):
             job = submit_local(RunFolder(folder), fewest_nodes(spec), SystemRunner())
-    remember_run("resubmit", folder, job, slurm if spec.cluster.kind == "slurm" else None)
+    add_to_history("resubmit", folder, job, slurm if spec.cluster.kind == "slurm" else None)
     if as_json:
         click.echo(json.dumps({"name": folder.name, "folder": str(folder), "job_id": job}))
     else:
@@ -83,7 +88,7 @@ def command(run: str, overrides: tuple[str, ...], from_seed: bool, own_job: bool
 
 
 def _from_seed(folder: RunFolder, wanted: bool) -> contextlib.AbstractContextManager[object]:
-    return begun_from_seed(folder, SystemClock().wall()) if wanted else contextlib.nullcontext()
+    return restarting_from_seed(folder, SystemClock().wall()) if wanted else contextlib.nullcontext()
 
 
 def _submit_again(folder: RunFolder, spec: Run, slurm: Slurm, from_seed: bool, as_json: bool) -> str:
@@ -94,22 +99,22 @@ def _submit_again(folder: RunFolder, spec: Run, slurm: Slurm, from_seed: bool, a
             click.echo(line, err=as_json)
 
     # Once it began, what it waited for is behind it, and may be gone.
-    waits = without_wait(spec) if folder.attempts() else spec
+    waits = without_dependencies(spec) if folder.attempts() else spec
     checked = check_queue(waits, slurm, folder.path.parent, os.environ, Path.cwd())
     check_no_live_job(folder.path, slurm)
     say(checked.lines)
     say(estimate_start(checked.asked, preview(checked.asked, folder.path), slurm, SystemClock().wall()))
     after = checked.before.names or spec.cluster.after
     spec = checked.run.model_copy(update={"cluster": checked.run.cluster.model_copy(update={"after": after})})
-    with settings_written(folder, spec):
-        remember_follower(checked.before, folder.path)
-        (folder.path / MARK).unlink(missing_ok=True)
-        exclude = known_to_exclude(folder.path, checked.asked, slurm, SystemClock().wall())
+    with write_changed_settings(folder, spec):
+        record_dependent_run(checked.before, folder.path)
+        (folder.path / CANCELLED_FILE).unlink(missing_ok=True)
+        exclude = nodes_to_exclude_if_known(folder.path, checked.asked, slurm, SystemClock().wall())
         with _from_seed(folder, from_seed):
             job = submit_job(folder, checked.asked, exclude)
     say(queue_successors(folder.path, checked.asked, slurm, SystemClock().wall()))
-    say(wait_anew(folder.path, slurm, os.environ, checked.before.jobs) if checked.before.folders else [])
-    say(move_followers(folder.path, slurm, os.environ))
+    say(refresh_dependency(folder.path, slurm, os.environ, checked.before.jobs) if checked.before.folders else [])
+    say(refresh_dependent_runs(folder.path, slurm, os.environ))
     return job
 
 
@@ -117,7 +122,7 @@ def _go_on_as_own_job(folder: Path) -> NoReturn:
     """The run goes on as this batch job; does not return. A job that came back from the queue has the run already."""
     job = begin_own_job()
     if job_id(folder) != job:
-        check_kind(run_of(folder))
+        check_is_slurm(run_of(folder))
         _check_ended(folder)
         check_no_live_job(folder, Slurm(SystemRunner()))
     become_job(folder, job)
@@ -125,7 +130,7 @@ def _go_on_as_own_job(folder: Path) -> NoReturn:
 
 def _check_ended(folder: Path, steps: int | None = None) -> None:
     """A run is only resubmitted when it is over, and one that is done only with more steps than it has."""
-    status = status_of(folder)
+    status = run_status(folder)
     if status.state == "done" and steps is not None:
         if steps <= status.steps:
             raise InputError(

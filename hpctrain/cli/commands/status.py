@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from hpctrain.base.clock import SystemClock
-from hpctrain.cli.views.watched import status_of
+from hpctrain.cli.views.watched import run_status
 from hpctrain.report.terminal import status_lines
 from hpctrain.runs.locate import find_run, job_id
 
@@ -29,7 +29,7 @@ def command(run: str, as_json: bool) -> None:
     says only whether the question could be answered.
     """
     folder = find_run(run, os.environ, Path.cwd())
-    status = status_of(folder)
+    status = run_status(folder)
     if as_json:
         more = {"folder": str(folder), "job_id": job_id(folder)}
         click.echo(json.dumps({**status.to_json(), **{k: v for k, v in more.items() if v}}, allow_nan=False))

@@ -12,12 +12,12 @@ from typing import NoReturn
 import click
 
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import InputError, Refused
+from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.trust import owner_only
 from hpctrain.cli.options.own_job import become_job, begin_own_job, earlier_run
 from hpctrain.cli.options.own_job import option as own_job_option
-from hpctrain.cli.options.remembered import remember_run
+from hpctrain.cli.options.remembered import add_to_history
 from hpctrain.cli.options.seeds import option as seeds_option
 from hpctrain.cli.options.seeds import parse_seeds, with_seed
 from hpctrain.cli.options.stale import warn_if_stale
@@ -25,28 +25,28 @@ from hpctrain.cli.views.image_checks import check_before_queueing
 from hpctrain.cli.views.profile import option as profile_option
 from hpctrain.cli.views.profile import with_profile
 from hpctrain.cli.views.provisional import check_provisional
-from hpctrain.hf.start import start_words
-from hpctrain.jobs.bad_nodes import note_excluded
-from hpctrain.jobs.dependencies import remember_follower, wait_anew, without_wait
+from hpctrain.hf.start import dropout_warning
+from hpctrain.jobs.bad_nodes import record_excluded_nodes
+from hpctrain.jobs.dependencies import record_dependent_run, refresh_dependency, without_dependencies
 from hpctrain.jobs.job_nodes import nodes_of_allocation
-from hpctrain.jobs.successors import known_to_exclude, queue_successors
+from hpctrain.jobs.successors import nodes_to_exclude_if_known, queue_successors
 from hpctrain.launch.allocation import run_in_allocation
 from hpctrain.launch.estimate import estimate_start
 from hpctrain.launch.login_node import check_not_queued_here
-from hpctrain.launch.own_job import check_kind
-from hpctrain.launch.queue import Checked, check_queue, wait_for_job
-from hpctrain.launch.site import site_defaults, with_exported
+from hpctrain.launch.own_job import check_is_slurm
+from hpctrain.launch.queue import CheckedRun, check_queue, wait_for_job
+from hpctrain.launch.site import site_defaults, with_sbatch_variables
 from hpctrain.launch.submission import preview, submit_job, submit_local
-from hpctrain.launch.training import Prepared, fewest_nodes, make_folder, prepare, runs_folder
+from hpctrain.launch.training import PreparedRun, fewest_nodes, make_folder, prepare, runs_folder
 from hpctrain.records.run.run import Run, read_run
-from hpctrain.runs.code_copy import left_out_words
-from hpctrain.runs.disk_space import space_words
-from hpctrain.runs.folder import RunFolder, removed_on_error
+from hpctrain.runs.code_copy import omitted_secrets_text
+from hpctrain.runs.disk_space import disk_space_warning
+from hpctrain.runs.folder import RunFolder, remove_on_error
 from hpctrain.slurm.commands import Slurm
 
 
 @dataclass(frozen=True)
-class Asked:
+class SubmitOptions:
     """How the person wants to be answered."""
 
     dry_run: bool
@@ -84,7 +84,7 @@ def command(
     click.get_current_context().with_resource(owner_only())
     overrides = with_profile(overrides, profile)
     chosen = parse_seeds(seeds) if seeds is not None else []
-    asked = Asked(dry_run, wait, as_json)
+    asked = SubmitOptions(dry_run, wait, as_json)
     if own_job:
         if dry_run or wait or as_json or chosen:
             raise InputError("--own-job: the job turns into the run; leave out --dry-run, --wait, --json and --seeds")
@@ -102,8 +102,8 @@ def command(
         _say(defaults.words(run_file, overrides), as_json)
     prepared = prepare(run_file, overrides, None, topology, plan, SystemRunner(), queued, values)
     warn_if_stale(prepared.topology, prepared.nodes or None)
-    _say(space_words(prepared.run, prepared.spec, runs_folder(), prepared.plan), as_json)
-    _say(start_words(prepared.run), as_json)
+    _say(disk_space_warning(prepared.run, prepared.spec, runs_folder(), prepared.plan), as_json)
+    _say(dropout_warning(prepared.run), as_json)
     if not queued:
         _submit_here(prepared, asked)
     elif _is_inside():
@@ -117,8 +117,8 @@ def _is_inside() -> bool:
     return bool(os.environ.get("SLURM_JOB_ID"))
 
 
-def _submit_to_slurm(prepared: Prepared, slurm: Slurm, seeds: list[int], asked: Asked) -> None:
-    run, lines = with_exported(prepared.run, os.environ)
+def _submit_to_slurm(prepared: PreparedRun, slurm: Slurm, seeds: list[int], asked: SubmitOptions) -> None:
+    run, lines = with_sbatch_variables(prepared.run, os.environ)
     if seeds:
         lines.append(f"{len(seeds)} runs, one for each seed; what follows is for each of them")
     lines += check_before_queueing(run)
@@ -144,17 +144,17 @@ def _submit_to_slurm(prepared: Prepared, slurm: Slurm, seeds: list[int], asked: 
         sys.exit(wait_for_job(folder, job_id, slurm, SystemClock(), lambda text: _say([text], asked.as_json)))
 
 
-def _taken_by_slurm(run: Run, slurm: Slurm) -> tuple[Checked, list[str]]:
+def _taken_by_slurm(run: Run, slurm: Slurm) -> tuple[CheckedRun, list[str]]:
     """The run as Slurm would take it, and what Slurm says of its start: in the partition that fits best, or in the next
     best where sbatch refuses that one. Of runs that differ in their seed alone it is asked once.
 
     Raises:
-        Refused: sbatch takes it in neither; its words on the one that fits best are told.
+        RefusedError: sbatch takes it in neither; its words on the one that fits best are told.
     """
     checked = check_queue(run, slurm, runs_folder(), os.environ, Path.cwd())
     try:
         return checked, _start_words(checked.asked, slurm)
-    except Refused as error:
+    except RefusedError as error:
         if not checked.others:
             raise
         refused, name = error, checked.others[0]
@@ -162,7 +162,7 @@ def _taken_by_slurm(run: Run, slurm: Slurm) -> tuple[Checked, list[str]]:
     following = check_queue(other, slurm, runs_folder(), os.environ, Path.cwd())
     try:
         start = _start_words(following.asked, slurm)
-    except Refused:
+    except RefusedError:
         raise refused from None
     words = f"partition {name} chosen: of {checked.run.cluster.partition}, {refused}"
     return replace(following, lines=[words, *following.lines]), start
@@ -176,33 +176,37 @@ def _script_to_be(job: Run) -> str:
     return preview(job, runs_folder().resolve() / f"{job.name}-<time>")
 
 
-def _queue_one(prepared: Prepared, checked: Checked, slurm: Slurm, seed: int | None, asked: Asked) -> dict[str, str]:
+def _queue_one(
+    prepared: PreparedRun, checked: CheckedRun, slurm: Slurm, seed: int | None, asked: SubmitOptions
+) -> dict[str, str]:
     """Submit one run."""
     run, job = prepared.run, checked.asked
     if seed is not None:
         run, job = with_seed(run, seed), with_seed(job, seed)
     folder = make_folder(replace(prepared, run=run), runs_folder(), SystemRunner(), SystemClock())
-    _say(left_out_words(folder.path), asked.as_json)
-    with removed_on_error(folder):
-        remember_follower(checked.before, folder.path)
+    _say(omitted_secrets_text(folder.path), asked.as_json)
+    with remove_on_error(folder):
+        record_dependent_run(checked.before, folder.path)
         job_id = submit_job(folder, job, _without_excluded(folder, prepared, job, slurm, asked))
-    remember_run("submit", folder.path, job_id, slurm)
+    add_to_history("submit", folder.path, job_id, slurm)
     _say(queue_successors(folder.path, job, slurm, SystemClock().wall()), asked.as_json)
     if checked.before.folders:
         # A run before it may have gone on as another job meanwhile, and this one was not known to it.
-        _say(wait_anew(folder.path, slurm, os.environ, checked.before.jobs), asked.as_json)
+        _say(refresh_dependency(folder.path, slurm, os.environ, checked.before.jobs), asked.as_json)
     if not asked.as_json:
         _tell(folder.path, job_id, as_json=False)
     return _machine_form(folder.path, job_id)
 
 
-def _without_excluded(folder: RunFolder, prepared: Prepared, job: Run, slurm: Slurm, asked: Asked) -> list[str]:
+def _without_excluded(
+    folder: RunFolder, prepared: PreparedRun, job: Run, slurm: Slurm, asked: SubmitOptions
+) -> list[str]:
     """The nodes that the first job does without, as the verdict of the topology given says."""
     now = SystemClock().wall()
-    bad = note_excluded(folder.path, prepared.topology, now, job.recovery.exclude_hours)
+    bad = record_excluded_nodes(folder.path, prepared.topology, now, job.recovery.exclude_hours)
     if not bad:
         return []
-    exclude = known_to_exclude(folder.path, job, slurm, now)
+    exclude = nodes_to_exclude_if_known(folder.path, job, slurm, now)
     kept = sorted(set(bad) - set(exclude))
     _say([f"the topology excludes {', '.join(exclude)}: the job does without"] if exclude else [], asked.as_json)
     more = "the job may get it, and the plan leaves it out"
@@ -210,7 +214,7 @@ def _without_excluded(folder: RunFolder, prepared: Prepared, job: Run, slurm: Sl
     return exclude
 
 
-def _submit_in_allocation(prepared: Prepared, asked: Asked) -> None:
+def _submit_in_allocation(prepared: PreparedRun, asked: SubmitOptions) -> None:
     prepared = _not_waiting(prepared, "the allocation is there already", asked.as_json)
     _say(check_provisional(prepared, runs_folder(), nodes_of_allocation(os.environ)), asked.as_json)
     if asked.dry_run:
@@ -219,16 +223,16 @@ def _submit_in_allocation(prepared: Prepared, asked: Asked) -> None:
         return
     job_id = os.environ["SLURM_JOB_ID"]
     folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
-    remember_run("submit", folder.path, job_id, Slurm(SystemRunner()))
+    add_to_history("submit", folder.path, job_id, Slurm(SystemRunner()))
     _tell(folder.path, job_id, asked.as_json)
     _run_here(folder, prepared, job_id)
 
 
-def _not_waiting(prepared: Prepared, why: str, as_json: bool) -> Prepared:
+def _not_waiting(prepared: PreparedRun, why: str, as_json: bool) -> PreparedRun:
     if not prepared.run.cluster.after:
         return prepared
     _say([f"cluster.after: not waited for, as {why}"], as_json)
-    return replace(prepared, run=without_wait(prepared.run))
+    return replace(prepared, run=without_dependencies(prepared.run))
 
 
 def _submit_as_own_job(
@@ -243,15 +247,15 @@ def _submit_as_own_job(
     values = defaults.values if defaults else {}
     prepared = prepare(run_file, overrides, None, topology, plan, SystemRunner(), True, values)
     warn_if_stale(prepared.topology)
-    check_kind(prepared.run)
+    check_is_slurm(prepared.run)
     prepared = _not_waiting(prepared, "this job runs already", as_json=True)
     _say(check_provisional(prepared, runs_folder(), nodes_of_allocation(os.environ)), as_json=True)
     folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
-    note_excluded(folder.path, prepared.topology, SystemClock().wall(), prepared.run.recovery.exclude_hours)
+    record_excluded_nodes(folder.path, prepared.topology, SystemClock().wall(), prepared.run.recovery.exclude_hours)
     become_job(folder.path, job, prepared.run)
 
 
-def _run_here(folder: RunFolder, prepared: Prepared, job_id: str) -> NoReturn:
+def _run_here(folder: RunFolder, prepared: PreparedRun, job_id: str) -> NoReturn:
     """The run inside this allocation; does not return."""
 
     def say(text: str) -> None:
@@ -265,7 +269,7 @@ def _run_here(folder: RunFolder, prepared: Prepared, job_id: str) -> NoReturn:
     sys.exit(code)
 
 
-def _submit_here(prepared: Prepared, asked: Asked) -> None:
+def _submit_here(prepared: PreparedRun, asked: SubmitOptions) -> None:
     if asked.wait:
         raise InputError("--wait: to watch a local run to its end, start it with `hpctrain train` instead")
     count = fewest_nodes(prepared.run)
@@ -274,14 +278,14 @@ def _submit_here(prepared: Prepared, asked: Asked) -> None:
         _would(prepared, asked.as_json, text, nodes=count)
         return
     folder = make_folder(prepared, runs_folder(), SystemRunner(), SystemClock())
-    _say(left_out_words(folder.path), asked.as_json)
-    with removed_on_error(folder):
+    _say(omitted_secrets_text(folder.path), asked.as_json)
+    with remove_on_error(folder):
         job_id = submit_local(folder, count, SystemRunner())
-    remember_run("submit", folder.path, job_id, None)
+    add_to_history("submit", folder.path, job_id, None)
     _tell(folder.path, job_id, asked.as_json)
 
 
-def _would(prepared: Prepared, as_json: bool, text: str, **more: object) -> None:
+def _would(prepared: PreparedRun, as_json: bool, text: str, **more: object) -> None:
     """What a dry run shows: the keys of a submission, with nothing behind them yet."""
     nothing = {"name": prepared.run.name, "folder": None, "job_id": None}
     click.echo(json.dumps({**nothing, **more}) if as_json else text)

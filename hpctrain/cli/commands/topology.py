@@ -11,10 +11,10 @@ import click
 from hpctrain.base.atomic import write_text
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import InputError
-from hpctrain.cli.options.only_nodes import only_nodes
+from hpctrain.cli.options.only_nodes import select_nodes
 from hpctrain.cli.views.console import Console
 from hpctrain.records.format.input_file import read_input_text
-from hpctrain.records.format.node_set import unfolded
+from hpctrain.records.format.node_set import expand_node_set
 from hpctrain.records.topology.topology import Topology
 from hpctrain.topology.compare import differences
 from hpctrain.topology.difference_view import render_differences, summary
@@ -108,7 +108,7 @@ def export(file: Path, form: str, output: Path | None, nodes: str | None) -> Non
     """
     topology = Topology.read(file)
     if nodes is not None:
-        topology = only_nodes(topology, nodes, file)
+        topology = select_nodes(topology, nodes, file)
     texts = FORMATS[form](topology)
     if output is None:
         if len(texts) > 1:
@@ -165,7 +165,7 @@ def _write(texts: dict[str, str], output: Path) -> list[Path]:
 def _node_names(nodes: str | None, file: Path) -> list[str]:
     text = file.stem if nodes is None else nodes
     try:
-        names = unfolded(text)
+        names = expand_node_set(text)
     except ValueError as error:
         raise InputError(f"--nodes {text}: {error}; write it like n[1-4] or a,b") from None
     if not names:

@@ -13,20 +13,20 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import EXIT_DONE, InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.trust import owner_only
-from hpctrain.cli.options.remembered import remember_run
+from hpctrain.cli.options.remembered import add_to_history
 from hpctrain.cli.options.stale import warn_if_stale
 from hpctrain.cli.views.live import watch
 from hpctrain.cli.views.profile import option as profile_option
 from hpctrain.cli.views.profile import traces_line, with_profile
-from hpctrain.hf.start import start_words
-from hpctrain.launch.changes import change_words
+from hpctrain.hf.start import dropout_warning
+from hpctrain.launch.changes import changes_text
 from hpctrain.launch.local import local_nodes
 from hpctrain.launch.login_node import login_node_words
 from hpctrain.launch.supervise import LocalJob
-from hpctrain.launch.training import Prepared, Resumed, check_resumed, prepare, resume, runs_folder, start
+from hpctrain.launch.training import PreparedRun, ResumedRun, check_resumed, prepare, resume, runs_folder, start
 from hpctrain.records.run.run import run_of
-from hpctrain.runs.code_copy import left_out_words
-from hpctrain.runs.disk_space import space_words
+from hpctrain.runs.code_copy import omitted_secrets_text
+from hpctrain.runs.disk_space import disk_space_warning
 from hpctrain.runs.folder import kept_words
 from hpctrain.runs.locate import find_run
 from hpctrain.slurm.commands import Slurm
@@ -77,8 +77,8 @@ def command(
             click.echo(_would_do(prepared), err=as_json)
             return
         job = start(prepared, runs_folder(), SystemRunner(), SystemClock())
-        said = space_words(prepared.run, prepared.spec, runs_folder(), prepared.plan)
-        for line in [*said, *start_words(prepared.run), *left_out_words(job.folder.path)]:
+        said = disk_space_warning(prepared.run, prepared.spec, runs_folder(), prepared.plan)
+        for line in [*said, *dropout_warning(prepared.run), *omitted_secrets_text(job.folder.path)]:
             click.echo(f"hpctrain: {line}", err=True)
     _watch(job, as_json)
 
@@ -93,7 +93,7 @@ def _watch(job: LocalJob, as_json: bool) -> None:
     run = run_of(folder)
     out = sys.stderr if as_json else sys.stdout
     print(f"run folder {folder}", file=out, flush=True)
-    remember_run("train", folder, None)
+    add_to_history("train", folder, None)
     ended = watch(job, run.steps, out)
     traces = traces_line(run, folder)
     if traces is not None:
@@ -111,17 +111,17 @@ def _watch(job: LocalJob, as_json: bool) -> None:
     sys.exit(ended.exit_code)
 
 
-def _would_resume(going: Resumed) -> str:
+def _would_resume(going: ResumedRun) -> str:
     kept = kept_words(going.path)
     lines = [
         f"would go on with {going.path.name} to step {going.run.steps}; {kept}",
         f"  nodes     {', '.join(local_nodes(going.count))}",
-        *(f"  change    {line}" for line in change_words(going.path, going.run)),
+        *(f"  change    {line}" for line in changes_text(going.path, going.run)),
     ]
     return "\n".join(lines)
 
 
-def _would_do(prepared: Prepared) -> str:
+def _would_do(prepared: PreparedRun) -> str:
     run = prepared.run
     spec = prepared.spec
     lines = [

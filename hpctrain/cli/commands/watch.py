@@ -13,8 +13,8 @@ from hpctrain.base.clock import Clock, SystemClock
 from hpctrain.base.errors import EXIT_DONE, EXIT_FAILED
 from hpctrain.cli.views.console import Console
 from hpctrain.cli.views.watched import WatchedRun
-from hpctrain.report.status import Status
-from hpctrain.report.watch_view import PlainView, drawn
+from hpctrain.report.status import RunStatus
+from hpctrain.report.watch_view import PlainView, render_watch_view
 from hpctrain.runs.locate import find_run, job_id
 
 LOOK_S = 1.0
@@ -43,18 +43,18 @@ def command(run: str) -> None:
     sys.exit(EXIT_DONE if status.state == "done" else EXIT_FAILED)
 
 
-def _drawn(watched: WatchedRun, clock: Clock, console: Console) -> Status:
+def _drawn(watched: WatchedRun, clock: Clock, console: Console) -> RunStatus:
     with Live(console=console, auto_refresh=False) as live:
         while True:
             status = watched.look()
-            view = drawn(status, watched.live.events, job_id(watched.live.folder), clock.wall())
+            view = render_watch_view(status, watched.live.events, job_id(watched.live.folder), clock.wall())
             live.update(view, refresh=True)
             if watched.is_over(status):
                 return status
             clock.sleep(LOOK_S)
 
 
-def _told(watched: WatchedRun, clock: Clock) -> Status:
+def _told(watched: WatchedRun, clock: Clock) -> RunStatus:
     view = PlainView()
     while True:
         status = watched.look()

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpctrain.base.errors import CommandError, Refused
+from hpctrain.base.errors import CommandError, RefusedError
 from hpctrain.records.history.past_runs import read_past_runs
 from hpctrain.slurm.commands import Slurm
 
@@ -32,8 +32,10 @@ def check_cluster(folder: Path, slurm: Slurm, verb: str) -> None:
     """The run's job must be one that Slurm here knows.
 
     Raises:
-        Refused: it is on another cluster.
+        RefusedError: it is on another cluster.
     """
     elsewhere = on_other_clusters([folder], slurm).get(folder)
     if elsewhere is not None:
-        raise Refused(f"{folder.name}: its job is on cluster {elsewhere}; use `hpctrain {verb} {folder.name}` there")
+        raise RefusedError(
+            f"{folder.name}: its job is on cluster {elsewhere}; use `hpctrain {verb} {folder.name}` there"
+        )

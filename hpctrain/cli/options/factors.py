@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from hpctrain.base.errors import InputError
-from hpctrain.records.format.node_set import unfolded
+from hpctrain.records.format.node_set import expand_node_set
 
 
-class Finite(click.FloatRange):
+class FiniteNumber(click.FloatRange):
     """A number in a range that is neither infinite nor 'nan', which no comparison keeps out."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -57,6 +57,6 @@ def node_names(option: str, text: str) -> list[str]:
         InputError: it is not a set of nodes.
     """
     try:
-        return unfolded(text)
+        return expand_node_set(text)
     except ValueError as error:
         raise InputError(f"{option} {text}: {error}; write it like n[0-2] or a,b") from None

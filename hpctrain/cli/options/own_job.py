@@ -10,11 +10,11 @@ from typing import NoReturn
 import click
 
 from hpctrain.base.process import SystemRunner
-from hpctrain.cli.options.remembered import remember_run
-from hpctrain.jobs.dependencies import move_followers
-from hpctrain.launch.own_job import is_restarted, own_job_id, take_job
+from hpctrain.cli.options.remembered import add_to_history
+from hpctrain.jobs.dependencies import refresh_dependent_runs
+from hpctrain.launch.own_job import adopt_job, current_batch_job_id, is_requeued_job
 from hpctrain.records.run.run import Run, run_of
-from hpctrain.runs.locate import describe_others, job_id, run_of_job, runs_here
+from hpctrain.runs.locate import job_id, run_of_job, scan_runs, untrusted_folders_text
 from hpctrain.runs.trust import check_trusted
 from hpctrain.slurm.commands import Slurm
 
@@ -31,19 +31,21 @@ def begin_own_job() -> str:
     Raises:
         InputError: this is no batch job.
     """
-    job = own_job_id(os.environ)
+    job = current_batch_job_id(os.environ)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return job
 
 
 def earlier_run(job: str) -> Path | None:
     """The run that this job had before it went back to the queue; None at its first start."""
-    if not is_restarted(os.environ):
+    if not is_requeued_job(os.environ):
         return None
     folder = run_of_job(job, os.environ, Path.cwd())
-    others = runs_here(os.environ, Path.cwd()).others if folder is None else []
+    others = scan_runs(os.environ, Path.cwd()).others if folder is None else []
     if others:
-        click.echo(f"hpctrain: job {job} came back and no run folder had it; {describe_others(others)}", err=True)
+        click.echo(
+            f"hpctrain: job {job} came back and no run folder had it; {untrusted_folders_text(others)}", err=True
+        )
     return folder
 
 
@@ -52,11 +54,11 @@ def become_job(folder: Path, job: str, run: Run | None = None) -> NoReturn:
     folder = folder.resolve()
     check_trusted(folder)
     is_new = job_id(folder) != job
-    argv = take_job(folder, run or run_of(folder), job)
+    argv = adopt_job(folder, run or run_of(folder), job)
     if is_new:
         slurm = Slurm(SystemRunner())
-        remember_run("submit", folder, job, slurm)
-        for line in move_followers(folder, slurm, os.environ):
+        add_to_history("submit", folder, job, slurm)
+        for line in refresh_dependent_runs(folder, slurm, os.environ):
             click.echo(f"hpctrain: {line}", err=True)
     click.echo(f"hpctrain: job {job}, run folder {folder}", err=True)
-    SystemRunner().become(argv, os.environ)
+    SystemRunner().replace_process(argv, os.environ)

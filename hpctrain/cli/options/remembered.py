@@ -10,12 +10,12 @@ import click
 
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import CommandError, StorageError
-from hpctrain.records.history.past_runs import PastRun, history_file, remember
+from hpctrain.records.history.past_runs import PastRun, append_past_run, history_file
 from hpctrain.runs.locate import run_name
 from hpctrain.slurm.commands import Slurm
 
 
-def remember_run(
+def add_to_history(
     verb: Literal["submit", "resubmit", "train"], folder: Path, job_id: str | None, slurm: Slurm | None = None
 ) -> None:
     """Write down that a run was started, so that its name and its job's id lead to it from any folder.
@@ -36,7 +36,7 @@ def remember_run(
         cluster=_cluster(slurm) if slurm is not None else None,
     )
     try:
-        remember(path, past)
+        append_past_run(path, past)
     except StorageError as error:
         click.echo(f"hpctrain: this run is not in the history: {error}", err=True)
 

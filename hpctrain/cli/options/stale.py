@@ -8,9 +8,9 @@ from collections.abc import Collection
 import click
 
 from hpctrain.base.clock import SystemClock
-from hpctrain.launch.driver import own_driver
+from hpctrain.launch.driver import local_driver_version
 from hpctrain.launch.staleness import MAX_AGE_DAYS, staleness
-from hpctrain.records.format.node_set import unfolded
+from hpctrain.records.format.node_set import expand_node_set
 from hpctrain.records.topology.topology import Topology
 
 
@@ -24,7 +24,7 @@ def warn_if_stale(
     """
     if topology is None:
         return
-    drivers = own_driver(os.environ.get("SLURMD_NODENAME"))
+    drivers = local_driver_version(os.environ.get("SLURMD_NODENAME"))
     names = _allocated() if nodes is None else nodes
     for words in staleness(topology, names, drivers, SystemClock().wall(), max_age_days):
         click.echo(f"warning: {words}", err=True)
@@ -32,6 +32,6 @@ def warn_if_stale(
 
 def _allocated() -> list[str] | None:
     try:
-        return unfolded(os.environ.get("SLURM_JOB_NODELIST", "")) or None
+        return expand_node_set(os.environ.get("SLURM_JOB_NODELIST", "")) or None
     except ValueError:
         return None

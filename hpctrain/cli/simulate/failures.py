@@ -11,14 +11,14 @@ from rich.table import Table
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_seconds
-from hpctrain.cli.options.factors import Finite
+from hpctrain.cli.options.factors import FiniteNumber
 from hpctrain.cli.views.console import Console
 from hpctrain.cli.views.recover import recover_option
 from hpctrain.planner.simulate.goodput import (
-    MODES,
-    Cluster,
+    RECOVERY_MODES,
+    FailureModel,
     Goodput,
-    Mode,
+    RecoveryMode,
     daly_goodput,
     daly_interval,
     simulate_goodput,
@@ -36,25 +36,27 @@ HOUR, DAY = 3600.0, 86400.0
 @click.option("--gpus-per-node", type=click.IntRange(1), default=8, show_default=True, help="A node fails as a whole.")
 @click.option(
     "--node-mtbf",
-    type=Finite(0, min_open=True),
+    type=FiniteNumber(0, min_open=True),
     default=6300.0,
     show_default=True,
     metavar="HOURS",
     help="Mean time between failures of one node. Default: 419 unexpected interruptions in "
     "54 days on 2,048 nodes of 8 GPUs (Llama 3, 2024).",
 )
-@click.option("--days", type=Finite(0, 3650, min_open=True), default=30.0, show_default=True, help="Length of the job.")
+@click.option(
+    "--days", type=FiniteNumber(0, 3650, min_open=True), default=30.0, show_default=True, help="Length of the job."
+)
 @click.option(
     "--interval",
     "intervals",
     multiple=True,
-    type=Finite(0, min_open=True),
+    type=FiniteNumber(0, min_open=True),
     metavar="MINUTES",
     help="Training between two checkpoints; give it again for more. Default: 1, 5, 15, 30, 60, 120.",
 )
 @click.option(
     "--stall",
-    type=Finite(0),
+    type=FiniteNumber(0),
     default=0.046,
     show_default=True,
     metavar="SECONDS",
@@ -62,7 +64,7 @@ HOUR, DAY = 3600.0, 86400.0
 )
 @click.option(
     "--save",
-    type=Finite(0),
+    type=FiniteNumber(0),
     default=0.774,
     show_default=True,
     metavar="SECONDS",
@@ -71,11 +73,11 @@ HOUR, DAY = 3600.0, 86400.0
 @recover_option()
 @click.option(
     "--queue-wait",
-    type=Finite(0),
+    type=FiniteNumber(0),
     metavar="SECONDS",
     help="What requeueing adds to that. Without it, requeueing is left out: no default would be true.",
 )
-@click.option("--repair", type=Finite(0), metavar="HOURS", help="Until a failed node is back. Default: never.")
+@click.option("--repair", type=FiniteNumber(0), metavar="HOURS", help="Until a failed node is back. Default: never.")
 @click.option("--spares", type=click.IntRange(0), default=0, show_default=True, help="Idle nodes beside the GPUs.")
 @click.option("--trials", type=click.IntRange(1, 100_000), default=100, show_default=True, help="Jobs simulated.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Decides which nodes fail when.")
@@ -91,7 +93,7 @@ def failures(
     nodes that it has. In place, it goes on with those that are left; a node that is back joins at the next failure.
     Expected values by Daly's formula stand beside the simulation where it applies: requeueing, all nodes back.
     """
-    cluster = Cluster(
+    cluster = FailureModel(
         nodes=math.ceil(gpus / gpus_per_node),
         node_mtbf_s=node_mtbf * HOUR,
         stall_s=stall,
@@ -112,7 +114,11 @@ def failures(
             f"--node-mtbf: found {node_mtbf:g} hours, {failures_expected:.3g} failures in the job; allowed: up to "
             f"{MOST_FAILURES:g}, with more nothing would be trained"
         )
-    modes = [mode for mode in MODES if (mode != "requeue" or queue_wait is not None) and (mode != "spares" or spares)]
+    modes = [
+        mode
+        for mode in RECOVERY_MODES
+        if (mode != "requeue" or queue_wait is not None) and (mode != "spares" or spares)
+    ]
     found = [each for mode in modes for each in simulate_goodput(cluster, mode, intervals_s, days * DAY, trials, seed)]
     people = Console(stderr=as_json, highlight=False, markup=False)
     if not people.is_terminal:
@@ -129,7 +135,7 @@ def failures(
         click.echo(json.dumps({"rows": rows, "daly_interval_s": daly_interval(cluster), "seed": seed}, indent=1))
 
 
-def _table(cluster: Cluster, modes: list[Mode], found: list[Goodput]) -> Table:
+def _table(cluster: FailureModel, modes: list[RecoveryMode], found: list[Goodput]) -> Table:
     words = {"requeue": "requeue", "in_place": "in place", "spares": f"{cluster.spares} spares"}
     table = Table("checkpoint every", title="Goodput: mean, and what 95 of 100 jobs exceed")
     for mode in modes:

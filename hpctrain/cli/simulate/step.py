@@ -13,13 +13,20 @@ from rich.table import Table
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_delta, format_seconds
-from hpctrain.cli.options.factors import Finite, node_names, numbers_by_name, numbers_by_node
+from hpctrain.cli.options.factors import FiniteNumber, node_names, numbers_by_name, numbers_by_node
 from hpctrain.cli.views.console import Console
-from hpctrain.launch.own_model import with_sizes
-from hpctrain.planner.layout.from_plan import Scene, scene_of
-from hpctrain.planner.replan.whatif import Changes, changed, plan_without
-from hpctrain.planner.simulate.jitter import LinkJitter, sampled_steps
-from hpctrain.planner.simulate.predict import TERMS, Prediction, SimulatedStep, blame, predict, simulate_step
+from hpctrain.launch.own_model import with_model_sizes
+from hpctrain.planner.layout.from_plan import CostedLayout, layout_of_plan
+from hpctrain.planner.replan.whatif import TopologyChanges, apply_changes, plan_without
+from hpctrain.planner.simulate.jitter import LinkJitter, sample_step_times
+from hpctrain.planner.simulate.predict import (
+    STEP_TIME_TERMS,
+    Prediction,
+    SimulatedStep,
+    largest_increase,
+    predict,
+    simulate_step,
+)
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import RUN_FILE, Run, read_run, run_of
@@ -35,7 +42,7 @@ class _Simulated(NamedTuple):
     """A plan on a topology."""
 
     plan: Plan
-    scene: Scene
+    scene: CostedLayout
     step: SimulatedStep
     prediction: Prediction
 
@@ -50,7 +57,7 @@ class _Simulated(NamedTuple):
 @click.option("--lose", metavar="NODES", help="Without these nodes: the plan that the agents would go on with.")
 @click.option(
     "--jitter",
-    type=Finite(0),
+    type=FiniteNumber(0),
     metavar="PART",
     help="Draw steps whose actions vary by that much "
     "(standard deviation over mean: 0.1), and whose messages are as late as measured.",
@@ -73,9 +80,9 @@ def step(
     run = read_run(run_file or plan_file.parent / RUN_FILE, overrides)
     if run_file is None and run.code is not None:
         run = run_of(plan_file.parent, overrides)  # to measure the model is to run the code that the file names
-    run, spec = with_sizes(run, SystemRunner())
+    run, spec = with_model_sizes(run, SystemRunner())
     topology = Topology.read(topology_file or plan_file.parent / "topology.json")
-    changes = Changes(
+    changes = TopologyChanges(
         slow=numbers_by_node("--slow", slow),
         links={_ends(name): value for name, value in numbers_by_name("--link", link).items()},
         lost=tuple(node_names("--lose", lose)) if lose else (),
@@ -83,8 +90,8 @@ def step(
     before = _simulated(run, spec, plan, topology)
     after, remarks = None, _remarks(before)
     now = topology
-    if changes != Changes():
-        now = changed(topology, changes)
+    if changes != TopologyChanges():
+        now = apply_changes(topology, changes)
         other, remark = _plan_after(run, spec, plan, now, changes.lost)
         after = _simulated(run, spec, other, now)
         remarks += [remark] if remark else []
@@ -93,7 +100,7 @@ def step(
     if jitter is not None:
         rng = np.random.default_rng(seed)
         late = LinkJitter(now)
-        drawn = sampled_steps(shown.scene.cost, shown.scene.layout, late, draws, rng, jitter)
+        drawn = sample_step_times(shown.scene.cost, shown.scene.layout, late, draws, rng, jitter)
         remarks += [] if late else ["The topology has no spread of latencies: messages take what they always take."]
     people = Console(stderr=as_json, highlight=False, markup=False)
     if not people.is_terminal:
@@ -114,7 +121,7 @@ def _ends(name: str) -> tuple[str, str]:
 
 
 def _simulated(run: Run, spec: Spec, plan: Plan, topology: Topology) -> _Simulated:
-    scene = scene_of(run, spec, plan, topology)
+    scene = layout_of_plan(run, spec, plan, topology)
     return _Simulated(
         plan, scene, simulate_step(scene.cost, scene.layout), predict(scene.cost, scene.layout, whole=True)
     )
@@ -151,7 +158,7 @@ def _bars(found: _Simulated) -> list[Bar]:
     ]
     done = 0.0
     for rank in range(len(line.spans)):
-        end = found.step.summed(rank)
+        end = found.step.all_reduced_at(rank)
         done = max(done, end)
         if found.step.sums[rank]:
             bars.append(Bar(rank, "S", "sum over replicas", end - found.step.sums[rank], end))
@@ -189,7 +196,7 @@ def _tell(
 
 def _comparison(before: _Simulated, after: _Simulated) -> Table:
     table = Table("term", "before", "after", "change", title="Predicted time of a step")
-    for term in (*TERMS, "total"):
+    for term in (*STEP_TIME_TERMS, "total"):
         one, other = before.prediction.terms[term], after.prediction.terms[term]
         table.add_row(term, format_seconds(one), format_seconds(other), format_delta(other - one))
     return table
@@ -199,7 +206,7 @@ def _verdict(before: _Simulated, after: _Simulated) -> str:
     one, other = before.prediction, after.prediction
     if other.total <= one.total * (1 + 1e-9):
         return "No slower."
-    return f"{other.total / one.total:.2f} times as long: {blame(one.terms, other.terms)}."
+    return f"{other.total / one.total:.2f} times as long: {largest_increase(one.terms, other.terms)}."
 
 
 def _write_html(

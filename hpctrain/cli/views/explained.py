@@ -8,11 +8,11 @@ from rich.console import Group
 from rich.table import Table
 
 from hpctrain.base.units import format_bytes, format_delta, format_seconds
-from hpctrain.planner.layout.from_plan import Scene
-from hpctrain.planner.simulate.critical_path import Leg, critical_path
+from hpctrain.planner.layout.from_plan import CostedLayout
+from hpctrain.planner.simulate.critical_path import PathSegment, critical_path
 from hpctrain.planner.simulate.predict import simulate_step
 from hpctrain.records.plan.plan import Plan, Rejected
-from hpctrain.records.plan.profile import Profile
+from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.topology.topology import Topology
 
 BAR = 20
@@ -21,7 +21,7 @@ MOST_LEGS = 10
 """Legs of the critical path that are told; of a longer one the first and the last."""
 
 
-def explanation(plan: Plan, topology: Topology, scene: Scene, usable: float, more: Sequence[Rejected]) -> Group:
+def explanation(plan: Plan, topology: Topology, scene: CostedLayout, usable: float, more: Sequence[Rejected]) -> Group:
     """The tables, one after the other.
 
     Args:
@@ -41,7 +41,7 @@ def explanation(plan: Plan, topology: Topology, scene: Scene, usable: float, mor
     return Group(*parts, *_constants(plan.profile), *(f"note: {note}" for note in plan.notes))
 
 
-def _constants(profile: Profile | None) -> list[str]:
+def _constants(profile: CalibrationProfile | None) -> list[str]:
     """Where the constants of the prediction came from."""
     if profile is None:
         return ["constants: those of the package; `--profile RUN` takes what a run's own steps say"]
@@ -106,28 +106,28 @@ def _compression(plan: Plan) -> list[Table | str]:
     return [table, words]
 
 
-def _path(scene: Scene) -> Table:
+def _path(scene: CostedLayout) -> Table:
     """What the pipeline waits for: only something on this path makes a step slower or faster."""
     step = simulate_step(scene.cost, scene.layout)
-    legs = critical_path(step.lines[step.last], step.paces[step.last])
+    segments = critical_path(step.lines[step.last], step.durations_by_replica[step.last])
     table = Table(
         "pipeline rank", "actions", "takes", "then waits for the message", title="Critical path of the slowest replica"
     )
-    for number, leg in enumerate(legs):
-        if MOST_LEGS // 2 <= number < len(legs) - MOST_LEGS // 2:
+    for number, leg in enumerate(segments):
+        if MOST_LEGS // 2 <= number < len(segments) - MOST_LEGS // 2:
             if number == MOST_LEGS // 2:
-                table.add_row("…", f"{len(legs) - MOST_LEGS} legs more", "", "")
+                table.add_row("…", f"{len(segments) - MOST_LEGS} legs more", "", "")
             continue
-        following = legs[number + 1].waited if number + 1 < len(legs) else None
+        following = segments[number + 1].waited if number + 1 < len(segments) else None
         waits = "" if following is None else format_seconds(following)
         table.add_row(str(leg.rank), _actions(leg), format_seconds(leg.end - leg.start), waits)
-    after = max(step.summed(rank) for rank in range(scene.layout.pp)) - step.lines[step.last].makespan
+    after = max(step.all_reduced_at(rank) for rank in range(scene.layout.pp)) - step.lines[step.last].makespan
     table.add_row("all", "sums over replicas", format_seconds(after), "")
     table.add_row("all", "norm and optimizer", format_seconds(step.update), "")
     return table
 
 
-def _actions(leg: Leg) -> str:
+def _actions(leg: PathSegment) -> str:
     first, last = leg.actions[0], leg.actions[-1]
     return str(first) if first == last else f"{first} … {last} ({len(leg.actions)})"
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import InputError, Refused
+from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.base.process import SystemRunner
-from hpctrain.container.check.check import Finding, findings_of
-from hpctrain.container.check.examine import Way, examine, outside_of
+from hpctrain.container.check.check import ImageFinding, check_image
+from hpctrain.container.check.examine import ImageStart, examine, host_environment
 from hpctrain.container.run.binds import check_binds, parse_bind, program_binds
 from hpctrain.container.run.runtime import find_runtime, this_host
-from hpctrain.launch.driver import VERSION_FILE, own_driver
+from hpctrain.launch.driver import VERSION_FILE, local_driver_version
 from hpctrain.records.run.run import Container, Run
 from hpctrain.runs.file_system import file_system_of
 
@@ -22,7 +22,7 @@ LARGE_NODES = 8
 """From here on a job's image is looked at before it is queued: seconds here against that many nodes' waiting."""
 
 
-def examined(container: Container, environ: Mapping[str, str]) -> list[Finding]:
+def examine_container(container: Container, environ: Mapping[str, str]) -> list[ImageFinding]:
     """Every finding about an image on this machine.
 
     Raises:
@@ -32,17 +32,17 @@ def examined(container: Container, environ: Mapping[str, str]) -> list[Finding]:
     check_binds(container.binds)
     binds = [*program_binds(), *map(parse_bind, container.binds)]
     runtime = find_runtime(container.runtime, shutil.which)
-    way = Way(container, runtime, this_host(), binds, environ, shutil.which)
-    driver = own_driver("here", VERSION_FILE).get("here")
+    way = ImageStart(container, runtime, this_host(), binds, environ, shutil.which)
+    driver = local_driver_version("here", VERSION_FILE).get("here")
     seen = examine(way, file_system_of(Path(container.image)), SystemRunner(), SystemClock())
-    return findings_of(outside_of(environ, driver), seen)
+    return check_image(host_environment(environ, driver), seen)
 
 
 def check_before_queueing(run: Run) -> list[str]:
     """Look at the image of a large job; what a person should know comes back as lines.
 
     Raises:
-        Refused: a run in the image would fail.
+        RefusedError: a run in the image would fail.
         HpctrainError: the image cannot be started.
     """
     container = run.container
@@ -52,10 +52,10 @@ def check_before_queueing(run: Run) -> list[str]:
         find_runtime(container.runtime, shutil.which)
     except InputError:
         return ["container: nothing on this machine starts images, so the image was not looked into"]
-    findings = examined(container, os.environ)
+    findings = examine_container(container, os.environ)
     wrong = [finding for finding in findings if finding.level == "problem"]
     if wrong:
         words = "; ".join(f"{finding.name}: {finding.value}: {finding.words}" for finding in wrong)
-        raise Refused(f"container.image: {container.image}: {words}")
+        raise RefusedError(f"container.image: {container.image}: {words}")
     notes = [f"container.image: {item.name}: {item.value}: {item.words}" for item in findings if item.level == "note"]
     return notes or [f"container.image: looked into {container.image}: nothing speaks against it"]

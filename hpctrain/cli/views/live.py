@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TextIO
 
 from hpctrain.base.clock import SystemClock
-from hpctrain.launch.supervise import Ended, LocalJob
+from hpctrain.launch.supervise import LocalJob, LocalJobResult
 from hpctrain.records.history.event import Event
 from hpctrain.records.history.metric import MetricRow
 from hpctrain.report.follow import follow
@@ -17,7 +17,7 @@ PLAIN_EVERY_S = 5.0
 """Fewest seconds between two progress lines where they cannot be rewritten in place."""
 
 
-def watch(job: LocalJob, steps: int, out: TextIO, on_row: Callable[[MetricRow], None] | None = None) -> Ended:
+def watch(job: LocalJob, steps: int, out: TextIO, on_row: Callable[[MetricRow], None] | None = None) -> LocalJobResult:
     """Show rows and events until the job has ended; how it ended comes back.
 
     Args:

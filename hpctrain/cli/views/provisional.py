@@ -7,8 +7,8 @@ from pathlib import Path
 
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.base.units import format_seconds
-from hpctrain.jobs.wall_time import Limit, WallTime, duration_words, limit_words, start_up_of
-from hpctrain.launch.training import Prepared, fewest_nodes
+from hpctrain.jobs.wall_time import TimeLimit, WallTime, duration_text, measured_start_up_s, time_limit_text
+from hpctrain.launch.training import PreparedRun, fewest_nodes
 from hpctrain.planner import make_plan
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import Topology
@@ -17,7 +17,7 @@ NOT_CHECKED = "not checked before the job starts: memory and speed"
 
 
 @dataclass(frozen=True)
-class Known:
+class MeasuredNodes:
     """Nodes as a run measured them."""
 
     topology: Topology
@@ -26,7 +26,7 @@ class Known:
 
 
 def check_provisional(
-    prepared: Prepared, runs: Path, nodes: frozenset[str] | None, limit: Limit | None = None
+    prepared: PreparedRun, runs: Path, nodes: frozenset[str] | None, limit: TimeLimit | None = None
 ) -> list[str]:
     """Plan for those of the job's nodes that were measured last; what came out, as lines for the person.
 
@@ -40,7 +40,9 @@ def check_provisional(
     count = fewest_nodes(prepared.run)
     if prepared.topology is None and nodes is None:
         return [f"{NOT_CHECKED} (it is not known which nodes the job may get)"]
-    known = Known(prepared.topology, None) if prepared.topology else last_known(runs, nodes or frozenset(), count)
+    known = (
+        MeasuredNodes(prepared.topology, None) if prepared.topology else last_known(runs, nodes or frozenset(), count)
+    )
     if known is None:
         return [f"{NOT_CHECKED} (no run has measured {count} of the nodes that the job may get)"]
     names = _taken(known.topology)[:count]
@@ -51,11 +53,11 @@ def check_provisional(
         plan = prepared.plan or make_plan(prepared.run, prepared.spec, topology, provisional=True)
     except InputError as error:
         return [f"{NOT_CHECKED} ({error})"]
-    return _words(prepared, plan, topology, start_up_of(known.folder) if known.folder else None, limit)
+    return _words(prepared, plan, topology, measured_start_up_s(known.folder) if known.folder else None, limit)
 
 
 def _words(
-    prepared: Prepared, plan: Plan, topology: Topology, start_up_s: float | None, limit: Limit | None
+    prepared: PreparedRun, plan: Plan, topology: Topology, start_up_s: float | None, limit: TimeLimit | None
 ) -> list[str]:
     shape = f"pp {plan.pp} × dp {plan.dp} × tp {plan.tp}"
     if plan.predicted is None:
@@ -63,11 +65,11 @@ def _words(
     step_s = plan.predicted.step_time_s["total"]
     time = WallTime(step_s, prepared.run.steps, start_up_s)
     what = "the plan given" if prepared.plan else f"provisional plan on {len(topology.nodes)} nodes as last measured"
-    lines = [f"{what}: {shape}, {format_seconds(step_s)} a step predicted", duration_words(time, topology)]
-    return lines if limit is None else [*lines, limit_words(time, limit, prepared.run.cluster.save_notice_s)]
+    lines = [f"{what}: {shape}, {format_seconds(step_s)} a step predicted", duration_text(time, topology)]
+    return lines if limit is None else [*lines, time_limit_text(time, limit, prepared.run.cluster.save_notice_s)]
 
 
-def last_known(runs: Path, nodes: frozenset[str], count: int) -> Known | None:
+def last_known(runs: Path, nodes: frozenset[str], count: int) -> MeasuredNodes | None:
     """The newest topology among the runs that holds at least `count` of these nodes, and of it only them."""
     for path in sorted(runs.glob("*/topology.json"), key=lambda path: path.stat().st_mtime, reverse=True):
         try:
@@ -76,7 +78,7 @@ def last_known(runs: Path, nodes: frozenset[str], count: int) -> Known | None:
             continue
         names = [name for name in _taken(topology) if name in nodes]
         if not topology.provenance.loopback and len(names) >= count:
-            return Known(topology.only(names), path.parent)
+            return MeasuredNodes(topology.only(names), path.parent)
     return None
 
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import click
 
-from hpctrain.cli.options.factors import Finite
-from hpctrain.planner.simulate.goodput import RECOVER_S
+from hpctrain.cli.options.factors import FiniteNumber
+from hpctrain.planner.simulate.goodput import DEFAULT_RECOVERY_S
 
 
 def recover_option(purpose: str = "") -> Callable[..., Any]:
     """`--recover SECONDS`, with what it is for where that is not everything."""
     return click.option(
         "--recover",
-        type=Finite(0),
-        default=RECOVER_S,
+        type=FiniteNumber(0),
+        default=DEFAULT_RECOVERY_S,
         show_default=True,
         metavar="SECONDS",
         help=f"From a failure to the next step, in place{purpose} (default: 5 s until a silent node is missed, and "

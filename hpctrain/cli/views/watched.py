@@ -14,12 +14,12 @@ from hpctrain.records.history.event import Event
 from hpctrain.records.history.metric import MetricRow
 from hpctrain.records.run.run import run_of
 from hpctrain.report.live_run import LiveRun
-from hpctrain.report.queued import with_controller_away, with_job, with_job_elsewhere, with_slurm_unknown
-from hpctrain.report.status import Status, read_status
+from hpctrain.report.queued import with_controller_unreachable, with_job, with_job_elsewhere, with_slurm_unknown
+from hpctrain.report.status import RunStatus, read_status
 from hpctrain.runs.locate import job_id, open_jobs
 from hpctrain.slurm.commands import NO_COMMANDS, Slurm
 from hpctrain.slurm.job import JobInfo
-from hpctrain.slurm.watch import Watcher
+from hpctrain.slurm.watch import JobWatcher
 
 ASK_SLURM_S = 10.0
 """Fewest seconds between two questions to Slurm of a command that watches; 30 while nothing changes."""
@@ -29,19 +29,19 @@ UNKNOWN_S = 60.0
 _OVER = ("done", "failed", "cancelled")
 
 
-def status_of(folder: Path) -> Status:
+def run_status(folder: Path) -> RunStatus:
     """The status of the run in `folder`; a controller that is away is said, and the files speak alone.
 
     Raises:
         FileError: run.yaml is missing, or a file of the run is damaged.
     """
-    status = statuses_of([folder])[0]
+    status = run_statuses([folder])[0]
     if isinstance(status, HpctrainError):
         raise status
     return status
 
 
-def statuses_of(folders: Sequence[Path]) -> list[Status | HpctrainError]:
+def run_statuses(folders: Sequence[Path]) -> list[RunStatus | HpctrainError]:
     """The status of each run, or why it has none: one question to the queue for all of them, and one to accounting
     where the queue has forgotten a job whose end its files do not tell."""
     now = SystemClock().wall()
@@ -68,7 +68,7 @@ def statuses_of(folders: Sequence[Path]) -> list[Status | HpctrainError]:
         known = slurm.jobs([job for jobs in asked.values() for job in jobs])
     except CommandError as error:
         for index in asked:
-            found[index] = with_controller_away(_status(found[index]), str(error))
+            found[index] = with_controller_unreachable(_status(found[index]), str(error))
         return found
     cancelled = {index for index in asked if is_cancelled(folders[index])}
     forgotten = [
@@ -97,14 +97,14 @@ class WatchedRun:
         self._slurm = Slurm(SystemRunner())
         self._unavailable = self._slurm.why_unavailable() if self.live.run.cluster.kind == "slurm" else NO_COMMANDS
         self._asks = self._unavailable is None and not on_other_clusters([folder], self._slurm)
-        self._watcher = Watcher(self._slurm, delay_min_s=ASK_SLURM_S)
+        self._watcher = JobWatcher(self._slurm, delay_min_s=ASK_SLURM_S)
         self._jobs: list[str] = []
         self._remembered: dict[str, JobInfo | None] = {}
         self._trouble: str | None = None
         self._said: str | None = None
         self._began = clock.now()
 
-    def look(self) -> Status:
+    def look(self) -> RunStatus:
         """The status now."""
         self.new = self.live.read()
         status = self.live.status(self._clock.wall())
@@ -114,14 +114,14 @@ class WatchedRun:
         if not self._jobs or not self._asks or status.state == "done":
             return status
         if status.state != self._said:
-            self._watcher.hurry()
+            self._watcher.poll_soon()
             self._said = status.state
         self._ask()
         if self._trouble is not None:
-            return with_controller_away(status, self._trouble)
+            return with_controller_unreachable(status, self._trouble)
         return with_job(status, self._info(), self._clock.wall(), is_cancelled(self.live.folder))
 
-    def is_over(self, status: Status) -> bool:
+    def is_over(self, status: RunStatus) -> bool:
         """Whether nothing more will come of the run, given the status of the last look."""
         if status.state == "done":
             return True
@@ -165,14 +165,14 @@ class WatchedRun:
         return self._remembered[newest]
 
 
-def _from_files(folder: Path, now: float) -> Status | HpctrainError:
+def _from_files(folder: Path, now: float) -> RunStatus | HpctrainError:
     try:
         return read_status(folder, now)
     except HpctrainError as error:
         return error
 
 
-def _open_jobs(folder: Path, status: Status | HpctrainError) -> list[str]:
+def _open_jobs(folder: Path, status: RunStatus | HpctrainError) -> list[str]:
     """The jobs that Slurm may know more of; a run that is done needs nobody's word."""
     if isinstance(status, HpctrainError) or status.state == "done":
         return []
@@ -194,6 +194,6 @@ def _telling(jobs: Sequence[str], known: Mapping[str, JobInfo]) -> JobInfo | Non
     return next(live, known.get(jobs[0]))
 
 
-def _status(found: Status | HpctrainError) -> Status:
-    assert isinstance(found, Status), "a run that cannot be read has no job that is asked for"
+def _status(found: RunStatus | HpctrainError) -> RunStatus:
+    assert isinstance(found, RunStatus), "a run that cannot be read has no job that is asked for"
     return found

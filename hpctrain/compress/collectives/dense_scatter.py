@@ -11,17 +11,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-class DenseScatter:
+class DenseReduceScatter:
     """Every number is sent, in fp32 or in bf16, and added up in fp32 in the order of the ranks."""
 
-    def __init__(self, wire: torch.dtype = torch.float32) -> None:
-        self._wire = wire
-        self._kept: dict[str, Tensor] = {}
+    def __init__(self, wire_dtype: torch.dtype = torch.float32) -> None:
+        self._wire_dtype = wire_dtype
+        self._buffers: dict[str, Tensor] = {}
 
     def __call__(self, output: Tensor, gradient: Tensor, group: dist.ProcessGroup) -> int:
         world = dist.get_world_size(group)
         outgoing = gradient
-        if self._wire != gradient.dtype:
+        if self._wire_dtype != gradient.dtype:
             outgoing = self._memory("outgoing", gradient).copy_(gradient)
         incoming = self._memory("incoming", gradient)
         dist.all_to_all_single(incoming, outgoing, group=group)
@@ -32,8 +32,8 @@ class DenseScatter:
         """Memory that is kept from one call to the next: fresh pages cost more than what is written to them. On CUDA,
         torch keeps it, and knows which stream is done with it."""
         if like.is_cuda:
-            return torch.empty_like(like, dtype=self._wire)
-        kept = self._kept.get(purpose)
+            return torch.empty_like(like, dtype=self._wire_dtype)
+        kept = self._buffers.get(purpose)
         if kept is None or kept.numel() < like.numel():
-            kept = self._kept[purpose] = torch.empty(like.numel(), dtype=self._wire)
+            kept = self._buffers[purpose] = torch.empty(like.numel(), dtype=self._wire_dtype)
         return kept[: like.numel()]

@@ -20,20 +20,20 @@ from torch import Tensor
 
 from hpctrain.base.errors import CheckpointError
 
-Mode = Literal["none", "standard", "decayed", "paper"]
-Reset = Literal["none", "zero", "flush"]
+FeedbackMode = Literal["none", "standard", "decayed", "paper"]
+ResidualReset = Literal["none", "zero", "flush"]
 _PREFIX = "residual."
 
 
-class Feedback:
+class ErrorFeedback:
     """The residuals of many tensors, each under a key of its own."""
 
     def __init__(
         self,
-        mode: Mode = "standard",
+        mode: FeedbackMode = "standard",
         *,
         beta: float = 0.9,
-        reset: Reset = "none",
+        reset: ResidualReset = "none",
         reset_every: int = 1000,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -56,7 +56,7 @@ class Feedback:
     def add(self, key: str, gradient: Tensor) -> Tensor:
         """a: the gradient and what is kept of earlier ones.
 
-        Between this and `keep`, which must follow, the residual is not whole: call it only for a gradient that is
+        Between this and `store_residual`, which must follow, the residual is not whole: call it only for a gradient that is
         finite on all ranks.
 
         Args:
@@ -64,7 +64,7 @@ class Feedback:
             gradient: [n], fp32; unchanged.
 
         Returns:
-            [n], fp32; to be left unchanged until `keep`. With mode none, the gradient itself.
+            [n], fp32; to be left unchanged until `store_residual`. With mode none, the gradient itself.
 
         Raises:
             CheckpointError: the residual, which was loaded, is of another size.
@@ -76,11 +76,11 @@ class Feedback:
             residual.mul_(self._beta)
         if self._mode == "paper" or self._dtype != torch.float32:
             return gradient + residual
-        # The residual becomes a, and `keep` makes it a residual again: one pass over memory, and no memory for a.
+        # The residual becomes a, and `store_residual` makes it a residual again: one pass over memory, and no memory for a.
         return residual.add_(gradient)
 
     def add_to(self, key: str, gradient: Tensor) -> Tensor:
-        """a, as `add` gives it, in the memory of the gradient: the residual stays as it is until `keep`, which need not
+        """a, as `add` gives it, in the memory of the gradient: the residual stays as it is until `store_residual`, which need not
         follow.
 
         Args:
@@ -94,7 +94,7 @@ class Feedback:
             return gradient
         return gradient.add_(self._residual(key, gradient), alpha=self._beta if self._mode == "decayed" else 1.0)
 
-    def keep(self, key: str, a: Tensor, positions: Tensor, sent: Tensor) -> None:
+    def store_residual(self, key: str, a: Tensor, positions: Tensor, sent: Tensor) -> None:
         """Take what `add` gave less what was sent of it as the residual.
 
         Args:
@@ -112,18 +112,18 @@ class Feedback:
         if left is not residual:
             residual.copy_(left)
 
-    def owe(self, key: str, start: int, values: Tensor) -> None:
+    def add_residual(self, key: str, start: int, values: Tensor) -> None:
         """Add to the residual of a stretch of a tensor: what the owner of a sum did not pass on of it.
 
         Args:
-            key: of a tensor of which `keep` was called in this step.
+            key: of a tensor of which `store_residual` was called in this step.
             start: where the stretch begins.
             values: [stretch], fp32.
         """
         if self._mode != "none":
             self._residuals[key][start : start + values.numel()] += values
 
-    def everything(self, key: str, gradient: Tensor) -> Tensor:
+    def take_all(self, key: str, gradient: Tensor) -> Tensor:
         """What a step that sends all numbers has to send of a tensor, a; nothing of it is kept."""
         a = self.add(key, gradient)
         self._residuals.pop(key, None)
@@ -142,7 +142,7 @@ class Feedback:
         if self._reset == "zero" and step % self._reset_every == 0:
             self.drop()
 
-    def flushes(self, step: int) -> bool:
+    def is_flush_step(self, step: int) -> bool:
         """Whether this step, counted from 1, is to send everything."""
         return self._mode != "none" and self._reset == "flush" and step % self._reset_every == 0
 

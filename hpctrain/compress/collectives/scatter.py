@@ -15,7 +15,7 @@ from torch import Tensor
 from hpctrain.base.errors import HpctrainError
 
 
-class Scatter(Protocol):
+class ReduceScatter(Protocol):
     """A reduce-scatter."""
 
     def __call__(self, output: Tensor, gradient: Tensor, group: dist.ProcessGroup) -> int:
@@ -30,7 +30,7 @@ class Scatter(Protocol):
         """
 
 
-class Figures(NamedTuple):
+class ResidualStats(NamedTuple):
     """Of the last sums of a stage."""
 
     sent: int
@@ -43,13 +43,13 @@ class Figures(NamedTuple):
     """Squared norm of what it has not sent."""
 
 
-class Unsent(Protocol):
+class Residuals(Protocol):
     """What the reduce-scatters of a sharded stage have not sent yet, from one step to the next."""
 
     def end_step(self, device: torch.device) -> None:
         """All parts are summed. Collective in some steps."""
 
-    def figures(self) -> Figures:
+    def stats(self) -> ResidualStats:
         """Of the last step."""
 
     def state(self) -> dict[str, Tensor]:
@@ -60,7 +60,7 @@ class Unsent(Protocol):
 
 
 @dataclass(frozen=True)
-class Piece:
+class ShardedParameter:
     """A parameter in the flat gradient of a part of a sharded stage."""
 
     name: str
@@ -71,10 +71,10 @@ class Piece:
     """Numbers that each rank owns of it, zeros that fill it up included."""
 
 
-class FlatPart:
+class FlatGradientLayout:
     """Where the parameters of a part stand among those numbers of its flat gradient that a rank owns."""
 
-    def __init__(self, pieces: Sequence[Piece], compressed: Sequence[int]) -> None:
+    def __init__(self, pieces: Sequence[ShardedParameter], compressed: Sequence[int]) -> None:
         """
         Args:
             pieces: in the order in which they stand in the flat gradient.
@@ -105,9 +105,9 @@ class FlatPart:
         return gradient.view(world, -1)
 
 
-def density_and_ratio(stages: Sequence[Unsent]) -> dict[str, float]:
-    """Figures of the last step over the stages of a rank, as a reducer's `metrics` has them."""
-    sent, of, square, kept = (sum(column) for column in zip(*(unsent.figures() for unsent in stages), strict=True))
+def residual_metrics(stages: Sequence[Residuals]) -> dict[str, float]:
+    """ResidualStats of the last step over the stages of a rank, as a reducer's `metrics` has them."""
+    sent, of, square, kept = (sum(column) for column in zip(*(residuals.stats() for residuals in stages), strict=True))
     found = {"density": sent / of} if of else {}
     if 0 < square < math.inf:
         found["residual_norm_ratio"] = math.sqrt(kept / square)

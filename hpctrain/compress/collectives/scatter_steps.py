@@ -8,20 +8,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hpctrain.compress.collectives.feedback import Feedback
-from hpctrain.compress.collectives.scatter import Figures
-from hpctrain.compress.select.sparse_counts import Counts
+from hpctrain.compress.collectives.feedback import ErrorFeedback
+from hpctrain.compress.collectives.scatter import ResidualStats
+from hpctrain.compress.select.sparse_counts import SendCounts
 
 _STEP = "step"
 
 
-class ScatterSteps:
+class SparseScatterState:
     """Every part of the stage is summed once in a step, in any order that is the same on all ranks.
 
     A step in which a part's gradient is not finite on any rank does not count.
     """
 
-    def __init__(self, sizes: Sequence[int], counts: Counts, feedback: Feedback) -> None:
+    def __init__(self, sizes: Sequence[int], counts: SendCounts, feedback: ErrorFeedback) -> None:
         """
         Args:
             sizes: numbers of each compressed tensor, those of one part behind those of another.
@@ -52,10 +52,10 @@ class ScatterSteps:
 
     def wanted(self, step: int, first: int, count: int) -> list[int] | None:
         """k of `count` tensors from `first` on, or None where everything is sent."""
-        counts = None if self.feedback.flushes(step) else self.counts.of(step, self._sizes)
+        counts = None if self.feedback.is_flush_step(step) else self.counts.of(step, self._sizes)
         return None if counts is None else counts[first : first + count]
 
-    def summed(self, sent: int, of: int, square: float) -> None:
+    def all_reduced_at(self, sent: int, of: int, square: float) -> None:
         """A part is summed.
 
         Args:
@@ -88,9 +88,9 @@ class ScatterSteps:
             self._memory = torch.empty(numbers)
         return self._memory[:numbers]
 
-    def figures(self) -> Figures:
+    def stats(self) -> ResidualStats:
         """Of the last step."""
-        return Figures(self._sent, self._of, self._square, self.feedback.norm() ** 2)
+        return ResidualStats(self._sent, self._of, self._square, self.feedback.norm() ** 2)
 
     def state(self) -> dict[str, Tensor]:
         """What this rank keeps; shared memory."""

@@ -15,7 +15,7 @@ from hpctrain.compress.collectives.gathering import all_gather
 _SIZE_BYTES = 8
 
 
-def parts_by_load(loads: Sequence[int], sizes: Sequence[int], world: int) -> list[int]:
+def balanced_borders(loads: Sequence[int], sizes: Sequence[int], world: int) -> list[int]:
     """Where to cut tensors that stand behind one another into a part for each rank, all with the same load.
 
     Within a tensor the load counts as even. Without any load, the parts are equal in numbers.

@@ -7,30 +7,30 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hpctrain.compress.reducers.bucket_scheduler import parts_of
-from hpctrain.compress.reducers.reducer import KeepsNothing
+from hpctrain.compress.reducers.bucket_scheduler import unflatten_like
+from hpctrain.compress.reducers.reducer import Stateless
 
 PIECE = 1 << 16
 """Numbers that are added up at a time: their fp32 sums stay in a processor's second cache, which takes a third of the
 time of whole parts."""
 
 
-class Bf16Wire(KeepsNothing):
+class Bf16BucketCodec(Stateless):
     """Half the bytes of exact sums, at two roundings of each number to 8 bits of mantissa: on its way out, and of the
     sum on its way back."""
 
-    granule = 2
+    part_multiple = 2
 
     def bytes_of(self, numbers: int) -> int:
         return 2 * numbers
 
-    def write(self, bucket: Sequence[int], tensors: list[Tensor], outgoing: Tensor) -> None:
+    def encode(self, bucket: Sequence[int], tensors: list[Tensor], outgoing: Tensor) -> None:
         numbers = sum(tensor.numel() for tensor in tensors)
         flat = outgoing.flatten().view(torch.bfloat16)
-        torch._foreach_copy_(parts_of(flat[:numbers], tensors), tensors)
+        torch._foreach_copy_(unflatten_like(flat[:numbers], tensors), tensors)
         flat[numbers:] = 0
 
-    def add_up(self, bucket: Sequence[int], incoming: Tensor, rank: int) -> Tensor:
+    def reduce_part(self, bucket: Sequence[int], incoming: Tensor, rank: int) -> Tensor:
         parts = incoming.view(torch.bfloat16)
         sums = torch.empty_like(parts[0])
         count = PIECE if incoming.device.type == "cpu" else max(1, len(sums))
@@ -42,7 +42,7 @@ class Bf16Wire(KeepsNothing):
             sums[start : start + count] = total
         return sums.view(torch.uint8)
 
-    def read(self, bucket: Sequence[int], gathered: Tensor, tensors: list[Tensor]) -> None:
+    def decode(self, bucket: Sequence[int], gathered: Tensor, tensors: list[Tensor]) -> None:
         numbers = sum(tensor.numel() for tensor in tensors)
         flat = gathered.flatten().view(torch.bfloat16)
-        torch._foreach_copy_(tensors, parts_of(flat[:numbers], tensors))
+        torch._foreach_copy_(tensors, unflatten_like(flat[:numbers], tensors))

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from hpctrain.compress.reducers.gradient_ready import Arrivals
+from hpctrain.compress.reducers.gradient_ready import GradientReadyTracker
 from hpctrain.records.plan.codec import BUCKET_BYTES
 
 
-class Departures:
+class BucketScheduler:
     """Sends the buckets of each step in the same order on every rank, whatever order they become ready in."""
 
     def __init__(self, send: Callable[[int, list[Tensor]], None], bucket_bytes: int = BUCKET_BYTES) -> None:
@@ -23,58 +23,58 @@ class Departures:
         self._bucket_bytes = bucket_bytes
         self._sent = 0
         """Buckets sent in this step."""
-        self._arrivals: Arrivals | None = None
+        self._ready_tracker: GradientReadyTracker | None = None
         self.buckets: list[list[int]] = []
         """Positions in the list of gradients, in the order in which they are sent; empty before the first step."""
 
-    def listen(self, parameters: list[nn.Parameter]) -> None:
+    def register_hooks(self, parameters: list[nn.Parameter]) -> None:
         """From the second step on, send a bucket as soon as the backward pass has finished its gradients.
 
         Args:
-            parameters: in the order in which `complete` gets their gradients.
+            parameters: in the order in which `send_remaining` gets their gradients.
         """
-        self._arrivals = Arrivals(parameters, self._send_ready)
-        self._arrivals.listen()
+        self._ready_tracker = GradientReadyTracker(parameters, self._send_ready)
+        self._ready_tracker.register_hooks()
 
-    def complete(self, gradients: list[Tensor]) -> None:
+    def send_remaining(self, gradients: list[Tensor]) -> None:
         """The backward pass is over: send what has not left yet. The next step begins.
 
         Raises:
             RuntimeError: a gradient was added to after it was sent.
         """
         if not self.buckets:
-            self.buckets = positions(gradients, self._bucket_bytes)
+            self.buckets = bucket_indices(gradients, self._bucket_bytes)
         for bucket in self.buckets[self._sent :]:
-            self._depart([gradients[index] for index in bucket])
+            self._send_bucket([gradients[index] for index in bucket])
         self._sent = 0
-        if self._arrivals is not None:
-            self._arrivals.next_step()
+        if self._ready_tracker is not None:
+            self._ready_tracker.next_step()
 
-    def _send_ready(self, arrivals: Arrivals) -> None:
+    def _send_ready(self, tracker: GradientReadyTracker) -> None:
         for bucket in self.buckets[self._sent :]:
-            if not all(arrivals.complete[index] for index in bucket):
+            if not all(tracker.ready[index] for index in bucket):
                 return
-            self._depart([arrivals.gradient(index) for index in bucket])
+            self._send_bucket([tracker.gradient(index) for index in bucket])
 
-    def _depart(self, tensors: list[Tensor]) -> None:
+    def _send_bucket(self, tensors: list[Tensor]) -> None:
         self._send(self._sent, tensors)
         self._sent += 1
 
 
-def parts_of(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+def unflatten_like(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
     """Views of a flat tensor in the shapes of these, one after the other."""
     parts = flat.split([tensor.numel() for tensor in tensors])
     return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
 
-def positions(gradients: list[Tensor], limit_bytes: int) -> list[list[int]]:
+def bucket_indices(gradients: list[Tensor], limit_bytes: int) -> list[list[int]]:
     """The buckets as positions, the last gradients first: a backward pass finishes them first."""
     left = list(range(len(gradients)))[::-1]
-    groups = buckets([gradients[index] for index in left], limit_bytes)
+    groups = group_into_buckets([gradients[index] for index in left], limit_bytes)
     return [[left.pop(0) for _ in group] for group in groups]
 
 
-def buckets(tensors: list[Tensor], limit_bytes: int) -> list[list[Tensor]]:
+def group_into_buckets(tensors: list[Tensor], limit_bytes: int) -> list[list[Tensor]]:
     """Consecutive tensors of one dtype, grouped up to `limit_bytes`; a larger tensor is a bucket of its own."""
     groups: list[list[Tensor]] = []
     size = 0

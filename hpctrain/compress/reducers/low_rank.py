@@ -14,7 +14,7 @@ from torch import Tensor
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.base.errors import CheckpointError
 from hpctrain.compress.codecs.orthonormal import orthonormalize
-from hpctrain.compress.reducers.reducer import DenseReducer, kept_ratio
+from hpctrain.compress.reducers.reducer import DenseReducer, residual_ratio_metric
 from hpctrain.compress.reducers.warm_up import WarmUp
 
 
@@ -56,7 +56,7 @@ class PowerSgdReducer:
         self._world = dist.get_world_size(group)
         self._settings = settings
         self._chosen = frozenset(chosen)
-        self._families: list[Family] = []
+        self._matrix_batches: list[MatrixBatch] = []
         self._loaded: dict[str, Tensor] = {}
         """What `load_state` was given, until the first step tells the shapes."""
         self._warm_up: WarmUp | None = None
@@ -70,7 +70,7 @@ class PowerSgdReducer:
         agreed = warm_up.agreed
         compressed = warm_up.over(gradients[0].device)
         if not agreed:
-            self._share_directions()
+            self._broadcast_directions()
         matrices = [gradients[index] for index in self._matrices]
         self._norms = []
         others = [gradient for index, gradient in enumerate(gradients) if index not in self._compressed]
@@ -83,41 +83,43 @@ class PowerSgdReducer:
 
     def _reduce_products(self, gradients: list[Tensor], others: list[Tensor], matrices: list[Tensor]) -> int:
         norms = torch._foreach_norm(matrices, dtype=torch.float32)
-        for family in self._families:
-            family.project([gradients[index] for index in family.members])
+        for matrix_batch in self._matrix_batches:
+            matrix_batch.project([gradients[index] for index in matrix_batch.members])
         sent_bytes = self._first.reduce([*others, self._p])
         # The sums are the same on every rank, so all decide alike; the residuals were not touched yet.
         if not bool(torch.stack([tensor.isfinite().all() for tensor in (self._p, *others)]).all()):
             return sent_bytes + self._dense_matrices.reduce(matrices)
-        for family in self._families:
-            orthonormalize(family.p)
-            family.project_back([gradients[index] for index in family.members])
+        for matrix_batch in self._matrix_batches:
+            orthonormalize(matrix_batch.p)
+            matrix_batch.project_back([gradients[index] for index in matrix_batch.members])
         with ACTIVITY.doing("all-reduce over dp, second factors", waits=True):
             dist.all_reduce(self._q, group=self._group)
-        for family in self._families:
-            family.apply([gradients[index] for index in family.members])
+        for matrix_batch in self._matrix_batches:
+            matrix_batch.apply([gradients[index] for index in matrix_batch.members])
         self._norms = list(norms)
         return sent_bytes + 2 * (self._world - 1) * self._q.numel() * self._q.element_size() // self._world
 
     def metrics(self) -> dict[str, float]:
         """Of the last step, where it was compressed: residual_norm_ratio, the norm of what this rank keeps by that of
         its gradient."""
-        residuals = [family.residual for family in self._families if family.residual is not None]
+        residuals = [
+            matrix_batch.residual for matrix_batch in self._matrix_batches if matrix_batch.residual is not None
+        ]
         if not residuals or not self._norms:
             return {}
         kept = torch.stack(torch._foreach_norm(residuals)).norm()
-        return kept_ratio(float(kept), float(torch.stack(self._norms).norm()))
+        return residual_ratio_metric(float(kept), float(torch.stack(self._norms).norm()))
 
     def state(self) -> dict[str, Tensor]:
         """Residuals, directions and the number of steps, of this rank; live tensors, changed by the next step."""
         if self._warm_up is None:
             return dict(self._loaded)
         state = {"steps": self._warm_up.state()}
-        for family in self._families:
-            for row, index in enumerate(family.members):
-                state[f"q.{index}"] = family.q[row]
-                if family.residual is not None:
-                    state[f"residual.{index}"] = family.residual[row]
+        for matrix_batch in self._matrix_batches:
+            for row, index in enumerate(matrix_batch.members):
+                state[f"q.{index}"] = matrix_batch.q[row]
+                if matrix_batch.residual is not None:
+                    state[f"residual.{index}"] = matrix_batch.residual[row]
         return state
 
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -131,19 +133,19 @@ class PowerSgdReducer:
             return
         self.drop_state()
         self._warm_up.load_state(state.get("steps"))
-        for family in self._families:
-            for row, index in enumerate(family.members):
-                _restore(family.q[row], state, f"q.{index}")
-                if family.residual is not None:
-                    _restore(family.residual[row], state, f"residual.{index}")
+        for matrix_batch in self._matrix_batches:
+            for row, index in enumerate(matrix_batch.members):
+                _restore(matrix_batch.q[row], state, f"q.{index}")
+                if matrix_batch.residual is not None:
+                    _restore(matrix_batch.residual[row], state, f"residual.{index}")
 
     def drop_state(self) -> None:
         """Forget residuals and directions; on all ranks or on none."""
         self._loaded = {}
-        for family in self._families:
-            if family.residual is not None:
-                family.residual.zero_()
-        if self._families:
+        for matrix_batch in self._matrix_batches:
+            if matrix_batch.residual is not None:
+                matrix_batch.residual.zero_()
+        if self._matrix_batches:
             self._q.copy_(self._fresh)
 
     def _begin(self, gradients: list[Tensor]) -> WarmUp:
@@ -151,7 +153,7 @@ class PowerSgdReducer:
         for index, gradient in enumerate(gradients):
             if index in self._chosen and gradient.ndim >= 2:
                 rows, columns = gradient.shape[0], math.prod(gradient.shape[1:])
-                if self._pays(rows, columns):
+                if self._is_worth_compressing(rows, columns):
                     shapes.setdefault((rows, columns), []).append(index)
         self._matrices = [index for members in shapes.values() for index in members]
         self._compressed = frozenset(self._matrices)
@@ -161,8 +163,8 @@ class PowerSgdReducer:
         self._fresh = self._random(0).to(device)
         self._q.copy_(self._fresh)
         p, q, fresh = (self._split(flat, shapes, side) for flat, side in ((self._p, 0), (self._q, 1), (self._fresh, 1)))
-        self._families = [
-            Family(members, p[at], q[at], fresh[at], self._residual(len(members), shape, device))
+        self._matrix_batches = [
+            MatrixBatch(members, p[at], q[at], fresh[at], self._residual(len(members), shape, device))
             for at, (shape, members) in enumerate(shapes.items())
         ]
         self._first, self._dense_others = DenseReducer(self._group), DenseReducer(self._group)
@@ -173,7 +175,7 @@ class PowerSgdReducer:
             self.load_state(loaded)
         return self._warm_up
 
-    def _pays(self, rows: int, columns: int) -> bool:
+    def _is_worth_compressing(self, rows: int, columns: int) -> bool:
         sent = self._settings.rank * (rows + columns)
         return self._settings.rank <= min(rows, columns) and sent * self._settings.min_compression <= rows * columns
 
@@ -195,14 +197,14 @@ class PowerSgdReducer:
         generator = torch.Generator().manual_seed(self._settings.seed * 1_000_003 + step)
         return torch.randn(self._q.numel(), generator=generator)
 
-    def _share_directions(self) -> None:
+    def _broadcast_directions(self) -> None:
         """Everyone goes on with the directions of the group's first rank: a rank that joined later has other ones."""
-        if self._families:
+        if self._matrix_batches:
             dist.broadcast(self._q, group=self._group, group_src=0)
 
 
 @dataclass
-class Family:
+class MatrixBatch:
     """The matrices of one shape, so that a device starts one kernel for all of them."""
 
     members: list[int]

@@ -1,6 +1,6 @@
 """Replicas that train on their own and meet every few steps (DiLoCo: Douillard et al., 2023, arXiv:2311.08105).
 
-Between two meetings the weights of the replicas differ. So: a checkpoint is taken at a meeting only (`synchronize`
+Between two meetings the weights of the replicas differ. So: a checkpoint is taken at a meeting only (`outer_sync`
 makes one), as is the state here; a validation loss is that of the replica which computes it, unless it follows a
 meeting; and norms of gradients, with the clipping that goes by them, are each replica's own: its loss is to be
 divided by its own number of tokens. Moments of the inner optimizer are never averaged, as in the paper; after a
@@ -22,7 +22,7 @@ from hpctrain.base.errors import CheckpointError
 from hpctrain.compress.reducers.reducer import DenseReducer
 
 
-class LocalSteps:
+class OuterOptimizer:
     """Moves the weights of all replicas to a common place: one step of Nesterov's method against the mean way that the
     replicas went since they last met."""
 
@@ -52,16 +52,16 @@ class LocalSteps:
         self._anchors = [_full(parameter) for parameter in parameters]
         """The weights at the last meeting."""
         self._velocities = [torch.zeros_like(anchor) for anchor in self._anchors]
-        self._common_past = False
+        self._states_agree = False
         """Whether the ranks know that all have velocities of the same meetings, or none has."""
-        self._met = 0
+        self._sync_count = 0
         """Meetings that the velocities come from."""
-        self._together = True
+        self._in_sync = True
 
     @property
-    def together(self) -> bool:
+    def in_sync(self) -> bool:
         """Whether all replicas have the same weights: nothing was trained since they last met."""
-        return self._together
+        return self._in_sync
 
     @torch.no_grad()
     def after_step(self, step: int) -> int:
@@ -73,11 +73,11 @@ class LocalSteps:
         Returns:
             Bytes this rank put on the wire.
         """
-        self._together = False
-        return self.synchronize() if step % self._every == 0 else 0
+        self._in_sync = False
+        return self.outer_sync() if step % self._every == 0 else 0
 
     @torch.no_grad()
-    def synchronize(self) -> int:
+    def outer_sync(self) -> int:
         """Meet now: before a checkpoint, at the end of a run. Nothing happens where all are together. Collective.
 
         A way that is not finite in any replica leaves all with weights that are not finite, for the loss to tell;
@@ -86,10 +86,10 @@ class LocalSteps:
         Returns:
             Bytes this rank put on the wire.
         """
-        if self._together or self._world == 1:
-            self._together = True
+        if self._in_sync or self._world == 1:
+            self._in_sync = True
             return 0
-        sent_bytes = 0 if self._common_past else self._compare_pasts()
+        sent_bytes = 0 if self._states_agree else self._agree_on_state()
         # The way back to the last meeting takes the place of the weights, so that a message needs no memory of its own.
         for parameter, anchor in zip(self._parameters, self._anchors, strict=True):
             parameter.copy_(anchor - parameter)
@@ -99,12 +99,12 @@ class LocalSteps:
             if not finite:
                 parameter.fill_(torch.nan)
                 continue
-            way = parameter.float() / self._world
-            velocity.mul_(self._outer_momentum).add_(way)
-            anchor.sub_(way.add_(velocity, alpha=self._outer_momentum), alpha=self._outer_lr)
+            outer_gradient = parameter.float() / self._world
+            velocity.mul_(self._outer_momentum).add_(outer_gradient)
+            anchor.sub_(outer_gradient.add_(velocity, alpha=self._outer_momentum), alpha=self._outer_lr)
             parameter.copy_(anchor)
-        self._met += finite
-        self._together = True
+        self._sync_count += finite
+        self._in_sync = True
         return sent_bytes
 
     def state(self) -> dict[str, Tensor]:
@@ -113,10 +113,12 @@ class LocalSteps:
         Raises:
             RuntimeError: the replicas are not together, so that no weights go with it.
         """
-        if not self._together:
-            raise RuntimeError("replicas that train on their own have a state only where they meet: synchronize first")
+        if not self._in_sync:
+            raise RuntimeError(
+                "replicas that train on their own have a state only where they meet: call outer_sync first"
+            )
         velocities = {f"velocity.{index}": velocity for index, velocity in enumerate(self._velocities)}
-        return {"met": torch.tensor(self._met), **velocities}
+        return {"met": torch.tensor(self._sync_count), **velocities}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Go on behind a `state`, with the weights that the parameters have now, the same on all replicas; velocities
@@ -128,7 +130,7 @@ class LocalSteps:
         self.drop_state()
         for anchor, parameter in zip(self._anchors, self._parameters, strict=True):
             anchor.copy_(parameter.detach())
-        self._together = True
+        self._in_sync = True
         if not all(f"velocity.{index}" in state for index in range(len(self._velocities))):
             return
         for index, velocity in enumerate(self._velocities):
@@ -139,22 +141,22 @@ class LocalSteps:
                     "a state of other parallel degrees is to be dropped"
                 )
             velocity.copy_(found)
-        self._met = int(state["met"])
+        self._sync_count = int(state["met"])
 
     def drop_state(self) -> None:
         """Forget the velocities."""
         for velocity in self._velocities:
             velocity.zero_()
-        self._met = 0
-        self._common_past = False
+        self._sync_count = 0
+        self._states_agree = False
 
-    def _compare_pasts(self) -> int:
+    def _agree_on_state(self) -> int:
         """Ranks whose velocities come from different meetings would part for ever: then all begin anew."""
-        ends = torch.tensor([self._met, -self._met], device=self._anchors[0].device)
+        ends = torch.tensor([self._sync_count, -self._sync_count], device=self._anchors[0].device)
         dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=self._group)
         if int(ends[0]) != -int(ends[1]):
             self.drop_state()
-        self._common_past = True
+        self._states_agree = True
         return 2 * (self._world - 1) * ends.nbytes // self._world
 
 

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from hpctrain.base.errors import CheckpointError
 from hpctrain.compress.codecs.integers import BLOCK, Bits, IntegerCode
-from hpctrain.compress.reducers.bucket_scheduler import parts_of
-from hpctrain.compress.reducers.reducer import kept_ratio
+from hpctrain.compress.reducers.bucket_scheduler import unflatten_like
+from hpctrain.compress.reducers.reducer import residual_ratio_metric
 
 _PREFIX = "residual."
 
 
-class QuantizedWire:
+class QuantizedBucketCodec:
     """Integers with a scale a block, rounded on their way out and, as sums, on their way back.
 
     A rank keeps what rounding took of its own numbers and of the sums that it owns, and adds it to the next gradient
@@ -25,7 +25,7 @@ class QuantizedWire:
     its place, and what is kept of that bucket stays as it was.
     """
 
-    granule = BLOCK
+    part_multiple = BLOCK
 
     def __init__(self, bits: Bits) -> None:
         """
@@ -33,7 +33,7 @@ class QuantizedWire:
             bits: of each number on the wire.
         """
         self._code = IntegerCode(bits)
-        self._kept: dict[tuple[int, ...], _Kept] = {}
+        self._by_bucket: dict[tuple[int, ...], _BucketResidual] = {}
         """By bucket."""
         self._loaded: dict[str, Tensor] = {}
         """What `load_state` was given, until the first step tells the buckets."""
@@ -42,13 +42,13 @@ class QuantizedWire:
     def bytes_of(self, numbers: int) -> int:
         return self._code.bytes_of(numbers)
 
-    def write(self, bucket: Sequence[int], tensors: list[Tensor], outgoing: Tensor) -> None:
+    def encode(self, bucket: Sequence[int], tensors: list[Tensor], outgoing: Tensor) -> None:
         key = tuple(bucket)
         length = outgoing.shape[0] * (outgoing.shape[1] // self.bytes_of(BLOCK)) * BLOCK
-        kept = self._kept.get(key) or self._begin(key, tensors, length)
+        kept = self._by_bucket.get(key) or self._begin(key, tensors, length)
         left = self._memory(length, kept.residual)
         numbers = sum(tensor.numel() for tensor in tensors)
-        torch._foreach_copy_(parts_of(left[:numbers], tensors), tensors)
+        torch._foreach_copy_(unflatten_like(left[:numbers], tensors), tensors)
         left[numbers:] = 0
         kept.square = torch.dot(left, left)
         left += kept.residual
@@ -56,8 +56,8 @@ class QuantizedWire:
             self._code.write(part, message)
         kept.left = left
 
-    def add_up(self, bucket: Sequence[int], incoming: Tensor, rank: int) -> Tensor:
-        left = self._kept[tuple(bucket)].left
+    def reduce_part(self, bucket: Sequence[int], incoming: Tensor, rank: int) -> Tensor:
+        left = self._by_bucket[tuple(bucket)].left
         assert left is not None, "the bucket was written in this step"
         total = torch.empty_like(left.view(len(incoming), -1)[rank])
         first, *others = incoming
@@ -69,8 +69,8 @@ class QuantizedWire:
         left.view(len(incoming), -1)[rank] += total
         return part
 
-    def read(self, bucket: Sequence[int], gathered: Tensor, tensors: list[Tensor]) -> None:
-        kept = self._kept[tuple(bucket)]
+    def decode(self, bucket: Sequence[int], gathered: Tensor, tensors: list[Tensor]) -> None:
+        kept = self._by_bucket[tuple(bucket)]
         left, kept.left = kept.left, None
         assert left is not None, "the bucket was written in this step"
         # All ranks read the same messages, so that all decide alike.
@@ -79,13 +79,13 @@ class QuantizedWire:
         for part, message in zip(left.view(len(gathered), -1), gathered, strict=True):
             self._code.read(message, part)
         numbers = sum(tensor.numel() for tensor in tensors)
-        torch._foreach_copy_(tensors, parts_of(left[:numbers], tensors))
+        torch._foreach_copy_(tensors, unflatten_like(left[:numbers], tensors))
         self._spare.append(left)
 
     def state(self) -> dict[str, Tensor]:
         """What this rank keeps of each gradient, flat; shared memory."""
         found = dict(self._loaded)
-        for bucket, kept in self._kept.items():
+        for bucket, kept in self._by_bucket.items():
             parts = kept.residual[: sum(kept.sizes)].split(kept.sizes)
             found.update({f"{_PREFIX}{index}": part for index, part in zip(bucket, parts, strict=True)})
         return found
@@ -95,7 +95,7 @@ class QuantizedWire:
 
         A residual of another size than its gradient makes the next step raise CheckpointError.
         """
-        self._kept = {}
+        self._by_bucket = {}
         self._loaded = {key: tensor.detach().flatten().clone() for key, tensor in state.items()}
 
     def drop_state(self) -> None:
@@ -104,13 +104,13 @@ class QuantizedWire:
 
     def metrics(self) -> dict[str, float]:
         """residual_norm_ratio, of the last step."""
-        if not self._kept:
+        if not self._by_bucket:
             return {}
-        kept = torch.stack([torch.dot(each.residual, each.residual) for each in self._kept.values()]).sum().sqrt()
-        gradient = torch.stack([each.square for each in self._kept.values()]).sum().sqrt()
-        return kept_ratio(float(kept), float(gradient))
+        kept = torch.stack([torch.dot(each.residual, each.residual) for each in self._by_bucket.values()]).sum().sqrt()
+        gradient = torch.stack([each.square for each in self._by_bucket.values()]).sum().sqrt()
+        return residual_ratio_metric(float(kept), float(gradient))
 
-    def _begin(self, bucket: tuple[int, ...], tensors: list[Tensor], length: int) -> _Kept:
+    def _begin(self, bucket: tuple[int, ...], tensors: list[Tensor], length: int) -> _BucketResidual:
         sizes = [tensor.numel() for tensor in tensors]
         residual = tensors[0].new_zeros(length)
         for index, part in zip(bucket, residual[: sum(sizes)].split(sizes), strict=True):
@@ -123,7 +123,7 @@ class QuantizedWire:
                     "state saved with the same parallel degrees; drop it to start afresh"
                 )
             part.copy_(loaded)
-        kept = self._kept[bucket] = _Kept(residual, sizes, residual.new_zeros(()))
+        kept = self._by_bucket[bucket] = _BucketResidual(residual, sizes, residual.new_zeros(()))
         return kept
 
     def _memory(self, numbers: int, like: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class QuantizedWire:
 
 
 @dataclass
-class _Kept:
+class _BucketResidual:
     """Of a bucket, in the order in which its gradients stand there, filled up with zeros."""
 
     residual: Tensor

@@ -16,29 +16,31 @@ from torch import Tensor
 
 from hpctrain.base.errors import CheckpointError
 from hpctrain.compress.codecs.integers import BLOCK, Bits, IntegerCode
-from hpctrain.compress.collectives.scatter import Figures, FlatPart, Piece
+from hpctrain.compress.collectives.scatter import FlatGradientLayout, ResidualStats, ShardedParameter
 
 _PREFIX = "residual."
 _FULL_BYTES = 4
 
 
-class QuantizedScatter:
+class QuantizedReduceScatter:
     """The reduce-scatter of one part of a stage; parameters that are not compressed are summed exactly.
 
     A rank's own numbers stay as they are. Where any rank's gradient is not finite, all owners get sums that are no
     numbers, and nothing that is kept of the part changes.
     """
 
-    def __init__(self, pieces: Sequence[Piece], compressed: Sequence[int], number: int, unsent: UnsentParts) -> None:
+    def __init__(
+        self, pieces: Sequence[ShardedParameter], compressed: Sequence[int], number: int, residuals: QuantizedResiduals
+    ) -> None:
         """
         Args:
             pieces: in the order in which they stand in the flat gradient.
             compressed: positions of those to compress, ascending; at least one.
             number: of the part in its stage.
-            unsent: of the stage.
+            residuals: of the stage.
         """
-        self.unsent = unsent
-        self._part = FlatPart(pieces, compressed)
+        self.residuals = residuals
+        self._part = FlatGradientLayout(pieces, compressed)
         self._number = number
         self._sizes = [end - start for start, end in self._part.compressed]
         self._exempt_sizes = [end - start for start, end in self._part.exempt]
@@ -50,19 +52,19 @@ class QuantizedScatter:
     def __call__(self, output: Tensor, gradient: Tensor, group: dist.ProcessGroup) -> int:
         world, rank = dist.get_world_size(group), dist.get_rank(group)
         rows = self._part.rows(gradient, world)
-        left = self.unsent.begin(self._number, world * self._filled, gradient).view(world, -1)
-        length = _FULL_BYTES * self._head + self.unsent.code.bytes_of(self._filled)
-        outgoing = self.unsent.message("outgoing", world, length, gradient)
-        incoming = self.unsent.message("incoming", world, length, gradient)
+        left = self.residuals.begin(self._number, world * self._filled, gradient).view(world, -1)
+        length = _FULL_BYTES * self._head + self.residuals.code.bytes_of(self._filled)
+        outgoing = self.residuals.message("outgoing", world, length, gradient)
+        incoming = self.residuals.message("incoming", world, length, gradient)
         square = self._write(rows, left, outgoing, rank)
         dist.all_to_all_single(incoming.view(-1), outgoing.view(-1), group=group)
         heads = self._heads(incoming).sum(0)
         if math.isfinite(float(heads[0])):
             self._add_up(incoming, heads, left[rank], output, rank)
-            self.unsent.keep(self._number, left, square)
+            self.residuals.keep(self._number, left, square)
         else:
             output.fill_(math.nan)
-            self.unsent.keep_as_it_was(left)
+            self.residuals.keep_as_it_was(left)
         return (world - 1) * length
 
     def _write(self, rows: Tensor, left: Tensor, outgoing: Tensor, rank: int) -> Tensor:
@@ -81,10 +83,10 @@ class QuantizedScatter:
         square = torch.dot(left.view(-1), left.view(-1))
         # Each owner learns of any number of the part that is not finite, though it gets but some of them.
         self._heads(outgoing)[:, 0] = 0 * (square + exempt.square().sum())
-        left += self.unsent.residual(self._number).view_as(left)
+        left += self.residuals.residual(self._number).view_as(left)
         for owner, message in enumerate(outgoing):
             if owner != rank:
-                self.unsent.code.write(left[owner], message[_FULL_BYTES * self._head :])
+                self.residuals.code.write(left[owner], message[_FULL_BYTES * self._head :])
         return square
 
     def _add_up(self, incoming: Tensor, heads: Tensor, own: Tensor, output: Tensor, rank: int) -> None:
@@ -98,7 +100,7 @@ class QuantizedScatter:
         """
         for sender, message in enumerate(incoming):
             if sender != rank:
-                self.unsent.code.add(message[_FULL_BYTES * self._head :], own)
+                self.residuals.code.add(message[_FULL_BYTES * self._head :], own)
         compressed = own[: sum(self._sizes)].split(self._sizes)
         exempt = heads[1:].split(self._exempt_sizes)
         for stretches, sums in ((self._part.compressed, compressed), (self._part.exempt, exempt)):
@@ -116,7 +118,7 @@ def _copy(targets: Sequence[Tensor], rows: Tensor, stretches: Sequence[tuple[int
         target.copy_(rows[:, start:end])
 
 
-class UnsentParts:
+class QuantizedResiduals:
     """What rounding took of the gradients of a stage, by part, and the memory that its parts share.
 
     The next residual is made in other memory, and they change places once the sums are known to be finite.
@@ -181,13 +183,13 @@ class UnsentParts:
     def end_step(self, device: torch.device) -> None:
         """Nothing is left to do."""
 
-    def figures(self) -> Figures:
+    def stats(self) -> ResidualStats:
         """Of the last sum of each part; nothing is chosen."""
         squares, residuals = list(self._squares.values()), [self._residuals[number] for number in self._squares]
         if not squares:
-            return Figures(0, 0, 0.0, 0.0)
+            return ResidualStats(0, 0, 0.0, 0.0)
         kept = torch.stack([torch.dot(residual, residual) for residual in residuals])
-        return Figures(0, 0, float(torch.stack(squares).sum()), float(kept.sum()))
+        return ResidualStats(0, 0, float(torch.stack(squares).sum()), float(kept.sum()))
 
     def state(self) -> dict[str, Tensor]:
         """What this rank keeps of each part, flat; shared memory."""

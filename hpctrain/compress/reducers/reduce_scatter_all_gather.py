@@ -12,26 +12,26 @@ from torch import Tensor, nn
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.collectives.gathering import all_gather
-from hpctrain.compress.reducers.bucket_scheduler import Departures
+from hpctrain.compress.reducers.bucket_scheduler import BucketScheduler
 from hpctrain.compress.reducers.reducer import DenseReducer
 from hpctrain.records.plan.codec import BUCKET_BYTES
 
-SCATTERED = 2
+BUCKETS_SCATTERED_AHEAD = 2
 """Buckets that are handed out before the first of them is added up: of those behind it one is always on the wire."""
-IN_FLIGHT = 4
+BUCKETS_IN_FLIGHT = 4
 """Buckets whose memory is in use at a time."""
 
 
-class Wire(Protocol):
+class BucketCodec(Protocol):
     """How a bucket is written, in as many parts as there are ranks."""
 
-    granule: int
+    part_multiple: int
     """A part is a multiple of so many numbers."""
 
     def bytes_of(self, numbers: int) -> int:
         """Length of a part's message, a multiple of 4."""
 
-    def write(self, bucket: Sequence[int], tensors: list[Tensor], outgoing: Tensor) -> None:
+    def encode(self, bucket: Sequence[int], tensors: list[Tensor], outgoing: Tensor) -> None:
         """Write the gradients of a bucket, one after the other and filled up with zeros.
 
         Args:
@@ -40,7 +40,7 @@ class Wire(Protocol):
             outgoing: [ranks, bytes of a part], uint8.
         """
 
-    def add_up(self, bucket: Sequence[int], incoming: Tensor, rank: int) -> Tensor:
+    def reduce_part(self, bucket: Sequence[int], incoming: Tensor, rank: int) -> Tensor:
         """The sums of this rank's part as a message, in memory of its own: [bytes of a part], uint8.
 
         Args:
@@ -48,7 +48,7 @@ class Wire(Protocol):
             rank: of this one in its group, and so which part it is.
         """
 
-    def read(self, bucket: Sequence[int], gathered: Tensor, tensors: list[Tensor]) -> None:
+    def decode(self, bucket: Sequence[int], gathered: Tensor, tensors: list[Tensor]) -> None:
         """Replace the gradients of a bucket by their sums.
 
         Args:
@@ -65,7 +65,7 @@ class Wire(Protocol):
     def metrics(self) -> dict[str, float]: ...
 
 
-class OwnerReducer:
+class ReduceScatterAllGather:
     """Sums of which each rank owns a part of every bucket.
 
     A bucket goes as an all-to-all, in which each rank gets its part of everybody's gradient and adds it up in fp32,
@@ -74,23 +74,23 @@ class OwnerReducer:
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, chosen: Sequence[int], wire: Wire, bucket_bytes: int = BUCKET_BYTES
+        self, group: dist.ProcessGroup, chosen: Sequence[int], codec: BucketCodec, bucket_bytes: int = BUCKET_BYTES
     ) -> None:
         """
         Args:
             group: the replicas.
             chosen: positions in the list of gradients of those that travel on the wire; others are summed exactly.
-            wire: how numbers are written.
+            codec: how numbers are written.
             bucket_bytes: of gradients that go together.
         """
         self._group = group
         self._chosen = list(chosen)
-        self._wire = wire
-        self._rest = DenseReducer(group)
+        self._codec = codec
+        self._uncompressed = DenseReducer(group)
         self._world, self._rank = dist.get_world_size(group), dist.get_rank(group)
-        self._departures = Departures(self._send, bucket_bytes)
-        self._scattered: list[_Flight] = []
-        self._gathered: list[_Flight] = []
+        self._scheduler = BucketScheduler(self._send, bucket_bytes)
+        self._in_reduce_scatter: list[_BucketInFlight] = []
+        self._in_all_gather: list[_BucketInFlight] = []
         self._spare: list[Tensor] = []
         self._sent_bytes = 0
 
@@ -101,62 +101,64 @@ class OwnerReducer:
         else is sent during the backward pass, and nothing changes gradients between it and `reduce`.
         """
         if self._world > 1:
-            self._departures.listen([parameters[index] for index in self._chosen])
+            self._scheduler.register_hooks([parameters[index] for index in self._chosen])
 
     def reduce(self, gradients: list[Tensor]) -> int:
         if self._world == 1:
             return 0
-        apart = set(self._chosen)
-        self._departures.complete([gradients[index] for index in self._chosen])
-        self._rest.begin([gradient for index, gradient in enumerate(gradients) if index not in apart])
-        while self._scattered:
-            self._add_up()
-        while self._gathered:
-            self._bring_home()
+        compressed = set(self._chosen)
+        self._scheduler.send_remaining([gradients[index] for index in self._chosen])
+        self._uncompressed.begin([gradient for index, gradient in enumerate(gradients) if index not in compressed])
+        while self._in_reduce_scatter:
+            self._start_all_gather()
+        while self._in_all_gather:
+            self._finish_all_gather()
         sent_bytes, self._sent_bytes = self._sent_bytes, 0
-        return sent_bytes + self._rest.finish()
+        return sent_bytes + self._uncompressed.finish()
 
     def state(self) -> dict[str, Tensor]:
-        return self._wire.state()
+        return self._codec.state()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        self._wire.load_state(state)
+        self._codec.load_state(state)
 
     def drop_state(self) -> None:
-        self._wire.drop_state()
+        self._codec.drop_state()
 
     def metrics(self) -> dict[str, float]:
-        return self._wire.metrics()
+        return self._codec.metrics()
 
     def _send(self, number: int, tensors: list[Tensor]) -> None:
         """Hand out a bucket; then add up an earlier one. On all ranks alike, so their collectives keep one order."""
-        while len(self._scattered) + len(self._gathered) >= IN_FLIGHT:
-            self._bring_home()
+        while len(self._in_reduce_scatter) + len(self._in_all_gather) >= BUCKETS_IN_FLIGHT:
+            self._finish_all_gather()
         numbers = sum(tensor.numel() for tensor in tensors)
-        granule = self._world * self._wire.granule
-        part_bytes = self._wire.bytes_of(-(-numbers // granule) * self._wire.granule)
+        part_multiple = self._world * self._codec.part_multiple
+        part_bytes = self._codec.bytes_of(-(-numbers // part_multiple) * self._codec.part_multiple)
         outgoing, incoming = self._memory(part_bytes, tensors[0]), self._memory(part_bytes, tensors[0])
-        self._wire.write(self._departures.buckets[number], tensors, outgoing)
+        self._codec.encode(self._scheduler.buckets[number], tensors, outgoing)
         work = dist.all_to_all_single(incoming.flatten(), outgoing.flatten(), group=self._group, async_op=True)
-        self._scattered.append(_Flight(number, tensors, outgoing, incoming, work))
+        self._in_reduce_scatter.append(_BucketInFlight(number, tensors, outgoing, incoming, work))
         self._sent_bytes += 2 * (self._world - 1) * part_bytes
-        if len(self._scattered) > SCATTERED:
-            self._add_up()
+        if len(self._in_reduce_scatter) > BUCKETS_SCATTERED_AHEAD:
+            self._start_all_gather()
 
-    def _add_up(self) -> None:
+    def _start_all_gather(self) -> None:
         """Add up this rank's part of what was handed out first, and begin to send it to everybody."""
-        flight = self._scattered.pop(0)
+        flight = self._in_reduce_scatter.pop(0)
         with ACTIVITY.doing(f"all-to-all over dp, bucket {flight.number}", waits=True):
             flight.work.wait()
-        part = self._wire.add_up(self._departures.buckets[flight.number], flight.incoming, self._rank)
+        part = self._codec.reduce_part(self._scheduler.buckets[flight.number], flight.incoming, self._rank)
         work = all_gather(flight.outgoing.flatten(), part, group=self._group, async_op=True)
-        self._gathered.append(_Flight(flight.number, flight.tensors, flight.outgoing, flight.incoming, work, part))
+        self._in_all_gather.append(
+            _BucketInFlight(flight.number, flight.tensors, flight.outgoing, flight.incoming, work, part)
+        )
 
-    def _bring_home(self) -> None:
-        flight = self._gathered.pop(0)
+    def _finish_all_gather(self) -> None:
+        flight = self._in_all_gather.pop(0)
         with ACTIVITY.doing(f"all-gather over dp, bucket {flight.number}", waits=True):
             flight.work.wait()
-        self._wire.read(self._departures.buckets[flight.number], flight.outgoing, flight.tensors)
+        self._codec.decode(self._scheduler.buckets[flight.number], flight.outgoing, flight.tensors)
         self._spare += [flight.outgoing, flight.incoming]
 
     def _memory(self, part_bytes: int, like: Tensor) -> Tensor:
@@ -168,7 +170,7 @@ class OwnerReducer:
 
 
 @dataclass(frozen=True)
-class _Flight:
+class _BucketInFlight:
     """A bucket on the wire."""
 
     number: int

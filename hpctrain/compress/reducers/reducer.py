@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpctrain.base.activity import ACTIVITY
-from hpctrain.compress.reducers.bucket_scheduler import Departures, parts_of
+from hpctrain.compress.reducers.bucket_scheduler import BucketScheduler, unflatten_like
 from hpctrain.records.plan.codec import BUCKET_BYTES
 
-IN_FLIGHT = 4
+COPIES_IN_FLIGHT = 4
 """Pieces in memory of their own at a time."""
 
 
@@ -39,21 +39,21 @@ class Reducer(Protocol):
         """Start afresh."""
 
     def metrics(self) -> dict[str, float]:
-        """Figures of the last reduction for the row of the step: those of `REPORTED` that it has."""
+        """Figures of the last reduction for the row of the step: those of `REDUCER_METRICS` that it has."""
 
 
-REPORTED = ("density", "residual_norm_ratio")
+REDUCER_METRICS = ("density", "residual_norm_ratio")
 """density: numbers sent, as a share of those compressed. residual_norm_ratio: norm of what is kept back, by that of the
 gradient."""
 
 
-def kept_ratio(kept: float, gradient: float) -> dict[str, float]:
+def residual_ratio_metric(kept: float, gradient: float) -> dict[str, float]:
     """`residual_norm_ratio` from the two norms, for `metrics`; nothing where it is no number."""
     ratio = kept / gradient if gradient > 0 else math.nan
     return {"residual_norm_ratio": ratio} if math.isfinite(ratio) else {}
 
 
-class KeepsNothing:
+class Stateless:
     """A reducer of which every step is the first one."""
 
     def state(self) -> dict[str, Tensor]:
@@ -68,19 +68,19 @@ class KeepsNothing:
         return {}
 
 
-class DenseReducer(KeepsNothing):
+class DenseReducer(Stateless):
     """Exact sums in the gradients' own precision, by ring all-reduce, beside the backward pass where told to."""
 
     def __init__(self, group: dist.ProcessGroup, bucket_bytes: int = BUCKET_BYTES) -> None:
         self._group = group
         self._world = dist.get_world_size(group)
         self._bucket_bytes = bucket_bytes
-        self._departures = Departures(self._send, bucket_bytes)
+        self._scheduler = BucketScheduler(self._send, bucket_bytes)
         self._sent_bytes = 0
-        self._flying: list[_Flight] = []
+        self._in_flight: list[_BucketInFlight] = []
         self._spare: list[Tensor] = []
         self._parameters: list[nn.Parameter] = []
-        self._homes: dict[int, Tensor] = {}
+        self._flat_gradients: dict[int, Tensor] = {}
         """Number of a bucket -> memory in which its gradients live, from where they are sent until the next step."""
 
     def overlap(self, parameters: list[nn.Parameter]) -> None:
@@ -92,7 +92,7 @@ class DenseReducer(KeepsNothing):
         """
         if self._world > 1:
             self._parameters = parameters
-            self._departures.listen(parameters)
+            self._scheduler.register_hooks(parameters)
 
     def reduce(self, gradients: list[Tensor]) -> int:
         self.begin(gradients)
@@ -101,12 +101,12 @@ class DenseReducer(KeepsNothing):
     def begin(self, gradients: list[Tensor]) -> None:
         """The first half of `reduce`: send everything, and wait for nothing that need not be."""
         if self._world > 1:
-            self._departures.complete(gradients)
+            self._scheduler.send_remaining(gradients)
 
     def finish(self) -> int:
         """The other half: the sums are there. Bytes that this rank put on the wire."""
-        while self._flying:
-            self._land()
+        while self._in_flight:
+            self._finish_bucket()
         # A ring all-reduce sends every byte on 2·(n−1)/n times from each rank.
         sent_bytes = 2 * (self._world - 1) * self._sent_bytes // self._world
         self._sent_bytes = 0
@@ -117,48 +117,48 @@ class DenseReducer(KeepsNothing):
         if len(tensors) == 1 and tensors[0].is_contiguous():
             flat = tensors[0]
         elif self._are_grads(number, tensors):
-            flat = self._move(number, tensors)
+            flat = self._flatten_in_place(number, tensors)
         else:
             kept = self._memory(tensors)
             flat = kept[: sum(tensor.numel() for tensor in tensors)]
-            torch._foreach_copy_(parts_of(flat, tensors), tensors)
+            torch._foreach_copy_(unflatten_like(flat, tensors), tensors)
         work = dist.all_reduce(flat, group=self._group, async_op=True)
-        self._flying.append(_Flight(number, tensors, flat, kept, work))
+        self._in_flight.append(_BucketInFlight(number, tensors, flat, kept, work))
         self._sent_bytes += flat.numel() * flat.element_size()
 
     def _are_grads(self, number: int, tensors: list[Tensor]) -> bool:
         """Whether these are the `grad` of parameters, and not views of them or what was made of them."""
         if not self._parameters:
             return False
-        bucket = self._departures.buckets[number]
+        bucket = self._scheduler.buckets[number]
         return all(self._parameters[index].grad is tensor for index, tensor in zip(bucket, tensors, strict=True))
 
-    def _move(self, number: int, tensors: list[Tensor]) -> Tensor:
+    def _flatten_in_place(self, number: int, tensors: list[Tensor]) -> Tensor:
         """Move gradients into memory where they lie one after the other. It is kept, as fresh pages cost more than the
         copy."""
-        if number not in self._homes:
-            self._homes[number] = tensors[0].new_empty(sum(tensor.numel() for tensor in tensors))
-        flat = self._homes[number]
-        parts = parts_of(flat, tensors)
+        if number not in self._flat_gradients:
+            self._flat_gradients[number] = tensors[0].new_empty(sum(tensor.numel() for tensor in tensors))
+        flat = self._flat_gradients[number]
+        parts = unflatten_like(flat, tensors)
         if not all(tensor.is_set_to(part) for tensor, part in zip(tensors, parts, strict=True)):
             torch._foreach_copy_(parts, tensors)
             for tensor, part in zip(tensors, parts, strict=True):
                 tensor.data = part
         return flat
 
-    def _land(self) -> None:
+    def _finish_bucket(self) -> None:
         """Wait for what was sent first, and bring its sums home."""
-        flight = self._flying.pop(0)
+        flight = self._in_flight.pop(0)
         with ACTIVITY.doing(f"all-reduce over dp, bucket {flight.number}", waits=True):
             flight.work.wait()
         if flight.kept is not None:
-            torch._foreach_copy_(flight.tensors, parts_of(flight.flat, flight.tensors))
+            torch._foreach_copy_(flight.tensors, unflatten_like(flight.flat, flight.tensors))
             self._spare.append(flight.kept)
 
     def _memory(self, tensors: list[Tensor]) -> Tensor:
         """Memory for a bucket of several tensors; it is kept, because fresh pages cost more than the copy."""
-        while sum(flight.kept is not None for flight in self._flying) >= IN_FLIGHT:
-            self._land()
+        while sum(flight.kept is not None for flight in self._in_flight) >= COPIES_IN_FLIGHT:
+            self._finish_bucket()
         for index, spare in enumerate(self._spare):
             if spare.dtype == tensors[0].dtype:
                 return self._spare.pop(index)
@@ -166,7 +166,7 @@ class DenseReducer(KeepsNothing):
 
 
 @dataclass(frozen=True)
-class _Flight:
+class _BucketInFlight:
     """A bucket on the wire."""
 
     number: int

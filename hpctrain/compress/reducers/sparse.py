@@ -20,13 +20,13 @@ from torch import Tensor
 
 from hpctrain.compress.codecs.sparse_message import decode, encode, rounded
 from hpctrain.compress.codecs.values import ValueCode
-from hpctrain.compress.collectives.feedback import Feedback
-from hpctrain.compress.collectives.sparse_exchange import exchange, gather, parts_by_load
-from hpctrain.compress.reducers.reducer import DenseReducer, kept_ratio
+from hpctrain.compress.collectives.feedback import ErrorFeedback
+from hpctrain.compress.collectives.sparse_exchange import balanced_borders, exchange, gather
+from hpctrain.compress.reducers.reducer import DenseReducer, residual_ratio_metric
 from hpctrain.compress.select.selectors import Selector, seed_of, select_with_values
-from hpctrain.compress.select.sparse_counts import Counts
+from hpctrain.compress.select.sparse_counts import SendCounts
 
-Exchange = Literal["auto", "owners", "all"]
+ExchangeRoute = Literal["auto", "owners", "all"]
 _STEP = "step"
 
 
@@ -36,7 +36,7 @@ class SparseSettings:
 
     selector: Selector = "sampled"
     values: ValueCode = ValueCode.BF16
-    exchange: Exchange = "auto"
+    exchange: ExchangeRoute = "auto"
     """owners: to those who sum a part each. all: to every rank. auto: all for two ranks, else owners."""
     seed: int = 0
     """Of samples and random places; the same on all ranks."""
@@ -53,8 +53,8 @@ class SparseReducer:
         self,
         group: dist.ProcessGroup,
         compressed: Sequence[int],
-        counts: Counts,
-        feedback: Feedback,
+        counts: SendCounts,
+        feedback: ErrorFeedback,
         settings: SparseSettings,
     ) -> None:
         """
@@ -73,7 +73,7 @@ class SparseReducer:
         self._counts = counts
         self._feedback = feedback
         self._settings = settings
-        self._to_all = settings.exchange == "all" or (settings.exchange == "auto" and self._world == 2)
+        self._uses_all_gather = settings.exchange == "all" or (settings.exchange == "auto" and self._world == 2)
         self._exempt = DenseReducer(group)
         self._whole = DenseReducer(group)
         self._step = 0
@@ -110,7 +110,7 @@ class SparseReducer:
         if wanted is None:
             sent += self._whole.reduce(tensors)
             self._metrics = {"density": 1.0}
-        elif self._feedback.flushes(self._step):
+        elif self._feedback.is_flush_step(self._step):
             sent += self._flush(tensors, flat)
         else:
             sent += self._send(tensors, flat, wanted, energies)
@@ -120,7 +120,7 @@ class SparseReducer:
     def metrics(self) -> dict[str, float]:
         """Figures of the last step: density, the share of numbers this rank sent of the compressed tensors; and
         residual_norm_ratio, the norm of what it keeps by that of its gradient, where that is a number."""
-        return self._metrics | kept_ratio(self._feedback.norm(), math.sqrt(float(self._square)))
+        return self._metrics | residual_ratio_metric(self._feedback.norm(), math.sqrt(float(self._square)))
 
     def state(self) -> dict[str, Tensor]:
         """What this rank keeps; shared memory."""
@@ -145,12 +145,12 @@ class SparseReducer:
     def _flush(self, tensors: list[Tensor], flat: list[Tensor]) -> int:
         """Send everything, with all that was kept."""
         for position, tensor, gradient in zip(self._compressed, tensors, flat, strict=True):
-            tensor.copy_(self._feedback.everything(str(position), gradient).view_as(tensor))
+            tensor.copy_(self._feedback.take_all(str(position), gradient).view_as(tensor))
         self._metrics = {"density": 1.0}
         return self._whole.reduce(tensors)
 
     def _send(self, tensors: list[Tensor], flat: list[Tensor], wanted: list[int], energies: list[float]) -> int:
-        scales = scales_of(energies, [tensor.numel() for tensor in flat])
+        scales = message_scales(energies, [tensor.numel() for tensor in flat])
         keys = [str(position) for position in self._compressed]
         with_kept = [self._feedback.add(key, gradient) for key, gradient in zip(keys, flat, strict=True)]
         found = [self._select(layer, a, k) for layer, (a, k) in enumerate(zip(with_kept, wanted, strict=True))]
@@ -160,27 +160,27 @@ class SparseReducer:
         positions = torch.cat([places + start for places, start in zip(chosen, offsets, strict=False)])
         self._metrics = {"density": positions.numel() / offsets[-1]}
         borders = [0, offsets[-1]]
-        if not self._to_all:
-            borders = parts_by_load(wanted, [tensor.numel() for tensor in flat], self._world)
-        parts = _Parts(positions, torch.cat(values), borders)
-        own = None if self._to_all else self._rank
+        if not self._uses_all_gather:
+            borders = balanced_borders(wanted, [tensor.numel() for tensor in flat], self._world)
+        parts = _OwnerParts(positions, torch.cat(values), borders)
+        own = None if self._uses_all_gather else self._rank
         # What the others will read; of the part that this rank owns itself, all of it.
         read = torch.cat([
             part if index == own else rounded(part, self._settings.values) for index, part in enumerate(parts.values)
         ])  # fmt: skip
         lengths = [places.numel() for places in chosen]
         for key, a, places, part, scale in zip(keys, with_kept, chosen, read.split(lengths), scales, strict=True):
-            self._feedback.keep(key, a, places, part * scale)
-        if self._to_all:
+            self._feedback.store_residual(key, a, places, part * scale)
+        if self._uses_all_gather:
             messages, sent = gather(self._message(parts, 0), self._group)
             sums = [decode(message, offsets[-1]) for message in messages]
         else:
-            sums, sent = self._by_owners(parts, wanted, offsets, scales)
+            sums, sent = self._reduce_scatter_all_gather(parts, wanted, offsets, scales)
         _write(tensors, sums, offsets, scales)
         return sent
 
-    def _by_owners(
-        self, parts: _Parts, wanted: list[int], offsets: list[int], scales: list[float]
+    def _reduce_scatter_all_gather(
+        self, parts: _OwnerParts, wanted: list[int], offsets: list[int], scales: list[float]
     ) -> tuple[list[tuple[Tensor, Tensor]], int]:
         """The choice of the sums of each part, as positions in all tensors and values; and the bytes sent."""
         nothing = parts.positions[0].new_empty(0, dtype=torch.uint8)
@@ -197,7 +197,7 @@ class SparseReducer:
         positions, values = self._select_sums(total, parts, wanted, offsets)
         message = encode(positions, values, end - start, self._settings.values)
         total.index_add_(0, positions, rounded(values, self._settings.values), alpha=-1)
-        self._owe(total, start, offsets, scales)
+        self._add_sum_residual(total, start, offsets, scales)
         gathered, sent_again = gather(message, self._group)
         sums = []
         for (begin, stop), message in zip(pairwise(parts.borders), gathered, strict=True):
@@ -206,7 +206,7 @@ class SparseReducer:
         return sums, sent + sent_again
 
     def _select_sums(
-        self, total: Tensor, parts: _Parts, wanted: list[int], offsets: list[int]
+        self, total: Tensor, parts: _OwnerParts, wanted: list[int], offsets: list[int]
     ) -> tuple[Tensor, Tensor]:
         """Positions within this rank's part, with the densities of the tensors that it is made of, and the sums
         there."""
@@ -223,16 +223,18 @@ class SparseReducer:
             found.append((places + (low - start), values))
         return torch.cat([places for places, _ in found]), torch.cat([values for _, values in found])
 
-    def _owe(self, total: Tensor, start: int, offsets: list[int], scales: list[float]) -> None:
+    def _add_sum_residual(self, total: Tensor, start: int, offsets: list[int], scales: list[float]) -> None:
         """Keep what is left of the sums of this rank's part."""
         for layer, low, high in _overlaps(start, start + total.numel(), offsets):
             key = str(self._compressed[layer])
-            self._feedback.owe(key, low - offsets[layer], total[low - start : high - start].mul_(scales[layer]))
+            self._feedback.add_residual(
+                key, low - offsets[layer], total[low - start : high - start].mul_(scales[layer])
+            )
 
     def _select(self, layer: int, values: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return select_with_values(values, k, self._settings.selector, seed_of(self._settings.seed, self._step, layer))
 
-    def _message(self, parts: _Parts, index: int) -> Tensor:
+    def _message(self, parts: _OwnerParts, index: int) -> Tensor:
         size = parts.borders[index + 1] - parts.borders[index]
         return encode(parts.positions[index], parts.values[index], size, self._settings.values)
 
@@ -243,7 +245,7 @@ class SparseReducer:
         return self._sum[:size].zero_()
 
 
-class _Parts:
+class _OwnerParts:
     """A choice, cut at borders."""
 
     def __init__(self, positions: Tensor, values: Tensor, borders: list[int]) -> None:
@@ -264,7 +266,7 @@ def _overlaps(start: int, end: int, offsets: list[int]) -> list[tuple[int, int, 
     ]
 
 
-def scales_of(energies: Sequence[float], sizes: Sequence[int]) -> list[float]:
+def message_scales(energies: Sequence[float], sizes: Sequence[int]) -> list[float]:
     """A power of two near the size of each tensor's numbers, by which they are divided on the wire: numbers of
     several tensors share the scale of a block there. Exact, and the same wherever the energies are.
 

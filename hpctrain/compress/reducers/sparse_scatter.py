@@ -18,23 +18,23 @@ from torch import Tensor
 
 from hpctrain.compress.codecs.sparse_message import ALIGNMENT, decode, encode, rounded
 from hpctrain.compress.codecs.values import ValueCode
-from hpctrain.compress.collectives.scatter import FlatPart, Piece
-from hpctrain.compress.collectives.scatter_steps import ScatterSteps
+from hpctrain.compress.collectives.scatter import FlatGradientLayout, ShardedParameter
+from hpctrain.compress.collectives.scatter_steps import SparseScatterState
 from hpctrain.compress.collectives.sparse_exchange import exchange
-from hpctrain.compress.reducers.sparse import SparseSettings, scales_of
+from hpctrain.compress.reducers.sparse import SparseSettings, message_scales
 from hpctrain.compress.select.selectors import seed_of, select_with_values
 
 _FULL_BYTES = 4
 
 
-class SparseScatter:
+class SparseReduceScatter:
     """The reduce-scatter of one part of a stage; parameters that are not compressed are summed exactly.
 
     Where any rank's gradient is not finite, all owners get sums that are no numbers, and nothing that is kept changes.
     """
 
     def __init__(
-        self, pieces: Sequence[Piece], compressed: Sequence[int], first: int, steps: ScatterSteps,
+        self, pieces: Sequence[ShardedParameter], compressed: Sequence[int], first: int, steps: SparseScatterState,
         settings: SparseSettings,
     ) -> None:  # fmt: skip
         """
@@ -46,7 +46,7 @@ class SparseScatter:
             settings: how numbers are chosen and sent; there is only one way of exchanging them.
         """
         self.steps = steps
-        part = self._flat = FlatPart(pieces, compressed)
+        part = self._flat = FlatGradientLayout(pieces, compressed)
         self._part, self._compressed, self._exempt = part.numbers, part.compressed, part.exempt
         self._sizes = [math.prod(pieces[index].shape) for index in compressed]
         """Of the compressed parameters, without what fills them up."""
@@ -67,7 +67,7 @@ class SparseScatter:
             choice = self._choose(rows, wanted, energies, step)
             messages = [self._message(choice, rows[owner], owner) for owner in range(world)]
         elif finite:
-            whole = self._with_kept(rows) if self.steps.feedback.flushes(step) else rows
+            whole = self._with_kept(rows) if self.steps.feedback.is_flush_step(step) else rows
             messages = [_bytes(row) for row in whole]
         else:
             # The others' are never empty: this says that there is nothing to add up.
@@ -110,7 +110,7 @@ class SparseScatter:
             select_with_values(a, k, settings.selector, seed_of(settings.seed, step, self._first + index))
             for index, (a, k) in enumerate(zip(with_kept, wanted, strict=True))
         ]
-        scales = scales_of(energies[: len(wanted)], self._sizes)
+        scales = message_scales(energies[: len(wanted)], self._sizes)
         return _Choice(with_kept, found, scales, self._compressed, rows.shape[0], settings.values)
 
     def _message(self, choice: _Choice, row: Tensor, owner: int) -> Tensor:
@@ -138,7 +138,7 @@ class SparseScatter:
         for key, a, positions, read in zip(
             self._keys(), choice.with_kept, choice.positions, choice.read(rank), strict=True
         ):
-            self.steps.feedback.keep(key, a, positions, read)
+            self.steps.feedback.store_residual(key, a, positions, read)
 
     def _with_kept(self, rows: Tensor) -> Tensor:
         """Everything that this rank has to send."""
@@ -148,7 +148,7 @@ class SparseScatter:
         return whole
 
     def _forget(self, step: int) -> None:
-        if self.steps.feedback.flushes(step):
+        if self.steps.feedback.is_flush_step(step):
             for key in self._keys():
                 self.steps.feedback.forget(key)
 

@@ -22,12 +22,12 @@ from torch import Tensor
 
 from hpctrain.base.activity import ACTIVITY
 from hpctrain.compress.codecs.sketch import HASHES, fold, unfold
-from hpctrain.compress.collectives.feedback import Feedback
-from hpctrain.compress.reducers.reducer import DenseReducer, kept_ratio
+from hpctrain.compress.collectives.feedback import ErrorFeedback
+from hpctrain.compress.reducers.reducer import DenseReducer, residual_ratio_metric
 from hpctrain.compress.reducers.tagc_index import union_of
 from hpctrain.compress.reducers.warm_up import WarmUp
 
-Select = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+SelectWithValues = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 """Values [n] in fp32, k -> int64 positions, sorted, of about k of them to send, and these numbers."""
 
 
@@ -58,8 +58,8 @@ class TagcReducer:
         group: dist.ProcessGroup,
         chosen: Sequence[int],
         settings: TagcSettings,
-        feedback: Feedback,
-        select: Select,
+        feedback: ErrorFeedback,
+        select: SelectWithValues,
     ) -> None:
         """
         Args:
@@ -98,9 +98,9 @@ class TagcReducer:
         if not self._finite_everywhere([*rest, *tensors]):
             return sent_bytes + self._whole.reduce(tensors)
         step = self._warm_up.step
-        if self._feedback.flushes(step):
+        if self._feedback.is_flush_step(step):
             for index, tensor in zip(self._chosen, tensors, strict=True):
-                tensor.copy_(self._feedback.everything(str(index), _flat(tensor)).view_as(tensor))
+                tensor.copy_(self._feedback.take_all(str(index), _flat(tensor)).view_as(tensor))
             return sent_bytes + self._whole.reduce(tensors)
         sent_bytes += self._reduce_chosen(tensors)
         self._feedback.end_step(step)
@@ -182,7 +182,7 @@ class TagcReducer:
         """Of the last step, where it was compressed: density, the share of the numbers that this rank sent;
         union_density, that any rank sent; unread, what share of these could not be read out of the sketch; and
         residual_norm_ratio, the norm of what this rank keeps by that of its gradient."""
-        return self._metrics | kept_ratio(self._feedback.norm(), float(self._norm)) if self._metrics else {}
+        return self._metrics | residual_ratio_metric(self._feedback.norm(), float(self._norm)) if self._metrics else {}
 
     def state(self) -> dict[str, Tensor]:
         """Residuals and the number of steps, of this rank; live tensors, changed by the next step."""
@@ -216,7 +216,7 @@ class _Choice:
         """The values in quanta: int32."""
         return (self.values / self.quantum).round_().to(torch.int32)
 
-    def finish(self, feedback: Feedback, arrived: Tensor, union: Tensor, sums: Tensor) -> None:
+    def finish(self, feedback: ErrorFeedback, arrived: Tensor, union: Tensor, sums: Tensor) -> None:
         """Keep what did not arrive, and put the sums in the tensor's place.
 
         Args:
@@ -226,7 +226,7 @@ class _Choice:
             sums: int32, in quanta, at these.
         """
         sent = self.numbers().float() * self.quantum
-        feedback.keep(self.key, self.whole, self.places[arrived], sent[arrived])
+        feedback.store_residual(self.key, self.whole, self.places[arrived], sent[arrived])
         values = sums.float() * self.quantum
         if self.tensor.is_contiguous() and self.tensor.dtype == torch.float32:
             flat = self.tensor.view(-1).zero_()

@@ -6,16 +6,16 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-Form = Literal["ours", "paper"]
-Mapping = Literal["linear", "log", "rank"]
+VarianceForm = Literal["ours", "paper"]
+DensityMapping = Literal["linear", "log", "rank"]
 
 
 def sparsities(
     variances: Sequence[float],
     sizes: Sequence[int],
     limits: tuple[float, float] = (0.7, 0.95),
-    mapping: Mapping = "linear",
-    form: Form = "ours",
+    mapping: DensityMapping = "linear",
+    form: VarianceForm = "ours",
 ) -> list[float]:
     """The share of each layer that is not sent, s: the more a layer's gradients vary, the smaller.
 
@@ -50,7 +50,7 @@ def counts(sparsity: Sequence[float], sizes: Sequence[int]) -> list[int]:
     return [min(size, math.ceil((1 - share) * size * (1 - 1e-12))) for share, size in zip(sparsity, sizes, strict=True)]
 
 
-def _heights(variances: list[float], mapping: Mapping) -> list[float]:
+def _heights(variances: list[float], mapping: DensityMapping) -> list[float]:
     """Where each variance stands between the smallest, 0, and the largest, 1."""
     finite = [variance for variance in variances if variance < math.inf]
     if mapping == "rank":

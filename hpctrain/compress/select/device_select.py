@@ -10,18 +10,18 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-Find = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+ThresholdSelect = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Values [n] in fp32, contiguous, and a threshold above zero [] -> positions [k], int64, ascending, of the numbers
 whose magnitude reaches it, and these numbers [k]; never of what is not a number."""
 
 
 def at_least(values: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the magnitude reaches a threshold, and the numbers there, in whichever way is faster here; see `Find`."""
-    return finder(values.device)(values, threshold)
+    """Where the magnitude reaches a threshold, and the numbers there, in whichever way is faster here; see `ThresholdSelect`."""
+    return threshold_select(values.device)(values, threshold)
 
 
 @functools.cache
-def finder(device: torch.device) -> Find:
+def threshold_select(device: torch.device) -> ThresholdSelect:
     """The kernels on a CUDA or ROCm device where there is Triton, which torch's wheels for GPUs bring along; elsewhere
     torch's own operations. Both find the same."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
@@ -43,6 +43,6 @@ def finder(device: torch.device) -> Find:
 
 
 def by_torch(values: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
-    """`Find` in torch's own operations."""
+    """`ThresholdSelect` in torch's own operations."""
     positions = (values.abs() >= threshold).nonzero().flatten()
     return positions, values.index_select(0, positions)

@@ -31,7 +31,7 @@ BLOCK = 1024
 """Numbers in a block of `block`, about."""
 _TINY = torch.finfo(torch.float32).tiny
 
-_Found = tuple[Tensor, Tensor | None]
+_Selected = tuple[Tensor, Tensor | None]
 """Positions, and the numbers there where they came along for nothing."""
 
 
@@ -70,7 +70,7 @@ def seed_of(seed: int, step: int, layer: int) -> int:
     return ((seed * 1_000_003 + step) * 65_537 + layer) % 2**63
 
 
-def _choose(values: Tensor, k: int, how: Selector, seed: int) -> _Found:
+def _choose(values: Tensor, k: int, how: Selector, seed: int) -> _Selected:
     n = values.numel()
     if k < 1:
         return torch.empty(0, dtype=torch.int64, device=values.device), None
@@ -91,7 +91,7 @@ def _exact(values: Tensor, k: int) -> Tensor:
     return places[magnitudes >= _TINY].sort().values
 
 
-def _sampled(values: Tensor, k: int, seed: int) -> _Found:
+def _sampled(values: Tensor, k: int, seed: int) -> _Selected:
     n = values.numel()
     size = min(SAMPLE, n // 8, -(-HITS * n // k))
     # Drawn, not strided: a stride that divides the width of a matrix would look at a few of its columns only.
@@ -131,7 +131,7 @@ def _stratified(n: int, k: int, seed: int) -> Tensor:
     return starts[:-1] + (drawn * widths).long()
 
 
-def _at_least(values: Tensor, threshold: Tensor) -> _Found:
+def _at_least(values: Tensor, threshold: Tensor) -> _Selected:
     """Where the magnitude reaches a threshold; never where a value is not a number."""
     if values.device.type != "cpu":
         return device_select.at_least(values, threshold)

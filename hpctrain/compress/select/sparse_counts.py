@@ -10,14 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpctrain.compress.select.densities import Form, Mapping, counts, sparsities
+from hpctrain.compress.select.densities import DensityMapping, VarianceForm, counts, sparsities
 from hpctrain.compress.select.moments import Moments
 
 _SPARSITY = "sparsity."
 _UNKNOWN = -1.0
 
 
-class Counts(Protocol):
+class SendCounts(Protocol):
     """Decides for every step; all ranks decide the same."""
 
     def watches(self, step: int) -> bool:
@@ -59,7 +59,7 @@ class Counts(Protocol):
         """Go on from what `state` gave; what is missing starts afresh."""
 
 
-class FixedCounts:
+class FixedSendCounts:
     """The same share of every tensor, after steps that send everything."""
 
     def __init__(self, group: dist.ProcessGroup, density: float, warmup_steps: int) -> None:
@@ -101,15 +101,15 @@ class AdaptiveSettings:
 
     limits: tuple[float, float] = (0.7, 0.95)
     """s_min and s_max."""
-    mapping: Mapping = "linear"
-    form: Form = "ours"
+    mapping: DensityMapping = "linear"
+    form: VarianceForm = "ours"
     warmup_steps: int = 50
     """Steps that are measured; the first ones send everything."""
     reprofile_every: int | None = None
     """Steps from the beginning of one profile to that of the next. Default: there is only one."""
 
 
-class AdaptiveCounts:
+class AdaptiveSendCounts:
     """The share of each tensor follows the variance of its gradients over a number of steps."""
 
     def __init__(self, group: dist.ProcessGroup, layers: int, settings: AdaptiveSettings) -> None:

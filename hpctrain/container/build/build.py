@@ -11,12 +11,12 @@ from pathlib import Path
 
 from hpctrain.base.atomic import storage_errors, sync_folder
 from hpctrain.base.clock import Clock
-from hpctrain.base.errors import HpctrainError, InputError, Refused
+from hpctrain.base.errors import HpctrainError, InputError, RefusedError
 from hpctrain.base.process import Runner
 from hpctrain.container.run.binds import ENVIRONMENT
 from hpctrain.container.run.runtime import Host, Runtime
 from hpctrain.container.build.labels import INPUTS, labels_of
-from hpctrain.container.build.recipe import Recipe, definition, inputs_sha256
+from hpctrain.container.build.recipe import ImageRecipe, definition, inputs_sha256
 
 COMPRESSION = "-comp zstd -Xcompression-level 1"
 """Of mksquashfs: 206 MB and 5 s for torch's packages, where its own choice takes 187 s for 191 MB."""
@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Rights:
+class BuildPermissions:
     """What this user may do here that a build needs."""
 
     host: Host
@@ -35,7 +35,7 @@ class Rights:
 
 
 @dataclass(frozen=True)
-class Built:
+class BuildResult:
     """An image that is there."""
 
     image: Path
@@ -45,21 +45,21 @@ class Built:
     time_s: float
 
 
-def this_user(host: Host, limit: Path = Path("/proc/sys/user/max_user_namespaces")) -> Rights:
+def build_permissions(host: Host, limit: Path = Path("/proc/sys/user/max_user_namespaces")) -> BuildPermissions:
     """The rights of this process."""
     try:
         allowed = int(limit.read_text()) > 0
     except (OSError, ValueError):
         allowed = False
-    return Rights(host, allowed)
+    return BuildPermissions(host, allowed)
 
 
-def build_options(rights: Rights, runtime: Runtime, recipe: Recipe, remote: bool) -> list[str]:
+def build_options(rights: BuildPermissions, runtime: Runtime, recipe: ImageRecipe, remote: bool) -> list[str]:
     """Options of `apptainer build` for who builds, and what.
 
     Raises:
         InputError: the definition takes files of this machine, which a remote build does not see.
-        Refused: this user may build here in no way.
+        RefusedError: this user may build here in no way.
     """
     options = ["--mksquashfs-args", COMPRESSION] if runtime.name == "apptainer" else []
     if remote:
@@ -69,7 +69,7 @@ def build_options(rights: Rights, runtime: Runtime, recipe: Recipe, remote: bool
     # Root with all rights needs nothing; root without them, and everybody else, is root in a namespace of their own.
     if not rights.host.is_root or rights.host.needs_user_namespace:
         if not rights.user_namespaces:
-            raise Refused(
+            raise RefusedError(
                 "images cannot be built here: this system gives users no user namespaces; add --remote (after "
                 f"`{runtime.name} remote login`), or build elsewhere and copy the file"
             )
@@ -80,9 +80,9 @@ def build_options(rights: Rights, runtime: Runtime, recipe: Recipe, remote: bool
 
 
 def build(
-    recipe: Recipe, image: Path, commit: str, runtime: Runtime, options: list[str], runner: Runner, clock: Clock,
+    recipe: ImageRecipe, image: Path, commit: str, runtime: Runtime, options: list[str], runner: Runner, clock: Clock,
     environ: Mapping[str, str], say: Say, force: bool = False,
-) -> Built:  # fmt: skip
+) -> BuildResult:  # fmt: skip
     """Build the image unless one of the same inputs is there.
 
     On any error, and when interrupted, what was there before is unchanged and nothing else is left.
@@ -97,7 +97,7 @@ def build(
     """
     started, inputs = clock.now(), inputs_sha256(recipe)
     if image.exists() and not force and _is_of(image, inputs, runtime, runner):
-        return Built(image, False, image.stat().st_size, 0.0)
+        return BuildResult(image, False, image.stat().st_size, 0.0)
     with storage_errors(image):
         image.parent.mkdir(parents=True, exist_ok=True)
     temporary = image.with_name(f".{image.name}.{os.getpid()}.tmp.sif")
@@ -119,7 +119,7 @@ def build(
             sync_folder(image.parent)
     finally:
         temporary.unlink(missing_ok=True)
-    return Built(image, True, image.stat().st_size, clock.now() - started)
+    return BuildResult(image, True, image.stat().st_size, clock.now() - started)
 
 
 def _is_of(image: Path, inputs: str, runtime: Runtime, runner: Runner) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from spython.main.parse.parsers import DockerParser
 
-from hpctrain.base.errors import FileError, InputError, Mistake
+from hpctrain.base.errors import FileError, InputError, FieldError
 
 _NO_MEANING = ("HEALTHCHECK", "EXPOSE", "STOPSIGNAL", "USER", "LABEL", "MAINTAINER", "VOLUME", "ONBUILD", "SHELL")
 """Instructions that say nothing in an Apptainer image: it runs as who starts it, and nobody watches it."""
@@ -48,11 +48,11 @@ def read_dockerfile(path: Path) -> Dockerfile:
     try:
         lines = _instructions(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
-        raise FileError(path, [Mistake("", f"cannot read: {error}")]) from None
+        raise FileError(path, [FieldError("", f"cannot read: {error}")]) from None
     dropped = [line for _, word, line in lines if word in _NO_MEANING]
     kept = [_rewritten(path, number, word, line) for number, word, line in lines if word not in _NO_MEANING]
     if sum(line.startswith("FROM ") for line in kept) != 1:
-        raise FileError(path, [Mistake("FROM", "only Dockerfiles with one FROM can be built; build the others first")])
+        raise FileError(path, [FieldError("FROM", "only Dockerfiles with one FROM can be built; build the others first")])
     recipe = _parse(path, kept)
     source = str(recipe.fromHeader)
     bootstrap, name = next(
@@ -93,7 +93,7 @@ def _rewritten(path: Path, number: int, word: str, line: str) -> str:
         try:
             return f"{word} {shlex.join(json.loads(rest))}"
         except (ValueError, TypeError):
-            raise FileError(path, [Mistake(word, f"found {rest!r}; write a JSON list, or a command", number)]) from None
+            raise FileError(path, [FieldError(word, f"found {rest!r}; write a JSON list, or a command", number)]) from None
     if word == "ENV" and "=" not in rest.split(maxsplit=1)[0]:
         name, _, value = rest.partition(" ")
         return f'ENV {name}="{value.strip()}"'
@@ -101,7 +101,7 @@ def _rewritten(path: Path, number: int, word: str, line: str) -> str:
         options = [item for item in rest.split() if item.startswith("--")]
         if any(item.startswith("--from") for item in options):
             raise FileError(
-                path, [Mistake(word, "--from: several stages cannot be built; build the others first", number)]
+                path, [FieldError(word, "--from: several stages cannot be built; build the others first", number)]
             )
         rest = " ".join(item for item in rest.split() if not item.startswith("--"))
         rest = " ".join(json.loads(rest)) if rest.startswith("[") else rest
@@ -109,7 +109,7 @@ def _rewritten(path: Path, number: int, word: str, line: str) -> str:
             return f"RUN {_download(rest)}"
         return f"{word} {rest}"
     if word not in ("RUN", "CMD", "ENTRYPOINT", "ENV", "ARG", "FROM", "WORKDIR"):
-        raise FileError(path, [Mistake(word, "is no instruction that can be built", number)])
+        raise FileError(path, [FieldError(word, "is no instruction that can be built", number)])
     return f"{word} {rest}"
 
 
@@ -130,7 +130,7 @@ def _parse(path: Path, lines: list[str]) -> DockerParser:
             recipes = DockerParser(str(rewritten)).recipe
         except Exception as error:  # whatever a parser of other people's files stumbles over
             raise FileError(
-                path, [Mistake("", f"spython cannot read it: {error}; write a definition by hand")]
+                path, [FieldError("", f"spython cannot read it: {error}; write a definition by hand")]
             ) from None
     recipe = next(iter(recipes.values()))
     if not recipe.fromHeader:

@@ -13,12 +13,12 @@ from packaging.requirements import Requirement
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import Runner
 
-OWN = "hpctrain"
-SEEDS = (
+HPCTRAIN_DISTRIBUTION = "hpctrain"
+DEBIAN_SEED_PACKAGES = (
     "python3-minimal", "bash", "dash", "coreutils", "grep", "sed", "libc-bin", "libstdc++6", "libgcc-s1", "media-types",
 )  # fmt: skip
 """Debian packages that a small image is made of, with what these depend on; libstdc++6 is for torch."""
-_LEFT_OUT = ("debconf", "dpkg", "perl-base", "tar", "install-info", "login", "mawk", "gcc-12-base")
+_OMITTED_DEBIAN_PACKAGES = ("debconf", "dpkg", "perl-base", "tar", "install-info", "login", "mawk", "gcc-12-base")
 """Only needed where packages are installed."""
 
 
@@ -32,19 +32,19 @@ def locked_packages(extras: Sequence[str] = ()) -> list[str]:
         InputError: a package is not installed here.
     """
     found: dict[str, str] = {}
-    waiting = [(OWN, tuple(extras))]
+    waiting = [(HPCTRAIN_DISTRIBUTION, tuple(extras))]
     while waiting:
         name, wanted = waiting.pop()
         try:
             distribution = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             raise InputError(f"{name}: not installed here, and hpctrain needs it; install hpctrain again") from None
-        if name != OWN:
+        if name != HPCTRAIN_DISTRIBUTION:
             found[name] = distribution.version.partition("+")[0]
         for text in distribution.requires or []:
             requirement = Requirement(text)
             key = _normal(requirement.name)
-            if key not in found and key != OWN and _applies(requirement, wanted):
+            if key not in found and key != HPCTRAIN_DISTRIBUTION and _applies(requirement, wanted):
                 waiting.append((key, tuple(requirement.extras)))
     return [f"{name}=={version}" for name, version in sorted(found.items())]
 
@@ -61,7 +61,7 @@ def debian_packages(runner: Runner) -> list[str]:
         InputError: this is no Debian, or its Python is another one than hpctrain's.
     """
     python = ".".join(platform.python_version_tuple()[:2])
-    wanted = [*SEEDS, f"python{python}-minimal", f"libpython{python}-stdlib"]
+    wanted = [*DEBIAN_SEED_PACKAGES, f"python{python}-minimal", f"libpython{python}-stdlib"]
     known = _installed(runner)
     if f"python{python}-minimal" not in known:
         raise InputError(
@@ -74,7 +74,7 @@ def debian_packages(runner: Runner) -> list[str]:
         name = waiting.pop()
         if name not in found:
             found.add(name)
-            waiting += [other for other in known[name][1] if other in known and other not in _LEFT_OUT]
+            waiting += [other for other in known[name][1] if other in known and other not in _OMITTED_DEBIAN_PACKAGES]
     return [f"{name}={known[name][0]}" for name in sorted(found)]
 
 

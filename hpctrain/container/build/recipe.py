@@ -11,7 +11,7 @@ import jinja2
 
 from hpctrain import __version__
 from hpctrain.base.errors import InputError
-from hpctrain.base.packaged import packaged
+from hpctrain.base.packaged import package_data_path
 from hpctrain.container.build.dockerfile import Dockerfile, read_dockerfile
 from hpctrain.container.build.lock import lock_sha256
 
@@ -58,13 +58,13 @@ def parse_base(text: str, source: str | None = None) -> Base:
     raise InputError(f"--base: found {text!r}; allowed: {BASES}")
 
 
-def usual_environment(kind: Kind) -> Environment:
+def default_environment(kind: Kind) -> Environment:
     """How packages get inside unless somebody says otherwise."""
     return "bind" if kind == "cpu-small" else "install"
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ImageRecipe:
     """Everything that decides what is in an image."""
 
     base: Base
@@ -83,7 +83,7 @@ class Recipe:
     version: str = __version__
 
 
-def inputs_sha256(recipe: Recipe) -> str:
+def inputs_sha256(recipe: ImageRecipe) -> str:
     """Names everything that the image depends on: an image with this label need not be built again."""
     own = _stamp(recipe.base.source) if recipe.base.kind == "localimage" and recipe.base.source else ""
     files = [_stamp(origin) for origin, _ in recipe.base.docker.files] if recipe.base.docker else []
@@ -91,14 +91,14 @@ def inputs_sha256(recipe: Recipe) -> str:
     return hashlib.sha256("\n".join([text, own, *files]).encode()).hexdigest()
 
 
-def definition(recipe: Recipe, commit: str, inputs: str | None = None) -> str:
+def definition(recipe: ImageRecipe, commit: str, inputs: str | None = None) -> str:
     """The text of the definition file.
 
     Args:
         commit: git commit of the hpctrain that builds it; no input, as hpctrain itself comes with each run.
     """
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(packaged("containers")), undefined=jinja2.StrictUndefined,
+        loader=jinja2.FileSystemLoader(package_data_path("containers")), undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     kind = recipe.base.kind

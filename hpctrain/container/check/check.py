@@ -7,16 +7,26 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Level = Literal["ok", "note", "problem"]
-SAME = ("submitit", "cloudpickle")
+SAME_VERSION_PACKAGES = ("submitit", "cloudpickle")
 """A job's task reads with these what submit wrote with them."""
-NEEDED = ("click", "ClusterShell", "numpy", "psutil", "pydantic", "pyyaml", "safetensors", "scipy", "tokenizers")
+REQUIRED_PACKAGES = (
+    "click",
+    "ClusterShell",
+    "numpy",
+    "psutil",
+    "pydantic",
+    "pyyaml",
+    "safetensors",
+    "scipy",
+    "tokenizers",
+)
 SLOW_START_S = 5.0
 CUDA_OF_DRIVER = ((580, (13, 0)), (525, (12, 0)), (450, (11, 0)))
 """Oldest driver for each major version of CUDA; its minor versions are compatible (CUDA's release notes, table 2)."""
 
 
 @dataclass(frozen=True)
-class Finding:
+class ImageFinding:
     """One thing that was looked at."""
 
     name: str
@@ -27,7 +37,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Outside:
+class HostEnvironment:
     """What the image is held against."""
 
     python: str
@@ -40,7 +50,7 @@ class Outside:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ImageExamination:
     """What was seen of the image."""
 
     inside: Mapping[str, Any]
@@ -54,7 +64,7 @@ class Seen:
     file_system: str
 
 
-def findings_of(outside: Outside, seen: Seen) -> list[Finding]:
+def check_image(outside: HostEnvironment, seen: ImageExamination) -> list[ImageFinding]:
     """Every finding, in order."""
     torch = seen.inside["torch"]
     found = [_python(outside, seen), *_packages(outside, seen), _torch(torch)]
@@ -63,96 +73,98 @@ def findings_of(outside: Outside, seen: Seen) -> list[Finding]:
     if outside.infiniband:
         lost = not seen.inside["infiniband"]
         words = "the devices are not seen inside: set `mount dev = yes`, or do without --contain" if lost else ""
-        found.append(Finding("infiniband", "problem" if lost else "ok", ", ".join(outside.infiniband), words))
+        found.append(ImageFinding("infiniband", "problem" if lost else "ok", ", ".join(outside.infiniband), words))
     found += [_folder(name, seen.inside[name]) for name in ("home", "temporary", "shared_memory")]
     if outside.contained:
         words = "hides home, /tmp and devices from the image: unset it"
-        found.append(Finding("environment", "problem", ", ".join(outside.contained), words))
+        found.append(ImageFinding("environment", "problem", ", ".join(outside.contained), words))
     return [*found, _signals(seen), _start(seen)]
 
 
-def worst(findings: Sequence[Finding]) -> Level:
+def worst_level(findings: Sequence[ImageFinding]) -> Level:
     """The level that counts for all of them."""
     levels = {finding.level for finding in findings}
     return "problem" if "problem" in levels else "note" if "note" in levels else "ok"
 
 
-def _python(outside: Outside, seen: Seen) -> Finding:
+def _python(outside: HostEnvironment, seen: ImageExamination) -> ImageFinding:
     inside = str(seen.inside["python"])
     same = inside.split(".")[:2] == outside.python.split(".")[:2]
     words = "" if same else f"here it is {outside.python}: the minor versions must agree, submit and task share pickles"
-    return Finding("python", "ok" if same else "problem", inside, words)
+    return ImageFinding("python", "ok" if same else "problem", inside, words)
 
 
-def _packages(outside: Outside, seen: Seen) -> list[Finding]:
+def _packages(outside: HostEnvironment, seen: ImageExamination) -> list[ImageFinding]:
     inside: Mapping[str, str | None] = seen.inside["packages"]
     found = []
-    for name in SAME:
+    for name in SAME_VERSION_PACKAGES:
         here, there = outside.packages.get(name), inside.get(name)
         words = "" if here == there else f"here it is {here}; build the image again, or install that version in it"
-        found.append(Finding(name, "problem" if words else "ok", there or "missing", words))
-    missing = [name for name in NEEDED if inside.get(name) is None]
+        found.append(ImageFinding(name, "problem" if words else "ok", there or "missing", words))
+    missing = [name for name in REQUIRED_PACKAGES if inside.get(name) is None]
     words = "hpctrain needs them: build the image with `hpctrain image build`" if missing else ""
-    value = f"missing: {', '.join(missing)}" if missing else f"{len(NEEDED)} are there"
-    return [*found, Finding("packages", "problem" if missing else "ok", value, words)]
+    value = f"missing: {', '.join(missing)}" if missing else f"{len(REQUIRED_PACKAGES)} are there"
+    return [*found, ImageFinding("packages", "problem" if missing else "ok", value, words)]
 
 
-def _torch(torch: Mapping[str, Any]) -> Finding:
+def _torch(torch: Mapping[str, Any]) -> ImageFinding:
     if "error" in torch:
         words = "torch cannot be imported inside; an image of --base cpu-small sees the packages installed here"
-        return Finding("torch", "problem", str(torch["error"]), words)
+        return ImageFinding("torch", "problem", str(torch["error"]), words)
     build = f"CUDA {torch['cuda']}" if torch["cuda"] else f"ROCm {torch['hip']}" if torch["hip"] else "CPU"
-    return Finding("torch", "ok", f"{torch['version']} ({build})")
+    return ImageFinding("torch", "ok", f"{torch['version']} ({build})")
 
 
-def _gloo(torch: Mapping[str, Any]) -> Finding:
+def _gloo(torch: Mapping[str, Any]) -> ImageFinding:
     words = "" if torch["gloo"] else "torch was built without it; runs on CPUs and saving need it"
-    return Finding("gloo", "ok" if torch["gloo"] else "problem", "there" if torch["gloo"] else "missing", words)
+    return ImageFinding("gloo", "ok" if torch["gloo"] else "problem", "there" if torch["gloo"] else "missing", words)
 
 
-def _gpu(outside: Outside, seen: Seen, torch: Mapping[str, Any]) -> list[Finding]:
+def _gpu(outside: HostEnvironment, seen: ImageExamination, torch: Mapping[str, Any]) -> list[ImageFinding]:
     if outside.driver is None:
         words = "no NVIDIA driver here: this part can only be judged on a node with GPUs" if torch["cuda"] else ""
-        return [Finding("driver", "note", "none", words)] if words else []
+        return [ImageFinding("driver", "note", "none", words)] if words else []
     if not torch["cuda"]:
-        return [Finding("driver", "note", outside.driver, "the image's torch uses no NVIDIA GPUs")]
+        return [ImageFinding("driver", "note", outside.driver, "the image's torch uses no NVIDIA GPUs")]
     known = [newest for oldest, newest in CUDA_OF_DRIVER if int(outside.driver.partition(".")[0]) >= oldest]
     wanted = int(str(torch["cuda"]).partition(".")[0])
     old = not known or known[0][0] < wanted
     words = f"too old for CUDA {torch['cuda']}: build with an older --cuda" if old else ""
-    found = [Finding("driver", "problem" if old else "ok", outside.driver, words)]
+    found = [ImageFinding("driver", "problem" if old else "ok", outside.driver, words)]
     if not seen.inside["nvidia"] or not torch["devices"]:
-        found.append(Finding("GPUs", "problem", "none seen inside", "container.nv: auto or yes makes them visible"))
+        found.append(
+            ImageFinding("GPUs", "problem", "none seen inside", "container.nv: auto or yes makes them visible")
+        )
     else:
-        found.append(Finding("GPUs", "ok", f"{torch['devices']}"))
+        found.append(ImageFinding("GPUs", "ok", f"{torch['devices']}"))
     words = "" if torch["nccl"] else "torch was built without it: GPUs of several nodes cannot work together"
-    return [*found, Finding("NCCL", "ok" if torch["nccl"] else "problem", torch["nccl"] or "missing", words)]
+    return [*found, ImageFinding("NCCL", "ok" if torch["nccl"] else "problem", torch["nccl"] or "missing", words)]
 
 
-def _folder(name: str, reason: str | None) -> Finding:
+def _folder(name: str, reason: str | None) -> ImageFinding:
     words = "" if reason is None else "cannot be written to inside; bind it, or leave out --contain and --no-home"
     level: Level = "ok" if reason is None else "note" if name == "home" else "problem"
-    return Finding(name.replace("_", " "), level, "can be written to" if reason is None else reason, words)
+    return ImageFinding(name.replace("_", " "), level, "can be written to" if reason is None else reason, words)
 
 
-def _signals(seen: Seen) -> Finding:
+def _signals(seen: ImageExamination) -> ImageFinding:
     missing = [name for name in ("SIGTERM", "SIGUSR2") if name not in seen.signals]
     if missing:
         words = "a preempted run could not save: use Apptainer without a wrapper of the site's own"
-        return Finding("signals", "problem", f"not delivered: {', '.join(missing)}", words)
+        return ImageFinding("signals", "problem", f"not delivered: {', '.join(missing)}", words)
     if not seen.survived:
         words = (
             "the image's files vanish when Slurm signals a job, before it has saved; a folder instead of a .sif "
             "(`apptainer build --sandbox`) does not have that"
         )
-        return Finding("signals", "problem", "delivered, and end the image's file system", words)
-    return Finding("signals", "ok", "SIGTERM and SIGUSR2 are delivered")
+        return ImageFinding("signals", "problem", "delivered, and end the image's file system", words)
+    return ImageFinding("signals", "ok", "SIGTERM and SIGUSR2 are delivered")
 
 
-def _start(seen: Seen) -> Finding:
+def _start(seen: ImageExamination) -> ImageFinding:
     value = (
         f"{seen.starts_s[0]:.2f} s, then {seen.starts_s[1]:.2f} s, from {seen.file_system or 'an unknown file system'}"
     )
     slow = seen.starts_s[1] > SLOW_START_S
     words = "every node starts it once an attempt: put the image on a faster file system" if slow else ""
-    return Finding("start", "note" if slow else "ok", value, words)
+    return ImageFinding("start", "note" if slow else "ok", value, words)

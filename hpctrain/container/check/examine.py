@@ -19,23 +19,23 @@ import psutil
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError
 from hpctrain.base.process import Runner
-from hpctrain.container.check.check import NEEDED, SAME, Outside, Seen
+from hpctrain.container.check.check import REQUIRED_PACKAGES, SAME_VERSION_PACKAGES, HostEnvironment, ImageExamination
 from hpctrain.container.run.binds import LIBRARY, Bind
 from hpctrain.container.run.entry import PYTHON, entry_command, entry_environment
-from hpctrain.container.run.keeper import keep_files
+from hpctrain.container.run.keeper import with_surviving_mount
 from hpctrain.container.run.runtime import Host, Runtime, Which
 from hpctrain.records.run.run import Container
 
-LOOK_S = 300.0
+EXAMINE_TIMEOUT_S = 300.0
 READY_S = 60.0
 SIGNALS_S = 30.0
 POLL_S = 0.05
-_HIDING = ("COMPAT", "CONTAIN", "CONTAINALL", "NO_HOME", "CLEANENV", "NO_MOUNT")
+_ISOLATION_SETTINGS = ("COMPAT", "CONTAIN", "CONTAINALL", "NO_HOME", "CLEANENV", "NO_MOUNT")
 _INSIDE = f"{LIBRARY}/hpctrain/image/inside.py"
 
 
 @dataclass(frozen=True)
-class Way:
+class ImageStart:
     """How the image is started."""
 
     container: Container
@@ -52,23 +52,23 @@ class Way:
     def environment(self, tools: Path) -> dict[str, str]:
         """What it starts with; `tools` is an empty folder."""
         env = entry_environment(self.container, self.environ, self.runtime.prefix)
-        return keep_files(env, tools, self.which, alone=True)
+        return with_surviving_mount(env, tools, self.which, alone=True)
 
 
-def outside_of(environ: Mapping[str, str], driver: str | None) -> Outside:
+def host_environment(environ: Mapping[str, str], driver: str | None) -> HostEnvironment:
     """This machine and this Python."""
     infiniband = Path("/dev/infiniband")
-    names = [f"{maker}_{name}" for maker in ("APPTAINER", "SINGULARITY") for name in _HIDING]
-    return Outside(
+    names = [f"{maker}_{name}" for maker in ("APPTAINER", "SINGULARITY") for name in _ISOLATION_SETTINGS]
+    return HostEnvironment(
         python=platform.python_version(),
-        packages={name: importlib.metadata.version(name) for name in SAME},
+        packages={name: importlib.metadata.version(name) for name in SAME_VERSION_PACKAGES},
         driver=driver,
         infiniband=sorted(path.name for path in infiniband.iterdir()) if infiniband.is_dir() else [],
         contained=[name for name in names if environ.get(name)],
     )
 
 
-def examine(way: Way, file_system: str, runner: Runner, clock: Clock) -> Seen:
+def examine(way: ImageStart, file_system: str, runner: Runner, clock: Clock) -> ImageExamination:
     """Start the image four times: twice for nothing, to look around, and to be signalled.
 
     Raises:
@@ -77,18 +77,22 @@ def examine(way: Way, file_system: str, runner: Runner, clock: Clock) -> Seen:
     with tempfile.TemporaryDirectory(prefix="hpctrain-image-") as folder:
         env = way.environment(Path(folder, "tools"))
         times = [_start(way, env, runner, clock) for _ in range(2)]
-        done = runner.run(way.command([PYTHON, _INSIDE, "look", *SAME, *NEEDED]), timeout_s=LOOK_S, env=env)
+        done = runner.run(
+            way.command([PYTHON, _INSIDE, "look", *SAME_VERSION_PACKAGES, *REQUIRED_PACKAGES]),
+            timeout_s=EXAMINE_TIMEOUT_S,
+            env=env,
+        )
         inside = _answer(done.stdout)
         if inside is None:
             raise HpctrainError(f"{way.container.image}: {_last(done.stderr) or f'it ended with {done.code}'}")
         came, survived = _signalled(way, env, Path(folder, "signals.log"), runner, clock)
-    return Seen(inside, came, survived, times, file_system)
+    return ImageExamination(inside, came, survived, times, file_system)
 
 
-def _start(way: Way, env: Mapping[str, str], runner: Runner, clock: Clock) -> float:
+def _start(way: ImageStart, env: Mapping[str, str], runner: Runner, clock: Clock) -> float:
     """Seconds to start Python inside and end it."""
     before = clock.now()
-    done = runner.run(way.command([PYTHON, "-S", "-c", "pass"]), timeout_s=LOOK_S, env=env)
+    done = runner.run(way.command([PYTHON, "-S", "-c", "pass"]), timeout_s=EXAMINE_TIMEOUT_S, env=env)
     if done.code != 0:
         raise HpctrainError(
             f"{way.container.image}: {PYTHON} cannot be started in it: {_last(done.stderr) or f'code {done.code}'}"
@@ -96,7 +100,9 @@ def _start(way: Way, env: Mapping[str, str], runner: Runner, clock: Clock) -> fl
     return clock.now() - before
 
 
-def _signalled(way: Way, env: Mapping[str, str], log: Path, runner: Runner, clock: Clock) -> tuple[list[str], bool]:
+def _signalled(
+    way: ImageStart, env: Mapping[str, str], log: Path, runner: Runner, clock: Clock
+) -> tuple[list[str], bool]:
     """The signals that reached a process inside, and whether it could read from the image afterwards."""
     process = runner.start(way.command([PYTHON, _INSIDE, "signals"]), env=env, log=log)
     try:

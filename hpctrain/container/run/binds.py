@@ -17,7 +17,7 @@ LIBRARY = "/opt/hpctrain/lib"
 """On the module path inside: the hpctrain that submits, so that no image has to be built again for a new one."""
 ENVIRONMENT = "/opt/hpctrain/environment"
 """Inside: the packages that the submitting hpctrain is installed beside. Only images built for that look there."""
-_SEEN_ANYWAY = (Path("/tmp"), Path("/var/tmp"))
+_ALWAYS_MOUNTED = (Path("/tmp"), Path("/var/tmp"))
 _TEMPORARY = ("SLURM_TMPDIR", "TMPDIR")
 
 
@@ -111,5 +111,5 @@ def _temporary(run: Run, environ: Mapping[str, str]) -> list[Path]:
     return [
         path
         for path in dict.fromkeys(paths)
-        if path.is_dir() and not any(path == seen or seen in path.parents for seen in _SEEN_ANYWAY)
+        if path.is_dir() and not any(path == seen or seen in path.parents for seen in _ALWAYS_MOUNTED)
     ]

@@ -14,7 +14,7 @@ from hpctrain.records.run.run import Container
 
 PYTHON = "python3"
 """Python inside an image, looked up on the image's own path."""
-MARK = "HPCTRAIN_IMAGE"
+IMAGE_VARIABLE = "HPCTRAIN_IMAGE"
 """Set inside: the image's path."""
 
 
@@ -52,7 +52,7 @@ def variables(container: Container, environ: Mapping[str, str], code: Path | Non
     """
     own = {name: Template(value).safe_substitute(environ) for name, value in container.env.items()}
     path = os.pathsep.join(filter(None, [str(code) if code else None, LIBRARY, own.get("PYTHONPATH")]))
-    return {"PYTHONNOUSERSITE": "1", **own, MARK: container.image, "PYTHONPATH": path}
+    return {"PYTHONNOUSERSITE": "1", **own, IMAGE_VARIABLE: container.image, "PYTHONPATH": path}
 
 
 def pyxis_options(container: Container, binds: Sequence[Bind]) -> list[str]:
@@ -64,11 +64,11 @@ def pyxis_options(container: Container, binds: Sequence[Bind]) -> list[str]:
 def pyxis_command(container: Container, command: Sequence[str]) -> str:
     """The task of a step that pyxis starts in the image, for a shell, which fills in $NAME."""
     pairs = variables(container, {})  # nothing is filled in from no environment: the shell does it
-    words = [f"{name}={_filled_in(value)}" for name, value in pairs.items()]
+    words = [f"{name}={_expand_variables(value)}" for name, value in pairs.items()]
     return " ".join(["env", *words, shlex.join(command)])
 
 
-def _filled_in(value: str) -> str:
+def _expand_variables(value: str) -> str:
     """In double quotes, where a shell fills in $NAME and does nothing else."""
     for found, written in (("\\", "\\\\"), ('"', '\\"'), ("`", "\\`"), ("$(", "\\$(")):
         value = value.replace(found, written)

@@ -19,7 +19,7 @@ from hpctrain.container.run.runtime import Which
 PROGRAM = "squashfuse_ll"
 
 
-def keep_files(environ: Mapping[str, str], folder: Path, which: Which, alone: bool) -> dict[str, str]:
+def with_surviving_mount(environ: Mapping[str, str], folder: Path, which: Which, alone: bool) -> dict[str, str]:
     """The environment with such a script first on the path; unchanged where there is no such program.
 
     Args:

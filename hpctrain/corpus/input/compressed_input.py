@@ -14,33 +14,33 @@ from typing import BinaryIO, cast
 from hpctrain.base.errors import FileError
 from hpctrain.base.regular_file import open_regular
 
-PACKINGS = (".gz", ".zst")
+COMPRESSED_SUFFIXES = (".gz", ".zst")
 """Suffixes of what is unpacked while it is read (RFC 1952, RFC 8878)."""
 
 _CHUNK_BYTES = 64 * 1024
 _FEED_BYTES = 2 * 1024
 """Given to the Zstandard library at once: a block of four bytes becomes 128 KiB, so this becomes 64 MiB at most."""
-FREE_BYTES = 64 * 1024 * 1024
+ALWAYS_ALLOWED_BYTES = 64 * 1024 * 1024
 """What a packed file may become whatever its size."""
-EXPANSION = 200
+MAX_EXPANSION = 200
 """Bytes that each packed one may become beyond that. Of text it is 3 to 15; of a bomb 1,000 (gzip) or 30,000 (zstd)."""
 
 
-def bare_name(path: Path) -> str:
+def uncompressed_name(path: Path) -> str:
     """The name without .gz or .zst, in small letters."""
     name = path.name.lower()
-    for packing in PACKINGS:
+    for packing in COMPRESSED_SUFFIXES:
         name = name.removesuffix(packing)
     return name
 
 
-def is_packed(path: Path) -> bool:
+def is_compressed(path: Path) -> bool:
     """Whether the file is read from its beginning only."""
-    return path.name.lower().endswith(PACKINGS)
+    return path.name.lower().endswith(COMPRESSED_SUFFIXES)
 
 
 @contextlib.contextmanager
-def unpacked(path: Path) -> Iterator[BinaryIO]:
+def open_decompressed(path: Path) -> Iterator[BinaryIO]:
     """The bytes of a file, unpacked.
 
     Raises:
@@ -51,9 +51,9 @@ def unpacked(path: Path) -> Iterator[BinaryIO]:
         with open_plain(path) as raw:
             if path.name.lower().endswith(".gz"):
                 with gzip.GzipFile(fileobj=raw) as file:
-                    yield cast(BinaryIO, io.BufferedReader(_Bounded(file.readinto1, raw), _CHUNK_BYTES))
+                    yield cast(BinaryIO, io.BufferedReader(_ExpansionGuard(file.readinto1, raw), _CHUNK_BYTES))
             elif path.name.lower().endswith(".zst"):
-                yield cast(BinaryIO, io.BufferedReader(_Bounded(_Zstandard(raw).readinto, raw), _CHUNK_BYTES))
+                yield cast(BinaryIO, io.BufferedReader(_ExpansionGuard(_Zstandard(raw).readinto, raw), _CHUNK_BYTES))
             else:
                 yield raw
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -72,7 +72,7 @@ def open_plain(path: Path) -> BinaryIO:
         raise OSError(error.mistakes[0].text) from None
 
 
-class _Bounded(io.RawIOBase):
+class _ExpansionGuard(io.RawIOBase):
     """What is unpacked, as long as it is not far more than what was read of the packed file."""
 
     def __init__(self, unpack: Callable[[memoryview], int], packed: BinaryIO) -> None:
@@ -91,9 +91,9 @@ class _Bounded(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         count = self._unpack(buffer)
         self._count += count
-        if self._count > FREE_BYTES + EXPANSION * self._packed.tell():
+        if self._count > ALWAYS_ALLOWED_BYTES + MAX_EXPANSION * self._packed.tell():
             raise OSError(
-                f"unpacks to more than {EXPANSION} times its size, which no text does (the first {FREE_BYTES // 2**20} "
+                f"unpacks to more than {MAX_EXPANSION} times its size, which no text does (the first {ALWAYS_ALLOWED_BYTES // 2**20} "
                 "MiB not counted); unpack it yourself and name the plain file if it is text"
             )
         return count

@@ -7,7 +7,7 @@ import importlib.util
 from hpctrain.base.errors import InputError
 
 
-def need(module: str, purpose: str) -> None:
+def require_library(module: str, purpose: str) -> None:
     """Make sure that a library is there, before any work is done.
 
     Raises:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hpctrain.base.errors import FileError, InputError, Mistake
-from hpctrain.corpus.input.compressed_input import PACKINGS, bare_name
-from hpctrain.corpus.input.extras import need
+from hpctrain.base.errors import FieldError, FileError, InputError
+from hpctrain.corpus.input.compressed_input import COMPRESSED_SUFFIXES, uncompressed_name
+from hpctrain.corpus.input.extras import require_library
 from hpctrain.corpus.input.work_units import Format, InputFile
 from hpctrain.records.format.document import read_json
 from hpctrain.records.format.file_name import plain_file_name
@@ -26,11 +26,11 @@ _NAMED: dict[str, Format] = {**_RECORDS, ".json": "jsonl", ".arrow": "arrow"}
 _TRAIN = re.compile(r"(^|[-_./])train([-_./]|$)")
 _OTHER = re.compile(r"(^|[-_./])(valid|validation|dev|test|eval)([-_./]|$)")
 
-Choice = Literal["auto", "text", "jsonl", "parquet", "arrow"]
+FormatChoice = Literal["auto", "text", "jsonl", "parquet", "arrow"]
 
 
 @dataclass(frozen=True)
-class Inputs:
+class InputFiles:
     """The files to read, sorted, each once."""
 
     files: tuple[InputFile, ...]
@@ -40,7 +40,7 @@ class Inputs:
     """Text files left out because they lie in a folder with files of records."""
 
 
-def find_inputs(named: Sequence[Path], choice: Choice = "auto") -> Inputs:
+def find_inputs(named: Sequence[Path], choice: FormatChoice = "auto") -> InputFiles:
     """The files that were named, and those in the folders named.
 
     A folder that `datasets` saved gives its Arrow files; one that holds .parquet or .jsonl files gives these, and of
@@ -70,12 +70,12 @@ def find_inputs(named: Sequence[Path], choice: Choice = "auto") -> Inputs:
     files = sorted(found, key=lambda file: file.path)
     _need_libraries(files)
     taken = {file.path for file in files}  # one that was also named by itself
-    return Inputs(tuple(files), *(tuple(sorted(paths - taken)) for paths in (others, beside)))
+    return InputFiles(tuple(files), *(tuple(sorted(paths - taken)) for paths in (others, beside)))
 
 
 def format_of(path: Path) -> Format:
     """What a file is, by its name; text where the name says nothing."""
-    return _NAMED.get(Path(bare_name(path)).suffix, "text")
+    return _NAMED.get(Path(uncompressed_name(path)).suffix, "text")
 
 
 def expand(patterns: Sequence[str], base: Path) -> list[Path]:
@@ -98,26 +98,26 @@ def expand(patterns: Sequence[str], base: Path) -> list[Path]:
     return found
 
 
-def _of_folder(folder: Path, choice: Choice) -> Inputs:
+def _of_folder(folder: Path, choice: FormatChoice) -> InputFiles:
     if choice in ("auto", "arrow"):
         saved = _saved_dataset(folder)
         if saved:
-            return Inputs(tuple(saved))
+            return InputFiles(tuple(saved))
     paths = list(_walk(folder))
-    texts = tuple(path for path in paths if bare_name(path).endswith(TEXT_SUFFIXES))
+    texts = tuple(path for path in paths if uncompressed_name(path).endswith(TEXT_SUFFIXES))
     formats = {} if choice == "text" else {path: _record_format(path, choice) for path in paths}
     records = {path: format_ for path, format_ in formats.items() if format_ is not None}
     if records or choice not in ("auto", "text"):
         training = dict.fromkeys(_training_files(folder, list(records)))
         others = tuple(path for path in records if path not in training)
         files = tuple(InputFile(path, records[path]) for path in training)
-        return Inputs(files, others, texts if choice == "auto" else ())
-    return Inputs(tuple(InputFile(path, "text") for path in texts))
+        return InputFiles(files, others, texts if choice == "auto" else ())
+    return InputFiles(tuple(InputFile(path, "text") for path in texts))
 
 
-def _record_format(path: Path, choice: Choice) -> Format | None:
-    suffix = Path(bare_name(path)).suffix
-    packed_json = suffix == ".json" and path.suffix.lower() in PACKINGS
+def _record_format(path: Path, choice: FormatChoice) -> Format | None:
+    suffix = Path(uncompressed_name(path)).suffix
+    packed_json = suffix == ".json" and path.suffix.lower() in COMPRESSED_SUFFIXES
     format_: Format | None = "jsonl" if packed_json else _RECORDS.get(suffix)
     if choice == "arrow":
         return "arrow" if suffix == ".arrow" else None
@@ -166,7 +166,7 @@ def _name(name: object, file: Path, field: str) -> str:
         text = "a file's plain name is expected"
     except ValueError as error:
         text = str(error)
-    raise FileError(file, [Mistake(field, f"found {name!r:.80}; {text}; save the dataset again")])
+    raise FileError(file, [FieldError(field, f"found {name!r:.80}; {text}; save the dataset again")])
 
 
 def _json_object(path: Path) -> dict[str, object]:
@@ -192,4 +192,4 @@ def _need_libraries(files: Sequence[InputFile]) -> None:
         ("zstandard", [file.path for file in files if file.path.name.lower().endswith(".zst")]),
     ):
         if needed:
-            need(module, f"IN: {needed[0]}")
+            require_library(module, f"IN: {needed[0]}")

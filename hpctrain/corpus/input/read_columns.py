@@ -9,13 +9,13 @@ from typing import Any
 from hpctrain.base.errors import InputError
 from hpctrain.corpus.input.compressed_input import open_plain
 from hpctrain.corpus.input.input_records import RECORD_BYTES, BadRecords
-from hpctrain.corpus.input.work_units import Piece
+from hpctrain.corpus.input.work_units import FileRange
 
 BATCH_ROWS = 128
 """Rows that are held as Python text at once."""
 
 
-def parquet_documents(piece: Piece, field: str, bad: BadRecords) -> Iterator[str]:
+def parquet_documents(piece: FileRange, field: str, bad: BadRecords) -> Iterator[str]:
     """The text column of the piece's row groups, read one batch at a time.
 
     Raises:
@@ -40,7 +40,7 @@ def parquet_documents(piece: Piece, field: str, bad: BadRecords) -> Iterator[str
         _damaged(piece.path, "Parquet", error, count, bad)
 
 
-def arrow_documents(piece: Piece, field: str, bad: BadRecords) -> Iterator[str]:
+def arrow_documents(piece: FileRange, field: str, bad: BadRecords) -> Iterator[str]:
     """The text column of an Arrow file, in the stream format (`datasets`) or the file format (Feather).
 
     Raises:
@@ -89,9 +89,9 @@ def _texts(batches: Iterator[Any], path: Path, row: int, bad: BadRecords) -> Ite
         for text in column.to_pylist():
             row += 1
             if text is None:
-                bad.found(path, "found no text", "row", row)
+                bad.add_bad(path, "found no text", "row", row)
             elif len(text) > RECORD_BYTES:
-                bad.found(path, f"the text is longer than {RECORD_BYTES // 2**20} MiB", "row", row)
+                bad.add_bad(path, f"the text is longer than {RECORD_BYTES // 2**20} MiB", "row", row)
             else:
                 yield text
 
@@ -113,4 +113,4 @@ def _damaged(path: Path, kind: str, error: Exception, count: int, bad: BadRecord
     line = str(error).strip().partition("\n")[0][:200]
     said = "".join(character for character in line if character.isprintable())
     lost = f"; {count:,} rows come before it, what follows is lost" if count else ""
-    bad.lost(path, f"damaged, or no {kind} file: {said}{lost}")
+    bad.add_damage(path, f"damaged, or no {kind} file: {said}{lost}")

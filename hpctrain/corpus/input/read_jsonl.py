@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hpctrain.base.units import format_si
-from hpctrain.corpus.input.compressed_input import unpacked
+from hpctrain.corpus.input.compressed_input import open_decompressed
 from hpctrain.corpus.input.input_records import RECORD_BYTES, BadRecords
 from hpctrain.corpus.input.text_lines import part_of
-from hpctrain.corpus.input.work_units import Piece
+from hpctrain.corpus.input.work_units import FileRange
 
 LINE_BYTES = RECORD_BYTES
 
@@ -20,7 +20,7 @@ class _UnusableError(Exception):
     """A line that holds no document; its text says why."""
 
 
-def jsonl_documents(piece: Piece, field: str, bad: BadRecords) -> Iterator[str]:
+def jsonl_documents(piece: FileRange, field: str, bad: BadRecords) -> Iterator[str]:
     """The text of each line's field.
 
     Raises:
@@ -30,7 +30,7 @@ def jsonl_documents(piece: Piece, field: str, bad: BadRecords) -> Iterator[str]:
     number = size = begin = 0
     before: int | None = None
     try:
-        with unpacked(piece.path) as file:
+        with open_decompressed(piece.path) as file:
             begin, to = part_of(file, piece.start, piece.stop)
             for line in _lines(file, begin, to):
                 number += 1
@@ -40,14 +40,14 @@ def jsonl_documents(piece: Piece, field: str, bad: BadRecords) -> Iterator[str]:
                 except _UnusableError as error:
                     # Lines before a part are counted only when there is something to tell.
                     before = _lines_before(piece.path, begin) if before is None else before
-                    bad.found(piece.path, str(error), "line", before + number)
+                    bad.add_bad(piece.path, str(error), "line", before + number)
                     continue
                 yield text
     except OSError as error:
         if error.errno is not None:
             raise
         lost = f"{number:,} lines with {format_si(size, 'B')} come before it, what follows is lost"
-        bad.lost(piece.path, f"{error}; {lost}", "line", number + 1)
+        bad.add_damage(piece.path, f"{error}; {lost}", "line", number + 1)
 
 
 def _lines(file: BinaryIO, begin: int, to: int | None) -> Iterator[bytes]:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpctrain.corpus.input.compressed_input import unpacked
+from hpctrain.corpus.input.compressed_input import open_decompressed
 from hpctrain.corpus.input.passages import NotTextError, Passage, cut
 from hpctrain.corpus.input.text_lines import part_of, reader_of
-from hpctrain.corpus.input.work_units import Piece
+from hpctrain.corpus.input.work_units import FileRange
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def text_passages(piece: Piece, size_bytes: int) -> Iterator[Passage]:
+def text_passages(piece: FileRange, size_bytes: int) -> Iterator[Passage]:
     """The text in pieces of at most `size_bytes`, cut at line ends where there are any.
 
     Raises:
         NotTextError: it is binary or not UTF-8.
         OSError: it cannot be read.
     """
-    with unpacked(piece.path) as file:
+    with open_decompressed(piece.path) as file:
         begin, to = part_of(file, piece.start, piece.stop)
         read = reader_of(file, begin, to)
         rest = read(size_bytes)

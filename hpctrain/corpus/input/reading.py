@@ -10,9 +10,9 @@ from hpctrain.corpus.input.passages import Passage, cut_record
 from hpctrain.corpus.input.read_columns import arrow_documents, parquet_documents
 from hpctrain.corpus.input.read_jsonl import jsonl_documents
 from hpctrain.corpus.input.read_text import text_passages
-from hpctrain.corpus.input.work_units import Piece
+from hpctrain.corpus.input.work_units import FileRange
 
-_DOCUMENTS: dict[str, Callable[[Piece, str, BadRecords], Iterator[str]]] = {
+_DOCUMENTS: dict[str, Callable[[FileRange, str, BadRecords], Iterator[str]]] = {
     "jsonl": jsonl_documents,
     "parquet": parquet_documents,
     "arrow": arrow_documents,
@@ -20,7 +20,7 @@ _DOCUMENTS: dict[str, Callable[[Piece, str, BadRecords], Iterator[str]]] = {
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadOptions:
     """How files are read."""
 
     size_bytes: int
@@ -31,7 +31,7 @@ class Reading:
     """Whether records that cannot be used are left out."""
 
 
-def read_piece(piece: Piece, reading: Reading, bad: BadRecords) -> Iterator[Passage]:
+def read_file_range(piece: FileRange, reading: ReadOptions, bad: BadRecords) -> Iterator[Passage]:
     """The passages of a piece; an empty document has none.
 
     Raises:
@@ -46,4 +46,4 @@ def read_piece(piece: Piece, reading: Reading, bad: BadRecords) -> Iterator[Pass
         try:
             yield from cut_record(text, reading.size_bytes)
         except UnicodeEncodeError:
-            bad.found(piece.path, "holds half a surrogate pair, which is no character", "document", number + 1)
+            bad.add_bad(piece.path, "holds half a surrogate pair, which is no character", "document", number + 1)

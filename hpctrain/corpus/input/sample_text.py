@@ -12,7 +12,7 @@ from pathlib import Path
 from hpctrain.base.units import format_si
 from hpctrain.corpus.input.compressed_input import open_plain
 
-FOUND_BYTES = 32 * 1000 * 1000
+SAMPLE_TEXT_BYTES = 32 * 1000 * 1000
 """Text for a first run: a few epochs of some thousand steps of the smallest model."""
 
 FILE_BYTES = (200, 1_000_000)
@@ -20,7 +20,7 @@ FILE_BYTES = (200, 1_000_000)
 
 
 @dataclass(frozen=True)
-class Place:
+class TextLocation:
     """A folder where text may lie, and how a person calls that text."""
 
     title: str
@@ -30,7 +30,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class FoundText:
+class SampleText:
     """Files for `prepare`, in the order of their paths."""
 
     files: tuple[Path, ...]
@@ -40,30 +40,30 @@ class FoundText:
     """One line for people."""
 
 
-def usual_places() -> tuple[Place, ...]:
+def default_text_locations() -> tuple[TextLocation, ...]:
     """Where text lies on a Linux machine with Python; folders may be missing, a minimal system has few of them."""
     code = re.compile(r"(^|.*/)[^/]+\.(py|md|rst|txt)$")
     installed = re.compile(r"^(?!.*(?:\.dist-info|\.egg-info)/).*\.(py|md|rst|txt)$")
     return (
         # Sections 1 to 8 of the untranslated pages; the folders of other languages are siblings of these.
-        Place("manual pages", Path("/usr/share/man"), re.compile(r"^man[1-8]/[^/]+\.\d[a-z]*(\.gz)?$")),
-        Place("licences", Path("/usr/share/common-licenses"), re.compile(r"^[^/]+$")),
-        Place(
+        TextLocation("manual pages", Path("/usr/share/man"), re.compile(r"^man[1-8]/[^/]+\.\d[a-z]*(\.gz)?$")),
+        TextLocation("licences", Path("/usr/share/common-licenses"), re.compile(r"^[^/]+$")),
+        TextLocation(
             "package documents",
             Path("/usr/share/doc"),
             re.compile(r"^.*(/(README|NEWS|TODO|FAQ)[^/]*|\.(txt|md|rst)(\.gz)?)$"),
         ),
-        Place("files of Python's standard library", Path(sysconfig.get_paths()["stdlib"]), code),
-        Place("files of installed Python packages", Path(sysconfig.get_paths()["purelib"]), installed),
+        TextLocation("files of Python's standard library", Path(sysconfig.get_paths()["stdlib"]), code),
+        TextLocation("files of installed Python packages", Path(sysconfig.get_paths()["purelib"]), installed),
     )
 
 
-def find_text(limit_bytes: int = FOUND_BYTES, places: Sequence[Place] | None = None) -> FoundText:
+def find_sample_text(limit_bytes: int = SAMPLE_TEXT_BYTES, places: Sequence[TextLocation] | None = None) -> SampleText:
     """About `limit_bytes` of text: each place gives up to an equal share, then the later ones fill up what is missing.
 
     The same machine gives the same files. Places that are missing give nothing; the result may be empty.
     """
-    places = usual_places() if places is None else places
+    places = default_text_locations() if places is None else places
     streams = [_text_in(place) for place in places]
     taken: list[list[tuple[Path, int]]] = [[] for _ in places]
     room = limit_bytes
@@ -73,7 +73,7 @@ def find_text(limit_bytes: int = FOUND_BYTES, places: Sequence[Place] | None = N
     total = limit_bytes - room
     counts = [f"{len(files)} {place.title}" for place, files in zip(places, taken, strict=True) if files]
     description = f"{format_si(total, 'B')} of text found on this machine: {', '.join(counts) or 'none'}"
-    return FoundText(tuple(sorted({path for files in taken for path, _ in files})), total, description)
+    return SampleText(tuple(sorted({path for files in taken for path, _ in files})), total, description)
 
 
 def _take(stream: Iterator[tuple[Path, int]], files: list[tuple[Path, int]], share: int) -> int:
@@ -88,7 +88,7 @@ def _take(stream: Iterator[tuple[Path, int]], files: list[tuple[Path, int]], sha
     return total
 
 
-def _text_in(place: Place) -> Iterator[tuple[Path, int]]:
+def _text_in(place: TextLocation) -> Iterator[tuple[Path, int]]:
     """Files of a place with their uncompressed sizes, in the order of their paths."""
     for here, folders, names in os.walk(place.folder):
         folders[:] = sorted(f for f in folders if not f.startswith((".", "__pycache__")) and f != "site-packages")

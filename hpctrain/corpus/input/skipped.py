@@ -28,7 +28,7 @@ _REASON_LIMIT = 300
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkippedInput:
     """A file or a record that is left out."""
 
     file: str
@@ -56,13 +56,13 @@ class Skipped:
 class SkippedList:
     """All that is skipped, counted, and as much of it as the list has room for."""
 
-    def __init__(self, entries: Iterable[Skipped] = ()) -> None:
+    def __init__(self, entries: Iterable[SkippedInput] = ()) -> None:
         self.total = 0
-        self.listed: list[Skipped] = []
+        self.listed: list[SkippedInput] = []
         self._bytes = 0
         self.add(entries)
 
-    def add(self, entries: Iterable[Skipped], more: int = 0) -> None:
+    def add(self, entries: Iterable[SkippedInput], more: int = 0) -> None:
         """Take entries, and count that many more which nobody listed."""
         self.total += more
         for entry in entries:
@@ -79,7 +79,7 @@ class SkippedList:
             write_text(folder / SKIPPED_NAME, text.encode(errors="backslashreplace").decode())
 
 
-def read_skipped(folder: Path, most: int) -> tuple[int, int, list[Skipped]] | None:
+def read_skipped(folder: Path, most: int) -> tuple[int, int, list[SkippedInput]] | None:
     """How many entries were skipped and listed, and the first of them; None for a folder without a list."""
     path = folder / SKIPPED_NAME
     if not path.is_file():
@@ -90,6 +90,6 @@ def read_skipped(folder: Path, most: int) -> tuple[int, int, list[Skipped]] | No
     return head["skipped"], head["listed"], [_entry(value) for value in entries]
 
 
-def _entry(value: dict[str, Any]) -> Skipped:
+def _entry(value: dict[str, Any]) -> SkippedInput:
     unit = next((unit for unit in UNITS if unit in value), "")
-    return Skipped(value["file"], value["reason"], unit, value.get(unit, 0))
+    return SkippedInput(value["file"], value["reason"], unit, value.get(unit, 0))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hpctrain.corpus.input.compressed_input import is_packed
+from hpctrain.corpus.input.compressed_input import is_compressed
 
 Format = Literal["text", "jsonl", "parquet", "arrow"]
 
@@ -27,7 +27,7 @@ class InputFile:
 
 
 @dataclass(frozen=True)
-class Piece:
+class FileRange:
     """A file, or a part of one."""
 
     path: Path
@@ -40,7 +40,7 @@ class Piece:
     """Where the next piece begins; None for the file's end."""
 
 
-Unit = tuple[Piece, ...]
+WorkUnit = tuple[FileRange, ...]
 """What one process works on in one go."""
 
 
@@ -50,16 +50,16 @@ def unit_bytes(total_bytes: int) -> int:
     return min(max(total_bytes // UNITS, low), high)
 
 
-def plan_units(
+def plan_work_units(
     files: Sequence[tuple[InputFile, int]], size_bytes: int, row_groups: Callable[[Path], list[int]]
-) -> list[Unit]:
+) -> list[WorkUnit]:
     """Units of about `size_bytes`, in the order of the files (each with its size).
 
     Small files go together. Large ones are cut where their format allows it: at line ends, or between row groups; an
     archive is read from its beginning, so it stays whole.
     """
-    units: list[Unit] = []
-    held: list[Piece] = []
+    units: list[WorkUnit] = []
+    held: list[FileRange] = []
     for file, size in files:
         if size > size_bytes:
             if held:
@@ -67,15 +67,15 @@ def plan_units(
                 held = []
             units.extend((piece,) for piece in _cut(file, size, size_bytes, row_groups))
             continue
-        held.append(Piece(file.path, file.format, size))
+        held.append(FileRange(file.path, file.format, size))
         if sum(piece.size_bytes for piece in held) >= size_bytes:
             units.append(tuple(held))
             held = []
     return [*units, tuple(held)] if held else units
 
 
-def _cut(file: InputFile, size: int, size_bytes: int, row_groups: Callable[[Path], list[int]]) -> Iterator[Piece]:
-    if file.format in ("text", "jsonl") and not is_packed(file.path):
+def _cut(file: InputFile, size: int, size_bytes: int, row_groups: Callable[[Path], list[int]]) -> Iterator[FileRange]:
+    if file.format in ("text", "jsonl") and not is_compressed(file.path):
         starts = [size * n // math.ceil(size / size_bytes) for n in range(math.ceil(size / size_bytes))]
         sizes = [to - start for start, to in zip(starts, [*starts[1:], size], strict=True)]
     else:
@@ -91,4 +91,4 @@ def _cut(file: InputFile, size: int, size_bytes: int, row_groups: Callable[[Path
         sizes = [size * part // whole for part in sizes] if sizes_of_groups else [size]
     stops = [*starts[1:], None]
     for start, stop, part in zip(starts, stops, sizes, strict=True):
-        yield Piece(file.path, file.format, part, start, stop)
+        yield FileRange(file.path, file.format, part, start, stop)

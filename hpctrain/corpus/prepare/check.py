@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpctrain.base.errors import FileError, InputError, Mistake
+from hpctrain.base.errors import FieldError, FileError, InputError
 from hpctrain.corpus.read.index import read_index
 from hpctrain.records.corpus.index import INDEX_NAME, CorpusIndex
 from hpctrain.records.corpus.recipe import RECIPE_NAME, Recipe
@@ -40,16 +40,16 @@ def check_corpus(folder: Path, report: Callable[[int], None]) -> CorpusIndex:
     """
     index = read_index(folder)
     width = np.dtype(index.dtype).itemsize
-    mistakes: list[Mistake] = []
+    mistakes: list[FieldError] = []
     for number, shard in enumerate(index.shards):
         text = _difference(folder / shard.file, shard.sha256, shard.tokens * width, report)
         if text:
-            mistakes.append(Mistake(f"shards[{number}]", f"{shard.file} {text}; prepare the folder again"))
+            mistakes.append(FieldError(f"shards[{number}]", f"{shard.file} {text}; prepare the folder again"))
     tokenizer = index.tokenizer
     if tokenizer.file and tokenizer.sha256:
         text = _difference(folder / tokenizer.file, tokenizer.sha256, None, report)
         if text:
-            mistakes.append(Mistake("tokenizer", f"{tokenizer.file} {text}; prepare the folder again"))
+            mistakes.append(FieldError("tokenizer", f"{tokenizer.file} {text}; prepare the folder again"))
     if mistakes:
         raise FileError(folder / INDEX_NAME, mistakes)
     return index

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hpctrain.base.errors import InputError
-from hpctrain.corpus.input.extras import need
+from hpctrain.corpus.input.extras import require_library
 from hpctrain.corpus.input.passages import Passage
-from hpctrain.records.corpus.cleaning import AS_IT_IS, Cleaning
+from hpctrain.records.corpus.cleaning import NO_CLEANING, Cleaning
 
 _RUN = re.compile(r"\s+")
 
@@ -26,7 +26,7 @@ class Cleaner:
 
     def texts(self, passages: Sequence[Passage]) -> list[str]:
         """The cleaned text of each."""
-        if self._cleaning == AS_IT_IS:
+        if self._cleaning == NO_CLEANING:
             return [passage.text for passage in passages]
         # Words that spaCy meets stay in its vocabulary for good, unless they were met in a zone.
         zone = self._language.memory_zone() if self._language else contextlib.nullcontext()
@@ -62,7 +62,7 @@ def check_cleaning(cleaning: Cleaning) -> None:
         InputError: spaCy is not installed, or does not know the language.
     """
     if cleaning.sentences:
-        need("spacy", f"--sentences {cleaning.sentences}")
+        require_library("spacy", f"--sentences {cleaning.sentences}")
         _load(cleaning.sentences)
 
 

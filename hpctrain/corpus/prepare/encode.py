@@ -16,8 +16,8 @@ from hpctrain.base.atomic import storage_errors, sync_folder
 from hpctrain.base.errors import FileError, HpctrainError
 from hpctrain.corpus.input.input_records import BadRecords
 from hpctrain.corpus.input.passages import NotTextError, Passage, bucket_of, digest_of
-from hpctrain.corpus.input.reading import Reading, read_piece
-from hpctrain.corpus.input.work_units import Unit
+from hpctrain.corpus.input.reading import ReadOptions, read_file_range
+from hpctrain.corpus.input.work_units import WorkUnit
 from hpctrain.corpus.prepare.check import file_sha256
 from hpctrain.corpus.prepare.clean import Cleaner
 from hpctrain.corpus.prepare.scan import UnitScan
@@ -47,8 +47,8 @@ class CleanTask:
 class EncodeTask:
     """Writes the shards of a unit; asked again, it makes sure that they are whole."""
 
-    unit: Unit
-    reading: Reading
+    unit: WorkUnit
+    reading: ReadOptions
     scan: UnitScan
     valid_buckets: range
     """Passages in these buckets are for validation."""
@@ -139,7 +139,7 @@ class EncodeTask:
         for number in self.scan.pieces:
             piece = self.unit[number]
             try:
-                for passage in read_piece(piece, self.reading, bad):
+                for passage in read_file_range(piece, self.reading, bad):
                     if count == self.scan.passages:
                         break
                     own = digest_of(passage.text)

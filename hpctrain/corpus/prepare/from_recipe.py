@@ -5,27 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpctrain.corpus.input.inputs import expand
-from hpctrain.corpus.prepare.options import SAMPLE_BYTES, Options, Source
+from hpctrain.corpus.prepare.options import SAMPLE_BYTES, CorpusSource, PrepareOptions
 from hpctrain.records.corpus.recipe import Recipe, RecipeSource
 
 
-def sources_of(recipe: Recipe, base: Path) -> list[Source]:
+def sources_of(recipe: Recipe, base: Path) -> list[CorpusSource]:
     """The sources of a recipe that lies in the folder `base`.
 
     Raises:
         InputError: a pattern stands for no file.
     """
     return [
-        Source(source.name, tuple(expand(source.path, base)), _options(recipe, source)) for source in recipe.sources
+        CorpusSource(source.name, tuple(expand(source.path, base)), _options(recipe, source))
+        for source in recipe.sources
     ]
 
 
-def shared_options(recipe: Recipe, base: Path, force: bool, workers: int | None) -> Options:
+def shared_options(recipe: Recipe, base: Path, force: bool, workers: int | None) -> PrepareOptions:
     """The options of all its sources together."""
     choice = recipe.tokenizer
     if choice != "bytes" and not choice.startswith("train:"):
         choice = str(base / choice)
-    return Options(choice, force=force, workers=workers, sample_bytes=recipe.sample_bytes or SAMPLE_BYTES)
+    return PrepareOptions(choice, force=force, workers=workers, sample_bytes=recipe.sample_bytes or SAMPLE_BYTES)
 
 
 def run_file_lines(recipe: Recipe, folder: Path) -> list[str]:
@@ -34,9 +35,9 @@ def run_file_lines(recipe: Recipe, folder: Path) -> list[str]:
     return ["data:", "  train:", *entries]
 
 
-def _options(recipe: Recipe, source: RecipeSource) -> Options:
+def _options(recipe: Recipe, source: RecipeSource) -> PrepareOptions:
     fraction = recipe.valid_fraction if source.valid_fraction is None else source.valid_fraction
-    return Options(
+    return PrepareOptions(
         valid_fraction=fraction,
         limit_bytes=source.limit_bytes,
         format=source.format,

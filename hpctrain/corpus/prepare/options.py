@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.corpus.input.inputs import Choice
+from hpctrain.corpus.input.inputs import FormatChoice
 from hpctrain.corpus.prepare.shards import SHARD_TOKENS
-from hpctrain.records.corpus.cleaning import AS_IT_IS, Cleaning
+from hpctrain.records.corpus.cleaning import NO_CLEANING, Cleaning
 
 SAMPLE_BYTES = 4 * 1024 * 1024
 """Text that a tokenizer is trained on, unless more is asked for: a second of work."""
@@ -18,7 +18,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Options:
+class PrepareOptions:
     """How a corpus is made."""
 
     tokenizer: str = "bytes"
@@ -31,13 +31,13 @@ class Options:
     """Replace a corpus that lies in the folder, and drop the unfinished work of another command."""
     shard_tokens: int = SHARD_TOKENS
     """Most tokens in a shard."""
-    format: Choice = "auto"
+    format: FormatChoice = "auto"
     """What named files are; auto: by their names."""
     text_field: str = "text"
     """Field or column that holds the text of a record."""
     skip_bad: bool = False
     """Leave out and count records that cannot be used."""
-    clean: Cleaning = AS_IT_IS
+    clean: Cleaning = NO_CLEANING
     """What is done to the text."""
     workers: int | None = None
     """Processes; None for as many as there are processors and units of work. Changes nothing in the result."""
@@ -47,17 +47,17 @@ class Options:
     """Size of a unit of work on disk; None for one that fits the input."""
 
 
-DEFAULTS = Options()
+DEFAULTS = PrepareOptions()
 
 
 @dataclass(frozen=True)
-class Source:
+class CorpusSource:
     """Text that becomes one corpus folder."""
 
     name: str
     """Its folder within the output; '' for the output itself."""
     inputs: tuple[Path, ...]
-    options: Options
+    options: PrepareOptions
 
 
 def no_progress(phase: str, done: int, total: int) -> None:

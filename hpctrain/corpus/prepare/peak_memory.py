@@ -10,7 +10,7 @@ from typing import NamedTuple
 _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 
 
-class Peak(NamedTuple):
+class PeakMemory(NamedTuple):
     """Resident memory, pages that processes share counted in each of them."""
 
     own_bytes: int
@@ -18,10 +18,10 @@ class Peak(NamedTuple):
     """Of the largest process that this one started and that has ended; 0 where there was none."""
 
 
-def peak_memory() -> Peak:
+def peak_memory() -> PeakMemory:
     """Since each process began."""
     worker = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * _MAXRSS_BYTES
-    return Peak(_own_bytes(), worker)
+    return PeakMemory(_own_bytes(), worker)
 
 
 def _own_bytes() -> int:

@@ -36,14 +36,14 @@ class Task(Protocol[R_co]):
         """Do it; tell `report` by how much the work has advanced."""
 
 
-class Pool:
+class WorkerPool:
     """Worker processes, started when they are needed; one worker is this process itself."""
 
     def __init__(self, workers: int) -> None:
         self._count = workers
         self._workers: list[_Worker] = []
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *error: object) -> None:

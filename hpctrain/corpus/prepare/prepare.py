@@ -16,18 +16,18 @@ from hpctrain.base.errors import InputError
 from hpctrain.corpus.prepare.check import file_sha256
 from hpctrain.corpus.prepare.clean import check_cleaning
 from hpctrain.corpus.prepare.finish import write_corpus
-from hpctrain.corpus.prepare.options import DEFAULTS, Options, Progress, Source, no_progress
-from hpctrain.corpus.prepare.pool import Pool, usable_cpus
+from hpctrain.corpus.prepare.options import DEFAULTS, CorpusSource, PrepareOptions, Progress, no_progress
+from hpctrain.corpus.prepare.pool import WorkerPool, usable_cpus
 from hpctrain.corpus.prepare.shards import check_target
 from hpctrain.corpus.prepare.source_work import SourceWork, clean_sample, encode_all, scan_all
 from hpctrain.corpus.prepare.tokenizer import load_tokenizer, train_tokenizer, trained_size
-from hpctrain.corpus.prepare.work import new_corpus, publish, state_of, work_folder
+from hpctrain.corpus.prepare.work import files_fingerprint, new_corpus, publish, work_folder
 from hpctrain.records.corpus.index import CorpusIndex
 from hpctrain.records.corpus.recipe import RECIPE_NAME, Recipe
 
 
 def prepare(
-    inputs: Sequence[Path], folder: Path, options: Options = DEFAULTS, progress: Progress = no_progress
+    inputs: Sequence[Path], folder: Path, options: PrepareOptions = DEFAULTS, progress: Progress = no_progress
 ) -> CorpusIndex:
     """Make a corpus folder of the inputs (files or folders); it appears only when it is whole.
 
@@ -38,13 +38,13 @@ def prepare(
         InputError: an input is missing or holds no text, the folder holds something, or an option is wrong.
         StorageError: the folder cannot be written; what is finished is kept beside it.
     """
-    return prepare_sources([Source("", tuple(inputs), options)], folder, options, progress)[""]
+    return prepare_sources([CorpusSource("", tuple(inputs), options)], folder, options, progress)[""]
 
 
 def prepare_sources(
-    sources: Sequence[Source],
+    sources: Sequence[CorpusSource],
     folder: Path,
-    options: Options,
+    options: PrepareOptions,
     progress: Progress = no_progress,
     recipe: Recipe | None = None,
 ) -> dict[str, CorpusIndex]:
@@ -65,7 +65,7 @@ def prepare_sources(
     works = [SourceWork.find(f"source-{number}", source) for number, source in enumerate(sources)]
     workers = options.workers or max(1, min(usable_cpus(), sum(len(work.units) for work in works)))
     sampled = 0 if given else options.sample_bytes
-    with work_folder(folder, _command(works, options, recipe), options.force) as partial, Pool(workers) as pool:
+    with work_folder(folder, _command(works, options, recipe), options.force) as partial, WorkerPool(workers) as pool:
         scan_all(works, partial, pool, sampled, progress)
         tokenizer = given or train_tokenizer(size or 0, clean_sample(works, partial, pool, sampled))
         shards = encode_all(works, partial, folder, pool, tokenizer, progress)
@@ -84,7 +84,7 @@ def prepare_sources(
     return indexes
 
 
-def _check(sources: Sequence[Source], options: Options) -> None:
+def _check(sources: Sequence[CorpusSource], options: PrepareOptions) -> None:
     for own in (source.options for source in sources):
         if not 0 <= own.valid_fraction < 1:
             raise InputError(f"--valid-fraction: found {own.valid_fraction:g}, allowed: from 0 to below 1")
@@ -96,7 +96,7 @@ def _check(sources: Sequence[Source], options: Options) -> None:
             raise InputError(f"{name}: found {value}, allowed: 1 or more")
 
 
-def _command(works: Sequence[SourceWork], options: Options, recipe: Recipe | None) -> dict[str, Any]:
+def _command(works: Sequence[SourceWork], options: PrepareOptions, recipe: Recipe | None) -> dict[str, Any]:
     """All that decides about the result, as plain JSON: unfinished work of a command that differs is another's."""
     libraries = ["tokenizers", *(["spacy"] if any(work.source.options.clean.sentences for work in works) else [])]
     return {
@@ -106,7 +106,7 @@ def _command(works: Sequence[SourceWork], options: Options, recipe: Recipe | Non
         "tokenizer file": file_sha256(Path(options.tokenizer)) if Path(options.tokenizer).is_file() else None,
         "sample_bytes": options.sample_bytes,
         "sources": [work.source.name for work in works],
-        "input files": [state_of(work.found.files) for work in works],
+        "input files": [files_fingerprint(work.found.files) for work in works],
         **{
             key: [getattr(work.source.options, key) for work in works]
             for key in ("valid_fraction", "limit_bytes", "shard_tokens", "text_field", "skip_bad", "unit_bytes")

@@ -21,15 +21,15 @@ from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_si
 from hpctrain.corpus.input.input_records import BadRecords
 from hpctrain.corpus.input.passages import NotTextError, Passage, bucket_of, digest_of, rank_of
-from hpctrain.corpus.input.reading import Reading, read_piece
-from hpctrain.corpus.input.skipped import LISTED_IN_UNIT, Skipped
-from hpctrain.corpus.input.work_units import Piece, Unit
+from hpctrain.corpus.input.reading import ReadOptions, read_file_range
+from hpctrain.corpus.input.skipped import LISTED_IN_UNIT, SkippedInput
+from hpctrain.corpus.input.work_units import FileRange, WorkUnit
 from hpctrain.corpus.prepare.split import no_bytes
 
 _HELD_PASSAGES = 2**16
 """Passages whose bucket and size are held before they are added up."""
 
-Sample = list[tuple[int, str]]
+TextSample = list[tuple[int, str]]
 """Texts with their ranks."""
 
 
@@ -53,7 +53,7 @@ class UnitScan:
     """Whether a limit ended it."""
     damaged_files: int = 0
     """Files of which what follows their damage is lost; of packed text files nothing is used then."""
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedInput, ...] = ()
     """The first of what is left out, files and records."""
 
 
@@ -61,9 +61,9 @@ class UnitScan:
 class ScanTask:
     """Reads a unit and keeps what it found in a file; asked again, it reads that file."""
 
-    unit: Unit
-    reading: Reading
-    kept: Path
+    unit: WorkUnit
+    reading: ReadOptions
+    scan_file: Path
     sample_bytes: int
     limit_bytes: int | None = None
     """Most text to take; 0 takes one passage."""
@@ -75,7 +75,7 @@ class ScanTask:
             InputError: a record cannot be used and may not be left out.
             StorageError: what was found cannot be kept.
         """
-        kept = read_scan(self.kept, self.limit_bytes)
+        kept = read_scan(self.scan_file, self.limit_bytes)
         if kept is not None:
             report(sum(piece.size_bytes for piece in self.unit))
             return kept[0]
@@ -85,7 +85,7 @@ class ScanTask:
         bad = BadRecords(self.reading.skip_bad)
         for number, piece in enumerate(self.unit):
             before = tally.passages
-            unusable = _scan_piece(piece, self.reading, tally, bad)
+            unusable = _scan_file_range(piece, self.reading, tally, bad)
             if unusable is not None:
                 files.append(unusable)
             elif tally.passages > before:
@@ -100,11 +100,11 @@ class ScanTask:
             len(bad.damaged) + sum(file.damaged for file in files),
             tuple([*(file.entry for file in files), *bad.listed][:LISTED_IN_UNIT]),
         )  # fmt: skip
-        _keep(self.kept, scan, self.limit_bytes, tally)
+        _keep(self.scan_file, scan, self.limit_bytes, tally)
         return scan
 
 
-def read_scan(path: Path, limit_bytes: int | None) -> tuple[UnitScan, NDArray[np.int64], Sample] | None:
+def read_scan(path: Path, limit_bytes: int | None) -> tuple[UnitScan, NDArray[np.int64], TextSample] | None:
     """What a scan kept: the counts, the bytes in each bucket and the sample; None where there is nothing of use."""
     try:
         with np.load(path) as file:
@@ -120,14 +120,14 @@ def read_scan(path: Path, limit_bytes: int | None) -> tuple[UnitScan, NDArray[np
             ]
             buckets = no_bytes()
             buckets[file["filled"]] = file["bytes"]
-            skipped = tuple(Skipped(**entry) for entry in head["skipped"])
+            skipped = tuple(SkippedInput(**entry) for entry in head["skipped"])
             scan = UnitScan(**{**head, "pieces": tuple(head["pieces"]), "skipped": skipped})
             return scan, buckets, sample
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         return None
 
 
-def smallest(samples: Iterable[Sample], size_bytes: int) -> Sample:
+def smallest(samples: Iterable[TextSample], size_bytes: int) -> TextSample:
     """The texts with the smallest ranks up to so many bytes, in the order of their ranks."""
     chosen = _Sample(size_bytes)
     for sample in samples:
@@ -152,7 +152,7 @@ class _Sample:
         while self._held > self._limit and len(self._heap) > 1:
             self._held -= heapq.heappop(self._heap)[2]
 
-    def texts(self) -> Sample:
+    def texts(self) -> TextSample:
         return sorted((-rank, text) for rank, text, _ in self._heap)
 
 
@@ -204,12 +204,12 @@ class _Tally:
 class _UnusableFile:
     """A text file of which nothing is used."""
 
-    entry: Skipped
+    entry: SkippedInput
     not_text: bool = False
     damaged: bool = False
 
 
-def _scan_piece(piece: Piece, reading: Reading, tally: _Tally, bad: BadRecords) -> _UnusableFile | None:
+def _scan_file_range(piece: FileRange, reading: ReadOptions, tally: _Tally, bad: BadRecords) -> _UnusableFile | None:
     """Add a piece to the tally; gives back the file where nothing of it is used.
 
     Raises:
@@ -218,7 +218,7 @@ def _scan_piece(piece: Piece, reading: Reading, tally: _Tally, bad: BadRecords) 
     if piece.format == "text" and piece.stop is None and not piece.start:
         return _scan_whole_text(piece, reading, tally, bad)
     try:
-        _add_all(read_piece(piece, reading, bad), tally)
+        _add_all(read_file_range(piece, reading, bad), tally)
     except NotTextError:
         raise InputError(
             f"{piece.path}: found bytes that are not UTF-8 text after byte {piece.start:,}; convert it, or leave it out"
@@ -228,22 +228,22 @@ def _scan_piece(piece: Piece, reading: Reading, tally: _Tally, bad: BadRecords) 
     return None
 
 
-def _scan_whole_text(piece: Piece, reading: Reading, tally: _Tally, bad: BadRecords) -> _UnusableFile | None:
+def _scan_whole_text(piece: FileRange, reading: ReadOptions, tally: _Tally, bad: BadRecords) -> _UnusableFile | None:
     """A text file is looked at as a whole first: where it turns out to be something else, nothing of it is used."""
     size = 0
     try:
-        for passage in read_piece(piece, reading, bad):
+        for passage in read_file_range(piece, reading, bad):
             size += passage.size_bytes
     except NotTextError:
         after = f" after {format_si(size, 'B')}" if size else ""
         reason = f"binary, or not UTF-8{after}; nothing of it is used"
-        return _UnusableFile(Skipped(str(piece.path), reason), not_text=True)
+        return _UnusableFile(SkippedInput(str(piece.path), reason), not_text=True)
     except OSError as error:
         if error.errno is not None:
-            return _UnusableFile(Skipped(str(piece.path), f"cannot read: {error.strerror}"))
+            return _UnusableFile(SkippedInput(str(piece.path), f"cannot read: {error.strerror}"))
         reason = f"{error}; {format_si(size, 'B')} of text come before it, nothing of it is used"
-        return _UnusableFile(Skipped(str(piece.path), reason), damaged=True)
-    _add_all(read_piece(piece, reading, bad), tally)
+        return _UnusableFile(SkippedInput(str(piece.path), reason), damaged=True)
+    _add_all(read_file_range(piece, reading, bad), tally)
     return None
 
 

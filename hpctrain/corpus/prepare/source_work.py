@@ -11,17 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.base.errors import InputError
-from hpctrain.corpus.input.inputs import TEXT_SUFFIXES, Inputs, find_inputs
+from hpctrain.corpus.input.inputs import TEXT_SUFFIXES, InputFiles, find_inputs
 from hpctrain.corpus.input.passages import passage_bytes
 from hpctrain.corpus.input.read_columns import row_groups
-from hpctrain.corpus.input.reading import Reading
-from hpctrain.corpus.input.skipped import Skipped, SkippedList
-from hpctrain.corpus.input.work_units import Unit, plan_units, unit_bytes
+from hpctrain.corpus.input.reading import ReadOptions
+from hpctrain.corpus.input.skipped import SkippedInput, SkippedList
+from hpctrain.corpus.input.work_units import WorkUnit, plan_work_units, unit_bytes
 from hpctrain.corpus.prepare.encode import CleanTask, EncodeTask
 from hpctrain.corpus.prepare.finish import Part, dtype_of
-from hpctrain.corpus.prepare.options import Progress, Source
-from hpctrain.corpus.prepare.pool import Pool
-from hpctrain.corpus.prepare.scan import Sample, ScanTask, UnitScan, read_scan, smallest
+from hpctrain.corpus.prepare.options import CorpusSource, Progress
+from hpctrain.corpus.prepare.pool import WorkerPool
+from hpctrain.corpus.prepare.scan import ScanTask, TextSample, UnitScan, read_scan, smallest
 from hpctrain.corpus.prepare.split import no_bytes, validation_buckets
 from hpctrain.corpus.prepare.tokenizer import Tokenizer
 from hpctrain.records.corpus.index import Sources, TokenizerInfo
@@ -39,9 +39,9 @@ class SourceWork:
 
     name: str
     """Its folder within the work folder."""
-    source: Source
-    found: Inputs
-    units: list[Unit]
+    source: CorpusSource
+    found: InputFiles
+    units: list[WorkUnit]
     total_bytes: int
     """Size of its files, on disk."""
     scans: list[UnitScan] = field(default_factory=list)
@@ -51,7 +51,7 @@ class SourceWork:
     """Files and records that are left out."""
 
     @classmethod
-    def find(cls, name: str, source: Source) -> SourceWork:
+    def find(cls, name: str, source: CorpusSource) -> SourceWork:
         """Look for the source's files.
 
         Raises:
@@ -60,18 +60,18 @@ class SourceWork:
         found = find_inputs(source.inputs, source.options.format)
         sizes = [file.path.stat().st_size if file.path.exists() else 0 for file in found.files]
         size = source.options.unit_bytes or unit_bytes(sum(sizes))
-        units = plan_units(list(zip(found.files, sizes, strict=True)), size, row_groups)
+        units = plan_work_units(list(zip(found.files, sizes, strict=True)), size, row_groups)
         work = cls(name, source, found, units, sum(sizes))
-        work.skipped.add(Skipped(str(path), "text file beside records") for path in found.beside_records)
-        work.skipped.add(Skipped(str(path), "validation or test by its name") for path in found.other_splits)
+        work.skipped.add(SkippedInput(str(path), "text file beside records") for path in found.beside_records)
+        work.skipped.add(SkippedInput(str(path), "validation or test by its name") for path in found.other_splits)
         return work
 
     @property
-    def reading(self) -> Reading:
+    def reading(self) -> ReadOptions:
         """How its files are read."""
         options = self.source.options
         size = passage_bytes(self.total_bytes, options.valid_fraction)
-        return Reading(size, options.text_field, options.skip_bad)
+        return ReadOptions(size, options.text_field, options.skip_bad)
 
     @property
     def shard_tokens(self) -> int:
@@ -106,12 +106,12 @@ class SourceWork:
         self.scans.append(dataclasses.replace(scan, skipped=()))
         self.scan_tasks.append(task)
 
-    def read_scans(self) -> Iterator[tuple[NDArray[np.int64], Sample]]:
+    def read_scans(self) -> Iterator[tuple[NDArray[np.int64], TextSample]]:
         """The buckets and the sample of each unit that was scanned."""
         for task in self.scan_tasks:
-            kept = read_scan(task.kept, task.limit_bytes)
+            kept = read_scan(task.scan_file, task.limit_bytes)
             if kept is None:
-                raise InputError(f"{task.kept}: was removed while the command ran; run it again")
+                raise InputError(f"{task.scan_file}: was removed while the command ran; run it again")
             yield kept[1], kept[2]
 
     def valid_buckets(self) -> range:
@@ -122,7 +122,9 @@ class SourceWork:
         return validation_buckets(buckets, self.source.options.valid_fraction)
 
 
-def scan_all(works: Sequence[SourceWork], partial: Path, pool: Pool, sample_bytes: int, progress: Progress) -> None:
+def scan_all(
+    works: Sequence[SourceWork], partial: Path, pool: WorkerPool, sample_bytes: int, progress: Progress
+) -> None:
     """Scan the units of each source, until its limit.
 
     Raises:
@@ -143,7 +145,7 @@ def scan_all(works: Sequence[SourceWork], partial: Path, pool: Pool, sample_byte
     progress("reading", total, total)  # a limit leaves bytes that nobody reported
 
 
-def clean_sample(works: Sequence[SourceWork], partial: Path, pool: Pool, sample_bytes: int) -> Iterator[str]:
+def clean_sample(works: Sequence[SourceWork], partial: Path, pool: WorkerPool, sample_bytes: int) -> Iterator[str]:
     """Text to train a tokenizer on: of all sources, each with its share, cleaned as it will be encoded."""
     whole = sum(work.text_bytes for work in works)
     for work in works:
@@ -155,7 +157,7 @@ def clean_sample(works: Sequence[SourceWork], partial: Path, pool: Pool, sample_
 
 
 def encode_all(
-    works: Sequence[SourceWork], partial: Path, target: Path, pool: Pool, tokenizer: Tokenizer, progress: Progress
+    works: Sequence[SourceWork], partial: Path, target: Path, pool: WorkerPool, tokenizer: Tokenizer, progress: Progress
 ) -> list[list[Part]]:
     """Turn every unit of each source into shards, which stay in the work folder."""
     report = _counter(progress, "encoding", sum(work.text_bytes for work in works))
@@ -188,7 +190,7 @@ def _encode_tasks(
             )
 
 
-def _scan_until_full(work: SourceWork, tasks: list[ScanTask], pool: Pool, report: Callable[[int], None]) -> None:
+def _scan_until_full(work: SourceWork, tasks: list[ScanTask], pool: WorkerPool, report: Callable[[int], None]) -> None:
     """Scan units in their order; the one in which the limit is reached once more, up to there."""
     limit, total = work.source.options.limit_bytes, 0
     results = pool.run(tasks, report)
@@ -212,7 +214,7 @@ def _scan_up_to(work: SourceWork, task: ScanTask, limit_bytes: int) -> None:
             return
 
 
-def _offer(work: SourceWork, unit: Unit, sample_bytes: int) -> int:
+def _offer(work: SourceWork, unit: WorkUnit, sample_bytes: int) -> int:
     """Text that a unit keeps for the sample."""
     if not sample_bytes:
         return 0
@@ -222,7 +224,7 @@ def _offer(work: SourceWork, unit: Unit, sample_bytes: int) -> int:
     return min(sample_bytes, max(UNIT_SAMPLE_BYTES, share))
 
 
-def _grouped(sample: Sample) -> Iterator[tuple[str, ...]]:
+def _grouped(sample: TextSample) -> Iterator[tuple[str, ...]]:
     held: list[str] = []
     for _, text in sample:
         held.append(text)

@@ -77,7 +77,7 @@ def new_corpus(partial: Path) -> Path:
     return corpus
 
 
-def state_of(files: Sequence[InputFile]) -> str:
+def files_fingerprint(files: Sequence[InputFile]) -> str:
     """A hash of names, sizes and times: other files are another command's work."""
     digest = hashlib.sha256()
     for file in files:

@@ -27,7 +27,7 @@ Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Order:
+class SourceOrder:
     """The order of sources over one period."""
 
     source: Indices
@@ -43,7 +43,7 @@ class Mixture:
     names: tuple[str, ...]
     """How the folders are called in metrics."""
     corpora: tuple[Corpus, ...]
-    order: Order
+    order: SourceOrder
 
     @classmethod
     def of(cls, names: Sequence[str], corpora: Sequence[Corpus], weights: Sequence[float]) -> Mixture:
@@ -52,7 +52,7 @@ class Mixture:
 
     def rows(self, seed: int, start: int, count: int) -> Indices:
         """Samples [start, start + count) of the endless stream, as `Corpus.rows`."""
-        sources, numbers = place(self.order, np.arange(start, start + count, dtype=np.int64))
+        sources, numbers = locate_samples(self.order, np.arange(start, start + count, dtype=np.int64))
         rows = np.empty((count, self.corpora[0].seq_len + 1), dtype=np.int64)
         for number, corpus in enumerate(self.corpora):
             here = np.flatnonzero(sources == number)
@@ -93,7 +93,7 @@ def short_names(folders: Sequence[str]) -> list[str]:
     return names if len(set(names)) == len(names) else list(folders)
 
 
-def place(order: Order, samples: Indices) -> tuple[Indices, Indices]:
+def locate_samples(order: SourceOrder, samples: Indices) -> tuple[Indices, Indices]:
     """The source of each sample of the run, and its number within that source's own stream; all [n]."""
     period = len(order.source)
     turn, at = samples // period, samples % period
@@ -119,7 +119,7 @@ def counts_of(weights: Sequence[float]) -> tuple[int, ...]:
 
 
 @functools.cache
-def order_of(counts: tuple[int, ...]) -> Order:
+def order_of(counts: tuple[int, ...]) -> SourceOrder:
     """The order of sources with so many samples each in a period."""
     period, share = sum(counts), np.array(counts, dtype=np.int64)
     done = np.zeros(len(counts), dtype=np.int64)
@@ -136,4 +136,4 @@ def order_of(counts: tuple[int, ...]) -> Order:
             source[at] = np.argmin(np.where(ready, due, np.iinfo(np.int64).max))
         done[source[at]] += 1
         before[at + 1] = done
-    return Order(source, before)
+    return SourceOrder(source, before)

@@ -23,7 +23,7 @@ from hpctrain.base.atomic import storage_errors, sync_folder
 from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError, StorageError, UntrustedError
 from hpctrain.base.owned import OwnedFolder
-from hpctrain.base.room import check_room, free_bytes
+from hpctrain.base.room import check_disk_space, free_bytes
 from hpctrain.corpus.read.index import read_index
 from hpctrain.records.corpus.index import INDEX_NAME, CorpusIndex, Shard
 from hpctrain.records.format.input_file import open_input, read_input
@@ -32,12 +32,12 @@ VARIABLE = "HPCTRAIN_STAGED"
 """Environment variable of the workers: folders of the run file -> their copies on this node, as JSON."""
 CHUNK_BYTES = 1 << 22
 POLL_S = 0.1
-STUCK_LOOKS = 50
+STALLED_POLLS = 50
 """How often a copy that is neither whole nor free is looked at."""
 
 
 @dataclass(frozen=True)
-class Copy:
+class CachedCorpus:
     """A copy that is in use while its descriptor is open."""
 
     path: Path
@@ -47,7 +47,7 @@ class Copy:
     """Holds the lock; the kernel frees it with the process, however that ends."""
 
 
-def stage(source: Path, base: Path, clock: Clock, give_up: Callable[[], str | None]) -> Copy:
+def cache_on_node(source: Path, base: Path, clock: Clock, give_up: Callable[[], str | None]) -> CachedCorpus:
     """The corpus of `source` on this node, copied unless it is there.
 
     Args:
@@ -65,7 +65,7 @@ def stage(source: Path, base: Path, clock: Clock, give_up: Callable[[], str | No
         descriptor = os.open(_lock_of(own, name), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             if _ready(descriptor, own / name, index, clock, give_up):
-                return Copy(own / name, 0, descriptor)
+                return CachedCorpus(own / name, 0, descriptor)
             _make_room(own, name, size_bytes(index))
             _copy(source, own / name, index, give_up)
             # Other processes may use it now too. A lock is not changed at one go, so somebody may have come between.
@@ -75,7 +75,7 @@ def stage(source: Path, base: Path, clock: Clock, give_up: Callable[[], str | No
         except BaseException:
             os.close(descriptor)
             raise
-    return Copy(own / name, size_bytes(index), descriptor)
+    return CachedCorpus(own / name, size_bytes(index), descriptor)
 
 
 def size_bytes(index: CorpusIndex) -> int:
@@ -92,7 +92,7 @@ def is_whole(path: Path, index: CorpusIndex) -> bool:
         return False
 
 
-def on_this_node(folders: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+def cached_folders(folders: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Where to read the folders: their copies where there are whole ones, else the folders themselves."""
     copies: dict[str, str] = json.loads(environ.get(VARIABLE, "{}"))
     found = []
@@ -122,7 +122,7 @@ def _own_folder(base: Path) -> Path:
 def _ready(descriptor: int, path: Path, index: CorpusIndex, clock: Clock, give_up: Callable[[], str | None]) -> bool:
     """Wait for the lock: shared, and True, when the copy is there; else alone, and False, to make it."""
     stuck = 0
-    while stuck < STUCK_LOOKS:
+    while stuck < STALLED_POLLS:
         if _taken(descriptor, fcntl.LOCK_SH):
             if is_whole(path, index):
                 return True
@@ -160,7 +160,7 @@ def _make_room(own: Path, name: str, size: int) -> None:
         if free_bytes(own) >= size:
             break
         _remove_unused(own, path.name)
-    check_room(own, size, "a copy of the data")
+    check_disk_space(own, size, "a copy of the data")
 
 
 def _remove_unused(own: Path, name: str) -> None:

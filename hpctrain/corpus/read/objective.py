@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.corpus.read.sampler import mixed
+from hpctrain.corpus.read.sampler import splitmix64
 from hpctrain.corpus.read.special_tokens import SpecialTokens
 from hpctrain.records.run.objective import AnyObjective, Lengths, Masked, NextToken, SpanCorruption, lengths
 
@@ -22,7 +22,7 @@ NO_TARGET = -100
 Tokens = NDArray[np.int64]
 UInt64 = NDArray[np.uint64]
 
-_CHOICE, _KIND, _TOKEN, _NOISE, _KEPT = range(1, 6)
+_CHOICE, _KIND, _TOKEN, _NOISE, _UNCORRUPTED = range(1, 6)
 """Independent streams of random numbers."""
 
 
@@ -79,7 +79,7 @@ def _masked(
 def _corrupted(special: SpecialTokens, sizes: Lengths, seed: int, samples: Tokens, rows: Tokens) -> Examples:
     n, raw = rows.shape
     noise = sizes.outputs - 1 - sizes.spans
-    kept = _segments(_hashes(seed, _KEPT, samples, raw - noise - 1), sizes.spans, raw - noise)
+    kept = _segments(_hashes(seed, _UNCORRUPTED, samples, raw - noise - 1), sizes.spans, raw - noise)
     taken = _segments(_hashes(seed, _NOISE, samples, noise - 1), sizes.spans, noise)
     # A text begins with what is kept; after that kept and taken stretches take turns.
     bounds = np.stack([kept, taken], axis=2).reshape(n, 2 * sizes.spans).cumsum(axis=1)
@@ -114,7 +114,7 @@ def _segments(hashes: UInt64, parts: int, total: int) -> Tokens:
 
 def _hashes(seed: int, stream: int, samples: Tokens, count: int) -> UInt64:
     """Random numbers of a stream for each sample and position, [n, count]."""
-    base = mixed(mixed(np.full(samples.shape, seed % 2**64, dtype=np.uint64)) ^ samples.astype(np.uint64))
-    keys = mixed(base + np.uint64(stream))
+    base = splitmix64(splitmix64(np.full(samples.shape, seed % 2**64, dtype=np.uint64)) ^ samples.astype(np.uint64))
+    keys = splitmix64(base + np.uint64(stream))
     positions = np.arange(count, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95)
-    return mixed(keys[:, None] + positions[None, :])
+    return splitmix64(keys[:, None] + positions[None, :])

@@ -58,18 +58,18 @@ def _feistel(value: UInt64, keys: UInt64, half_bits: int) -> UInt64:
     mask = np.uint64((1 << half_bits) - 1)
     left, right = value >> np.uint64(half_bits), value & mask
     for key in keys:
-        left, right = right, left ^ (mixed(right ^ key) & mask)
+        left, right = right, left ^ (splitmix64(right ^ key) & mask)
     return (left << np.uint64(half_bits)) | right
 
 
 def _round_keys(seed: int, epoch: NDArray[np.int64]) -> UInt64:
     """A key for each round and element, [ROUNDS, n]."""
-    base = mixed(mixed(np.full(epoch.shape, seed % 2**64, dtype=np.uint64)) ^ epoch.astype(np.uint64))
+    base = splitmix64(splitmix64(np.full(epoch.shape, seed % 2**64, dtype=np.uint64)) ^ epoch.astype(np.uint64))
     rounds = np.arange(1, ROUNDS + 1, dtype=np.uint64)[:, None]
-    return mixed(base[None, :] + rounds * _GOLDEN)
+    return splitmix64(base[None, :] + rounds * _GOLDEN)
 
 
-def mixed(value: UInt64) -> UInt64:
+def splitmix64(value: UInt64) -> UInt64:
     """A hash of each number: SplitMix64's next-state and finaliser; uint64 arithmetic wraps, as it must."""
     value = value + _GOLDEN
     value = (value ^ (value >> np.uint64(30))) * _MIX_1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpctrain.base.errors import FileError, Mistake
+from hpctrain.base.errors import FieldError, FileError
 from hpctrain.corpus.read.index import read_indexes
 from hpctrain.records.corpus.index import CorpusIndex
 from hpctrain.records.format.bounds import TOKENIZER_BYTES
@@ -92,12 +92,12 @@ def _known(folder: Path, index: CorpusIndex) -> dict[str, int]:
         value = read_json(path, TOKENIZER_BYTES)
     except FileError as error:
         text = f"is no tokenizer.json of the tokenizers library ({error.mistakes[0].text}); prepare the folder again"
-        raise FileError(path, [Mistake("", text)]) from None
+        raise FileError(path, [FieldError("", text)]) from None
     added = (value.get("added_tokens") or []) if isinstance(value, dict) else None
     if isinstance(added, list) and all(_is_token(token, index.vocab_size) for token in added):
         return {token["content"]: token["id"] for token in added}
     text = "is no tokenizer.json of the tokenizers library; prepare the folder again"
-    raise FileError(path, [Mistake("", text)])
+    raise FileError(path, [FieldError("", text)])
 
 
 def _is_token(token: Any, vocab_size: int) -> bool:

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.base.errors import FileError, InputError, Mistake
+from hpctrain.base.errors import FieldError, FileError, InputError
 from hpctrain.corpus.read.index import read_index, read_indexes, same_tokens, tokenizer_option
 from hpctrain.corpus.read.sampler import sample
 from hpctrain.records.corpus.index import INDEX_NAME, CorpusIndex
@@ -138,4 +138,4 @@ def _map_shard(folder: Path, number: int, index: CorpusIndex) -> NDArray[np.unsi
         text = f"{shard.file} has {size} bytes, expected {expected}; prepare the folder again"
     except OSError as error:
         text = f"{shard.file}: cannot read: {error.strerror}; prepare the folder again"
-    raise FileError(folder / INDEX_NAME, [Mistake(f"shards[{number}]", text)])
+    raise FileError(folder / INDEX_NAME, [FieldError(f"shards[{number}]", text)])

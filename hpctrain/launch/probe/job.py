@@ -11,8 +11,8 @@ from hpctrain.base.clock import Clock
 from hpctrain.base.errors import CommandError
 from hpctrain.base.process import Runner
 from hpctrain.base.program import program
-from hpctrain.jobs.partition_checks import gpus_of, wanted
-from hpctrain.launch.probe.progress import Progress, quiet, raise_for, watch_probe
+from hpctrain.jobs.partition_checks import candidate_partitions, gpus_per_node_available
+from hpctrain.launch.probe.progress import Progress, no_progress, raise_probe_error, watch_probe
 from hpctrain.records.topology.topology import Topology
 from hpctrain.slurm.commands import Slurm, client_environment
 
@@ -64,9 +64,9 @@ def probe_job(
     process = runner.start(argv, env=env, log=log)
     try:
         # A node that dies once the rest is measured keeps srun waiting for ever; the result does not depend on it.
-        watch_probe(process, folder, clock, progress or quiet, queued=True, result=folder / "topology.json")
+        watch_probe(process, folder, clock, progress or no_progress, queued=True, result=folder / "topology.json")
         if not (folder / "topology.json").exists():
-            raise_for(process, log)
+            raise_probe_error(process, log)
     finally:
         if process.poll() is None:
             process.terminate()
@@ -81,7 +81,10 @@ def _gpus(job: ProbeJob, slurm: Slurm, environ: Mapping[str, str]) -> int | None
         found = environ.get("SLURM_GPUS_ON_NODE", "")
         return int(found) if found.isdigit() else None
     try:
-        return gpus_of(wanted(job.partition, slurm.partitions()), slurm.nodes(), job.nodes) or None
+        return (
+            gpus_per_node_available(candidate_partitions(job.partition, slurm.partitions()), slurm.nodes(), job.nodes)
+            or None
+        )
     except CommandError:
         return None  # srun asks the same controller in a moment, and says what is wrong
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from hpctrain.base.clock import Clock
 from hpctrain.base.process import Process, Runner
 from hpctrain.launch.local import local_nodes, start_local_node
-from hpctrain.launch.probe.progress import LEAVE_S, Progress, quiet, raise_for, watch_probe
+from hpctrain.launch.probe.progress import FINAL_WAIT_S, Progress, no_progress, raise_probe_error, watch_probe
 from hpctrain.records.topology.topology import Topology
 
 
@@ -39,8 +39,8 @@ def probe_local(
             extra = ["--device", device, "--seed", str(seed), "--mode", mode]
             log = folder / f"{node}.log"
             processes[node] = start_local_node("probe", folder, node, nodes, runner, log, extra)
-        watch_probe(processes[nodes[0]], folder, clock, progress or quiet)
-        raise_for(processes[nodes[0]], folder / f"{nodes[0]}.log")
+        watch_probe(processes[nodes[0]], folder, clock, progress or no_progress)
+        raise_probe_error(processes[nodes[0]], folder / f"{nodes[0]}.log")
         _wait_all(list(processes.values()), clock)
     finally:
         _kill_all(list(processes.values()))
@@ -48,7 +48,7 @@ def probe_local(
 
 
 def _wait_all(processes: Sequence[Process], clock: Clock) -> None:
-    deadline = clock.now() + LEAVE_S
+    deadline = clock.now() + FINAL_WAIT_S
     for process in processes:
         process.wait(max(0.0, deadline - clock.now()))
 

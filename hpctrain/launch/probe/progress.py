@@ -14,7 +14,7 @@ POLL_S = 0.1
 STALL_S = 90.0
 """A probe that gets no further in this time is given up: its first node, which watches the others, must hang."""
 
-LEAVE_S = 3.0
+FINAL_WAIT_S = 3.0
 """How long the nodes get to leave by themselves when the result is there."""
 
 Progress = Callable[[str, int, int], None]
@@ -29,7 +29,7 @@ def watch_probe(
     Args:
         process: the probe's first node, or the job that holds all of them.
         queued: the probe may have to wait for its nodes first, as long as the queue wants.
-        result: the file that the first node writes last; once it is there, the process gets LEAVE_S to end.
+        result: the file that the first node writes last; once it is there, the process gets FINAL_WAIT_S to end.
 
     Raises:
         HpctrainError: it hangs.
@@ -40,7 +40,7 @@ def watch_probe(
     while process.poll() is None:
         if written is None and result is not None and result.exists():
             written = clock.now()
-        if written is not None and clock.now() - written > LEAVE_S:
+        if written is not None and clock.now() - written > FINAL_WAIT_S:
             return
         waiting = queued and seen is None
         if not waiting and clock.now() - since > STALL_S:
@@ -52,7 +52,7 @@ def watch_probe(
         clock.sleep(POLL_S)
 
 
-def raise_for(process: Process, log: Path) -> None:
+def raise_probe_error(process: Process, log: Path) -> None:
     """An error with the last line of the log, when the process did not end well.
 
     Raises:
@@ -66,7 +66,7 @@ def raise_for(process: Process, log: Path) -> None:
     raise HpctrainError(f"probe: it ended with code {code}: {last}")
 
 
-def quiet(phase: str, done: int, planned: int) -> None:
+def no_progress(phase: str, done: int, planned: int) -> None:
     """Progress that nobody watches."""
 
 

@@ -21,19 +21,19 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hpctrain.base.errors import InputError
 from hpctrain.model.imported.factory import call_factory
-from hpctrain.model.imported.last_words import last_words
+from hpctrain.model.imported.last_words import describe_user_error
 from hpctrain.model.imported.own_forward import check_forward
-from hpctrain.model.imported.pieces import check_weights, shapes_of, take_apart, weights_of
+from hpctrain.model.imported.pieces import check_weights, shapes_of, split_into_pieces, weights_of
 from hpctrain.model.imported.split_check import TOLERANCE, largest_difference, run_split
 from hpctrain.model.imported.trial import check_training, hidden_state, logits_of
 from hpctrain.records.model.imported_spec import ImportedSpec, PartSizes, Split
 
-MOST_DEVICES = 16
+MAX_TENSOR_PARALLEL = 16
 """The largest tensor-parallel degree that is tried out."""
 
 
 @dataclass(frozen=True)
-class Question:
+class DescribeRequest:
     """What the run file says about the model."""
 
     factory: str
@@ -48,7 +48,7 @@ class Question:
     seed: int
 
 
-def describe(question: Question) -> ImportedSpec:
+def describe(question: DescribeRequest) -> ImportedSpec:
     """Make the model, check it and measure it on one sequence. Takes the memory of one model and a few passes.
 
     Raises:
@@ -57,7 +57,7 @@ def describe(question: Question) -> ImportedSpec:
     torch.manual_seed(question.seed)
     known = {"vocabulary": question.tokens, "seq_len": question.seq_len}
     model = call_factory(question.factory, known, question.args).eval()
-    pieces = take_apart(model, question.front, question.blocks, question.back)
+    pieces = split_into_pieces(model, question.front, question.blocks, question.back)
     check_weights(pieces)
     # Two sequences are tried, so that a size of the batch that is written into the model shows; one is measured.
     tokens = torch.randint(0, question.tokens, (2, question.seq_len))
@@ -140,7 +140,7 @@ def _tensor_parallel(block: nn.Module, x: Tensor, plan: dict[str, Split]) -> tup
     degrees: list[int] = []
     split_bytes = 0
     reasons: list[str] = []
-    for tp in range(2, MOST_DEVICES + 1):
+    for tp in range(2, MAX_TENSOR_PARALLEL + 1):
         if any(width % tp for width in widths):
             continue
         kept, difference, text = _try_split(block, x, plan, tp, expected)
@@ -152,7 +152,7 @@ def _tensor_parallel(block: nn.Module, x: Tensor, plan: dict[str, Split]) -> tup
             reasons.append(text or wrong)
     if not degrees:
         widest = ", ".join(map(str, sorted(set(widths))))
-        reason = next(iter(reasons), f"the widths {widest} have no common divisor up to {MOST_DEVICES}")
+        reason = next(iter(reasons), f"the widths {widest} have no common divisor up to {MAX_TENSOR_PARALLEL}")
         raise InputError(
             f"model.tensor_parallel: a block cannot be split like this: {reason}; use a linear each for query, key and "
             "value, take the number of heads from the width that comes in, or leave tensor_parallel out"
@@ -174,7 +174,7 @@ def _try_split(
     try:
         output = run_split(block, x, plan, tp, first)
     except Exception as error:
-        return 0, math.inf, f"split in {tp} it raises {last_words(error)}"
+        return 0, math.inf, f"split in {tp} it raises {describe_user_error(error)}"
     return seen[0], largest_difference(output, expected.detach()), None
 
 

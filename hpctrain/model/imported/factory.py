@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from hpctrain.base.errors import InputError
-from hpctrain.model.imported.last_words import last_words
+from hpctrain.model.imported.last_words import describe_user_error
 
 
 def call_factory(name: str, known: Mapping[str, int], args: Mapping[str, Any]) -> nn.Module:
@@ -35,7 +35,7 @@ def call_factory(name: str, known: Mapping[str, int], args: Mapping[str, Any]) -
     try:
         model = factory(**{**accepted, **args})
     except Exception as error:
-        raise InputError(f"model.import: {name} raised {last_words(error)}") from error
+        raise InputError(f"model.import: {name} raised {describe_user_error(error)}") from error
     if not isinstance(model, nn.Module):
         raise InputError(f"model.import: {name} gave {type(model).__name__}; allowed: a torch.nn.Module")
     return model
@@ -98,9 +98,9 @@ def _find(name: str) -> Any:
                 f"model.import: no module {error.name!r}; searched {_searched()}, not the current folder; name the "
                 "folder that holds it with `code`"
             ) from None
-        raise InputError(f"model.import: importing {module_name} raised {last_words(error)}") from error
+        raise InputError(f"model.import: importing {module_name} raised {describe_user_error(error)}") from error
     except Exception as error:
-        raise InputError(f"model.import: importing {module_name} raised {last_words(error)}") from error
+        raise InputError(f"model.import: importing {module_name} raised {describe_user_error(error)}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             callables = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]

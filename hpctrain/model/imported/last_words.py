@@ -19,7 +19,7 @@ _STDLIB = f"{sysconfig.get_paths()['stdlib']}/"
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
-def last_words(error: BaseException) -> str:
+def describe_user_error(error: BaseException) -> str:
     """The error's kind and text, and the line of the person's code that raised it or called what did."""
     frame = _frame(error)
     place = f" (line {frame.lineno} of {frame.filename}: {frame.line})" if frame else ""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hpctrain.base.errors import InputError
-from hpctrain.model.imported.last_words import last_words
+from hpctrain.model.imported.last_words import describe_user_error
 from hpctrain.model.imported.split_check import TOLERANCE, largest_difference
 
 BESIDE_LOGITS = ("past_key_values", "hidden_states", "attentions", "cross_attentions")
@@ -56,7 +56,7 @@ def _own_logits(model: nn.Module, tokens: Tensor, logits: Tensor, when: str) -> 
     except Exception as error:
         raise InputError(
             f"model.import: the model's own forward, called with tokens [{batch}, {seq}] alone{when}, raised "
-            f"{last_words(error)}; {_REMEDY}"
+            f"{describe_user_error(error)}; {_REMEDY}"
         ) from error
     own = _alone(output)
     if own is None or own.shape not in (logits.shape, (batch, 1, width)):

@@ -32,7 +32,7 @@ class Pieces:
         return [self.model.get_submodule(path) for path in paths]
 
 
-def take_apart(model: nn.Module, front: list[str] | None, blocks: str | None, back: list[str] | None) -> Pieces:
+def split_into_pieces(model: nn.Module, front: list[str] | None, blocks: str | None, back: list[str] | None) -> Pieces:
     """The pieces that were named, and by default those that lie around the only container of equal blocks.
 
     Raises:

@@ -24,7 +24,7 @@ WAIT_S = 120.0
 
 
 @dataclass
-class _Sum:
+class _ThreadAllReduce:
     """An all-reduce among threads."""
 
     barrier: threading.Barrier
@@ -39,7 +39,7 @@ class _Sum:
         return part + (total - part.detach())
 
 
-class _Rows(nn.Module):
+class _RowParallelLinear(nn.Module):
     """One device's share of a linear that is split by rows."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, total: Callable[[Tensor], Tensor]) -> None:
@@ -54,7 +54,7 @@ class _Rows(nn.Module):
 
 
 @dataclass
-class _Trial:
+class _SplitRun:
     """A block split over `tp` threads."""
 
     outputs: dict[int, Tensor] = field(default_factory=dict)
@@ -73,7 +73,7 @@ def run_split(
     Raises:
         Exception: whatever the block raised on one of them.
     """
-    trial, barrier = _Trial(), threading.Barrier(tp)
+    trial, barrier = _SplitRun(), threading.Barrier(tp)
     shares = _shares(block, plan, tp, barrier)
 
     def work(rank: int) -> None:
@@ -104,11 +104,13 @@ def largest_difference(output: Tensor, expected: Tensor) -> float:
 
 
 def _shares(block: nn.Module, plan: dict[str, Split], tp: int, barrier: threading.Barrier) -> list[nn.Module]:
-    sums = {name: _Sum(barrier, [torch.empty(0)] * tp) for name in plan}
+    sums = {name: _ThreadAllReduce(barrier, [torch.empty(0)] * tp) for name in plan}
     return [_share(block, plan, tp, rank, sums) for rank in range(tp)]
 
 
-def _share(block: nn.Module, plan: dict[str, Split], tp: int, rank: int, sums: dict[str, _Sum]) -> nn.Module:
+def _share(
+    block: nn.Module, plan: dict[str, Split], tp: int, rank: int, sums: dict[str, _ThreadAllReduce]
+) -> nn.Module:
     share = copy.deepcopy(block)
     for name, split in plan.items():
         linear = share.get_submodule(name)
@@ -116,7 +118,11 @@ def _share(block: nn.Module, plan: dict[str, Split], tp: int, rank: int, sums: d
         bias: Tensor | None = linear.bias  # type: ignore[assignment]
         if split == "rows":
             part = weight.chunk(tp, dim=1)[rank].clone()
-            _put(share, name, _Rows(part, None if bias is None else bias.detach(), partial(sums[name], rank)))
+            _put(
+                share,
+                name,
+                _RowParallelLinear(part, None if bias is None else bias.detach(), partial(sums[name], rank)),
+            )
             continue
         linear.weight = nn.Parameter(weight.chunk(tp, dim=0)[rank].clone())
         linear.out_features = linear.weight.shape[0]  # type: ignore[assignment]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hpctrain.base.errors import InputError
-from hpctrain.model.imported.last_words import last_words
+from hpctrain.model.imported.last_words import describe_user_error
 from hpctrain.model.imported.pieces import Pieces
 
 
@@ -74,7 +74,7 @@ def _apply(pieces: Pieces, path: str, x: Tensor, field: str) -> Tensor:
     except Exception as error:
         around_it = f"front is {', '.join(pieces.front)}; back is {', '.join(pieces.back)}"
         text = f"{field}: {path} cannot be applied to what comes before it, of shape {tuple(x.shape)}"
-        raise InputError(f"{text}: {last_words(error)}; {around_it}") from error
+        raise InputError(f"{text}: {describe_user_error(error)}; {around_it}") from error
     if not isinstance(output, Tensor):
         when = " in training" if pieces.model.training else ""
         raise InputError(f"{field}: {path} gave a {type(output).__name__}{when}; allowed: one tensor")

@@ -11,18 +11,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hpctrain.planner.bounds.ideal import relative_speeds
-from hpctrain.planner.bounds.pipeline_passes import Passes
-from hpctrain.planner.bounds.unit_counts import Crowd
+from hpctrain.planner.bounds.pipeline_passes import PipelinePasses
+from hpctrain.planner.bounds.unit_counts import UnitCounts
 from hpctrain.planner.cost.model import CostModel
-from hpctrain.planner.cost.workload import Order
-from hpctrain.planner.layout.split_evenly import share_out
-from hpctrain.planner.simulate.overlap import early_share
+from hpctrain.planner.cost.workload import ScheduleSpec
+from hpctrain.planner.layout.split_evenly import split_evenly
+from hpctrain.planner.simulate.overlap import overlapped_share
 from hpctrain.records.plan.compression import NoCompression
-from hpctrain.schedule.generate import SPLIT_BACKWARD
+from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 from hpctrain.schedule.placement import stage_ranks
 
 
-class _Pace(NamedTuple):
+class _GroupSpeeds(NamedTuple):
     """Of the units of a crowd, for one micro-batch; sorted by speed, the fastest first."""
 
     speeds: list[float]
@@ -43,81 +43,83 @@ class _Pace(NamedTuple):
     """The least of the embedding and of the head."""
 
 
-class Bounds:
+class ClosedFormBound:
     """Bounds for one way of saving memory."""
 
     def __init__(self, cost: CostModel) -> None:
         self.cost = cost
-        self._paces: dict[tuple[int, int], _Pace] = {}
-        self._cuts: dict[tuple[int, int, int, Order], float] = {}
+        self._group_speeds_of: dict[tuple[int, int], _GroupSpeeds] = {}
+        self._cuts: dict[tuple[int, int, int, ScheduleSpec], float] = {}
 
-    def work_s(self, crowd: Crowd, pp: int, dp: int, size: int) -> float:
+    def work_s(self, unit_counts: UnitCounts, pp: int, dp: int, size: int) -> float:
         """Seconds for the products alone, whatever the order: for sorting and early ends."""
-        pace = self._pace(crowd, size)
-        total, _, _ = _fastest(pace, pp * dp)
-        return self.cost.work.rows // size * pace.work / total
+        group_speeds = self._group_speeds(unit_counts, size)
+        total, _, _ = _fastest(group_speeds, pp * dp)
+        return self.cost.work.sequences // size * group_speeds.work / total
 
-    def step_s(self, crowd: Crowd, pp: int, dp: int, order: Order, size: int) -> float:
+    def step_s(self, unit_counts: UnitCounts, pp: int, dp: int, schedule_spec: ScheduleSpec, size: int) -> float:
         """Seconds of a step that no layout of these degrees, this schedule and this micro-batch beats."""
-        pace, count = self._pace(crowd, size), self.cost.work.rows // size
-        total, _, fastest = _fastest(pace, pp * dp)
+        group_speeds, count = self._group_speeds(unit_counts, size), self.cost.work.sequences // size
+        total, _, fastest = _fastest(group_speeds, pp * dp)
         most = -(-count // dp)
-        start, per_parameter = self._tail(crowd, pp * order.chunks, dp)
-        parameters = self.cost.work.spec.parameters() / crowd.tp
-        work = pace.work + 2 * pp * order.chunks * pace.action
-        split = order.schedule in SPLIT_BACKWARD
+        start, per_parameter = self._tail(unit_counts, pp * schedule_spec.virtual_stages, dp)
+        parameters = self.cost.work.spec.parameters() / unit_counts.tp
+        work = group_speeds.work + 2 * pp * schedule_spec.virtual_stages * group_speeds.action
+        split = schedule_spec.name in SPLIT_BACKWARD_SCHEDULES
         if split and pp > 1:
             # The first stage's backward is not cut.
-            work += pace.split
-            total += dp * fastest * pace.split_ratio
-        tail = min(pace.speeds) * dp * parameters * per_parameter
+            work += group_speeds.split
+            total += dp * fastest * group_speeds.split_ratio
+        tail = min(group_speeds.speeds) * dp * parameters * per_parameter
         found = (count * work + tail) / total
-        found = max(found, most * self._largest_rank(crowd, pp, order, size))
+        found = max(found, most * self._largest_rank(unit_counts, pp, schedule_spec, size))
         if pp == 1:
-            found = max(found, self._whole_models(pace, count, dp, parameters * per_parameter))
+            found = max(found, self._whole_models(group_speeds, count, dp, parameters * per_parameter))
         else:
-            found = max(found, self._filled(crowd, pp, dp, order, size, work))
-            found = max(found, Passes(self.cost, crowd, pp, order, size).step_s(most))
+            found = max(found, self._filled(unit_counts, pp, dp, schedule_spec, size, work))
+            found = max(found, PipelinePasses(self.cost, unit_counts, pp, schedule_spec, size).step_s(most))
         return found + start
 
-    def _filled(self, crowd: Crowd, pp: int, dp: int, order: Order, size: int, work: float) -> float:
+    def _filled(
+        self, unit_counts: UnitCounts, pp: int, dp: int, schedule_spec: ScheduleSpec, size: int, work: float
+    ) -> float:
         """With the time until the last rank starts."""
-        pace, count = self._pace(crowd, size), self.cost.work.rows // size
-        total, slowest, fastest = _fastest(pace, pp * dp)
-        split = order.schedule in SPLIT_BACKWARD
-        way, without = self._on_the_way(crowd, order, size)
-        equal = len(pace.speeds) == 1
+        group_speeds, count = self._group_speeds(unit_counts, size), self.cost.work.sequences // size
+        total, slowest, fastest = _fastest(group_speeds, pp * dp)
+        split = schedule_spec.name in SPLIT_BACKWARD_SCHEDULES
+        way, without = self._on_the_way(unit_counts, schedule_spec, size)
+        equal = len(group_speeds.speeds) == 1
         if equal and not split:
             most = -(-count // dp)
-            _, per_parameter = self._tail(crowd, pp * order.chunks, dp)
-            tail = self.cost.work.spec.parameters() / crowd.tp * per_parameter
+            _, per_parameter = self._tail(unit_counts, pp * schedule_spec.virtual_stages, dp)
+            tail = self.cost.work.spec.parameters() / unit_counts.tp * per_parameter
             return (most * work + tail * (1 - way / most)) / (pp - way * (pp - 1) / most)
         if split:
-            total += dp * fastest * pace.split_ratio
+            total += dp * fastest * group_speeds.split_ratio
         # Summed over replicas, with sum(1/M) >= dp²/count. Other units than the fastest could have a slower one last.
         late = way * (pp - 1) * dp * dp / count
-        last = slowest if late <= 1 else min(pace.speeds)
+        last = slowest if late <= 1 else min(group_speeds.speeds)
         return (count * work - dp * fastest * way * without) / max(total - last * late, total / pp)
 
-    def _pace(self, crowd: Crowd, size: int) -> _Pace:
-        key = (crowd.tp, size)
-        if key in self._paces:
-            return self._paces[key]
+    def _group_speeds(self, unit_counts: UnitCounts, size: int) -> _GroupSpeeds:
+        key = (unit_counts.tp, size)
+        if key in self._group_speeds_of:
+            return self._group_speeds_of[key]
         layers, least = self.cost.work.least_blocks, self.cost.work.least_share
-        timed = [self.cost.parts(unit, size) for unit, _ in crowd.kinds]
+        timed = [self.cost.module_times(unit, size) for unit, _ in unit_counts.kinds]
         parts = [(layers * (sum(t.block) + sum(t.block_tp)), sum(t.embedding), sum(t.head)) for t in timed]
         speeds, whole = relative_speeds(parts)
-        order = sorted(range(len(speeds)), key=lambda kind: -speeds[kind])
-        actions = [2 * self.cost.constants[u.kind].action_ops * u.launch_s for u, _ in crowd.kinds]
+        by_speed = sorted(range(len(speeds)), key=lambda kind: -speeds[kind])
+        actions = [2 * self.cost.constants[u.kind].action_ops * u.launch_s for u, _ in unit_counts.kinds]
         action = min(
             speed * self.cost.constants[unit.kind].action_ops * unit.launch_s
-            for speed, (unit, _) in zip(speeds, crowd.kinds, strict=True)
+            for speed, (unit, _) in zip(speeds, unit_counts.kinds, strict=True)
         )
         blocks = [sum(t.block) + sum(t.block_tp) for t in timed]
-        self._paces[key] = _Pace(
-            [speeds[kind] for kind in order],
-            [crowd.kinds[kind][1] for kind in order],
-            [sum(parts[kind]) + actions[kind] for kind in order],
+        self._group_speeds_of[key] = _GroupSpeeds(
+            [speeds[kind] for kind in by_speed],
+            [unit_counts.kinds[kind][1] for kind in by_speed],
+            [sum(parts[kind]) + actions[kind] for kind in by_speed],
             whole,
             action,
             layers * min(s * t.block_split for s, t in zip(speeds, timed, strict=True)),
@@ -125,67 +127,76 @@ class Bounds:
             least * min(blocks),
             (min(sum(t.embedding) for t in timed), min(sum(t.head) for t in timed)),
         )
-        return self._paces[key]
+        return self._group_speeds_of[key]
 
-    def _tail(self, crowd: Crowd, stages: int, dp: int) -> tuple[float, float]:
+    def _tail(self, unit_counts: UnitCounts, stages: int, dp: int) -> tuple[float, float]:
         """(seconds, seconds per parameter of a device) that follow a rank's last action at least."""
-        work, saving = self.cost.work, self.cost.work.saving
-        shards = dp if saving.zero and saving.shard == "all" else 1
-        update = min(self.cost.constants[u.kind].optimizer_bytes / u.bytes_per_s for u, _ in crowd.kinds) / shards
-        if dp == 1 or (saving.zero and saving.shard == "node"):
-            return 0.0, 0.0 if saving.shard == "node" else update
-        alpha, beta = crowd.ring(dp, 1)
+        work, memory_options = self.cost.work, self.cost.work.memory_options
+        shards = dp if memory_options.zero and memory_options.shard == "all" else 1
+        update = min(self.cost.constants[u.kind].optimizer_bytes / u.bytes_per_s for u, _ in unit_counts.kinds) / shards
+        if dp == 1 or (memory_options.zero and memory_options.shard == "node"):
+            return 0.0, 0.0 if memory_options.shard == "node" else update
+        alpha, beta = unit_counts.ring(dp, 1)
         if not isinstance(work.codec, NoCompression):
             return 0.0, update  # a codec sends less, and some sum in fewer messages
-        sent = work.gathered_bytes + work.framework.gradient_bytes if saving.zero else 2 * work.framework.gradient_bytes
-        late = 1 - early_share(work, stages, crowd.tp)
+        sent = (
+            work.gathered_bytes + work.framework.gradient_bytes
+            if memory_options.zero
+            else 2 * work.framework.gradient_bytes
+        )
+        late = 1 - overlapped_share(work, stages, unit_counts.tp)
         return late * 2 * (dp - 1) * alpha, update + late * sent * (dp - 1) / dp * beta
 
-    def _on_the_way(self, crowd: Crowd, order: Order, size: int) -> tuple[float, float]:
+    def _on_the_way(self, unit_counts: UnitCounts, schedule_spec: ScheduleSpec, size: int) -> tuple[float, float]:
         """Part of a rank's work that must be over before the next rank starts, or begins after it has ended; and the
         seconds of the model that are no such work.
 
         Where weights' backwards may wait they fill the end, so only forwards are on the way, and the embedding has
         none.
         """
-        if order.schedule not in SPLIT_BACKWARD:
-            return 1 / order.chunks, 0.0
+        if schedule_spec.name not in SPLIT_BACKWARD_SCHEDULES:
+            return 1 / schedule_spec.virtual_stages, 0.0
         shares = []
-        for unit, _ in crowd.kinds:
-            parts = self.cost.parts(unit, size)
+        for unit, _ in unit_counts.kinds:
+            parts = self.cost.module_times(unit, size)
             forward, backward = (parts.block[way] + parts.block_tp[way] for way in (0, 1))
             shares.append(forward / (forward + backward + parts.block_split))
-        embedding = max(sum(self.cost.parts(unit, size).embedding) for unit, _ in crowd.kinds)
-        return min(shares) / order.chunks, embedding
+        embedding = max(sum(self.cost.module_times(unit, size).embedding) for unit, _ in unit_counts.kinds)
+        return min(shares) / schedule_spec.virtual_stages, embedding
 
-    def _largest_rank(self, crowd: Crowd, pp: int, order: Order, size: int) -> float:
+    def _largest_rank(self, unit_counts: UnitCounts, pp: int, schedule_spec: ScheduleSpec, size: int) -> float:
         """The least that the largest rank of any cut takes for one micro-batch: blocks come whole."""
-        key = (crowd.tp, size, pp, order)
+        key = (unit_counts.tp, size, pp, schedule_spec)
         if key not in self._cuts:
-            pace, layers = self._pace(crowd, size), self.cost.work.spec.layers
-            owner = stage_ranks(order.schedule, pp, pp * order.chunks)
-            fixed = [pace.ends[0] * (rank == owner[0]) + pace.ends[1] * (rank == owner[-1]) for rank in range(pp)]
-            counts = share_out(layers, lambda rank, n: fixed[rank] + n * pace.block, [0] * pp, [layers] * pp)
+            group_speeds, layers = self._group_speeds(unit_counts, size), self.cost.work.spec.layers
+            owner = stage_ranks(schedule_spec.name, pp, pp * schedule_spec.virtual_stages)
+            fixed = [
+                group_speeds.ends[0] * (rank == owner[0]) + group_speeds.ends[1] * (rank == owner[-1])
+                for rank in range(pp)
+            ]
+            counts = split_evenly(layers, lambda rank, n: fixed[rank] + n * group_speeds.block, [0] * pp, [layers] * pp)
             assert counts is not None, "every rank may hold all blocks"
-            self._cuts[key] = max(fixed[rank] + counts[rank] * pace.block for rank in range(pp))
+            self._cuts[key] = max(fixed[rank] + counts[rank] * group_speeds.block for rank in range(pp))
         return self._cuts[key]
 
-    def _whole_models(self, pace: _Pace, count: int, dp: int, tail: float) -> float:
+    def _whole_models(self, group_speeds: _GroupSpeeds, count: int, dp: int, tail: float) -> float:
         """Replicas of one unit each: micro-batches come whole."""
-        seconds = sorted(s for s, n in zip(pace.seconds, pace.counts, strict=True) for _ in range(min(n, dp)))[:dp]
+        seconds = sorted(
+            s for s, n in zip(group_speeds.seconds, group_speeds.counts, strict=True) for _ in range(min(n, dp))
+        )[:dp]
         if seconds[0] == seconds[-1]:
             return -(-count // dp) * seconds[0] + tail
-        counts = share_out(count, lambda i, n: n * seconds[i], [1] * dp, [count] * dp)
+        counts = split_evenly(count, lambda i, n: n * seconds[i], [1] * dp, [count] * dp)
         assert counts is not None, "there are at least as many micro-batches as replicas"
         return max(n * each for n, each in zip(counts, seconds, strict=True)) + tail
 
 
-def _fastest(pace: _Pace, size: int) -> tuple[float, float, float]:
+def _fastest(group_speeds: _GroupSpeeds, size: int) -> tuple[float, float, float]:
     """(sum of the speeds, the slowest, the fastest) of the `size` fastest units."""
-    total, slowest, left = 0.0, pace.speeds[0], size
-    for speed, count in zip(pace.speeds, pace.counts, strict=True):
+    total, slowest, left = 0.0, group_speeds.speeds[0], size
+    for speed, count in zip(group_speeds.speeds, group_speeds.counts, strict=True):
         taken = min(count, left)
         if taken == 0:
             break
         total, slowest, left = total + taken * speed, speed, left - taken
-    return total, slowest, pace.speeds[0]
+    return total, slowest, group_speeds.speeds[0]

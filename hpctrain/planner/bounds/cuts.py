@@ -15,24 +15,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.planner.bounds.rank_times import RankTimes
-from hpctrain.planner.bounds.replica_end import ReplicaEnd
+from hpctrain.planner.bounds.replica_end import ReplicaFinish
 
-Values = NDArray[np.float64]
-Counts = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 
-MOST_REPLICAS = 30_000
+MAX_CUT_MIXES = 30_000
 """Pairs of a cut of the blocks into ranks and a choice of classes that are gone through."""
-AT_ONCE = 100
+CUTS_PER_BATCH = 100
 """Cuts that are looked at together."""
-MOST_MIXES = 256
+MAX_MIXES = 256
 """Choices of classes."""
-MOST_CLASSES = 2
+MAX_CUT_CLASSES = 2
 ROUNDING = 1e-9
-NEVER = -1e6
+INFEASIBLE = -1e6
 """Micro-batches of a replica that cannot be."""
 
 
-def some_cut_ends(ranks: RankTimes, caps: Values, blocks: Values, limit_s: float) -> bool:
+def any_cut_finishes(ranks: RankTimes, caps: FloatArray, blocks: FloatArray, limit_s: float) -> bool:
     """False when by no cut all replicas together do the step's micro-batches in the time.
 
     True, too, where there are too many cuts to tell. With one rank there is nothing to cut.
@@ -41,14 +41,14 @@ def some_cut_ends(ranks: RankTimes, caps: Values, blocks: Values, limit_s: float
         caps: [rank, class, blocks] -> micro-batches that a unit ends in the time, or has room for.
         blocks: [rank] -> the most that it can hold.
     """
-    if ranks.pp == 1 or len(ranks.classes) > MOST_CLASSES or len(ranks.classes) ** ranks.pp > MOST_MIXES:
+    if ranks.pp == 1 or len(ranks.classes) > MAX_CUT_CLASSES or len(ranks.classes) ** ranks.pp > MAX_MIXES:
         return True
     mixes = _mixes(len(ranks.classes), ranks.pp)
-    cuts = _cuts(ranks.layers, tuple(int(each) for each in blocks), MOST_REPLICAS // len(mixes))
+    cuts = _cuts(ranks.layers, tuple(int(each) for each in blocks), MAX_CUT_MIXES // len(mixes))
     if cuts is None:
         return True
     least = -(-ranks.count // ranks.dp)
-    most = least if ranks.cost.work.saving.equal_counts else ranks.count - ranks.dp + 1
+    most = least if ranks.cost.work.memory_options.equal_micro_batches else ranks.count - ranks.dp + 1
     # [cut, mix]
     held = np.full((len(cuts), len(mixes)), float(most))
     for rank in range(ranks.pp):
@@ -58,18 +58,18 @@ def some_cut_ends(ranks: RankTimes, caps: Values, blocks: Values, limit_s: float
     order = np.argsort(-together, kind="stable")[: int((together >= ranks.count).sum())]
     return any(
         _some_end(ranks, cuts[some], mixes, held[some].astype(np.int64), limit_s * (1 + ROUNDING))
-        for some in (order[start : start + AT_ONCE] for start in range(0, len(order), AT_ONCE))
+        for some in (order[start : start + CUTS_PER_BATCH] for start in range(0, len(order), CUTS_PER_BATCH))
     )
 
 
-def _some_end(ranks: RankTimes, cuts: Counts, mixes: Counts, numbers: Counts, limit_s: float) -> bool:
+def _some_end(ranks: RankTimes, cuts: IntArray, mixes: IntArray, numbers: IntArray, limit_s: float) -> bool:
     """Whether by some cut there are as many micro-batches as there have to be.
 
     Args:
         numbers: [cut, mix] -> micro-batches at most; changed.
     """
     at, mix = (each.ravel() for each in np.indices(numbers.shape))
-    ends, flat, is_open = ReplicaEnd(ranks, cuts[at], mixes[mix]), numbers.reshape(-1), numbers > 0
+    ends, flat, is_open = ReplicaFinish(ranks, cuts[at], mixes[mix]), numbers.reshape(-1), numbers > 0
     while is_open.any():
         asked = np.flatnonzero(is_open)
         late = ends.end_s(asked, flat[asked]) > limit_s
@@ -82,7 +82,7 @@ def _some_end(ranks: RankTimes, cuts: Counts, mixes: Counts, numbers: Counts, li
 
 
 @lru_cache(maxsize=16)
-def _cuts(layers: int, most: tuple[int, ...], limit: int) -> Counts | None:
+def _cuts(layers: int, most: tuple[int, ...], limit: int) -> IntArray | None:
     """[cut, rank] -> blocks; None when there are more than `limit` cuts.
 
     Args:
@@ -103,26 +103,26 @@ def _cuts(layers: int, most: tuple[int, ...], limit: int) -> Counts | None:
 
 
 @lru_cache(maxsize=16)
-def _mixes(classes: int, pp: int) -> Counts:
+def _mixes(classes: int, pp: int) -> IntArray:
     """[mix, rank] -> class."""
     return np.array(list(itertools.product(range(classes), repeat=pp)), dtype=np.int64)
 
 
-def _together(ranks: RankTimes, mixes: Counts, numbers: NDArray[Any]) -> Values:
+def _together(ranks: RankTimes, mixes: IntArray, numbers: NDArray[Any]) -> FloatArray:
     """[cut] -> micro-batches of all replicas at most, with no more units of a class than there are.
 
     Args:
         numbers: [cut, mix] -> micro-batches of a replica.
     """
     pp, dp = ranks.pp, ranks.dp
-    numbers = np.where(numbers < 1, NEVER, numbers)
+    numbers = np.where(numbers < 1, INFEASIBLE, numbers)
     first = (mixes == 0).sum(axis=1)
     # By units of the first class in a replica.
-    best = [numbers[:, first == few].max(axis=1, initial=NEVER) for few in range(pp + 1)]
+    best = [numbers[:, first == few].max(axis=1, initial=INFEASIBLE) for few in range(pp + 1)]
     if len(ranks.classes) == 1:
         return np.asarray(dp * best[pp])
     least, most = max(0, pp * dp - ranks.classes[1].number), min(pp * dp, ranks.classes[0].number)
-    found = np.full(len(numbers), NEVER)
+    found = np.full(len(numbers), INFEASIBLE)
     # Of replicas that differ, two kinds are enough if they need not come whole.
     for few, many in itertools.combinations(range(pp + 1), 2):
         low, high = max(least, few * dp), min(most, many * dp)

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpctrain.planner.cost.workload import Workload
-from hpctrain.planner.devices.constants import Constants
-from hpctrain.planner.devices.pool import Fleet, Worker
+from hpctrain.planner.devices.constants import CostConstants
+from hpctrain.planner.devices.pool import DevicePool, DeviceSpec
 
 
-def step_bound(fleet: Fleet, work: Workload) -> float:
-    """Seconds per step that no plan on the fleet beats: products, kept activations, logits and the update.
+def ideal_step_s(pool: DevicePool, work: Workload) -> float:
+    """Seconds per step that no plan on the pool beats: products, kept activations, logits and the update.
 
     Launches, messages, bubbles, weight traffic and whatever is done on several devices are left out, because some plan
     may avoid them.
     """
-    parts = [_unavoidable(work, worker, fleet.constants[worker.kind]) for worker in fleet.workers]
+    parts = [_unavoidable(work, device, pool.constants[device.kind]) for device in pool.devices]
     speeds, whole = relative_speeds(parts)
     together = sum(speeds)
     # Device u, busy for compute and update, is not done before T. Weighted by speed over all devices:
     # T >= sum(w_u · busy_u) + sum(w_u · update_u), and every parameter is updated somewhere.
     lightest = min(
-        speed / together * fleet.constants[worker.kind].optimizer_bytes / worker.bytes_per_s
-        for speed, worker in zip(speeds, fleet.workers, strict=True)
+        speed / together * pool.constants[device.kind].optimizer_bytes / device.bytes_per_s
+        for speed, device in zip(speeds, pool.devices, strict=True)
     )
-    return work.rows * whole / together + work.spec.parameters() * lightest
+    return work.sequences * whole / together + work.spec.parameters() * lightest
 
 
 def relative_speeds(parts: Sequence[Sequence[float]]) -> tuple[list[float], float]:
@@ -41,12 +41,12 @@ def relative_speeds(parts: Sequence[Sequence[float]]) -> tuple[list[float], floa
     return speeds, sum(min(s * each for s, each in zip(speeds, part, strict=True)) for part in by_part)
 
 
-def _unavoidable(work: Workload, worker: Worker, constants: Constants) -> tuple[float, float]:
+def _unavoidable(work: Workload, device: DeviceSpec, constants: CostConstants) -> tuple[float, float]:
     """Seconds per row (blocks, head) on a device."""
     spec, seq_len = work.spec, work.seq_len
     head = spec.forward_flops(1, seq_len, spec.layers)
     blocks = spec.forward_flops(1, seq_len) - head
     kept = spec.layers * work.block_bytes(1, 1) * sum(constants.activation_passes)
     logits = spec.logits_bytes(1, seq_len) * sum(constants.logits_passes)
-    speed = worker.flops * constants.efficiency
-    return 3 * blocks / speed + kept / worker.bytes_per_s, 3 * head / speed + logits / worker.bytes_per_s
+    speed = device.flops * constants.efficiency
+    return 3 * blocks / speed + kept / device.bytes_per_s, 3 * head / speed + logits / device.bytes_per_s

@@ -13,28 +13,28 @@ from numpy.typing import NDArray
 
 from hpctrain.planner.bounds.unit_class import UnitClass
 
-Values = NDArray[np.float64]
-Counts = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 
-LIKE = (1 / 3, 2 / 3)
+REFERENCE_SPLIT = (1 / 3, 2 / 3)
 """Forward and backward of a rank, as parts of both, that the weights of bounds are made for; with any they hold."""
-LEAST = 1e-3
-ENDS = 3
+MIN_OVERLAP = 1e-3
+END_RANKS = 3
 """Ranks at each end of the pipeline that the sets of weights end or begin with."""
 
 
-class Around(NamedTuple):
+class RoundCounts(NamedTuple):
     """[…, rank] -> what a rank does before its first backward, and after the last backward of its second stage."""
 
-    before: Values
+    before: FloatArray
     """Forwards of the first stage."""
-    between: Values
+    between: FloatArray
     """Forwards of the second stage."""
-    after: Values
+    after: FloatArray
     """Backwards of the first stage."""
 
 
-def around(pp: int, micro_batches: Counts) -> Around:
+def round_counts(pp: int, micro_batches: IntArray) -> RoundCounts:
     """By the rounds of `hpctrain.schedule.rounds.interleave`.
 
     Args:
@@ -46,10 +46,10 @@ def around(pp: int, micro_batches: Counts) -> Around:
     forwards = np.minimum(longest + 2 * (pp - 1 - np.arange(pp)) + 1, 2 * micro_batches)
     before = np.minimum(forwards, longest) + np.maximum(forwards - 2 * longest, 0)
     after = np.broadcast_to(micro_batches // rounds, before.shape)
-    return Around(before.astype(float), (forwards - before).astype(float), after.astype(float))
+    return RoundCounts(before.astype(float), (forwards - before).astype(float), after.astype(float))
 
 
-class Halves:
+class TwoStageRanks:
     """The two stages of ranks, by the blocks that the first one holds. Arrays are [replica or class, blocks, rank].
 
     Args:
@@ -57,7 +57,7 @@ class Halves:
         cuts: […, rank] -> blocks of a rank.
     """
 
-    def __init__(self, classes: Sequence[UnitClass], mixes: Counts, cuts: Counts) -> None:
+    def __init__(self, classes: Sequence[UnitClass], mixes: IntArray, cuts: IntArray) -> None:
         pp = cuts.shape[-1]
         self.block_f, self.block_b = (np.array([each.block[way] for each in classes])[mixes] for way in (0, 1))
         action = np.array([each.action for each in classes])[mixes]
@@ -72,13 +72,13 @@ class Halves:
         """Blocks of the first stage: only the model's ends may be without."""
         self.most = np.maximum(cuts - np.where(last, 0, 1), self.least)
 
-    def beside_s(self, ways: Around) -> tuple[Values, Values]:
+    def beside_s(self, ways: RoundCounts) -> tuple[FloatArray, FloatArray]:
         """What a whole pass may pass beside, without blocks in the first stage, and by how much a block more adds."""
         none = ways.before * self.front_f + ways.between * self.back_f + ways.after * self.front_b + self.back_b
         return none, (ways.before - ways.between) * self.block_f + (ways.after - 1) * self.block_b
 
 
-def with_passes(classes: Sequence[UnitClass], caps: Values, both: Values, left: Values) -> Values:
+def cap_by_passes(classes: Sequence[UnitClass], caps: FloatArray, both: FloatArray, left: FloatArray) -> FloatArray:
     """[rank, class, blocks] -> micro-batches: `caps`, or as many fewer as a whole pass leaves time for.
 
     Args:
@@ -87,13 +87,13 @@ def with_passes(classes: Sequence[UnitClass], caps: Values, both: Values, left: 
     """
     pp, number, blocks = caps.shape
     mixes, cuts, _ = np.meshgrid(np.arange(number), np.arange(blocks), np.arange(pp), indexing="ij")
-    halves = Halves(classes, mixes, cuts)
+    halves = TwoStageRanks(classes, mixes, cuts)
     found, both, left = (np.moveaxis(each, 0, -1).copy() for each in (caps, both, left))
     # A round has fewer than twice as many micro-batches as there are ranks.
     most = 2 * pp * (halves.front_f + halves.back_f + halves.front_b + halves.back_b)
     found = np.minimum(found, np.floor(np.maximum(left + most, 0) / both))
     while True:
-        none, each = halves.beside_s(around(pp, np.maximum(found, 1).astype(np.int64)))
+        none, each = halves.beside_s(round_counts(pp, np.maximum(found, 1).astype(np.int64)))
         beside = none + np.maximum(each * halves.least, each * halves.most)
         late = (found > 0) & (found * both - beside > left)
         if not late.any():
@@ -102,20 +102,20 @@ def with_passes(classes: Sequence[UnitClass], caps: Values, both: Values, left: 
 
 
 @lru_cache(maxsize=1024)
-def weights_of(pp: int, micro_batches: int) -> Values:
+def bound_weights(pp: int, micro_batches: int) -> FloatArray:
     """[set, kind, rank] -> weights that add up to one, of bounds on a replica's time.
 
     A bound of the first kind: rank r starts after the first stages of those before it, and ends before their last
     backwards. Of the second: a whole pass, and all that rank r does between its first backward and the last one of its
     second stage. Blocks in first stages make the one longer and the other shorter. In each set a rank near the end has
-    a bound of the first kind, and those before it of the second, weighed so that for `LIKE` it does not matter where
+    a bound of the first kind, and those before it of the second, weighed so that for `REFERENCE_SPLIT` it does not matter where
     their blocks are.
     """
-    before, between, after = around(pp, np.array([micro_batches]))
-    forward, backward = LIKE
-    lost = np.maximum((before - between) * forward + (after - 1) * backward, LEAST)
+    before, between, after = round_counts(pp, np.array([micro_batches]))
+    forward, backward = REFERENCE_SPLIT
+    lost = np.maximum((before - between) * forward + (after - 1) * backward, MIN_OVERLAP)
     sets = []
-    for last, first in itertools.product(range(pp - 1, max(0, pp - 1 - ENDS), -1), range(ENDS)):
+    for last, first in itertools.product(range(pp - 1, max(0, pp - 1 - END_RANKS), -1), range(END_RANKS)):
         if first < last:
             weights = np.zeros((2, pp))
             weights[0, last] = 1

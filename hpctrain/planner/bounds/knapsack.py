@@ -19,41 +19,41 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.planner.bounds.cuts import some_cut_ends
-from hpctrain.planner.bounds.interleaved import with_passes
+from hpctrain.planner.bounds.cuts import any_cut_finishes
+from hpctrain.planner.bounds.interleaved import cap_by_passes
 from hpctrain.planner.bounds.knapsack_memory import micro_batches_held
-from hpctrain.planner.bounds.pipeline_passes import early_forwards
-from hpctrain.planner.bounds.rank_times import RankTimes, Times
+from hpctrain.planner.bounds.pipeline_passes import warmup_forwards
+from hpctrain.planner.bounds.rank_times import RankSeconds, RankTimes
 from hpctrain.planner.cost.memory import RankRole
-from hpctrain.schedule.generate import SPLIT_BACKWARD
+from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 
-Values = NDArray[np.float64]
+FloatArray = NDArray[np.float64]
 
-WINDOWS = 10
+MAX_WINDOWS = 10
 """Ranges for the largest number of micro-batches of a replica that are looked at one by one."""
-NEAR = 1e-3
+BRACKET_TOLERANCE = 1e-3
 """Relative width at which the search for the bound ends."""
-NEVER = -1e6
+INFEASIBLE = -1e6
 """Blocks of a mixture that cannot be."""
 ROUNDING = 1e-9
-DOUBLED = 12
+MAX_DOUBLINGS = 12
 """Times that a bound is doubled in search of a time that may be enough."""
 
 
-class Columns(RankTimes):
+class KnapsackBound(RankTimes):
     """Of one shape, schedule and micro-batch size."""
 
-    def has_time(self, limit_s: float) -> bool:
+    def feasible_within(self, limit_s: float) -> bool:
         """False when no layout is done in `limit_s` seconds, even with memory without end."""
         return self._knapsack(self._held(self._caps(limit_s), limit_s))[0] >= self.layers
 
-    def may_end_by(self, limit_s: float) -> bool:
+    def may_finish_within(self, limit_s: float) -> bool:
         """False when no layout is done in `limit_s` seconds."""
         caps = np.minimum(self._caps(limit_s), self._rooms)
         held = self._held(caps, limit_s)
         if self._knapsack(held)[0] < self.layers or not self._may_lie(held, limit_s):
             return False
-        return some_cut_ends(self, caps, held.max(axis=(1, 2)), limit_s)
+        return any_cut_finishes(self, caps, held.max(axis=(1, 2)), limit_s)
 
     def bracket(self, low: float, high: float) -> tuple[float, float]:
         """Two times near to each other: no layout beats the first, and what is looked at here allows the second.
@@ -62,23 +62,32 @@ class Columns(RankTimes):
             low: seconds that no layout beats.
             high: seconds to end with; both are this where no layout is done by then.
         """
-        if high <= low or not self.may_end_by(high):
+        if high <= low or not self.may_finish_within(high):
             return high, high
-        while high - low > NEAR * high:
+        while high - low > BRACKET_TOLERANCE * high:
             middle = (low + high) / 2
-            low, high = (low, middle) if self.may_end_by(middle) else (middle, high)
+            low, high = (low, middle) if self.may_finish_within(middle) else (middle, high)
         return low, high
 
-    def some_end(self, low: float) -> float:
+    def find_feasible_time(self, low: float) -> float:
         """Seconds above `low` that what is looked at here allows, unless it allows nothing."""
-        found = (low * 2**power for power in range(DOUBLED))
-        return next((each for each in found if self.may_end_by(each)), low)
+        found = (low * 2**power for power in range(MAX_DOUBLINGS))
+        return next((each for each in found if self.may_finish_within(each)), low)
 
     @cached_property
-    def _rooms(self) -> Values:
-        owned = self.shards if self.cost.work.saving.zero else 1
+    def _rooms(self) -> FloatArray:
+        owned = self.shards if self.cost.work.memory_options.zero else 1
         role = RankRole(
-            "", self.order.schedule, self.pp, 0, self.pp * self.order.chunks, self.dp, self.tp, owned, self.size, 1
+            "",
+            self.schedule_spec.name,
+            self.pp,
+            0,
+            self.pp * self.schedule_spec.virtual_stages,
+            self.dp,
+            self.tp,
+            owned,
+            self.size,
+            1,
         )
         rows = []
         for rank in range(self.pp):
@@ -86,10 +95,10 @@ class Columns(RankTimes):
             rows.append([micro_batches_held(self.cost.memory, *each, -(-self.count // self.dp)) for each in roles])
         return np.array(rows)
 
-    def _held(self, caps: Values, limit_s: float) -> Values:
+    def _held(self, caps: FloatArray, limit_s: float) -> FloatArray:
         """[rank, class, blocks] -> micro-batches of a unit that holds these, to [rank, window, mixture] -> blocks."""
         least = -(-self.count // self.dp)
-        even = self.cost.work.saving.equal_counts or len(self.classes) == 1
+        even = self.cost.work.memory_options.equal_micro_batches or len(self.classes) == 1
         most = least if even else int(min(self.count - self.dp + 1, caps.max()))
         windows = _windows(least, max(most, least))
         used = self.mixtures > 0
@@ -100,17 +109,17 @@ class Columns(RankTimes):
         after_s = self.first_sum_s + float(self.times.update[self.first].min())
         for index, (low, high) in enumerate(windows):
             if self.passes.step_s(low) + after_s > limit_s:
-                held[:, index] = NEVER
+                held[:, index] = INFEASIBLE
                 continue
             together = np.einsum("mk,rkb->rmb", self.mixtures, np.minimum(caps, high))
             fits = able & (together >= self.count) & (best >= low)
             # Both times and bytes grow with the blocks, so those that fit come first.
             held[:, index] = fits.sum(axis=2) - 1
         ends = np.array([rank in (self.first, self.last) for rank in range(self.pp)])
-        held[held < np.where(ends, 0, self.order.chunks)[:, None, None]] = NEVER
+        held[held < np.where(ends, 0, self.schedule_spec.virtual_stages)[:, None, None]] = INFEASIBLE
         return held
 
-    def _knapsack(self, held: Values) -> tuple[float, list[Values]]:
+    def _knapsack(self, held: FloatArray) -> tuple[float, list[FloatArray]]:
         """The most blocks with one mixture for each rank, in the best window, and what is reached on the way.
 
         Args:
@@ -121,11 +130,11 @@ class Columns(RankTimes):
         """
         *told, rest = (each.number for each in self.classes)
         sizes = [min(number, self.pp * self.dp) + 1 for number in told]
-        reached = np.full((held.shape[1], *sizes), NEVER)
+        reached = np.full((held.shape[1], *sizes), INFEASIBLE)
         reached.reshape(len(reached), -1)[:, 0] = 0
         way = [reached]
         for column in held:
-            after = np.full_like(reached, NEVER)
+            after = np.full_like(reached, INFEASIBLE)
             for blocks, mixture in zip(column.T, self.mixtures, strict=True):
                 taken = mixture[:-1].tolist()
                 if blocks.max() < 0 or any(each >= size for each, size in zip(taken, sizes, strict=True)):
@@ -138,10 +147,10 @@ class Columns(RankTimes):
         if sizes:
             # The units that are left are of the last class.
             left = self.pp * self.dp - np.indices(sizes).sum(axis=0)
-            reached[:, (left < 0) | (left > rest)] = NEVER
+            reached[:, (left < 0) | (left > rest)] = INFEASIBLE
         return float(reached.max()), way
 
-    def _may_lie(self, held: Values, limit_s: float) -> bool:
+    def _may_lie(self, held: FloatArray, limit_s: float) -> bool:
         """False when there are not enough nodes for columns that sum within one to hold what others cannot.
 
         Args:
@@ -179,7 +188,7 @@ class Columns(RankTimes):
                     break
         return found[::-1]
 
-    def _caps(self, limit_s: float, times: Times | None = None) -> Values:
+    def _caps(self, limit_s: float, times: RankSeconds | None = None) -> FloatArray:
         """[rank, class, blocks] -> micro-batches that end in the time."""
         times = times or self.times
         forward, backward, both = times.forward, times.backward, times.both
@@ -187,9 +196,9 @@ class Columns(RankTimes):
         caps = (limit_s - times.way[:, None, None] * self.waits - tail) / both
         if self.pp > 1 and self.waits:
             # So many forwards come before a rank's first backward, which waits for a way through all stages.
-            early = early_forwards(self.order, self.pp)[:, None, None]
+            early = warmup_forwards(self.schedule_spec, self.pp)[:, None, None]
             waits = [(limit_s - self.passes.forward_s - tail, both - forward)]
-            if self.order.chunks == 1 and self.order.schedule not in SPLIT_BACKWARD:
+            if self.schedule_spec.virtual_stages == 1 and self.schedule_spec.name not in SPLIT_BACKWARD_SCHEDULES:
                 # It waits for the way back through all later ranks, too; with gpipe all forwards of all ranks come
                 # before the last rank's first backward.
                 at_first = np.full_like(tail, self.first_sum_s)
@@ -198,14 +207,14 @@ class Columns(RankTimes):
             for left, each in waits:
                 late = (left + early * forward) / both
                 caps = np.minimum(caps, np.where(late >= early, late, np.minimum(early, left / each)))
-            if self.order.schedule == "1f1b":
+            if self.schedule_spec.name == "1f1b":
                 # The first rank goes on with a micro-batch only when an earlier one is back, from every rank.
                 trips = (limit_s - tail[0]) / self.passes.both_s * (1 + ROUNDING)
                 caps[0] = np.minimum(caps[0], self.pp * np.floor(np.maximum(trips, 0)))
         caps = np.floor(np.maximum(caps, 0) * (1 + ROUNDING) + ROUNDING)
-        if self.order.schedule == "interleaved_1f1b" and self.waits:
+        if self.schedule_spec.name == "interleaved_1f1b" and self.waits:
             left = limit_s * (1 + ROUNDING) - self.passes.both_s - self.first_sum_s - times.update
-            caps = with_passes(self.classes, caps, both, left)
+            caps = cap_by_passes(self.classes, caps, both, left)
         return np.asarray(caps)
 
 
@@ -214,7 +223,7 @@ def _windows(least: int, most: int) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     start, width = least, 0
     while start <= most:
-        end = most if len(found) == WINDOWS - 1 else min(most, start + width)
+        end = most if len(found) == MAX_WINDOWS - 1 else min(most, start + width)
         found.append((start, end))
-        start, width = end + 1, max(2 * width, (most - least) // 2**WINDOWS, 1)
+        start, width = end + 1, max(2 * width, (most - least) // 2**MAX_WINDOWS, 1)
     return found

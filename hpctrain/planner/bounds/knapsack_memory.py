@@ -30,7 +30,7 @@ def micro_batches_held(memory: MemoryModel, role: RankRole, memory_bytes: float,
 def _most_held(memory: MemoryModel, role: RankRole, memory_bytes: float) -> int:
     """The most blocks of a rank, however they lie in its stages; -1 when not even none."""
     if role.stages == role.pp:
-        return memory.most_blocks(role, memory_bytes)
+        return memory.max_blocks(role, memory_bytes)
     usable = memory.work.usable * memory_bytes
     low, high = -1, memory.work.spec.layers
     while low < high:

@@ -4,60 +4,66 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpctrain.planner.bounds.unit_counts import Crowd
+from hpctrain.planner.bounds.unit_counts import UnitCounts
 from hpctrain.planner.cost.memory import RankRole
 from hpctrain.planner.cost.model import CostModel
-from hpctrain.planner.cost.workload import Order
-from hpctrain.planner.layout.degrees import Shape
+from hpctrain.planner.cost.workload import ScheduleSpec
+from hpctrain.planner.layout.degrees import ParallelDims
 
-NOTHING = 1e9
+INFEASIBLE_BLOCKS = 1e9
 """Blocks that are missing where a device cannot even hold what stands beside them."""
 
 
-class Room:
+class MemoryFeasibility:
     """For one way of saving memory; remembers what it worked out."""
 
     def __init__(self, cost: CostModel) -> None:
         self.cost = cost
-        self._fitting: dict[tuple[int, int, int, int, Order], tuple[int, int]] = {}
+        self._fitting: dict[tuple[int, int, int, int, ScheduleSpec], tuple[int, int]] = {}
 
-    def can_hold(self, crowd: Crowd, shape: Shape, shards: int, order: Order, size: int) -> bool:
+    def can_hold(
+        self, unit_counts: UnitCounts, dims: ParallelDims, shards: int, schedule_spec: ScheduleSpec, size: int
+    ) -> bool:
         """Whether the pipeline ranks have room for all blocks with the devices shared out as well as can be.
 
         Larger micro-batches need no less memory, so a size is looked at only between one that fits and one that does
         not, and the smallest comes first: mostly it says no for all.
         """
-        pp, dp, tp = shape
-        key = (pp, dp, tp, shards, order)
+        pp, dp, tp = dims
+        key = (pp, dp, tp, shards, schedule_spec)
         smallest = self.cost.work.micro_batch_sizes()[0]
         for each in (size,) if key in self._fitting else dict.fromkeys((smallest, size)):
-            fitting, too_large = self._fitting.get(key, (0, self.cost.work.rows + 1))
+            fitting, too_large = self._fitting.get(key, (0, self.cost.work.sequences + 1))
             if fitting < each < too_large:
-                holds = self._holds(crowd, shape, shards, order, each)
+                holds = self._holds(unit_counts, dims, shards, schedule_spec, each)
                 self._fitting[key] = (each, too_large) if holds else (fitting, each)
         return size <= self._fitting[key][0]
 
-    def is_too_large(self, shape: Shape, shards: int, order: Order, size: int) -> bool:
+    def is_too_large(self, dims: ParallelDims, shards: int, schedule_spec: ScheduleSpec, size: int) -> bool:
         """Whether `can_hold` was already found to say no, without working anything out."""
-        known = self._fitting.get((*shape, shards, order))
+        known = self._fitting.get((*dims, shards, schedule_spec))
         return known is not None and size >= known[1]
 
-    def _holds(self, crowd: Crowd, shape: Shape, shards: int, order: Order, size: int) -> bool:
-        pp, dp, tp = shape
+    def _holds(
+        self, unit_counts: UnitCounts, dims: ParallelDims, shards: int, schedule_spec: ScheduleSpec, size: int
+    ) -> bool:
+        pp, dp, tp = dims
         # Some replica has at least this many micro-batches, and keeps the fewest activations with just as many.
-        count = max(1, -(-(self.cost.work.rows // size) // dp))
-        kind, stages = crowd.kinds[0][0].kind, pp * order.chunks
-        roles = [RankRole(kind, order.schedule, pp, rank, stages, dp, tp, shards, size, count) for rank in range(pp)]
-        return self._room_for(crowd, roles) >= self.cost.work.spec.layers
+        count = max(1, -(-(self.cost.work.sequences // size) // dp))
+        kind, stages = unit_counts.kinds[0][0].kind, pp * schedule_spec.virtual_stages
+        roles = [
+            RankRole(kind, schedule_spec.name, pp, rank, stages, dp, tp, shards, size, count) for rank in range(pp)
+        ]
+        return self._max_blocks_held(unit_counts, roles) >= self.cost.work.spec.layers
 
-    def _room_for(self, crowd: Crowd, roles: Sequence[RankRole]) -> float:
+    def _max_blocks_held(self, unit_counts: UnitCounts, roles: Sequence[RankRole]) -> float:
         """Blocks that the pipeline ranks hold at most; below nothing where one of them holds not even none.
 
         A rank holds what the smallest of its replicas' units holds, so no more ranks have large memories than there
         are large units for all their replicas.
         """
         sizes: dict[float, int] = {}
-        for unit, number in crowd.kinds:
+        for unit, number in unit_counts.kinds:
             sizes[unit.memory_bytes] = sizes.get(unit.memory_bytes, 0) + number
         levels = sorted(sizes)
         most = sum(self._held(roles, levels[-1]))
@@ -77,5 +83,5 @@ class Room:
 
     def _held(self, roles: Sequence[RankRole], memory_bytes: float) -> list[float]:
         """[pipeline rank] -> blocks that so much memory holds at most."""
-        held = (float(self.cost.memory.most_blocks(role, memory_bytes)) for role in roles)
-        return [blocks if blocks >= 0 else -NOTHING for blocks in held]
+        held = (float(self.cost.memory.max_blocks(role, memory_bytes)) for role in roles)
+        return [blocks if blocks >= 0 else -INFEASIBLE_BLOCKS for blocks in held]

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.planner.bounds.interleaved import Halves, around, weights_of
-from hpctrain.planner.bounds.pipeline_passes import early_forwards
+from hpctrain.planner.bounds.interleaved import TwoStageRanks, bound_weights, round_counts
+from hpctrain.planner.bounds.pipeline_passes import warmup_forwards
 from hpctrain.planner.bounds.rank_times import RankTimes
-from hpctrain.schedule.generate import SPLIT_BACKWARD
+from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 
-Values = NDArray[np.float64]
-Counts = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 
 
-class ReplicaEnd:
+class ReplicaFinish:
     """Many replicas at once.
 
     Args:
@@ -22,7 +22,7 @@ class ReplicaEnd:
         mixes: [replica, rank] -> class of the unit.
     """
 
-    def __init__(self, ranks: RankTimes, cuts: Counts, mixes: Counts) -> None:
+    def __init__(self, ranks: RankTimes, cuts: IntArray, mixes: IntArray) -> None:
         self.ranks, self.cuts, self.mixes = ranks, cuts, mixes
         times, pp = ranks.times, ranks.pp
         rank = np.arange(pp)
@@ -36,25 +36,25 @@ class ReplicaEnd:
         self.hops_from = self.hops_to[::-1]
         self.hops = passes.one_way_s
 
-    def end_s(self, at: Counts, numbers: Counts) -> Values:
+    def end_s(self, at: IntArray, numbers: IntArray) -> FloatArray:
         """Seconds until these replicas are done with so many micro-batches each, summed and updated."""
-        order = self.ranks.order
+        schedule_spec = self.ranks.schedule_spec
         found = self._own(at, numbers)
-        if order.chunks == 1 and order.schedule not in SPLIT_BACKWARD:
+        if schedule_spec.virtual_stages == 1 and schedule_spec.name not in SPLIT_BACKWARD_SCHEDULES:
             found = np.maximum(found, self._there_and_back(at, numbers))
-        elif order.schedule == "interleaved_1f1b" and self.ranks.alike:
+        elif schedule_spec.name == "interleaved_1f1b" and self.ranks.equal_blocks:
             found = np.maximum(found, self._interleaved(at, numbers))
         return np.asarray(found + self.update[at])
 
-    def _own(self, at: Counts, numbers: Counts) -> Values:
+    def _own(self, at: IntArray, numbers: IntArray) -> FloatArray:
         """A way through all stages comes before each rank's first backward."""
-        many, early = numbers[:, None], early_forwards(self.ranks.order, self.ranks.pp)
+        many, early = numbers[:, None], warmup_forwards(self.ranks.schedule_spec, self.ranks.pp)
         forward = self.forward[at]
         way = forward.sum(axis=1, keepdims=True) + self.hops
         after = many * self.both[at] - np.minimum(many, early) * forward + self.sums[at]
         return np.asarray((way + after).max(axis=1))
 
-    def _there_and_back(self, at: Counts, numbers: Counts) -> Values:
+    def _there_and_back(self, at: IntArray, numbers: IntArray) -> FloatArray:
         """With one stage a rank and whole backwards: what comes before a rank's first forward, and after its last
         backward; a whole pass, and whatever else the rank does; and trips from each rank to the end."""
         pp, many = self.ranks.pp, numbers[:, None]
@@ -62,27 +62,27 @@ class ReplicaEnd:
         way_in = np.cumsum(forward, axis=1) - forward + self.hops_to
         way_out = np.cumsum(backward, axis=1) - backward + self.hops_to
         busy = many * both
-        early = np.minimum(many, early_forwards(self.ranks.order, pp))
+        early = np.minimum(many, warmup_forwards(self.ranks.schedule_spec, pp))
         one_pass = both.sum(axis=1, keepdims=True) + 2 * self.hops
         to_first = np.maximum(way_in + busy + way_out, one_pass + busy - early * forward - backward)
-        if self.ranks.order.schedule == "1f1b":
+        if self.ranks.schedule_spec.name == "1f1b":
             trip = np.cumsum(both[:, ::-1], axis=1)[:, ::-1] + 2 * self.hops_from
             to_first = np.maximum(to_first, way_in + way_out + np.ceil(many / (pp - np.arange(pp))) * trip)
         own = (way_in + busy + sums).max(axis=1)
         return np.asarray(np.maximum(own, to_first.max(axis=1) + sums[:, 0]))
 
-    def _interleaved(self, at: Counts, numbers: Counts) -> Values:
-        """With two stages a rank, of which nobody knows how the rank's blocks are shared out over them: `weights_of`
+    def _interleaved(self, at: IntArray, numbers: IntArray) -> FloatArray:
+        """With two stages a rank, of which nobody knows how the rank's blocks are shared out over them: `bound_weights`
         bounds that are linear in the blocks of the first stages, each where the sum is least."""
         pp, many, both = self.ranks.pp, numbers[:, None], self.both[at]
-        halves = Halves(self.ranks.classes, self.mixes[at], self.cuts[at])
+        halves = TwoStageRanks(self.ranks.classes, self.mixes[at], self.cuts[at])
         block, front = halves.block_f + halves.block_b, halves.front_f + halves.front_b
-        none, more = halves.beside_s(around(pp, many))
+        none, more = halves.beside_s(round_counts(pp, many))
         ahead = np.cumsum(front, axis=1) - front + 2 * self.hops_to
         beside = both.sum(axis=1, keepdims=True) + 2 * self.hops - none
         found = np.zeros(len(at))
         every, which = np.unique(numbers, return_inverse=True)
-        for weights in np.array([weights_of(pp, int(each)) for each in every])[which].swapaxes(0, 1):
+        for weights in np.array([bound_weights(pp, int(each)) for each in every])[which].swapaxes(0, 1):
             first, second = weights[:, 0], weights[:, 1]
             later = first.sum(axis=1, keepdims=True) - np.cumsum(first, axis=1)
             slope = later * block - second * more

@@ -10,25 +10,25 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.planner.bounds.unit_counts import Crowd
-from hpctrain.planner.cost.model import CostModel, Kind
-from hpctrain.planner.cost.workload import ENDS, Share
-from hpctrain.planner.devices.constants import Pair
-from hpctrain.planner.devices.tensor_parallel_group import Unit
+from hpctrain.planner.bounds.unit_counts import UnitCounts
+from hpctrain.planner.cost.model import CostModel, UnitKind
+from hpctrain.planner.cost.workload import STAGE_ENDS, ModelPart
+from hpctrain.planner.devices.constants import ForwardBackward
+from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
 
 
 class UnitClass(NamedTuple):
     """The least seconds of any unit of a class for one micro-batch, and the most memory."""
 
-    kinds: frozenset[Kind]
+    kinds: frozenset[UnitKind]
     number: int
     """Units of the class."""
     kind: str
     memory_bytes: float
-    block: Pair
+    block: ForwardBackward
     """Forward and backward, with what tensor parallelism adds."""
-    embedding: Pair
-    head: Pair
+    embedding: ForwardBackward
+    head: ForwardBackward
     split: float
     """What cutting a block's backward adds."""
     action: float
@@ -46,10 +46,11 @@ class UnitClass(NamedTuple):
         return nothing + blocks * block + first * (embedding - nothing) + last * (head - nothing)
 
 
-def unit_classes(cost: CostModel, crowd: Crowd, size: int, shards: int, most: int) -> list[UnitClass]:
+def unit_classes(cost: CostModel, unit_counts: UnitCounts, size: int, shards: int, most: int) -> list[UnitClass]:
     """At most so many classes, the fastest first; cut where the next kind is slower by the largest factor."""
     kinds = sorted(
-        (_class(cost, unit, number, size, shards) for unit, number in crowd.kinds), key=lambda each: sum(each.block)
+        (_class(cost, unit, number, size, shards) for unit, number in unit_counts.kinds),
+        key=lambda each: sum(each.block),
     )
     steps = [sum(b.block) / sum(a.block) for a, b in pairwise(kinds)]
     cuts = sorted(sorted(range(len(steps)), key=lambda at: -steps[at])[: most - 1])
@@ -57,10 +58,12 @@ def unit_classes(cost: CostModel, crowd: Crowd, size: int, shards: int, most: in
     return [_merged(kinds[start:end]) for start, end in pairwise(edges)]
 
 
-def _class(cost: CostModel, unit: Unit, number: int, size: int, shards: int) -> UnitClass:
-    parts, constants = cost.parts(unit, size), cost.constants[unit.kind]
-    nothing, embedding, head = beside = [cost.optimizer(unit, Share(0, *ends), size, shards) for ends in ENDS]
-    with_block = [cost.optimizer(unit, Share(1, *ends), size, shards) for ends in ENDS]
+def _class(cost: CostModel, unit: TensorParallelGroup, number: int, size: int, shards: int) -> UnitClass:
+    parts, constants = cost.module_times(unit, size), cost.constants[unit.kind]
+    nothing, embedding, head = beside = [
+        cost.optimizer_s(unit, ModelPart(0, *ends), size, shards) for ends in STAGE_ENDS
+    ]
+    with_block = [cost.optimizer_s(unit, ModelPart(1, *ends), size, shards) for ends in STAGE_ENDS]
     return UnitClass(
         frozenset([cost.kind(unit)]),
         number,
@@ -71,14 +74,14 @@ def _class(cost: CostModel, unit: Unit, number: int, size: int, shards: int) -> 
         parts.head,
         parts.block_split,
         constants.action_ops * unit.launch_s,
-        cost.once(unit),
+        cost.step_overhead_s(unit),
         constants.reducer_bytes / unit.bytes_per_s,
         (min(map(sub, with_block, beside)), nothing, embedding, head),
     )
 
 
 def _merged(kinds: Sequence[UnitClass]) -> UnitClass:
-    def pair(values: Sequence[Pair]) -> Pair:
+    def pair(values: Sequence[ForwardBackward]) -> ForwardBackward:
         return min(a for a, _ in values), min(b for _, b in values)
 
     updates = [min(values) for values in zip(*(each.updates for each in kinds), strict=True)]

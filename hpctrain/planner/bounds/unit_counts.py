@@ -8,29 +8,29 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from hpctrain.planner.cost.model import CostModel
-from hpctrain.planner.devices.tensor_parallel_group import Unit
+from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
 
 
-class Crowd:
+class UnitCounts:
     """The units of one size, counted by kind."""
 
-    def __init__(self, cost: CostModel, units: Sequence[Unit]) -> None:
+    def __init__(self, cost: CostModel, units: Sequence[TensorParallelGroup]) -> None:
         counts: dict[object, int] = {}
-        first: dict[object, Unit] = {}
+        first: dict[object, TensorParallelGroup] = {}
         for unit in units:
             kind = cost.kind(unit)
             counts[kind] = counts.get(kind, 0) + 1
             first.setdefault(kind, unit)
         self.kinds = [(unit, counts[kind]) for kind, unit in first.items()]
-        self.tp = len(units[0].workers) if units else 1
+        self.tp = len(units[0].devices) if units else 1
         self.total = len(units)
-        self.within_nodes = all(len({worker.node for worker in unit.workers}) == 1 for unit, _ in self.kinds)
-        self.by_node = sorted(Counter(unit.workers[0].node for unit in units).values(), reverse=True)
+        self.within_nodes = all(len({device.node for device in unit.devices}) == 1 for unit, _ in self.kinds)
+        self.by_node = sorted(Counter(unit.devices[0].node for unit in units).values(), reverse=True)
         self.most_in_a_node = max(self.by_node, default=0)
-        within = [cost.links.between(unit.places[0], unit.places[0])[1] for unit, _ in self.kinds]
+        within = [cost.links.between(unit.device_ids[0], unit.device_ids[0])[1] for unit, _ in self.kinds]
         self.within_beta = min(within, default=0.0)
-        places = {unit.workers[0].node: unit.places[0] for unit in units}
-        self.inside = {cost.links.between(place, place) for place in places.values()}
+        device_ids = {unit.devices[0].node: unit.device_ids[0] for unit in units}
+        self.inside = {cost.links.between(device_id, device_id) for device_id in device_ids.values()}
         """(alpha, beta) within the nodes."""
         self.alpha, self.between_beta = cost.links.least()
 

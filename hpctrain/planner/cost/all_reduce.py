@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 from hpctrain.planner.cost.workload import Workload
-from hpctrain.planner.devices.placement_links import Rings
+from hpctrain.planner.devices.placement_links import RingGroup
 from hpctrain.records.plan.codec import wire_bytes
 from hpctrain.records.plan.compression import (
     Adaptive,
@@ -26,7 +26,7 @@ from hpctrain.records.plan.compression import (
 from hpctrain.records.topology.topology import CodecSeconds
 
 
-class Sum(NamedTuple):
+class AllReduceTime(NamedTuple):
     """Of one stage, by the slowest of its rings."""
 
     sent_bytes: float
@@ -40,17 +40,17 @@ class Sum(NamedTuple):
         return self.wire_s + self.processor_s
 
 
-NO_SUM = Sum(0.0, 0.0, 0.0)
+NO_ALL_REDUCE = AllReduceTime(0.0, 0.0, 0.0)
 
 
-def sum_of(
-    codec: Codec, rings: Rings, size_bytes: float, numbers: float, width: float, chunks: int, copy_s: float,
+def all_reduce_time(
+    codec: Codec, rings: RingGroup, size_bytes: float, numbers: float, width: float, chunks: int, copy_s: float,
     each: CodecSeconds | None, bucket_bytes: float,
-) -> Sum:  # fmt: skip
+) -> AllReduceTime:  # fmt: skip
     """The sum of gradients of `size_bytes` uncompressed.
 
     Args:
-        rings: the groups that sum at the same time; for `uses_pairs`, with their slowest pairs.
+        rings: the groups that sum at the same time; for `uses_all_to_all`, with their slowest pairs.
         numbers: of gradients that a device sums.
         width: of a square matrix that low rank compresses as well as those of the model.
         chunks: stages that each device sums at the same time.
@@ -60,33 +60,33 @@ def sum_of(
     """
     n = rings.size
     if n == 1:
-        return NO_SUM
+        return NO_ALL_REDUCE
     if each is None:
         # The search asks for this again and again.
-        buckets = buckets_of(size_bytes, bucket_bytes)
-        wire_s = buckets * rings.sum_s(size_bytes / buckets, chunks)
-        return Sum(2 * (n - 1) * size_bytes / n, wire_s, numbers * copy_s)
+        buckets = bucket_count(size_bytes, bucket_bytes)
+        wire_s = buckets * rings.all_reduce_s(size_bytes / buckets, chunks)
+        return AllReduceTime(2 * (n - 1) * size_bytes / n, wire_s, numbers * copy_s)
     sent_bytes = wire_bytes(codec, size_bytes, n, width) / n
     # What a ring all-reduce would have to sum to send as much.
     alike_bytes = sent_bytes * n / (2 * (n - 1))
     rounds = _rounds(codec, size_bytes, n, bucket_bytes)
-    wire_s = rounds * rings.sum_s(alike_bytes / rounds, chunks)
-    return Sum(sent_bytes, wire_s, numbers * _processor_s(codec, n, copy_s, each))
+    wire_s = rounds * rings.all_reduce_s(alike_bytes / rounds, chunks)
+    return AllReduceTime(sent_bytes, wire_s, numbers * _codec_s(codec, n, copy_s, each))
 
 
-def leaves_early(work: Workload, stages: int, tp: int) -> bool:
+def overlaps_backward(work: Workload, stages: int, tp: int) -> bool:
     """Whether buckets may leave before the backward pass is over: where a replica is one stage on one device (elsewhere
     the links are busy with other messages) and its state is whole."""
-    return stages == tp == 1 and not work.saving.zero
+    return stages == tp == 1 and not work.memory_options.zero
 
 
-def copied_share(work: Workload, stages: int, tp: int) -> float:
+def flat_copy_share(work: Workload, stages: int, tp: int) -> float:
     """Of gathering gradients into flat buckets and copying sums back, what is done: exact sums that leave beside the
     backward pass stay where they are."""
-    return 0.5 if isinstance(work.codec, NoCompression) and leaves_early(work, stages, tp) else 1.0
+    return 0.5 if isinstance(work.codec, NoCompression) and overlaps_backward(work, stages, tp) else 1.0
 
 
-def uses_pairs(codec: Codec) -> bool:
+def uses_all_to_all(codec: Codec) -> bool:
     """Whether messages go from everyone to everyone, and not around a ring."""
     return isinstance(codec, Bf16 | Quantized | TopK | Adaptive)
 
@@ -97,7 +97,7 @@ def low_rank_width(dim: int, tp: int) -> float:
     return 2 * dim / (1 + tp)
 
 
-def buckets_of(size_bytes: float, bucket_bytes: float) -> int:
+def bucket_count(size_bytes: float, bucket_bytes: float) -> int:
     """Pieces that a rank's gradients are summed in."""
     return max(1, math.ceil(size_bytes / bucket_bytes))
 
@@ -105,9 +105,9 @@ def buckets_of(size_bytes: float, bucket_bytes: float) -> int:
 def _rounds(codec: Codec, size_bytes: float, n: int, bucket_bytes: float) -> float:
     match codec:
         case Bf16() | Quantized():
-            return buckets_of(size_bytes, bucket_bytes)
+            return bucket_count(size_bytes, bucket_bytes)
         case LocalSteps(every=every):
-            return buckets_of(size_bytes, bucket_bytes) / every
+            return bucket_count(size_bytes, bucket_bytes) / every
         case PowerSgd():
             return 2  # the factors, one after the other; what is exempt travels with the first
         case Tagc():
@@ -115,7 +115,7 @@ def _rounds(codec: Codec, size_bytes: float, n: int, bucket_bytes: float) -> flo
     return 2 if n == 2 else 3  # exempt numbers; sizes and values, to all at once or to owners and back
 
 
-def _processor_s(codec: Codec, n: int, copy_s: float, each: CodecSeconds) -> float:
+def _codec_s(codec: Codec, n: int, copy_s: float, each: CodecSeconds) -> float:
     match codec:
         case Bf16():
             return each.bf16

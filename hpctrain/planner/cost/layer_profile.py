@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-Pair = tuple[float, float]
+ForwardBackward = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class LayerTimes:
     """Seconds (forward, backward) of one micro-batch, the tensor-parallel sums within."""
 
-    block: Pair
-    embedding: Pair
-    head: Pair
+    block: ForwardBackward
+    embedding: ForwardBackward
+    head: ForwardBackward
     update: float
     """Seconds of the optimizer for one block."""
 

@@ -7,16 +7,16 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.schedule.generate import SPLIT_BACKWARD, make_schedule
-from hpctrain.schedule.placement import V_SHAPED, stages_by_rank
-from hpctrain.schedule.rounds import visits_of, warmup_of
+from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES, make_schedule
+from hpctrain.schedule.placement import V_SHAPED_SCHEDULES, stages_by_rank
+from hpctrain.schedule.rounds import visit_order, warmup_count
 
-Moments = tuple[tuple[int, ...], ...]
+LiveCounts = tuple[tuple[int, ...], ...]
 """Numbers of micro-batches, one a stage of a rank, at several moments."""
 
 
 @lru_cache(maxsize=4096)
-def live_micro_batches(schedule: str, pp: int, stages: int, micro_batches: int) -> tuple[Moments, ...]:
+def live_micro_batches(schedule: str, pp: int, stages: int, micro_batches: int) -> tuple[LiveCounts, ...]:
     """How many micro-batches' activations each stage of a pipeline rank keeps at the fullest moments.
 
     Counted from F on, until B or, where the backward is cut in two, W. Tables of gpipe and 1f1b are fullest after their
@@ -29,46 +29,46 @@ def live_micro_batches(schedule: str, pp: int, stages: int, micro_batches: int) 
         return (((micro_batches,),),) * pp
     if schedule == "1f1b":
         return tuple(((min(pp - rank, micro_batches),),) for rank in range(pp))
-    if schedule in V_SHAPED:
-        return _of_table(schedule, pp, stages, micro_batches)
+    if schedule in V_SHAPED_SCHEDULES:
+        return _counts_of_table(schedule, pp, stages, micro_batches)
     if stages == pp:
         return (((min(pp, micro_batches),),),) * pp
-    return _interleaved(schedule in SPLIT_BACKWARD, pp, stages // pp, micro_batches)
+    return _interleaved(schedule in SPLIT_BACKWARD_SCHEDULES, pp, stages // pp, micro_batches)
 
 
-def _of_table(schedule: str, pp: int, stages: int, micro_batches: int) -> tuple[Moments, ...]:
+def _counts_of_table(schedule: str, pp: int, stages: int, micro_batches: int) -> tuple[LiveCounts, ...]:
     # From 2 · pp micro-batches on, each is like the one before it.
     table = make_schedule(schedule, pp, stages, min(micro_batches, 2 * pp))
     return tuple(
-        _of_row([(own.index(action.stage), action.kind) for action in row], len(own))
+        _counts_of_rank([(own.index(action.stage), action.kind) for action in row], len(own))
         for row, own in zip(table.ranks, stages_by_rank(schedule, pp, stages), strict=True)
     )
 
 
-def _of_row(actions: list[tuple[int, str]], chunks: int) -> Moments:
+def _counts_of_rank(actions: list[tuple[int, str]], chunks: int) -> LiveCounts:
     live, moments = [0] * chunks, set()
     for chunk, kind in actions:
         live[chunk] += {"F": 1, "I": 0}.get(kind, -1)
         if kind == "F":
             moments.add(tuple(live))
-    return _fullest(moments)
+    return _maximal_counts(moments)
 
 
-def _interleaved(splits: bool, pp: int, chunks: int, micro_batches: int) -> tuple[Moments, ...]:
+def _interleaved(splits: bool, pp: int, chunks: int, micro_batches: int) -> tuple[LiveCounts, ...]:
     """Without the table: forwards and backwards of all ranks come in one order, and each rank is ahead by its own."""
-    order = np.array([chunk for chunk, _ in visits_of(pp, chunks, micro_batches)])
+    order = np.array([chunk for chunk, _ in visit_order(pp, chunks, micro_batches)])
     # [chunk, n] -> visits of the chunk among the first n; backwards visit the chunks the other way round.
     forwards = np.zeros((chunks, len(order) + 1), dtype=np.int64)
     forwards[:, 1:] = (order == np.arange(chunks)[:, None]).cumsum(axis=1)
     backwards = forwards[::-1]
     found = []
     for rank in range(pp):
-        warmup = warmup_of(rank, pp, chunks, micro_batches, spacing=1 if splits else 2)
+        warmup = warmup_count(rank, pp, chunks, micro_batches, spacing=1 if splits else 2)
         turns = np.arange(len(order) - warmup)
         # Just after the forward of each turn; W lags behind by the rank's number.
         freed = np.maximum(turns - (rank if splits else 0), 0)
         live = forwards[:, warmup + turns + 1] - backwards[:, freed] if len(turns) else forwards[:, -1:]
-        found.append(_fullest(_columns(live)))
+        found.append(_maximal_counts(_columns(live)))
     return tuple(found)
 
 
@@ -76,7 +76,7 @@ def _columns(values: NDArray[np.int64]) -> set[tuple[int, ...]]:
     return set(map(tuple, values.T.tolist()))
 
 
-def _fullest(moments: set[tuple[int, ...]]) -> Moments:
+def _maximal_counts(moments: set[tuple[int, ...]]) -> LiveCounts:
     fullest: list[tuple[int, ...]] = []
     for moment in sorted(moments, reverse=True):
         if not any(all(x >= y for x, y in zip(other, moment, strict=True)) for other in fullest):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hpctrain.planner.cost.live_activations import Moments, live_micro_batches
-from hpctrain.planner.cost.workload import Share, Workload
+from hpctrain.planner.cost.live_activations import LiveCounts, live_micro_batches
+from hpctrain.planner.cost.workload import ModelPart, Workload
 from hpctrain.records.plan.codec import BUCKET_BYTES, kept_bytes
-from hpctrain.schedule.generate import SPLIT_BACKWARD
+from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 from hpctrain.schedule.placement import stages_by_rank
 
-FLYING_BYTES = 4 * BUCKET_BYTES
+IN_FLIGHT_BYTES = 4 * BUCKET_BYTES
 """With several replicas: the buffers of gradients that are on the wire."""
-FREED_COPIES = {"cpu": (0.0, 2.0, 2.0, 3.3), "cuda": (0.0, 0.0, 0.0, 0.0)}
+HEAP_RETAINED_COPIES = {"cpu": (0.0, 2.0, 2.0, 3.3), "cuda": (0.0, 0.0, 0.0, 0.0)}
 """[level of ZeRO] -> fp32 copies of a rank's whole parameters that were gathered or summed, freed, and still lie in the
 process, as glibc's heap keeps them. CPU: 1.0 to 2.1 seen at level 1, 1.8 at level 2, 2.5 to 3.3 at level 3, on two
 replicas of 3 to 29 million parameters (torch 2.13). CUDA: what the allocator keeps does not count."""
@@ -41,7 +41,7 @@ class RankRole(NamedTuple):
     micro_batches: int
 
 
-class _Standing(NamedTuple):
+class _MemoryRole(NamedTuple):
     """What of a role decides the bytes: many roles have the same."""
 
     kind: str
@@ -49,7 +49,7 @@ class _Standing(NamedTuple):
     """Whether the backward is cut in two."""
     ends: tuple[tuple[bool, bool], ...]
     """By stage of the rank: whether it is the model's first, or last."""
-    moments: Moments
+    moments: LiveCounts
     dp: int
     """Up to two groups that share a state: whether there are more matters, not how many."""
     tp: int
@@ -57,11 +57,11 @@ class _Standing(NamedTuple):
     micro_batch: int
 
 
-def _standing(role: RankRole) -> _Standing:
+def _memory_role(role: RankRole) -> _MemoryRole:
     stages, last = stages_by_rank(role.schedule, role.pp, role.stages)[role.rank], role.stages - 1
-    return _Standing(
+    return _MemoryRole(
         kind=role.kind,
-        splits=role.schedule in SPLIT_BACKWARD,
+        splits=role.schedule in SPLIT_BACKWARD_SCHEDULES,
         ends=tuple((stage == 0, stage == last) for stage in stages),
         moments=live_micro_batches(role.schedule, role.pp, role.stages, role.micro_batches)[role.rank],
         dp=role.shards * min(role.dp // role.shards, 2),
@@ -72,17 +72,17 @@ def _standing(role: RankRole) -> _Standing:
 
 
 @dataclass(eq=False)
-class _Answers:
+class _RoleCache:
     """What was worked out for a standing."""
 
-    standing: _Standing
+    memory_role: _MemoryRole
     needs: dict[tuple[int, ...], float] = field(default_factory=dict)
     """Bytes by blocks."""
     most: dict[float, int] = field(default_factory=dict)
     """Blocks by bytes of memory."""
 
 
-class _Sizes(NamedTuple):
+class _ActivationSizes(NamedTuple):
     """Bytes on a device by micro-batch and tp, whatever the stage."""
 
     block: float
@@ -98,112 +98,116 @@ class MemoryModel:
 
     def __init__(self, work: Workload) -> None:
         self.work = work
-        self._sizes: dict[tuple[int, int], _Sizes] = {}
-        self._answers: dict[_Standing, _Answers] = {}
-        self._by_role: dict[RankRole, _Answers] = {}
-        self._parameters: dict[tuple[Share, int], int] = {}
-        self._means: dict[Share, float] = {}
+        self._sizes: dict[tuple[int, int], _ActivationSizes] = {}
+        self._caches: dict[_MemoryRole, _RoleCache] = {}
+        self._by_role: dict[RankRole, _RoleCache] = {}
+        self._parameters: dict[tuple[ModelPart, int], int] = {}
+        self._means: dict[ModelPart, float] = {}
 
     def need(self, role: RankRole, blocks: tuple[int, ...]) -> float:
         """Peak bytes of a device whose stages (one, or several chunks) hold these numbers of blocks."""
-        return self._need(self._known(role), blocks)
+        return self._need(self._cache_of(role), blocks)
 
-    def most_blocks(self, role: RankRole, memory_bytes: float) -> int:
+    def max_blocks(self, role: RankRole, memory_bytes: float) -> int:
         """The most blocks that fit into the usable part of that memory; -1 when not even none."""
-        known = self._known(role)
-        found = known.most.get(memory_bytes)
+        cache = self._cache_of(role)
+        found = cache.most.get(memory_bytes)
         if found is None:
-            found = known.most[memory_bytes] = self._find_most(known, self.work.usable * memory_bytes)
+            found = cache.most[memory_bytes] = self._find_most(cache, self.work.usable * memory_bytes)
         return found
 
-    def _known(self, role: RankRole) -> _Answers:
+    def _cache_of(self, role: RankRole) -> _RoleCache:
         found = self._by_role.get(role)
         if found is None:
-            standing = _standing(role)
-            found = self._by_role[role] = self._answers.setdefault(standing, _Answers(standing))
+            memory_role = _memory_role(role)
+            found = self._by_role[role] = self._caches.setdefault(memory_role, _RoleCache(memory_role))
         return found
 
-    def _need(self, known: _Answers, blocks: tuple[int, ...]) -> float:
-        found = known.needs.get(blocks)
+    def _need(self, cache: _RoleCache, blocks: tuple[int, ...]) -> float:
+        found = cache.needs.get(blocks)
         if found is None:
-            found = known.needs[blocks] = self._compute(known.standing, blocks)
+            found = cache.needs[blocks] = self._compute(cache.memory_role, blocks)
         return found
 
-    def _find_most(self, known: _Answers, usable_bytes: float) -> int:
-        low, high, chunks = -1, self.work.spec.layers, len(known.standing.ends)
+    def _find_most(self, cache: _RoleCache, usable_bytes: float) -> int:
+        low, high, chunks = -1, self.work.spec.layers, len(cache.memory_role.ends)
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self._need(known, in_chunks(middle, chunks)) <= usable_bytes
+            fits = self._need(cache, blocks_by_virtual_stage(middle, chunks)) <= usable_bytes
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 
-    def _compute(self, standing: _Standing, blocks: tuple[int, ...]) -> float:
-        shares = [Share(count, *ends) for ends, count in zip(standing.ends, blocks, strict=True)]
-        whole = standing.shards == 1
-        state = self._whole_state(standing, shares) if whole else self._sharded_state(standing, shares)
+    def _compute(self, memory_role: _MemoryRole, blocks: tuple[int, ...]) -> float:
+        shares = [ModelPart(count, *ends) for ends, count in zip(memory_role.ends, blocks, strict=True)]
+        whole = memory_role.shards == 1
+        state = self._whole_state(memory_role, shares) if whole else self._sharded_state(memory_role, shares)
         process = self.work.framework.process_bytes
-        beside = PROCESS_BYTES[standing.kind] if process is None else process
-        return beside + state + self._activations(standing, shares)
+        beside = PROCESS_BYTES[memory_role.kind] if process is None else process
+        return beside + state + self._activations(memory_role, shares)
 
-    def _count(self, share: Share, tp: int) -> int:
+    def _count(self, share: ModelPart, tp: int) -> int:
         """Parameters of a stage on one of `tp` devices."""
         key = (share, tp)
         if key not in self._parameters:
             self._parameters[key] = self.work.parameters(share, tp)
         return self._parameters[key]
 
-    def _mean_blocks(self, share: Share) -> float:
+    def _mean_blocks(self, share: ModelPart) -> float:
         """How many blocks of mean size a stage amounts to in what it keeps."""
         if share not in self._means:
             self._means[share] = self.work.mean_blocks(share)[1]
         return self._means[share]
 
-    def _sizes_of(self, micro_batch: int, tp: int) -> _Sizes:
+    def _sizes_of(self, micro_batch: int, tp: int) -> _ActivationSizes:
         if (micro_batch, tp) not in self._sizes:
             work = self.work
             boundary = work.hidden_bytes(micro_batch, tp)
-            kept = work.kept_bytes(micro_batch, tp)
+            kept = work.saved_activation_bytes(micro_batch, tp)
             if tp > 1:
                 kept += work.framework.split_streams * boundary
             logits = work.spec.logits_bytes(micro_batch, work.seq_len, work.head_shards(tp))
-            self._sizes[micro_batch, tp] = _Sizes(work.block_bytes(micro_batch, tp), kept, boundary, logits)
+            self._sizes[micro_batch, tp] = _ActivationSizes(work.block_bytes(micro_batch, tp), kept, boundary, logits)
         return self._sizes[micro_batch, tp]
 
-    def _activations(self, standing: _Standing, shares: list[Share]) -> float:
+    def _activations(self, memory_role: _MemoryRole, shares: list[ModelPart]) -> float:
         work = self.work
-        block, kept, boundary, logits = self._sizes_of(standing.micro_batch, standing.tp)
+        block, kept, boundary, logits = self._sizes_of(memory_role.micro_batch, memory_role.tp)
         # What came in and what goes out is kept beside the blocks' own.
         each = [
-            self._mean_blocks(share) * kept + 2 * boundary + logits * share.last + self._kept_casts(standing, share)
+            self._mean_blocks(share) * kept + 2 * boundary + logits * share.last + self._kept_casts(memory_role, share)
             for share in shares
         ]
-        most = max(sum(live * size for live, size in zip(moment, each, strict=True)) for moment in standing.moments)
+        most = max(sum(live * size for live, size in zip(moment, each, strict=True)) for moment in memory_role.moments)
         # The block that is at work holds gradients and, when it is computed again, what it did not keep.
-        if work.saving.recompute == "none":
+        if work.memory_options.recompute == "none":
             return most + block
         return (
-            most + 2 * block + max(self._casts(standing, share) - self._kept_casts(standing, share) for share in shares)
+            most
+            + 2 * block
+            + max(self._casts(memory_role, share) - self._kept_casts(memory_role, share) for share in shares)
         )
 
-    def _casts(self, standing: _Standing, share: Share) -> float:
+    def _casts(self, memory_role: _MemoryRole, share: ModelPart) -> float:
         """The copies of a stage's weights that autocast makes in one forward pass; an embedding has none, it is no
         matrix product."""
-        casts = self.work.casts_weights(sharded=standing.shards > 1)
-        return CAST_BYTES * self._count(share._replace(first=False), standing.tp) if casts else 0
+        casts = self.work.casts_weights(sharded=memory_role.shards > 1)
+        return CAST_BYTES * self._count(share._replace(first=False), memory_role.tp) if casts else 0
 
-    def _kept_casts(self, standing: _Standing, share: Share) -> float:
+    def _kept_casts(self, memory_role: _MemoryRole, share: ModelPart) -> float:
         """Those that live until the backward pass; a block that is computed again makes its own again."""
-        return self._casts(standing, share if self.work.saving.recompute == "none" else share._replace(blocks=0))
+        return self._casts(
+            memory_role, share if self.work.memory_options.recompute == "none" else share._replace(blocks=0)
+        )
 
-    def _whole_state(self, standing: _Standing, shares: list[Share]) -> float:
+    def _whole_state(self, memory_role: _MemoryRole, shares: list[ModelPart]) -> float:
         work = self.work
-        parameters = sum(self._count(share, standing.tp) for share in shares)
+        parameters = sum(self._count(share, memory_role.tp) for share in shares)
         total = float(work.framework.bytes_per_parameter * parameters)
-        if standing.dp > 1:
+        if memory_role.dp > 1:
             # The buckets that gradients are summed in; a large embedding is one of its own.
             each = work.framework.gradient_bytes
-            table = float(each * work.spec.embedding_parameters() / work.head_shards(standing.tp))
-            total += min(each * parameters, max(FLYING_BYTES, table)) + self._kept_bytes * parameters
+            table = float(each * work.spec.embedding_parameters() / work.head_shards(memory_role.tp))
+            total += min(each * parameters, max(IN_FLIGHT_BYTES, table)) + self._kept_bytes * parameters
         return total
 
     @property
@@ -212,7 +216,7 @@ class MemoryModel:
         copies = 2 if self.work.framework.checkpoint_bytes else 1
         return copies * kept_bytes(self.work.codec, self.work.spec.dim)
 
-    def _sharded_state(self, standing: _Standing, shares: list[Share]) -> float:
+    def _sharded_state(self, memory_role: _MemoryRole, shares: list[ModelPart]) -> float:
         """Weights, gradients and optimizer with ZeRO: a part of each on every device, and what is whole for a while.
 
         The parts are fp32 weights, their gradients, moments and the copy for a checkpoint. Whole are: at levels 1 and 2
@@ -220,22 +224,22 @@ class MemoryModel:
         outside of blocks, which are summed when both are at work. A backward that is cut in two has them stage by
         stage. One more piece is held by the buffers of the collectives.
         """
-        work, zero = self.work, self.work.saving.zero
-        stages = [self._count(share, standing.tp) for share in shares]
+        work, zero = self.work, self.work.memory_options.zero
+        stages = [self._count(share, memory_role.tp) for share in shares]
         parameters = sum(stages)
-        outside = max(self._count(share._replace(blocks=0), standing.tp) for share in shares)
-        piece = max(self._count(Share(1, False, False), standing.tp), outside)
-        at_work = max(stages) if standing.splits else min(parameters, 2 * piece)
+        outside = max(self._count(share._replace(blocks=0), memory_role.tp) for share in shares)
+        piece = max(self._count(ModelPart(1, False, False), memory_role.tp), outside)
+        at_work = max(stages) if memory_role.splits else min(parameters, 2 * piece)
         gradient_bytes = work.framework.gradient_bytes
-        parts = work.framework.bytes_per_parameter * parameters / standing.shards
+        parts = work.framework.bytes_per_parameter * parameters / memory_role.shards
         weights = work.gathered_bytes * (parameters if zero < 3 else at_work)
         gradients = gradient_bytes * (parameters if zero == 1 else at_work)
         # Between copies a rank sums its part alone; within one state it has something to send of the whole gradient.
-        kept = self._kept_bytes * parameters / (standing.shards if standing.shards < standing.dp else 1)
-        freed = FREED_COPIES[standing.kind][zero] * work.framework.weight_bytes * parameters
+        kept = self._kept_bytes * parameters / (memory_role.shards if memory_role.shards < memory_role.dp else 1)
+        freed = HEAP_RETAINED_COPIES[memory_role.kind][zero] * work.framework.weight_bytes * parameters
         return parts + weights + gradients + gradient_bytes * piece + kept + freed
 
 
-def in_chunks(count: int, chunks: int) -> tuple[int, ...]:
+def blocks_by_virtual_stage(count: int, chunks: int) -> tuple[int, ...]:
     """A rank's blocks over its stages: equal, the rest to the earlier ones."""
     return tuple(count // chunks + (chunk < count % chunks) for chunk in range(chunks))

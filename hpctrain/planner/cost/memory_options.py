@@ -7,15 +7,15 @@ from itertools import groupby
 from typing import Literal
 
 from hpctrain.base.errors import InputError
-from hpctrain.planner.devices.tensor_parallel_group import Cells
+from hpctrain.planner.devices.tensor_parallel_group import Placement
 from hpctrain.records.plan.plan import Plan, Recompute, ZeroLevel
 from hpctrain.records.run.run import FixedParallel, Run
-from hpctrain.schedule.generate import SPLIT_BACKWARD
-from hpctrain.schedule.runnable import COMPILED_HALVES, RECOMPUTED_HALVES, SHARED_HALVES
+from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
+from hpctrain.schedule.runnable import WHY_NOT_COMPILED_HALVES, WHY_NOT_RECOMPUTED_HALVES, WHY_NOT_SHARED_HALVES
 
 
 @dataclass(frozen=True)
-class Saving:
+class MemoryOptions:
     """The same for every stage of a plan."""
 
     zero: ZeroLevel = 0
@@ -24,7 +24,7 @@ class Saving:
     recompute: Recompute = "none"
 
     @property
-    def equal_counts(self) -> bool:
+    def equal_micro_batches(self) -> bool:
         """Whether every replica must have as many micro-batches: gradients are summed after each of them."""
         return self.zero >= 2
 
@@ -36,33 +36,33 @@ class Saving:
         return ", ".join(said) or "nothing"
 
 
-NO_SAVING = Saving()
+DEFAULT_MEMORY_OPTIONS = MemoryOptions()
 """Everything whole on every replica, and kept."""
 
 
-def saving_of(run: Run) -> tuple[Saving, list[str]]:
+def memory_options_of_run(run: Run) -> tuple[MemoryOptions, list[str]]:
     """What the run file asks for, and notes on what of it does not apply.
 
     Raises:
         InputError: two of the keys cannot go together.
     """
     if not isinstance(run.parallel, FixedParallel):
-        return NO_SAVING, []
+        return DEFAULT_MEMORY_OPTIONS, []
     given = run.parallel
     _check_sequence_parallel(given, run.data.seq_len)
     _check_split_backward(given, run)
-    saving = Saving(given.zero, given.shard, given.sequence_parallel, given.recompute)
-    if saving.zero == 0 and saving.shard == "node":
+    memory_options = MemoryOptions(given.zero, given.shard, given.sequence_parallel, given.recompute)
+    if memory_options.zero == 0 and memory_options.shard == "node":
         raise InputError("parallel.shard: found 'node' with zero 0, which shards nothing; set parallel.zero to 1 to 3")
-    if saving.zero and given.dp == 1:
-        note = f"parallel.zero {saving.zero} does not apply: with dp 1 there are no replicas to shard over."
-        return replace(saving, zero=0, shard="all"), [note]
-    return saving, []
+    if memory_options.zero and given.dp == 1:
+        note = f"parallel.zero {memory_options.zero} does not apply: with dp 1 there are no replicas to shard over."
+        return replace(memory_options, zero=0, shard="all"), [note]
+    return memory_options, []
 
 
-def saving_of_plan(plan: Plan) -> Saving:
+def memory_options_of_plan(plan: Plan) -> MemoryOptions:
     """What the plan does, all of whose stages recompute alike."""
-    return Saving(
+    return MemoryOptions(
         zero=plan.zero,
         shard="all" if plan.shard is None else "node",
         sequence_parallel=plan.sequence_parallel,
@@ -70,17 +70,17 @@ def saving_of_plan(plan: Plan) -> Saving:
     )
 
 
-def shard_size(cells: Cells, saving: Saving) -> int:
+def shard_group_size(placement: Placement, memory_options: MemoryOptions) -> int:
     """Consecutive replicas that share one state; 1: sharding is off, or their nodes hold no equal runs of replicas."""
-    if saving.zero == 0:
+    if memory_options.zero == 0:
         return 1
-    if saving.shard == "all":
-        return len(cells)
+    if memory_options.shard == "all":
+        return len(placement)
     # Every stage has its own column of replicas, and each run of them must lie within a node.
     runs = {
         len(list(run))
-        for column in zip(*cells, strict=True)
-        for _, run in groupby(column, key=lambda unit: {worker.node for worker in unit.workers})
+        for column in zip(*placement, strict=True)
+        for _, run in groupby(column, key=lambda unit: {device.node for device in unit.devices})
     }
     return runs.pop() if len(runs) == 1 else 1
 
@@ -103,19 +103,19 @@ def _check_split_backward(given: FixedParallel, run: Run) -> None:
     Recomputed activations are made once for each weight of a block then: measured with torch 2.13, the backward for
     weights of a checkpointed block took as long as eight forwards more.
     """
-    if given.schedule not in SPLIT_BACKWARD:
+    if given.schedule not in SPLIT_BACKWARD_SCHEDULES:
         return
     if given.recompute != "none":
         raise InputError(
-            f"parallel.recompute: found {given.recompute!r} with schedule {given.schedule}; {RECOMPUTED_HALVES}; use "
+            f"parallel.recompute: found {given.recompute!r} with schedule {given.schedule}; {WHY_NOT_RECOMPUTED_HALVES}; use "
             "schedule 1f1b, gpipe or interleaved_1f1b, or recompute none"
         )
-    if run.model.import_ is None and not run.spec().halves_backward:
+    if run.model.import_ is None and not run.spec().can_split_backward:
         raise InputError(
-            f"parallel.schedule: found {given.schedule}; {SHARED_HALVES}; use 1f1b, gpipe or interleaved_1f1b"
+            f"parallel.schedule: found {given.schedule}; {WHY_NOT_SHARED_HALVES}; use 1f1b, gpipe or interleaved_1f1b"
         )
     if run.compile:
         raise InputError(
-            f"compile: found true with parallel.schedule {given.schedule}; {COMPILED_HALVES}; use schedule 1f1b, "
+            f"compile: found true with parallel.schedule {given.schedule}; {WHY_NOT_COMPILED_HALVES}; use schedule 1f1b, "
             "gpipe or interleaved_1f1b"
         )

@@ -5,23 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpctrain.planner.cost.all_reduce import NO_SUM, Sum, copied_share, low_rank_width, sum_of, uses_pairs
+from hpctrain.planner.cost.all_reduce import (
+    NO_ALL_REDUCE,
+    AllReduceTime,
+    all_reduce_time,
+    flat_copy_share,
+    low_rank_width,
+    uses_all_to_all,
+)
 from hpctrain.planner.cost.layer_profile import LayerProfile, LayerTimes
 from hpctrain.planner.cost.memory import MemoryModel
-from hpctrain.planner.cost.roofline import Parts, measured, roofline
-from hpctrain.planner.cost.workload import Share, Workload
-from hpctrain.planner.devices.constants import CODEC_SECONDS, CONSTANTS, Constants
-from hpctrain.planner.devices.links import Links, around, message_cost, node_of, number_sum_s, ring_sum_s
-from hpctrain.planner.devices.placement_links import Ground
-from hpctrain.planner.devices.tensor_parallel_group import Cells, Figures, Unit
+from hpctrain.planner.cost.roofline import ModuleTimes, measured_module_times, roofline
+from hpctrain.planner.cost.workload import ModelPart, Workload
+from hpctrain.planner.devices.constants import COST_CONSTANTS, DEFAULT_CODEC_S, CostConstants
+from hpctrain.planner.devices.links import (
+    Links,
+    message_alpha_beta,
+    node_of,
+    ring_all_reduce_s,
+    ring_hops,
+    scalar_all_reduce_s,
+)
+from hpctrain.planner.devices.placement_links import PlacementLinks
+from hpctrain.planner.devices.tensor_parallel_group import GroupSpec, Placement, TensorParallelGroup
 from hpctrain.records.plan.compression import Bf16, Messages, NoCompression, Quantized
 from hpctrain.records.topology.topology import CodecSeconds
 
 TENSORS_PER_BLOCK = 9
-SCATTERED_SHARE = 0.6
+REDUCE_SCATTER_SHARE = 0.6
 """Of what sums of integers take, where they stay with their owners and are not written and read again: 0.62 with 8 bits
 and 0.61 with 4, processor seconds of four ranks' parts of 4 M numbers (torch 2.13)."""
-Kind = tuple[Figures, float, float]
+UnitKind = tuple[GroupSpec, float, float]
 """What a unit can do, and the slowest alpha and beta between its own devices."""
 
 
@@ -54,7 +68,7 @@ class CostModel:
         self,
         work: Workload,
         links: Links,
-        constants: Mapping[str, Constants] = CONSTANTS,
+        constants: Mapping[str, CostConstants] = COST_CONSTANTS,
         profile: LayerProfile | None = None,
     ) -> None:
         self.work = work
@@ -62,81 +76,85 @@ class CostModel:
         self.constants = constants
         self.profile = profile
         self.memory = MemoryModel(work)
-        self._kinds: dict[Unit, Kind] = {}
-        self._grounds: dict[int, Ground] = {}
-        self._messages: dict[tuple[Unit, Unit], tuple[float, float]] = {}
-        self._parts: dict[tuple[Kind, int], Parts] = {}
-        self._stages: dict[tuple[Kind, int, Share], StageTime] = {}
-        self._updates: dict[tuple[Kind, Share, int, int], float] = {}
+        self._kinds: dict[TensorParallelGroup, UnitKind] = {}
+        self._placement_links: dict[int, PlacementLinks] = {}
+        self._messages: dict[tuple[TensorParallelGroup, TensorParallelGroup], tuple[float, float]] = {}
+        self._parts: dict[tuple[UnitKind, int], ModuleTimes] = {}
+        self._stages: dict[tuple[UnitKind, int, ModelPart], StageTime] = {}
+        self._updates: dict[tuple[UnitKind, ModelPart, int, int], float] = {}
 
-    def ground(self, cells: Cells) -> Ground:
+    def placement_links(self, placement: Placement) -> PlacementLinks:
         """What the links say about a placement; remembered for this very one."""
-        found = self._grounds.get(id(cells))
+        found = self._placement_links.get(id(placement))
         if found is None:
-            found = self._grounds[id(cells)] = Ground(cells, self.links)
+            found = self._placement_links[id(placement)] = PlacementLinks(placement, self.links)
         return found
 
     def with_work(self, work: Workload) -> CostModel:
         """The same devices and links for another way of doing the work."""
         other = CostModel(work, self.links, self.constants, self.profile)
-        other._kinds, other._grounds, other._messages = self._kinds, self._grounds, self._messages
+        other._kinds, other._placement_links, other._messages = self._kinds, self._placement_links, self._messages
         return other
 
-    def kind(self, unit: Unit) -> Kind:
+    def kind(self, unit: TensorParallelGroup) -> UnitKind:
         """Units of one kind take equally long for everything."""
         if unit not in self._kinds:
             costs = (
-                [self.links.between(a, b) for a, b in around(unit.places)] if len(unit.workers) > 1 else [(0.0, 0.0)]
+                [self.links.between(a, b) for a, b in ring_hops(unit.device_ids)]
+                if len(unit.devices) > 1
+                else [(0.0, 0.0)]
             )
-            self._kinds[unit] = (unit.figures, max(a for a, _ in costs), max(b for _, b in costs))
+            self._kinds[unit] = (unit.group_spec, max(a for a, _ in costs), max(b for _, b in costs))
         return self._kinds[unit]
 
-    def parts(self, unit: Unit, micro_batch: int) -> Parts:
+    def module_times(self, unit: TensorParallelGroup, micro_batch: int) -> ModuleTimes:
         """Times on a unit for micro-batches of that many rows."""
         key = (self.kind(unit), micro_batch)
         if key not in self._parts:
             parts = roofline(self.work, self.links, self.constants[unit.kind], unit, micro_batch)
             times = self._measured(unit, micro_batch)
-            self._parts[key] = parts if times is None else measured(times, parts)
+            self._parts[key] = parts if times is None else measured_module_times(times, parts)
         return self._parts[key]
 
-    def stage(self, unit: Unit, micro_batch: int, share: Share) -> StageTime:
+    def stage(self, unit: TensorParallelGroup, micro_batch: int, share: ModelPart) -> StageTime:
         """A stage that holds this share of the model."""
         key = (self.kind(unit), micro_batch, share)
         if key not in self._stages:
             blocks, _ = self.work.mean_blocks(share)
-            parts, constants = self.parts(unit, micro_batch), self.constants[unit.kind]
+            parts, constants = self.module_times(unit, micro_batch), self.constants[unit.kind]
             self._stages[key] = _stage(parts, share, blocks, constants, unit.launch_s)
         return self._stages[key]
 
-    def send(self, source: Unit, target: Unit, micro_batch: int, messages: Messages = "none") -> float:
-        """A boundary activation, or its gradient, from one unit to another; `rounding` comes on top."""
+    def send_s(
+        self, source: TensorParallelGroup, target: TensorParallelGroup, micro_batch: int, messages: Messages = "none"
+    ) -> float:
+        """A boundary activation, or its gradient, from one unit to another; `message_cast_s` comes on top."""
         if source is target:
             return 0.0
-        tp = len(source.workers)
+        tp = len(source.devices)
         size = self.work.message_bytes(micro_batch, tp, messages)
         key = (source, target)
         if key not in self._messages:
-            self._messages[key] = message_cost(self.links, source.places, target.places)
+            self._messages[key] = message_alpha_beta(self.links, source.device_ids, target.device_ids)
         alpha, beta = self._messages[key]
         return alpha + beta * size
 
-    def messages(self, a: Unit, b: Unit, stage: int) -> Messages:
+    def messages(self, a: TensorParallelGroup, b: TensorParallelGroup, stage: int) -> Messages:
         """How messages between a stage on `a` and the next one on `b` travel."""
         way = self.work.messages_behind(stage)
-        return way if way == "none" or apart(a, b) else "none"
+        return way if way == "none" or crosses_nodes(a, b) else "none"
 
-    def rounding(self, unit: Unit, micro_batch: int, messages: Messages) -> float:
+    def message_cast_s(self, unit: TensorParallelGroup, micro_batch: int, messages: Messages) -> float:
         """What a unit takes to write, or to read, a message between two stages. A number counts as a quarter of what
         summing one of a gradient takes, which is written, added up, written again and read."""
         if messages == "none":
             return 0.0
         each = codec_seconds(unit)
         number_s = each.bf16 if messages == "bf16" else each.quantized
-        numbers = self.work.hidden_bytes(micro_batch, len(unit.workers)) / self.work.framework.stream_bytes
+        numbers = self.work.hidden_bytes(micro_batch, len(unit.devices)) / self.work.framework.residual_stream_bytes
         return numbers * number_s / 4
 
-    def optimizer(self, unit: Unit, share: Share, micro_batch: int, shards: int = 1) -> float:
+    def optimizer_s(self, unit: TensorParallelGroup, share: ModelPart, micro_batch: int, shards: int = 1) -> float:
         """Update of a stage's parameters, or of this replica's part of them."""
         key = (self.kind(unit), share, micro_batch, shards)
         if key not in self._updates:
@@ -145,9 +163,9 @@ class CostModel:
                 # The ends were measured together with the blocks, each about as long.
                 self._updates[key] = times.update * (share.blocks + share.first + share.last) / shards
                 return self._updates[key]
-            parameters = self.work.parameters(share, len(unit.workers)) / shards
+            parameters = self.work.parameters(share, len(unit.devices)) / shards
             tensors = share.blocks * TENSORS_PER_BLOCK + share.first + 2 * share.last
-            if len(unit.workers) > 1:
+            if len(unit.devices) > 1:
                 touched, ops = constants.split_optimizer_bytes, constants.split_optimizer_ops
             elif shards > 1:
                 touched, ops = constants.sharded_optimizer_bytes, constants.sharded_optimizer_ops
@@ -156,11 +174,13 @@ class CostModel:
             self._updates[key] = parameters * touched / unit.bytes_per_s + tensors * ops * unit.launch_s
         return self._updates[key]
 
-    def once(self, unit: Unit) -> float:
+    def step_overhead_s(self, unit: TensorParallelGroup) -> float:
         """What a step costs however little it computes."""
         return self.constants[unit.kind].step_ops * unit.launch_s
 
-    def gradient_sums(self, cells: Cells, shares: Sequence[Share], owner: Sequence[int], shards: int = 1) -> list[Sum]:
+    def all_reduce_times(
+        self, placement: Placement, shares: Sequence[ModelPart], owner: Sequence[int], shards: int = 1
+    ) -> list[AllReduceTime]:
         """Sum of each stage's gradients over its replicas, or over the copies of a state that some of them share.
 
         All stages reduce at about the same time, so rings that leave a node together divide its bandwidth.
@@ -170,54 +190,59 @@ class CostModel:
             owner: pipeline rank of each stage.
             shards: consecutive replicas that share a state.
         """
-        if len(cells) == shards:
-            return [NO_SUM] * len(shares)
-        codec, tp = self.work.codec, len(cells[0][0].workers)
+        if len(placement) == shards:
+            return [NO_ALL_REDUCE] * len(shares)
+        codec, tp = self.work.codec, len(placement[0][0].devices)
         exact = isinstance(codec, NoCompression)
         bucket_bytes = self.work.framework.bucket_bytes
-        rings, chunks = self.ground(cells).copies(shards, uses_pairs(codec)), len(shares) // len(cells[0])
-        copied = copied_share(self.work, len(shares), tp)
+        rings, chunks = (
+            self.placement_links(placement).replicate_ring_groups(shards, uses_all_to_all(codec)),
+            len(shares) // len(placement[0]),
+        )
+        copied = flat_copy_share(self.work, len(shares), tp)
         sums = []
         for share, rank in zip(shares, owner, strict=True):
             numbers = self.work.parameters(share, tp) / shards
-            units = [cells[replica][rank] for replica in cells.examples]
+            units = [placement[replica][rank] for replica in placement.representatives]
             copy_s = copied * max(self.constants[unit.kind].reducer_bytes / unit.bytes_per_s for unit in units)
             size = float(self.work.framework.gradient_bytes * numbers)
             width, each = low_rank_width(self.work.spec.dim, tp), None if exact else slowest_codec(units)
-            sums.append(sum_of(codec, rings[rank], size, numbers, width, chunks, copy_s, each, bucket_bytes))
+            sums.append(all_reduce_time(codec, rings[rank], size, numbers, width, chunks, copy_s, each, bucket_bytes))
         return sums
 
-    def rounding_s(self, cells: Cells, rank: int) -> float:
+    def gradient_cast_s(self, placement: Placement, rank: int) -> float:
         """Seconds to write, in fewer bytes, a number of a gradient that is summed into parts, and to add it up, on a
         pipeline rank's slowest device."""
-        each = slowest_codec([cells[replica][rank] for replica in cells.examples])
+        each = slowest_codec([placement[replica][rank] for replica in placement.representatives])
         match self.work.codec:
             case Bf16():
                 return each.bf16
             case Quantized():
-                return SCATTERED_SHARE * each.quantized
+                return REDUCE_SCATTER_SHARE * each.quantized
         return 0.0
 
-    def tied_sum(self, first: Unit, last: Unit) -> float:
+    def tied_all_reduce_s(self, first: TensorParallelGroup, last: TensorParallelGroup) -> float:
         """Sum of the two gradients of an embedding that is the head too, where they lie on different devices."""
         if not self.work.spec.tied or first is last:
             return 0.0
-        numbers = self.work.spec.end_parameters(len(first.workers), first=True, last=False)
+        numbers = self.work.spec.end_parameters(len(first.devices), first=True, last=False)
         size = float(self.work.framework.gradient_bytes * numbers)
-        return max(ring_sum_s(self.links, pair, size) for pair in zip(first.places, last.places, strict=True))
+        return max(
+            ring_all_reduce_s(self.links, pair, size) for pair in zip(first.device_ids, last.device_ids, strict=True)
+        )
 
-    def norm_sum(self, cells: Cells) -> float:
+    def norm_all_reduce_s(self, placement: Placement) -> float:
         """The sum over all devices that clipping the gradient's norm needs."""
-        devices = len(cells) * len(cells[0]) * len(cells[0][0].workers)
-        return number_sum_s(self.ground(cells).slowest_alpha, devices) if devices > 1 else 0.0
+        devices = len(placement) * len(placement[0]) * len(placement[0][0].devices)
+        return scalar_all_reduce_s(self.placement_links(placement).slowest_alpha, devices) if devices > 1 else 0.0
 
-    def _measured(self, unit: Unit, micro_batch: int) -> LayerTimes | None:
+    def _measured(self, unit: TensorParallelGroup, micro_batch: int) -> LayerTimes | None:
         if self.profile is None:
             return None
-        return self.profile.at(unit.workers[0].type, len(unit.workers), micro_batch)
+        return self.profile.at(unit.devices[0].type, len(unit.devices), micro_batch)
 
 
-def _stage(parts: Parts, share: Share, blocks: float, constants: Constants, launch_s: float) -> StageTime:
+def _stage(parts: ModuleTimes, share: ModelPart, blocks: float, constants: CostConstants, launch_s: float) -> StageTime:
     """A stage that amounts to that many blocks of mean size."""
     action_s = constants.action_ops * launch_s
     times = [action_s + blocks * (parts.block[way] + parts.block_tp[way]) for way in (0, 1)]
@@ -232,17 +257,17 @@ def _stage(parts: Parts, share: Share, blocks: float, constants: Constants, laun
     return StageTime(forward, backward, blocks * sum(parts.block_tp), inputs, weights)
 
 
-def apart(a: Unit, b: Unit) -> bool:
+def crosses_nodes(a: TensorParallelGroup, b: TensorParallelGroup) -> bool:
     """Whether any of the messages between two units leaves a node."""
-    return any(node_of(x) != node_of(y) for x, y in zip(a.places, b.places, strict=True))
+    return any(node_of(x) != node_of(y) for x, y in zip(a.device_ids, b.device_ids, strict=True))
 
 
-def codec_seconds(unit: Unit) -> CodecSeconds:
+def codec_seconds(unit: TensorParallelGroup) -> CodecSeconds:
     """What compression takes on a unit, measured or usual."""
-    return unit.codec_s or CODEC_SECONDS[unit.kind]
+    return unit.codec_s or DEFAULT_CODEC_S[unit.kind]
 
 
-def slowest_codec(units: Sequence[Unit]) -> CodecSeconds:
+def slowest_codec(units: Sequence[TensorParallelGroup]) -> CodecSeconds:
     """For each codec what it takes on the slowest of these units."""
     known = [codec_seconds(unit) for unit in units]
     return CodecSeconds(**{name: max(getattr(each, name) for each in known) for name in CodecSeconds.model_fields})

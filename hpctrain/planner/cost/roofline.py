@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 from hpctrain.planner.cost.layer_profile import LayerTimes
 from hpctrain.planner.cost.workload import Workload
-from hpctrain.planner.devices.constants import Constants, Pair
-from hpctrain.planner.devices.links import Links, ring_sum_s
-from hpctrain.planner.devices.tensor_parallel_group import Unit
+from hpctrain.planner.devices.constants import CostConstants, ForwardBackward
+from hpctrain.planner.devices.links import Links, ring_all_reduce_s
+from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
 
 
 @dataclass(frozen=True)
-class Parts:
+class ModuleTimes:
     """Seconds (forward, backward) of the parts of a stage for one micro-batch."""
 
-    block: Pair
-    block_tp: Pair
+    block: ForwardBackward
+    block_tp: ForwardBackward
     """What all-reduces and dispatch add to a block that is shared by several devices."""
-    embedding: Pair
-    head: Pair
+    embedding: ForwardBackward
+    head: ForwardBackward
     block_split: float
     """Added to a block's backward where it is cut into inputs and weights."""
 
@@ -30,17 +30,17 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Effort:
+class PassTime:
     """What a pass takes on the device, on the host that feeds it, and in messages that both wait for."""
 
     device_s: float = 0.0
     host_s: float = 0.0
     message_s: float = 0.0
 
-    def __add__(self, other: Effort) -> Effort:
-        return Effort(self.device_s + other.device_s, self.host_s + other.host_s, self.message_s + other.message_s)
+    def __add__(self, other: PassTime) -> PassTime:
+        return PassTime(self.device_s + other.device_s, self.host_s + other.host_s, self.message_s + other.message_s)
 
-    def seconds(self, constants: Constants) -> float:
+    def seconds(self, constants: CostConstants) -> float:
         """Until all is done; where the host runs ahead, the longer of device and host counts most."""
         power = constants.overlap_power
         if power == 1.0:
@@ -51,22 +51,26 @@ class Effort:
         return longer * beside + self.message_s
 
 
-def roofline(work: Workload, links: Links, constants: Constants, unit: Unit, micro_batch: int) -> Parts:
+def roofline(
+    work: Workload, links: Links, constants: CostConstants, unit: TensorParallelGroup, micro_batch: int
+) -> ModuleTimes:
     """The parts from counts and the unit's measured speeds.
 
     Args:
         micro_batch: its rows.
     """
-    spec, seq_len, tp = work.spec, work.seq_len, len(unit.workers)
+    spec, seq_len, tp = work.spec, work.seq_len, len(unit.devices)
     head_tp = work.head_shards(tp)
     head_flops = spec.forward_flops(micro_batch, seq_len, spec.layers)
     logits = spec.logits_bytes(micro_batch, seq_len, head_tp)
     table = work.framework.weight_bytes * spec.embedding_parameters() / head_tp
     block_bytes = work.block_bytes(micro_batch, tp)
 
-    def end(flops: float, kept: float, kept_passes: Pair, table_passes: Pair, ops: Pair) -> Pair:
+    def end(
+        flops: float, kept: float, kept_passes: ForwardBackward, table_passes: ForwardBackward, ops: ForwardBackward
+    ) -> ForwardBackward:
         forward, backward = (
-            _effort(
+            _pass_time(
                 constants, unit, (1 + way) * flops, kept * kept_passes[way] + table * table_passes[way], ops[way]
             ).seconds(constants)
             for way in (0, 1)
@@ -74,9 +78,9 @@ def roofline(work: Workload, links: Links, constants: Constants, unit: Unit, mic
         return forward, backward
 
     block = _block(work, constants, unit, micro_batch)
-    shared = tuple(map(Effort.__add__, block, _tensor_parallel(work, links, constants, unit, micro_batch)))
+    shared = tuple(map(PassTime.__add__, block, _tensor_parallel(work, links, constants, unit, micro_batch)))
     alone = block[0].seconds(constants), block[1].seconds(constants)
-    return Parts(
+    return ModuleTimes(
         block=alone,
         block_tp=(shared[0].seconds(constants) - alone[0], shared[1].seconds(constants) - alone[1]),
         embedding=end(0.0, 0.0, (0.0, 0.0), constants.embedding_passes, constants.embedding_ops),
@@ -85,26 +89,30 @@ def roofline(work: Workload, links: Links, constants: Constants, unit: Unit, mic
     )
 
 
-def measured(times: LayerTimes, estimate: Parts) -> Parts:
+def measured_module_times(times: LayerTimes, estimate: ModuleTimes) -> ModuleTimes:
     """The parts as somebody measured them; what was not measured apart stays the roofline's estimate."""
-    return Parts(times.block, (0.0, 0.0), times.embedding, times.head, estimate.block_split)
+    return ModuleTimes(times.block, (0.0, 0.0), times.embedding, times.head, estimate.block_split)
 
 
-def _effort(constants: Constants, unit: Unit, flops: float, touched: float, ops: float) -> Effort:
+def _pass_time(
+    constants: CostConstants, unit: TensorParallelGroup, flops: float, touched: float, ops: float
+) -> PassTime:
     """Products, bytes and calls on a unit."""
     device_s = flops / (unit.flops * constants.efficiency) + touched / unit.bytes_per_s
-    return Effort(device_s, ops * unit.launch_s)
+    return PassTime(device_s, ops * unit.launch_s)
 
 
-def _block(work: Workload, constants: Constants, unit: Unit, micro_batch: int) -> tuple[Effort, Effort]:
+def _block(
+    work: Workload, constants: CostConstants, unit: TensorParallelGroup, micro_batch: int
+) -> tuple[PassTime, PassTime]:
     """A block's passes, with what recomputation and sharding add to them."""
-    spec, seq_len, tp, saving = work.spec, work.seq_len, len(unit.workers), work.saving
+    spec, seq_len, tp, memory_options = work.spec, work.seq_len, len(unit.devices), work.memory_options
     whole = spec.forward_flops(micro_batch, seq_len) - spec.forward_flops(micro_batch, seq_len, spec.layers)
     narrow = 1 + constants.half_width * tp / spec.dim
     flops, kept = narrow * whole / spec.layers / tp, work.block_bytes(micro_batch, tp)
     weights = work.framework.weight_bytes * spec.block_parameters() / tp
     forward, backward = (
-        _effort(
+        _pass_time(
             constants,
             unit,
             (1 + way) * flops,
@@ -113,37 +121,37 @@ def _block(work: Workload, constants: Constants, unit: Unit, micro_batch: int) -
         )
         for way in (0, 1)
     )
-    if saving.zero:
-        forward += Effort(host_s=constants.shard_ops[0] * unit.launch_s)
-        backward += Effort(host_s=constants.shard_ops[1] * unit.launch_s)
-    if saving.recompute != "none":
-        forward += Effort(host_s=constants.recompute_ops[0] * unit.launch_s)
-        backward += Effort(host_s=(constants.recompute_ops[1] + constants.block_ops[0]) * unit.launch_s)
-        if saving.recompute == "full":
+    if memory_options.zero:
+        forward += PassTime(host_s=constants.shard_ops[0] * unit.launch_s)
+        backward += PassTime(host_s=constants.shard_ops[1] * unit.launch_s)
+    if memory_options.recompute != "none":
+        forward += PassTime(host_s=constants.recompute_ops[0] * unit.launch_s)
+        backward += PassTime(host_s=(constants.recompute_ops[1] + constants.block_ops[0]) * unit.launch_s)
+        if memory_options.recompute == "full":
             touched = kept * constants.activation_passes[0] + weights * constants.weight_passes[0]
         else:
             flops = narrow * spec.selective_flops(micro_batch, seq_len) / tp
             touched = work.selective_bytes(micro_batch, tp) * constants.activation_passes[0]
             if not flops:  # the whole block is gone through again, and only its products are kept
                 touched += weights * constants.weight_passes[0]
-        backward += _effort(constants, unit, flops, touched, 0.0)
+        backward += _pass_time(constants, unit, flops, touched, 0.0)
     return forward, backward
 
 
 def _tensor_parallel(
-    work: Workload, links: Links, constants: Constants, unit: Unit, micro_batch: int
-) -> tuple[Effort, Effort]:
+    work: Workload, links: Links, constants: CostConstants, unit: TensorParallelGroup, micro_batch: int
+) -> tuple[PassTime, PassTime]:
     """Two all-reduces of the residual stream each way and block (Shoeybi et al. 2019), and the dispatch.
 
     With sequence parallelism each of them is a reduce-scatter and an all-gather, which send as much. What is
     computed again sends again.
     """
-    if len(unit.workers) == 1:
-        return Effort(), Effort()
-    size = float(work.boundary_bytes(micro_batch))
+    if len(unit.devices) == 1:
+        return PassTime(), PassTime()
+    size = float(work.stage_boundary_bytes(micro_batch))
     hop_s = constants.collective_ops * unit.launch_s
-    reduce = 2 * ring_sum_s(links, unit.places, size, hop_s, constants.sums_by_node)
-    forward, backward = (Effort(0.0, ops * unit.launch_s, reduce) for ops in constants.tensor_parallel_ops)
-    recompute = work.saving.recompute
+    reduce = 2 * ring_all_reduce_s(links, unit.device_ids, size, hop_s, constants.hierarchical_all_reduce)
+    forward, backward = (PassTime(0.0, ops * unit.launch_s, reduce) for ops in constants.tensor_parallel_ops)
+    recompute = work.memory_options.recompute
     again = recompute == "full" or (recompute == "selective" and work.framework.selective_sends_again)
     return forward, backward + forward if again else backward

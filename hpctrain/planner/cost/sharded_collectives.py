@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hpctrain.planner.cost.workload import Share, Workload
-from hpctrain.planner.devices.placement_links import Ground, Rings
+from hpctrain.planner.cost.workload import ModelPart, Workload
+from hpctrain.planner.devices.placement_links import PlacementLinks, RingGroup
 from hpctrain.records.plan.codec import FULL_BYTES, dense_bytes
 
 COPY_PASSES = 2
 """What is gathered or summed is copied from or to flat buffers: read and written once."""
 
 
-class ShardTime(NamedTuple):
+class ShardCollectiveTimes(NamedTuple):
     """Seconds of a stage's collectives, by the slowest of its replica groups."""
 
     gather: float
@@ -38,9 +38,9 @@ class ShardTime(NamedTuple):
         return self.copies + (self.gather if zero < 3 else 0.0) + (self.scatter if zero == 1 else 0.0)
 
 
-def shard_times(
-    ground: Ground, work: Workload, shares: Sequence[Share], owner: Sequence[int], shards: int
-) -> list[ShardTime]:
+def shard_collective_times(
+    placement_links: PlacementLinks, work: Workload, shares: Sequence[ModelPart], owner: Sequence[int], shards: int
+) -> list[ShardCollectiveTimes]:
     """The collectives of every stage; those of all stages run at about the same time and share the network cards.
 
     Args:
@@ -48,26 +48,28 @@ def shard_times(
         owner: pipeline rank of each stage.
         shards: consecutive replicas that share a state.
     """
-    cells = ground.cells
-    groups, across = ground.shard_rings(shards)
-    chunks, tp = len(shares) // len(cells[0]), len(cells[0][0].workers)
+    placement = placement_links.placement
+    groups, across = placement_links.shard_ring_groups(shards)
+    chunks, tp = len(shares) // len(placement[0]), len(placement[0][0].devices)
     found = []
     for share, rank in zip(shares, owner, strict=True):
         parameters = work.parameters(share, tp)
         pieces = share.blocks + (share.first or share.last)
-        bytes_per_s = min(cells[replica][rank].bytes_per_s for replica in cells.examples)
+        bytes_per_s = min(placement[replica][rank].bytes_per_s for replica in placement.representatives)
 
-        def seconds(size: float, pieces: int = pieces, own: Rings = groups[rank], speed: float = bytes_per_s) -> float:
-            return pieces * own.sum_s(size / pieces, chunks) / 2 + COPY_PASSES * size / speed
+        def seconds(
+            size: float, pieces: int = pieces, own: RingGroup = groups[rank], speed: float = bytes_per_s
+        ) -> float:
+            return pieces * own.all_reduce_s(size / pieces, chunks) / 2 + COPY_PASSES * size / speed
 
         # Rounded numbers travel within the backward pass only where the state has no copies; see decision 45.
-        width = dense_bytes(work.codec) / FULL_BYTES if shards == len(cells) else 1.0
+        width = dense_bytes(work.codec) / FULL_BYTES if shards == len(placement) else 1.0
         part = work.framework.gradient_bytes * parameters / shards
         found.append(
-            ShardTime(
+            ShardCollectiveTimes(
                 gather=seconds(work.gathered_bytes * parameters),
                 scatter=seconds(work.framework.gradient_bytes * parameters * width),
-                copies=pieces * across[rank].sum_s(part / pieces, chunks),
+                copies=pieces * across[rank].all_reduce_s(part / pieces, chunks),
             )
         )
     return found

@@ -7,48 +7,48 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from hpctrain.base.errors import InputError
-from hpctrain.planner.cost.memory_options import NO_SAVING, Saving, saving_of
-from hpctrain.planner.devices.framework import OURS, Framework
+from hpctrain.planner.cost.memory_options import DEFAULT_MEMORY_OPTIONS, MemoryOptions, memory_options_of_run
+from hpctrain.planner.devices.framework import HPCTRAIN_FRAMEWORK, Framework
 from hpctrain.records.model.imported_spec import Spec
-from hpctrain.records.plan.codec import FULL_BYTES, keeps_state, message_bytes_per_number
+from hpctrain.records.plan.codec import FULL_BYTES, has_state, message_bytes_per_element
 from hpctrain.records.plan.compression import AutoCompression, Codec, Messages, NoCompression, Quantized
 from hpctrain.records.run.run import FixedParallel, Run
-from hpctrain.schedule.generate import SPLIT_BACKWARD
+from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 
-EXACT = NoCompression()
-USABLE = 0.9
+NO_CODEC = NoCompression()
+USABLE_MEMORY_SHARE = 0.9
 """Share of a device's memory that a plan may fill (the paper, section 3.4); the rest is the allocator's."""
 
 
-ENDS = ((False, False), (True, False), (False, True))
+STAGE_ENDS = ((False, False), (True, False), (False, True))
 """Whether a stage of several has the model's first part, and its last one."""
 
 
-class Order(NamedTuple):
+class ScheduleSpec(NamedTuple):
     """A schedule and how many stages it has on each pipeline rank."""
 
-    schedule: str
-    chunks: int = 1
+    name: str
+    virtual_stages: int = 1
 
     def __str__(self) -> str:
-        return self.schedule if self.chunks == 1 else f"{self.schedule} with {self.chunks} stages a rank"
+        return self.name if self.virtual_stages == 1 else f"{self.name} with {self.virtual_stages} stages a rank"
 
 
-ORDERS = (
-    Order("1f1b"),
-    Order("gpipe"),
-    Order("interleaved_1f1b", 2),
-    Order("interleaved_zero_bubble"),
-    Order("interleaved_zero_bubble", 2),
-    Order("zbv", 2),
+SCHEDULE_SPECS = (
+    ScheduleSpec("1f1b"),
+    ScheduleSpec("gpipe"),
+    ScheduleSpec("interleaved_1f1b", 2),
+    ScheduleSpec("interleaved_zero_bubble"),
+    ScheduleSpec("interleaved_zero_bubble", 2),
+    ScheduleSpec("zbv", 2),
 )
 """In order of preference where they are equally fast: the first keeps the fewest activations."""
-KEEPS_LEAST = ORDERS[0]
+FEWEST_ACTIVATIONS = SCHEDULE_SPECS[0]
 """No rank of another keeps fewer micro-batches in any of its stages at its fullest moment. A V-shaped one may fit where
 this does not, for its first and its last stage share a rank."""
 
 
-class Share(NamedTuple):
+class ModelPart(NamedTuple):
     """The part of the model that a stage holds."""
 
     blocks: int
@@ -63,23 +63,23 @@ class Workload:
     """A step of training."""
 
     spec: Spec
-    rows: int
+    sequences: int
     """Sequences in a step over the whole job."""
     seq_len: int
     precision: str
     fixed: FixedParallel | None = None
     """Degrees given by hand."""
-    saving: Saving = NO_SAVING
+    memory_options: MemoryOptions = DEFAULT_MEMORY_OPTIONS
     """What is done to save memory."""
     compiled: bool = False
     """Whether blocks are compiled; they cannot be split over devices, nor their backward into inputs and weights."""
-    framework: Framework = OURS
+    framework: Framework = HPCTRAIN_FRAMEWORK
     """Who trains."""
-    codec: Codec = EXACT
+    codec: Codec = NO_CODEC
     """How gradients are summed over replicas."""
     messages: Messages | tuple[Messages, ...] = "none"
     """How messages to the next stage, and from it, travel between nodes: all in one way, or by stage."""
-    usable: float = USABLE
+    usable: float = USABLE_MEMORY_SHARE
     """Share of a device's memory that a plan may fill."""
 
     @property
@@ -90,13 +90,13 @@ class Workload:
     @property
     def gathered_bytes(self) -> int:
         """Bytes of a weight as sharding gathers it: 2 in bf16 and fp16 where it is cast before, else 4."""
-        return self.value_bytes if self.spec.gathers_cast else self.framework.weight_bytes
+        return self.value_bytes if self.spec.gathers_in_compute_dtype else self.framework.weight_bytes
 
     @property
-    def sums_into_parts(self) -> bool:
+    def may_shard_gradients(self) -> bool:
         """Whether a search may shard over all replicas: gradients are then summed into parts in the backward pass,
         by what keeps nothing or, where there is no loss scale, by integers."""
-        return not keeps_state(self.codec) or (isinstance(self.codec, Quantized) and self.precision != "fp16")
+        return not has_state(self.codec) or (isinstance(self.codec, Quantized) and self.precision != "fp16")
 
     def casts_weights(self, sharded: bool) -> bool:
         """Whether autocast makes a cast copy of each weight: in bf16 and fp16, unless it was gathered as one."""
@@ -111,8 +111,8 @@ class Workload:
         """
         mean = self._mean_bytes
         whole = float(self.spec.activation_bytes(micro_batch, self.seq_len, tp, mean))
-        if self.saving.sequence_parallel:
-            whole -= self.spec.stream_bytes(micro_batch, self.seq_len, mean) * (1 - 1 / tp)
+        if self.memory_options.sequence_parallel:
+            whole -= self.spec.residual_stream_bytes(micro_batch, self.seq_len, mean) * (1 - 1 / tp)
         return whole
 
     def selective_bytes(self, micro_batch: int, tp: int) -> float:
@@ -122,29 +122,29 @@ class Workload:
     @property
     def _mean_bytes(self) -> int:
         """Of an activation's value, between those of matrix products and those of the stream."""
-        return (self.value_bytes + self.framework.stream_bytes) // 2
+        return (self.value_bytes + self.framework.residual_stream_bytes) // 2
 
-    def kept_bytes(self, micro_batch: int, tp: int) -> float:
+    def saved_activation_bytes(self, micro_batch: int, tp: int) -> float:
         """What a block keeps from its forward to its backward pass: with recomputation, less than `block_bytes`."""
-        if self.saving.recompute == "none":
+        if self.memory_options.recompute == "none":
             return self.block_bytes(micro_batch, tp)
         kept = self.hidden_bytes(micro_batch, tp)
-        if self.saving.recompute == "selective":
-            kept += self.spec.product_bytes(micro_batch, self.seq_len, tp, self.value_bytes)
+        if self.memory_options.recompute == "selective":
+            kept += self.spec.matmul_output_bytes(micro_batch, self.seq_len, tp, self.value_bytes)
         return kept
 
-    def boundary_bytes(self, micro_batch: int) -> int:
+    def stage_boundary_bytes(self, micro_batch: int) -> int:
         """The residual stream [rows, seq, dim] between two stages; ours is in fp32 at any precision."""
-        return self.spec.boundary_bytes(micro_batch, self.seq_len, self.framework.stream_bytes)
+        return self.spec.stage_boundary_bytes(micro_batch, self.seq_len, self.framework.residual_stream_bytes)
 
     def hidden_bytes(self, micro_batch: int, tp: int) -> float:
         """The part of the residual stream on one of `tp` devices: all of it, or its part of the sequence."""
-        return self.boundary_bytes(micro_batch) / (tp if self.saving.sequence_parallel else 1)
+        return self.stage_boundary_bytes(micro_batch) / (tp if self.memory_options.sequence_parallel else 1)
 
     def message_bytes(self, micro_batch: int, tp: int, messages: Messages) -> float:
         """What one of `tp` devices sends to the next stage, or back."""
-        size = self.hidden_bytes(micro_batch, tp) * message_bytes_per_number(messages) / FULL_BYTES
-        return size / tp if self.framework.split_sends and not self.saving.sequence_parallel else size
+        size = self.hidden_bytes(micro_batch, tp) * message_bytes_per_element(messages) / FULL_BYTES
+        return size / tp if self.framework.split_sends and not self.memory_options.sequence_parallel else size
 
     def messages_behind(self, stage: int) -> Messages:
         """How messages between a stage and the next one travel where they lie on different nodes."""
@@ -154,15 +154,17 @@ class Workload:
         """Parts that embedding and head are cut into."""
         return self.spec.head_shards(tp)
 
-    def parameters(self, share: Share, tp: int) -> int:
+    def parameters(self, share: ModelPart, tp: int) -> int:
         """Parameters of a stage on one of `tp` devices."""
         return self.spec.stage_parameters(share.blocks, tp, first=share.first, last=share.last)
 
     def least_block_parameters(self, tp: int) -> int:
         """Parameters that a further block adds to a stage on one of `tp` devices at least."""
-        return min(self.parameters(Share(1, *ends), tp) - self.parameters(Share(0, *ends), tp) for ends in ENDS)
+        return min(
+            self.parameters(ModelPart(1, *ends), tp) - self.parameters(ModelPart(0, *ends), tp) for ends in STAGE_ENDS
+        )
 
-    def mean_blocks(self, share: Share) -> tuple[float, float]:
+    def mean_blocks(self, share: ModelPart) -> tuple[float, float]:
         """How many blocks of mean size a stage amounts to: in time, and in what it keeps for the backward pass."""
         return self.spec.mean_blocks(share.blocks, self.seq_len, first=share.first, last=share.last)
 
@@ -178,10 +180,12 @@ class Workload:
         return min(1.0, *(self.mean_blocks(share)[0] / share.blocks for each in self._ends for share in each[1:]))
 
     @cached_property
-    def _ends(self) -> tuple[list[Share], list[Share]]:
+    def _ends(self) -> tuple[list[ModelPart], list[ModelPart]]:
         """First and last stages of any number of blocks."""
         numbers = range(self.spec.layers + 1)
-        return [Share(number, True, False) for number in numbers], [Share(number, False, True) for number in numbers]
+        return [ModelPart(number, True, False) for number in numbers], [
+            ModelPart(number, False, True) for number in numbers
+        ]
 
     def micro_batch_sizes(self) -> list[int]:
         """Sizes to try: those that divide the batch, so that every micro-batch is equally long.
@@ -189,28 +193,31 @@ class Workload:
         Raises:
             InputError: the size given by hand does not.
         """
-        sizes = list(_divisors(self.rows))
+        sizes = list(_divisors(self.sequences))
         if self.fixed is None or self.fixed.micro_batch is None:
             return sizes
         if self.fixed.micro_batch not in sizes:
             raise InputError(
-                f"parallel.micro_batch: found {self.fixed.micro_batch}, batch.global {self.rows} is not a multiple of "
+                f"parallel.micro_batch: found {self.fixed.micro_batch}, batch.global {self.sequences} is not a multiple of "
                 f"it; allowed: {', '.join(map(str, sizes))}"
             )
         return [self.fixed.micro_batch]
 
-    def orders(self, pp: int) -> list[Order]:
+    def schedule_specs(self, pp: int) -> list[ScheduleSpec]:
         """Schedules to try with `pp` pipeline ranks."""
         if self.fixed is not None and self.fixed.schedule is not None:
-            given = [order for order in ORDERS if order.schedule == self.fixed.schedule]
-            return [order for order in given if self.spec.layers >= order.chunks * pp] or given[:1]
+            given = [schedule_spec for schedule_spec in SCHEDULE_SPECS if schedule_spec.name == self.fixed.schedule]
+            return [
+                schedule_spec for schedule_spec in given if self.spec.layers >= schedule_spec.virtual_stages * pp
+            ] or given[:1]
         if pp == 1:
-            return [Order("1f1b")]  # forwards and backwards of one stage take the same time in any order
-        whole = self.compiled or self.saving.recompute != "none" or not self.spec.halves_backward
+            return [ScheduleSpec("1f1b")]  # forwards and backwards of one stage take the same time in any order
+        whole = self.compiled or self.memory_options.recompute != "none" or not self.spec.can_split_backward
         return [
-            order
-            for order in ORDERS
-            if self.spec.layers >= order.chunks * pp and not (whole and order.schedule in SPLIT_BACKWARD)
+            schedule_spec
+            for schedule_spec in SCHEDULE_SPECS
+            if self.spec.layers >= schedule_spec.virtual_stages * pp
+            and not (whole and schedule_spec.name in SPLIT_BACKWARD_SCHEDULES)
         ]
 
 
@@ -231,11 +238,11 @@ def workload_of(run: Run, spec: Spec) -> tuple[Workload, list[str]]:
             "model.vocab: not settled; give model.dims.vocab, or prepare the data with `hpctrain data prepare`"
         )
     fixed = run.parallel if isinstance(run.parallel, FixedParallel) else None
-    saving, notes = saving_of(run)
+    memory_options, notes = memory_options_of_run(run)
     asked = run.compression
     codec = NoCompression() if isinstance(asked, AutoCompression) else asked.model_copy(update={"activations": None})
     work = Workload(
-        spec, run.batch.global_, run.data.seq_len, run.precision, fixed, saving, run.compile, codec=codec,
+        spec, run.batch.global_, run.data.seq_len, run.precision, fixed, memory_options, run.compile, codec=codec,
         messages="none" if asked.messages == "auto" else asked.messages,
     )  # fmt: skip
     work.micro_batch_sizes()

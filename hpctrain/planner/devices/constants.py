@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from hpctrain.records.topology.topology import CodecSeconds
 
-Pair = tuple[float, float]
+ForwardBackward = tuple[float, float]
 """(forward, backward)."""
 
 
 @dataclass(frozen=True)
-class Constants:
+class CostConstants:
     """Of one kind of device. 'Operations' are tiny ones, each of which costs the device's measured `launch_s`."""
 
     overlap_power: float
@@ -26,25 +26,25 @@ class Constants:
     """Share of the device's FLOP/s that the products of a block reach; what is lost beside them is counted as bytes."""
     half_width: float
     """Width of a block's part on a device at which its products reach half of that: narrow matrices fill no GPU."""
-    block_ops: Pair
+    block_ops: ForwardBackward
     """Cost of a block's forward and backward calls (each module call costs several operations)."""
-    tensor_parallel_ops: Pair
+    tensor_parallel_ops: ForwardBackward
     """Added dispatch of a block's sharded tensors; it is the host's work."""
-    sums_by_node: bool
-    """Whether the sums of tensor parallelism may go node by node (see `ring_sum_s`). For those over replicas one ring
+    hierarchical_all_reduce: bool
+    """Whether the sums of tensor parallelism may go node by node (see `ring_all_reduce_s`). For those over replicas one ring
     is assumed anywhere, as the bounds of the search do."""
     collective_ops: float
     """Added to each hop of a tensor-parallel sum: its start on the host, and waiting for the others to start."""
-    activation_passes: Pair
+    activation_passes: ForwardBackward
     """Times that what a block keeps is read or written beside its products."""
-    weight_passes: Pair
+    weight_passes: ForwardBackward
     """Times that a micro-batch reads or writes the weights: forward; backward with the sum into the gradient."""
-    logits_passes: Pair
+    logits_passes: ForwardBackward
     """Times that the logits and what the loss keeps are read or written."""
-    embedding_passes: Pair
+    embedding_passes: ForwardBackward
     """A row a token is nothing; the backward pass makes a whole gradient of the embedding and adds it up."""
-    embedding_ops: Pair
-    head_ops: Pair
+    embedding_ops: ForwardBackward
+    head_ops: ForwardBackward
     """Cost of the last norm, the head and the loss."""
     action_ops: float
     """Added by the schedule's executor to each forward or backward of a stage."""
@@ -58,9 +58,9 @@ class Constants:
     split_optimizer_bytes: float
     """Bytes touched for parameters that are split over tensor parallelism."""
     split_optimizer_ops: float
-    shard_ops: Pair
+    shard_ops: ForwardBackward
     """Added to a block by `fully_shard`."""
-    recompute_ops: Pair
+    recompute_ops: ForwardBackward
     """Added to a block by checkpointing itself."""
     split_ops: float
     """Added to a block's backward by cutting it into inputs and weights."""
@@ -74,7 +74,7 @@ class Constants:
     """Operations of a step that are there once: zeroing, reading the loss, the scheduler."""
 
 
-CPU = Constants(
+CPU_CONSTANTS = CostConstants(
     # Fitted to this model's passes on one CPU core (dim 128 to 768, 32 to 1024 tokens; 157 GFLOP/s, 17.6 GB/s, 0.83 us
     # an operation): within 15 % at 128 tokens or more and within 30 % below.
     overlap_power=1.0,
@@ -82,7 +82,7 @@ CPU = Constants(
     half_width=0.0,
     block_ops=(425.0, 675.0),
     tensor_parallel_ops=(13200.0, 21200.0),  # DTensor between two workers, at two widths; the sends are not in it
-    sums_by_node=False,  # gloo has one ring through all
+    hierarchical_all_reduce=False,  # gloo has one ring through all
     collective_ops=0.0,  # in the links' measured alpha
     activation_passes=(6.0, 12.0),
     weight_passes=(1.5, 6.0),
@@ -107,7 +107,7 @@ CPU = Constants(
 )
 """Measured with torch 2.13 on CPU."""
 
-CUDA = Constants(
+CUDA_CONSTANTS = CostConstants(
     # `hpctrain bench plan` fits those marked *, on published runs of Megatron on A100s (vTrain, MICRO 2024), and says
     # how far they are off elsewhere. The others are those of the CPU, counted as if a kernel launch were 6 to 7 tiny
     # CPU operations: assumptions, nobody has measured them.
@@ -116,7 +116,7 @@ CUDA = Constants(
     half_width=22.5,  # *
     block_ops=(141.0, 225.6),  # *
     tensor_parallel_ops=(345.0, 555.0),
-    sums_by_node=True,
+    hierarchical_all_reduce=True,
     collective_ops=0.868,  # *
     activation_passes=(2.98, 5.96),  # *
     weight_passes=(2.03, 4.06),  # *
@@ -140,7 +140,7 @@ CUDA = Constants(
     step_ops=60.2,  # *
 )
 
-CODEC_SECONDS = {
+DEFAULT_CODEC_S = {
     # Whole reductions of four gloo processes on loopback (docs/compression-figures.md, single measurements), and the
     # pieces of bf16 and of integers of 4 bits, torch 2.13.
     "cpu": CodecSeconds(bf16=2.6e-9, quantized=7e-9, topk=11e-9, power_sgd=5.9e-9),
@@ -149,5 +149,5 @@ CODEC_SECONDS = {
 }
 """What compression takes on a device of that kind where it was not measured."""
 
-CONSTANTS = {"cpu": CPU, "cuda": CUDA}
+COST_CONSTANTS = {"cpu": CPU_CONSTANTS, "cuda": CUDA_CONSTANTS}
 """By kind of device."""

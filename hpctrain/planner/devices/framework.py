@@ -21,7 +21,7 @@ class Framework:
     """Per parameter while a checkpoint is written beside the training: a copy of weight and moments."""
     bucket_bytes: float = BUCKET_BYTES
     """Most of the gradients that are summed at once between replicas."""
-    stream_bytes: int = 4
+    residual_stream_bytes: int = 4
     """Per value of the residual stream, which also travels between stages."""
     casts: bool = True
     """Whether weights in fp32 are cast for the matrix products in bf16 and fp16 (autocast)."""
@@ -43,5 +43,5 @@ class Framework:
         return self.weight_bytes + self.gradient_bytes + self.state_bytes + self.checkpoint_bytes
 
 
-OURS = Framework()
+HPCTRAIN_FRAMEWORK = Framework()
 """fp32 weights and gradients, autocast, sends in the background."""

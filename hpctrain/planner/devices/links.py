@@ -45,11 +45,11 @@ class Links:
 
 def message_s(links: Links, sources: Sequence[str], targets: Sequence[str], size_bytes: float) -> float:
     """Every source sends `size_bytes` to its target at once; those that leave a node together share its bandwidth."""
-    alpha, beta = message_cost(links, sources, targets)
+    alpha, beta = message_alpha_beta(links, sources, targets)
     return alpha + beta * size_bytes
 
 
-def message_cost(links: Links, sources: Sequence[str], targets: Sequence[str]) -> tuple[float, float]:
+def message_alpha_beta(links: Links, sources: Sequence[str], targets: Sequence[str]) -> tuple[float, float]:
     """Alpha and beta of such messages."""
     if len(sources) == 1:
         return links.between(sources[0], targets[0])
@@ -65,8 +65,8 @@ def message_cost(links: Links, sources: Sequence[str], targets: Sequence[str]) -
     return max(alpha for alpha, _ in costs), max(beta for _, beta in costs) * sharing
 
 
-def ring_sum_s(
-    links: Links, places: Sequence[str], size_bytes: float, hop_s: float = 0.0, by_node: bool = False
+def ring_all_reduce_s(
+    links: Links, device_ids: Sequence[str], size_bytes: float, hop_s: float = 0.0, by_node: bool = False
 ) -> float:
     """Ring all-reduce, 2(n−1)(alpha + size/n·beta) by the slowest link of the ring.
 
@@ -75,17 +75,17 @@ def ring_sum_s(
         by_node: rings in each node and then between the nodes instead, where these have equally many of the devices and
             that is faster: what NCCL's trees come to, which cross the network less often.
     """
-    n = len(places)
+    n = len(device_ids)
     if n == 1:
         return 0.0
     alpha, beta, alpha_within, beta_within = 0.0, 0.0, 0.0, 0.0
-    for source, target in around(places):
+    for source, target in ring_hops(device_ids):
         a, b = links.between(source, target)
         alpha, beta = max(alpha, a), max(beta, b)
         if node_of(source) == node_of(target):
             alpha_within, beta_within = max(alpha_within, a), max(beta_within, b)
     ring = 2 * (n - 1) * (alpha + hop_s + beta * size_bytes / n)
-    counts = Counter(map(node_of, places))
+    counts = Counter(map(node_of, device_ids))
     if not by_node or len(set(counts.values())) > 1 or len(counts) in (1, n):
         return ring
     nodes, own = len(counts), n // len(counts)
@@ -95,25 +95,25 @@ def ring_sum_s(
     return min(ring, inside + outside)
 
 
-def number_sum_s(alpha: float, devices: int) -> float:
+def scalar_all_reduce_s(alpha: float, devices: int) -> float:
     """All-reduce of a single number: 2·log2(n) messages of no size."""
     return 2 * math.ceil(math.log2(devices)) * alpha
 
 
-def rings_leaving(rings: Sequence[Sequence[str]]) -> dict[str, int]:
+def rings_crossing_nodes(rings: Sequence[Sequence[str]]) -> dict[str, int]:
     """How many of the rings cross the network card of each node."""
     count: dict[str, int] = {}
     for ring in rings:
-        for node in {node_of(a) for a, b in around(ring) if node_of(a) != node_of(b)}:
+        for node in {node_of(a) for a, b in ring_hops(ring) if node_of(a) != node_of(b)}:
             count[node] = count.get(node, 0) + 1
     return count
 
 
-def around(places: Sequence[str]) -> list[tuple[str, str]]:
+def ring_hops(device_ids: Sequence[str]) -> list[tuple[str, str]]:
     """The hops of a ring."""
-    return list(zip(places, [*places[1:], *places[:1]], strict=True))
+    return list(zip(device_ids, [*device_ids[1:], *device_ids[:1]], strict=True))
 
 
-def node_of(place: str) -> str:
+def node_of(device_id: str) -> str:
     """'node:device' -> 'node'."""
-    return place.partition(":")[0]
+    return device_id.partition(":")[0]

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from hpctrain.base.errors import InputError, Refused
-from hpctrain.base.net.silent_pairs import leave_out
-from hpctrain.planner.devices.constants import CONSTANTS, Constants
-from hpctrain.planner.devices.framework import OURS, Framework
+from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.base.net.silent_pairs import vertex_cover
+from hpctrain.planner.devices.constants import COST_CONSTANTS, CostConstants
+from hpctrain.planner.devices.framework import HPCTRAIN_FRAMEWORK, Framework
 from hpctrain.planner.devices.links import Links, node_of
-from hpctrain.records.plan.profile import Profile
+from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link_cost import LinkCost
 from hpctrain.records.topology.topology import CodecSeconds, Device, Node, Topology
@@ -23,10 +23,10 @@ DEFAULT_BYTES_PER_S = {"cpu": 1e10, "cuda": 5e11}
 
 
 @dataclass(frozen=True)
-class Worker:
+class DeviceSpec:
     """A device as the cost model sees it."""
 
-    place: str
+    device_id: str
     """'node:device'."""
     kind: str
     type: str
@@ -41,26 +41,26 @@ class Worker:
 
     @property
     def node(self) -> str:
-        return node_of(self.place)
+        return node_of(self.device_id)
 
 
 @dataclass(frozen=True)
-class Fleet:
+class DevicePool:
     """What a plan may use."""
 
-    workers: tuple[Worker, ...]
+    devices: tuple[DeviceSpec, ...]
     """In file order, so devices of a node stand together."""
     links: Links
     notes: tuple[str, ...] = ()
-    profile: Profile | None = None
-    """Measured steps; workers and links have its factors in them."""
+    profile: CalibrationProfile | None = None
+    """Measured steps; devices and links have its factors in them."""
 
     @cached_property
-    def constants(self) -> Mapping[str, Constants]:
+    def constants(self) -> Mapping[str, CostConstants]:
         """By kind of device, those of the package with the profile's factors."""
         profile = self.profile
         if profile is None:
-            return CONSTANTS
+            return COST_CONSTANTS
         shared = profile.tensor_parallel or 1.0
         update = profile.update or 1.0
         return {
@@ -75,45 +75,45 @@ class Fleet:
                 split_optimizer_ops=update * each.split_optimizer_ops,
                 step_ops=update * each.step_ops,
             )
-            for kind, each in CONSTANTS.items()
+            for kind, each in COST_CONSTANTS.items()
         }
 
     @cached_property
     def framework(self) -> Framework:
         """Our runtime, with what its processes were measured to hold."""
-        measured = self.profile.process_bytes.get(self.workers[0].kind) if self.profile is not None else None
-        return replace(OURS, process_bytes=measured)
+        measured = self.profile.process_bytes.get(self.devices[0].kind) if self.profile is not None else None
+        return replace(HPCTRAIN_FRAMEWORK, process_bytes=measured)
 
-    def by_node(self) -> dict[str, list[Worker]]:
+    def by_node(self) -> dict[str, list[DeviceSpec]]:
         """The devices of each node, in file order."""
-        nodes: dict[str, list[Worker]] = {}
-        for worker in self.workers:
-            nodes.setdefault(worker.node, []).append(worker)
+        nodes: dict[str, list[DeviceSpec]] = {}
+        for device in self.devices:
+            nodes.setdefault(device.node, []).append(device)
         return nodes
 
 
-def find_fleet(run: Run, topology: Topology, profile: Profile | None = None) -> Fleet:
+def make_device_pool(run: Run, topology: Topology, profile: CalibrationProfile | None = None) -> DevicePool:
     """Devices of the wanted kind on the nodes that are neither excluded nor spare, and reach each other.
 
     Args:
         profile: measured steps; devices and links are as much slower or faster than probed as it says.
 
     Raises:
-        Refused: no device is left, and why.
+        RefusedError: no device is left, and why.
         InputError: a figure that the cost model needs is missing.
     """
     notes: list[str] = []
     kind = _device_kind(run, topology)
     nodes = _usable_nodes(run, topology, kind, notes)
-    workers: list[Worker] = []
+    devices: list[DeviceSpec] = []
     for node in nodes:
         for device in _devices(run, topology, node, kind):
-            workers.append(_worker(run.precision, topology, node, device, notes))
-    workers = _without_spares(workers, run.recovery.spares, notes)
+            devices.append(_device_spec(run.precision, topology, node, device, notes))
+    devices = _without_spares(devices, run.recovery.spares, notes)
     if profile is not None:
-        workers = [_corrected(worker, profile.compute.get(worker.type, 1.0)) for worker in workers]
+        devices = [_corrected(device, profile.compute.get(device.type, 1.0)) for device in devices]
     links = Links(LinkCost(topology), 1.0 if profile is None else profile.communication or 1.0)
-    return Fleet(tuple(workers), links, tuple(dict.fromkeys(notes)), profile)
+    return DevicePool(tuple(devices), links, tuple(dict.fromkeys(notes)), profile)
 
 
 def _device_kind(run: Run, topology: Topology) -> str:
@@ -122,7 +122,7 @@ def _device_kind(run: Run, topology: Topology) -> str:
     if wanted == "auto":
         return "cuda" if "cuda" in there else "cpu"
     if wanted not in there:
-        raise Refused(
+        raise RefusedError(
             f"cluster.device: found {wanted!r}, the topology has {', '.join(sorted(there)) or 'no device'} only; "
             "change it or probe other nodes"
         )
@@ -133,13 +133,13 @@ def _usable_nodes(run: Run, topology: Topology, kind: str, notes: list[str]) -> 
     excluded = [node.id for node in topology.nodes if node.id in topology.verdict.exclude]
     nodes = [node for node in topology.nodes if node.id not in excluded and _devices(run, topology, node, kind)]
     if not nodes:
-        raise Refused(
+        raise RefusedError(
             f"topology: no {kind} device is left: the verdict excludes {', '.join(excluded) or 'none'} of "
             f"{len(topology.nodes)} nodes; repair them, or probe other nodes"
         )
     if excluded:
         notes.append(f"Left out on the probe's advice: {', '.join(excluded)}.")
-    apart = leave_out([node.id for node in nodes], topology.fabric.broken)
+    apart = vertex_cover([node.id for node in nodes], topology.fabric.broken)
     if apart:
         notes.append(f"Left out because the probe could not measure links between them and others: {', '.join(apart)}.")
     return [node for node in nodes if node.id not in apart]
@@ -150,8 +150,8 @@ def _devices(run: Run, topology: Topology, node: Node, kind: str) -> Sequence[De
     return fitting[: run.cluster.devices_per_node]
 
 
-def _worker(precision: str, topology: Topology, node: Node, device: Device, notes: list[str]) -> Worker:
-    place, kind = f"{node.id}:{device.id}", topology.device_types[device.type].kind
+def _device_spec(precision: str, topology: Topology, node: Node, device: Device, notes: list[str]) -> DeviceSpec:
+    device_id, kind = f"{node.id}:{device.id}", topology.device_types[device.type].kind
     flops = device.flops.get(precision)
     if flops is None and precision != "fp32" and "fp32" in device.flops:
         flops = device.flops["fp32"]
@@ -161,11 +161,11 @@ def _worker(precision: str, topology: Topology, node: Node, device: Device, note
             f"topology: node {node.id}: device {device.id}: flops has no {precision!r}; run `hpctrain probe` again"
         )
     if device.memory_bytes is None:
-        notes.append(f"The memory of {place} was not measured, so nobody checked that the plan fits it.")
+        notes.append(f"The memory of {device_id} was not measured, so nobody checked that the plan fits it.")
     if device.memory_bytes_per_s is None or device.launch_s is None:
         notes.append("Memory bandwidth or launch time of some devices was not measured; typical values stand in.")
-    return Worker(
-        place=place,
+    return DeviceSpec(
+        device_id=device_id,
         kind=kind,
         type=device.type,
         flops=flops,
@@ -176,29 +176,29 @@ def _worker(precision: str, topology: Topology, node: Node, device: Device, note
     )
 
 
-def _corrected(worker: Worker, factor: float) -> Worker:
+def _corrected(device: DeviceSpec, factor: float) -> DeviceSpec:
     """A device on which everything takes that many times as long."""
     return replace(
-        worker,
-        flops=worker.flops / factor,
-        bytes_per_s=worker.bytes_per_s / factor,
-        launch_s=worker.launch_s * factor,
+        device,
+        flops=device.flops / factor,
+        bytes_per_s=device.bytes_per_s / factor,
+        launch_s=device.launch_s * factor,
     )
 
 
-def _without_spares(workers: list[Worker], spares: int, notes: list[str]) -> list[Worker]:
+def _without_spares(devices: list[DeviceSpec], spares: int, notes: list[str]) -> list[DeviceSpec]:
     """Leave out the slowest nodes, as many as are to be kept idle."""
     if not spares:
-        return workers
+        return devices
     speed: dict[str, float] = {}
-    for worker in workers:
-        speed[worker.node] = speed.get(worker.node, 0.0) + worker.flops
+    for device in devices:
+        speed[device.node] = speed.get(device.node, 0.0) + device.flops
     if spares >= len(speed):
-        raise Refused(
+        raise RefusedError(
             f"recovery.spares: found {spares}, but only {len(speed)} nodes are usable; allowed: 0 to {len(speed) - 1}"
         )
     # Of equal nodes the last one waits, so that the numbering of the others stays whole.
     order = sorted(speed, key=lambda node: (speed[node], -list(speed).index(node)))
     idle = order[:spares]
     notes.append(f"Kept idle as spares: {', '.join(sorted(idle))}.")
-    return [worker for worker in workers if worker.node not in idle]
+    return [device for device in devices if device.node not in idle]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpctrain.planner.devices.tensor_parallel_group import Cells, Unit
+from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 
 
-def by_mixtures(classes: Sequence[Sequence[Unit]], mixtures: Sequence[Sequence[int]]) -> list[Cells]:
+def placements_of_mixtures(
+    classes: Sequence[Sequence[TensorParallelGroup]], mixtures: Sequence[Sequence[int]]
+) -> list[Placement]:
     """The units column by column, and replica by replica: neighbours sum together, or send to each other.
 
     Every column has its fast units in the same replicas, so that as few replicas as can be wait for slow ones.
@@ -19,12 +21,12 @@ def by_mixtures(classes: Sequence[Sequence[Unit]], mixtures: Sequence[Sequence[i
     pp, dp = len(mixtures), sum(mixtures[0])
     kinds = [[kind for kind, number in enumerate(mixture) for _ in range(number)] for mixture in mixtures]
     by_column = [(replica, rank) for rank in range(pp) for replica in range(dp)]
-    found: dict[tuple[int, ...], Cells] = {}
+    found: dict[tuple[int, ...], Placement] = {}
     for way in (by_column, sorted(by_column)):
         left = [iter(units) for units in classes]
-        rows: list[dict[int, Unit]] = [{} for _ in range(dp)]
+        rows: list[dict[int, TensorParallelGroup]] = [{} for _ in range(dp)]
         for replica, rank in way:
             rows[replica][rank] = next(left[kinds[rank][replica]])
-        cells = Cells(tuple(row[rank] for rank in range(pp)) for row in rows)
-        found.setdefault(tuple(unit.index for row in cells for unit in row), cells)
+        placement = Placement(tuple(row[rank] for rank in range(pp)) for row in rows)
+        found.setdefault(tuple(unit.index for row in placement for unit in row), placement)
     return list(found.values())

@@ -4,40 +4,40 @@ from __future__ import annotations
 
 from hpctrain.records.model.imported_spec import Spec
 
-Shape = tuple[int, int, int]
+ParallelDims = tuple[int, int, int]
 """(pp, dp, tp)."""
-EVERY_COUNT = 64
+EXHAUSTIVE_DEVICES = 64
 """Up to this many devices, every number of them is tried; beyond, those that leave no or few devices idle."""
-IDLE = 8
+IDLE_DIVISOR = 8
 """Beyond, at most one of so many devices is left idle."""
-FEW = 8
+FEW_DEVICES = 8
 """Up to this many devices, even degrees that cannot be are looked at, and their reasons told."""
 
 
-def degrees(devices: int, spec: Spec, rows: int) -> list[Shape]:
+def enumerate_dims(devices: int, spec: Spec, sequences: int) -> list[ParallelDims]:
     """(pp, dp, tp) with a product of at most `devices`."""
-    if devices <= FEW:
+    if devices <= FEW_DEVICES:
         whole = range(1, devices + 1)
         return [(pp, dp, tp) for pp in whole for dp in whole for tp in whole if pp * dp * tp <= devices]
     found = []
-    splits = [tp for tp in range(1, devices + 1) if spec.why_no_tensor_parallel(tp) is None]
+    splits = [tp for tp in range(1, devices + 1) if spec.tensor_parallel_error(tp) is None]
     for pp in range(1, min(devices, spec.layers) + 1):
-        if devices > EVERY_COUNT and spec.layers % pp and pp & (pp - 1):
+        if devices > EXHAUSTIVE_DEVICES and spec.layers % pp and pp & (pp - 1):
             continue  # neither an even cut nor a power of two
         for tp in splits:
-            most = min(devices // (pp * tp), rows)
-            if devices <= EVERY_COUNT:
+            most = min(devices // (pp * tp), sequences)
+            if devices <= EXHAUSTIVE_DEVICES:
                 found += [(pp, dp, tp) for dp in range(1, most + 1)]
                 continue
-            least = -(-least_used(devices) // (pp * tp))
-            if most < least and most < rows:
+            least = -(-min_devices_used(devices) // (pp * tp))
+            if most < least and most < sequences:
                 continue
             # With all devices, and with as many as share the batch evenly.
-            even = next((dp for dp in range(most, max(least, 1) - 1, -1) if rows % dp == 0), most)
+            even = next((dp for dp in range(most, max(least, 1) - 1, -1) if sequences % dp == 0), most)
             found += [(pp, dp, tp) for dp in dict.fromkeys((even, most)) if dp]
-    return found if devices <= EVERY_COUNT else list(dict.fromkeys([*found, (1, 1, 1)]))
+    return found if devices <= EXHAUSTIVE_DEVICES else list(dict.fromkeys([*found, (1, 1, 1)]))
 
 
-def least_used(devices: int) -> int:
+def min_devices_used(devices: int) -> int:
     """The fewest of many devices that a plan uses, unless it uses a single one."""
-    return devices - devices // IDLE
+    return devices - devices // IDLE_DIVISOR

@@ -5,34 +5,34 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hpctrain.base.errors import InputError
-from hpctrain.planner.cost.memory_options import Saving, saving_of_plan
+from hpctrain.planner.cost.memory_options import MemoryOptions, memory_options_of_plan
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import workload_of
-from hpctrain.planner.devices.pool import Worker, find_fleet
-from hpctrain.planner.devices.tensor_parallel_group import Cells, Unit
+from hpctrain.planner.devices.pool import DeviceSpec, make_device_pool
+from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Recovery, Run
 from hpctrain.records.topology.topology import Topology, Verdict
-from hpctrain.schedule.generate import make_schedule, why_no_table
+from hpctrain.schedule.generate import make_schedule, why_no_schedule
 
 
 @dataclass(frozen=True, eq=False)
-class Scene:
+class CostedLayout:
     """A plan on devices: what the cost model needs to say how long it takes."""
 
     cost: CostModel
     layout: Layout
 
 
-def scene_of(run: Run, spec: Spec, plan: Plan, topology: Topology) -> Scene:
+def layout_of_plan(run: Run, spec: Spec, plan: Plan, topology: Topology) -> CostedLayout:
     """The plan's layout on the devices of the topology, with the constants that the plan was predicted with.
 
     Raises:
         InputError: the plan is of other devices or another run, or says by hand what the cost model does not know.
     """
-    missing = [place for place in plan.ranks if place not in set(topology.places())]
+    missing = [device_id for device_id in plan.ranks if device_id not in set(topology.device_ids())]
     if missing:
         raise InputError(
             f"plan: ranks: {', '.join(missing[:4])}{' …' * (len(missing) > 4)} not in the topology; give the topology "
@@ -41,8 +41,8 @@ def scene_of(run: Run, spec: Spec, plan: Plan, topology: Topology) -> Scene:
     if reason := _why_unknown(plan, run, spec):
         raise InputError(f"plan: {reason}")
     work, _ = workload_of(run, spec)
-    saving = saving_of_plan(plan)
-    work = replace(work, saving=saving, fixed=None, codec=plan.codec)
+    memory_options = memory_options_of_plan(plan)
+    work = replace(work, memory_options=memory_options, fixed=None, codec=plan.codec)
     work = replace(work, messages=tuple(stage.messages for stage in plan.stages))
     # The plan says which devices it uses; spares, bad nodes and a limit on devices were the planner's concern.
     free = run.model_copy(
@@ -51,15 +51,15 @@ def scene_of(run: Run, spec: Spec, plan: Plan, topology: Topology) -> Scene:
             "cluster": run.cluster.model_copy(update={"devices_per_node": None, "device": _kind(plan, topology)}),
         }
     )
-    fleet = find_fleet(free, topology.only(plan.nodes).model_copy(update={"verdict": Verdict()}), plan.profile)
-    workers = {worker.place: worker for worker in fleet.workers}
-    layout = _layout(plan, workers, saving)
+    pool = make_device_pool(free, topology.only(plan.nodes).model_copy(update={"verdict": Verdict()}), plan.profile)
+    devices = {device.device_id: device for device in pool.devices}
+    layout = _layout(plan, devices, memory_options)
     if layout.shards != plan.shards:
         raise InputError(
             f"plan: shard: found {plan.shard}; the cost model knows sharding over all replicas and over those of a node"
         )
-    work = replace(work, framework=fleet.framework)
-    return Scene(CostModel(work, fleet.links, fleet.constants), layout)
+    work = replace(work, framework=pool.framework)
+    return CostedLayout(CostModel(work, pool.links, pool.constants), layout)
 
 
 def _kind(plan: Plan, topology: Topology) -> str:
@@ -78,7 +78,7 @@ def _why_unknown(plan: Plan, run: Run, spec: Spec) -> str | None:
         return "stages: they differ in recompute, which cannot be simulated; give them one"
     for number, replica in enumerate(plan.replicas):
         stages = len(plan.stages)
-        reason = why_no_table(plan.schedule, plan.pp, stages, replica.micro_batches)
+        reason = why_no_schedule(plan.schedule, plan.pp, stages, replica.micro_batches)
         if reason:
             return f"{reason}; a table by hand cannot be simulated"
         stated = plan.table(number)
@@ -87,21 +87,28 @@ def _why_unknown(plan: Plan, run: Run, spec: Spec) -> str | None:
     return None
 
 
-def _layout(plan: Plan, workers: dict[str, Worker], saving: Saving) -> Layout:
-    units: dict[tuple[str, ...], Unit] = {}
+def _layout(plan: Plan, devices: dict[str, DeviceSpec], memory_options: MemoryOptions) -> Layout:
+    units: dict[tuple[str, ...], TensorParallelGroup] = {}
     for replica in plan.replicas:
-        for places in map(tuple, replica.devices):
-            units.setdefault(places, Unit(len(units), tuple(workers[place] for place in places)))
+        for device_ids in map(tuple, replica.devices):
+            units.setdefault(
+                device_ids, TensorParallelGroup(len(units), tuple(devices[device_id] for device_id in device_ids))
+            )
     layout = Layout(
-        cells=Cells(tuple(units[row] for row in plan.pipeline_rows(replica)) for replica in range(plan.dp)),
+        placement=Placement(
+            tuple(units[row] for row in plan.pipeline_rank_devices(replica)) for replica in range(plan.dp)
+        ),
         schedule=plan.schedule,
         micro_batch=plan.replicas[0].micro_batch,
         micro_batches=tuple(replica.micro_batches for replica in plan.replicas),
         blocks=tuple(stage.layers[1] - stage.layers[0] for stage in plan.stages),
-        saving=saving,
+        memory_options=memory_options,
     )
     for number, stated in enumerate(plan.replicas):
-        if any(layout.unit(number, stage).places != tuple(places) for stage, places in enumerate(stated.devices)):
+        if any(
+            layout.unit(number, stage).device_ids != tuple(device_ids)
+            for stage, device_ids in enumerate(stated.devices)
+        ):
             raise InputError(
                 f"plan: replicas: the stages of replica {number} do not lie where schedule {plan.schedule} puts them, "
                 "which cannot be simulated"

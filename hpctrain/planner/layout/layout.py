@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hpctrain.planner.cost.memory import MemoryModel, RankRole
-from hpctrain.planner.cost.memory_options import NO_SAVING, Saving, shard_size
-from hpctrain.planner.cost.workload import Order, Share
-from hpctrain.planner.devices.tensor_parallel_group import Cells, Unit
+from hpctrain.planner.cost.memory_options import DEFAULT_MEMORY_OPTIONS, MemoryOptions, shard_group_size
+from hpctrain.planner.cost.workload import ModelPart, ScheduleSpec
+from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.schedule.placement import stage_ranks, stages_by_rank
 
 
@@ -17,38 +17,38 @@ from hpctrain.schedule.placement import stage_ranks, stages_by_rank
 class Layout:
     """Which unit computes which blocks of how many micro-batches in what order."""
 
-    cells: Cells
+    placement: Placement
     schedule: str
     micro_batch: int
     micro_batches: tuple[int, ...]
     """By replica."""
     blocks: tuple[int, ...]
     """By stage; the schedule says which pipeline rank holds it."""
-    saving: Saving = NO_SAVING
+    memory_options: MemoryOptions = DEFAULT_MEMORY_OPTIONS
 
     @property
     def pp(self) -> int:
-        return len(self.cells[0])
+        return len(self.placement[0])
 
     @property
     def dp(self) -> int:
-        return len(self.cells)
+        return len(self.placement)
 
     @property
     def tp(self) -> int:
-        return len(self.cells[0][0].workers)
+        return len(self.placement[0][0].devices)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def dims(self) -> tuple[int, int, int]:
         return self.pp, self.dp, self.tp
 
     @property
-    def order(self) -> Order:
+    def schedule_spec(self) -> ScheduleSpec:
         """The schedule with its stages on each pipeline rank."""
-        return Order(self.schedule, len(self.blocks) // self.pp)
+        return ScheduleSpec(self.schedule, len(self.blocks) // self.pp)
 
     @cached_property
-    def owner(self) -> tuple[int, ...]:
+    def rank_of_stage(self) -> tuple[int, ...]:
         """Pipeline rank of each stage."""
         return stage_ranks(self.schedule, self.pp, len(self.blocks))
 
@@ -59,23 +59,23 @@ class Layout:
     @cached_property
     def shards(self) -> int:
         """Consecutive replicas that share a state; 1: each holds all of it."""
-        return shard_size(self.cells, self.saving)
+        return shard_group_size(self.placement, self.memory_options)
 
     @cached_property
-    def shares(self) -> tuple[Share, ...]:
-        return shares_of(self.blocks)
+    def model_parts(self) -> tuple[ModelPart, ...]:
+        return model_parts_of(self.blocks)
 
-    def units(self) -> list[Unit]:
+    def units(self) -> list[TensorParallelGroup]:
         """All units, replica by replica."""
-        return [unit for replica in self.cells for unit in replica]
+        return [unit for replica in self.placement for unit in replica]
 
-    def unit(self, replica: int, stage: int) -> Unit:
-        return self.cells[replica][self.owner[stage]]
+    def unit(self, replica: int, stage: int) -> TensorParallelGroup:
+        return self.placement[replica][self.rank_of_stage[stage]]
 
     def role(self, replica: int, rank: int) -> RankRole:
         """Where the devices of a replica's pipeline rank stand."""
         return RankRole(
-            kind=self.cells[replica][rank].kind,
+            kind=self.placement[replica][rank].kind,
             schedule=self.schedule,
             pp=self.pp,
             rank=rank,
@@ -90,32 +90,32 @@ class Layout:
     def memory(self, model: MemoryModel) -> dict[str, float]:
         """Peak bytes of each device."""
         peaks = {}
-        for replica, row in enumerate(self.cells):
+        for replica, row in enumerate(self.placement):
             for rank, unit in enumerate(row):
-                peaks.update(dict.fromkeys(unit.places, self._need(model, replica, rank)))
+                peaks.update(dict.fromkeys(unit.device_ids, self._need(model, replica, rank)))
         return peaks
 
-    def excess(self, model: MemoryModel) -> Excess | None:
+    def memory_shortage(self, model: MemoryModel) -> MemoryShortage | None:
         """The device that its share fills the most above what a plan may use; None when everything fits."""
         usable, worst = model.work.usable, None
-        for replica in self.unlike:
-            for rank, unit in enumerate(self.cells[replica]):
+        for replica in self.distinct_replicas:
+            for rank, unit in enumerate(self.placement[replica]):
                 need = self._need(model, replica, rank)
                 if need <= usable * unit.memory_bytes:
                     continue
-                for worker in unit.workers:
-                    if worker.memory_bytes is None:
+                for device in unit.devices:
+                    if device.memory_bytes is None:
                         continue
-                    found = Excess(worker.place, need, worker.memory_bytes, usable)
+                    found = MemoryShortage(device.device_id, need, device.memory_bytes, usable)
                     if worst is None or found.ratio > worst.ratio:
                         worst = found
         return worst
 
     @cached_property
-    def unlike(self) -> tuple[int, ...]:
+    def distinct_replicas(self) -> tuple[int, ...]:
         """A replica of every kind that differs in devices or in its number of micro-batches."""
         first: dict[tuple[int, int], int] = {}
-        for replica, key in enumerate(zip(self.cells.alike, self.micro_batches, strict=True)):
+        for replica, key in enumerate(zip(self.placement.replica_classes, self.micro_batches, strict=True)):
             first.setdefault(key, replica)
         return tuple(first.values())
 
@@ -125,10 +125,10 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Excess:
+class MemoryShortage:
     """A device that does not hold what it is given."""
 
-    place: str
+    device_id: str
     need_bytes: float
     memory_bytes: float
     usable: float
@@ -143,7 +143,7 @@ class Excess:
         return self.need_bytes / self.usable_bytes
 
 
-def shares_of(blocks: Sequence[int]) -> tuple[Share, ...]:
+def model_parts_of(blocks: Sequence[int]) -> tuple[ModelPart, ...]:
     """What each stage holds, from its number of blocks."""
     last = len(blocks) - 1
-    return tuple(Share(count, index == 0, index == last) for index, count in enumerate(blocks))
+    return tuple(ModelPart(count, index == 0, index == last) for index, count in enumerate(blocks))

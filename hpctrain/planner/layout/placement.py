@@ -7,62 +7,68 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, islice
 from math import factorial, inf, perm
 
-from hpctrain.planner.devices.tensor_parallel_group import Cells, Unit
+from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 
 MAX_ORDERS = 360
 """Orders that are tried one by one; beyond, only the likely ones."""
 FEW_UNITS = 8
 """With more units than that, a tenth as many."""
-MOST_NODES = 64
+MAX_ORDERED_NODES = 64
 """Nodes that are put in order by their links."""
-MOST_COUNTED = 150
+MAX_COUNTED_SEQUENCE = 150
 """Longest sequences whose number is worked out: there are too many of longer ones, and theirs exceeds a float."""
-MOST_CHOSEN = 20
+MAX_DISTINCT_UNITS = 20
 """Of units that are all unlike; more of them make no fewer sequences."""
-WASTE = 100
+MAX_SEQUENCES_PER_ORDER = 100
 """Sequences walked through at most for an order that is kept; the others are the same with replicas exchanged."""
 
 
 def placements(
-    units: Sequence[Unit], classes: Sequence[int], pp: int, dp: int, message: Callable[[Unit, Unit], float]
-) -> tuple[list[Cells], bool]:
+    units: Sequence[TensorParallelGroup],
+    classes: Sequence[int],
+    pp: int,
+    dp: int,
+    message: Callable[[TensorParallelGroup, TensorParallelGroup], float],
+) -> tuple[list[Placement], bool]:
     """Ways to put pp × dp of the units into place, and whether these are all that differ.
 
     Units of one class are interchangeable, and so are replicas; neither is counted twice.
 
     Args:
-        classes: class of each unit (`alike_classes`).
+        classes: class of each unit (`interchangeable_classes`).
         message: seconds of a boundary message between two units.
     """
     most = MAX_ORDERS if len(units) <= FEW_UNITS else MAX_ORDERS // 10
-    if _sequences(classes, pp * dp) <= most * min(factorial(dp), WASTE):
+    if _sequences(classes, pp * dp) <= most * min(factorial(dp), MAX_SEQUENCES_PER_ORDER):
         found = list(islice(_every_order(units, classes, pp, dp), most + 1))
         if len(found) <= most:
             return found, True
     return _likely_orders(units, pp, dp, message), False
 
 
-def every_placement(units: Sequence[Unit], classes: Sequence[int], pp: int, dp: int) -> Iterator[Cells]:
+def all_placements(
+    units: Sequence[TensorParallelGroup], classes: Sequence[int], pp: int, dp: int
+) -> Iterator[Placement]:
     """All ways to put pp × dp of the units into place that differ."""
     return _every_order(units, classes, pp, dp)
 
 
-def file_order(units: Sequence[Unit], pp: int, dp: int) -> Cells:
+def topology_order(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> Placement:
     """The first units as the topology lists them, replica by replica."""
     return _by_replica(list(units)[: pp * dp], pp)
 
 
-def rank_orders(cells: Cells) -> Iterator[Cells]:
+def rank_permutations(placement: Placement) -> Iterator[Placement]:
     """The same replicas with their pipeline ranks in another order: the other way round, or two unlike ranks
     exchanged. The ends of a pipeline do more than their blocks, so it matters which devices stand there."""
-    pp = len(cells[0])
-    figures = [tuple(row[rank].figures for row in cells) for rank in range(pp)]
+    pp = len(placement[0])
+    figures = [tuple(row[rank].group_spec for row in placement) for rank in range(pp)]
     orders = [list(range(pp))[::-1]] if figures != figures[::-1] else []
     for a, b in combinations(range(pp), 2):
         if figures[a] != figures[b]:
             orders.append([{a: b, b: a}.get(rank, rank) for rank in range(pp)])
     for order in orders:
-        yield Cells(tuple(row[rank] for rank in order) for row in cells)
+        yield Placement(tuple(row[rank] for rank in order) for row in placement)
 
 
 def _sequences(classes: Sequence[int], size: int) -> float:
@@ -71,8 +77,8 @@ def _sequences(classes: Sequence[int], size: int) -> float:
     if unlike == 1:
         return 1.0
     if unlike == len(classes):
-        return float(perm(unlike, min(size, MOST_CHOSEN)))
-    if size > MOST_COUNTED:
+        return float(perm(unlike, min(size, MAX_DISTINCT_UNITS)))
+    if size > MAX_COUNTED_SEQUENCE:
         return inf
     ways = [1.0] + [0.0] * size  # exponential generating function: ways[k] · k! sequences of length k
     for members in Counter(classes).values():
@@ -82,14 +88,14 @@ def _sequences(classes: Sequence[int], size: int) -> float:
     return ways[size] * factorial(size)
 
 
-def _every_order(units: Sequence[Unit], classes: Sequence[int], pp: int, dp: int) -> Iterator[Cells]:
-    members: dict[int, list[Unit]] = {}
+def _every_order(units: Sequence[TensorParallelGroup], classes: Sequence[int], pp: int, dp: int) -> Iterator[Placement]:
+    members: dict[int, list[TensorParallelGroup]] = {}
     for unit, number in zip(units, classes, strict=True):
         members.setdefault(number, []).append(unit)
     used = dict.fromkeys(members, 0)
     chosen: list[int] = []
 
-    def extend() -> Iterator[Cells]:
+    def extend() -> Iterator[Placement]:
         if len(chosen) == pp * dp:
             yield _with_members(chosen, members, pp)
             return
@@ -113,13 +119,18 @@ def _replicas_in_order(chosen: Sequence[int], pp: int) -> bool:
     return start == 0 or list(chosen[start:]) >= list(chosen[start - pp : start][: len(chosen) - start])
 
 
-def _with_members(chosen: Sequence[int], members: dict[int, list[Unit]], pp: int) -> Cells:
+def _with_members(chosen: Sequence[int], members: dict[int, list[TensorParallelGroup]], pp: int) -> Placement:
     """Units in place of their classes, in file order within a class."""
     waiting = {number: iter(group) for number, group in members.items()}
     return _by_replica([next(waiting[number]) for number in chosen], pp)
 
 
-def _likely_orders(units: Sequence[Unit], pp: int, dp: int, message: Callable[[Unit, Unit], float]) -> list[Cells]:
+def _likely_orders(
+    units: Sequence[TensorParallelGroup],
+    pp: int,
+    dp: int,
+    message: Callable[[TensorParallelGroup, TensorParallelGroup], float],
+) -> list[Placement]:
     """Runs of a chain of near nodes, in tiles of every width; the units are the fastest, or the best connected."""
     size = pp * dp
     by_speed = sorted(units, key=lambda unit: (-unit.flops, unit.index))
@@ -128,36 +139,38 @@ def _likely_orders(units: Sequence[Unit], pp: int, dp: int, message: Callable[[U
     if times:
         reach = {node: sum(row.values()) for node, row in times.items()}
         chosen.append(sorted(units, key=lambda unit: (reach[_node(unit)], unit.index))[:size])
-    orders: dict[tuple[int, ...], list[Unit]] = {}
+    orders: dict[tuple[int, ...], list[TensorParallelGroup]] = {}
     for some in chosen:
         in_file_order = sorted(some, key=lambda unit: unit.index)
         for order in (some, in_file_order, _chain(in_file_order, times), _chain(some, times)):
             orders.setdefault(tuple(unit.index for unit in order), order)
-    found: dict[tuple[int, ...], Cells] = {}
+    found: dict[tuple[int, ...], Placement] = {}
     for width in _widths(units, pp, dp):
         for order in orders.values():
-            cells = _in_tiles(order, pp, width)
-            found.setdefault(tuple(unit.index for row in cells for unit in row), cells)
+            placement = _in_tiles(order, pp, width)
+            found.setdefault(tuple(unit.index for row in placement for unit in row), placement)
     return list(found.values())
 
 
-def _widths(units: Sequence[Unit], pp: int, dp: int) -> list[int]:
+def _widths(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> list[int]:
     """Divisors of dp; of many units the likely ones: whole pipelines or whole stages side by side, and stages as wide
     as a node or as the part of a node that lets a pipeline end in it."""
     every = [width for width in range(1, dp + 1) if dp % width == 0]
-    if len(units) <= MOST_NODES:
+    if len(units) <= MAX_ORDERED_NODES:
         return every
     of_node = max(Counter(map(_node, units)).values())
     limits = (dp, 1, of_node // pp, of_node)
     return list(dict.fromkeys(max((width for width in every if width <= limit), default=1) for limit in limits))
 
 
-def _between_nodes(units: Sequence[Unit], message: Callable[[Unit, Unit], float]) -> dict[str, dict[str, float]]:
+def _between_nodes(
+    units: Sequence[TensorParallelGroup], message: Callable[[TensorParallelGroup, TensorParallelGroup], float]
+) -> dict[str, dict[str, float]]:
     """Seconds of a message from node to node; nothing where all are equal, or too many to be compared."""
-    first: dict[str, Unit] = {}
+    first: dict[str, TensorParallelGroup] = {}
     for unit in units:
         first.setdefault(_node(unit), unit)
-    if len(first) > MOST_NODES:
+    if len(first) > MAX_ORDERED_NODES:
         return {}
     times = {
         a: {b: message(one, other) for b, other in first.items() if b != a} for a, one in first.items()
@@ -165,11 +178,11 @@ def _between_nodes(units: Sequence[Unit], message: Callable[[Unit, Unit], float]
     return times if len({each for row in times.values() for each in row.values()}) > 1 else {}
 
 
-def _chain(units: Sequence[Unit], times: dict[str, dict[str, float]]) -> list[Unit]:
+def _chain(units: Sequence[TensorParallelGroup], times: dict[str, dict[str, float]]) -> list[TensorParallelGroup]:
     """From the first unit's node on, always the node reached fastest among those left; units of a node together."""
     if not times:
         return list(units)
-    members: dict[str, list[Unit]] = {}
+    members: dict[str, list[TensorParallelGroup]] = {}
     for unit in units:
         members.setdefault(_node(unit), []).append(unit)
     left = list(members)
@@ -181,20 +194,20 @@ def _chain(units: Sequence[Unit], times: dict[str, dict[str, float]]) -> list[Un
     return [unit for node in chain for unit in members[node]]
 
 
-def _node(unit: Unit) -> str:
-    return unit.workers[0].node
+def _node(unit: TensorParallelGroup) -> str:
+    return unit.devices[0].node
 
 
-def _by_replica(order: Sequence[Unit], pp: int) -> Cells:
+def _by_replica(order: Sequence[TensorParallelGroup], pp: int) -> Placement:
     return _in_tiles(order, pp, 1)
 
 
-def _in_tiles(order: Sequence[Unit], pp: int, width: int) -> Cells:
+def _in_tiles(order: Sequence[TensorParallelGroup], pp: int, width: int) -> Placement:
     """Replicas in groups of `width`: each group is a run of the order, each stage of it a run of `width` units.
 
     Width 1 puts a whole pipeline beside each other, width dp the whole of a stage.
     """
-    return Cells(
+    return Placement(
         tuple(order[start + rank * width + column] for rank in range(pp))
         for start in range(0, len(order), pp * width)
         for column in range(width)

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Sequence
 
 
-def share_out(
+def split_evenly(
     total: int, seconds: Callable[[int, int], float], least: Sequence[int], most: Sequence[int]
 ) -> list[int] | None:
     """How many of `total` equal pieces each one gets, with the smallest possible largest time.

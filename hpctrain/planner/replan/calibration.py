@@ -11,23 +11,23 @@ from statistics import median
 
 from hpctrain.base.errors import InputError
 from hpctrain.planner.cost.memory import PROCESS_BYTES
-from hpctrain.planner.layout.from_plan import Scene, scene_of
+from hpctrain.planner.layout.from_plan import CostedLayout, layout_of_plan
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.history.metric import MetricRow
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan
-from hpctrain.records.plan.profile import LARGEST_FACTOR, LEAST_FACTOR, Profile
+from hpctrain.records.plan.profile import LARGEST_FACTOR, LEAST_FACTOR, CalibrationProfile
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
-from hpctrain.schedule.generate import SPLIT_BACKWARD
+from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES
 
-WARM_STEPS = 5
+WARMUP_STEPS = 5
 """First steps of a generation, in which memory is touched for the first time and caches fill."""
-LEAST_STEPS = 10
+MIN_STEPS = 10
 """Steps after them without which a median says nothing."""
 WINDOW = 100
 """Of more steps the last ones count: how the cluster is now."""
-LEAST_SHARE = 0.05
+MIN_TERM_SHARE = 0.05
 """Part of what is fitted together below which a term has no say, and stays unknown."""
 TOLERANCE = 1e-6
 """Relative error of a factor that is solved for."""
@@ -35,7 +35,7 @@ TOLERANCE = 1e-6
 
 def fit_profile(
     plan: Plan, run: Run, spec: Spec, topology: Topology, rows: Sequence[MetricRow], source: str = ""
-) -> Profile:
+) -> CalibrationProfile:
     """What the steps of one generation say of the planner's constants.
 
     Args:
@@ -47,20 +47,20 @@ def fit_profile(
     Raises:
         InputError: there are too few steps, or they are not of this plan, or the cost model does not know the plan.
     """
-    timed = [row for row in rows[WARM_STEPS:] if not row.skipped][-WINDOW:]
-    if len(timed) < LEAST_STEPS:
+    timed = [row for row in rows[WARMUP_STEPS:] if not row.skipped][-WINDOW:]
+    if len(timed) < MIN_STEPS:
         found = f"found {len(rows)} steps of generation {rows[0].generation}" if rows else "found no step"
-        raise InputError(f"{source}: metrics.jsonl: {found}; a profile needs at least {WARM_STEPS + LEAST_STEPS}")
+        raise InputError(f"{source}: metrics.jsonl: {found}; a profile needs at least {WARMUP_STEPS + MIN_STEPS}")
     _check(plan, run, timed, source)
     bare = plan.model_copy(update={"profile": None})
-    profile = Profile(source=source, generations=[timed[0].generation], steps=len(timed))
-    profile = _with_memory(profile, scene_of(run, spec, bare, topology), rows)
+    profile = CalibrationProfile(source=source, generations=[timed[0].generation], steps=len(timed))
+    profile = _with_memory(profile, layout_of_plan(run, spec, bare, topology), rows)
     for fit in (_with_compute, _with_tensor_parallel, _with_rest):
         profile = fit(profile, bare, run, spec, topology, timed)
     return profile
 
 
-def merge_profiles(profiles: Sequence[Profile]) -> Profile:
+def merge_profiles(profiles: Sequence[CalibrationProfile]) -> CalibrationProfile:
     """Several profiles of one cluster as one: of each factor the median of those that know it, of memory the largest.
 
     Args:
@@ -77,7 +77,7 @@ def merge_profiles(profiles: Sequence[Profile]) -> Profile:
     compute = {name: median(each.compute[name] for each in profiles if name in each.compute) for name in types}
     memory = {name: max(each.process_bytes[name] for each in profiles if name in each.process_bytes) for name in kinds}
     known: dict[str, object] = alone | {"compute": compute or None, "process_bytes": memory or None}
-    return Profile(
+    return CalibrationProfile(
         source=", ".join(dict.fromkeys(each.source for each in profiles)),
         generations=[number for each in profiles for number in each.generations],
         steps=sum(each.steps for each in profiles),
@@ -106,16 +106,16 @@ def _check(plan: Plan, run: Run, timed: Sequence[MetricRow], source: str) -> Non
 
 
 def _with_compute(
-    profile: Profile, plan: Plan, run: Run, spec: Spec, topology: Topology, timed: Sequence[MetricRow]
-) -> Profile:
+    profile: CalibrationProfile, plan: Plan, run: Run, spec: Spec, topology: Topology, timed: Sequence[MetricRow]
+) -> CalibrationProfile:
     """Measured against predicted time of stages, by type of device: the median over the stages of each type."""
     if plan.tp > 1 or plan.zero >= 2:
         what = "sharded tensors" if plan.tp > 1 else "ZeRO's messages"
         return _remarked(profile, compute=f"a stage's time holds {what} too")
-    scene = scene_of(run, spec, plan, topology)
+    scene = layout_of_plan(run, spec, plan, topology)
     ratios: dict[str, list[float]] = {}
     for stage, (took, expected) in enumerate(zip(_measured(timed), _predicted(scene), strict=True)):
-        kinds = {scene.layout.unit(replica, stage).workers[0].type for replica in range(scene.layout.dp)}
+        kinds = {scene.layout.unit(replica, stage).devices[0].type for replica in range(scene.layout.dp)}
         if len(kinds) == 1 and took > 0:
             ratios.setdefault(kinds.pop(), []).append(took / expected)
     if not ratios:
@@ -129,8 +129,8 @@ def _with_compute(
 
 
 def _with_tensor_parallel(
-    profile: Profile, plan: Plan, run: Run, spec: Spec, topology: Topology, timed: Sequence[MetricRow]
-) -> Profile:
+    profile: CalibrationProfile, plan: Plan, run: Run, spec: Spec, topology: Topology, timed: Sequence[MetricRow]
+) -> CalibrationProfile:
     """Dispatch of sharded tensors: what stages took beyond their computing and messages as predicted."""
     if plan.tp == 1:
         return _remarked(profile, tensor_parallel="no matrix was shared by several devices")
@@ -139,7 +139,7 @@ def _with_tensor_parallel(
 
     def predicted(factor: float) -> float:
         changed = plan.model_copy(update={"profile": profile.model_copy(update={"tensor_parallel": factor})})
-        return sum(_predicted(scene_of(run, spec, changed, topology)))
+        return sum(_predicted(layout_of_plan(run, spec, changed, topology)))
 
     # Where the host runs ahead the time is not linear in the factor, but it never falls with it.
     factor, remark = _solve(predicted, sum(_measured(timed)))
@@ -148,14 +148,14 @@ def _with_tensor_parallel(
 
 
 def _with_rest(
-    profile: Profile, plan: Plan, run: Run, spec: Spec, topology: Topology, timed: Sequence[MetricRow]
-) -> Profile:
+    profile: CalibrationProfile, plan: Plan, run: Run, spec: Spec, topology: Topology, timed: Sequence[MetricRow]
+) -> CalibrationProfile:
     """One factor for messages, sums and the update, from the whole step: none of them is timed apart. Of those that
     have no part in the step to speak of, and of compressed sums, nothing is learnt."""
 
-    def scene(factor: float, names: Sequence[str]) -> Scene:
+    def scene(factor: float, names: Sequence[str]) -> CostedLayout:
         factors = profile.model_copy(update=dict.fromkeys(names, factor))
-        return scene_of(run, spec, plan.model_copy(update={"profile": factors}), topology)
+        return layout_of_plan(run, spec, plan.model_copy(update={"profile": factors}), topology)
 
     def total(factor: float) -> float:
         found = scene(factor, names)
@@ -166,10 +166,10 @@ def _with_rest(
     parts = {"communication": terms["pipeline_send"] + terms["data_parallel"], "update": terms["optimizer"]}
     if plan.dp > 1 and not plan.compression[0].exact:
         return _remarked(profile, communication="sums were compressed", update="sums were compressed")
-    names = [name for name, seconds in parts.items() if seconds > LEAST_SHARE * sum(parts.values())]
+    names = [name for name, seconds in parts.items() if seconds > MIN_TERM_SHARE * sum(parts.values())]
     for name in parts.keys() - set(names):
         profile = _remarked(profile, **{name: "it took too little of these steps"})
-    if sum(parts.values()) < LEAST_SHARE / 2 * terms["total"]:
+    if sum(parts.values()) < MIN_TERM_SHARE / 2 * terms["total"]:
         return _remarked(profile, **dict.fromkeys(names, "it took too little of these steps"))
     factor, remark = _solve(total, median(row.step_time_s for row in timed))
     profile = profile.model_copy(update=dict.fromkeys(names, factor))
@@ -178,9 +178,9 @@ def _with_rest(
     return _remarked(profile, **dict.fromkeys(names, remark)) if remark else profile
 
 
-def _with_memory(profile: Profile, scene: Scene, rows: Sequence[MetricRow]) -> Profile:
+def _with_memory(profile: CalibrationProfile, scene: CostedLayout, rows: Sequence[MetricRow]) -> CalibrationProfile:
     """What a worker holds beside its tensors: the measured base, and what the peak holds beyond base and tensors."""
-    kind = scene.layout.cells[0][0].kind
+    kind = scene.layout.placement[0][0].kind
     if kind != "cpu":
         return _remarked(profile, process_bytes="a CUDA device's allocations are counted, not what the process takes")
     bases = [placed.base_bytes for row in rows for placed in row.placement or [] if placed.base_bytes is not None]
@@ -196,13 +196,13 @@ def _measured(timed: Sequence[MetricRow]) -> list[float]:
     return [median(times) for times in zip(*(row.stage_time_s for row in timed), strict=True)]
 
 
-def _predicted(scene: Scene) -> list[float]:
+def _predicted(scene: CostedLayout) -> list[float]:
     """The same as predicted, by the slowest replica."""
     layout = scene.layout
-    split = layout.schedule in SPLIT_BACKWARD
+    split = layout.schedule in SPLIT_BACKWARD_SCHEDULES
 
     def seconds(replica: int, stage: int) -> float:
-        times = scene.cost.stage(layout.unit(replica, stage), layout.micro_batch, layout.shares[stage])
+        times = scene.cost.stage(layout.unit(replica, stage), layout.micro_batch, layout.model_parts[stage])
         backward = times.inputs + times.weights if split else times.backward
         return layout.micro_batches[replica] * (times.forward + backward)
 
@@ -225,5 +225,5 @@ def _limited(factor: float) -> tuple[float, str]:
     return kept, "" if kept == factor else f"limited to {kept:g}: measured {factor:.3g}"
 
 
-def _remarked(profile: Profile, **remarks: str) -> Profile:
+def _remarked(profile: CalibrationProfile, **remarks: str) -> CalibrationProfile:
     return profile.model_copy(update={"remarks": profile.remarks | remarks})

@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.errors import HpctrainError, InputError
-from hpctrain.planner.replan.calibration import WARM_STEPS, WINDOW, fit_profile, merge_profiles
-from hpctrain.records.format.jsonl import read_lines
+from hpctrain.planner.replan.calibration import WARMUP_STEPS, WINDOW, fit_profile, merge_profiles
+from hpctrain.records.format.jsonl import read_jsonl
 from hpctrain.records.history.generation import Generation
 from hpctrain.records.history.metric import MetricRow
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.plan.plan import Plan
-from hpctrain.records.plan.profile import Profile
+from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.topology import Topology
 
-LEAST_STEPS = 50
+MIN_GENERATION_STEPS = 50
 """Steps of a generation from which something is learnt."""
-MOST_GENERATIONS = 3
+MAX_GENERATIONS = 3
 """Of more the newest ones count: a run waits for its new plan."""
 
 
-def learned_profile(folder: Path, run: Run, spec: Spec) -> Profile:
+def learned_profile(folder: Path, run: Run, spec: Spec) -> CalibrationProfile:
     """What the steps in a run folder say of the planner's constants.
 
     Args:
@@ -38,19 +38,21 @@ def learned_profile(folder: Path, run: Run, spec: Spec) -> Profile:
     """
     topology = Topology.read(folder / "topology.json", owned=True)
     by_generation: dict[int, list[Any]] = {}
-    for line in read_lines(folder / "metrics.jsonl"):
+    for line in read_jsonl(folder / "metrics.jsonl"):
         if isinstance(line, dict) and isinstance(number := line.get("generation"), int):
             by_generation.setdefault(number, []).append(line)
-    found: list[Profile] = []
+    found: list[CalibrationProfile] = []
     reasons: list[str] = []
     for file in sorted((folder / "generations").glob("gen-*.json"), reverse=True):
         record = Generation.read(file, owned=True)
         own = by_generation.get(record.number, [])
-        if len(own) < LEAST_STEPS:
-            reasons.append(f"generation {record.number} made {len(own)} steps, at least {LEAST_STEPS} are needed")
-        elif len(found) < MOST_GENERATIONS:
+        if len(own) < MIN_GENERATION_STEPS:
+            reasons.append(
+                f"generation {record.number} made {len(own)} steps, at least {MIN_GENERATION_STEPS} are needed"
+            )
+        elif len(found) < MAX_GENERATIONS:
             try:
-                found.append(_of_generation(folder, record, run, spec, topology, own))
+                found.append(_profile_of_generation(folder, record, run, spec, topology, own))
             except HpctrainError as error:
                 reasons.append(f"generation {record.number}: {error}")
     if not found:
@@ -58,14 +60,14 @@ def learned_profile(folder: Path, run: Run, spec: Spec) -> Profile:
     return merge_profiles(found[::-1])
 
 
-def _of_generation(
+def _profile_of_generation(
     folder: Path, record: Generation, run: Run, spec: Spec, topology: Topology, lines: Sequence[Any]
-) -> Profile:
+) -> CalibrationProfile:
     plan = Plan.read(folder / record.plan, owned=True)
     members = topology.only([member.node for member in record.members])
     if plan.topology_sha256 not in (None, topology.sha256(), members.sha256()):
         raise InputError("its plan was made for another topology than the one in the folder")
     # The first rows say what each rank runs; of a long run the others need not be read.
-    wanted = [*lines[:WARM_STEPS], *lines[WARM_STEPS:][-WINDOW:]]
+    wanted = [*lines[:WARMUP_STEPS], *lines[WARMUP_STEPS:][-WINDOW:]]
     rows = [MetricRow.from_json(line, str(folder / "metrics.jsonl")) for line in wanted]
     return fit_profile(plan, run, spec, topology, rows, folder.name)

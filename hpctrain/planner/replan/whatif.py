@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hpctrain.base.errors import InputError, Refused
-from hpctrain.planner.devices.constants import CODEC_SECONDS
+from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.planner.devices.constants import DEFAULT_CODEC_S
 from hpctrain.planner.devices.pool import DEFAULT_BYTES_PER_S, DEFAULT_LAUNCH_S
 from hpctrain.planner.replan.replan import replan
 from hpctrain.records.model.imported_spec import Spec
@@ -18,7 +18,7 @@ from hpctrain.records.topology.topology import CodecSeconds, Device, Fabric, Nod
 
 
 @dataclass(frozen=True)
-class Changes:
+class TopologyChanges:
     """What would be different."""
 
     slow: Mapping[str, float] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Changes:
     """Nodes that are gone."""
 
 
-def changed(topology: Topology, changes: Changes) -> Topology:
+def apply_changes(topology: Topology, changes: TopologyChanges) -> Topology:
     """The topology with slower nodes and links; lost nodes are still in it (see `plan_without`).
 
     Raises:
@@ -55,11 +55,11 @@ def plan_without(
         previous: the plan that the nodes are lost to.
 
     Raises:
-        Refused: too few nodes are left, or the model does not fit on them.
+        RefusedError: too few nodes are left, or the model does not fit on them.
     """
     left = [node.id for node in topology.nodes if node.id not in lost]
     if len(left) < run.recovery.min_nodes:
-        raise Refused(
+        raise RefusedError(
             f"--lose: {len(left)} nodes would be left, recovery.min_nodes is {run.recovery.min_nodes}: the run would "
             "stop and be requeued"
         )
@@ -67,7 +67,7 @@ def plan_without(
     return replan(run, spec, topology.only(left), len(lost), previous, profile)
 
 
-def _check(topology: Topology, changes: Changes) -> None:
+def _check(topology: Topology, changes: TopologyChanges) -> None:
     known = {node.id for node in topology.nodes}
     named = [*changes.slow, *(end for pair in changes.links for end in pair), *changes.lost]
     unknown = sorted(set(named) - known)
@@ -102,7 +102,7 @@ def _slowed(topology: Topology, node: Node, factor: float) -> Node:
 
     def slower(device: Device) -> Device:
         kind = topology.device_types[device.type].kind
-        usual = device.codec_s or CODEC_SECONDS[kind]
+        usual = device.codec_s or DEFAULT_CODEC_S[kind]
         launch_s = DEFAULT_LAUNCH_S[kind] if device.launch_s is None else device.launch_s
         update = {
             "flops": {name: value * factor for name, value in device.flops.items()},

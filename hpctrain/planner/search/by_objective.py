@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from hpctrain.base.errors import HpctrainError, InputError, Refused
+from hpctrain.base.errors import HpctrainError, InputError, RefusedError
 from hpctrain.planner.cost.model import CostModel
-from hpctrain.planner.devices.pool import find_fleet
-from hpctrain.planner.layout.degrees import Shape
-from hpctrain.planner.search.neighbours import MOST_SHAPES, PATIENCE, describe_shape, nearest_shapes
-from hpctrain.planner.search.objective import Objective, Score, keeps_goodput, scorer
+from hpctrain.planner.devices.pool import make_device_pool
+from hpctrain.planner.layout.degrees import ParallelDims
+from hpctrain.planner.search.neighbours import MAX_OTHER_DIMS, OTHER_DIMS_PATIENCE, describe_dims, nearest_dims
+from hpctrain.planner.search.objective import Objective, Score, goodput_shortfall, scorer
 from hpctrain.planner.search.option_search import Search
 from hpctrain.planner.simulate.predict import Prediction, predict
 from hpctrain.records.plan.plan import Rejected
@@ -19,11 +19,11 @@ from hpctrain.records.run.run import Recovery, Run
 from hpctrain.records.topology.link import LinkFigures
 from hpctrain.records.topology.topology import Topology
 
-MOST_REJECTED = 12
+MAX_REJECTED = 12
 """Other candidates that are told."""
 
 
-class Winner(NamedTuple):
+class ChosenPlan(NamedTuple):
     """What a search came to."""
 
     search: Search
@@ -34,11 +34,11 @@ class Winner(NamedTuple):
     """None of the plans that were searched is faster."""
 
 
-Fastest = Callable[[Search, list[Shape]], Winner]
+PlanSearch = Callable[[Search, list[ParallelDims]], ChosenPlan]
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
+class ScoredPlan:
     """A plan that might be chosen."""
 
     prediction: Prediction
@@ -62,26 +62,30 @@ def other_searches(objective: Objective, run: Run, topology: Topology, whole: Se
     return searches + [_search(run, topology.only(names), whole) for names in fewer]
 
 
-def choose(objective: Objective, topology: Topology, searches: Sequence[Search], fastest: Fastest) -> Winner:
+def choose(objective: Objective, topology: Topology, searches: Sequence[Search], fastest: PlanSearch) -> ChosenPlan:
     """The best of all candidates by the objective, the others with what they lack, and notes.
 
     Args:
         searches: the one of all nodes first; what it raises is raised, the others may find nothing.
 
     Raises:
-        Refused: nothing fits, or no candidate keeps the least goodput.
+        RefusedError: nothing fits, or no candidate keeps the least goodput.
     """
     score = scorer(objective, topology)
     cost = searches[0].cost
     found, first = _predictions(objective, searches, fastest)
     kept, falls = [], []
     for prediction in found:
-        goodput = keeps_goodput(objective.goodness, prediction) if objective.goodness is not None else None
+        goodput = (
+            goodput_shortfall(objective.goodput_constraint, prediction)
+            if objective.goodput_constraint is not None
+            else None
+        )
         if goodput is not None:
             falls.append((goodput, prediction))
             continue
-        own = cost.with_work(replace(cost.work, saving=prediction.layout.saving))
-        kept.append(Candidate(prediction, score(own, prediction)))
+        own = cost.with_work(replace(cost.work, memory_options=prediction.layout.memory_options))
+        kept.append(ScoredPlan(prediction, score(own, prediction)))
     if not kept:
         raise _too_little_goodput(objective, falls)
     kept.sort(key=lambda each: (each.score.value, each.prediction.total))
@@ -89,52 +93,57 @@ def choose(objective: Objective, topology: Topology, searches: Sequence[Search],
     rejected = [*first.rejected, *_losers(objective, best, kept[1:])]
     rejected += [_fell(best.prediction, goodput, prediction) for goodput, prediction in falls]
     notes = [*first.notes, _note(objective, best, len(found))]
-    return first._replace(best=best.prediction, rejected=rejected[:MOST_REJECTED], notes=notes)
+    return first._replace(best=best.prediction, rejected=rejected[:MAX_REJECTED], notes=notes)
 
 
-def _predictions(objective: Objective, searches: Sequence[Search], fastest: Fastest) -> tuple[list[Prediction], Winner]:
+def _predictions(
+    objective: Objective, searches: Sequence[Search], fastest: PlanSearch
+) -> tuple[list[Prediction], ChosenPlan]:
     """Candidates of all searches, predicted on the figures as they are, each layout once; and what the first search
     came to."""
     predictions: dict[object, Prediction] = {}
-    first: Winner | None = None
+    first: ChosenPlan | None = None
     for number, search in enumerate(searches):
-        shapes = search.shapes()
+        candidate_dims = search.candidate_dims()
         try:
-            if not shapes:
+            if not candidate_dims:
                 continue
-            found = fastest(search, shapes)
+            found = fastest(search, candidate_dims)
         except HpctrainError:
             if number == 0:
                 raise
             continue
         first = first or found
         several = number == 0 or objective.goal == "robust"
-        for prediction in [found.best, *(_others(found, shapes) if several else [])]:
+        for prediction in [found.best, *(_others(found, candidate_dims) if several else [])]:
             layout = prediction.layout
-            work = replace(searches[0].work, saving=layout.saving)
-            places = tuple(unit.places for row in layout.cells for unit in row)
-            key = (places, layout.shape, layout.schedule, layout.micro_batch, layout.micro_batches, layout.blocks)
+            work = replace(searches[0].work, memory_options=layout.memory_options)
+            device_ids = tuple(unit.device_ids for row in layout.placement for unit in row)
+            key = (device_ids, layout.dims, layout.schedule, layout.micro_batch, layout.micro_batches, layout.blocks)
             if key not in predictions:
                 predictions[key] = predict(searches[0].cost.with_work(work), layout, whole=True)
     assert first is not None, "the first search found something, or it raised"
     return list(predictions.values()), first
 
 
-def _others(found: Winner, shapes: list[Shape]) -> list[Prediction]:
+def _others(found: ChosenPlan, candidate_dims: list[ParallelDims]) -> list[Prediction]:
     """The best of other degrees, and of the winner's with micro-batches of other sizes."""
     search, best = found.search, found.best.layout
     sizes = search.work.micro_batch_sizes()
-    others = [search.best([shape], sizes, PATIENCE) for shape in nearest_shapes(search, shapes)[: MOST_SHAPES + 1]]
-    others += [search.best([best.shape], [size]) for size in sizes if size != best.micro_batch]
+    others = [
+        search.best([dims], sizes, OTHER_DIMS_PATIENCE)
+        for dims in nearest_dims(search, candidate_dims)[: MAX_OTHER_DIMS + 1]
+    ]
+    others += [search.best([best.dims], [size]) for size in sizes if size != best.micro_batch]
     return [other for other in others if other is not None]
 
 
 def _search(run: Run, topology: Topology, whole: Search) -> Search:
     # Spares were already left out of the nodes that the whole search uses.
-    used = set(whole.fleet.by_node())
+    used = set(whole.pool.by_node())
     rest = topology.only([node.id for node in topology.nodes if node.id in used])
-    fleet = find_fleet(run.model_copy(update={"recovery": Recovery()}), rest, whole.fleet.profile)
-    return Search(whole.work, fleet, CostModel(whole.work, fleet.links, fleet.constants))
+    pool = make_device_pool(run.model_copy(update={"recovery": Recovery()}), rest, whole.pool.profile)
+    return Search(whole.work, pool, CostModel(whole.work, pool.links, pool.constants))
 
 
 def _with_late_messages(topology: Topology) -> Topology | None:
@@ -161,27 +170,27 @@ def _by_yield(objective: Objective, whole: Search) -> list[str]:
     known = {"energy": objective.watts, "cost": objective.prices}.get(objective.goal, {})
 
     def taken(node: str) -> float:
-        workers = whole.fleet.by_node()[node]
-        price = sum(known.get(worker.type, 0.0) for worker in workers) or 1.0
-        return -sum(worker.flops for worker in workers) / price
+        devices = whole.pool.by_node()[node]
+        price = sum(known.get(device.type, 0.0) for device in devices) or 1.0
+        return -sum(device.flops for device in devices) / price
 
-    return sorted(whole.fleet.by_node(), key=taken)
+    return sorted(whole.pool.by_node(), key=taken)
 
 
 def _edges(nodes: Sequence[str], whole: Search) -> list[int]:
     """How many nodes there are before another kind begins."""
-    by_node = whole.fleet.by_node()
-    kinds = [tuple(worker.type for worker in by_node[node]) for node in nodes]
+    by_node = whole.pool.by_node()
+    kinds = [tuple(device.type for device in by_node[node]) for node in nodes]
     return [count for count in range(1, len(nodes)) if kinds[count] != kinds[count - 1]]
 
 
 def _describe(prediction: Prediction) -> str:
     layout = prediction.layout
-    nodes = len({worker.node for unit in layout.units() for worker in unit.workers})
-    return f"{describe_shape(layout.shape)}, {layout.schedule}, micro-batch {layout.micro_batch}, {nodes} nodes"
+    nodes = len({device.node for unit in layout.units() for device in unit.devices})
+    return f"{describe_dims(layout.dims)}, {layout.schedule}, micro-batch {layout.micro_batch}, {nodes} nodes"
 
 
-def _losers(objective: Objective, best: Candidate, others: Sequence[Candidate]) -> list[Rejected]:
+def _losers(objective: Objective, best: ScoredPlan, others: Sequence[ScoredPlan]) -> list[Rejected]:
     told: dict[str, Rejected] = {}
     for other in others:
         change = _describe(other.prediction)
@@ -198,21 +207,21 @@ def _fell(best: Prediction, goodput: float, prediction: Prediction) -> Rejected:
     return Rejected(change=_describe(prediction), delta_s=prediction.total - best.total, reason=reason)
 
 
-def _note(objective: Objective, best: Candidate, count: int) -> str:
+def _note(objective: Objective, best: ScoredPlan, count: int) -> str:
     text = f"Chosen by {objective.goal} ({best.score.text}) among {count} fast plans; the bound is one for time."
     if objective.goal in ("energy", "cost"):
         text += " Devices count as if they worked throughout the step."
-    if objective.goodness is not None:
-        text += f" Plans below a goodput of {objective.goodness.least:.0%} were left out."
+    if objective.goodput_constraint is not None:
+        text += f" Plans below a goodput of {objective.goodput_constraint.least:.0%} were left out."
     return text
 
 
 def _too_little_goodput(objective: Objective, falls: Sequence[tuple[float, Prediction]]) -> HpctrainError:
-    if objective.goodness is None or not falls:
+    if objective.goodput_constraint is None or not falls:
         return InputError("no plan was found to choose from")
     goodput, prediction = max(falls, key=lambda each: each[0])
-    return Refused(
-        f"--min-goodput: no plan keeps {objective.goodness.least:.0%}; the best, {_describe(prediction)}, has "
-        f"{goodput:.1%} with checkpoints every {objective.goodness.checkpoint_every} steps; lower checkpoint.every or "
+    return RefusedError(
+        f"--min-goodput: no plan keeps {objective.goodput_constraint.least:.0%}; the best, {_describe(prediction)}, has "
+        f"{goodput:.1%} with checkpoints every {objective.goodput_constraint.checkpoint_every} steps; lower checkpoint.every or "
         "the goodput"
     )

@@ -7,30 +7,30 @@ import math
 from dataclasses import dataclass, replace
 
 from hpctrain.base.units import format_seconds
-from hpctrain.planner.cost.all_reduce import Sum, low_rank_width
+from hpctrain.planner.cost.all_reduce import AllReduceTime, low_rank_width
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.search.neighbours import describe_excess
-from hpctrain.planner.simulate.overlap import hidden_s
+from hpctrain.planner.search.neighbours import describe_memory_shortage
+from hpctrain.planner.simulate.overlap import overlapped_s
 from hpctrain.planner.simulate.predict import Prediction, predict
-from hpctrain.records.plan.codec import CodecFigures, CodecSpec, keeps_state
+from hpctrain.records.plan.codec import CodecFigures, CodecSpec, has_state
 from hpctrain.records.plan.compression import Bf16, Codec, NoCompression, PowerSgd, Quantized, TopK
-from hpctrain.schedule.runnable import SCALED_SUMS, SHARDED_SUMS
+from hpctrain.schedule.runnable import WHY_NOT_LOSS_SCALED, WHY_NOT_SHARDED
 
-WORTH = 0.03
+MIN_GAIN = 0.03
 """Share of a step that a way of summing must save to be taken, where losses are those of exact sums: no more is lost
 beside the fastest of them."""
-LOSSY_WORTH = 0.1
+MIN_LOSSY_GAIN = 0.1
 """The same for a way that leaves out most of each gradient: predicted times have errors, and the loss may fall more
 slowly."""
 WARMUP_SHARE = 0.1
 """Of a run's steps that low rank and sparse sums begin with exactly; of long runs, as many as their modes do."""
-DENSITY = 0.07
+TOPK_DENSITY = 0.07
 """Share of the numbers that a sparse sum sends; what devices are measured at."""
 
 
 @dataclass(frozen=True, eq=False)
-class Decision:
+class CodecDecision:
     """How a layout sums its gradients."""
 
     spec: CodecSpec
@@ -41,16 +41,16 @@ class Decision:
 
 
 @dataclass(frozen=True, eq=False)
-class _Tried:
+class _CodecTrial:
     codec: Codec
     prediction: Prediction
-    sum: Sum | None
+    sum: AllReduceTime | None
     """Of the pipeline rank that sums the longest; None where sums are taken within the backward pass."""
-    hidden_s: float
+    overlapped_s: float
     mean_step_s: float
 
 
-def candidates(steps: int, lossy: bool) -> list[Codec]:
+def candidate_codecs(steps: int, lossy: bool) -> list[Codec]:
     """What mode auto chooses from, the most exact first.
 
     Args:
@@ -64,7 +64,7 @@ def candidates(steps: int, lossy: bool) -> list[Codec]:
     return [
         *dense,
         PowerSgd(mode="power_sgd", warmup_steps=warmup),
-        TopK(mode="topk", density=DENSITY, warmup_steps=warmup),
+        TopK(mode="topk", density=TOPK_DENSITY, warmup_steps=warmup),
     ]
 
 
@@ -72,39 +72,39 @@ def searched(steps: int, lossy: bool) -> list[tuple[Codec, float]]:
     """The ways of summing that placements are searched for beside exact sums, and the share of a step that each must
     save: of those that keep the loss and of those that `lossy` allows the one with the fewest bytes, or nearly so."""
     found: list[tuple[Codec, float]] = []
-    for codec in candidates(steps, lossy):
+    for codec in candidate_codecs(steps, lossy):
         if isinstance(codec, Quantized) and codec.mode == "int4":
-            found.append((codec, WORTH))
+            found.append((codec, MIN_GAIN))
         if isinstance(codec, PowerSgd):
-            found.append((codec, LOSSY_WORTH))
+            found.append((codec, MIN_LOSSY_GAIN))
     return found
 
 
-def may_gain(prediction: Prediction) -> bool:
+def compression_may_gain(prediction: Prediction) -> bool:
     """Whether messages and waiting take so much of a step that gradients in fewer bytes could be worth it."""
     terms = prediction.terms
     waits = ("data_parallel", "pipeline_send", "pipeline_bubble", "tensor_parallel")
-    return sum(terms[name] for name in waits) >= LOSSY_WORTH * terms["total"]
+    return sum(terms[name] for name in waits) >= MIN_LOSSY_GAIN * terms["total"]
 
 
-def decide(cost: CostModel, layout: Layout, steps: int, lossy: bool) -> Decision:
+def choose_codec(cost: CostModel, layout: Layout, steps: int, lossy: bool) -> CodecDecision:
     """The most exact way to sum a layout's gradients that no less exact one beats by enough.
 
-    Each candidate in turn is taken if a step is by `WORTH` or `LOSSY_WORTH` shorter than with the one taken
+    Each candidate in turn is taken if a step is by `MIN_GAIN` or `MIN_LOSSY_GAIN` shorter than with the one taken
     before, so that by the same model no step is longer than with exact sums.
 
     Args:
         cost: with the layout's way of saving memory; its codec does not matter.
         steps: of the run.
-        lossy: as for `candidates`.
+        lossy: as for `candidate_codecs`.
     """
     if layout.dp == 1:
         exact = _predicted(cost, layout, NoCompression())
         spec = CodecSpec(reason="there is one replica, so no gradients are summed")
-        return Decision(spec, exact, exact.total)
+        return CodecDecision(spec, exact, exact.total)
     whys: dict[int, str] = {}
-    tried: dict[int, _Tried] = {}
-    codecs = candidates(steps, lossy)
+    tried: dict[int, _CodecTrial] = {}
+    codecs = candidate_codecs(steps, lossy)
     chosen = 0
     for number, codec in enumerate(codecs):
         if why := _why_not(cost, layout, codec):
@@ -113,7 +113,7 @@ def decide(cost: CostModel, layout: Layout, steps: int, lossy: bool) -> Decision
         one = tried[number] = _try(cost, layout, codec, steps, tried.get(0))
         if number == 0:
             continue
-        worth = LOSSY_WORTH if isinstance(codec, PowerSgd | TopK) else WORTH
+        worth = MIN_LOSSY_GAIN if isinstance(codec, PowerSgd | TopK) else MIN_GAIN
         before = tried[chosen]
         gain = 1 - one.mean_step_s / before.mean_step_s
         if gain >= worth:
@@ -127,14 +127,14 @@ def decide(cost: CostModel, layout: Layout, steps: int, lossy: bool) -> Decision
     compared = [_figures(codec, tried.get(number), whys[number]) for number, codec in enumerate(codecs)]
     winner = tried[chosen]
     spec = CodecSpec(codec=winner.codec, reason=_reason(winner, tried[0]), compared=compared)
-    return Decision(spec, winner.prediction, winner.mean_step_s)
+    return CodecDecision(spec, winner.prediction, winner.mean_step_s)
 
 
 def _predicted(cost: CostModel, layout: Layout, codec: Codec) -> Prediction:
     return predict(cost.with_work(replace(cost.work, codec=codec)), layout, whole=True)
 
 
-def _try(cost: CostModel, layout: Layout, codec: Codec, steps: int, exact: _Tried | None) -> _Tried:
+def _try(cost: CostModel, layout: Layout, codec: Codec, steps: int, exact: _CodecTrial | None) -> _CodecTrial:
     """
     Args:
         exact: the candidate of exact sums; None for itself.
@@ -143,41 +143,41 @@ def _try(cost: CostModel, layout: Layout, codec: Codec, steps: int, exact: _Trie
     prediction = predict(own, layout, whole=True)
     longest = None
     if layout.shards < layout.dp:
-        sums = own.gradient_sums(layout.cells, layout.shares, layout.owner, layout.shards)
+        sums = own.all_reduce_times(layout.placement, layout.model_parts, layout.rank_of_stage, layout.shards)
         longest = max(sums, key=lambda each: each.seconds)
-    hidden = hidden_s(own, layout, longest.wire_s) if longest is not None else 0.0
+    hidden = overlapped_s(own, layout, longest.wire_s) if longest is not None else 0.0
     mean_step_s = prediction.total
-    if exact is not None and keeps_state(codec):
+    if exact is not None and has_state(codec):
         # Warm-up steps are summed exactly, after the backward pass.
         share = min(1.0, getattr(codec, "warmup_steps", 0) / steps)
-        mean_step_s = share * (exact.prediction.total + exact.hidden_s) + (1 - share) * mean_step_s
-    return _Tried(codec, prediction, longest, hidden, mean_step_s)
+        mean_step_s = share * (exact.prediction.total + exact.overlapped_s) + (1 - share) * mean_step_s
+    return _CodecTrial(codec, prediction, longest, hidden, mean_step_s)
 
 
 def _why_not(cost: CostModel, layout: Layout, codec: Codec) -> str | None:
     """Why a codec cannot be taken for this layout."""
-    if not keeps_state(codec):
+    if not has_state(codec):
         return None
     if layout.shards == layout.dp and (why := _why_not_sharded(cost.work.precision, codec)):
-        return f"zero {layout.saving.zero} over all replicas: {why}"
+        return f"zero {layout.memory_options.zero} over all replicas: {why}"
     if isinstance(codec, PowerSgd):
         width = low_rank_width(cost.work.spec.dim, layout.tp)
         if 2 * codec.rank * codec.min_compression > width:
             return f"a matrix of a width of {cost.work.spec.dim} does not shrink to 1/{codec.min_compression:g}"
-    excess = layout.excess(cost.with_work(replace(cost.work, codec=codec)).memory)
-    return None if excess is None else describe_excess(excess)
+    excess = layout.memory_shortage(cost.with_work(replace(cost.work, codec=codec)).memory)
+    return None if excess is None else describe_memory_shortage(excess)
 
 
 def _why_not_sharded(precision: str, codec: Codec) -> str | None:
     """Why a codec that keeps something cannot sum gradients into the parts of all replicas."""
     if isinstance(codec, PowerSgd):
-        return SHARDED_SUMS
+        return WHY_NOT_SHARDED
     if isinstance(codec, TopK):
         return "how long its sums take there is not known"  # they can run, by other messages
-    return SCALED_SUMS if precision == "fp16" else None
+    return WHY_NOT_LOSS_SCALED if precision == "fp16" else None
 
 
-def _figures(codec: Codec, tried: _Tried | None, verdict: str) -> CodecFigures:
+def _figures(codec: Codec, tried: _CodecTrial | None, verdict: str) -> CodecFigures:
     if tried is None:
         return CodecFigures(codec=codec, verdict=verdict)
     found = tried.sum
@@ -186,13 +186,13 @@ def _figures(codec: Codec, tried: _Tried | None, verdict: str) -> CodecFigures:
         sent_bytes=None if found is None else found.sent_bytes,
         wire_s=None if found is None else found.wire_s,
         processor_s=None if found is None else found.processor_s,
-        hidden_s=tried.hidden_s,
+        overlapped_s=tried.overlapped_s,
         step_s=tried.mean_step_s,
         verdict=verdict,
     )
 
 
-def _reason(winner: _Tried, exact: _Tried) -> str:
+def _reason(winner: _CodecTrial, exact: _CodecTrial) -> str:
     before = format_seconds(exact.mean_step_s)
     if winner is exact:
         return f"exact sums, a mean step of {before}: no other way saves enough of it"

@@ -6,53 +6,58 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hpctrain.planner.bounds.ideal import step_bound
-from hpctrain.planner.bounds.knapsack import Columns
-from hpctrain.planner.layout.degrees import EVERY_COUNT, least_used
+from hpctrain.planner.bounds.ideal import ideal_step_s
+from hpctrain.planner.bounds.knapsack import KnapsackBound
+from hpctrain.planner.layout.degrees import EXHAUSTIVE_DEVICES, min_devices_used
 from hpctrain.planner.search.option_search import Search
-from hpctrain.planner.search.space import Option, Options
+from hpctrain.planner.search.space import Candidate, CandidateQueue
 from hpctrain.planner.simulate.predict import Prediction
 
-NEAR_BOUND = 1e-3
+BOUND_TOLERANCE = 1e-3
 """Relative width at which the search for the bound of what was left ends."""
 
 
-def least_s(
-    options: Options, looked_at: Sequence[tuple[Option, Columns]], left: Sequence[Option], best: Prediction | None
+def min_bound_s(
+    candidates: CandidateQueue,
+    evaluated: Sequence[tuple[Candidate, KnapsackBound]],
+    left: Sequence[Candidate],
+    best: Prediction | None,
 ) -> float:
     """The smallest bound by columns, in seconds, of what was looked at closely or left."""
     if best is None:
-        return min((option.bound_s for option, _ in looked_at), default=math.inf)
+        return min((candidate.bound_s for candidate, _ in evaluated), default=math.inf)
     lowest = best.total
-    for option, columns in sorted(looked_at, key=lambda each: each[0].bound_s):
-        lowest, _ = columns.bracket(option.bound_s, lowest)
-    for option in sorted(left, key=lambda each: each.bound_s):
-        assert option.order is not None, "only options with a schedule are left"
-        columns = options.search(option.saving).columns(option.shape, option.order, option.size)
+    for candidate, knapsack_bound in sorted(evaluated, key=lambda each: each[0].bound_s):
+        lowest, _ = knapsack_bound.bracket(candidate.bound_s, lowest)
+    for candidate in sorted(left, key=lambda each: each.bound_s):
+        assert candidate.schedule_spec is not None, "only candidates with a schedule are left"
+        knapsack_bound = candidates.search(candidate.memory_options).knapsack_bound(
+            candidate.dims, candidate.schedule_spec, candidate.size
+        )
         # Without a look at memory, which would take most of the time that is saved.
-        low, high = option.bound_s, lowest
-        if low >= high or not columns.has_time(high):
+        low, high = candidate.bound_s, lowest
+        if low >= high or not knapsack_bound.feasible_within(high):
             continue
-        while high - low > NEAR_BOUND * high:
+        while high - low > BOUND_TOLERANCE * high:
             middle = (low + high) / 2
-            low, high = (low, middle) if columns.has_time(middle) else (middle, high)
+            low, high = (low, middle) if knapsack_bound.feasible_within(middle) else (middle, high)
         lowest = low
     return lowest
 
 
-def end_bound(plain: Search, best: Prediction | None, lowest: float) -> float:
+def overall_bound(plain: Search, best: Prediction | None, lowest: float) -> float:
     """With the plans that leave more devices idle than those that are tried.
 
     Args:
         lowest: seconds that nothing of what is tried beats.
     """
-    fleet, work = plain.fleet, plain.work
-    if work.fixed is None and len(fleet.workers) > EVERY_COUNT:
-        used = sorted(fleet.workers, key=lambda worker: -worker.flops)[: least_used(len(fleet.workers)) - 1]
-        fastest = max(fleet.workers, key=lambda worker: worker.bytes_per_s).bytes_per_s
-        same = tuple(replace(worker, bytes_per_s=fastest) for worker in used)
-        lowest = min(lowest, step_bound(replace(fleet, workers=same), work))
+    pool, work = plain.pool, plain.work
+    if work.fixed is None and len(pool.devices) > EXHAUSTIVE_DEVICES:
+        used = sorted(pool.devices, key=lambda device: -device.flops)[: min_devices_used(len(pool.devices)) - 1]
+        fastest = max(pool.devices, key=lambda device: device.bytes_per_s).bytes_per_s
+        same = tuple(replace(device, bytes_per_s=fastest) for device in used)
+        lowest = min(lowest, ideal_step_s(replace(pool, devices=same), work))
         # Nor are all numbers of replicas tried that leave few idle.
-        lowest = min(lowest, step_bound(fleet, work))
-    bound = max(lowest if math.isfinite(lowest) else 0.0, step_bound(fleet, work))
+        lowest = min(lowest, ideal_step_s(pool, work))
+    bound = max(lowest if math.isfinite(lowest) else 0.0, ideal_step_s(pool, work))
     return bound if best is None else min(bound, best.total)

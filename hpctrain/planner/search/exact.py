@@ -8,90 +8,90 @@ from collections.abc import Iterable, Iterator
 from typing import get_args
 
 from hpctrain.base.errors import InputError
-from hpctrain.planner.cost.memory_options import NO_SAVING, Saving
-from hpctrain.planner.cost.workload import Order
-from hpctrain.planner.devices.tensor_parallel_group import alike_classes
-from hpctrain.planner.layout.degrees import Shape
+from hpctrain.planner.cost.memory_options import DEFAULT_MEMORY_OPTIONS, MemoryOptions
+from hpctrain.planner.cost.workload import ScheduleSpec
+from hpctrain.planner.devices.tensor_parallel_group import interchangeable_classes
+from hpctrain.planner.layout.degrees import ParallelDims
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.layout.partition import why_undefined
-from hpctrain.planner.layout.placement import every_placement
-from hpctrain.planner.search.best_first import Found, find_fastest
+from hpctrain.planner.layout.partition import why_no_layout
+from hpctrain.planner.layout.placement import all_placements
+from hpctrain.planner.search.best_first import SearchResult, best_first_search
 from hpctrain.planner.search.option_search import Search
 from hpctrain.planner.simulate.predict import lower_bound, predict
 from hpctrain.records.plan.plan import Recompute, ZeroLevel
 
-MOST_DEVICES = 8
-MOST_CUTS = 20_000
+MAX_DEVICES = 8
+MAX_CUTS = 20_000
 """Cuts and shares of the batch of one order of devices."""
 
 
-def find_exact(plain: Search, shapes: list[Shape]) -> Found:
+def exhaustive_search(plain: Search, candidate_dims: list[ParallelDims]) -> SearchResult:
     """The fastest of every plan, by the cost model; of those that save memory where no other fits. Its bound is its
     own time.
 
     Raises:
         InputError: there are too many plans to look at each.
     """
-    devices = len(plain.fleet.workers)
-    if devices > MOST_DEVICES:
-        raise InputError(f"--solver exact: found {devices} devices, allowed: up to {MOST_DEVICES}; use --solver auto")
-    start = find_fastest(plain, shapes)
+    devices = len(plain.pool.devices)
+    if devices > MAX_DEVICES:
+        raise InputError(f"--solver exact: found {devices} devices, allowed: up to {MAX_DEVICES}; use --solver auto")
+    start = best_first_search(plain, candidate_dims)
     # What `auto` found by saving memory is nothing to beat for a plan that need not.
-    found = _fastest([plain], start if start.search is plain else Found(plain, None, math.inf, ended=True))
+    found = _fastest([plain], start if start.search is plain else SearchResult(plain, None, math.inf, ended=True))
     if found.best is None and plain.work.fixed is None:
-        found = _fastest([plain.saving(saving) for saving in _savings()], start)
+        found = _fastest([plain.with_memory_options(memory_options) for memory_options in _all_memory_options()], start)
     return found
 
 
-def _fastest(searches: Iterable[Search], found: Found) -> Found:
+def _fastest(searches: Iterable[Search], found: SearchResult) -> SearchResult:
     """The fastest plan of all searches that is faster than what was found."""
     best, winner = found.best, found.search
     for search in searches:
-        for shape, order, size in search.options(search.shapes()):
-            pp, dp, tp = shape
-            bound = search.bounds.step_s(search.crowd(tp), pp, dp, order, size)
-            if (best is not None and bound >= best.total) or why_undefined(search.cost, pp, dp, order, size):
+        for dims, schedule_spec, size in search.options(search.candidate_dims()):
+            pp, dp, tp = dims
+            bound = search.closed_form_bound.step_s(search.unit_counts(tp), pp, dp, schedule_spec, size)
+            if (best is not None and bound >= best.total) or why_no_layout(search.cost, pp, dp, schedule_spec, size):
                 continue
-            for layout in _layouts(search, shape, order, size):
+            for layout in _layouts(search, dims, schedule_spec, size):
                 limit = math.inf if best is None else best.total * (1 - 1e-9)
-                if lower_bound(search.cost, layout) >= limit or layout.excess(search.cost.memory):
+                if lower_bound(search.cost, layout) >= limit or layout.memory_shortage(search.cost.memory):
                     continue
                 made = predict(search.cost, layout)
                 if made.total < limit:
                     best, winner = made, search
-    return Found(winner, best, math.inf if best is None else best.total, ended=True)
+    return SearchResult(winner, best, math.inf if best is None else best.total, ended=True)
 
 
-def _savings() -> Iterator[Saving]:
+def _all_memory_options() -> Iterator[MemoryOptions]:
     """All but the one that saves nothing."""
     levels: tuple[ZeroLevel, ...] = get_args(ZeroLevel)
     kinds: tuple[Recompute, ...] = get_args(Recompute)
     for zero, recompute, sequence in itertools.product(levels, kinds, (False, True)):
-        saving = Saving(zero=zero, recompute=recompute, sequence_parallel=sequence)
-        if saving != NO_SAVING:
-            yield saving
+        memory_options = MemoryOptions(zero=zero, recompute=recompute, sequence_parallel=sequence)
+        if memory_options != DEFAULT_MEMORY_OPTIONS:
+            yield memory_options
 
 
-def _layouts(search: Search, shape: Shape, order: Order, size: int) -> Iterator[Layout]:
-    pp, dp, tp = shape
-    work, stages = search.work, pp * order.chunks
-    split = tp > 1 and work.spec.splits_sequence and work.seq_len % tp == 0
-    if work.saving.sequence_parallel and not split:
+def _layouts(search: Search, dims: ParallelDims, schedule_spec: ScheduleSpec, size: int) -> Iterator[Layout]:
+    pp, dp, tp = dims
+    work, stages = search.work, pp * schedule_spec.virtual_stages
+    split = tp > 1 and work.spec.supports_sequence_parallel and work.seq_len % tp == 0
+    if work.memory_options.sequence_parallel and not split:
         return
-    total = work.rows // size
-    counts = [(total // dp,) * dp] if work.saving.equal_counts else list(compositions(total, dp, 1))
+    total = work.sequences // size
+    counts = [(total // dp,) * dp] if work.memory_options.equal_micro_batches else list(compositions(total, dp, 1))
     cuts = [blocks for blocks in compositions(work.spec.layers, stages, 0) if all(blocks[1:-1])]
-    if len(counts) * len(cuts) > MOST_CUTS:
+    if len(counts) * len(cuts) > MAX_CUTS:
         raise InputError(
             f"--solver exact: found {len(counts) * len(cuts)} cuts and shares of the batch for pp {pp} × dp {dp}, "
-            f"allowed: up to {MOST_CUTS}; use --solver auto, or a model with fewer layers and a smaller batch.global"
+            f"allowed: up to {MAX_CUTS}; use --solver auto, or a model with fewer layers and a smaller batch.global"
         )
     units = search.units(tp)[0]
-    classes = alike_classes(units, search.fleet.links, work.boundary_bytes(size), tolerance=0.0)
-    for cells in every_placement(units, classes, pp, dp):
-        if search.can_shard(cells):
+    classes = interchangeable_classes(units, search.pool.links, work.stage_boundary_bytes(size), tolerance=0.0)
+    for placement in all_placements(units, classes, pp, dp):
+        if search.can_shard(placement):
             for blocks, share in itertools.product(cuts, counts):
-                yield Layout(cells, order.schedule, size, share, blocks, work.saving)
+                yield Layout(placement, schedule_spec.name, size, share, blocks, work.memory_options)
 
 
 def compositions(total: int, parts: int, least: int) -> Iterator[tuple[int, ...]]:

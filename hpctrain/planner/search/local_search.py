@@ -7,31 +7,31 @@ from dataclasses import replace
 from itertools import permutations
 
 from hpctrain.planner.cost.model import CostModel
-from hpctrain.planner.devices.tensor_parallel_group import Cells
+from hpctrain.planner.devices.tensor_parallel_group import Placement
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.layout.partition import fit_layout
-from hpctrain.planner.layout.placement import rank_orders
+from hpctrain.planner.layout.placement import rank_permutations
 from hpctrain.planner.simulate.predict import Prediction, lower_bound, predict
 
-TURNS = 60
+MAX_RANK_PERMUTATIONS = 60
 """Orders of the winner's pipeline ranks that are tried."""
-TURNED_UNITS = 50_000
+MAX_PERMUTED_UNITS = 50_000
 """Units in all of them together: on very many devices each order takes a while."""
-REFINEMENTS = 400
+MAX_REFINEMENTS = 400
 """Changes of one block or one micro-batch that are tried on the winner; those that were begun are finished."""
 
 
-def refine(cost: CostModel, best: Prediction, allowed: Callable[[Cells], bool]) -> Prediction:
+def refine(cost: CostModel, best: Prediction, allowed: Callable[[Placement], bool]) -> Prediction:
     """Exchange pipeline ranks, then move single blocks between neighbours and single micro-batches between
     replicas, while that helps.
 
     Args:
         allowed: whether the devices may stand like that.
     """
-    return adjust(cost, _turn(cost, best, allowed), REFINEMENTS)
+    return shift_counts(cost, _permute_ranks(cost, best, allowed), MAX_REFINEMENTS)
 
 
-def adjust(cost: CostModel, best: Prediction, most: int) -> Prediction:
+def shift_counts(cost: CostModel, best: Prediction, most: int) -> Prediction:
     """Move single blocks and micro-batches while that helps.
 
     Args:
@@ -42,35 +42,35 @@ def adjust(cost: CostModel, best: Prediction, most: int) -> Prediction:
         better = best
         for layout in _changes(best.layout):
             tried += 1
-            better = faster(cost, better, layout)
+            better = faster_of(cost, better, layout)
         if better is best:
             break
         best = better
     return best
 
 
-def _turn(cost: CostModel, best: Prediction, allowed: Callable[[Cells], bool]) -> Prediction:
-    order, size = best.layout.order, best.layout.micro_batch
+def _permute_ranks(cost: CostModel, best: Prediction, allowed: Callable[[Placement], bool]) -> Prediction:
+    schedule_spec, size = best.layout.schedule_spec, best.layout.micro_batch
     tried: set[tuple[int, ...]] = set()
-    most = min(TURNS, -(-TURNED_UNITS // (best.layout.pp * best.layout.dp)))
+    most = min(MAX_RANK_PERMUTATIONS, -(-MAX_PERMUTED_UNITS // (best.layout.pp * best.layout.dp)))
     while len(tried) < most:
         better = best
-        for cells in rank_orders(best.layout.cells):
-            key = tuple(unit.index for row in cells for unit in row)
-            if key in tried or len(tried) >= most or not allowed(cells):
+        for placement in rank_permutations(best.layout.placement):
+            key = tuple(unit.index for row in placement for unit in row)
+            if key in tried or len(tried) >= most or not allowed(placement):
                 continue
             tried.add(key)
-            better = faster(cost, better, fit_layout(cost, cells, order, size))
+            better = faster_of(cost, better, fit_layout(cost, placement, schedule_spec, size))
         if better is best:
             break
         best = better
     return best
 
 
-def faster(cost: CostModel, best: Prediction, layout: Layout) -> Prediction:
+def faster_of(cost: CostModel, best: Prediction, layout: Layout) -> Prediction:
     """The layout's prediction where it fits and is faster by more than rounding, else `best`."""
     limit = best.total * (1 - 1e-6)
-    if layout.excess(cost.memory) or lower_bound(cost, layout) >= limit:
+    if layout.memory_shortage(cost.memory) or lower_bound(cost, layout) >= limit:
         return best
     found = predict(cost, layout)
     return found if found.total < limit else best
@@ -84,11 +84,11 @@ def _changes(layout: Layout) -> Iterator[Layout]:
         may_be_empty = giver in (0, last)
         if layout.blocks[giver] > (0 if may_be_empty else 1):
             yield replace(layout, blocks=_moved(layout.blocks, giver, taker))
-    if layout.saving.equal_counts:
+    if layout.memory_options.equal_micro_batches:
         return
     # Replicas with the same devices and as many micro-batches are one and the same, wherever they stand.
-    for giver in layout.unlike:
-        for taker in layout.unlike:
+    for giver in layout.distinct_replicas:
+        for taker in layout.distinct_replicas:
             if giver != taker and layout.micro_batches[giver] > 1:
                 yield replace(layout, micro_batches=_moved(layout.micro_batches, giver, taker))
 

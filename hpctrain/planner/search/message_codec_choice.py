@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from hpctrain.base.units import format_seconds
-from hpctrain.planner.cost.model import CostModel, apart
-from hpctrain.planner.devices.tensor_parallel_group import Unit
+from hpctrain.planner.cost.model import CostModel, crosses_nodes
+from hpctrain.planner.devices.tensor_parallel_group import TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.search.codec_choice import LOSSY_WORTH, WORTH
+from hpctrain.planner.search.codec_choice import MIN_GAIN, MIN_LOSSY_GAIN
 from hpctrain.planner.simulate.predict import Prediction, predict
 from hpctrain.records.plan.compression import Messages
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class MessageCodecChoice:
     """Of a layout."""
 
     messages: tuple[Messages, ...]
@@ -26,11 +26,11 @@ class Choice:
     """Why this one, as a sentence; None where no message leaves a node."""
 
 
-def choose_messages(cost: CostModel, layout: Layout, lossy: bool) -> Choice:
+def choose_messages(cost: CostModel, layout: Layout, lossy: bool) -> MessageCodecChoice:
     """The most exact messages that no less exact ones beat by enough, as gradients are summed.
 
     Each way in turn is allowed on top of the more exact ones, and every boundary takes the allowed way that brings its
-    messages the soonest. That is taken if a step is by `WORTH` or `LOSSY_WORTH` shorter than before.
+    messages the soonest. That is taken if a step is by `MIN_GAIN` or `MIN_LOSSY_GAIN` shorter than before.
 
     Args:
         cost: with the layout's way of saving memory and of summing gradients; its messages do not matter.
@@ -40,10 +40,10 @@ def choose_messages(cost: CostModel, layout: Layout, lossy: bool) -> Choice:
     exact = (full,) * len(layout.blocks)
     chosen = exact, _predicted(cost, layout, exact)
     before_s = chosen[1].total
-    if not any(apart(a, b) for replica in layout.cells.examples for a, b in _hops(layout, replica)):
-        return Choice(*chosen, None)
+    if not any(crosses_nodes(a, b) for replica in layout.placement.representatives for a, b in _hops(layout, replica)):
+        return MessageCodecChoice(*chosen, None)
     allowed: list[Messages] = ["none"]
-    further: list[tuple[Messages, float]] = [("bf16", WORTH), ("int8", LOSSY_WORTH)]
+    further: list[tuple[Messages, float]] = [("bf16", MIN_GAIN), ("int8", MIN_LOSSY_GAIN)]
     for way, worth in further[: 2 if lossy else 1]:
         allowed.append(way)
         messages = tuple(_soonest(cost, layout, stage, allowed) for stage in range(len(layout.blocks)))
@@ -51,11 +51,11 @@ def choose_messages(cost: CostModel, layout: Layout, lossy: bool) -> Choice:
         if 1 - prediction.total / chosen[1].total >= worth:
             chosen = messages, prediction
     if chosen[0] == exact:
-        return Choice(
+        return MessageCodecChoice(
             *chosen, f"Messages between stages travel in fp32: in {' or '.join(allowed[1:])} too little is won."
         )
     names = " and ".join(dict.fromkeys(way for way in chosen[0] if way != "none"))
-    return Choice(
+    return MessageCodecChoice(
         *chosen,
         f"Messages between stages on different nodes travel in {names}: a step of "
         f"{format_seconds(chosen[1].total)}, in fp32 {format_seconds(before_s)}.",
@@ -70,21 +70,21 @@ def _soonest(cost: CostModel, layout: Layout, stage: int, allowed: Sequence[Mess
     """The way in which the slowest replica's messages behind a stage, there and back, arrive the soonest."""
     if stage == len(layout.blocks) - 1:
         return "none"
-    pairs = [_hops(layout, replica)[stage] for replica in layout.cells.examples]
-    pairs = [(a, b) for a, b in pairs if apart(a, b)]
+    pairs = [_hops(layout, replica)[stage] for replica in layout.placement.representatives]
+    pairs = [(a, b) for a, b in pairs if crosses_nodes(a, b)]
 
     def seconds(way: Messages) -> float:
         size = layout.micro_batch
         return max(
-            cost.send(a, b, size, way)
-            + cost.send(b, a, size, way)
-            + 2 * (cost.rounding(a, size, way) + cost.rounding(b, size, way))
+            cost.send_s(a, b, size, way)
+            + cost.send_s(b, a, size, way)
+            + 2 * (cost.message_cast_s(a, size, way) + cost.message_cast_s(b, size, way))
             for a, b in pairs
         )
 
     return min(allowed, key=seconds) if pairs else "none"
 
 
-def _hops(layout: Layout, replica: int) -> list[tuple[Unit, Unit]]:
+def _hops(layout: Layout, replica: int) -> list[tuple[TensorParallelGroup, TensorParallelGroup]]:
     """Where each stage and the next one lie."""
     return list(pairwise(layout.unit(replica, stage) for stage in range(len(layout.blocks))))

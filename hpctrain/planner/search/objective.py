@@ -12,18 +12,18 @@ import numpy as np
 from hpctrain.base.errors import InputError
 from hpctrain.base.units import format_seconds
 from hpctrain.planner.cost.model import CostModel
-from hpctrain.planner.devices.tensor_parallel_group import Cells, Unit
+from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.simulate.goodput import Cluster, daly_goodput
-from hpctrain.planner.simulate.jitter import LinkJitter, sampled_steps
+from hpctrain.planner.simulate.goodput import FailureModel, daly_goodput
+from hpctrain.planner.simulate.jitter import LinkJitter, sample_step_times
 from hpctrain.planner.simulate.predict import Prediction
 from hpctrain.records.topology.topology import Topology
 
 Goal = Literal["time", "robust", "energy", "cost"]
 
-SLOW = 0.5
+SLOW_NODE_SPEED = 0.5
 """Speed of the slow node that robust plans for: a GPU that throttles, a CPU that is shared."""
-DRAWS = 100
+JITTER_DRAWS = 100
 """Steps that are drawn to find the 95th percentile."""
 SEED = 0
 """Every plan meets the same noise."""
@@ -31,7 +31,7 @@ QUANTILE = 0.95
 
 
 @dataclass(frozen=True)
-class Goodness:
+class GoodputConstraint:
     """A least goodput under failures, and what decides it."""
 
     least: float
@@ -55,17 +55,17 @@ class Objective:
     """Price of a device for an hour, by device type, in any currency."""
     usable: float | None = None
     """Largest share of a device's memory that a plan may fill; None: what the planner always leaves free."""
-    goodness: Goodness | None = None
+    goodput_constraint: GoodputConstraint | None = None
 
     @property
     def only_time(self) -> bool:
         """Whether the search's own winner is the plan."""
-        return self.goal == "time" and self.goodness is None
+        return self.goal == "time" and self.goodput_constraint is None
 
     @property
     def fewer_nodes(self) -> bool:
         """Whether a plan that leaves nodes out may be better than the fastest one."""
-        return self.goal in ("energy", "cost") or self.goodness is not None
+        return self.goal in ("energy", "cost") or self.goodput_constraint is not None
 
     def rate(self, layout: Layout) -> float:
         """What the layout's devices take in a second: joules, or currency.
@@ -74,7 +74,7 @@ class Objective:
             InputError: it is not known of a device type.
         """
         known = self.watts if self.goal == "energy" else self.prices
-        types = [worker.type for unit in layout.units() for worker in unit.workers]
+        types = [device.type for unit in layout.units() for device in unit.devices]
         missing = sorted(set(types) - set(known))
         if missing:
             what = "power of" if self.goal == "energy" else "price of"
@@ -83,7 +83,7 @@ class Objective:
         return sum(known[name] for name in types) / (1.0 if self.goal == "energy" else 3600.0)
 
 
-FASTEST = Objective()
+FASTEST_STEP = Objective()
 """The planner's own: the time of a step, and nothing else."""
 
 
@@ -111,9 +111,9 @@ def scorer(objective: Objective, topology: Topology) -> Scorer:
         if objective.goal == "time":
             return Score(found.total, format_seconds(found.total))
         if objective.goal == "robust":
-            seconds = robust_s(cost, found.layout, jitter, len(topology.nodes))
+            seconds = p95_step_s(cost, found.layout, jitter, len(topology.nodes))
             return Score(seconds, f"{format_seconds(seconds)} at p95")
-        tokens = cost.work.rows * cost.work.seq_len
+        tokens = cost.work.sequences * cost.work.seq_len
         each = objective.rate(found.layout) * found.total / tokens
         if objective.goal == "energy":
             return Score(each, f"{each:.3g} J a token")
@@ -122,13 +122,13 @@ def scorer(objective: Objective, topology: Topology) -> Scorer:
     return score
 
 
-def robust_s(cost: CostModel, layout: Layout, jitter: LinkJitter, nodes: int) -> float:
+def p95_step_s(cost: CostModel, layout: Layout, jitter: LinkJitter, nodes: int) -> float:
     """95th percentile of a step's seconds, with messages as late as measured and one node at half speed.
 
     The slow node is any of the `nodes` with the same probability; one that the plan does not use does no harm. Layout
     and shares stay as they are: this is the step before anybody plans again.
     """
-    used = sorted({worker.node for unit in layout.units() for worker in unit.workers})
+    used = sorted({device.node for unit in layout.units() for device in unit.devices})
     rng = np.random.default_rng(SEED)
     # Each slow node gets its part of the draws exactly, so that chance does not decide between two plans.
     weights: list[float] = []
@@ -136,12 +136,12 @@ def robust_s(cost: CostModel, layout: Layout, jitter: LinkJitter, nodes: int) ->
     for node in used:
         slower = _with_slow(layout, node)
         own = CostModel(cost.work, cost.links, cost.constants)
-        values = sampled_steps(own, slower, jitter, _draws(jitter, len(used)), rng)
+        values = sample_step_times(own, slower, jitter, _draws(jitter, len(used)), rng)
         draws.append(values)
         weights += [1 / nodes / len(values)] * len(values)
     unharmed = nodes - len(used)
     if unharmed > 0:
-        values = sampled_steps(cost, layout, jitter, _draws(jitter, len(used)), rng)
+        values = sample_step_times(cost, layout, jitter, _draws(jitter, len(used)), rng)
         draws.append(values)
         weights += [unharmed / nodes / len(values)] * len(values)
     values, chances = np.concatenate(draws), np.array(weights)
@@ -150,35 +150,44 @@ def robust_s(cost: CostModel, layout: Layout, jitter: LinkJitter, nodes: int) ->
     return float(values[order][np.searchsorted(reached, QUANTILE - 1e-9)])
 
 
-def keeps_goodput(goodness: Goodness, found: Prediction) -> float | None:
+def goodput_shortfall(goodput_constraint: GoodputConstraint, found: Prediction) -> float | None:
     """The plan's expected goodput where it is below what is asked; None where it keeps it."""
-    nodes = len({worker.node for unit in found.layout.units() for worker in unit.workers})
-    cluster = Cluster(
-        nodes=nodes, node_mtbf_s=goodness.node_mtbf_s, stall_s=0.0, save_s=0.0, recover_s=goodness.recover_s
+    nodes = len({device.node for unit in found.layout.units() for device in unit.devices})
+    cluster = FailureModel(
+        nodes=nodes,
+        node_mtbf_s=goodput_constraint.node_mtbf_s,
+        stall_s=0.0,
+        save_s=0.0,
+        recover_s=goodput_constraint.recover_s,
     )
-    reached = daly_goodput(cluster, goodness.checkpoint_every * found.total)
-    return None if reached >= goodness.least else reached
+    reached = daly_goodput(cluster, goodput_constraint.checkpoint_every * found.total)
+    return None if reached >= goodput_constraint.least else reached
 
 
 def _draws(jitter: LinkJitter, slow_nodes: int) -> int:
     """Without jitter a step with a given slow node is always the same."""
-    return max(4, math.ceil(DRAWS / slow_nodes)) if jitter else 1
+    return max(4, math.ceil(JITTER_DRAWS / slow_nodes)) if jitter else 1
 
 
 def _with_slow(layout: Layout, node: str) -> Layout:
-    changed: dict[Unit, Unit] = {}
+    changed: dict[TensorParallelGroup, TensorParallelGroup] = {}
 
-    def slower(unit: Unit) -> Unit:
-        if all(worker.node != node for worker in unit.workers):
+    def slower(unit: TensorParallelGroup) -> TensorParallelGroup:
+        if all(device.node != node for device in unit.devices):
             return unit
         if unit not in changed:
-            workers = tuple(
-                replace(w, flops=w.flops * SLOW, bytes_per_s=w.bytes_per_s * SLOW, launch_s=w.launch_s / SLOW)
+            devices = tuple(
+                replace(
+                    w,
+                    flops=w.flops * SLOW_NODE_SPEED,
+                    bytes_per_s=w.bytes_per_s * SLOW_NODE_SPEED,
+                    launch_s=w.launch_s / SLOW_NODE_SPEED,
+                )
                 if w.node == node
                 else w
-                for w in unit.workers
+                for w in unit.devices
             )
-            changed[unit] = Unit(unit.index, workers)
+            changed[unit] = TensorParallelGroup(unit.index, devices)
         return changed[unit]
 
-    return replace(layout, cells=Cells(tuple(slower(unit) for unit in row) for row in layout.cells))
+    return replace(layout, placement=Placement(tuple(slower(unit) for unit in row) for row in layout.placement))

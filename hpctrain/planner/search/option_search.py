@@ -8,33 +8,38 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from hpctrain.planner.bounds.closed_form import Bounds
-from hpctrain.planner.bounds.knapsack import Columns
-from hpctrain.planner.bounds.memory_feasibility import Room
-from hpctrain.planner.bounds.unit_counts import Crowd
-from hpctrain.planner.cost.memory_options import Saving, shard_size
+from hpctrain.planner.bounds.closed_form import ClosedFormBound
+from hpctrain.planner.bounds.knapsack import KnapsackBound
+from hpctrain.planner.bounds.memory_feasibility import MemoryFeasibility
+from hpctrain.planner.bounds.unit_counts import UnitCounts
+from hpctrain.planner.cost.memory_options import MemoryOptions, shard_group_size
 from hpctrain.planner.cost.model import CostModel
-from hpctrain.planner.cost.workload import KEEPS_LEAST, Order, Workload
-from hpctrain.planner.devices.pool import Fleet
-from hpctrain.planner.devices.tensor_parallel_group import Cells, Unit, alike_classes, make_units
-from hpctrain.planner.layout.column_placement import by_mixtures
-from hpctrain.planner.layout.degrees import Shape, degrees
-from hpctrain.planner.layout.layout import Excess, Layout
-from hpctrain.planner.layout.partition import fit_layout, why_undefined
+from hpctrain.planner.cost.workload import FEWEST_ACTIVATIONS, ScheduleSpec, Workload
+from hpctrain.planner.devices.pool import DevicePool
+from hpctrain.planner.devices.tensor_parallel_group import (
+    Placement,
+    TensorParallelGroup,
+    interchangeable_classes,
+    make_tensor_parallel_groups,
+)
+from hpctrain.planner.layout.column_placement import placements_of_mixtures
+from hpctrain.planner.layout.degrees import ParallelDims, enumerate_dims
+from hpctrain.planner.layout.layout import Layout, MemoryShortage
+from hpctrain.planner.layout.partition import fit_layout, why_no_layout
 from hpctrain.planner.layout.placement import placements
 from hpctrain.planner.simulate.predict import Prediction, lower_bound, predict
 from hpctrain.records.plan.compression import Codec
-from hpctrain.schedule.runnable import COMPILED_SPLIT
+from hpctrain.schedule.runnable import WHY_NOT_COMPILED_TP
 
-MOST_COMPARED = 64
+MAX_COMPARED_UNITS = 64
 """Units whose links are compared pair by pair."""
-NO_SHARDS = (
+WHY_NO_SHARDING = (
     "shard node needs as many replicas of every stage in each node, two or more, and no placement has that; "
     "use shard all, or other degrees"
 )
 
 
-class Explored(NamedTuple):
+class Evaluation(NamedTuple):
     """What was found for one shape, schedule and micro-batch size."""
 
     best: Prediction | None
@@ -49,13 +54,13 @@ class Explored(NamedTuple):
         return self.nearest is not None
 
 
-class Start(NamedTuple):
+class WarmStart(NamedTuple):
     """A plan that is known before a search begins."""
 
     search: Search
     """Of its way of saving memory."""
     best: Prediction
-    kept: tuple[Layout, ...]
+    reused_layouts: tuple[Layout, ...]
     """Its likes for which little state moves, the least first."""
 
 
@@ -64,79 +69,85 @@ class Search:
     """What is known while searching."""
 
     work: Workload
-    fleet: Fleet
+    pool: DevicePool
     cost: CostModel
-    impossible: dict[Shape, str] = field(default_factory=dict)
+    impossible: dict[ParallelDims, str] = field(default_factory=dict)
     """Shapes that cannot run at all, with the reason."""
     complete: bool = True
     """False when some orders of devices were left out."""
-    start: Start | None = None
+    warm_start: WarmStart | None = None
     """A plan to beat, where this search follows another."""
-    _units: dict[int, tuple[list[Unit], list[int]]] = field(default_factory=dict)
-    _crowds: dict[int, Crowd] = field(default_factory=dict)
-    _orders: dict[Shape, list[Cells]] = field(default_factory=dict)
-    _columns: dict[tuple[Shape, Order, int], Columns] = field(default_factory=dict)
+    _units: dict[int, tuple[list[TensorParallelGroup], list[int]]] = field(default_factory=dict)
+    _unit_counts: dict[int, UnitCounts] = field(default_factory=dict)
+    _orders: dict[ParallelDims, list[Placement]] = field(default_factory=dict)
+    _knapsack_bounds: dict[tuple[ParallelDims, ScheduleSpec, int], KnapsackBound] = field(default_factory=dict)
 
-    def saving(self, saving: Saving) -> Search:
-        """A search of the same fleet for plans that save memory in another way."""
-        return self._with(replace(self.work, saving=saving))
+    def with_memory_options(self, memory_options: MemoryOptions) -> Search:
+        """A search of the same pool for plans that save memory in another way."""
+        return self._with(replace(self.work, memory_options=memory_options))
 
-    def summing(self, codec: Codec) -> Search:
-        """A search of the same fleet for plans whose gradients are summed in another way."""
+    def with_codec(self, codec: Codec) -> Search:
+        """A search of the same pool for plans whose gradients are summed in another way."""
         other = self._with(replace(self.work, codec=codec))
         other.impossible = self.impossible
         return other
 
     def _with(self, work: Workload) -> Search:
-        other = Search(work, self.fleet, self.cost.with_work(work))
+        other = Search(work, self.pool, self.cost.with_work(work))
         # Units, and the orders they can stand in, do not depend on it.
         other._units, other._orders, other.complete = self._units, self._orders, self.complete
         return other
 
     @cached_property
-    def bounds(self) -> Bounds:
-        return Bounds(self.cost)
+    def closed_form_bound(self) -> ClosedFormBound:
+        return ClosedFormBound(self.cost)
 
     @cached_property
-    def room(self) -> Room:
-        return Room(self.cost)
+    def memory_feasibility(self) -> MemoryFeasibility:
+        return MemoryFeasibility(self.cost)
 
-    def columns(self, shape: Shape, order: Order, size: int) -> Columns:
+    def knapsack_bound(self, dims: ParallelDims, schedule_spec: ScheduleSpec, size: int) -> KnapsackBound:
         """The bound by columns of these degrees, this schedule and this micro-batch."""
-        key = (shape, order, size)
-        if key not in self._columns:
-            shards = self._most_shards(shape)
-            self._columns[key] = Columns(self.cost, self.crowd(shape[2]), shape, order, size, shards)
-        return self._columns[key]
+        key = (dims, schedule_spec, size)
+        if key not in self._knapsack_bounds:
+            shards = self._most_shards(dims)
+            self._knapsack_bounds[key] = KnapsackBound(
+                self.cost, self.unit_counts(dims[2]), dims, schedule_spec, size, shards
+            )
+        return self._knapsack_bounds[key]
 
-    def units(self, tp: int) -> tuple[list[Unit], list[int]]:
+    def units(self, tp: int) -> tuple[list[TensorParallelGroup], list[int]]:
         """The units of that size, and which of them are alike."""
         if tp not in self._units:
-            units = make_units(self.fleet, tp)
-            few = len(units) <= MOST_COMPARED
-            message = self.work.boundary_bytes(1)
-            classes = alike_classes(units, self.fleet.links, message) if few else list(range(len(units)))
+            units = make_tensor_parallel_groups(self.pool, tp)
+            few = len(units) <= MAX_COMPARED_UNITS
+            message = self.work.stage_boundary_bytes(1)
+            classes = interchangeable_classes(units, self.pool.links, message) if few else list(range(len(units)))
             self._units[tp] = (units, classes)
         return self._units[tp]
 
-    def shapes(self) -> list[Shape]:
+    def candidate_dims(self) -> list[ParallelDims]:
         """The degrees to try; what is impossible goes to `impossible`."""
         if self.work.fixed is not None:
             given = self.work.fixed
             candidates = [(given.pp, given.dp, given.tp)]
         else:
-            candidates = degrees(len(self.fleet.workers), self.work.spec, self.work.rows)
+            candidates = enumerate_dims(len(self.pool.devices), self.work.spec, self.work.sequences)
         found = []
-        for shape in candidates:
-            reason = self._why_not(shape)
+        for dims in candidates:
+            reason = self._why_not(dims)
             if reason:
-                self.impossible[shape] = reason
+                self.impossible[dims] = reason
             else:
-                found.append(shape)
+                found.append(dims)
         return found
 
     def best(
-        self, shapes: list[Shape], sizes: list[int], patience: int | None = None, best: Prediction | None = None
+        self,
+        candidate_dims: list[ParallelDims],
+        sizes: list[int],
+        patience: int | None = None,
+        best: Prediction | None = None,
     ) -> Prediction | None:
         """The fastest layout of these shapes and micro-batch sizes that fits; None when none fits.
 
@@ -146,58 +157,68 @@ class Search:
                 still win.
         """
         queue = [
-            (self.bounds.step_s(self.crowd(shape[2]), shape[0], shape[1], order, size), number, shape, order, size)
-            for number, (shape, order, size) in enumerate(self.options(shapes, sizes))
+            (
+                self.closed_form_bound.step_s(self.unit_counts(dims[2]), dims[0], dims[1], schedule_spec, size),
+                number,
+                dims,
+                schedule_spec,
+                size,
+            )
+            for number, (dims, schedule_spec, size) in enumerate(self.options(candidate_dims, sizes))
         ]
         waited = 0
-        for bound, _, shape, order, size in sorted(queue):
+        for bound, _, dims, schedule_spec, size in sorted(queue):
             if best is not None and (bound >= best.total or waited == patience):
                 break
-            found = self.explore(shape, order, size, best).best
+            found = self.evaluate(dims, schedule_spec, size, best).best
             waited = 0 if found is not best else waited + 1
             best = found
         return best
 
-    def options(self, shapes: list[Shape], sizes: list[int] | None = None) -> Iterator[tuple[Shape, Order, int]]:
+    def options(
+        self, candidate_dims: list[ParallelDims], sizes: list[int] | None = None
+    ) -> Iterator[tuple[ParallelDims, ScheduleSpec, int]]:
         """Shapes, schedules and micro-batch sizes, those that divide the batch unless they are given."""
-        for shape in shapes:
+        for dims in candidate_dims:
             for size in self.work.micro_batch_sizes() if sizes is None else sizes:
-                if self.work.rows // size >= shape[1]:
-                    yield from ((shape, order, size) for order in self.work.orders(shape[0]))
+                if self.work.sequences // size >= dims[1]:
+                    yield from ((dims, schedule_spec, size) for schedule_spec in self.work.schedule_specs(dims[0]))
 
-    def crowd(self, tp: int) -> Crowd:
+    def unit_counts(self, tp: int) -> UnitCounts:
         """The units of that size, counted by kind."""
-        if tp not in self._crowds:
-            self._crowds[tp] = Crowd(self.cost, self.units(tp)[0])
-        return self._crowds[tp]
+        if tp not in self._unit_counts:
+            self._unit_counts[tp] = UnitCounts(self.cost, self.units(tp)[0])
+        return self._unit_counts[tp]
 
-    def explore(
+    def evaluate(
         self,
-        shape: Shape,
-        order: Order,
+        dims: ParallelDims,
+        schedule_spec: ScheduleSpec,
         size: int,
         best: Prediction | None,
         most: int | None = None,
         *,
-        cells: Sequence[Cells] | None = None,
-    ) -> Explored:
+        placement: Sequence[Placement] | None = None,
+    ) -> Evaluation:
         """The better of `best` and what this shape has with this schedule at this micro-batch size.
 
         Args:
             most: placements that are looked at; default: all.
-            cells: placements to look at. Default: the likely ones.
+            placement: placements to look at. Default: the likely ones.
         """
-        pp, dp, _ = shape
-        if why_undefined(self.cost, pp, dp, order, size):
-            return Explored(best, None, math.inf)
+        pp, dp, _ = dims
+        if why_no_layout(self.cost, pp, dp, schedule_spec, size):
+            return Evaluation(best, None, math.inf)
         limit = math.inf if best is None else best.total * (1 - 1e-9)
         nearest, least = None, math.inf
-        crowd = self.crowd(shape[2])
-        for each in (self._placements(shape) if cells is None else cells)[:most]:
-            if not self.room.can_hold(crowd, shape, shard_size(each, self.work.saving), order, size):
+        unit_counts = self.unit_counts(dims[2])
+        for each in (self._placements(dims) if placement is None else placement)[:most]:
+            if not self.memory_feasibility.can_hold(
+                unit_counts, dims, shard_group_size(each, self.work.memory_options), schedule_spec, size
+            ):
                 continue
-            layout = fit_layout(self.cost, each, order, size)
-            if layout.excess(self.cost.memory):
+            layout = fit_layout(self.cost, each, schedule_spec, size)
+            if layout.memory_shortage(self.cost.memory):
                 continue
             bound = lower_bound(self.cost, layout)
             if nearest is None or bound < least:
@@ -207,97 +228,104 @@ class Search:
             found = predict(self.cost, layout)
             if found.total < limit:
                 best, limit = found, found.total * (1 - 1e-9)
-        return Explored(best, nearest, least)
+        return Evaluation(best, nearest, least)
 
-    def _placements(self, shape: Shape) -> list[Cells]:
-        if shape not in self._orders:
-            pp, dp, tp = shape
+    def _placements(self, dims: ParallelDims) -> list[Placement]:
+        if dims not in self._orders:
+            pp, dp, tp = dims
             units, classes = self.units(tp)
-            orders, complete = placements(units, classes, pp, dp, lambda a, b: self.cost.send(a, b, 1))
-            self._orders[shape] = orders
+            orders, complete = placements(units, classes, pp, dp, lambda a, b: self.cost.send_s(a, b, 1))
+            self._orders[dims] = orders
             self.complete = self.complete and complete
-        return [cells for cells in self._orders[shape] if self.can_shard(cells)]
+        return [placement for placement in self._orders[dims] if self.can_shard(placement)]
 
-    def can_shard(self, cells: Cells) -> bool:
+    def can_shard(self, placement: Placement) -> bool:
         """Whether there is something to shard over where sharding is asked for."""
-        if self.work.saving.zero == 0:
+        if self.work.memory_options.zero == 0:
             return True
-        shards = shard_size(cells, self.work.saving)
+        shards = shard_group_size(placement, self.work.memory_options)
         # Degrees by hand are refused by name where the codec cannot go with them.
-        return shards > 1 and (shards < len(cells) or self.work.fixed is not None or self.work.sums_into_parts)
+        return shards > 1 and (shards < len(placement) or self.work.fixed is not None or self.work.may_shard_gradients)
 
-    def shortage(self, shape: Shape) -> Excess | str | None:
+    def shortage(self, dims: ParallelDims) -> MemoryShortage | str | None:
         """Why nothing of this shape runs: the device that lacks memory with the smallest micro-batches, or a sentence.
 
         None where a layout fits.
         """
-        pp, dp, _ = shape
+        pp, dp, _ = dims
         reason: str | None = None
         for size in self.work.micro_batch_sizes():
-            for order in self.work.orders(pp):
-                undefined = why_undefined(self.cost, pp, dp, order, size)
+            for schedule_spec in self.work.schedule_specs(pp):
+                undefined = why_no_layout(self.cost, pp, dp, schedule_spec, size)
                 if undefined:
                     reason = reason or undefined
                     continue
-                for cells in self._placements(shape)[:1]:
-                    return fit_layout(self.cost, cells, order, size).excess(self.cost.memory)
-                return NO_SHARDS
+                for placement in self._placements(dims)[:1]:
+                    return fit_layout(self.cost, placement, schedule_spec, size).memory_shortage(self.cost.memory)
+                return WHY_NO_SHARDING
         return reason
 
-    def shortage_at(self, cells: Cells, order: Order, size: int) -> Excess | None:
+    def shortage_at(self, placement: Placement, schedule_spec: ScheduleSpec, size: int) -> MemoryShortage | None:
         """The device that lacks memory on these very devices; None where the layout fits."""
-        return fit_layout(self.cost, cells, order, size).excess(self.cost.memory)
+        return fit_layout(self.cost, placement, schedule_spec, size).memory_shortage(self.cost.memory)
 
-    def may_fit(self, shape: Shape, order: Order, size: int) -> bool:
+    def may_fit(self, dims: ParallelDims, schedule_spec: ScheduleSpec, size: int) -> bool:
         """False when no placement of the shape has room for the model."""
-        return self.room.can_hold(self.crowd(shape[2]), shape, self._most_shards(shape), order, size)
+        return self.memory_feasibility.can_hold(
+            self.unit_counts(dims[2]), dims, self._most_shards(dims), schedule_spec, size
+        )
 
-    def is_too_large(self, shape: Shape, order: Order, size: int) -> bool:
+    def is_too_large(self, dims: ParallelDims, schedule_spec: ScheduleSpec, size: int) -> bool:
         """Whether `may_fit` is already known to say no."""
-        return self.room.is_too_large(shape, self._most_shards(shape), order, size)
+        return self.memory_feasibility.is_too_large(dims, self._most_shards(dims), schedule_spec, size)
 
-    def any_may_fit(self, shape: Shape, size: int) -> bool:
-        """False when no schedule but a V-shaped one has room for the model, as `KEEPS_LEAST` tells."""
-        saving = self.work.saving
-        if saving.zero or saving.recompute != "none":
+    def any_may_fit(self, dims: ParallelDims, size: int) -> bool:
+        """False when no schedule but a V-shaped one has room for the model, as `FEWEST_ACTIVATIONS` tells."""
+        memory_options = self.work.memory_options
+        if memory_options.zero or memory_options.recompute != "none":
             return True  # a stage of several is gathered, or made again, in smaller pieces
-        return self.may_fit(shape, KEEPS_LEAST, size)
+        return self.may_fit(dims, FEWEST_ACTIVATIONS, size)
 
-    def placements_by(self, columns: Columns, limit_s: float) -> list[Cells]:
+    def placements_by(self, knapsack_bound: KnapsackBound, limit_s: float) -> list[Placement]:
         """Placements that the bound by columns says may be done in the time."""
-        mixtures = columns.mixtures_by(limit_s)
+        mixtures = knapsack_bound.mixtures_by(limit_s)
         if mixtures is None:
             return []
-        units = self.units(columns.tp)[0]
-        classes = [[unit for unit in units if self.cost.kind(unit) in each.kinds] for each in columns.classes]
-        return [cells for cells in by_mixtures(classes, mixtures) if self.can_shard(cells)]
+        units = self.units(knapsack_bound.tp)[0]
+        classes = [[unit for unit in units if self.cost.kind(unit) in each.kinds] for each in knapsack_bound.classes]
+        return [placement for placement in placements_of_mixtures(classes, mixtures) if self.can_shard(placement)]
 
-    def any_has_time(self, shape: Shape, size: int, limit_s: float) -> bool:
+    def any_feasible_within(self, dims: ParallelDims, size: int, limit_s: float) -> bool:
         """False when no schedule but a V-shaped one is done in the time, even with memory without end."""
-        crowd, shards = self.crowd(shape[2]), self._most_shards(shape)
-        return Columns(self.cost, crowd, shape, Order("1f1b"), size, shards, waits=False).has_time(limit_s)
+        unit_counts, shards = self.unit_counts(dims[2]), self._most_shards(dims)
+        return KnapsackBound(
+            self.cost, unit_counts, dims, ScheduleSpec("1f1b"), size, shards, waits=False
+        ).feasible_within(limit_s)
 
-    def _most_shards(self, shape: Shape) -> int:
+    def _most_shards(self, dims: ParallelDims) -> int:
         """Replicas that share a state at most."""
-        if self.work.saving.zero and self.work.saving.shard == "node":
-            return max((shard_size(cells, self.work.saving) for cells in self._placements(shape)), default=1)
-        return shape[1] if self.work.saving.zero else 1
+        if self.work.memory_options.zero and self.work.memory_options.shard == "node":
+            return max(
+                (shard_group_size(placement, self.work.memory_options) for placement in self._placements(dims)),
+                default=1,
+            )
+        return dims[1] if self.work.memory_options.zero else 1
 
-    def _why_not(self, shape: Shape) -> str | None:
-        pp, dp, tp = shape
+    def _why_not(self, dims: ParallelDims) -> str | None:
+        pp, dp, tp = dims
         units = len(self.units(tp)[0])
-        if reason := self.work.spec.why_no_tensor_parallel(tp):
+        if reason := self.work.spec.tensor_parallel_error(tp):
             return reason
-        if reason := self.work.spec.why_no_pipeline(pp):
+        if reason := self.work.spec.pipeline_error(pp):
             return reason
         if self.work.compiled and tp > 1:
-            return f"compile is true, and {COMPILED_SPLIT}"
+            return f"compile is true, and {WHY_NOT_COMPILED_TP}"
         if pp > self.work.spec.layers:
             return f"the model has {self.work.spec.layers} blocks, fewer than pp {pp}"
-        if self.work.saving.zero and dp == 1:
-            return f"zero {self.work.saving.zero} shards over replicas, dp 1 is one"
-        if dp > self.work.rows:
-            return f"batch.global {self.work.rows} is less than one sequence for each of dp {dp} replicas"
+        if self.work.memory_options.zero and dp == 1:
+            return f"zero {self.work.memory_options.zero} shards over replicas, dp 1 is one"
+        if dp > self.work.sequences:
+            return f"batch.global {self.work.sequences} is less than one sequence for each of dp {dp} replicas"
         if pp * dp > units and tp == 1:
             return f"{pp * dp} devices are needed, {units} are usable"
         if pp * dp > units:

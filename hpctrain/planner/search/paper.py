@@ -13,13 +13,13 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.base.errors import InputError, Refused
+from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import Workload
-from hpctrain.planner.devices.pool import Fleet
-from hpctrain.planner.devices.tensor_parallel_group import Cells, Unit, make_units
-from hpctrain.planner.layout.layout import Excess, Layout
-from hpctrain.planner.search.neighbours import describe_excess
+from hpctrain.planner.devices.pool import DevicePool
+from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup, make_tensor_parallel_groups
+from hpctrain.planner.layout.layout import Layout, MemoryShortage
+from hpctrain.planner.search.neighbours import describe_memory_shortage
 from hpctrain.planner.simulate.predict import Prediction, predict
 
 GRID = (2, 4, 8, 16)
@@ -34,21 +34,21 @@ class PaperChoice:
     notes: tuple[str, ...]
 
 
-def solve_as_paper(cost: CostModel, fleet: Fleet, work: Workload) -> PaperChoice:
+def solve_as_paper(cost: CostModel, pool: DevicePool, work: Workload) -> PaperChoice:
     """P = G·R: tensor parallelism within nodes, replicas on what a node has left, pipeline stages across nodes.
 
     Raises:
         InputError: the batch cannot be cut into any M of the grid.
-        Refused: no M of the grid fits the memory.
+        RefusedError: no M of the grid fits the memory.
     """
-    pp, dp, tp = _degrees(fleet, work)
-    stages = _stage_units(fleet, pp, dp, tp)
+    pp, dp, tp = _degrees(pool, work)
+    stages = _stage_units(pool, pp, dp, tp)
     distance = _distances(cost, [unit for row in stages for unit in row])
-    order, objective = co_locate(_between_stages(distance, stages), pp, float(work.boundary_bytes(1)))
-    cells = Cells(tuple(stages[index][replica] for index in order) for replica in range(dp))
+    order, objective = greedy_colocation(_between_stages(distance, stages), pp, float(work.stage_boundary_bytes(1)))
+    placement = Placement(tuple(stages[index][replica] for index in order) for replica in range(dp))
     layers = work.spec.layers
     blocks = tuple(layers // pp + (stage < layers % pp) for stage in range(pp))
-    layout, text = _choose_micro_batches(cost, cells, blocks)
+    layout, text = _choose_micro_batches(cost, placement, blocks)
     note = (
         f"Solved by the paper's rules: equation (1), greedy co-location on shortest paths with edge weight 1/b, has "
         f"the objective {objective:.6g} s per row at pp {pp}; blocks are cut evenly."
@@ -56,7 +56,7 @@ def solve_as_paper(cost: CostModel, fleet: Fleet, work: Workload) -> PaperChoice
     return PaperChoice(predict(cost, layout), (note, text))
 
 
-def co_locate(distance: NDArray[np.float64], count: int, message_bytes: float) -> tuple[list[int], float]:
+def greedy_colocation(distance: NDArray[np.float64], count: int, message_bytes: float) -> tuple[list[int], float]:
     """Equation (1): an order of `count` places with a small sum of c·d(place, next place), greedily from each start.
 
     Args:
@@ -84,39 +84,39 @@ def equation_7(stages: int, layers: int, micro_batches: int, step_s: float, send
     return stages / layers * micro_batches * step_s + (micro_batches - 1) * send_s
 
 
-def _degrees(fleet: Fleet, work: Workload) -> tuple[int, int, int]:
+def _degrees(pool: DevicePool, work: Workload) -> tuple[int, int, int]:
     if work.fixed is not None:
         return work.fixed.pp, work.fixed.dp, work.fixed.tp
-    nodes = fleet.by_node()
-    each = min(len(workers) for workers in nodes.values())
-    tp = max(tp for tp in range(1, each + 1) if each % tp == 0 and work.spec.why_no_tensor_parallel(tp) is None)
-    if work.spec.why_no_pipeline(2) is not None:
+    nodes = pool.by_node()
+    each = min(len(devices) for devices in nodes.values())
+    tp = max(tp for tp in range(1, each + 1) if each % tp == 0 and work.spec.tensor_parallel_error(tp) is None)
+    if work.spec.pipeline_error(2) is not None:
         return 1, len(nodes) * each // tp, tp
     return min(len(nodes), work.spec.layers), each // tp, tp
 
 
-def _stage_units(fleet: Fleet, pp: int, dp: int, tp: int) -> list[list[Unit]]:
+def _stage_units(pool: DevicePool, pp: int, dp: int, tp: int) -> list[list[TensorParallelGroup]]:
     """Groups of `dp` units that can be a stage: of one node where it has that many, else of consecutive nodes."""
-    units = make_units(fleet, tp)
-    by_node: dict[str, list[Unit]] = {}
+    units = make_tensor_parallel_groups(pool, tp)
+    by_node: dict[str, list[TensorParallelGroup]] = {}
     for unit in units:
-        by_node.setdefault(unit.workers[0].node, []).append(unit)
+        by_node.setdefault(unit.devices[0].node, []).append(unit)
     groups = [row[start : start + dp] for row in by_node.values() for start in range(0, len(row) - dp + 1, dp)]
     if len(groups) < pp:
         groups = [units[start : start + dp] for start in range(0, len(units) - dp + 1, dp)]
     if len(groups) < pp:
-        raise Refused(
+        raise RefusedError(
             f"parallel: pp {pp} × dp {dp} × tp {tp} needs {pp} groups of {dp * tp} devices, the topology has "
             f"{len(groups)}; lower a degree or add nodes"
         )
     return groups
 
 
-def _distances(cost: CostModel, units: Sequence[Unit]) -> NDArray[np.float64]:
+def _distances(cost: CostModel, units: Sequence[TensorParallelGroup]) -> NDArray[np.float64]:
     """Shortest-path distances between units, edges weighted 1/b (seconds per byte)."""
     from scipy.sparse.csgraph import shortest_path  # scipy is a third of an agent's start, and only this mode needs it
 
-    weights = np.array([[cost.links.between(a.places[0], b.places[0])[1] for b in units] for a in units])
+    weights = np.array([[cost.links.between(a.device_ids[0], b.device_ids[0])[1] for b in units] for a in units])
     # scipy reads what is close to 0 as "no edge", so distances are taken in units of the fastest link.
     unit = float(weights[weights > 0].min(initial=1.0))
     relative = np.maximum(weights / unit, 1e-6)
@@ -125,31 +125,33 @@ def _distances(cost: CostModel, units: Sequence[Unit]) -> NDArray[np.float64]:
     return distances
 
 
-def _between_stages(distance: NDArray[np.float64], stages: Sequence[Sequence[Unit]]) -> NDArray[np.float64]:
+def _between_stages(
+    distance: NDArray[np.float64], stages: Sequence[Sequence[TensorParallelGroup]]
+) -> NDArray[np.float64]:
     """Distance between groups: that of the replica which is worst off."""
     dp = len(stages[0])
     starts = [sum(len(row) for row in stages[:index]) for index in range(len(stages))]
     return np.array([[max(distance[a + r, b + r] for r in range(dp)) for b in starts] for a in starts])
 
 
-def _choose_micro_batches(cost: CostModel, cells: Cells, blocks: tuple[int, ...]) -> tuple[Layout, str]:
+def _choose_micro_batches(cost: CostModel, placement: Placement, blocks: tuple[int, ...]) -> tuple[Layout, str]:
     """Equation (7) over the grid, among the M that divide the batch and fit 90 % of every memory."""
-    work, pp, dp = cost.work, len(cells[0]), len(cells)
+    work, pp, dp = cost.work, len(placement[0]), len(placement)
     values: dict[int, float] = {}
     layouts: dict[int, Layout] = {}
-    tightest: Excess | None = None
+    tightest: MemoryShortage | None = None
     for count in GRID:
-        size, rest = divmod(work.rows, count * dp)
+        size, rest = divmod(work.sequences, count * dp)
         if rest or size == 0 or (work.fixed is not None and work.fixed.micro_batch not in (None, size)):
             continue
-        layout = Layout(cells, "1f1b", size, (count,) * dp, blocks, work.saving)
-        excess = layout.excess(cost.memory)
+        layout = Layout(placement, "1f1b", size, (count,) * dp, blocks, work.memory_options)
+        excess = layout.memory_shortage(cost.memory)
         if excess is not None:
             tightest = excess if tightest is None or excess.ratio < tightest.ratio else tightest
             continue
-        sends = [cost.send(a, b, size) for row in cells for a, b in pairwise(row)]
-        units = [unit for row in cells for unit in row]
-        step_s = sum(cost.parts(unit, size).whole_model(work.spec.layers) for unit in units) / len(units)
+        sends = [cost.send_s(a, b, size) for row in placement for a, b in pairwise(row)]
+        units = [unit for row in placement for unit in row]
+        step_s = sum(cost.module_times(unit, size).whole_model(work.spec.layers) for unit in units) / len(units)
         values[count] = equation_7(pp, work.spec.layers, count, step_s, sum(sends) / len(sends) if sends else 0.0)
         layouts[count] = layout
     if not values:
@@ -159,13 +161,13 @@ def _choose_micro_batches(cost: CostModel, cells: Cells, blocks: tuple[int, ...]
     return layouts[chosen], f"Equation (7) over M in {{2, 4, 8, 16}} chose M={chosen}; its values in seconds: {grid}."
 
 
-def _no_grid_point(work: Workload, dp: int, tightest: Excess | None) -> InputError | Refused:
+def _no_grid_point(work: Workload, dp: int, tightest: MemoryShortage | None) -> InputError | RefusedError:
     if tightest is not None:
-        return Refused(
-            f"the model cannot fit with M of 2, 4, 8 or 16: {describe_excess(tightest)}; use `--solver auto`, "
+        return RefusedError(
+            f"the model cannot fit with M of 2, 4, 8 or 16: {describe_memory_shortage(tightest)}; use `--solver auto`, "
             "more or larger devices, or a smaller model"
         )
     return InputError(
-        f"batch.global: found {work.rows}; with dp {dp} the paper's rule needs a multiple of {2 * dp} (M is 2, 4, 8 or "
+        f"batch.global: found {work.sequences}; with dp {dp} the paper's rule needs a multiple of {2 * dp} (M is 2, 4, 8 or "
         "16); change it, or use `--solver auto`"
     )

@@ -8,11 +8,11 @@ from itertools import accumulate
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.simulate.predict import Prediction, predict
 
-SLOWER = 1.02
+MAX_SEAM_SLOWDOWN = 1.02
 """What the step may take longer for it: less than a prediction is off by."""
 
 
-def at_seam(cost: CostModel, best: Prediction) -> Prediction:
+def cut_at_seam(cost: CostModel, best: Prediction) -> Prediction:
     """The plan with its nearest cut moved onto the seam, where that fits and costs next to nothing; else the plan.
 
     The cost model has one size for the message of every cut, that of the largest, so it does not see what a cut at the
@@ -29,7 +29,7 @@ def at_seam(cost: CostModel, best: Prediction) -> Prediction:
     if moved == list(blocks) or min(moved) < 0 or not all(moved[1:-1]):
         return best
     layout = replace(best.layout, blocks=tuple(moved))
-    if layout.excess(cost.memory):
+    if layout.memory_shortage(cost.memory):
         return best
     made = predict(cost, layout)
-    return made if made.total <= SLOWER * best.total else best
+    return made if made.total <= MAX_SEAM_SLOWDOWN * best.total else best

@@ -8,28 +8,28 @@ import numpy as np
 
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.devices.links import node_of
-from hpctrain.planner.devices.tensor_parallel_group import Cells, Unit
+from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.simulate.predict import Prediction, predict
 from hpctrain.records.plan.plan import Move, Plan
 
-WORTH = 0.01
+MAX_SLOWDOWN = 0.01
 """Part of a step's time that keeping state in place may cost."""
 
-Held = dict[str, tuple[int, frozenset[int]]]
+HeldState = dict[str, tuple[int, frozenset[int]]]
 """Device -> its position within tp, and the blocks whose state it holds."""
 
 
-def stay_in_place(cost: CostModel, best: Prediction, previous: Plan, kept: Sequence[Layout] = ()) -> Prediction:
+def minimise_moves(cost: CostModel, best: Prediction, previous: Plan, kept: Sequence[Layout] = ()) -> Prediction:
     """What is left of the previous plan where that is about as fast as the best; else the best with equal nodes
     exchanged so that devices keep the blocks they hold, where it stays about as fast.
 
     Args:
         kept: layouts of what is left, for which the least moves first.
     """
-    limit = best.total * (1 + WORTH)
+    limit = best.total * (1 + MAX_SLOWDOWN)
     for layout in kept:
-        if layout.saving == best.layout.saving:
+        if layout.memory_options == best.layout.memory_options:
             left = predict(cost, layout, whole=True)
             if left.total <= limit:
                 return left
@@ -42,20 +42,22 @@ def stay_in_place(cost: CostModel, best: Prediction, previous: Plan, kept: Seque
     return other if other.total <= limit else best
 
 
-def _exchanged(cost: CostModel, layout: Layout, held: Held) -> Layout | None:
+def _exchanged(cost: CostModel, layout: Layout, held: HeldState) -> Layout | None:
     """The layout with equal nodes exchanged so that the fewest blocks are sent; None where it is that already."""
     slots = _by_node(layout)
     free = _exchange(cost, slots, _missing(slots, held))
     if all(a == b for a, b in free.items()):
         return None
     places = {
-        unit.places: other
+        unit.device_ids: other
         for node, taker in free.items()
         for (unit, _), (other, _) in zip(slots[node], slots[taker], strict=True)
     }
-    cells = Cells(tuple(places[unit.places] for unit in row) for row in layout.cells)
-    moved = Layout(cells, layout.schedule, layout.micro_batch, layout.micro_batches, layout.blocks, layout.saving)
-    return None if moved.shards != layout.shards or moved.excess(cost.memory) else moved
+    placement = Placement(tuple(places[unit.device_ids] for unit in row) for row in layout.placement)
+    moved = Layout(
+        placement, layout.schedule, layout.micro_batch, layout.micro_batches, layout.blocks, layout.memory_options
+    )
+    return None if moved.shards != layout.shards or moved.memory_shortage(cost.memory) else moved
 
 
 def moves_between(previous: Plan, plan: Plan) -> tuple[list[Move], list[int]]:
@@ -66,15 +68,15 @@ def moves_between(previous: Plan, plan: Plan) -> tuple[list[Move], list[int]]:
     held, wanted = _held(previous), _held(plan)
     same_cut = previous.tp == plan.tp
     holders: dict[tuple[int, int], list[str]] = {}
-    for place, (position, blocks) in held.items():
-        if place in wanted:
+    for device_id, (position, blocks) in held.items():
+        if device_id in wanted:
             for block in blocks:
-                holders.setdefault((position if same_cut else 0, block), []).append(place)
+                holders.setdefault((position if same_cut else 0, block), []).append(device_id)
     sent: dict[str, int] = {}
     moves: list[Move] = []
     lost: set[int] = set()
-    for place, (position, blocks) in wanted.items():
-        own = held.get(place, (position, frozenset()))
+    for device_id, (position, blocks) in wanted.items():
+        own = held.get(device_id, (position, frozenset()))
         missing = blocks - own[1] if same_cut and own[0] == position else blocks
         source_of: dict[int, str] = {}
         for block in sorted(missing):
@@ -84,10 +86,10 @@ def moves_between(previous: Plan, plan: Plan) -> tuple[list[Move], list[int]]:
                 continue
             # From the same node where it has the block, else from whoever has sent the least.
             source_of[block] = min(
-                sources, key=lambda source: (node_of(source) != node_of(place), sent.get(source, 0), source)
+                sources, key=lambda source: (node_of(source) != node_of(device_id), sent.get(source, 0), source)
             )
             sent[source_of[block]] = sent.get(source_of[block], 0) + 1
-        moves += _runs(source_of, place)
+        moves += _runs(source_of, device_id)
     return moves, sorted(lost)
 
 
@@ -102,37 +104,37 @@ def _runs(source_of: dict[int, str], target: str) -> list[Move]:
     return [move for move in found if move.source != move.target]
 
 
-def _held(plan: Plan) -> Held:
+def _held(plan: Plan) -> HeldState:
     found: dict[str, tuple[int, set[int]]] = {}
     for replica in plan.replicas:
         for stage, row in zip(plan.stages, replica.devices, strict=True):
-            for position, place in enumerate(row):
-                found.setdefault(place, (position, set()))[1].update(range(*stage.layers))
-    return {place: (position, frozenset(blocks)) for place, (position, blocks) in found.items()}
+            for position, device_id in enumerate(row):
+                found.setdefault(device_id, (position, set()))[1].update(range(*stage.layers))
+    return {device_id: (position, frozenset(blocks)) for device_id, (position, blocks) in found.items()}
 
 
-Slots = dict[str, list[tuple[Unit, frozenset[int]]]]
+UnitsByNode = dict[str, list[tuple[TensorParallelGroup, frozenset[int]]]]
 """Node -> its units and the blocks that they are to hold."""
 
 
-def _by_node(layout: Layout) -> Slots:
+def _by_node(layout: Layout) -> UnitsByNode:
     """The units in the order in which the topology lists them."""
     blocks: list[range] = []
     for count in layout.blocks:
         start = blocks[-1].stop if blocks else 0
         blocks.append(range(start, start + count))
-    found: Slots = {}
-    for row in layout.cells:
+    found: UnitsByNode = {}
+    for row in layout.placement:
         for unit, own in zip(row, layout.stages_by_rank, strict=True):
             wanted = frozenset(block for stage in own for block in blocks[stage])
-            found.setdefault(unit.workers[0].node, []).append((unit, wanted))
+            found.setdefault(unit.devices[0].node, []).append((unit, wanted))
     return {node: sorted(units, key=lambda item: item[0].index) for node, units in found.items()}
 
 
-def _missing(slots: Slots, held: Held) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+def _missing(slots: UnitsByNode, held: HeldState) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
     """[node, other] -> blocks that the other's units would have to be sent in the place of the node's."""
     none: frozenset[int] = frozenset()
-    own = [[held.get(unit.places[0], (0, none))[1] for unit, _ in units] for units in slots.values()]
+    own = [[held.get(unit.device_ids[0], (0, none))[1] for unit, _ in units] for units in slots.values()]
     wanted = [[blocks for _, blocks in units] for units in slots.values()]
     return np.array([[_lacking(a, b) for b in own] for a in wanted], dtype=np.int64)
 
@@ -144,7 +146,7 @@ def _lacking(wanted: Sequence[frozenset[int]], own: Sequence[frozenset[int]]) ->
 
 
 def _exchange(
-    cost: CostModel, slots: Slots, missing: np.ndarray[tuple[int, int], np.dtype[np.int64]]
+    cost: CostModel, slots: UnitsByNode, missing: np.ndarray[tuple[int, int], np.dtype[np.int64]]
 ) -> dict[str, str]:
     """Node -> the equal node that takes its place, with the fewest blocks to be sent."""
     from scipy.optimize import linear_sum_assignment  # a third of an agent's start, and few agents plan again

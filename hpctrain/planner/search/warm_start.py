@@ -6,97 +6,99 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
-from hpctrain.planner.cost.memory_options import saving_of_plan
-from hpctrain.planner.cost.workload import Order
-from hpctrain.planner.devices.tensor_parallel_group import Cells, Unit
-from hpctrain.planner.layout.degrees import EVERY_COUNT, Shape
+from hpctrain.planner.cost.memory_options import memory_options_of_plan
+from hpctrain.planner.cost.workload import ScheduleSpec
+from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
+from hpctrain.planner.layout.degrees import EXHAUSTIVE_DEVICES, ParallelDims
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.layout.partition import fit_layout, why_undefined
-from hpctrain.planner.search.codec_choice import candidates
-from hpctrain.planner.search.option_search import Search, Start
+from hpctrain.planner.layout.partition import fit_layout, why_no_layout
+from hpctrain.planner.search.codec_choice import candidate_codecs
+from hpctrain.planner.search.option_search import Search, WarmStart
 from hpctrain.planner.simulate.predict import Prediction, predict
 from hpctrain.records.plan.compression import AutoCompression
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.run.run import Run
 
-MOST_REPLICAS = 2
+MAX_REPLICA_COUNTS = 2
 """Numbers of replicas that are tried, the largest first."""
 
 
-def begin_with(previous: Plan, plain: Search, shapes: Sequence[Shape], run: Run | None) -> Search:
+def warm_started(previous: Plan, plain: Search, candidate_dims: Sequence[ParallelDims], run: Run | None) -> Search:
     """The search for the plan that replaces this one; its start is the best with what is left.
 
     Args:
         run: where the search may go by the way of summing that mode auto chose for the previous plan: what is left of
             it was placed for that.
     """
-    if run is not None and isinstance(run.compression, AutoCompression) and searches_once(plain):
+    if run is not None and isinstance(run.compression, AutoCompression) and uses_one_codec(plain):
         codec = previous.compression[0].codec
-        same = plain.summing(codec)
-        if codec in candidates(run.steps, run.compression.lossy) and (start := kept_start(same, shapes, previous)):
-            same.start = start
+        same = plain.with_codec(codec)
+        if codec in candidate_codecs(run.steps, run.compression.lossy) and (
+            start := make_warm_start(same, candidate_dims, previous)
+        ):
+            same.warm_start = start
             return same
-    plain.start = kept_start(plain, shapes, previous)
+    plain.warm_start = make_warm_start(plain, candidate_dims, previous)
     return plain
 
 
-def searches_once(search: Search) -> bool:
+def uses_one_codec(search: Search) -> bool:
     """Whether a plan that replaces another is searched for by one way of summing: on many devices a search stays near
     to what is left, and a run stands still meanwhile."""
-    return len(search.fleet.workers) > EVERY_COUNT
+    return len(search.pool.devices) > EXHAUSTIVE_DEVICES
 
 
-def kept_start(plain: Search, shapes: Sequence[Shape], previous: Plan) -> Start | None:
+def make_warm_start(plain: Search, candidate_dims: Sequence[ParallelDims], previous: Plan) -> WarmStart | None:
     """The best with the previous plan's pipeline ranks, tensor parallelism and way of saving memory on what is left;
     None where nothing of it fits.
 
     Devices keep their rank as far as they can; those of replicas that are not whole any more fill the holes.
     """
-    saving = saving_of_plan(previous)
-    search = plain if saving == plain.work.saving else plain.saving(saving)
+    memory_options = memory_options_of_plan(previous)
+    search = plain if memory_options == plain.work.memory_options else plain.with_memory_options(memory_options)
     pp, tp, size = previous.pp, previous.tp, previous.replicas[0].micro_batch
-    counts = sorted((shape[1] for shape in shapes if (shape[0], shape[2]) == (pp, tp)), reverse=True)
+    counts = sorted((dims[1] for dims in candidate_dims if (dims[0], dims[2]) == (pp, tp)), reverse=True)
     sizes = [each for each in search.work.micro_batch_sizes() if size <= 2 * each <= 4 * size]
     best: Prediction | None = None
     kept: list[Layout] = []
-    for dp in counts[:MOST_REPLICAS]:
-        cells = kept_cells(search.units(tp)[0], previous, dp)
-        if not search.can_shard(cells):
+    for dp in counts[:MAX_REPLICA_COUNTS]:
+        placement = surviving_placement(search.units(tp)[0], previous, dp)
+        if not search.can_shard(placement):
             continue
-        same = _same_cut(search, previous, cells)
+        same = _same_cut(search, previous, placement)
         if same is not None:
             kept.append(same)
             found = predict(search.cost, same)
             best = found if best is None or found.total < best.total else best
-        for order, each in product(search.work.orders(pp), sizes):
-            best = search.explore((pp, dp, tp), order, each, best, cells=[cells]).best
-    return None if best is None else Start(search, best, (*kept, best.layout))
+        for schedule_spec, each in product(search.work.schedule_specs(pp), sizes):
+            best = search.evaluate((pp, dp, tp), schedule_spec, each, best, placement=[placement]).best
+    return None if best is None else WarmStart(search, best, (*kept, best.layout))
 
 
-def _same_cut(search: Search, previous: Plan, cells: Cells) -> Layout | None:
+def _same_cut(search: Search, previous: Plan, placement: Placement) -> Layout | None:
     """The previous schedule, micro-batch and blocks on these devices, where they fit."""
     stages, size = previous.stages, previous.replicas[0].micro_batch
-    order = Order(previous.schedule, len(stages) // previous.pp)
-    pp, dp = len(cells[0]), len(cells)
-    if order not in search.work.orders(pp) or size not in search.work.micro_batch_sizes():
+    schedule_spec = ScheduleSpec(previous.schedule, len(stages) // previous.pp)
+    pp, dp = len(placement[0]), len(placement)
+    if schedule_spec not in search.work.schedule_specs(pp) or size not in search.work.micro_batch_sizes():
         return None
-    if why_undefined(search.cost, pp, dp, order, size):
+    if why_no_layout(search.cost, pp, dp, schedule_spec, size):
         return None
     layout = replace(
-        fit_layout(search.cost, cells, order, size),
+        fit_layout(search.cost, placement, schedule_spec, size),
         blocks=tuple(stage.layers[1] - stage.layers[0] for stage in stages),
     )
     counts = tuple(replica.rows // size for replica in previous.replicas)
-    nothing_lost = [[unit.places for unit in row] for row in cells] == _places(previous)
+    nothing_lost = [[unit.device_ids for unit in row] for row in placement] == _device_ids(previous)
     if nothing_lost and all(counts) and sum(counts) == sum(layout.micro_batches):
         layout = replace(layout, micro_batches=counts)
-    return None if layout.excess(search.cost.memory) else layout
+    return None if layout.memory_shortage(search.cost.memory) else layout
 
 
-def kept_cells(units: Sequence[Unit], previous: Plan, dp: int) -> Cells:
+def surviving_placement(units: Sequence[TensorParallelGroup], previous: Plan, dp: int) -> Placement:
     """So many replicas of the previous plan's pipeline ranks on these units, which are enough of them: whole replicas
     stay, then units keep their rank, and the others go where one like them was."""
-    rows, loose, kinds = _standing(units, previous)
+    rows, loose, kinds = _surviving_units(units, previous)
     rows, given_up = rows[:dp], rows[dp:]
     for row in given_up:
         for rank, unit in enumerate(row):
@@ -107,33 +109,33 @@ def kept_cells(units: Sequence[Unit], previous: Plan, dp: int) -> Cells:
     spare = [unit for unit in units if unit not in used]
     for rank, column in enumerate(columns):
         while len(column) < dp - len(rows):
-            like = (unit for unit in spare if unit.figures == kinds[rank])
+            like = (unit for unit in spare if unit.group_spec == kinds[rank])
             taken = next(like, spare[0])
             spare.remove(taken)
             column.append(taken)
-    return Cells((*rows, *zip(*columns, strict=True)))
+    return Placement((*rows, *zip(*columns, strict=True)))
 
 
-def _standing(
-    units: Sequence[Unit], previous: Plan
-) -> tuple[list[tuple[Unit, ...]], list[list[Unit]], list[object | None]]:
+def _surviving_units(
+    units: Sequence[TensorParallelGroup], previous: Plan
+) -> tuple[list[tuple[TensorParallelGroup, ...]], list[list[TensorParallelGroup]], list[object | None]]:
     """Whole replicas, [pipeline rank] -> units of the others, and [pipeline rank] -> what units there can do."""
-    known = {unit.places: unit for unit in units}
-    rows, loose = [], [list[Unit]() for _ in range(previous.pp)]
+    known = {unit.device_ids: unit for unit in units}
+    rows, loose = [], [list[TensorParallelGroup]() for _ in range(previous.pp)]
     kinds: list[object | None] = [None] * previous.pp
-    for places in _places(previous):
-        left = [known.get(each) for each in places]
+    for device_ids in _device_ids(previous):
+        left = [known.get(each) for each in device_ids]
         whole = tuple(unit for unit in left if unit is not None)
         if len(whole) == len(left):
             rows.append(whole)
         for rank, unit in enumerate(left):
             if unit is not None:
-                kinds[rank] = unit.figures
+                kinds[rank] = unit.group_spec
                 if len(whole) < len(left):
                     loose[rank].append(unit)
     return rows, loose, kinds
 
 
-def _places(previous: Plan) -> list[list[tuple[str, ...]]]:
+def _device_ids(previous: Plan) -> list[list[tuple[str, ...]]]:
     """By replica the devices of each pipeline rank."""
-    return [previous.pipeline_rows(replica) for replica in range(previous.dp)]
+    return [previous.pipeline_rank_devices(replica) for replica in range(previous.dp)]

@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from hpctrain.planner.devices.tensor_parallel_group import Cells, Unit
+from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.layout.layout import Layout
 from hpctrain.planner.layout.partition import fit_layout
-from hpctrain.planner.search.local_search import faster
+from hpctrain.planner.search.local_search import faster_of
 from hpctrain.planner.search.option_search import Search
 from hpctrain.planner.simulate.predict import Prediction
 
 
-def stand_together(search: Search, layout: Layout, best: Prediction) -> Prediction:
+def pack_within_nodes(search: Search, layout: Layout, best: Prediction) -> Prediction:
     """The better of `best` and of layouts with the same degrees, schedule and micro-batch.
 
     Args:
@@ -23,37 +23,43 @@ def stand_together(search: Search, layout: Layout, best: Prediction) -> Predicti
     if 1 in (layout.pp, layout.dp):
         return best
     units = search.units(layout.tp)[0]
-    for cells in same_kinds(units, layout.cells):
-        if search.can_shard(cells):
-            best = faster(search.cost, best, replace(layout, cells=cells))
-    cells = stages_within_nodes(units, layout.pp, layout.dp)
-    if search.can_shard(cells):
-        best = faster(search.cost, best, fit_layout(search.cost, cells, layout.order, layout.micro_batch))
+    for placement in same_kinds(units, layout.placement):
+        if search.can_shard(placement):
+            best = faster_of(search.cost, best, replace(layout, placement=placement))
+    placement = stages_within_nodes(units, layout.pp, layout.dp)
+    if search.can_shard(placement):
+        best = faster_of(
+            search.cost, best, fit_layout(search.cost, placement, layout.schedule_spec, layout.micro_batch)
+        )
     return best
 
 
-def same_kinds(units: Sequence[Unit], cells: Cells) -> Iterator[Cells]:
+def same_kinds(units: Sequence[TensorParallelGroup], placement: Placement) -> Iterator[Placement]:
     """With stages, then with pipelines within nodes, and devices that can do the same in the same places.
 
     Args:
-        units: to choose from, those of the cells among them.
+        units: to choose from, those of the placement among them.
     """
-    kinds = list(dict.fromkeys(unit.figures for unit in units))
-    classes = [[unit for unit in units if unit.figures == kind] for kind in kinds]
-    rows = _placed(classes, [[kinds.index(unit.figures) for unit in row] for row in cells])
-    columns = _placed(classes, [[kinds.index(unit.figures) for unit in column] for column in zip(*cells, strict=True)])
-    yield Cells(zip(*columns, strict=True))
-    yield Cells(rows)
+    kinds = list(dict.fromkeys(unit.group_spec for unit in units))
+    classes = [[unit for unit in units if unit.group_spec == kind] for kind in kinds]
+    rows = _placed(classes, [[kinds.index(unit.group_spec) for unit in row] for row in placement])
+    columns = _placed(
+        classes, [[kinds.index(unit.group_spec) for unit in column] for column in zip(*placement, strict=True)]
+    )
+    yield Placement(zip(*columns, strict=True))
+    yield Placement(rows)
 
 
-def stages_within_nodes(units: Sequence[Unit], pp: int, dp: int) -> Cells:
+def stages_within_nodes(units: Sequence[TensorParallelGroup], pp: int, dp: int) -> Placement:
     """The fastest units, whatever their kind; the fast ones of each stage in the same replicas."""
     fastest = sorted(units, key=lambda unit: (-unit.flops, unit.index))[: pp * dp]
     stages = groups_within_nodes([fastest], [[dp]] * pp)
-    return Cells(zip(*(sorted(stage, key=lambda unit: -unit.flops) for stage in stages), strict=True))
+    return Placement(zip(*(sorted(stage, key=lambda unit: -unit.flops) for stage in stages), strict=True))
 
 
-def groups_within_nodes(classes: Sequence[Sequence[Unit]], needs: Sequence[Sequence[int]]) -> list[list[Unit]]:
+def groups_within_nodes(
+    classes: Sequence[Sequence[TensorParallelGroup]], needs: Sequence[Sequence[int]]
+) -> list[list[TensorParallelGroup]]:
     """Groups of units, each in the node that it fills the best, or across those nodes that have most of it.
 
     Groups that a node has all units of come before the others, and of these the first ones first.
@@ -65,12 +71,12 @@ def groups_within_nodes(classes: Sequence[Sequence[Unit]], needs: Sequence[Seque
     Returns:
         [group] -> its units, class by class.
     """
-    left: dict[str, list[list[Unit]]] = {}
+    left: dict[str, list[list[TensorParallelGroup]]] = {}
     for number, units in enumerate(classes):
         for unit in units:
-            left.setdefault(unit.workers[0].node, [[] for _ in classes])[number].append(unit)
+            left.setdefault(unit.devices[0].node, [[] for _ in classes])[number].append(unit)
     free = {node: sum(map(len, units)) for node, units in left.items()}
-    found: list[list[list[Unit]]] = [[[] for _ in classes] for _ in needs]
+    found: list[list[list[TensorParallelGroup]]] = [[[] for _ in classes] for _ in needs]
 
     def has(node: str, need: Sequence[int]) -> int:
         return sum(min(asked, len(units)) for asked, units in zip(need, left[node], strict=True))
@@ -96,7 +102,9 @@ def groups_within_nodes(classes: Sequence[Sequence[Unit]], needs: Sequence[Seque
     return [[unit for units in group for unit in units] for group in found]
 
 
-def _placed(classes: Sequence[Sequence[Unit]], kinds: Sequence[Sequence[int]]) -> list[tuple[Unit, ...]]:
+def _placed(
+    classes: Sequence[Sequence[TensorParallelGroup]], kinds: Sequence[Sequence[int]]
+) -> list[tuple[TensorParallelGroup, ...]]:
     """Groups with a unit of the asked class in each place.
 
     Args:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpctrain.planner.simulate.engine import Pace, Timeline
+from hpctrain.planner.simulate.engine import StageDurations, Timeline
 from hpctrain.records.plan.schedule import Action
 
 
 @dataclass(frozen=True)
-class Leg:
+class PathSegment:
     """A run of actions on one pipeline rank, each of which starts when the one before it ends."""
 
     rank: int
@@ -21,7 +21,7 @@ class Leg:
     """Seconds between the end of the leg before this one and its start: the message, or nothing on the first one."""
 
 
-def critical_path(line: Timeline, pace: Pace) -> list[Leg]:
+def critical_path(line: Timeline, durations: StageDurations) -> list[PathSegment]:
     """The legs from the start of the step to the last action; what is not on it may be slower without harm.
 
     An action starts when its rank is free or when its message has arrived, whichever is later; going back from the
@@ -30,29 +30,31 @@ def critical_path(line: Timeline, pace: Pace) -> list[Leg]:
     where = {action: (rank, index) for rank, row in enumerate(line.spans) for index, (action, _, _) in enumerate(row)}
     rank = max(range(len(line.spans)), key=line.rank_end)
     index: int = len(line.spans[rank]) - 1
-    legs: list[Leg] = []
+    segments: list[PathSegment] = []
     actions: list[Action] = []
     end = line.rank_end(rank)
     while index >= 0:
         action, start, _ = line.spans[rank][index]
         actions.append(action)
-        came = _sender(action, where, line, pace)
+        came = _sender(action, where, line, durations)
         own_end = line.spans[rank][index - 1][2] if index else 0.0
         if came is not None and start - own_end > 1e-12 * (1 + start):
             sender_rank, sender_index = came
             sent = line.spans[sender_rank][sender_index][2]
-            legs.append(Leg(rank, tuple(reversed(actions)), start, end, start - sent))
+            segments.append(PathSegment(rank, tuple(reversed(actions)), start, end, start - sent))
             rank, index, actions, end = sender_rank, sender_index, [], sent
         else:
             index -= 1
-    legs.append(Leg(rank, tuple(reversed(actions)), line.spans[rank][0][1], end, 0.0))
-    return legs[::-1]
+    segments.append(PathSegment(rank, tuple(reversed(actions)), line.spans[rank][0][1], end, 0.0))
+    return segments[::-1]
 
 
-def _sender(action: Action, where: dict[Action, tuple[int, int]], line: Timeline, pace: Pace) -> tuple[int, int] | None:
+def _sender(
+    action: Action, where: dict[Action, tuple[int, int]], line: Timeline, durations: StageDurations
+) -> tuple[int, int] | None:
     """(rank, place in its row) of the action whose message this one needs; None where it needs none."""
     stage, kind, micro_batch = action
-    last = len(pace.forward) - 1
+    last = len(durations.forward) - 1
     if kind == "F" and stage > 0:
         wanted = [Action(stage - 1, "F", micro_batch)]
     elif kind in ("B", "I") and stage < last:

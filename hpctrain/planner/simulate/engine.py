@@ -8,7 +8,7 @@ from hpctrain.records.plan.schedule import Action, Schedule
 
 
 @dataclass(frozen=True)
-class Pace:
+class StageDurations:
     """Seconds that things take for one micro-batch, by stage."""
 
     forward: tuple[float, ...]
@@ -24,7 +24,7 @@ class Pace:
     blocking: bool = False
     """Whether a rank stands still while it sends; else it computes meanwhile."""
 
-    def without_sends(self) -> Pace:
+    def without_sends(self) -> StageDurations:
         """The same, if messages took no time."""
         nothing = (0.0,) * len(self.send)
         return replace(self, send=nothing, send_back=nothing)
@@ -54,7 +54,7 @@ class Timeline:
         return self.makespan - self.busy(rank)
 
 
-def simulate(schedule: Schedule, pace: Pace) -> Timeline:
+def simulate(schedule: Schedule, durations: StageDurations) -> Timeline:
     """Run the table: an action starts when its rank is free and what it needs has arrived.
 
     Sends overlap the sender's compute, unless the pace says that they block it.
@@ -62,7 +62,7 @@ def simulate(schedule: Schedule, pace: Pace) -> Timeline:
     Raises:
         ValueError: the table cannot be executed (see `hpctrain.schedule.check_schedule`).
     """
-    stages = len(pace.forward)
+    stages = len(durations.forward)
     done: dict[tuple[int, str, int], float] = {}
     spans: list[list[tuple[Action, float, float]]] = [[] for _ in schedule.ranks]
     free = [0.0] * len(schedule.ranks)
@@ -72,13 +72,13 @@ def simulate(schedule: Schedule, pace: Pace) -> Timeline:
         for rank, row in enumerate(schedule.ranks):
             while len(spans[rank]) < len(row):
                 action = row[len(spans[rank])]
-                ready = _ready(action, pace, stages, done)
+                ready = _ready(action, durations, stages, done)
                 if ready is None:
                     break
                 start = max(free[rank], ready)
-                end = start + _duration(action, pace)
+                end = start + _duration(action, durations)
                 spans[rank].append((action, start, end))
-                free[rank] = end + (_send(action, pace) if pace.blocking else 0.0)
+                free[rank] = end + (_send(action, durations) if durations.blocking else 0.0)
                 done[action.stage, "B" if action.kind == "I" else action.kind, action.micro_batch] = end
                 left -= 1
         if left == before:
@@ -86,32 +86,34 @@ def simulate(schedule: Schedule, pace: Pace) -> Timeline:
     return Timeline(tuple(tuple(row) for row in spans))
 
 
-def _ready(action: Action, pace: Pace, stages: int, done: dict[tuple[int, str, int], float]) -> float | None:
+def _ready(
+    action: Action, durations: StageDurations, stages: int, done: dict[tuple[int, str, int], float]
+) -> float | None:
     """When what the action needs has arrived; None while that is not known."""
     stage, kind, micro_batch = action
     if kind == "F":
         if stage == 0:
             return 0.0
         ended = done.get((stage - 1, "F", micro_batch))
-        return None if ended is None else ended + pace.send[stage - 1]
+        return None if ended is None else ended + durations.send[stage - 1]
     own = done.get((stage, "B" if kind == "W" else "F", micro_batch))
     if own is None or kind == "W" or stage == stages - 1:
         return own
     ended = done.get((stage + 1, "B", micro_batch))
-    return None if ended is None else max(own, ended + pace.send_back[stage])
+    return None if ended is None else max(own, ended + durations.send_back[stage])
 
 
-def _send(action: Action, pace: Pace) -> float:
+def _send(action: Action, durations: StageDurations) -> float:
     """Seconds that the result of an action takes to whoever waits for it."""
     if action.kind == "F":
-        return pace.send[action.stage] if action.stage < len(pace.send) else 0.0
-    return pace.send_back[action.stage - 1] if action.kind in ("B", "I") and action.stage > 0 else 0.0
+        return durations.send[action.stage] if action.stage < len(durations.send) else 0.0
+    return durations.send_back[action.stage - 1] if action.kind in ("B", "I") and action.stage > 0 else 0.0
 
 
-def _duration(action: Action, pace: Pace) -> float:
+def _duration(action: Action, durations: StageDurations) -> float:
     if action.kind == "F":
-        return pace.forward[action.stage]
-    half = {"I": pace.inputs, "W": pace.weights}.get(action.kind)
+        return durations.forward[action.stage]
+    half = {"I": durations.inputs, "W": durations.weights}.get(action.kind)
     if half:
         return half[action.stage]
-    return pace.backward[action.stage] * (1.0 if action.kind == "B" else 0.5)
+    return durations.backward[action.stage] * (1.0 if action.kind == "B" else 0.5)

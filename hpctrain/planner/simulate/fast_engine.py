@@ -9,18 +9,18 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from hpctrain.planner.simulate.engine import Pace
+from hpctrain.planner.simulate.engine import StageDurations
 from hpctrain.schedule.generate import make_schedule
 
-ROUNDS = 3
+SIMULATED_ROUNDS = 3
 """Rounds of `pp` micro-batches after which a table is taken to repeat itself."""
-ROUNDED = ("interleaved_1f1b", "interleaved_zero_bubble")
+ROUND_BASED_SCHEDULES = ("interleaved_1f1b", "interleaved_zero_bubble")
 """Schedules whose first rounds are longer where the numbers do not divide."""
-PERIOD = 2
+PERIOD_ROUNDS = 2
 """Rounds after which what repeats itself every second micro-batch does so, be `pp` even or odd."""
 
 
-class Step(NamedTuple):
+class TimedAction(NamedTuple):
     """An action, ready to be timed. What its own rank did before needs no waiting for."""
 
     rank: int
@@ -34,38 +34,38 @@ class Step(NamedTuple):
     """Index of what it sends itself, or -1."""
 
 
-def finish_times(
-    schedule: str, pp: int, stages: int, micro_batches: int, pace: Pace, whole: bool = False
+def fast_simulate(
+    schedule: str, pp: int, stages: int, micro_batches: int, durations: StageDurations, whole: bool = False
 ) -> tuple[float, ...]:
     """Seconds from the start of the step until each pipeline rank has done its last action.
 
     Args:
         whole: time every action, however many micro-batches there are.
     """
-    rest = micro_batches % pp if schedule in ROUNDED else 0
-    short = pp * (ROUNDS + rest) + (rest if schedule in ROUNDED else micro_batches % pp)
+    rest = micro_batches % pp if schedule in ROUND_BASED_SCHEDULES else 0
+    short = pp * (SIMULATED_ROUNDS + rest) + (rest if schedule in ROUND_BASED_SCHEDULES else micro_batches % pp)
     # Whole periods are left over, so that the line meets the table where they begin.
-    short += (micro_batches - short) // pp % PERIOD * pp
-    if whole or pp == 1 or micro_batches <= short + PERIOD * pp:
+    short += (micro_batches - short) // pp % PERIOD_ROUNDS * pp
+    if whole or pp == 1 or micro_batches <= short + PERIOD_ROUNDS * pp:
         if pp == 1:
-            return (_alone(schedule, stages, micro_batches, pace),)
-        return _timed(_program(schedule, pp, stages, micro_batches), pp, pace)
-    first = _timed(_program(schedule, pp, stages, short), pp, pace)
-    second = _timed(_program(schedule, pp, stages, short + PERIOD * pp), pp, pace)
-    periods = (micro_batches - short) / (PERIOD * pp)
+            return (_single_rank_s(schedule, stages, micro_batches, durations),)
+        return _run_program(_program(schedule, pp, stages, micro_batches), pp, durations)
+    first = _run_program(_program(schedule, pp, stages, short), pp, durations)
+    second = _run_program(_program(schedule, pp, stages, short + PERIOD_ROUNDS * pp), pp, durations)
+    periods = (micro_batches - short) / (PERIOD_ROUNDS * pp)
     return tuple(a + periods * (b - a) for a, b in zip(first, second, strict=True))
 
 
-def _alone(schedule: str, stages: int, micro_batches: int, pace: Pace) -> float:
+def _single_rank_s(schedule: str, stages: int, micro_batches: int, durations: StageDurations) -> float:
     """One rank waits for nobody."""
     kinds = {action.kind for action in make_schedule(schedule, 1, stages, 1).ranks[0]}
-    by_kind = {"F": pace.forward, "B": pace.backward, "I": pace.inputs, "W": pace.weights}
+    by_kind = {"F": durations.forward, "B": durations.backward, "I": durations.inputs, "W": durations.weights}
     return micro_batches * sum(sum(by_kind[kind]) for kind in kinds)
 
 
-def _timed(program: tuple[Step, ...], pp: int, pace: Pace) -> tuple[float, ...]:
-    durations = [*pace.forward, *pace.backward, *pace.inputs, *pace.weights]
-    lags = [*pace.send, *pace.send_back]
+def _run_program(program: tuple[TimedAction, ...], pp: int, durations: StageDurations) -> tuple[float, ...]:
+    by_action = [*durations.forward, *durations.backward, *durations.inputs, *durations.weights]
+    lags = [*durations.send, *durations.send_back]
     free, last, ends = [0.0] * pp, [0.0] * pp, [0.0] * len(program)
     for index, (rank, duration, needs, lag, sends) in enumerate(program):
         start = free[rank]
@@ -73,19 +73,19 @@ def _timed(program: tuple[Step, ...], pp: int, pace: Pace) -> tuple[float, ...]:
             arrived = ends[needs] + lags[lag]
             if arrived > start:
                 start = arrived
-        end = start + durations[duration]
+        end = start + by_action[duration]
         ends[index] = last[rank] = free[rank] = end
-        if pace.blocking and sends >= 0:
+        if durations.blocking and sends >= 0:
             free[rank] += lags[sends]
     return tuple(last)
 
 
 @lru_cache(maxsize=1024)
-def _program(schedule: str, pp: int, stages: int, micro_batches: int) -> tuple[Step, ...]:
+def _program(schedule: str, pp: int, stages: int, micro_batches: int) -> tuple[TimedAction, ...]:
     """The table's actions in an order in which each comes after what it waits for."""
     rows = make_schedule(schedule, pp, stages, micro_batches).ranks
     place: dict[tuple[int, str, int], int] = {}
-    program: list[Step] = []
+    program: list[TimedAction] = []
     position = [0] * pp
     left = sum(map(len, rows))
     while left:
@@ -107,7 +107,7 @@ def _program(schedule: str, pp: int, stages: int, micro_batches: int) -> tuple[S
                 elif kind in "BI" and stage > 0:
                     sends = stages - 1 + stage - 1
                 place[stage, "B" if kind == "I" else kind, micro_batch] = len(program)
-                program.append(Step(rank, "FBIW".index(kind) * stages + stage, needs, lag, sends))
+                program.append(TimedAction(rank, "FBIW".index(kind) * stages + stage, needs, lag, sends))
                 position[rank] += 1
                 left -= 1
         if left == before:

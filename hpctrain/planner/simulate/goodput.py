@@ -14,19 +14,19 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-RECOVER_S = 7.0
+DEFAULT_RECOVERY_S = 7.0
 """From a failure to the next step, in place: a node that falls silent is missed after 5 s (heartbeat_timeout_s), and
 four local nodes trained on 1.6 s after the loss of one was seen (docs/measurements.md)."""
 
-Mode = Literal["requeue", "in_place", "spares"]
-MODES: tuple[Mode, ...] = ("requeue", "in_place", "spares")
+RecoveryMode = Literal["requeue", "in_place", "spares"]
+RECOVERY_MODES: tuple[RecoveryMode, ...] = ("requeue", "in_place", "spares")
 """requeue: the job ends and starts again from the queue, with all its nodes. in_place: it goes on with the nodes that
 are left. spares: idle nodes of the allocation step in, and it goes on with fewer only when they are used up. A node
 that is back joins at the next failure, when there is a new generation anyway."""
 
 
 @dataclass(frozen=True)
-class Cluster:
+class FailureModel:
     """The job and what happens to it. Times in seconds."""
 
     nodes: int
@@ -54,7 +54,7 @@ class Goodput:
     """Shares of the time, over many simulated months."""
 
     interval_s: float
-    mode: Mode
+    mode: RecoveryMode
     mean: float
     p05: float
     """95 of 100 months are better."""
@@ -62,7 +62,7 @@ class Goodput:
     """Of nodes that trained, in a month, on average."""
 
 
-def daly_interval(cluster: Cluster) -> float:
+def daly_interval(cluster: FailureModel) -> float:
     """Seconds of training between two checkpoints that lose the least, to first order: √(2·stall·MTBF).
 
     Young 1974 (CACM 17/9); Daly 2006 (FGCS 22/3), equation (8), subtracts the stall.
@@ -71,7 +71,7 @@ def daly_interval(cluster: Cluster) -> float:
     return max(cluster.stall_s, math.sqrt(2 * cluster.stall_s * mtbf_s) - cluster.stall_s)
 
 
-def daly_goodput(cluster: Cluster, interval_s: float) -> float:
+def daly_goodput(cluster: FailureModel, interval_s: float) -> float:
     """Expected goodput where every failure costs the same and leaves as many nodes as before.
 
     Daly 2006, section 3: wall time M·e^(R/M)·(e^((τ + δ)/M) − 1) for τ of training, with δ the checkpoint, after which
@@ -86,7 +86,7 @@ def daly_goodput(cluster: Cluster, interval_s: float) -> float:
 
 
 def simulate_goodput(
-    cluster: Cluster, mode: Mode, intervals_s: Sequence[float], wall_s: float, trials: int, seed: int
+    cluster: FailureModel, mode: RecoveryMode, intervals_s: Sequence[float], wall_s: float, trials: int, seed: int
 ) -> list[Goodput]:
     """Simulated months for each checkpoint interval; every interval and mode meets the same random numbers.
 
@@ -98,17 +98,17 @@ def simulate_goodput(
         cluster = replace(cluster, spares=0)
     found = []
     for interval_s in intervals_s:
-        months = [_Month(cluster, mode, interval_s, np.random.default_rng([seed, trial])) for trial in range(trials)]
+        months = [_Trial(cluster, mode, interval_s, np.random.default_rng([seed, trial])) for trial in range(trials)]
         shares: NDArray[np.float64] = np.array([month.run(wall_s) for month in months]) / wall_s
         failures = sum(month.failures for month in months) / trials
         found.append(Goodput(interval_s, mode, float(shares.mean()), float(np.quantile(shares, 0.05)), failures))
     return found
 
 
-class _Month:
+class _Trial:
     """One trial: from failure to failure."""
 
-    def __init__(self, cluster: Cluster, mode: Mode, interval_s: float, rng: np.random.Generator) -> None:
+    def __init__(self, cluster: FailureModel, mode: RecoveryMode, interval_s: float, rng: np.random.Generator) -> None:
         self.cluster = cluster
         self.mode = mode
         self.interval_s = interval_s

@@ -10,19 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.planner.cost.model import CostModel
-from hpctrain.planner.devices.links import around, node_of
+from hpctrain.planner.devices.links import node_of, ring_hops
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.simulate.engine import Pace
+from hpctrain.planner.simulate.engine import StageDurations
 from hpctrain.planner.simulate.predict import SimulatedStep, simulate_step
 from hpctrain.records.plan.schedule import Action, Schedule
 from hpctrain.records.topology.topology import Topology
 from hpctrain.schedule.generate import make_schedule
 
-Values = NDArray[np.float64]
+FloatArray = NDArray[np.float64]
 
-TAIL = math.log(20)
+P95_OVER_MEAN = math.log(20)
 """95 of 100 draws of an exponential distribution are below this many times its mean."""
-SPREAD = TAIL - math.log(2)
+P50_TO_P95_OVER_MEAN = P95_OVER_MEAN - math.log(2)
 """Means between its p50 and its p95."""
 
 
@@ -34,13 +34,13 @@ class LinkJitter:
         for link in topology.fabric.links:
             for ends, figures in (((link.a, link.b), link.ab), ((link.b, link.a), link.ba)):
                 if figures.latency_s is not None and figures.latency_s.p95 > figures.latency_s.p50:
-                    self._mean[ends] = (figures.latency_s.p95 - figures.latency_s.p50) / SPREAD
+                    self._mean[ends] = (figures.latency_s.p95 - figures.latency_s.p50) / P50_TO_P95_OVER_MEAN
         if topology.pairs is not None:
             # Of large clusters the figures lie in a matrix; NaN where a pair was not measured.
             later = topology.pairs["latency_p95_s"] - topology.pairs["latency_p50_s"]
             nodes = topology.pairs.nodes
             for a, b in np.argwhere(later > 0).tolist():
-                self._mean.setdefault((nodes[a], nodes[b]), float(later[a, b]) / SPREAD)
+                self._mean.setdefault((nodes[a], nodes[b]), float(later[a, b]) / P50_TO_P95_OVER_MEAN)
 
     def __bool__(self) -> bool:
         return bool(self._mean)
@@ -51,7 +51,7 @@ class LinkJitter:
         return max((self._mean.get((node_of(a), node_of(b)), 0.0) for a, b in pairs), default=0.0)
 
 
-class Late(NamedTuple):
+class ReplicaJitter(NamedTuple):
     """What of a replica's step comes late."""
 
     messages: Mapping[tuple[int, int], float]
@@ -60,9 +60,9 @@ class Late(NamedTuple):
     """By stage: turns of the rings that its devices sum in, in a forward or backward, and mean extra seconds of one."""
 
 
-def sampled_steps(
+def sample_step_times(
     cost: CostModel, layout: Layout, jitter: LinkJitter, draws: int, rng: np.random.Generator, variation: float = 0.0
-) -> Values:
+) -> FloatArray:
     """Seconds of a step in each draw.
 
     Messages between stages, the hops of tensor parallelism's sums and those of the sums over replicas are late by
@@ -73,23 +73,28 @@ def sampled_steps(
         variation: coefficient of variation of an action's time (log-normal, mean 1).
     """
     step = simulate_step(cost, layout)
-    ends: list[Values] = [np.zeros(draws) for _ in range(layout.pp)]
-    for replica, (pace, count) in enumerate(zip(step.paces, layout.micro_batches, strict=True)):
+    ends: list[FloatArray] = [np.zeros(draws) for _ in range(layout.pp)]
+    for replica, (durations, count) in enumerate(zip(step.durations_by_replica, layout.micro_batches, strict=True)):
         table = make_schedule(layout.schedule, layout.pp, len(layout.blocks), count)
-        late = Late(_late_messages(layout, replica, jitter), _late_turns(layout, replica, jitter))
-        for rank, values in enumerate(_rank_ends(table, pace, late, draws, rng, variation)):
+        late = ReplicaJitter(_late_messages(layout, replica, jitter), _late_turns(layout, replica, jitter))
+        for rank, values in enumerate(_rank_ends(table, durations, late, draws, rng, variation)):
             ends[rank] = np.maximum(ends[rank], values)
-    return _after_sums(step, layout, ends, jitter, draws, rng)
+    return _after_all_reduce(step, layout, ends, jitter, draws, rng)
 
 
-def _after_sums(
-    step: SimulatedStep, layout: Layout, ends: list[Values], jitter: LinkJitter, draws: int, rng: np.random.Generator
-) -> Values:
+def _after_all_reduce(
+    step: SimulatedStep,
+    layout: Layout,
+    ends: list[FloatArray],
+    jitter: LinkJitter,
+    draws: int,
+    rng: np.random.Generator,
+) -> FloatArray:
     """A ring of n waits in each of its 2(n − 1) turns for the latest of its hops."""
-    done: Values = np.zeros(draws)
+    done: FloatArray = np.zeros(draws)
     for rank in range(layout.pp):
-        ring = [row[rank].places for row in layout.cells]
-        extra: Values = np.zeros(draws)
+        ring = [row[rank].device_ids for row in layout.placement]
+        extra: FloatArray = np.zeros(draws)
         if len(ring) > 1:
             means = [jitter.mean_s(a, b) for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)]
             slow = np.array([mean for mean in means if mean > 0])
@@ -105,8 +110,8 @@ def _late_messages(layout: Layout, replica: int, jitter: LinkJitter) -> dict[tup
     for stage in range(len(layout.blocks) - 1):
         a, b = layout.unit(replica, stage), layout.unit(replica, stage + 1)
         if a is not b:
-            found[stage, stage + 1] = jitter.mean_s(a.places, b.places)
-            found[stage + 1, stage] = jitter.mean_s(b.places, a.places)
+            found[stage, stage + 1] = jitter.mean_s(a.device_ids, b.device_ids)
+            found[stage + 1, stage] = jitter.mean_s(b.device_ids, a.device_ids)
     return found
 
 
@@ -114,22 +119,22 @@ def _late_turns(layout: Layout, replica: int, jitter: LinkJitter) -> list[tuple[
     """Two sums a block each way (Shoeybi et al. 2019), each of 2(tp − 1) turns that wait for the latest hop."""
     found = []
     for stage, blocks in enumerate(layout.blocks):
-        places = layout.unit(replica, stage).places
-        means = [jitter.mean_s([a], [b]) for a, b in around(places)] if len(places) > 1 else []
+        device_ids = layout.unit(replica, stage).device_ids
+        means = [jitter.mean_s([a], [b]) for a, b in ring_hops(device_ids)] if len(device_ids) > 1 else []
         late = [mean for mean in means if mean > 0]
         # The latest of k exponentials with one mean is late by that times 1 + 1/2 + … + 1/k.
         each = max(late, default=0.0) * sum(1 / number for number in range(1, len(late) + 1))
-        found.append((2 * blocks * 2 * (len(places) - 1), each))
+        found.append((2 * blocks * 2 * (len(device_ids) - 1), each))
     return found
 
 
 def _rank_ends(
-    table: Schedule, pace: Pace, late: Late, draws: int, rng: np.random.Generator, variation: float,
-) -> list[Values]:  # fmt: skip
+    table: Schedule, durations: StageDurations, late: ReplicaJitter, draws: int, rng: np.random.Generator, variation: float,
+) -> list[FloatArray]:  # fmt: skip
     """When each pipeline rank has done its last action, in every draw; the order of actions is that of the table."""
     sigma = math.sqrt(math.log1p(variation * variation))
-    done: dict[tuple[int, str, int], Values] = {}
-    free: list[Values] = [np.zeros(draws) for _ in table.ranks]
+    done: dict[tuple[int, str, int], FloatArray] = {}
+    free: list[FloatArray] = [np.zeros(draws) for _ in table.ranks]
     position = [0] * len(table.ranks)
     left = sum(len(row) for row in table.ranks)
     while left:
@@ -137,10 +142,10 @@ def _rank_ends(
         for rank, row in enumerate(table.ranks):
             while position[rank] < len(row):
                 action = row[position[rank]]
-                ready = _arrival(action, pace, late.messages, done, draws, rng)
+                ready = _arrival(action, durations, late.messages, done, draws, rng)
                 if ready is None:
                     break
-                seconds: Values | float = _seconds(action, pace)
+                seconds: FloatArray | float = _seconds(action, durations)
                 if sigma:
                     seconds = seconds * rng.lognormal(-sigma * sigma / 2, sigma, draws)
                 turns, mean = late.turns[action.stage]
@@ -156,15 +161,15 @@ def _rank_ends(
 
 
 def _arrival(
-    action: Action, pace: Pace, late: Mapping[tuple[int, int], float], done: Mapping[tuple[int, str, int], Values],
+    action: Action, durations: StageDurations, late: Mapping[tuple[int, int], float], done: Mapping[tuple[int, str, int], FloatArray],
     draws: int, rng: np.random.Generator,
-) -> Values | None:  # fmt: skip
+) -> FloatArray | None:  # fmt: skip
     """When what the action needs has arrived; None while that is not known."""
     stage, kind, micro_batch = action
     own = None
     if kind != "F":
         own = done.get((stage, "B" if kind == "W" else "F", micro_batch))
-        if own is None or kind == "W" or stage == len(pace.forward) - 1:
+        if own is None or kind == "W" or stage == len(durations.forward) - 1:
             return own
     elif stage == 0:
         return np.zeros(draws)
@@ -172,12 +177,12 @@ def _arrival(
     sent = done.get((source, "F" if kind == "F" else "B", micro_batch))
     if sent is None:
         return None
-    took = pace.send[stage - 1] if kind == "F" else pace.send_back[stage]
+    took = durations.send[stage - 1] if kind == "F" else durations.send_back[stage]
     mean = late.get((source, stage), 0.0)
     arrived = sent + took + (rng.exponential(mean, draws) if mean else 0.0)
     return arrived if own is None else np.maximum(own, arrived)
 
 
-def _seconds(action: Action, pace: Pace) -> float:
-    by_kind = {"F": pace.forward, "B": pace.backward, "I": pace.inputs, "W": pace.weights}
+def _seconds(action: Action, durations: StageDurations) -> float:
+    by_kind = {"F": durations.forward, "B": durations.backward, "I": durations.inputs, "W": durations.weights}
     return by_kind[action.kind][action.stage]

@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 from hpctrain.base.units import format_seconds
 from hpctrain.planner.cost.model import CostModel, StageTime
-from hpctrain.planner.cost.sharded_collectives import ShardTime, shard_times
+from hpctrain.planner.cost.sharded_collectives import ShardCollectiveTimes, shard_collective_times
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.simulate.engine import Pace, Timeline, simulate
-from hpctrain.planner.simulate.fast_engine import finish_times
-from hpctrain.planner.simulate.overlap import hidden_s
+from hpctrain.planner.simulate.engine import StageDurations, Timeline, simulate
+from hpctrain.planner.simulate.fast_engine import fast_simulate
+from hpctrain.planner.simulate.overlap import overlapped_s
 from hpctrain.records.plan.compression import Bf16, Messages, NoCompression, Quantized
-from hpctrain.schedule.generate import SPLIT_BACKWARD, make_schedule
+from hpctrain.schedule.generate import SPLIT_BACKWARD_SCHEDULES, make_schedule
 
-TERMS = ("compute", "pipeline_bubble", "pipeline_send", "tensor_parallel", "data_parallel", "optimizer")
+STEP_TIME_TERMS = ("compute", "pipeline_bubble", "pipeline_send", "tensor_parallel", "data_parallel", "optimizer")
 """Terms of a step's time; they add up to 'total'."""
 
 
@@ -40,7 +40,7 @@ class Prediction:
 class SimulatedStep:
     """A step action by action, and what follows it."""
 
-    paces: list[Pace]
+    durations_by_replica: list[StageDurations]
     """By replica."""
     lines: list[Timeline]
     """By replica."""
@@ -48,7 +48,7 @@ class SimulatedStep:
     """Seconds in which each pipeline rank sums its gradients over the replicas, when its last backward is done."""
     update: float
     """Seconds of the norm and the optimizer, when all sums are done."""
-    sharded: list[ShardTime]
+    sharded: list[ShardCollectiveTimes]
     """ZeRO's collectives by stage."""
 
     @property
@@ -56,27 +56,27 @@ class SimulatedStep:
         """The replica whose pipeline is done last."""
         return max(range(len(self.lines)), key=lambda replica: self.lines[replica].makespan)
 
-    def summed(self, rank: int) -> float:
+    def all_reduced_at(self, rank: int) -> float:
         """When the sums of a pipeline rank are done."""
         return max(line.rank_end(rank) for line in self.lines) + self.sums[rank]
 
 
 def simulate_step(cost: CostModel, layout: Layout) -> SimulatedStep:
     """Simulate every replica's table, then the sums over replicas, then the update."""
-    sharded = _shard_times(cost, layout)
+    sharded = _shard_collective_times(cost, layout)
     runs = _runs(cost, layout, sharded)
     lines = {}
     for run in runs:
         table = make_schedule(layout.schedule, layout.pp, len(layout.blocks), run.micro_batches)
-        lines[run] = simulate(table, run.pace)
-    kinds = _kinds(cost, layout)
+        lines[run] = simulate(table, run.durations)
+    kinds = _replica_kinds(cost, layout)
     unlike = dict.fromkeys(kinds)
     by_kind = dict(zip(unlike, runs if len(runs) > 1 else runs * len(unlike), strict=True))
     own = [by_kind[kind] for kind in kinds]
     return SimulatedStep(
-        [run.pace for run in own],
+        [run.durations for run in own],
         [lines[run] for run in own],
-        _gradient_sums(cost, layout, sharded),
+        _all_reduce_by_rank_s(cost, layout, sharded),
         _update(cost, layout),
         sharded,
     )
@@ -89,23 +89,23 @@ def predict(cost: CostModel, layout: Layout, whole: bool = False) -> Prediction:
     step from being just that.
 
     Args:
-        whole: time long tables to their end, too (see `finish_times`).
+        whole: time long tables to their end, too (see `fast_simulate`).
     """
-    sharded = _shard_times(cost, layout)
+    sharded = _shard_collective_times(cost, layout)
     runs = _runs(cost, layout, sharded)
-    ends = {run: _finish(layout, run, whole) for run in runs}
+    ends = {run: _fast_simulate(layout, run, whole) for run in runs}
     last = max(runs, key=lambda run: max(ends[run]))
-    sums = _gradient_sums(cost, layout, sharded)
+    sums = _all_reduce_by_rank_s(cost, layout, sharded)
     done = max(max(ended[rank] for ended in ends.values()) + sums[rank] for rank in range(layout.pp))
 
     pipeline = max(ends[last])
     unhindered = pipeline
     if layout.pp > 1:
-        unhindered = max(_finish(layout, last._replace(pace=last.pace.without_sends()), whole))
+        unhindered = max(_fast_simulate(layout, last._replace(durations=last.durations.without_sends()), whole))
     busy, busiest = max((_busy(layout, last, rank), -rank) for rank in range(layout.pp))
     times, own = _stage_times(cost, layout, last.replica), layout.stages_by_rank[-busiest]
     shared = last.micro_batches * sum(times[stage].tensor_parallel for stage in own)
-    sharding = last.micro_batches * sum(_waits(layout, sharded[stage]) for stage in own)
+    sharding = last.micro_batches * sum(_collectives_s(layout, sharded[stage]) for stage in own)
     terms = {
         "compute": busy - shared - sharding,
         "pipeline_bubble": max(0.0, unhindered - busy),
@@ -117,54 +117,55 @@ def predict(cost: CostModel, layout: Layout, whole: bool = False) -> Prediction:
     return Prediction(layout, terms | {"total": sum(terms.values())})
 
 
-def blame(before: dict[str, float], after: dict[str, float]) -> str:
+def largest_increase(before: dict[str, float], after: dict[str, float]) -> str:
     """The term that grew the most, with both its values."""
-    term = max(TERMS, key=lambda name: after[name] - before[name])
+    term = max(STEP_TIME_TERMS, key=lambda name: after[name] - before[name])
     return f"{term} is {format_seconds(after[term])} instead of {format_seconds(before[term])}"
 
 
-class _Run(NamedTuple):
+class _ReplicaRun(NamedTuple):
     """A replica's table, the same for all replicas of its pattern with as many micro-batches."""
 
     replica: int
     """One of them."""
     micro_batches: int
-    pace: Pace
+    durations: StageDurations
 
 
-def _kinds(cost: CostModel, layout: Layout) -> list[tuple[int, int]]:
+def _replica_kinds(cost: CostModel, layout: Layout) -> list[tuple[int, int]]:
     """[replica] -> (its pattern, its micro-batches)."""
-    return list(zip(cost.ground(layout.cells).patterns, layout.micro_batches, strict=True))
+    return list(zip(cost.placement_links(layout.placement).link_patterns, layout.micro_batches, strict=True))
 
 
-def _runs(cost: CostModel, layout: Layout, sharded: list[ShardTime]) -> list[_Run]:
+def _runs(cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTimes]) -> list[_ReplicaRun]:
     """The unlike ones of a layout."""
-    examples = cost.ground(layout.cells).examples
+    examples = cost.placement_links(layout.placement).representatives
     found = [
-        _Run(examples[pattern], count, _pace(cost, layout, examples[pattern], sharded))
-        for pattern, count in dict.fromkeys(_kinds(cost, layout))
+        _ReplicaRun(examples[pattern], count, _stage_durations(cost, layout, examples[pattern], sharded))
+        for pattern, count in dict.fromkeys(_replica_kinds(cost, layout))
     ]
-    if layout.saving.equal_counts and len(found) > 1:
+    if layout.memory_options.equal_micro_batches and len(found) > 1:
         # Collectives in every micro-batch keep the replicas in step with the slowest.
         forward, backward, send, send_back, inputs, weights = (
             tuple(map(max, zip(*values, strict=True)))
-            for values in zip(*(_as_tuple(run.pace) for run in found), strict=True)
+            for values in zip(*(_as_tuple(run.durations) for run in found), strict=True)
         )
-        slowest = Pace(forward, backward, send, send_back, inputs, weights, found[0].pace.blocking)
-        return [found[0]._replace(pace=slowest)]
+        slowest = StageDurations(forward, backward, send, send_back, inputs, weights, found[0].durations.blocking)
+        return [found[0]._replace(durations=slowest)]
     return found
 
 
-def _finish(layout: Layout, run: _Run, whole: bool) -> tuple[float, ...]:
-    return finish_times(layout.schedule, layout.pp, len(layout.blocks), run.micro_batches, run.pace, whole)
+def _fast_simulate(layout: Layout, run: _ReplicaRun, whole: bool) -> tuple[float, ...]:
+    return fast_simulate(layout.schedule, layout.pp, len(layout.blocks), run.micro_batches, run.durations, whole)
 
 
-def _busy(layout: Layout, run: _Run, rank: int) -> float:
+def _busy(layout: Layout, run: _ReplicaRun, rank: int) -> float:
     """Seconds that a pipeline rank computes."""
-    pace = run.pace
-    split = layout.schedule in SPLIT_BACKWARD
+    durations = run.durations
+    split = layout.schedule in SPLIT_BACKWARD_SCHEDULES
     return run.micro_batches * sum(
-        pace.forward[stage] + (pace.inputs[stage] + pace.weights[stage] if split else pace.backward[stage])
+        durations.forward[stage]
+        + (durations.inputs[stage] + durations.weights[stage] if split else durations.backward[stage])
         for stage in layout.stages_by_rank[rank]
     )
 
@@ -172,14 +173,14 @@ def _busy(layout: Layout, run: _Run, rank: int) -> float:
 def lower_bound(cost: CostModel, layout: Layout) -> float:
     """Seconds that no table of this layout beats: each rank's work, what must come before its first forward and after
     its last backward, the sums over replicas and the update."""
-    sharded = _shard_times(cost, layout)
-    sums, update, pp = _gradient_sums(cost, layout, sharded), _update(cost, layout), layout.pp
-    split = layout.schedule in SPLIT_BACKWARD
+    sharded = _shard_collective_times(cost, layout)
+    sums, update, pp = _all_reduce_by_rank_s(cost, layout, sharded), _update(cost, layout), layout.pp
+    split = layout.schedule in SPLIT_BACKWARD_SCHEDULES
     bound = 0.0
     for run in _runs(cost, layout, sharded):
-        pace = run.pace
-        way_in = [0.0, *accumulate(pace.forward[s] + pace.send[s] for s in range(pp - 1))]
-        way_out = [0.0, *accumulate(pace.backward[s] + pace.send_back[s] for s in range(pp - 1))]
+        durations = run.durations
+        way_in = [0.0, *accumulate(durations.forward[s] + durations.send[s] for s in range(pp - 1))]
+        way_out = [0.0, *accumulate(durations.backward[s] + durations.send_back[s] for s in range(pp - 1))]
         for rank in range(pp):
             busy = _busy(layout, run, rank)
             # Where weights' backwards may wait, a rank's last action may be one that nobody waits for.
@@ -188,11 +189,20 @@ def lower_bound(cost: CostModel, layout: Layout) -> float:
     return bound + update
 
 
-def _as_tuple(pace: Pace) -> tuple[tuple[float, ...], ...]:
-    return pace.forward, pace.backward, pace.send, pace.send_back, pace.inputs, pace.weights
+def _as_tuple(durations: StageDurations) -> tuple[tuple[float, ...], ...]:
+    return (
+        durations.forward,
+        durations.backward,
+        durations.send,
+        durations.send_back,
+        durations.inputs,
+        durations.weights,
+    )
 
 
-def _pace(cost: CostModel, layout: Layout, replica: int, sharded: list[ShardTime]) -> Pace:
+def _stage_durations(
+    cost: CostModel, layout: Layout, replica: int, sharded: list[ShardCollectiveTimes]
+) -> StageDurations:
     times = _stage_times(cost, layout, replica)
     units = [layout.unit(replica, stage) for stage in range(len(times))]
     hops = list(pairwise(units))
@@ -203,65 +213,68 @@ def _pace(cost: CostModel, layout: Layout, replica: int, sharded: list[ShardTime
     if layout.shards > 1 or any(way != "none" for way in ways):
         # A stage reads what comes from the one before and writes for the one behind, and the other way round.
         rounding = [
-            sum(cost.rounding(unit, layout.micro_batch, way) for way in pair)
+            sum(cost.message_cast_s(unit, layout.micro_batch, way) for way in pair)
             for unit, pair in zip(units, pairwise(["none", *ways, "none"]), strict=True)
         ]
         waits = [
             (forward + own, backward + own, inputs + own, weights)
             for own, (forward, backward, inputs, weights) in zip(
-                rounding, (each.per_micro_batch(layout.saving.zero) for each in sharded), strict=True
+                rounding, (each.per_micro_batch(layout.memory_options.zero) for each in sharded), strict=True
             )
         ]
-    return Pace(
+    return StageDurations(
         forward=tuple(stage.forward + wait[0] for stage, wait in zip(times, waits, strict=True)),
         backward=tuple(stage.backward + wait[1] for stage, wait in zip(times, waits, strict=True)),
-        send=tuple(cost.send(a, b, layout.micro_batch, way) for (a, b), way in zip(hops, ways, strict=True)),
-        send_back=tuple(cost.send(b, a, layout.micro_batch, way) for (a, b), way in zip(hops, ways, strict=True)),
+        send=tuple(cost.send_s(a, b, layout.micro_batch, way) for (a, b), way in zip(hops, ways, strict=True)),
+        send_back=tuple(cost.send_s(b, a, layout.micro_batch, way) for (a, b), way in zip(hops, ways, strict=True)),
         inputs=tuple(stage.inputs + wait[2] for stage, wait in zip(times, waits, strict=True)),
         weights=tuple(stage.weights + wait[3] for stage, wait in zip(times, waits, strict=True)),
         blocking=cost.work.framework.blocking_sends,
     )
 
 
-def _waits(layout: Layout, times: ShardTime) -> float:
+def _collectives_s(layout: Layout, times: ShardCollectiveTimes) -> float:
     """Seconds of a stage's collectives in a micro-batch."""
-    forward, backward, inputs, weights = times.per_micro_batch(layout.saving.zero)
-    return forward + (inputs + weights if layout.schedule in SPLIT_BACKWARD else backward)
+    forward, backward, inputs, weights = times.per_micro_batch(layout.memory_options.zero)
+    return forward + (inputs + weights if layout.schedule in SPLIT_BACKWARD_SCHEDULES else backward)
 
 
 def _stage_times(cost: CostModel, layout: Layout, replica: int) -> list[StageTime]:
     return [
-        cost.stage(layout.unit(replica, stage), layout.micro_batch, share) for stage, share in enumerate(layout.shares)
+        cost.stage(layout.unit(replica, stage), layout.micro_batch, share)
+        for stage, share in enumerate(layout.model_parts)
     ]
 
 
-def _shard_times(cost: CostModel, layout: Layout) -> list[ShardTime]:
+def _shard_collective_times(cost: CostModel, layout: Layout) -> list[ShardCollectiveTimes]:
     """ZeRO's collectives by stage."""
     if layout.shards == 1:
-        return [ShardTime(0.0, 0.0, 0.0)] * len(layout.blocks)
-    cells, work = layout.cells, cost.work
-    found = shard_times(cost.ground(cells), work, layout.shares, layout.owner, layout.shards)
+        return [ShardCollectiveTimes(0.0, 0.0, 0.0)] * len(layout.blocks)
+    placement, work = layout.placement, cost.work
+    found = shard_collective_times(
+        cost.placement_links(placement), work, layout.model_parts, layout.rank_of_stage, layout.shards
+    )
     if layout.shards < layout.dp and not isinstance(work.codec, NoCompression):
-        sums = cost.gradient_sums(cells, layout.shares, layout.owner, layout.shards)
+        sums = cost.all_reduce_times(placement, layout.model_parts, layout.rank_of_stage, layout.shards)
         return [each._replace(copies=own.seconds) for each, own in zip(found, sums, strict=True)]
     if isinstance(work.codec, Bf16 | Quantized):
-        numbers = [work.parameters(share, layout.tp) for share in layout.shares]
+        numbers = [work.parameters(share, layout.tp) for share in layout.model_parts]
         return [
-            each._replace(scatter=each.scatter + count * cost.rounding_s(cells, rank))
-            for each, count, rank in zip(found, numbers, layout.owner, strict=True)
+            each._replace(scatter=each.scatter + count * cost.gradient_cast_s(placement, rank))
+            for each, count, rank in zip(found, numbers, layout.rank_of_stage, strict=True)
         ]
     return found
 
 
-def _gradient_sums(cost: CostModel, layout: Layout, sharded: list[ShardTime]) -> list[float]:
+def _all_reduce_by_rank_s(cost: CostModel, layout: Layout, sharded: list[ShardCollectiveTimes]) -> list[float]:
     """Seconds by pipeline rank, from its last backward on, until its gradients are summed over the replicas."""
     if layout.shards == 1:
-        sums = cost.gradient_sums(layout.cells, layout.shares, layout.owner)
-        by_stage = [each.seconds - hidden_s(cost, layout, each.wire_s) for each in sums]
+        sums = cost.all_reduce_times(layout.placement, layout.model_parts, layout.rank_of_stage)
+        by_stage = [each.seconds - overlapped_s(cost, layout, each.wire_s) for each in sums]
     else:
-        by_stage = [each.per_step(layout.saving.zero) for each in sharded]
-    tied = cost.tied_sum(layout.unit(0, 0), layout.unit(0, len(layout.blocks) - 1))
-    ends = (layout.owner[0], layout.owner[-1])
+        by_stage = [each.per_step(layout.memory_options.zero) for each in sharded]
+    tied = cost.tied_all_reduce_s(layout.unit(0, 0), layout.unit(0, len(layout.blocks) - 1))
+    ends = (layout.rank_of_stage[0], layout.rank_of_stage[-1])
     return [
         sum(by_stage[stage] for stage in own) + tied * (rank in ends) for rank, own in enumerate(layout.stages_by_rank)
     ]
@@ -270,8 +283,10 @@ def _gradient_sums(cost: CostModel, layout: Layout, sharded: list[ShardTime]) ->
 def _update(cost: CostModel, layout: Layout) -> float:
     """The norm's sum and the slowest unit's optimizer."""
     slowest = 0.0
-    for replica in layout.cells.examples:
-        for unit, own in zip(layout.cells[replica], layout.stages_by_rank, strict=True):
-            update = sum(cost.optimizer(unit, layout.shares[stage], layout.micro_batch, layout.shards) for stage in own)
-            slowest = max(slowest, cost.once(unit) + update)
-    return cost.norm_sum(layout.cells) + slowest
+    for replica in layout.placement.representatives:
+        for unit, own in zip(layout.placement[replica], layout.stages_by_rank, strict=True):
+            update = sum(
+                cost.optimizer_s(unit, layout.model_parts[stage], layout.micro_batch, layout.shards) for stage in own
+            )
+            slowest = max(slowest, cost.step_overhead_s(unit) + update)
+    return cost.norm_all_reduce_s(layout.placement) + slowest

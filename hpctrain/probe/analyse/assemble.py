@@ -11,20 +11,20 @@ from hpctrain.probe.analyse.classes import fabric_of
 from hpctrain.probe.analyse.clocks import Offset, clock_offsets
 from hpctrain.probe.analyse.verdict import find_faults, node_healths, overall
 from hpctrain.probe.campaign.contention import oversubscription
-from hpctrain.probe.campaign.measurement_schedule import tree_of
+from hpctrain.probe.campaign.measurement_schedule import switch_tree
 from hpctrain.probe.measure.clusters import SwitchTree
 from hpctrain.probe.measure.cpu_time import CONTENDED
 from hpctrain.probe.measure.figures import PairFigures
-from hpctrain.probe.measure.line_fit import Line
-from hpctrain.probe.measure.outcome import EVERY_LINK_UP_TO, Joined, Outcome, PairResult
-from hpctrain.probe.measure.pair_line import lines_of
+from hpctrain.probe.measure.line_fit import AlphaBetaLine
+from hpctrain.probe.measure.outcome import ALL_LINKS_MAX_NODES, JoinedNode, PairResult, ProbeOutcome
+from hpctrain.probe.measure.pair_line import fit_pair_lines
 from hpctrain.probe.measure.settings import ProbeSettings
 from hpctrain.records.topology.link import BackendFigures, Link, LinkFigures
 from hpctrain.records.topology.topology import DeviceType, Node, Provenance, Topology
 
 
 def assemble(
-    outcome: Outcome, settings: ProbeSettings, wall: float, job_id: str | None = None, partial: bool = False
+    outcome: ProbeOutcome, settings: ProbeSettings, wall: float, job_id: str | None = None, partial: bool = False
 ) -> Topology:
     """The topology that was measured, with the verdict.
 
@@ -34,7 +34,7 @@ def assemble(
         partial: the probe goes on: switches are not looked for yet.
     """
     matrix = outcome.matrix()
-    tree = SwitchTree() if partial else tree_of(outcome, settings)
+    tree = SwitchTree() if partial else switch_tree(outcome, settings)
     ratios = oversubscription(tree, matrix.index, outcome.contention)
     clocks, used = clock_offsets(outcome.nodes, outcome.whole_pairs), _used_interfaces(outcome.whole_pairs)
     bare = [_node(name, outcome, clocks.get(name), used.get(name)) for name in outcome.nodes]
@@ -49,10 +49,10 @@ def assemble(
         fabric=fabric.model_copy(update={"broken": outcome.unmeasured()}),
         verdict=overall(outcome, healths, faults, bare, settings.loopback),
     )
-    return made if len(outcome.nodes) <= EVERY_LINK_UP_TO else made.with_pairs(matrix.snapshot())
+    return made if len(outcome.nodes) <= ALL_LINKS_MAX_NODES else made.with_pairs(matrix.snapshot())
 
 
-def _provenance(outcome: Outcome, settings: ProbeSettings, wall: float, job_id: str | None) -> Provenance:
+def _provenance(outcome: ProbeOutcome, settings: ProbeSettings, wall: float, job_id: str | None) -> Provenance:
     return Provenance(
         version=__version__,
         created=utc_text(wall),
@@ -71,8 +71,8 @@ def _provenance(outcome: Outcome, settings: ProbeSettings, wall: float, job_id: 
     )
 
 
-def _node(name: str, outcome: Outcome, clock: Offset | None, used: str | None) -> Node:
-    place = outcome.joined.get(name, Joined(addr="", port=0, iface=None, host=None))
+def _node(name: str, outcome: ProbeOutcome, clock: Offset | None, used: str | None) -> Node:
+    place = outcome.joined.get(name, JoinedNode(addr="", port=0, iface=None, host=None))
     report = outcome.devices.get(name)
     facts = place.facts
     if facts is not None and clock is not None:
@@ -98,22 +98,22 @@ def _used_interfaces(pairs: Sequence[PairResult]) -> dict[str, str]:
     return {name: statistics.mode(found) for name, found in used.items()}
 
 
-def _device_types(outcome: Outcome) -> dict[str, DeviceType]:
+def _device_types(outcome: ProbeOutcome) -> dict[str, DeviceType]:
     merged: dict[str, DeviceType] = {}
     for report in outcome.devices.values():
         merged |= report.device_types
     return dict(sorted(merged.items()))
 
 
-def _links(outcome: Outcome, bulk_bytes: int) -> list[Link]:
+def _links(outcome: ProbeOutcome, bulk_bytes: int) -> list[Link]:
     order = {name: place for place, name in enumerate(outcome.nodes)}
     turned = [pair if order[pair.a] < order[pair.b] else pair.turned() for pair in outcome.pairs]
     alone = {(pair.a, pair.b): pair for pair in turned if pair.alone}
     loaded = {(pair.a, pair.b): pair for pair in turned if not pair.alone}
     ends = sorted(alone.keys() | loaded.keys())
     quiet = [alone.get(pair) or loaded[pair] for pair in ends]
-    there = lines_of([(pair.at_a, pair.at_b) for pair in quiet], bulk_bytes)
-    back = lines_of([(pair.at_b, pair.at_a) for pair in quiet], bulk_bytes)
+    there = fit_pair_lines([(pair.at_a, pair.at_b) for pair in quiet], bulk_bytes)
+    back = fit_pair_lines([(pair.at_b, pair.at_a) for pair in quiet], bulk_bytes)
     links = []
     for place, (a, b) in enumerate(ends):
         still, busy = quiet[place], loaded.get((a, b))
@@ -125,7 +125,7 @@ def _links(outcome: Outcome, bulk_bytes: int) -> list[Link]:
 
 
 def _figures(
-    quiet: PairResult, busy: PairResult | None, line: Line, backend: tuple[str, BackendFigures] | None
+    quiet: PairResult, busy: PairResult | None, line: AlphaBetaLine, backend: tuple[str, BackendFigures] | None
 ) -> LinkFigures:
     """The direction from a to b: latency as its sender saw it, bandwidth as its receiver timed it.
 

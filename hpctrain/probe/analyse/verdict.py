@@ -7,23 +7,23 @@ from collections.abc import Sequence
 from ClusterShell.NodeSet import NodeSet
 
 from hpctrain.probe.faults.device_faults import device_faults
-from hpctrain.probe.faults.finding import Finding, found
+from hpctrain.probe.faults.finding import ProbeFinding, make_finding
 from hpctrain.probe.faults.host_faults import host_faults, interface_env
 from hpctrain.probe.faults.network_faults import network_faults, oversubscribed
 from hpctrain.probe.measure.clusters import SwitchTree
-from hpctrain.probe.measure.outcome import Outcome
+from hpctrain.probe.measure.outcome import ProbeOutcome
 from hpctrain.probe.measure.settings import ProbeSettings
 from hpctrain.records.topology.topology import DeviceType, Health, Node, Reason, Verdict
 
 
 def find_faults(
-    outcome: Outcome,
+    outcome: ProbeOutcome,
     nodes: Sequence[Node],
     types: dict[str, DeviceType],
     tree: SwitchTree,
     ratios: dict[int, float],
     settings: ProbeSettings,
-) -> list[Finding]:
+) -> list[ProbeFinding]:
     """Everything that was found wrong.
 
     Args:
@@ -41,14 +41,18 @@ def find_faults(
     ]
 
 
-def node_healths(outcome: Outcome, faults: Sequence[Finding]) -> dict[str, Health]:
+def node_healths(outcome: ProbeOutcome, faults: Sequence[ProbeFinding]) -> dict[str, Health]:
     """The verdict on each node: bad when it is to be left out, unknown when it could not be measured, degraded when it
     is used with a warning, else ok."""
     return {name: _health(name, outcome, faults) for name in outcome.nodes}
 
 
 def overall(
-    outcome: Outcome, healths: dict[str, Health], faults: Sequence[Finding], nodes: Sequence[Node], loopback: bool
+    outcome: ProbeOutcome,
+    healths: dict[str, Health],
+    faults: Sequence[ProbeFinding],
+    nodes: Sequence[Node],
+    loopback: bool,
 ) -> Verdict:
     """The verdict on the allocation. Nodes to be left out are a warning while more than half remain; with half or
     fewer, or nothing measured, or a fault of all, leaving nodes out does not help: refuse."""
@@ -68,14 +72,14 @@ def overall(
     )
 
 
-def _named(fault: Finding) -> Reason:
+def _named(fault: ProbeFinding) -> Reason:
     """The reason with the node that it is about."""
     if fault.node is None:
         return fault.reason
     return fault.reason.model_copy(update={"text": f"{fault.node}: {fault.reason.text}"})
 
 
-def _health(name: str, outcome: Outcome, faults: Sequence[Finding]) -> Health:
+def _health(name: str, outcome: ProbeOutcome, faults: Sequence[ProbeFinding]) -> Health:
     own = [fault for fault in faults if fault.node == name]
     reasons = [fault.reason for fault in own]
     if any(fault.severity == "exclude" for fault in own):
@@ -86,33 +90,37 @@ def _health(name: str, outcome: Outcome, faults: Sequence[Finding]) -> Health:
     return Health(verdict="degraded" if slow else "ok", reasons=reasons)
 
 
-def _unreachable(outcome: Outcome) -> list[Finding]:
+def _unreachable(outcome: ProbeOutcome) -> list[ProbeFinding]:
     fix = "look at its log in the job's output and at `scontrol show node`; leave it out meanwhile"
     return [
-        found(name, "exclude", "UNREACHABLE", why, "the coordinating node's connection to it", fix)
+        make_finding(name, "exclude", "UNREACHABLE", why, "the coordinating node's connection to it", fix)
         for name, why in outcome.lost.items()
     ]
 
 
-def _unmeasured(outcome: Outcome) -> list[Finding]:
+def _unmeasured(outcome: ProbeOutcome) -> list[ProbeFinding]:
     """PROBE_FAILED: what could not be measured, so that nothing is known of it: never a reason to leave a node out."""
     again = "run `hpctrain probe` again"
     parts = [
-        found(name, "warn", "PROBE_FAILED", f"its devices were not measured: {why}", "its measuring process", again)
+        make_finding(
+            name, "warn", "PROBE_FAILED", f"its devices were not measured: {why}", "its measuring process", again
+        )
         for name, why in outcome.devices_failed.items()
         if name not in outcome.lost
     ]
     parts += [
-        found(name, "warn", "PROBE_FAILED", "none of its links works", "every partner of its rounds", again)
+        make_finding(name, "warn", "PROBE_FAILED", "none of its links works", "every partner of its rounds", again)
         for name in sorted(_without_links(outcome))
     ]
     return parts + [
-        found(None, "warn", "PROBE_FAILED", f"link {a} - {b}: {why}", "both nodes answer the coordinating node", again)
+        make_finding(
+            None, "warn", "PROBE_FAILED", f"link {a} - {b}: {why}", "both nodes answer the coordinating node", again
+        )
         for (a, b), why in outcome.broken.items()
     ]
 
 
-def _without_links(outcome: Outcome) -> set[str]:
+def _without_links(outcome: ProbeOutcome) -> set[str]:
     """Living nodes whose every pair broke."""
     touched = {name for pair in outcome.broken for name in pair} - set(outcome.lost)
     if not touched:

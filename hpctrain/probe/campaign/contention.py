@@ -16,9 +16,9 @@ from hpctrain.probe.measure.clusters import SwitchTree
 from hpctrain.probe.measure.outcome import ContentionRound, PairResult
 from hpctrain.probe.measure.rounds import Pair, Round, rounds
 
-ROUNDS_A_LEVEL = 3
+ROUNDS_PER_LEVEL = 3
 """Of each kind; each matches other clusters."""
-LEAST_MEMBERS = 2
+MIN_MEMBERS = 2
 """A cluster of one node has no uplink to share."""
 OVERSUBSCRIBED_FROM = 1.5
 """Ratio from which it is worth saying; below, hashing of flows onto equal uplinks alone may cost as much."""
@@ -30,9 +30,9 @@ def contention_rounds(tree: SwitchTree, alive: Sequence[int], seed: int) -> list
     planned: list[Round] = []
     for height in range(1, len(tree.levels) + 1):
         families = _families(tree, height, alive, rng)
-        matches = [rounds(len(clusters), seed, ROUNDS_A_LEVEL) for clusters in families]
+        matches = [rounds(len(clusters), seed, ROUNDS_PER_LEVEL) for clusters in families]
         for alone in (True, False):
-            for turn in range(ROUNDS_A_LEVEL):
+            for turn in range(ROUNDS_PER_LEVEL):
                 pairs = [
                     pair
                     for clusters, schedule in zip(families, matches, strict=True)
@@ -87,7 +87,7 @@ def _families(tree: SwitchTree, height: int, alive: Sequence[int], rng: random.R
     for node in alive:
         if labels[node] >= 0:
             members.setdefault(int(above[node]), {}).setdefault(int(labels[node]), []).append(node)
-    families = [[nodes for nodes in family.values() if len(nodes) >= LEAST_MEMBERS] for family in members.values()]
+    families = [[nodes for nodes in family.values() if len(nodes) >= MIN_MEMBERS] for family in members.values()]
     for nodes in (nodes for family in families for nodes in family):
         rng.shuffle(nodes)
     return families

@@ -9,20 +9,20 @@ from dataclasses import replace
 import numpy as np
 
 from hpctrain.probe.campaign.contention import contention_rounds
-from hpctrain.probe.campaign.outliers import standing, suspect_links, suspects
+from hpctrain.probe.campaign.outliers import relative_performance, suspect_links, suspects
 from hpctrain.probe.campaign.prior import contradicts
-from hpctrain.probe.campaign.retest_candidates import MOST_LINKS, MOST_SUSPECTS, retest_links, retest_nodes
-from hpctrain.probe.measure.clusters import LEAST_NODES, SwitchTree, distances_of, infer_tree, told_tree
-from hpctrain.probe.measure.outcome import Outcome
-from hpctrain.probe.measure.pair_sampling import ROUNDS_SHARE_MAX, Groups, next_round, sampled_tree
+from hpctrain.probe.campaign.retest_candidates import MAX_LINKS, MAX_SUSPECTS, retest_links, retest_nodes
+from hpctrain.probe.measure.clusters import MIN_NODES_FOR_TREE, SwitchTree, declared_tree, distances_of, infer_tree
+from hpctrain.probe.measure.outcome import ProbeOutcome
+from hpctrain.probe.measure.pair_sampling import ROUNDS_SHARE_MAX, SwitchGroups, next_round, sampled_tree
 from hpctrain.probe.measure.rounds import Round, plan_rounds, rounds
 from hpctrain.probe.measure.settings import ProbeSettings
 
-LEAST_TO_RETEST = 4
+MIN_NODES_TO_RETEST = 4
 """Nodes: a suspect, a partner, and a good pair beside them."""
 
 
-def campaign(outcome: Outcome, settings: ProbeSettings) -> Iterator[list[Round]]:
+def measurement_schedule(outcome: ProbeOutcome, settings: ProbeSettings) -> Iterator[list[Round]]:
     """The rounds to run, a step at a time; each step is decided when the one before is in the outcome.
 
     First the rounds of the mode; in the mode sampled, further ones until it is known which nodes share a switch; then,
@@ -34,7 +34,7 @@ def campaign(outcome: Outcome, settings: ProbeSettings) -> Iterator[list[Round]]
         return
     if settings.mode == "sampled":
         yield from _sample(outcome, settings)
-    tree = tree_of(outcome, settings)
+    tree = switch_tree(outcome, settings)
     if tree.levels and settings.mode != "health":
         yield contention_rounds(tree, _alive(outcome), settings.seed)
     again = _retests(outcome, settings, tree)
@@ -42,56 +42,58 @@ def campaign(outcome: Outcome, settings: ProbeSettings) -> Iterator[list[Round]]
         yield again
 
 
-def tree_of(outcome: Outcome, settings: ProbeSettings) -> SwitchTree:
+def switch_tree(outcome: ProbeOutcome, settings: ProbeSettings) -> SwitchTree:
     """The switches, measured where the mode measures enough for it, else as Slurm tells them."""
-    told = _told(outcome)
-    if settings.loopback or len(outcome.alive) < LEAST_NODES:
+    declared = _declared_tree(outcome)
+    if settings.loopback or len(outcome.alive) < MIN_NODES_FOR_TREE:
         return SwitchTree()
     if settings.mode == "health":
-        return told
+        return declared
     if settings.mode == "sampled":
         groups = _groups(outcome)
-        return told if told.levels and not contradicts(told, groups) else sampled_tree(groups)
+        return declared if declared.levels and not contradicts(declared, groups) else sampled_tree(groups)
     return infer_tree(distances_of(outcome.matrix()))
 
 
-def doubts(outcome: Outcome, settings: ProbeSettings, tree: SwitchTree) -> tuple[list[int], list[tuple[int, int]]]:
+def retest_candidates(
+    outcome: ProbeOutcome, settings: ProbeSettings, tree: SwitchTree
+) -> tuple[list[int], list[tuple[int, int]]]:
     """Nodes and links that are to be measured again before anything is said of them; the worst first."""
     matrix = outcome.matrix()
-    now = standing(matrix, tree)
+    now = relative_performance(matrix, tree)
     nodes = suspects(now, settings.slow_ratio)
     if settings.mode == "health":
         return nodes, []  # too few pairs to tell what a link promises
     known = set(nodes)
-    links = [pair for pair in suspect_links(matrix, tree, now, MOST_LINKS + len(nodes)) if not known & set(pair)]
-    return nodes, links[:MOST_LINKS]
+    links = [pair for pair in suspect_links(matrix, tree, now, MAX_LINKS + len(nodes)) if not known & set(pair)]
+    return nodes, links[:MAX_LINKS]
 
 
-def _retests(outcome: Outcome, settings: ProbeSettings, tree: SwitchTree) -> list[Round]:
+def _retests(outcome: ProbeOutcome, settings: ProbeSettings, tree: SwitchTree) -> list[Round]:
     alive = _alive(outcome)
-    if len(alive) < LEAST_TO_RETEST:
+    if len(alive) < MIN_NODES_TO_RETEST:
         return []
-    nodes, links = doubts(outcome, settings, tree)
+    nodes, links = retest_candidates(outcome, settings, tree)
     good = [node for node in alive if node not in set(nodes)]
-    if len(good) < max(LEAST_TO_RETEST - 1, len(nodes)):
+    if len(good) < max(MIN_NODES_TO_RETEST - 1, len(nodes)):
         return []  # half of them are suspect: then nobody is
-    return retest_nodes(nodes[:MOST_SUSPECTS], good, tree) + retest_links(links, good, tree)
+    return retest_nodes(nodes[:MAX_SUSPECTS], good, tree) + retest_links(links, good, tree)
 
 
-def _first_step(outcome: Outcome, settings: ProbeSettings) -> ProbeSettings:
+def _first_step(outcome: ProbeOutcome, settings: ProbeSettings) -> ProbeSettings:
     """Where the switches were told, random pairs only judge the nodes: the search needs more of them."""
-    if settings.mode == "sampled" and _told(outcome).levels:
+    if settings.mode == "sampled" and _declared_tree(outcome).levels:
         return replace(settings, sampled_rounds=settings.health_rounds)
     return settings
 
 
-def _sample(outcome: Outcome, settings: ProbeSettings) -> Iterator[list[Round]]:
+def _sample(outcome: ProbeOutcome, settings: ProbeSettings) -> Iterator[list[Round]]:
     """Rounds that find out who shares a switch. Where that was told, rounds inside each leaf instead, and further ones
     only when these show that it does not hold."""
-    told = _told(outcome)
-    if told.levels:
-        yield _inside_leaves(told, _alive(outcome), settings.seed)
-        if not contradicts(told, _groups(outcome)):
+    declared = _declared_tree(outcome)
+    if declared.levels:
+        yield _inside_leaves(declared, _alive(outcome), settings.seed)
+        if not contradicts(declared, _groups(outcome)):
             return
     rng = random.Random(settings.seed)
     for _ in range(int(ROUNDS_SHARE_MAX * len(outcome.nodes)) - settings.sampled_rounds):
@@ -119,19 +121,19 @@ def _inside_leaves(tree: SwitchTree, alive: Sequence[int], seed: int) -> list[Ro
     ]
 
 
-def _groups(outcome: Outcome) -> Groups:
+def _groups(outcome: ProbeOutcome) -> SwitchGroups:
     alive = np.array([name not in outcome.lost for name in outcome.nodes])
-    return Groups(distances_of(outcome.matrix()), alive)
+    return SwitchGroups(distances_of(outcome.matrix()), alive)
 
 
-def _told(outcome: Outcome) -> SwitchTree:
+def _declared_tree(outcome: ProbeOutcome) -> SwitchTree:
     """What the file says that somebody gave, else what Slurm says: 'top.middle.leaf.node' for each node."""
-    given = told_tree([outcome.prior.get(name, ()) for name in outcome.nodes], "prior")
+    given = declared_tree([outcome.prior.get(name, ()) for name in outcome.nodes], "prior")
     if given.levels:
         return given
     texts = [outcome.joined[name].switches if name in outcome.joined else None for name in outcome.nodes]
-    return told_tree([text.split(".")[:-1] if text else [] for text in texts], "slurm")
+    return declared_tree([text.split(".")[:-1] if text else [] for text in texts], "slurm")
 
 
-def _alive(outcome: Outcome) -> list[int]:
+def _alive(outcome: ProbeOutcome) -> list[int]:
     return [index for index, name in enumerate(outcome.nodes) if name not in outcome.lost]

@@ -17,20 +17,20 @@ from hpctrain.records.topology.pair_matrix import PairMatrix
 Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.int_]
 
-REACHED = 0.9
-SPREADS = 4.0
+BANDWIDTH_QUANTILE = 0.9
+OUTLIER_DEVIATIONS = 4.0
 """A node is suspect beyond so many deviations (1.4826 MAD) of all nodes: in a crowded fabric they differ by chance."""
 LATENCY_WARN, LATENCY_EXCLUDE = 1.15, 1.5
 """Median latency over that of the peers: above the first a node is suspect, above the second it is left out."""
 LATENCY_FLOOR_S = 5e-6
 """Smaller differences are those of two processors, not of two networks."""
-LEAST_BELOW_SWITCH = 4
+MIN_PAIRS_BELOW_SWITCH = 4
 LINK_SUSPECT = 0.6
 """A link below this share of what its ends and its kind promise is measured again by itself."""
 
 
 @dataclass(frozen=True)
-class Standing:
+class RelativePerformance:
     """Where the nodes stand, by index; NaN for a node that measured nothing."""
 
     sent: Floats
@@ -48,40 +48,40 @@ class Standing:
         return np.fmin(self.sent, self.received)
 
 
-def standing(matrix: PairMatrix, tree: SwitchTree) -> Standing:
+def relative_performance(matrix: PairMatrix, tree: SwitchTree) -> RelativePerformance:
     """Where each node stands among its peers."""
     rate = np.where(np.isnan(matrix["bytes_per_s"]), matrix["isolated_bytes_per_s"], matrix["bytes_per_s"])
     relative = _unshared(_by_kind(rate, tree), tree)
     seconds = matrix["latency_p50_s"]
     slow = _quantile_rows(_by_kind(seconds, tree), 0.5)
     slow_ratio = slow / _median(slow)
-    return Standing(
-        sent=_relative(_quantile_rows(relative, REACHED)),
-        received=_relative(_quantile_rows(relative.T, REACHED)),
+    return RelativePerformance(
+        sent=_relative(_quantile_rows(relative, BANDWIDTH_QUANTILE)),
+        received=_relative(_quantile_rows(relative.T, BANDWIDTH_QUANTILE)),
         latency=slow_ratio,
         latency_excess_s=(slow_ratio - 1) * _median(seconds.ravel()),
         partners=np.isfinite(rate).sum(axis=1),
     )
 
 
-def suspects(now: Standing, slow_ratio: float) -> list[int]:
+def suspects(now: RelativePerformance, slow_ratio: float) -> list[int]:
     """Nodes that are to be measured again, the worst first."""
     behind = np.zeros(len(now.sent), dtype=bool)
     for values in (now.sent, now.received):
-        behind |= (values < slow_ratio) & (1 - values > SPREADS * _spread(values))
+        behind |= (values < slow_ratio) & (1 - values > OUTLIER_DEVIATIONS * _spread(values))
     behind |= is_late(now)
     order = np.argsort(np.nan_to_num(np.fmin(now.bandwidth, 1 / now.latency), nan=1.0), kind="stable")
     return [int(node) for node in order if behind[node]]
 
 
-def is_late(now: Standing) -> npt.NDArray[np.bool_]:
+def is_late(now: RelativePerformance) -> npt.NDArray[np.bool_]:
     """Nodes whose latency is clearly above that of their peers."""
     late = (now.latency > LATENCY_WARN) & (now.latency_excess_s > LATENCY_FLOOR_S)
-    clear: npt.NDArray[np.bool_] = late & (now.latency - 1 > SPREADS * _spread(now.latency))
+    clear: npt.NDArray[np.bool_] = late & (now.latency - 1 > OUTLIER_DEVIATIONS * _spread(now.latency))
     return clear
 
 
-def suspect_links(matrix: PairMatrix, tree: SwitchTree, now: Standing, most: int) -> list[tuple[int, int]]:
+def suspect_links(matrix: PairMatrix, tree: SwitchTree, now: RelativePerformance, most: int) -> list[tuple[int, int]]:
     """Links far below what their two ends do with others, the worst first, at most `most`."""
     rate = np.where(np.isnan(matrix["bytes_per_s"]), matrix["isolated_bytes_per_s"], matrix["bytes_per_s"])
     promised = np.minimum(now.sent[:, None], now.received[None, :])
@@ -98,7 +98,7 @@ def _unshared(relative: Floats, tree: SwitchTree) -> Floats:
     if not tree.levels:
         return relative
     below = (tree.pair_levels == 1) & np.isfinite(relative)
-    enough = below.sum(axis=1) >= LEAST_BELOW_SWITCH
+    enough = below.sum(axis=1) >= MIN_PAIRS_BELOW_SWITCH
     return np.where(below | ~(enough[:, None] & enough[None, :]), relative, np.nan)
 
 

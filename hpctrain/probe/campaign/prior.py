@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hpctrain.probe.measure.clusters import SwitchTree
-from hpctrain.probe.measure.pair_sampling import Groups
+from hpctrain.probe.measure.pair_sampling import SwitchGroups
 from hpctrain.records.topology.topology import Topology
 
-Prior = Mapping[str, Sequence[str]]
+PriorSwitches = Mapping[str, Sequence[str]]
 """Node -> the switches above it, the highest first."""
 
 
-def prior_of(topology: Topology) -> Prior:
+def switches_of(topology: Topology) -> PriorSwitches:
     """The switches of an earlier probe, or of another tool's file (`hpctrain topology import`)."""
     above: dict[str, list[str]] = {}
     for cluster in sorted(topology.fabric.clusters, key=lambda cluster: -cluster.level):
@@ -23,15 +23,15 @@ def prior_of(topology: Topology) -> Prior:
     return above
 
 
-def contradicts(told: SwitchTree, groups: Groups) -> bool:
+def contradicts(declared: SwitchTree, groups: SwitchGroups) -> bool:
     """Whether latencies show that a node is not on the switch that was told: most of its measured pairs on it are far.
 
     Where latencies do not tell near from far, nothing contradicts. Two told switches that are one in truth do not
     either: what is told of them holds, and is finer than a latency sees.
     """
-    if groups.near_below is None or not told.levels:
+    if groups.near_below is None or not declared.levels:
         return False
-    labels = told.levels[0]
+    labels = declared.levels[0]
     measured = np.isfinite(groups.latency) & groups.alive[:, None] & groups.alive[None, :]
     inside = measured & (labels[:, None] == labels[None, :]) & (labels >= 0)[:, None]
     np.fill_diagonal(inside, False)

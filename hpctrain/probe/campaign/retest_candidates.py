@@ -12,17 +12,17 @@ from hpctrain.probe.measure.clusters import SwitchTree
 from hpctrain.probe.measure.outcome import PairResult
 from hpctrain.probe.measure.rounds import Pair, Round
 
-PARTNERS = 2
-REPEATS = 3
+RETEST_PARTNERS = 2
+RETEST_REPEATS = 3
 """Times with each partner; the median of them counts, so that one burst of a neighbour decides nothing."""
 PAIRS_AT_ONCE = 16
 """Suspects and good pairs of one round together: the network is to be quiet."""
-MOST_SUSPECTS = 64
-MOST_LINKS = 16
+MAX_SUSPECTS = 64
+MAX_LINKS = 16
 
 
 @dataclass(frozen=True)
-class Confirmed:
+class RetestResult:
     """What a node reached with its better partner, relative to good pairs in the same rounds."""
 
     sent: float
@@ -43,9 +43,9 @@ def retest_nodes(suspects: Sequence[int], good: Sequence[int], tree: SwitchTree)
     batch = max(1, min(PAIRS_AT_ONCE // 2, len(good) // 4 or 1))
     for start in range(0, len(suspects), batch):
         some = suspects[start : start + batch]
-        for turn in range(PARTNERS):
+        for turn in range(RETEST_PARTNERS):
             pairs = _with_partners(some, good, tree, turn)
-            planned += [Round(tuple(pairs), alone=True, purpose="retest")] * REPEATS
+            planned += [Round(tuple(pairs), alone=True, purpose="retest")] * RETEST_REPEATS
     return planned
 
 
@@ -63,7 +63,7 @@ def retest_links(links: Sequence[Pair], good: Sequence[int], tree: SwitchTree) -
                 busy |= used
         left = [pair for pair in left if pair not in some]
         pairs = some + _controls(some, good, tree)
-        planned += [Round(tuple(pairs), alone=True, purpose="retest")] * REPEATS
+        planned += [Round(tuple(pairs), alone=True, purpose="retest")] * RETEST_REPEATS
     return planned
 
 
@@ -71,13 +71,13 @@ def _switches(node: int, tree: SwitchTree) -> list[tuple[int, int]]:
     return [(height, int(labels[node])) for height, labels in enumerate(tree.levels)]
 
 
-def confirmed_nodes(
+def retested_nodes(
     results: Sequence[PairResult], suspects: Sequence[str], links: Sequence[tuple[str, str]]
-) -> dict[str, Confirmed]:
+) -> dict[str, RetestResult]:
     """What the suspects reached; those that were not measured again are absent."""
     doubted = set(suspects)
     usual = _usual(results, doubted, set(links))
-    found: dict[str, Confirmed] = {}
+    found: dict[str, RetestResult] = {}
     for name in suspects:
         by_partner: dict[str, list[tuple[float, float, float]]] = {}
         for result in results:
@@ -90,7 +90,7 @@ def confirmed_nodes(
             continue
         rate, latency = usual
         medians = [[statistics.median(column) for column in zip(*rows, strict=True)] for rows in by_partner.values()]
-        found[name] = Confirmed(
+        found[name] = RetestResult(
             sent=max(row[0] for row in medians) / rate,
             received=max(row[1] for row in medians) / rate,
             latency=min(row[2] for row in medians) / latency,
@@ -99,7 +99,7 @@ def confirmed_nodes(
     return found
 
 
-def confirmed_links(
+def retested_links(
     results: Sequence[PairResult], suspects: Sequence[str], links: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], tuple[float, float]]:
     """(first to second, back) of each suspected link, relative to good pairs in the same rounds.

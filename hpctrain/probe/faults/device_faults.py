@@ -7,22 +7,22 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from hpctrain.base.units import format_si
-from hpctrain.probe.faults.finding import Finding, found
+from hpctrain.probe.faults.finding import ProbeFinding, make_finding
 from hpctrain.records.topology.topology import Device, DeviceType, Node
 
 SLOW_CUDA = 0.97
 """GPUs of one kind differ by 1 or 2 %; processors by more, and their figures by what else runs on them."""
 SLOW_CPU = 0.80
-SPREADS = 4.0
+OUTLIER_DEVIATIONS = 4.0
 _HELD_BACK = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
 """Reasons that are never normal. A software power cap is, under load; slow clocks show in the figures."""
 CPU_QUOTA = "cpu_quota"
 """The one reason of a CPU device."""
 
-Places = Sequence[tuple[Node, Device]]
+NodeDevices = Sequence[tuple[Node, Device]]
 
 
-def device_faults(nodes: Sequence[Node], types: dict[str, DeviceType], most: float = 1.0) -> list[Finding]:
+def device_faults(nodes: Sequence[Node], types: dict[str, DeviceType], most: float = 1.0) -> list[ProbeFinding]:
     """Everything that is wrong with the devices of these nodes.
 
     Args:
@@ -33,7 +33,7 @@ def device_faults(nodes: Sequence[Node], types: dict[str, DeviceType], most: flo
     return told + slow_devices(places, types, most)
 
 
-def pcie_downshift(places: Places) -> list[Finding]:
+def pcie_downshift(places: NodeDevices) -> list[ProbeFinding]:
     """PCIE_DOWNSHIFT: fewer lanes or an older generation than both ends are capable of, while data flows."""
     faults = []
     for node, device in places:
@@ -46,11 +46,11 @@ def pcie_downshift(places: Places) -> list[Finding]:
                 f"capable of Gen{link.generation_max} x{link.width_max}, read under load{_peer_words(places, device)}"
             )
             fix = "ask the administrators to reseat the card or its riser; leave the node out meanwhile"
-            faults.append(found(node.id, "exclude", "PCIE_DOWNSHIFT", text, evidence, fix))
+            faults.append(make_finding(node.id, "exclude", "PCIE_DOWNSHIFT", text, evidence, fix))
     return faults
 
 
-def p2p_disabled(places: Places) -> list[Finding]:
+def p2p_disabled(places: NodeDevices) -> list[ProbeFinding]:
     """P2P_DISABLED: a device cannot read a neighbour's memory, though the same devices of other nodes can or NVLink
     joins them. Where no node can, that is how these devices are."""
     able = {(device.type, device.id, peer) for _, device in places for peer, word in device.p2p.items() if word == "ok"}
@@ -65,11 +65,11 @@ def p2p_disabled(places: Places) -> list[Finding]:
             text = f"{device.id} cannot reach the memory of {', '.join(sorted(lost))}"
             evidence = "the same devices of other nodes can, or NVLink joins these"
             fix = "ask the administrators to look at ACS and the IOMMU (NCCL_P2P_DISABLE=1 goes on without, slower)"
-            faults.append(found(node.id, "exclude", "P2P_DISABLED", text, evidence, fix))
+            faults.append(make_finding(node.id, "exclude", "P2P_DISABLED", text, evidence, fix))
     return faults
 
 
-def nvlink_down(places: Places) -> list[Finding]:
+def nvlink_down(places: NodeDevices) -> list[ProbeFinding]:
     """NVLINK_DOWN: links of NVLink that are there and not up."""
     faults = []
     for node, device in places:
@@ -79,11 +79,11 @@ def nvlink_down(places: Places) -> list[Finding]:
                 f"{link.active} of {link.links} links to {peer} are up" for peer, link in sorted(down.items())
             )
             fix = "ask the administrators to look at the fabric manager and reset the GPUs; leave the node out"
-            faults.append(found(node.id, "exclude", "NVLINK_DOWN", text, "NVML's state of each link", fix))
+            faults.append(make_finding(node.id, "exclude", "NVLINK_DOWN", text, "NVML's state of each link", fix))
     return faults
 
 
-def throttled(places: Places) -> list[Finding]:
+def throttled(places: NodeDevices) -> list[ProbeFinding]:
     """THROTTLED: clocks held down by heat, a power brake or the hardware itself."""
     faults = []
     for node, device in places:
@@ -92,11 +92,11 @@ def throttled(places: Places) -> list[Finding]:
             drawn = f", at {device.power_w:.0f} W" if device.power_w is not None else ""
             text = f"{device.id} was held back under load: {', '.join(held)}{drawn}"
             fix = "ask the administrators to look at cooling and power of the node"
-            faults.append(found(node.id, "warn", "THROTTLED", text, "NVML's reasons, read under load", fix))
+            faults.append(make_finding(node.id, "warn", "THROTTLED", text, "NVML's reasons, read under load", fix))
     return faults
 
 
-def quota_reached(places: Places) -> list[Finding]:
+def quota_reached(places: NodeDevices) -> list[ProbeFinding]:
     """THROTTLED: a CPU quota that stops this processor and not those of most nodes. Where it stops most, that is what
     the job was given."""
     held = [(node, device) for node, device in places if CPU_QUOTA in device.throttle_reasons]
@@ -105,15 +105,15 @@ def quota_reached(places: Places) -> list[Finding]:
     evidence = "cpu.stat of its cgroup while it computed; most other nodes were not stopped"
     fix = "look at the CPU limit of its job or container (cpu.max, cpu.cfs_quota_us)"
     return [
-        found(node.id, "warn", "THROTTLED", f"{device.id} was stopped by a CPU quota under load", evidence, fix)
+        make_finding(node.id, "warn", "THROTTLED", f"{device.id} was stopped by a CPU quota under load", evidence, fix)
         for node, device in held
     ]
 
 
-def broken_memory(places: Places) -> list[Finding]:
+def broken_memory(places: NodeDevices) -> list[ProbeFinding]:
     """ECC_ERRORS: memory that lost data; the next error ends the training, or worse, does not."""
     return [
-        found(
+        make_finding(
             node.id,
             "exclude",
             "ECC_ERRORS",
@@ -127,7 +127,7 @@ def broken_memory(places: Places) -> list[Finding]:
     ]
 
 
-def slow_devices(places: Places, types: dict[str, DeviceType], most: float = 1.0) -> list[Finding]:
+def slow_devices(places: NodeDevices, types: dict[str, DeviceType], most: float = 1.0) -> list[ProbeFinding]:
     """SLOW_NODE: a figure of a device well below the median of the devices of its type.
 
     Nodes of one machine take turns on its cores and its memory: which of them got less says nothing of a processor.
@@ -148,7 +148,7 @@ def slow_devices(places: Places, types: dict[str, DeviceType], most: float = 1.0
     return faults
 
 
-def _below(values: dict[tuple[str, str], float], ratio: float, what: str, unit: str) -> Iterator[Finding]:
+def _below(values: dict[tuple[str, str], float], ratio: float, what: str, unit: str) -> Iterator[ProbeFinding]:
     if len(values) < 2:
         return  # nothing to compare with
     middle = statistics.median(values.values())
@@ -156,12 +156,12 @@ def _below(values: dict[tuple[str, str], float], ratio: float, what: str, unit: 
     away = [abs(value - middle) for value in values.values()] if len(values) > 2 else [0.0]
     spread = 1.4826 * statistics.median(away)
     for (node, device), value in values.items():
-        if value < ratio * middle and middle - value > SPREADS * spread:
+        if value < ratio * middle and middle - value > OUTLIER_DEVIATIONS * spread:
             share = f"{value / middle:.0%} of the median {format_si(middle, unit)}"
             text = f"{device} {what} {format_si(value, unit)} is {share}"
             evidence = f"{len(values)} devices of its type"
             fix = "run `hpctrain probe` again; if it stays, tell the administrators, or let the plan give it less work"
-            yield found(node, "warn", "SLOW_NODE", text, evidence, fix)
+            yield make_finding(node, "warn", "SLOW_NODE", text, evidence, fix)
 
 
 def _figures(device: Device) -> Iterable[tuple[str, str, float]]:
@@ -171,7 +171,7 @@ def _figures(device: Device) -> Iterable[tuple[str, str, float]]:
         yield "memory bandwidth", "B/s", device.memory_bytes_per_s
 
 
-def _peer_words(places: Places, device: Device) -> str:
+def _peer_words(places: NodeDevices, device: Device) -> str:
     """How the other devices of its type are linked."""
     others = Counter(
         (other.pcie.generation, other.pcie.width)
@@ -184,7 +184,7 @@ def _peer_words(places: Places, device: Device) -> str:
     return f"; {count} of {others.total()} others run Gen{generation} x{width}"
 
 
-CHECKS: tuple[Callable[[Places], list[Finding]], ...] = (
+CHECKS: tuple[Callable[[NodeDevices], list[ProbeFinding]], ...] = (
     pcie_downshift,
     p2p_disabled,
     nvlink_down,

@@ -11,7 +11,7 @@ Severity = Literal["note", "warn", "exclude", "refuse"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class ProbeFinding:
     """A fault. A check that could not run makes none."""
 
     node: str | None
@@ -21,7 +21,7 @@ class Finding:
     reason: Reason
 
 
-def found(node: str | None, severity: Severity, code: str, text: str, evidence: str, fix: str) -> Finding:
+def make_finding(node: str | None, severity: Severity, code: str, text: str, evidence: str, fix: str) -> ProbeFinding:
     """A finding from its parts.
 
     Args:
@@ -29,4 +29,4 @@ def found(node: str | None, severity: Severity, code: str, text: str, evidence: 
         evidence: what it was compared with, how often.
         fix: what to do next, as an imperative.
     """
-    return Finding(node, severity, Reason(code=code, text=text, evidence=evidence, fix=fix))
+    return ProbeFinding(node, severity, Reason(code=code, text=text, evidence=evidence, fix=fix))

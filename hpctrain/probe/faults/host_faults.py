@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from ClusterShell.NodeSet import NodeSet
 
 from hpctrain.base.units import format_seconds
-from hpctrain.probe.faults.finding import Finding, found
+from hpctrain.probe.faults.finding import ProbeFinding, make_finding
 from hpctrain.records.topology.topology import Node
 
 CLOCK_SKEW_S = 0.5
@@ -25,12 +25,12 @@ _LOCAL_ONLY = ("docker", "veth", "virbr", "br-", "cni", "flannel", "podman", "lx
 """Interfaces that lead to containers of the same machine."""
 
 
-def host_faults(nodes: Sequence[Node]) -> list[Finding]:
+def host_faults(nodes: Sequence[Node]) -> list[ProbeFinding]:
     """Everything that is wrong with the systems of these nodes."""
     return [fault for check in CHECKS for fault in check(nodes)]
 
 
-def wrong_interface(nodes: Sequence[Node]) -> list[Finding]:
+def wrong_interface(nodes: Sequence[Node]) -> list[ProbeFinding]:
     """WRONG_INTERFACE: reached over a bridge of containers, or over another interface than nearly all, which it has."""
     used = Counter(node.iface for node in nodes if node.iface)
     usual, count = used.most_common(1)[0] if used else ("", 0)
@@ -49,11 +49,11 @@ def wrong_interface(nodes: Sequence[Node]) -> list[Finding]:
         fix = f"set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to {usual}, or give --addr"
         if usual.startswith(_LOCAL_ONLY):
             fix = "give each node's address on the cluster's network with --addr"
-        faults.append(found(node.id, "warn", "WRONG_INTERFACE", why, evidence, fix))
+        faults.append(make_finding(node.id, "warn", "WRONG_INTERFACE", why, evidence, fix))
     return faults
 
 
-def loopback_hostname(nodes: Sequence[Node]) -> list[Finding]:
+def loopback_hostname(nodes: Sequence[Node]) -> list[ProbeFinding]:
     """LOOPBACK_HOSTNAME: the node's own name leads to itself, and Gloo listens where the name leads."""
     faults = []
     for node in nodes:
@@ -67,11 +67,11 @@ def loopback_hostname(nodes: Sequence[Node]) -> list[Finding]:
             else "set GLOO_SOCKET_IFNAME to the cluster's interface"
         )
         evidence = f"the others reach it at {node.addr}; hpctrain sets the variable for its own workers"
-        faults.append(found(node.id, "note", "LOOPBACK_HOSTNAME", text, evidence, fix))
+        faults.append(make_finding(node.id, "note", "LOOPBACK_HOSTNAME", text, evidence, fix))
     return faults
 
 
-def mtu_mismatch(nodes: Sequence[Node]) -> list[Finding]:
+def mtu_mismatch(nodes: Sequence[Node]) -> list[ProbeFinding]:
     """MTU_MISMATCH: packets that some nodes send are too large for others."""
     sizes = {node.id: node.host_facts.mtu.get(node.iface or "") for node in nodes if node.host_facts}
     groups = _groups({name: size for name, size in sizes.items() if size})
@@ -79,10 +79,10 @@ def mtu_mismatch(nodes: Sequence[Node]) -> list[Finding]:
         return []
     text = f"interfaces differ in MTU: {_listing(groups)}"
     fix = "ask the administrators for one MTU; until then name nodes of one kind with --nodelist"
-    return [found(None, "warn", "MTU_MISMATCH", text, f"{len(sizes)} nodes told theirs", fix)]
+    return [make_finding(None, "warn", "MTU_MISMATCH", text, f"{len(sizes)} nodes told theirs", fix)]
 
 
-def clock_skew(nodes: Sequence[Node]) -> list[Finding]:
+def clock_skew(nodes: Sequence[Node]) -> list[ProbeFinding]:
     """CLOCK_SKEW: a clock that is off from the median of all."""
     offsets = {
         node.id: node.host_facts.clock_offset_s
@@ -95,7 +95,7 @@ def clock_skew(nodes: Sequence[Node]) -> list[Finding]:
         return _skew_of_two(offsets)
     middle = statistics.median(offsets.values())
     return [
-        found(
+        make_finding(
             name,
             "warn",
             "CLOCK_SKEW",
@@ -108,16 +108,16 @@ def clock_skew(nodes: Sequence[Node]) -> list[Finding]:
     ]
 
 
-def _skew_of_two(offsets: dict[str, float]) -> list[Finding]:
+def _skew_of_two(offsets: dict[str, float]) -> list[ProbeFinding]:
     """Of two clocks that differ, either may be the wrong one: it is a fault of neither node."""
     (first, one), (second, other) = offsets.items()
     if abs(other - one) <= CLOCK_SKEW_S:
         return []
     text = f"the clocks of {first} and {second} are {format_seconds(abs(other - one))} apart"
-    return [found(None, "warn", "CLOCK_SKEW", text, "their own round trips", _CLOCK_FIX)]
+    return [make_finding(None, "warn", "CLOCK_SKEW", text, "their own round trips", _CLOCK_FIX)]
 
 
-def mixed_drivers(nodes: Sequence[Node]) -> list[Finding]:
+def mixed_drivers(nodes: Sequence[Node]) -> list[ProbeFinding]:
     """MIXED_DRIVERS: several versions of one driver; another branch of it may refuse to talk to this one."""
     versions = {node.id: device.driver for node in nodes for device in node.devices[:1] if device.driver}
     groups = _groups(versions)
@@ -129,7 +129,7 @@ def mixed_drivers(nodes: Sequence[Node]) -> list[Finding]:
     )
     text = f"{len(groups)} driver versions: {_listing(groups)}"
     return [
-        found(
+        make_finding(
             None,
             "warn" if len(branches) > 1 else "note",
             "MIXED_DRIVERS",
@@ -140,7 +140,7 @@ def mixed_drivers(nodes: Sequence[Node]) -> list[Finding]:
     ]
 
 
-def tcp_fallback(nodes: Sequence[Node]) -> list[Finding]:
+def tcp_fallback(nodes: Sequence[Node]) -> list[ProbeFinding]:
     """TCP_FALLBACK: no InfiniBand or Slingshot interface is up on this node, while nearly all others have one: NCCL
     takes TCP to and from it. The probe itself speaks TCP, so this is all that it can see of it."""
     told = {
@@ -154,7 +154,10 @@ def tcp_fallback(nodes: Sequence[Node]) -> list[Finding]:
         return []
     fix = "leave it out, or ask the administrators to bring its link up (ibstat shows the state of the port)"
     text = "has no InfiniBand or Slingshot interface that is up: NCCL falls back to TCP"
-    return [found(name, "warn", "TCP_FALLBACK", text, f"{able} of {len(told)} nodes have one", fix) for name in without]
+    return [
+        make_finding(name, "warn", "TCP_FALLBACK", text, f"{able} of {len(told)} nodes have one", fix)
+        for name in without
+    ]
 
 
 def interface_env(nodes: Sequence[Node]) -> dict[str, str]:
@@ -192,7 +195,7 @@ def _listing(groups: dict[str, list[str]]) -> str:
     return "; ".join(f"{value} on {NodeSet.fromlist(names)}" for value, names in groups.items())
 
 
-CHECKS: tuple[Callable[[Sequence[Node]], list[Finding]], ...] = (
+CHECKS: tuple[Callable[[Sequence[Node]], list[ProbeFinding]], ...] = (
     wrong_interface,
     loopback_hostname,
     mtu_mismatch,

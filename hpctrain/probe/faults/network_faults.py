@@ -6,12 +6,12 @@ from collections import Counter
 from dataclasses import dataclass
 
 from hpctrain.probe.campaign.contention import OVERSUBSCRIBED_FROM
-from hpctrain.probe.campaign.measurement_schedule import doubts
-from hpctrain.probe.campaign.outliers import LATENCY_EXCLUDE, LATENCY_WARN, Standing, standing
-from hpctrain.probe.campaign.retest_candidates import Confirmed, confirmed_links, confirmed_nodes
-from hpctrain.probe.faults.finding import Finding, Severity, found
+from hpctrain.probe.campaign.measurement_schedule import retest_candidates
+from hpctrain.probe.campaign.outliers import LATENCY_EXCLUDE, LATENCY_WARN, RelativePerformance, relative_performance
+from hpctrain.probe.campaign.retest_candidates import RetestResult, retested_links, retested_nodes
+from hpctrain.probe.faults.finding import ProbeFinding, Severity, make_finding
 from hpctrain.probe.measure.clusters import SwitchTree
-from hpctrain.probe.measure.outcome import Outcome
+from hpctrain.probe.measure.outcome import ProbeOutcome
 from hpctrain.probe.measure.settings import ProbeSettings
 
 UNCONFIRMED_RATIO = 0.8
@@ -21,60 +21,60 @@ ASYMMETRIC_RATIO = 0.8
 SHARED_RATIO = 0.7
 """Of nodes of one machine, the share of the peers' bandwidth below which one is slow: they take turns on its cores,
 which costs one or the other some of its bandwidth and any of them its latency."""
-LEAST_NODES = 3
+MIN_NODES_TO_COMPARE = 3
 """Of two, either may be the slow one."""
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _SuspectFigures:
     """What is known of one suspect: beside all its partners, and once more beside good pairs where that was done."""
 
     sent: float
     received: float
     latency: float
     partners: int
-    again: Confirmed | None
+    again: RetestResult | None
 
     @property
     def bandwidth(self) -> float:
         return min(self.sent, self.received)
 
 
-def network_faults(outcome: Outcome, tree: SwitchTree, settings: ProbeSettings) -> list[Finding]:
+def network_faults(outcome: ProbeOutcome, tree: SwitchTree, settings: ProbeSettings) -> list[ProbeFinding]:
     """Everything that is wrong with the network, as far as it was measured."""
-    if len(outcome.alive) < LEAST_NODES:
+    if len(outcome.alive) < MIN_NODES_TO_COMPARE:
         return []
-    suspects, links = doubts(outcome, settings, tree)
+    suspects, links = retest_candidates(outcome, settings, tree)
     names, pairs = [outcome.nodes[node] for node in suspects], [(outcome.nodes[a], outcome.nodes[b]) for a, b in links]
-    now = standing(outcome.matrix(), tree)
-    again = confirmed_nodes(outcome.retests, names, pairs)
+    now = relative_performance(outcome.matrix(), tree)
+    again = retested_nodes(outcome.retests, names, pairs)
     together = _of_one_machine(outcome)
     faults = []
     for node, name in zip(suspects, names, strict=True):
-        fault = _judge(name, _seen(now, node, again.get(name)), settings, name in together)
+        fault = _judge(name, _suspect_figures(now, node, again.get(name)), settings, name in together)
         if fault is not None:
             faults.append(fault)
-    for (a, b), (there, back) in confirmed_links(outcome.retests, names, pairs).items():
+    for (a, b), (there, back) in retested_links(outcome.retests, names, pairs).items():
         if min(there, back) < (SHARED_RATIO if {a, b} & together else UNCONFIRMED_RATIO):
             faults.append(_slow_link(a, b, there, back))
     return faults
 
 
-def _of_one_machine(outcome: Outcome) -> set[str]:
+def _of_one_machine(outcome: ProbeOutcome) -> set[str]:
     """Nodes that share their machine with another one."""
     machines = {name: place.facts.boot_id for name, place in outcome.joined.items() if place.facts}
     count = Counter(machine for machine in machines.values() if machine is not None)
     return {name for name, machine in machines.items() if machine is not None and count[machine] > 1}
 
 
-def oversubscribed(ratios: dict[int, float]) -> list[Finding]:
+def oversubscribed(ratios: dict[int, float]) -> list[ProbeFinding]:
     """OVERSUBSCRIBED: levels of switches that carry less than their nodes send.
 
     Args:
         ratios: of each level, with those below it.
     """
     return [
-        found(
+        make_finding(
             None,
             "note",
             "OVERSUBSCRIBED",
@@ -87,12 +87,12 @@ def oversubscribed(ratios: dict[int, float]) -> list[Finding]:
     ]
 
 
-def _seen(now: Standing, node: int, again: Confirmed | None) -> _Seen:
+def _suspect_figures(now: RelativePerformance, node: int, again: RetestResult | None) -> _SuspectFigures:
     figures = (float(now.sent[node]), float(now.received[node]), float(now.latency[node]))
-    return _Seen(*figures, int(now.partners[node]), again)
+    return _SuspectFigures(*figures, int(now.partners[node]), again)
 
 
-def _judge(name: str, seen: _Seen, settings: ProbeSettings, shared: bool) -> Finding | None:
+def _judge(name: str, seen: _SuspectFigures, settings: ProbeSettings, shared: bool) -> ProbeFinding | None:
     """What is said of a suspect; None when good partners showed that it is as fast as others.
 
     Args:
@@ -114,25 +114,25 @@ def _judge(name: str, seen: _Seen, settings: ProbeSettings, shared: bool) -> Fin
     severity: Severity = "exclude" if leave_out else "warn"
     fix = f"leave it out with --exclude={name}" if leave_out else "let the plan give it less traffic, or probe again"
     if slow and _is_one_sided(seen):
-        return found(
+        return make_finding(
             name, severity, "ASYMMETRIC", _sides(seen), _evidence(seen), f"{fix}; its cable or port may be bad"
         )
     text = f"its bandwidth is {_figure(seen.bandwidth)} of the median" if slow else ""
     if late:
         text += f"{' and ' if text else ''}its latency is {seen.latency:.1f} times the median"
-    return found(name, severity, "SLOW_NODE", text, _evidence(seen), fix)
+    return make_finding(name, severity, "SLOW_NODE", text, _evidence(seen), fix)
 
 
-def _is_one_sided(seen: _Seen) -> bool:
+def _is_one_sided(seen: _SuspectFigures) -> bool:
     sent, received = (seen.sent, seen.received) if seen.again is None else (seen.again.sent, seen.again.received)
     return min(sent, received) < ASYMMETRIC_RATIO * max(sent, received)
 
 
-def _sides(seen: _Seen) -> str:
+def _sides(seen: _SuspectFigures) -> str:
     return f"it sends at {_figure(seen.sent)} and receives at {_figure(seen.received)} of the median"
 
 
-def _evidence(seen: _Seen) -> str:
+def _evidence(seen: _SuspectFigures) -> str:
     if seen.again is None:
         return f"{seen.partners} partners; not measured again"
     return (
@@ -141,12 +141,12 @@ def _evidence(seen: _Seen) -> str:
     )
 
 
-def _slow_link(a: str, b: str, there: float, back: float) -> Finding:
+def _slow_link(a: str, b: str, there: float, back: float) -> ProbeFinding:
     text = f"link {a} - {b}: {_figure(there)} of good pairs there, {_figure(back)} back"
     evidence = "measured by itself again; both nodes are as fast as others with other partners"
     fix = "the plan keeps heavy traffic off it; tell the administrators if it stays"
     one_sided = min(there, back) < ASYMMETRIC_RATIO * max(there, back)
-    return found(None, "warn", "ASYMMETRIC" if one_sided else "SLOW_LINK", text, evidence, fix)
+    return make_finding(None, "warn", "ASYMMETRIC" if one_sided else "SLOW_LINK", text, evidence, fix)
 
 
 def _figure(ratio: float) -> str:

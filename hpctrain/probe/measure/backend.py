@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from hpctrain.probe.measure.figures import Rungs
+from hpctrain.probe.measure.figures import SizeTimes
 from hpctrain.probe.measure.line_fit import fit_lines
 from hpctrain.probe.measure.rounds import Pair, rounds
 from hpctrain.records.format.document import Part
 from hpctrain.records.topology.link import BackendFigures
 
-ROUNDS_MOST = 15
+MAX_ROUNDS = 15
 """Rounds of a large group: every node meets so many others, and the classes get their medians."""
 SIZES = (8, 1024, 16384, 131072, 2**19, 2**21, 2**23)
 """Bytes of the messages. The first one is also the answer."""
 LARGE_BYTES = 131072
-TIMES, TIMES_LARGE, TIMES_LEAST = 12, 5, 3
+TIMES, TIMES_LARGE, TIMES_MIN = 12, 5, 3
 """Messages of a size; of those above LARGE_BYTES; and of any size when the time is up."""
 WARM_UP, WARM_UP_LARGER = 5, 1
 """Messages of the first size, and of each other one, that do not count."""
@@ -31,15 +31,15 @@ class BackendReport(Part):
 
     backend: str
     """gloo or nccl."""
-    times: dict[int, Rungs]
+    times: dict[int, SizeTimes]
     """Peer's rank -> (bytes, one-way seconds) of messages to it."""
     network: str | None = None
     """What NCCL says that it uses between nodes: IB, Socket."""
 
 
-def meetings(world: int, seed: int) -> list[list[Pair]]:
+def backend_rounds(world: int, seed: int) -> list[list[Pair]]:
     """The rounds in which ranks meet: all pairs of a small group, the first rounds of a large one."""
-    return rounds(world, seed)[:ROUNDS_MOST]
+    return rounds(world, seed)[:MAX_ROUNDS]
 
 
 def times_of(size: int) -> int:

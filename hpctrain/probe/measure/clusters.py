@@ -14,11 +14,11 @@ from hpctrain.records.topology.pair_matrix import PairMatrix
 Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.int_]
 
-LEAST_NODES = 8
+MIN_NODES_FOR_TREE = 8
 """Fewer nodes differ by chance as much as by a switch, and every pair of them is in the file anyway."""
-LEAST_GAP = 0.10
+MIN_GAP = 0.10
 """A level of switches adds at least this share to the latency of the level below."""
-LEAST_SEPARATION = 3.0
+MIN_SEPARATION = 3.0
 """And at least this many standard deviations of the latencies within its clusters."""
 
 
@@ -58,7 +58,7 @@ def infer_tree(sided: Floats) -> SwitchTree:
     before. Nodes without any figure get -1.
     """
     known = np.flatnonzero(np.isfinite(sided).sum(axis=1) > 0)
-    if len(known) < LEAST_NODES:
+    if len(known) < MIN_NODES_FOR_TREE:
         return SwitchTree()
     distances = _completed(sided[np.ix_(known, known)].astype(np.float64))
     distances = _without_node_effects(distances)
@@ -103,7 +103,7 @@ def _cuts(distances: Floats) -> list[Ints]:
 
     tree = linkage(squareform(distances, checks=False), "average")
     heights = np.maximum(tree[:, 2], 1e-12)
-    jumps = np.flatnonzero(heights[1:] > heights[:-1] * (1 + LEAST_GAP / 2))
+    jumps = np.flatnonzero(heights[1:] > heights[:-1] * (1 + MIN_GAP / 2))
     found: list[Ints] = []
     for jump in jumps:
         labels = fcluster(tree, float(np.sqrt(heights[jump] * heights[jump + 1])), "distance")
@@ -129,10 +129,10 @@ def _is_level(distances: Floats, labels: Ints, below: Ints | None) -> bool:
     near, far = float(np.median(within)), float(np.median(beyond))
     # Half of the middle 68 %: what a standard deviation is where there are no outliers.
     low, high = np.quantile(within, [0.16, 0.84])
-    return far >= near * (1 + LEAST_GAP) and far - near >= LEAST_SEPARATION * float(high - low) / 2
+    return far >= near * (1 + MIN_GAP) and far - near >= MIN_SEPARATION * float(high - low) / 2
 
 
-def told_tree(paths: Sequence[Sequence[str]], source: str) -> SwitchTree:
+def declared_tree(paths: Sequence[Sequence[str]], source: str) -> SwitchTree:
     """The switches as somebody told them.
 
     Args:

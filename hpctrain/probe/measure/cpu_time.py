@@ -9,7 +9,7 @@ CONTENDED = 0.9
 """Above this share of the time, a processor and not the wire sets the pace."""
 
 
-def wanted_cpu_s(schedstat: Path = Path("/proc/thread-self/schedstat")) -> float:
+def cpu_demand_s(schedstat: Path = Path("/proc/thread-self/schedstat")) -> float:
     """Seconds of this thread so far on a processor or in the queue for one; without the queue where the kernel keeps no
     count of it (CONFIG_SCHED_INFO)."""
     try:

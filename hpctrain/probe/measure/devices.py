@@ -16,7 +16,7 @@ from hpctrain.probe.measure.settings import ProbeSettings
 from hpctrain.records.format.document import Part
 from hpctrain.records.topology.topology import Device, DeviceType
 
-MOST_DEVICES = 1024
+MAX_DEVICES = 1024
 """Devices of one node."""
 
 
@@ -30,8 +30,8 @@ class DeviceReport(Part):
 
     @model_validator(mode="after")
     def _figures_are_figures(self) -> DeviceReport:
-        if len({device.id for device in self.devices}) < len(self.devices) or len(self.devices) > MOST_DEVICES:
-            raise ValueError(f"expected: up to {MOST_DEVICES} devices of different names")
+        if len({device.id for device in self.devices}) < len(self.devices) or len(self.devices) > MAX_DEVICES:
+            raise ValueError(f"expected: up to {MAX_DEVICES} devices of different names")
         if not {device.type for device in self.devices} <= self.device_types.keys():
             raise ValueError("a device is of a type that the report does not have")
         rates = [self.intra_bytes_per_s, *(rate for device in self.devices for rate in _rates(device))]

@@ -14,7 +14,7 @@ from hpctrain.records.topology.link import Latency
 
 SLICES = 8
 """Slices that the timed part of a transfer is cut into; the median of their rates is the bandwidth."""
-MOST_RUNGS = 64
+MAX_SIZES = 64
 
 
 def _ascending(rungs: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
@@ -30,7 +30,7 @@ def _positive(latency: Latency) -> Latency:
     return latency
 
 
-Rungs = Annotated[tuple[tuple[int, float], ...], Field(max_length=MOST_RUNGS), AfterValidator(_ascending)]
+SizeTimes = Annotated[tuple[tuple[int, float], ...], Field(max_length=MAX_SIZES), AfterValidator(_ascending)]
 """(bytes, one-way seconds) of messages, in the order of their size."""
 
 
@@ -43,7 +43,7 @@ class PairFigures(Part):
     """Rate at which this end received."""
     n: int = Field(ge=1)
     """Slices behind the rate."""
-    ladder: Rungs = ()
+    ladder: SizeTimes = ()
     """Median one-way seconds of single messages that this end sent, by size in bytes."""
     sending_cpu: float | None = None
     """Share of the time of its transfer that this end needed or waited for a processor."""

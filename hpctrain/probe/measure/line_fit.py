@@ -14,7 +14,7 @@ Point = tuple[float, float]
 
 BREAK_GAIN = 4.0
 """Two lines must explain the times so many times better than one (squared error) to be reported as a break."""
-BREAK_LEAST = 0.1
+MIN_BREAK_ERROR = 0.1
 """One line that is off by less than this, root mean square of the relative error, is good enough."""
 SMALL_BYTES = 4096
 LARGE_SHARE = 16
@@ -22,7 +22,7 @@ LARGE_SHARE = 16
 
 
 @dataclass(frozen=True)
-class Line:
+class AlphaBetaLine:
     """How long messages take."""
 
     alpha_s: float
@@ -33,7 +33,7 @@ class Line:
     """Smallest size of the second line; None when there is no clear one."""
 
 
-def fit_line(points: Sequence[Point]) -> Line:
+def fit_line(points: Sequence[Point]) -> AlphaBetaLine:
     """One line through all points, or two where small and large messages behave differently.
 
     Libraries send small messages at once ("eager") and ask before large ones, cards and shapers let a burst pass: a
@@ -46,20 +46,20 @@ def fit_line(points: Sequence[Point]) -> Line:
     return fit_lines([points])[0]
 
 
-def fit_lines(many: Sequence[Sequence[Point]]) -> list[Line]:
+def fit_lines(many: Sequence[Sequence[Point]]) -> list[AlphaBetaLine]:
     """See `fit_line`, for the points of many links at once: a probe of 1,000 nodes has a million of them."""
     groups: dict[tuple[float, ...], list[int]] = {}
     ordered = [sorted(points) for points in many]
     for place, points in enumerate(ordered):
         groups.setdefault(tuple(size for size, _ in points), []).append(place)
-    found: dict[int, Line] = {}
+    found: dict[int, AlphaBetaLine] = {}
     for sizes, places in groups.items():
         seconds = np.array([[seconds for _, seconds in ordered[place]] for place in places])
         found |= zip(places, _of_same_sizes(sizes, seconds), strict=True)
     return [found[place] for place in range(len(many))]
 
 
-def _of_same_sizes(sizes: Sequence[float], seconds: Floats) -> list[Line]:
+def _of_same_sizes(sizes: Sequence[float], seconds: Floats) -> list[AlphaBetaLine]:
     """Lines of links with messages of the same sizes.
 
     Args:
@@ -70,11 +70,11 @@ def _of_same_sizes(sizes: Sequence[float], seconds: Floats) -> list[Line]:
     alpha, beta = _fit(size, seconds)
     whole = _error(size, seconds, alpha, beta)
     breaks = np.zeros(len(seconds), dtype=np.int64)
-    poor = np.flatnonzero((whole / max(1, len(size))) ** 0.5 >= BREAK_LEAST)
+    poor = np.flatnonzero((whole / max(1, len(size))) ** 0.5 >= MIN_BREAK_ERROR)
     if len(poor):
         alpha[poor], beta[poor], breaks[poor] = _two_lines(size, seconds[poor], whole[poor], alpha[poor], beta[poor])
     return [
-        Line(start_up, per_byte, at or None)
+        AlphaBetaLine(start_up, per_byte, at or None)
         for start_up, per_byte, at in zip(alpha.tolist(), beta.tolist(), breaks.tolist(), strict=True)
     ]
 

@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 
 from hpctrain.probe.measure.devices import DeviceReport
 from hpctrain.probe.measure.figures import PairFigures
-from hpctrain.probe.measure.pair_line import lines_of
+from hpctrain.probe.measure.pair_line import fit_pair_lines
 from hpctrain.records.topology.evidence import HostFacts
 from hpctrain.records.topology.link import BackendFigures
 from hpctrain.records.topology.pair_matrix import PairMatrix
 
-EVERY_LINK_UP_TO = 64
+ALL_LINKS_MAX_NODES = 64
 """Up to this many nodes every figure of every pair is kept; above, the matrix of the main ones."""
-FIRST_PER_NODE = 8
+WHOLE_PAIRS_PER_NODE = 8
 """Pairs of the first rounds that are kept whole above that, for each node: 16 rounds join all nodes with each other."""
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedNode:
     """A node that joined: where it is reached and what its machine is called."""
 
     addr: str
@@ -59,15 +59,15 @@ class ContentionRound:
 
 
 @dataclass
-class Outcome:
+class ProbeOutcome:
     """Everything that was measured, and what was not with its reason. Filled by the coordinator."""
 
     nodes: list[str]
-    joined: dict[str, Joined] = field(default_factory=dict)
+    joined: dict[str, JoinedNode] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     """Nodes that did not answer, with when."""
     pairs: list[PairResult] = field(default_factory=list)
-    """Every pair that was measured, up to EVERY_LINK_UP_TO nodes; above, `matrix` has their figures."""
+    """Every pair that was measured, up to ALL_LINKS_MAX_NODES nodes; above, `matrix` has their figures."""
     contention: list[ContentionRound] = field(default_factory=list)
     retests: list[PairResult] = field(default_factory=list)
     """Suspects with good partners, and good pairs to compare with, in quiet rounds."""
@@ -98,12 +98,12 @@ class Outcome:
         Args:
             bulk_bytes: volume of their transfers.
         """
-        if len(self.nodes) <= EVERY_LINK_UP_TO:
+        if len(self.nodes) <= ALL_LINKS_MAX_NODES:
             self.pairs += results
             return
         if self._matrix is None:
             self._matrix = PairMatrix(self.nodes)
-        if len(self._first) < FIRST_PER_NODE * len(self.nodes):
+        if len(self._first) < WHOLE_PAIRS_PER_NODE * len(self.nodes):
             self._first += results
         for result in results:
             _enter(self._matrix, result)
@@ -121,7 +121,7 @@ class Outcome:
 
     @property
     def whole_pairs(self) -> list[PairResult]:
-        """Pairs with everything that was said of them: all, or above EVERY_LINK_UP_TO nodes those of the first rounds,
+        """Pairs with everything that was said of them: all, or above ALL_LINKS_MAX_NODES nodes those of the first rounds,
         which are enough to tell of nodes rather than of pairs."""
         return self.pairs or self._first
 
@@ -148,7 +148,7 @@ def _enter(matrix: PairMatrix, result: PairResult) -> None:
 
 def _enter_lines(matrix: PairMatrix, results: Sequence[PairResult], bulk_bytes: int) -> None:
     """What the planner takes, for pairs that measured single messages; for others it follows from the main figures."""
-    ways = [
+    directions = [
         (matrix.index[source], matrix.index[target], sender, receiver)
         for result in results
         for source, target, sender, receiver in (
@@ -157,5 +157,7 @@ def _enter_lines(matrix: PairMatrix, results: Sequence[PairResult], bulk_bytes: 
         )
         if sender.ladder
     ]
-    for (row, column, *_), line in zip(ways, lines_of([way[2:] for way in ways], bulk_bytes), strict=True):
+    for (row, column, *_), line in zip(
+        directions, fit_pair_lines([direction[2:] for direction in directions], bulk_bytes), strict=True
+    ):
         matrix["alpha_s"][row, column], matrix["beta_s_per_byte"][row, column] = line.alpha_s, line.beta_s_per_byte

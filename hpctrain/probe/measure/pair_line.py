@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpctrain.probe.measure.figures import PairFigures
-from hpctrain.probe.measure.line_fit import Line, Point, fit_lines
+from hpctrain.probe.measure.line_fit import AlphaBetaLine, Point, fit_lines
 
-Way = tuple[PairFigures, PairFigures]
+PairDirection = tuple[PairFigures, PairFigures]
 """One direction: what its sender measured and what its receiver measured."""
 
 
-def lines_of(ways: Sequence[Way], bulk_bytes: int) -> list[Line]:
+def fit_pair_lines(directions: Sequence[PairDirection], bulk_bytes: int) -> list[AlphaBetaLine]:
     """A line for each direction.
 
     Args:
         bulk_bytes: volume of the transfers.
     """
-    return fit_lines([_points(sender, receiver, bulk_bytes) for sender, receiver in ways])
+    return fit_lines([_points(sender, receiver, bulk_bytes) for sender, receiver in directions])
 
 
 def _points(sender: PairFigures, receiver: PairFigures, bulk_bytes: int) -> list[Point]:

@@ -22,7 +22,7 @@ _SMOOTH = np.array([1.0, 2.0, 3.0, 2.0, 1.0])
 Bools = npt.NDArray[np.bool_]
 
 
-class Groups:
+class SwitchGroups:
     """Nodes that are known to share a switch, because a chain of near pairs joins them."""
 
     def __init__(self, distances: Floats, alive: Bools) -> None:
@@ -87,7 +87,7 @@ def near_limit(latency: Floats) -> float | None:
     return float(np.exp(edges[floor].mean() + BIN / 2))
 
 
-def next_round(groups: Groups, rng: random.Random) -> list[Pair]:
+def next_round(groups: SwitchGroups, rng: random.Random) -> list[Pair]:
     """A round in which many nodes meet one of a group that theirs was not compared with; empty when all were."""
     unknown = groups.unknown()
     order: list[int] = np.flatnonzero(unknown.any(axis=1)).tolist()
@@ -107,7 +107,7 @@ def next_round(groups: Groups, rng: random.Random) -> list[Pair]:
     return met
 
 
-def sampled_tree(groups: Groups) -> SwitchTree:
+def sampled_tree(groups: SwitchGroups) -> SwitchTree:
     """The switches: the groups are the leaves, levels above come from the latencies between groups."""
     names, compact = np.unique(groups.labels[groups.alive], return_inverse=True)
     if groups.near_below is None or not 1 < len(names) <= groups.alive.sum() // 2:

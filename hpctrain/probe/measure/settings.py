@@ -81,7 +81,7 @@ class ProbeSettings:
         return max(deadlines) + 15.0
 
 
-def usual_mode(nodes: int) -> Mode:
+def default_mode(nodes: int) -> Mode:
     """What a probe measures that somebody asked for: every pair while that is quick, else a sample."""
     return "full" if nodes <= FULL_UP_TO else "sampled"
 

@@ -10,26 +10,26 @@ from collections.abc import Callable
 
 from hpctrain.base.clock import Clock
 from hpctrain.base.net.auth_listener import AuthListener
-from hpctrain.base.net.handshake import LONGEST_BYTES, Answerer, Caller
+from hpctrain.base.net.handshake import MAX_LINE_BYTES, HandshakeClient, HandshakeServer
 from hpctrain.base.net.watch import Watch
 from hpctrain.base.net.wire import LINE_LIMIT, LineChannel, Message
 
-HELLO_S = 5.0
+HANDSHAKE_S = 5.0
 """A connection that has not proved itself after this time is closed."""
 
 
-class Broken(Exception):  # noqa: N818 - the state of a connection, handled inside the room
+class PeerError(Exception):  # noqa: N818 - the state of a connection, handled inside the room
     """A connection to a peer failed; the text says how, for the report."""
 
 
-class Door:
+class ProbeListener:
     """A listening socket on this node's address. Strangers are closed without an answer and hold up nobody."""
 
     def __init__(self, addr: str, token: str, clock: Clock, peers: int) -> None:
         self._clock = clock
         self._watch = Watch()
         key = token.encode()
-        self._listener = AuthListener(addr, self._watch, lambda: Answerer(key, {}), _channel, peers, HELLO_S)
+        self._listener = AuthListener(addr, self._watch, lambda: HandshakeServer(key, {}), _channel, peers, HANDSHAKE_S)
 
     @property
     def port(self) -> int:
@@ -39,7 +39,7 @@ class Door:
     def admit(self, wanted: Callable[[Message], bool], deadline: float) -> tuple[LineChannel, Message] | None:
         """The next connection with the token whose claims are wanted; None when there was none before `deadline`."""
         while (left := deadline - self._clock.now()) > 0:
-            self._watch.wait(min(left, HELLO_S))
+            self._watch.wait(min(left, HANDSHAKE_S))
             self._listener.accept(self._clock.now())
             admitted = self._listener.admit(self._clock.now(), wanted)
             if admitted is not None:
@@ -54,7 +54,7 @@ class Door:
         self._watch.close()
 
 
-def open_door(addr: str, token: str, clock: Clock, peers: int = 1) -> Door:
+def open_listener(addr: str, token: str, clock: Clock, peers: int = 1) -> ProbeListener:
     """Listen on this address alone, on a port that the system chooses.
 
     Args:
@@ -63,24 +63,24 @@ def open_door(addr: str, token: str, clock: Clock, peers: int = 1) -> Door:
     Raises:
         OSError: the address is not one of this machine.
     """
-    return Door(addr, token, clock, peers)
+    return ProbeListener(addr, token, clock, peers)
 
 
-def knock(addr: str, port: int, token: str, claims: Message, timeout_s: float, clock: Clock) -> LineChannel:
-    """Connect to a door, prove to know the token, and have the other side prove it too.
+def connect(addr: str, port: int, token: str, claims: Message, timeout_s: float, clock: Clock) -> LineChannel:
+    """Connect to a listener, prove to know the token, and have the other side prove it too.
 
     Args:
         claims: what to say about this side.
 
     Raises:
-        Broken: unreachable, refused, silent, or without the token itself.
+        PeerError: unreachable, refused, silent, or without the token itself.
     """
     deadline = clock.now() + max(timeout_s, 0.001)
     try:
         channel = _channel(socket.create_connection((addr, port), timeout=max(timeout_s, 0.001)))
     except OSError as error:
-        raise Broken(f"cannot connect to {addr}:{port}: {error.strerror or error}") from error
-    proof = Caller(token.encode(), claims)
+        raise PeerError(f"cannot connect to {addr}:{port}: {error.strerror or error}") from error
+    proof = HandshakeClient(token.encode(), claims)
     challenge = channel.wait_message(max(0.0, deadline - clock.now()))
     hello = None if challenge is None else proof.take_challenge(challenge)
     welcome = None
@@ -93,7 +93,7 @@ def knock(addr: str, port: int, token: str, claims: Message, timeout_s: float, c
             "does not know the token" if stranger else "closed the connection" if channel.closed else "does not answer"
         )
         channel.close()
-        raise Broken(f"{addr}:{port} {how}")
+        raise PeerError(f"{addr}:{port} {how}")
     channel.seal(session.send_key, session.receive_key)
     channel.line_limit = LINE_LIMIT
     return channel
@@ -101,4 +101,4 @@ def knock(addr: str, port: int, token: str, claims: Message, timeout_s: float, c
 
 def _channel(sock: socket.socket) -> LineChannel:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return LineChannel(sock, line_limit=LONGEST_BYTES, strict=True)
+    return LineChannel(sock, line_limit=MAX_LINE_BYTES, strict=True)

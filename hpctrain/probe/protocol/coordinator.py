@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from hpctrain.base.clock import Clock
-from hpctrain.probe.campaign.measurement_schedule import campaign
-from hpctrain.probe.campaign.prior import Prior
+from hpctrain.probe.campaign.measurement_schedule import measurement_schedule
+from hpctrain.probe.campaign.prior import PriorSwitches
 from hpctrain.probe.measure.backend import BackendReport, backend_lines, choose_backend
-from hpctrain.probe.measure.outcome import ContentionRound, Joined, Outcome, PairResult
+from hpctrain.probe.measure.outcome import ContentionRound, JoinedNode, PairResult, ProbeOutcome
 from hpctrain.probe.measure.rounds import Round
 from hpctrain.probe.measure.settings import ProbeSettings
-from hpctrain.probe.protocol.messages import Answer, DevicesAnswer, Exchanged, Meeting, PairAnswer, Ready
-from hpctrain.probe.protocol.transport import Gone, Transport
+from hpctrain.probe.protocol.messages import Answer, DevicesAnswer, ExchangeAnswer, PairAnswer, Ready, RendezvousAnswer
+from hpctrain.probe.protocol.transport import ConnectionLost, Transport
 
 GRACE_S = 3.0
 """A node tells of its own failed slot before the coordinator gives it up, on a busy machine too."""
@@ -23,7 +23,7 @@ BACKEND_GRACE_S = 10.0
 """A node ends its measuring process, which may hang in a collective, before it tells of it."""
 
 Wanted = TypeVar("Wanted", bound=Answer)
-MOST_SECOND_TRIES = 16
+MAX_SECOND_TRIES = 16
 """Pairs that could not measure and try once more, each on its own: it costs a deadline where the link is cut."""
 Progress = Callable[[str, int, int], None]
 """Told of (phase, done, planned); the phases are join, links, devices and backend."""
@@ -34,7 +34,7 @@ class Coordinator:
 
     def __init__(
         self, transport: Transport, nodes: Sequence[str], clock: Clock, settings: ProbeSettings, progress: Progress,
-        prior: Prior | None = None,
+        prior: PriorSwitches | None = None,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -46,9 +46,9 @@ class Coordinator:
         self.settings = settings
         self.progress = progress
         self._start = clock.now()
-        self.outcome = Outcome(list(nodes), prior=prior or {})
+        self.outcome = ProbeOutcome(list(nodes), prior=prior or {})
 
-    def run(self) -> Outcome:
+    def run(self) -> ProbeOutcome:
         """The whole probe: join, links, devices, messages over the training backend, over."""
         self._gather()
         self._links()
@@ -78,13 +78,13 @@ class Coordinator:
             if join is None:
                 break
             place = (join.addr, join.port, join.iface, join.host, join.switches, join.facts)
-            joined[join.node] = Joined(*place)
+            joined[join.node] = JoinedNode(*place)
         for name in sorted(expected - set(joined)):
             self._lose(name, f"did not join within {self.settings.join_deadline_s:g} s")
 
     def _links(self) -> None:
         names, number = self.outcome.nodes, 0
-        for step in campaign(self.outcome, self.settings):
+        for step in measurement_schedule(self.outcome, self.settings):
             self.outcome.rounds_planned += len(step)
             for planned in step:
                 self._tell("links", number, self.outcome.rounds_planned)
@@ -93,7 +93,7 @@ class Coordinator:
                 pairs = [(names[a], names[b]) for a, b in planned.pairs if {names[a], names[b]} <= alive]
                 if pairs and self._round(number, planned, pairs):
                     self.outcome.rounds_done += 1
-        for a, b in self.outcome.unmeasured()[:MOST_SECOND_TRIES]:
+        for a, b in self.outcome.unmeasured()[:MAX_SECOND_TRIES]:
             number += 1
             if {a, b} <= set(self.outcome.alive):
                 self._round(number, Round(((names.index(a), names.index(b)),), alone=False), [(a, b)])
@@ -171,7 +171,7 @@ class Coordinator:
         limit_s = self.settings.backend_deadline_s + BACKEND_GRACE_S
         first = names[0]
         self._transport.send(first, {"kind": "meet"})
-        meeting = self._collect({first}, Meeting, limit_s, "while opening the meeting").get(first)
+        meeting = self._collect({first}, RendezvousAnswer, limit_s, "while opening the meeting").get(first)
         if meeting is None or meeting.port is None:
             self.outcome.backend_failed[first] = (meeting and meeting.error) or "no meeting"
             return
@@ -187,10 +187,10 @@ class Coordinator:
         }
         for rank, name in enumerate(names):
             self._transport.send(name, order | {"rank": rank})
-        answers = self._collect(set(names), Exchanged, limit_s, "in its messages")
+        answers = self._collect(set(names), ExchangeAnswer, limit_s, "in its messages")
         self._take_backend(names, answers)
 
-    def _take_backend(self, names: Sequence[str], answers: dict[str, Exchanged]) -> None:
+    def _take_backend(self, names: Sequence[str], answers: dict[str, ExchangeAnswer]) -> None:
         reports: dict[str, BackendReport] = {}
         for name, answer in answers.items():
             if answer.report is not None:
@@ -216,7 +216,7 @@ class Coordinator:
         deadline = self._clock.now() + limit_s
         while waiting and (left := deadline - self._clock.now()) > 0:
             for name, answer in self._transport.receive(left):
-                if isinstance(answer, Gone):
+                if isinstance(answer, ConnectionLost):
                     self._lose(name, f"{answer.why} {when}")
                     waiting.discard(name)
                 # What a node says after it was given up belongs to an old round.

@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hpctrain.base.clock import Clock
-from hpctrain.probe.measure.cpu_time import wanted_cpu_s
+from hpctrain.probe.measure.cpu_time import cpu_demand_s
 from hpctrain.probe.measure.figures import PairFigures, bandwidth_of, clock_offset, latency_of
 from hpctrain.probe.measure.line_fit import one_way_s
 from hpctrain.probe.measure.settings import ProbeSettings
-from hpctrain.probe.protocol.authenticated_stream import Broken
+from hpctrain.probe.protocol.authenticated_stream import PeerError
 
 PING_BYTES = 8
 BLOCK_BYTES = 128 * 1024
-MIN_RUNGS = 3
+MIN_MESSAGES = 3
 """Single messages of a size, when the time is up."""
 _MORE, _LAST, _LARGER = 0, 1, 2
 _MIN_BLOCKS = 8
@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Pings:
+class RoundTrips:
     """Round trips that one end started."""
 
     round_trips_s: list[float]
@@ -43,7 +43,7 @@ class Pings:
     """The peer's clock minus ours, if its answer was written half-way."""
 
 
-class Stream:
+class DeadlineSocket:
     """A connected socket with a deadline for all that happens on it.
 
     Time-outs are the kernel's own (SO_RCVTIMEO): Python's would add a poll() to every call, and to the latency.
@@ -58,48 +58,48 @@ class Stream:
         """Give the kernel the time that is left.
 
         Raises:
-            Broken: none is left.
+            PeerError: none is left.
         """
         left = self._deadline - self.clock.now()
         if left <= 0:
-            raise Broken("its slot ran out")
+            raise PeerError("its slot ran out")
         limit = struct.pack("ll", int(left), max(1, int(left % 1 * 1e6)))
         self._sock.setblocking(True)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def send(self, data: bytes | bytearray) -> None:
-        """Send all of it, or raise Broken."""
+        """Send all of it, or raise PeerError."""
         rest = memoryview(data)
         try:
             while rest := rest[self._sock.send(rest) :]:
                 # The kernel's time-out holds for one call; a peer that reads now and then must not add them up.
                 if self.clock.now() > self._deadline:
-                    raise Broken("its slot ran out")
+                    raise PeerError("its slot ran out")
         except BlockingIOError:
-            raise Broken("the peer stopped reading") from None
+            raise PeerError("the peer stopped reading") from None
         except OSError as error:
-            raise Broken(f"the connection broke: {error.strerror or error}") from None
+            raise PeerError(f"the connection broke: {error.strerror or error}") from None
 
     def fill(self, view: memoryview) -> None:
-        """Receive until the buffer is full, or raise Broken."""
+        """Receive until the buffer is full, or raise PeerError."""
         got = 0
         while got < len(view):
             try:
                 count = self._sock.recv_into(view[got:])
             except BlockingIOError:
-                raise Broken("the peer stopped sending") from None
+                raise PeerError("the peer stopped sending") from None
             except OSError as error:
-                raise Broken(f"the connection broke: {error.strerror or error}") from None
+                raise PeerError(f"the connection broke: {error.strerror or error}") from None
             if count == 0:
-                raise Broken("the peer closed the connection")
+                raise PeerError("the peer closed the connection")
             got += count
             if self.clock.now() > self._deadline:
-                raise Broken("its slot ran out")
+                raise PeerError("its slot ran out")
 
 
 def measure_pair(
-    stream: Stream, caller: bool, settings: ProbeSettings, cpu_s: Callable[[], float] = wanted_cpu_s
+    stream: DeadlineSocket, caller: bool, settings: ProbeSettings, cpu_s: Callable[[], float] = cpu_demand_s
 ) -> PairFigures:
     """Run the script on one end and return what this end measured.
 
@@ -107,26 +107,26 @@ def measure_pair(
         cpu_s: processor seconds that this thread needed so far, got or not.
 
     Raises:
-        Broken: the peer died, hung, or the link is too slow for the slot.
+        PeerError: the peer died, hung, or the link is too slow for the slot.
     """
     if caller:
         pings = ping(stream, settings)
         echo(stream)
-        times = climb(stream, settings)
-        answer_ladder(stream, settings)
-        sent_cpu, _ = _share_of_cpu(stream, cpu_s, lambda: pour(stream, settings))
-        received_cpu, arrivals = _share_of_cpu(stream, cpu_s, lambda: drain(stream))
+        times = size_sweep(stream, settings)
+        answer_size_sweep(stream, settings)
+        sent_cpu, _ = _share_of_cpu(stream, cpu_s, lambda: stream_send(stream, settings))
+        received_cpu, arrivals = _share_of_cpu(stream, cpu_s, lambda: stream_receive(stream))
     else:
         echo(stream)
         pings = ping(stream, settings)
-        answer_ladder(stream, settings)
-        times = climb(stream, settings)
-        received_cpu, arrivals = _share_of_cpu(stream, cpu_s, lambda: drain(stream))
-        sent_cpu, _ = _share_of_cpu(stream, cpu_s, lambda: pour(stream, settings))
+        answer_size_sweep(stream, settings)
+        times = size_sweep(stream, settings)
+        received_cpu, arrivals = _share_of_cpu(stream, cpu_s, lambda: stream_receive(stream))
+        sent_cpu, _ = _share_of_cpu(stream, cpu_s, lambda: stream_send(stream, settings))
     try:
         rate, slices = bandwidth_of(arrivals)
     except ValueError as error:
-        raise Broken(str(error)) from None
+        raise PeerError(str(error)) from None
     latency = latency_of(pings.round_trips_s)
     offset, error_s = clock_offset(list(zip(pings.round_trips_s, pings.offsets_s, strict=True)))
     return PairFigures(
@@ -142,7 +142,7 @@ def measure_pair(
 
 
 def _share_of_cpu(
-    stream: Stream, cpu_s: Callable[[], float], work: Callable[[], Result]
+    stream: DeadlineSocket, cpu_s: Callable[[], float], work: Callable[[], Result]
 ) -> tuple[float | None, Result]:
     """The work's result, with the share of its time in which this thread needed a processor."""
     began_s, used_s = stream.clock.now(), cpu_s()
@@ -151,14 +151,14 @@ def _share_of_cpu(
     return ((cpu_s() - used_s) / took_s if took_s > 0 else None), result
 
 
-def ping(stream: Stream, settings: ProbeSettings) -> Pings:
+def ping(stream: DeadlineSocket, settings: ProbeSettings) -> RoundTrips:
     """Round trips of 8 bytes, without the warm-up; fewer than asked on a slow link."""
     stream.arm()
     answer = memoryview(bytearray(PING_BYTES))
     more, last = bytes([_MORE]) + bytes(PING_BYTES - 1), bytes([_LAST]) + bytes(PING_BYTES - 1)
     now, wall = stream.clock.now, stream.clock.wall
     limit = now() + settings.ping_limit_s
-    made = Pings([], [])
+    made = RoundTrips([], [])
     wanted, least = settings.ping_warm_up + settings.pings, settings.ping_warm_up + _MIN_PINGS
 
     def one(message: bytes) -> None:
@@ -168,15 +168,15 @@ def ping(stream: Stream, settings: ProbeSettings) -> Pings:
         made.round_trips_s.append(now() - start)
         made.offsets_s.append(_WALL.unpack(answer)[0] - wall_s - made.round_trips_s[-1] / 2)
         if not math.isfinite(made.offsets_s[-1]):
-            raise Broken("the peer answered a ping with no time")
+            raise PeerError("the peer answered a ping with no time")
 
     while (count := len(made.round_trips_s)) < wanted - 1 and (count < least - 1 or now() < limit):
         one(more)
     one(last)
-    return Pings(made.round_trips_s[settings.ping_warm_up :], made.offsets_s[settings.ping_warm_up :])
+    return RoundTrips(made.round_trips_s[settings.ping_warm_up :], made.offsets_s[settings.ping_warm_up :])
 
 
-def echo(stream: Stream) -> None:
+def echo(stream: DeadlineSocket) -> None:
     """Answer every ping with this end's wall clock, up to the one marked as the last."""
     stream.arm()
     buffer = bytearray(PING_BYTES)
@@ -188,20 +188,20 @@ def echo(stream: Stream) -> None:
             return
 
 
-def climb(stream: Stream, settings: ProbeSettings) -> list[tuple[int, list[float]]]:
+def size_sweep(stream: DeadlineSocket, settings: ProbeSettings) -> list[tuple[int, list[float]]]:
     """Seconds of single messages of growing size, each answered by 8 bytes; stops when the time limit is passed."""
     stream.arm()
     answer = memoryview(bytearray(PING_BYTES))
     now = stream.clock.now
     start = now()
-    rungs: list[tuple[int, list[float]]] = []
+    sweep: list[tuple[int, list[float]]] = []
     for size in settings.ladder_bytes:
         message = bytearray(size)
         samples: list[float] = []
-        rungs.append((size, samples))
+        sweep.append((size, samples))
         while message[0] == _MORE:
             late = now() - start >= settings.ladder_limit_s
-            if len(samples) >= settings.ladder_times - 1 or (late and len(samples) >= MIN_RUNGS - 1):
+            if len(samples) >= settings.ladder_times - 1 or (late and len(samples) >= MIN_MESSAGES - 1):
                 message[0] = _LAST if late or size == settings.ladder_bytes[-1] else _LARGER
             began = now()
             stream.send(message)
@@ -209,10 +209,10 @@ def climb(stream: Stream, settings: ProbeSettings) -> list[tuple[int, list[float
             samples.append(now() - began)
         if message[0] == _LAST:
             break
-    return rungs
+    return sweep
 
 
-def answer_ladder(stream: Stream, settings: ProbeSettings) -> None:
+def answer_size_sweep(stream: DeadlineSocket, settings: ProbeSettings) -> None:
     """Answer every message of a peer that climbs."""
     stream.arm()
     answer = bytes(PING_BYTES)
@@ -227,7 +227,7 @@ def answer_ladder(stream: Stream, settings: ProbeSettings) -> None:
             return
 
 
-def pour(stream: Stream, settings: ProbeSettings) -> None:
+def stream_send(stream: DeadlineSocket, settings: ProbeSettings) -> None:
     """Send blocks until volume and time are enough, at most the larger volume, and not beyond the time limit."""
     stream.arm()
     more = bytes(BLOCK_BYTES)
@@ -244,7 +244,7 @@ def pour(stream: Stream, settings: ProbeSettings) -> None:
     stream.send(last)
 
 
-def drain(stream: Stream) -> list[tuple[float, int]]:
+def stream_receive(stream: DeadlineSocket) -> list[tuple[float, int]]:
     """Receive blocks up to the last; when each was complete (seconds), with the bytes so far."""
     stream.arm()
     buffer = bytearray(BLOCK_BYTES)

@@ -16,8 +16,8 @@ from hpctrain.base.net.wire import LineChannel, MalformedMessage, Message
 from hpctrain.base.process import Runner
 from hpctrain.probe.measure.devices import MeasuringProcess
 from hpctrain.probe.measure.settings import ProbeSettings
-from hpctrain.probe.protocol.authenticated_stream import HELLO_S, Broken, Door, knock, open_door
-from hpctrain.probe.protocol.exchange import Stream, measure_pair
+from hpctrain.probe.protocol.authenticated_stream import HANDSHAKE_S, PeerError, ProbeListener, connect, open_listener
+from hpctrain.probe.protocol.exchange import DeadlineSocket, measure_pair
 from hpctrain.probe.protocol.messages import ERROR_CHARS, ExchangeOrder, Order, PairOrder, read_order
 from hpctrain.probe.system.address import interface_of, own_address
 from hpctrain.probe.system.host_facts import host_facts
@@ -26,7 +26,7 @@ COORDINATOR_FILE = "coordinator.json"
 """In the probe's folder, readable by its owner only: address, port and token of the coordinator."""
 
 
-class Member:
+class ProbeMember:
     """One node of a probe, connected to the coordinator."""
 
     def __init__(
@@ -35,7 +35,7 @@ class Member:
         addr: str,
         token: str,
         channel: LineChannel,
-        door: Door,
+        listener: ProbeListener,
         runner: Runner,
         clock: Clock,
         settings: ProbeSettings,
@@ -45,7 +45,7 @@ class Member:
         self._addr = addr
         self._token = token
         self._channel = channel
-        self._door = door
+        self._listener = listener
         self._runner = runner
         self._clock = clock
         self._settings = settings
@@ -97,12 +97,12 @@ class Member:
         try:
             channel = self._call(order, deadline) if order.caller else self._answer(order, deadline)
             try:
-                stream = Stream(channel.sock, self._clock, deadline)
+                stream = DeadlineSocket(channel.sock, self._clock, deadline)
                 figures = measure_pair(stream, order.caller, self._settings)
                 used = interface_of(own_address(channel.sock))
             finally:
                 channel.close()
-        except Broken as error:
+        except PeerError as error:
             return answer | {"error": str(error)[:ERROR_CHARS]}
         except ValidationError as error:
             return answer | {"error": f"its figures are not valid: {error.errors()[0]['msg']}"[:ERROR_CHARS]}
@@ -112,15 +112,15 @@ class Member:
         assert order.addr is not None, "read_order saw to it"
         assert order.port is not None, "read_order saw to it"
         claims = {"kind": "pair", "node": self._me, "round": order.round}
-        return knock(order.addr, order.port, self._token, claims, deadline - self._clock.now(), self._clock)
+        return connect(order.addr, order.port, self._token, claims, deadline - self._clock.now(), self._clock)
 
     def _answer(self, order: PairOrder, deadline: float) -> LineChannel:
         def is_peer(hello: Message) -> bool:
             return (hello.get("node"), hello.get("round")) == (order.peer, order.round)
 
-        admitted = self._door.admit(is_peer, deadline)
+        admitted = self._listener.admit(is_peer, deadline)
         if admitted is None:
-            raise Broken(f"{order.peer} did not connect")
+            raise PeerError(f"{order.peer} did not connect")
         return admitted[0]
 
     def _devices(self) -> Message:
@@ -149,7 +149,7 @@ class Member:
         return message is not None and self._order(message).kind == "go"
 
 
-def take_part(
+def run_member(
     folder: Path, me: str, addr: str, runner: Runner, clock: Clock, settings: ProbeSettings,
     given_up: Callable[[], bool] = lambda: False,
 ) -> None:  # fmt: skip
@@ -161,20 +161,20 @@ def take_part(
     Raises:
         HpctrainError: no coordinator before the deadline, or it died.
     """
-    token, channel, door = _find(folder, me, addr, clock, settings, given_up)
-    member = Member(me, addr, token, channel, door, runner, clock, settings, folder / f"{me}.log")
+    token, channel, listener = _find(folder, me, addr, clock, settings, given_up)
+    member = ProbeMember(me, addr, token, channel, listener, runner, clock, settings, folder / f"{me}.log")
     try:
         member.serve()
     finally:
         member.close()
         channel.close()
-        door.close()
+        listener.close()
 
 
 def _find(
     folder: Path, me: str, addr: str, clock: Clock, settings: ProbeSettings, given_up: Callable[[], bool]
-) -> tuple[str, LineChannel, Door]:
-    """Look until the coordinator welcomes this node: its token, the connection, and this node's own door."""
+) -> tuple[str, LineChannel, ProbeListener]:
+    """Look until the coordinator welcomes this node: its token, the connection, and this node's own listener."""
     deadline = clock.now() + settings.join_deadline_s
     hostname = socket.gethostname()
     about: Message = {"iface": interface_of(addr), "host": hostname, "facts": host_facts(hostname).to_json()}
@@ -184,7 +184,7 @@ def _find(
         try:
             place = json.loads((folder / COORDINATOR_FILE).read_text())
             return _join(place, me, addr, about, clock)
-        except (OSError, ValueError, KeyError, Broken) as error:
+        except (OSError, ValueError, KeyError, PeerError) as error:
             # Not there yet, or left behind by an earlier probe that was killed: look again.
             reason = str(error)
         clock.sleep(pause)
@@ -195,13 +195,13 @@ def _find(
     )
 
 
-def _join(place: Message, me: str, addr: str, about: Message, clock: Clock) -> tuple[str, LineChannel, Door]:
+def _join(place: Message, me: str, addr: str, about: Message, clock: Clock) -> tuple[str, LineChannel, ProbeListener]:
     token = str(place["token"])
-    door = open_door(addr, token, clock)
-    claims: Message = {"kind": "join", "node": me, "addr": addr, "port": door.port}
+    listener = open_listener(addr, token, clock)
+    claims: Message = {"kind": "join", "node": me, "addr": addr, "port": listener.port}
     claims |= {"switches": os.environ.get("SLURM_TOPOLOGY_ADDR"), **about}
     try:
-        return token, knock(place["addr"], place["port"], token, claims, HELLO_S, clock), door
-    except (Broken, KeyError):
-        door.close()
+        return token, connect(place["addr"], place["port"], token, claims, HANDSHAKE_S, clock), listener
+    except (PeerError, KeyError):
+        listener.close()
         raise

@@ -79,7 +79,7 @@ class ExchangeOrder(Part):
     token: Text
 
 
-class Refusable(Part):
+class AnswerOrError(Part):
     """An answer with its content or the reason why there is none."""
 
     error: Annotated[str, Field(max_length=ERROR_CHARS)] | None = None
@@ -89,7 +89,7 @@ class Refusable(Part):
             raise ValueError("exactly one of content and error is needed")
 
 
-class PairAnswer(Refusable):
+class PairAnswer(AnswerOrError):
     """One end's figures of a pair."""
 
     kind: Literal["pair"]
@@ -108,7 +108,7 @@ class Ready(Part):
     kind: Literal["ready"]
 
 
-class DevicesAnswer(Refusable):
+class DevicesAnswer(AnswerOrError):
     """The node's devices."""
 
     kind: Literal["devices"]
@@ -120,32 +120,32 @@ class DevicesAnswer(Refusable):
         return self
 
 
-class Meeting(Refusable):
+class RendezvousAnswer(AnswerOrError):
     """The port where all ranks meet."""
 
     kind: Literal["meeting"]
     port: Port | None = None
 
     @model_validator(mode="after")
-    def _one(self) -> Meeting:
+    def _one(self) -> RendezvousAnswer:
         self._has(self.port)
         return self
 
 
-class Exchanged(Refusable):
+class ExchangeAnswer(AnswerOrError):
     """What a rank measured over the training backend."""
 
     kind: Literal["exchanged"]
     report: BackendReport | None = None
 
     @model_validator(mode="after")
-    def _one(self) -> Exchanged:
+    def _one(self) -> ExchangeAnswer:
         self._has(self.report)
         return self
 
 
 Order = PairOrder | PlainOrder | ExchangeOrder
-Answer = PairAnswer | Ready | DevicesAnswer | Meeting | Exchanged
+Answer = PairAnswer | Ready | DevicesAnswer | RendezvousAnswer | ExchangeAnswer
 
 _JOIN: TypeAdapter[Join] = TypeAdapter(Join)
 _ORDER: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="kind")])

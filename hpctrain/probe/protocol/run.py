@@ -15,20 +15,20 @@ from hpctrain.base.clock import Clock
 from hpctrain.base.errors import HpctrainError, InputError
 from hpctrain.base.process import Runner
 from hpctrain.probe.analyse.assemble import assemble
-from hpctrain.probe.campaign.prior import Prior
-from hpctrain.probe.measure.outcome import Outcome
+from hpctrain.probe.campaign.prior import PriorSwitches
+from hpctrain.probe.measure.outcome import ProbeOutcome
 from hpctrain.probe.measure.settings import ProbeSettings
-from hpctrain.probe.protocol.authenticated_stream import open_door
+from hpctrain.probe.protocol.authenticated_stream import open_listener
 from hpctrain.probe.protocol.coordinator import Coordinator, Progress
-from hpctrain.probe.protocol.member import COORDINATOR_FILE, take_part
-from hpctrain.probe.protocol.transport import Star
+from hpctrain.probe.protocol.member import COORDINATOR_FILE, run_member
+from hpctrain.probe.protocol.transport import StarTransport
 from hpctrain.records.topology.topology import Topology
 
 PROBE_FOLDER = "probe"
 PARTIAL_EVERY_S = 2.0
 """Between two copies of what was measured so far; and at least twenty times what the last copy took."""
 
-Keep = Callable[[Topology], None]
+SavePartial = Callable[[Topology], None]
 
 
 def probe_nodes(
@@ -41,8 +41,8 @@ def probe_nodes(
     settings: ProbeSettings,
     progress: Progress | None = None,
     job_id: str | None = None,
-    keep: Keep | None = None,
-    prior: Prior | None = None,
+    keep: SavePartial | None = None,
+    prior: PriorSwitches | None = None,
 ) -> Topology | None:
     """Measure `nodes` from inside; every one of them calls this with the same `folder`, `nodes` and `settings`.
 
@@ -63,35 +63,35 @@ def probe_nodes(
     """
     own = folder / PROBE_FOLDER
     if me != nodes[0]:
-        take_part(own, me, addr, runner, clock, settings)
+        run_member(own, me, addr, runner, clock, settings)
         return None
     token = secrets.token_hex(16)
     try:
-        door = open_door(addr, token, clock, len(nodes))
+        listener = open_listener(addr, token, clock, len(nodes))
     except OSError as error:
         raise InputError(f"{me}: cannot listen on {addr}: {error.strerror}; give an address of this machine") from None
     try:
-        _publish(own, addr, door.port, token)
-        coordinator = Coordinator(Star(door), nodes, clock, settings, progress or _quiet, prior)
+        _publish(own, addr, listener.port, token)
+        coordinator = Coordinator(StarTransport(listener), nodes, clock, settings, progress or _quiet, prior)
         if keep is not None:
-            coordinator.progress = _Keeping(coordinator, clock, job_id, keep)
+            coordinator.progress = _PartialWriter(coordinator, clock, job_id, keep)
         outcome = _coordinate(own, me, addr, coordinator, runner, clock, settings)
     finally:
-        door.close()
+        listener.close()
         shutil.rmtree(own, ignore_errors=True)
     return assemble(outcome, settings, clock.wall(), job_id)
 
 
 def _coordinate(
     own: Path, me: str, addr: str, coordinator: Coordinator, runner: Runner, clock: Clock, settings: ProbeSettings
-) -> Outcome:
+) -> ProbeOutcome:
     """The coordinating node is a member as well, over the same protocol, on a thread of its own.
 
     The coordinator sleeps in the kernel while pairs measure, so that it takes no time from that thread.
     """
     over = threading.Event()
     with ThreadPoolExecutor(1, thread_name_prefix="probe-member") as pool:
-        member = pool.submit(take_part, own, me, addr, runner, clock, settings, over.is_set)
+        member = pool.submit(run_member, own, me, addr, runner, clock, settings, over.is_set)
         try:
             outcome = coordinator.run()
         finally:
@@ -107,10 +107,10 @@ def _coordinate(
     return outcome
 
 
-class _Keeping:
+class _PartialWriter:
     """Progress that also hands over what was measured so far, from time to time."""
 
-    def __init__(self, coordinator: Coordinator, clock: Clock, job_id: str | None, keep: Keep) -> None:
+    def __init__(self, coordinator: Coordinator, clock: Clock, job_id: str | None, keep: SavePartial) -> None:
         self._coordinator = coordinator
         self._told = coordinator.progress
         self._clock = clock

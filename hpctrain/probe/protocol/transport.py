@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hpctrain.base.net.wire import LineChannel, MalformedMessage, Message
-from hpctrain.probe.protocol.authenticated_stream import Door
+from hpctrain.probe.protocol.authenticated_stream import ProbeListener
 from hpctrain.probe.protocol.messages import Answer, Join, read_answer, read_join
 
 
 @dataclass(frozen=True)
-class Gone:
+class ConnectionLost:
     """A node's connection is closed."""
 
     why: str = "its process ended"
@@ -28,18 +28,18 @@ class Transport(Protocol):
     def send(self, node: str, message: Message) -> None:
         """Send one message to a node; one that is gone shows in `receive`."""
 
-    def receive(self, seconds: float) -> Iterable[tuple[str, Answer | Gone]]:
+    def receive(self, seconds: float) -> Iterable[tuple[str, Answer | ConnectionLost]]:
         """Wait up to that time for something, and return what there is."""
 
     def close(self) -> None:
         """Close every connection."""
 
 
-class Star:
-    """A TCP connection to each node that came through the door."""
+class StarTransport:
+    """A TCP connection to each node that came through the listener."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, listener: ProbeListener) -> None:
+        self._listener = listener
         self._channels: dict[str, LineChannel] = {}
         self._selector = selectors.DefaultSelector()
 
@@ -53,7 +53,7 @@ class Star:
                 print(f"hpctrain probe: a node that knows the token was turned away: {error}", flush=True)
                 return False
 
-        admitted = self._door.admit(is_missing, deadline)
+        admitted = self._listener.admit(is_missing, deadline)
         if admitted is None:
             return None
         channel, join = admitted[0], read_join(admitted[1])
@@ -65,7 +65,7 @@ class Star:
         """See Transport."""
         self._channels[node].send(message)
 
-    def receive(self, seconds: float) -> Iterator[tuple[str, Answer | Gone]]:
+    def receive(self, seconds: float) -> Iterator[tuple[str, Answer | ConnectionLost]]:
         """See Transport."""
         for key, _ in self._selector.select(seconds):
             name = str(key.data)
@@ -79,7 +79,7 @@ class Star:
                 yield name, answer
             if channel.closed:
                 self._selector.unregister(channel)
-                yield name, Gone(channel.fault) if channel.fault else Gone()
+                yield name, ConnectionLost(channel.fault) if channel.fault else ConnectionLost()
 
     def close(self) -> None:
         """See Transport."""

@@ -20,5 +20,5 @@ class Cleaning(Part):
     """Code of a language, as 'en': each sentence gets its own line, by the rules of spaCy's sentencizer."""
 
 
-AS_IT_IS = Cleaning()
+NO_CLEANING = Cleaning()
 """Nothing is done."""

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from hpctrain.records.corpus.cleaning import AS_IT_IS, Cleaning
+from hpctrain.records.corpus.cleaning import NO_CLEANING, Cleaning
 from hpctrain.records.format.bounds import VOCAB_MAX
 from hpctrain.records.format.document import Document, Part
 from hpctrain.records.format.file_name import PlainName
@@ -65,7 +65,7 @@ class Sources(Part):
     """Text files left out because they lie in a folder with files of records."""
     other_splits: int = Field(default=0, ge=0)
     """Files left out because their names call them validation or test, beside others called train."""
-    clean: Cleaning = AS_IT_IS
+    clean: Cleaning = NO_CLEANING
     """What was done to the text."""
 
 

@@ -7,11 +7,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
-from hpctrain.base.errors import FileError, Mistake
-from hpctrain.records.corpus.cleaning import AS_IT_IS, Cleaning
+from hpctrain.base.errors import FieldError, FileError
+from hpctrain.records.corpus.cleaning import NO_CLEANING, Cleaning
 from hpctrain.records.format.document import Document, Part
 from hpctrain.records.format.file_name import AnyPath
-from hpctrain.records.format.validation_errors import mistakes_of
+from hpctrain.records.format.validation_errors import validation_errors
 from hpctrain.records.format.yaml_file import read_yaml
 
 RECIPE_NAME = "recipe.json"
@@ -57,7 +57,7 @@ class Recipe(Document):
     """Text that a tokenizer is trained on. Default: 4 MiB."""
     valid_fraction: float = Field(default=0.01, ge=0, lt=1)
     """Share of each source's text kept aside for validation."""
-    clean: Cleaning = AS_IT_IS
+    clean: Cleaning = NO_CLEANING
     """What is done to text before it becomes tokens."""
     skip_bad: bool = False
     """Leave out and count records that cannot be read, instead of stopping at the first."""
@@ -82,8 +82,8 @@ def read_recipe(path: Path) -> Recipe:
     """
     file = read_yaml(path)
     if not isinstance(file.value, dict) or not file.value:
-        raise FileError(path, [Mistake("", "found no keys; expected sources: [{name: …, path: …}]", 1)])
+        raise FileError(path, [FieldError("", "found no keys; expected sources: [{name: …, path: …}]", 1)])
     try:
         return Recipe.model_validate(file.value)
     except ValidationError as error:
-        raise FileError(path, mistakes_of(error, Recipe, file.lines)) from None
+        raise FileError(path, validation_errors(error, Recipe, file.lines)) from None

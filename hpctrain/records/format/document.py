@@ -18,11 +18,11 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from hpctrain.base.atomic import write_json
-from hpctrain.base.errors import FileError, Mistake
+from hpctrain.base.errors import FieldError, FileError
 from hpctrain.records.format.field_docs import describe_fields
 from hpctrain.records.format.input_file import DOCUMENT_BYTES, read_input_text
 from hpctrain.records.format.json_text import JsonError, parse_json
-from hpctrain.records.format.validation_errors import mistakes_of
+from hpctrain.records.format.validation_errors import validation_errors
 
 Self = TypeVar("Self", bound="Document")
 
@@ -108,7 +108,7 @@ class Document(Part):
         try:
             return cls.model_validate(value)
         except ValidationError as error:
-            raise FileError(source, mistakes_of(error, cls)) from None
+            raise FileError(source, validation_errors(error, cls)) from None
 
 
 def content_sha256(part: Part) -> str:
@@ -130,4 +130,4 @@ def read_json(path: Path, limit_bytes: int = DOCUMENT_BYTES, *, owned: bool = Fa
     try:
         return parse_json(text)
     except JsonError as error:
-        raise FileError(path, [Mistake("", f"not valid JSON: {error}", error.line)]) from None
+        raise FileError(path, [FieldError("", f"not valid JSON: {error}", error.line)]) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hpctrain.base.errors import FileError, Mistake
+from hpctrain.base.errors import FieldError, FileError
 from hpctrain.base.owned import read_owned
 from hpctrain.base.regular_file import open_regular, read_regular
 
@@ -29,7 +29,7 @@ def read_input(
     try:
         return read_owned(path, limit_bytes) if owned else read_regular(os.path.realpath(path), limit_bytes)
     except (FileError, OSError, ValueError) as error:
-        raise _told(path, error, missing) from None
+        raise _as_file_error(path, error, missing) from None
 
 
 def read_input_text(
@@ -43,7 +43,7 @@ def read_input_text(
     try:
         return read_input(path, limit_bytes, missing, owned=owned).decode()
     except UnicodeDecodeError:
-        raise FileError(path, [Mistake("", "not a text file in UTF-8")]) from None
+        raise FileError(path, [FieldError("", "not a text file in UTF-8")]) from None
 
 
 def open_input(path: Path, missing: str = "no such file") -> int:
@@ -55,10 +55,10 @@ def open_input(path: Path, missing: str = "no such file") -> int:
     try:
         return open_regular(os.path.realpath(path))
     except (FileError, OSError, ValueError) as error:
-        raise _told(path, error, missing) from None
+        raise _as_file_error(path, error, missing) from None
 
 
-def _told(path: Path, error: Exception, missing: str) -> FileError:
+def _as_file_error(path: Path, error: Exception, missing: str) -> FileError:
     """The same error about the path that the person gave."""
     match error:
         case FileError():
@@ -69,4 +69,4 @@ def _told(path: Path, error: Exception, missing: str) -> FileError:
             text = f"cannot read: {error.strerror}"
         case _:
             text = "no name of a file; it holds a NUL"
-    return FileError(path, [Mistake("", text)])
+    return FileError(path, [FieldError("", text)])

@@ -28,19 +28,19 @@ def parse_json(text: str | bytes) -> Any:
     """
     try:
         whole = text.decode(json.detect_encoding(text)) if isinstance(text, bytes) else text
-        value = (_CAREFUL if _ODD_NUMBER.search(whole) else _PLAIN).decode(whole)
+        value = (_BOUNDED_DECODER if _LONG_NUMBER.search(whole) else _DECODER).decode(whole)
     except json.JSONDecodeError as error:
         raise JsonError(error.msg, error.lineno) from None
     except UnicodeDecodeError:
         raise JsonError("not a text in UTF-8") from None
     except RecursionError:
-        raise JsonError(_too_deep()) from None
+        raise JsonError(_nesting_error()) from None
     if whole.count("[") + whole.count("{") > LEVELS_MAX and _is_deeper(value, LEVELS_MAX):
-        raise JsonError(_too_deep())
+        raise JsonError(_nesting_error())
     return value
 
 
-def whole_number(text: str, base: int = 10) -> int:
+def parse_integer(text: str, base: int = 10) -> int:
     """The whole number that a text stands for.
 
     Raises:
@@ -53,7 +53,7 @@ def whole_number(text: str, base: int = 10) -> int:
 
 def _whole(text: str) -> int:
     try:
-        return whole_number(text)
+        return parse_integer(text)
     except ValueError as error:
         raise JsonError(str(error)) from None
 
@@ -69,14 +69,14 @@ def _constant(text: str) -> Any:
     raise JsonError(f"found {text}; allowed: finite numbers")
 
 
-_PLAIN = json.JSONDecoder(parse_constant=_constant)
-_CAREFUL = json.JSONDecoder(parse_int=_whole, parse_float=_finite, parse_constant=_constant)
-_ODD_NUMBER = re.compile(r"\d{41}|[eE]\+?\d{3}")
+_DECODER = json.JSONDecoder(parse_constant=_constant)
+_BOUNDED_DECODER = json.JSONDecoder(parse_int=_whole, parse_float=_finite, parse_constant=_constant)
+_LONG_NUMBER = re.compile(r"\d{41}|[eE]\+?\d{3}")
 """What every number that is too long or not finite holds. Without it no number needs a look of its own, by which the
 steps of a long run take twice as long to read."""
 
 
-def _too_deep() -> str:
+def _nesting_error() -> str:
     return f"nested too deep; allowed: up to {LEVELS_MAX} levels"
 
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hpctrain.base.errors import FileError, Mistake
+from hpctrain.base.errors import FieldError, FileError
 from hpctrain.base.owned import open_owned
 from hpctrain.base.regular_file import open_regular
 from hpctrain.records.format.json_text import JsonError, parse_json
@@ -17,7 +17,7 @@ LINE_BYTES = 16 * 2**20
 """Most bytes of a line; a row of ten thousand ranks has a tenth of that."""
 
 
-def read_lines(path: Path, *, owned: bool = True) -> list[dict[str, Any]]:
+def read_jsonl(path: Path, *, owned: bool = True) -> list[dict[str, Any]]:
     """The JSON object of each line; a file that is not there has none.
 
     Lines that are no whole JSON object are left out: a writer was killed in the middle of one.
@@ -34,20 +34,22 @@ def read_lines(path: Path, *, owned: bool = True) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise FileError(path, [Mistake("", f"cannot read: {error.strerror}")]) from None
+        raise FileError(path, [FieldError("", f"cannot read: {error.strerror}")]) from None
     values = []
     with os.fdopen(descriptor, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > FILE_BYTES:
-            raise FileError(path, [Mistake("", f"has {size} bytes, expected at most {FILE_BYTES}; look at what it is")])
+            raise FileError(
+                path, [FieldError("", f"has {size} bytes, expected at most {FILE_BYTES}; look at what it is")]
+            )
         while line := file.readline(LINE_BYTES):
-            value = object_in(line)
+            value = parse_json_line(line)
             if value is not None:
                 values.append(value)
     return values
 
 
-def object_in(line: bytes) -> dict[str, Any] | None:
+def parse_json_line(line: bytes) -> dict[str, Any] | None:
     """The JSON object in a line, or None where it holds none."""
     try:
         value = parse_json(line.decode("utf-8", "replace"))

@@ -19,18 +19,18 @@ DEVICE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 _BRACKETS = re.compile(r"\[([^\]]*)")
 _RANGE = re.compile(r"(\d+)-(\d+)", re.ASCII)
 _OUTSIDE_BRACKETS = re.compile(r",(?![^\[]*\])")
-_LONGEST = 2**20
+_TEXT_CHARS_MAX = 2**20
 
 
-def unfolded(text: str) -> list[str]:
+def expand_node_set(text: str) -> list[str]:
     """The names of a set, in its order; none for an empty text.
 
     Raises:
         ValueError: it is no set of nodes, or of more than NODES_MAX.
     """
-    if len(text) > _LONGEST:
-        raise ValueError(f"has {len(text)} characters; a set of nodes has at most {_LONGEST}")
-    if _size_at_most(text) > NODES_MAX:
+    if len(text) > _TEXT_CHARS_MAX:
+        raise ValueError(f"has {len(text)} characters; a set of nodes has at most {_TEXT_CHARS_MAX}")
+    if _names_max(text) > NODES_MAX:
         raise ValueError(f"'{text[:100]}' has more than {NODES_MAX} names")
     try:
         # A name with an '@' is no group of this machine's ClusterShell, which may run commands to look it up.
@@ -43,12 +43,12 @@ def unfolded(text: str) -> list[str]:
     return names
 
 
-def folded(names: Iterable[str]) -> str:
-    """The set of these names as a text, which `unfolded` reads."""
+def compress_node_set(names: Iterable[str]) -> str:
+    """The set of these names as a text, which `expand_node_set` reads."""
     return str(NodeSet.fromlist(list(names), resolver=RESOLVER_NOGROUP))
 
 
-def _size_at_most(text: str) -> int:
+def _names_max(text: str) -> int:
     """A bound on the number of names: brackets of one item multiply (rack[1-8]node[1-32]), items add up."""
     return sum(math.prod(map(_choices, _BRACKETS.findall(item))) for item in _OUTSIDE_BRACKETS.split(text))
 

@@ -22,19 +22,19 @@ def apply_overrides(value: dict[str, Any], overrides: tuple[str, ...]) -> dict[s
         keys = path.strip().split(".")
         if not equals or not all(keys):
             raise InputError(f"--set {text}: write it as key.path=value, for instance --set batch.global=32")
-        _put(result, keys, _value(raw.strip(), text), text)
+        _set_at_path(result, keys, _value(raw.strip(), text), text)
     return result
 
 
-def overridden(overrides: tuple[str, ...]) -> list[tuple[str, ...]]:
+def override_paths(overrides: tuple[str, ...]) -> list[tuple[str, ...]]:
     """The key paths that the overrides set."""
     return [tuple(text.partition("=")[0].strip().split(".")) for text in overrides]
 
 
-def filled(value: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def with_defaults(value: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of `value` with what it leaves out; what it has, null included, stays."""
     result = copy.deepcopy(dict(value))
-    for path in absent(value, defaults):
+    for path in missing_paths(value, defaults):
         leaf: Any = defaults
         for key in path:
             leaf = leaf[key]
@@ -45,12 +45,12 @@ def filled(value: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, A
     return result
 
 
-def absent(value: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+def missing_paths(value: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """Key paths of `defaults` that `value` leaves out; a list counts whole."""
     for key, leaf in defaults.items():
         given = value.get(key, {})
         if isinstance(leaf, Mapping) and isinstance(given, Mapping):
-            yield from ((key, *rest) for rest in absent(given, leaf))
+            yield from ((key, *rest) for rest in missing_paths(given, leaf))
         elif key not in value:
             yield (key,)
 
@@ -62,7 +62,7 @@ def _value(raw: str, text: str) -> Any:
         raise InputError(f"--set {text}: the value is {error.mistakes[0].text}") from None
 
 
-def _put(value: dict[str, Any], keys: list[str], leaf: Any, text: str) -> None:
+def _set_at_path(value: dict[str, Any], keys: list[str], leaf: Any, text: str) -> None:
     for key in keys[:-1]:
         inner = value.get(key)
         if inner is None:

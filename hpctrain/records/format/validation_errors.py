@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from hpctrain.base.errors import Mistake
+from hpctrain.base.errors import FieldError
 
 Path = tuple[str | int, ...]
 
@@ -18,9 +18,9 @@ _DISCRIMINATORS = ("mode", "family")
 _SCALARS = (str, int, float, bool, type(None))
 
 
-def mistakes_of(
+def validation_errors(
     error: ValidationError, model: type[BaseModel], lines: Mapping[Path, int] | None = None
-) -> list[Mistake]:
+) -> list[FieldError]:
     """Every mistake pydantic found, in file order.
 
     Args:
@@ -32,7 +32,7 @@ def mistakes_of(
         if item["type"] in ("union_tag_invalid", "union_tag_not_found"):
             path = (*path, str(item["ctx"]["discriminator"]).strip("'"))
         text = _text(item, str(path[-1]) if path else "", owners, family)
-        found.append(Mistake(dotted(path), text, _line_of(path, lines or {})))
+        found.append(FieldError(dotted(path), text, _line_of(path, lines or {})))
     return sorted(dict.fromkeys(found), key=lambda mistake: mistake.line or 0)
 
 
@@ -70,10 +70,10 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
 def _text(item: Any, key: str, owners: list[type[BaseModel]], family: list[type[BaseModel]]) -> str:
     kind, found = item["type"], item.get("input")
     if kind == "extra_forbidden":
-        told_apart_by = next((name for name in _DISCRIMINATORS if name in family[0].model_fields), None)
-        if told_apart_by is not None and any(key in known_keys(member) for member in family):
+        discriminator = next((name for name in _DISCRIMINATORS if name in family[0].model_fields), None)
+        if discriminator is not None and any(key in known_keys(member) for member in family):
             allowed = ", ".join(known for owner in owners for known in known_keys(owner))
-            return f"not a key of this {told_apart_by}; allowed: {allowed}"
+            return f"not a key of this {discriminator}; allowed: {allowed}"
         return f"unknown key; {nearest(key, {known for owner in owners for known in known_keys(owner)})}"
     if kind == "missing":
         return "missing; this key must be given"
@@ -82,14 +82,14 @@ def _text(item: Any, key: str, owners: list[type[BaseModel]], family: list[type[
     if kind == "union_tag_invalid":
         return f"found {item['ctx']['tag']!r}; allowed: {item['ctx']['expected_tags']}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{_found(found)}; keys are expected below it"
+        return f"{_found_text(found)}; keys are expected below it"
     message = str(item["msg"]).removeprefix("Value error, ")
     if kind == "value_error" and not isinstance(found, _SCALARS):
         return message
-    return f"{_found(found)}; {message[:1].lower()}{message[1:]}"
+    return f"{_found_text(found)}; {message[:1].lower()}{message[1:]}"
 
 
-def _found(value: Any) -> str:
+def _found_text(value: Any) -> str:
     """What was found, short enough for a line."""
     if value is None:
         return "found nothing"

@@ -15,9 +15,9 @@ from typing import Any
 
 import yaml
 
-from hpctrain.base.errors import FileError, Mistake
+from hpctrain.base.errors import FieldError, FileError
 from hpctrain.records.format.input_file import read_input_text
-from hpctrain.records.format.json_text import LEVELS_MAX, whole_number
+from hpctrain.records.format.json_text import LEVELS_MAX, parse_integer
 from hpctrain.records.format.validation_errors import dotted
 
 YAML_BYTES = 2**20
@@ -70,7 +70,7 @@ _Loader.add_implicit_resolver(
 def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
     text = str(loader.construct_scalar(node))
     try:
-        return whole_number(text, 0 if text[:2] in ("0o", "0x") else 10)
+        return parse_integer(text, 0 if text[:2] in ("0o", "0x") else 10)
     except ValueError as error:
         raise _problem(node, str(error)) from None
 
@@ -124,13 +124,13 @@ def parse_yaml(text: str, source: str = "<text>") -> YamlFile:
         FileError: as `read_yaml`, or it is longer than YAML_BYTES.
     """
     if len(text) > YAML_BYTES:
-        raise FileError(source, [Mistake("", f"has {len(text)} characters, expected at most {YAML_BYTES}")])
+        raise FileError(source, [FieldError("", f"has {len(text)} characters, expected at most {YAML_BYTES}")])
     try:
         loader = _Loader(text)
         try:
             node = loader.get_single_node()
             lines: dict[tuple[str | int, ...], int] = {}
-            mistakes: list[Mistake] = []
+            mistakes: list[FieldError] = []
             if node is not None:
                 _walk(node, (), lines, mistakes)
             if mistakes:
@@ -140,9 +140,9 @@ def parse_yaml(text: str, source: str = "<text>") -> YamlFile:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else None
-        raise FileError(source, [Mistake("", f"not valid YAML: {error.problem}", line)]) from None
+        raise FileError(source, [FieldError("", f"not valid YAML: {error.problem}", line)]) from None
     except (yaml.YAMLError, ValueError) as error:
-        raise FileError(source, [Mistake("", f"not valid YAML: {' '.join(str(error).split())}")]) from None
+        raise FileError(source, [FieldError("", f"not valid YAML: {' '.join(str(error).split())}")]) from None
     return YamlFile(source, value, lines)
 
 
@@ -151,7 +151,7 @@ def parse_scalar(text: str) -> Any:
     return parse_yaml(text).value if text.strip() else text
 
 
-def _walk(node: yaml.Node, path: tuple[str | int, ...], lines: dict[Any, int], mistakes: list[Mistake]) -> None:
+def _walk(node: yaml.Node, path: tuple[str | int, ...], lines: dict[Any, int], mistakes: list[FieldError]) -> None:
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             lines[(*path, index)] = item.start_mark.line + 1
@@ -161,10 +161,10 @@ def _walk(node: yaml.Node, path: tuple[str | int, ...], lines: dict[Any, int], m
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
                 text = "found a list or mapping as a key (is a value in { } missing its quotes?)"
-                mistakes.append(Mistake(dotted(path), text, line))
+                mistakes.append(FieldError(dotted(path), text, line))
                 continue
             here = (*path, key.value)
             if here in lines:
-                mistakes.append(Mistake(dotted(here), f"given twice, first in line {lines[here]}", line))
+                mistakes.append(FieldError(dotted(here), f"given twice, first in line {lines[here]}", line))
             lines.setdefault(here, line)
             _walk(item, here, lines, mistakes)

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from hpctrain.records.format.document import Document
-from hpctrain.records.format.jsonl import read_lines
+from hpctrain.records.format.jsonl import read_jsonl
 from hpctrain.records.format.node_set import NODE_NAME
 
 BAD_NODES_FILE = "bad_nodes.jsonl"
@@ -38,4 +38,4 @@ def read_bad_nodes(folder: Path) -> list[BadNode]:
         FileError: a line is wrong; a name that is no host name is never passed on.
     """
     path = folder / BAD_NODES_FILE
-    return [BadNode.from_json(value, str(path)) for value in read_lines(path)]
+    return [BadNode.from_json(value, str(path)) for value in read_jsonl(path)]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from hpctrain.records.format.document import Document
-from hpctrain.records.format.jsonl import read_lines
+from hpctrain.records.format.jsonl import read_jsonl
 
 EventKind = Literal[
     "attempt_started",
@@ -58,4 +58,4 @@ class Event(Document):
 
 def read_events(path: Path) -> list[Event]:
     """All events of a file; half a line at the end, of a killed writer, is left out."""
-    return [Event.from_json(value, str(path)) for value in read_lines(path)]
+    return [Event.from_json(value, str(path)) for value in read_jsonl(path)]

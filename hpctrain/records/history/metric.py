@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from hpctrain.records.format.document import Document, Part
-from hpctrain.records.format.jsonl import read_lines
+from hpctrain.records.format.jsonl import read_jsonl
 
 
 class BytesSent(Part):
@@ -125,10 +125,10 @@ class MetricRow(Document):
 
 def read_metrics(path: Path) -> list[MetricRow]:
     """All rows of a metrics file, in file order; half a line at the end, of a killed writer, is left out."""
-    return [MetricRow.from_json(value, str(path)) for value in read_lines(path)]
+    return [MetricRow.from_json(value, str(path)) for value in read_jsonl(path)]
 
 
-def effective(rows: list[MetricRow]) -> list[MetricRow]:
+def last_row_of_each_step(rows: list[MetricRow]) -> list[MetricRow]:
     """One row a step, that of the highest generation, in order of steps: the history that led to the final model."""
     best: dict[int, MetricRow] = {}
     for row in rows:

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 from hpctrain.base.atomic import append_line, storage_errors
 from hpctrain.base.errors import FileError, InputError, StorageError
 from hpctrain.records.format.document import Document
-from hpctrain.records.format.jsonl import read_lines
+from hpctrain.records.format.jsonl import read_jsonl
 
 STATE_VARIABLE = "XDG_STATE_HOME"
 LINE_BYTES_MAX = 4096
@@ -56,7 +56,7 @@ def history_file(environ: Mapping[str, str]) -> Path | None:
     return Path(home) / ".local" / "state" / "hpctrain" / "history.jsonl" if home.startswith("/") else None
 
 
-def remember(path: Path, past: PastRun) -> None:
+def append_past_run(path: Path, past: PastRun) -> None:
     """Append a line to the history, which is made if it is not there; only its owner can read it.
 
     Raises:
@@ -75,7 +75,7 @@ def read_past_runs(environ: Mapping[str, str]) -> list[PastRun]:
     """Every run in the history, oldest first; lines that were torn, and those of other versions, are left out."""
     path, found = history_file(environ), []
     try:
-        values = read_lines(path) if path is not None else []
+        values = read_jsonl(path) if path is not None else []
     except InputError:  # somebody else's, or one that cannot be read, tells nothing of this person's runs
         return []
     for value in values:

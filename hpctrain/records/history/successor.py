@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from hpctrain.records.format.document import Document
-from hpctrain.records.format.jsonl import read_lines
+from hpctrain.records.format.jsonl import read_jsonl
 
 SUCCESSORS_FILE = "successors.jsonl"
 """File in a run folder; lines are only added."""
@@ -34,10 +34,10 @@ def read_successors(folder: Path) -> list[Successor]:
         FileError: a line is no successor.
     """
     path = folder / SUCCESSORS_FILE
-    return [Successor.from_json(value, str(path)) for value in read_lines(path)]
+    return [Successor.from_json(value, str(path)) for value in read_jsonl(path)]
 
 
-def chain_of(job: str, successors: Sequence[Successor]) -> list[str]:
+def job_chain(job: str, successors: Sequence[Successor]) -> list[str]:
     """The jobs that led to this one, the one that a person submitted first, and the job itself last."""
     before = {item.job_id: item.after for item in successors}
     chain = [job]

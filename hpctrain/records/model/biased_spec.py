@@ -41,7 +41,7 @@ class BiasedSpec(TransformerSpec):
         """Share of the attention scores that a mask hides and that are not computed."""
         return 0.0
 
-    def why_no_sequence(self, seq_len: int) -> str | None:
+    def sequence_length_error(self, seq_len: int) -> str | None:
         if seq_len <= self.positions:
             return None
         return f"the model has {self.positions} positions (model.dims.positions)"
@@ -51,36 +51,36 @@ class BiasedSpec(TransformerSpec):
         split = 4 * self.dim * self.dim + 2 * self.dim * self.hidden + 3 * self.dim + self.hidden
         return split // tp + 6 * self.dim
 
-    def forward_flops(self, rows: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
+    def forward_flops(self, sequences: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
         """As all families; attention takes 4·s·d per token and block, less what a mask hides."""
         stop = self.layers if stop is None else stop
         matrices = 4 * self.dim * self.dim + 2 * self.dim * self.hidden
         scores = 4.0 * seq_len * self.dim * (1 - self.hidden_by_mask)
-        flops = (stop - start) * rows * seq_len * (2.0 * matrices + scores)
-        return flops + (self.head_flops(rows * seq_len) if stop == self.layers else 0.0)
+        flops = (stop - start) * sequences * seq_len * (2.0 * matrices + scores)
+        return flops + (self.head_flops(sequences * seq_len) if stop == self.layers else 0.0)
 
     def head_flops(self, tokens: int) -> float:
         """Of the matrix products behind the last block."""
         return 2.0 * tokens * self.vocabulary * self.dim
 
-    def activation_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """What one block keeps for its backward pass, for one micro-batch of `rows` sequences.
+    def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        """What one block keeps for its backward pass, for one micro-batch of `sequences`.
 
         Counted from the block as written: inputs and outputs of both norms (4 d); queries, keys, values and attention
         output (4 d), input and output of the GELU (2 f), split over `tp`.
         """
         split = 4 * self.dim + 2 * self.hidden
-        return int(rows * seq_len * bytes_per_value * (4 * self.dim + split / tp))
+        return int(sequences * seq_len * bytes_per_value * (4 * self.dim + split / tp))
 
-    def stream_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4) -> int:
+    def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
         """The part of `activation_bytes` that tensor parallelism leaves whole: inputs and outputs of both norms."""
-        return rows * seq_len * bytes_per_value * 4 * self.dim
+        return sequences * seq_len * bytes_per_value * 4 * self.dim
 
-    def product_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+    def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """Results of a block's matrix products and attention, which selective recomputation keeps; what the two
         projections write to the stream is whole on each device."""
         split = 4 * self.dim + self.hidden
-        return int(rows * seq_len * bytes_per_value * (2 * self.dim + split / tp))
+        return int(sequences * seq_len * bytes_per_value * (2 * self.dim + split / tp))
 
     def tables(self, first: bool, last: bool) -> int:
         """Tables of embedding and head in a stage with these ends."""

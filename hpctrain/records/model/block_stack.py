@@ -34,21 +34,21 @@ class BlockStack(Part):
         copy of it."""
 
     @abstractmethod
-    def forward_flops(self, rows: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
-        """FLOPs of a forward pass over `rows` sequences through blocks [start, stop) and, at the last of them, the
+    def forward_flops(self, sequences: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
+        """FLOPs of a forward pass over `sequences` through blocks [start, stop) and, at the last of them, the
         head; backward costs twice that. Matrix products 2 FLOPs per parameter and token, and those of attention
         (Korthikanti et al. 2022, appendix A, without the recompute term)."""
 
     @abstractmethod
-    def activation_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """What one block keeps for its backward pass, for one micro-batch of `rows` sequences."""
+    def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        """What one block keeps for its backward pass, for one micro-batch of `sequences`."""
 
     @abstractmethod
-    def stream_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4) -> int:
+    def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
         """The part of `activation_bytes` that tensor parallelism leaves whole."""
 
     @abstractmethod
-    def product_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+    def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """Results of a block's matrix products and attention, which selective recomputation keeps."""
 
     def parameters(self, start: int = 0, stop: int | None = None, tp: int = 1) -> int:
@@ -71,39 +71,41 @@ class BlockStack(Part):
         """The block before which a model is cut best, where one of the cuts has less to send than others."""
         return None
 
-    def boundary_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4, cut: int | None = None) -> int:
-        """Size of the activation [rows, seq, dim] that travels between two stages.
+    def stage_boundary_bytes(
+        self, sequences: int, seq_len: int, bytes_per_value: int = 4, cut: int | None = None
+    ) -> int:
+        """Size of the activation [batch, seq, dim] that travels between two stages.
 
         Args:
             cut: the block before which the model is cut; None: the largest of all cuts.
         """
-        return rows * self.boundary_length(seq_len, cut) * self.dim * bytes_per_value
+        return sequences * self.boundary_length(seq_len, cut) * self.dim * bytes_per_value
 
     def boundary_length(self, seq_len: int, cut: int | None = None) -> int:
-        """Positions along the sequence of what travels between two stages; see `boundary_bytes`."""
+        """Positions along the sequence of what travels between two stages; see `stage_boundary_bytes`."""
         return seq_len
 
-    def selective_flops(self, rows: int, seq_len: int) -> float:
+    def selective_flops(self, sequences: int, seq_len: int) -> float:
         """Matrix products of a block that selective recomputation repeats: none, their results are kept."""
         return 0.0
 
-    def selective_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+    def selective_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """What the operations that selective recomputation repeats go through: all of a block's activations."""
-        return self.activation_bytes(rows, seq_len, tp, bytes_per_value)
+        return self.activation_bytes(sequences, seq_len, tp, bytes_per_value)
 
     def target_length(self, seq_len: int) -> int:
         """Positions of a sequence that the head gives logits for."""
         return seq_len
 
-    def why_no_pipeline(self, stages: int) -> str | None:
+    def pipeline_error(self, stages: int) -> str | None:
         """None when the model can be cut into that many stages, else the reason."""
         return None
 
-    def why_no_sequence(self, seq_len: int) -> str | None:
+    def sequence_length_error(self, seq_len: int) -> str | None:
         """None when the model takes sequences of that length, else the reason."""
         return None
 
     @property
-    def halves_backward(self) -> bool:
+    def can_split_backward(self) -> bool:
         """Whether a stage's backward can be cut into one for its inputs and one for its weights (I, W)."""
         return True

@@ -10,7 +10,7 @@ from hpctrain.records.format.bounds import HEADS_MAX, WIDTH_MAX
 from hpctrain.records.model.transformer_spec import TransformerSpec
 
 
-class ModelSpec(TransformerSpec):
+class DecoderSpec(TransformerSpec):
     """A decoder-only Transformer: RMSNorm, rotary positions, SwiGLU, grouped-query attention."""
 
     family: Literal["decoder"] = "decoder"
@@ -27,7 +27,7 @@ class ModelSpec(TransformerSpec):
     """Standard deviation of the initial weights."""
 
     @model_validator(mode="after")
-    def _check(self) -> ModelSpec:
+    def _check(self) -> DecoderSpec:
         if self.dim % self.heads:
             raise ValueError(f"dim {self.dim} is not a multiple of heads {self.heads}")
         if (self.dim // self.heads) % 2:
@@ -59,23 +59,23 @@ class ModelSpec(TransformerSpec):
         tables = int(first or last) if self.tied else int(first) + int(last)
         return tables * self.embedding_parameters() // self.head_shards(tp) + (self.dim if last else 0)
 
-    def why_no_tensor_parallel(self, tp: int) -> str | None:
+    def tensor_parallel_error(self, tp: int) -> str | None:
         for name, size in (("heads", self.heads), ("kv_heads", self.key_value_heads), ("SwiGLU width", self.hidden)):
             if size % tp:
                 return f"{name} {size} is not a multiple of tp {tp}"
         return None
 
-    def forward_flops(self, rows: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
+    def forward_flops(self, sequences: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
         """As all families; attention takes 4·s·d per token and block, halved by the causal mask."""
         stop = self.layers if stop is None else stop
-        tokens = rows * seq_len
+        tokens = sequences * seq_len
         flops = (stop - start) * tokens * (2.0 * (self.block_parameters() - 2 * self.dim) + 2.0 * seq_len * self.dim)
         if stop == self.layers:
             flops += 2.0 * tokens * self.vocabulary * self.dim
         return flops
 
-    def activation_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """What one block keeps for its backward pass, for one micro-batch of `rows` sequences.
+    def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        """What one block keeps for its backward pass, for one micro-batch of `sequences`.
 
         Counted from the block as written: inputs of both norms and their normalised outputs (4 d), queries, keys and
         values with their rotated copies (2·(d + 2·kv)), attention output (d), SwiGLU's two products, the activation and
@@ -83,13 +83,13 @@ class ModelSpec(TransformerSpec):
         """
         key_value = self.key_value_heads * self.head_dim
         split = 2 * (self.dim + 2 * key_value) + self.dim + 4 * self.hidden
-        return int(rows * seq_len * bytes_per_value * (4 * self.dim + split / tp))
+        return int(sequences * seq_len * bytes_per_value * (4 * self.dim + split / tp))
 
-    def stream_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4) -> int:
+    def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
         """The part of `activation_bytes` that tensor parallelism leaves whole: inputs and outputs of both norms."""
-        return rows * seq_len * bytes_per_value * 4 * self.dim
+        return sequences * seq_len * bytes_per_value * 4 * self.dim
 
-    def product_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+    def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """Results of a block's matrix products and attention, which selective recomputation keeps.
 
         Queries, keys, values, attention output and both SwiGLU products are split over `tp`; what the two projections
@@ -97,4 +97,4 @@ class ModelSpec(TransformerSpec):
         """
         key_value = self.key_value_heads * self.head_dim
         split = 2 * self.dim + 2 * key_value + 2 * self.hidden
-        return int(rows * seq_len * bytes_per_value * (2 * self.dim + split / tp))
+        return int(sequences * seq_len * bytes_per_value * (2 * self.dim + split / tp))

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, model_validator
 from hpctrain.records.format.bounds import LAYERS_MAX, SEQ_MAX, WIDTH_MAX
 from hpctrain.records.format.document import content_sha256
 from hpctrain.records.model.span_corruption import longest_text
-from hpctrain.records.model.transformer_spec import TransformerSpec, family_is_said
+from hpctrain.records.model.transformer_spec import TransformerSpec, require_family
 
 
 class EncoderDecoderSpec(TransformerSpec):
@@ -20,7 +20,7 @@ class EncoderDecoderSpec(TransformerSpec):
     the encoder's output travels along with the decoder's stream.
     """
 
-    model_config = ConfigDict(json_schema_extra=family_is_said)
+    model_config = ConfigDict(json_schema_extra=require_family)
 
     family: Literal["encoder_decoder"] = "encoder_decoder"
     """The kind of Transformer."""
@@ -82,12 +82,12 @@ class EncoderDecoderSpec(TransformerSpec):
         return self.decoder_seq or longest_text(seq_len).outputs
 
     @property
-    def splits_sequence(self) -> bool:
+    def supports_sequence_parallel(self) -> bool:
         """No: two streams travel as one along the sequence."""
         return False
 
     @property
-    def halves_backward(self) -> bool:
+    def can_split_backward(self) -> bool:
         """No: a stage uses its table of positions, and perhaps its embedding, more than once."""
         return False
 
@@ -141,7 +141,7 @@ class EncoderDecoderSpec(TransformerSpec):
         count += tables * self.embedding_parameters() // self.head_shards(tp) + self.dim * (seam + last)
         return count + self._table(tp) * (bool(encoders) + bool(decoders))
 
-    def forward_flops(self, rows: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
+    def forward_flops(self, sequences: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
         """As all families; a mask spares no scores here, because they have a table added to them."""
         stop = self.layers if stop is None else stop
         encoder, decoder = self._block_flops(seq_len)
@@ -149,7 +149,7 @@ class EncoderDecoderSpec(TransformerSpec):
         flops = encoders * encoder + decoders * decoder
         if stop == self.layers:
             flops += 2.0 * self.target_length(seq_len) * self.vocabulary * self.dim
-        return rows * flops
+        return sequences * flops
 
     def boundary_length(self, seq_len: int, cut: int | None = None) -> int:
         """Up to the seam the encoder's stream travels, behind it both."""
@@ -160,16 +160,16 @@ class EncoderDecoderSpec(TransformerSpec):
         """The embedding, where tokens enter the encoder and the decoder and where they leave as logits, and the tables
         of relative positions, in each stage with blocks of their stack."""
         stages = range(len(cuts))
-        at_seam = {stage for stage in stages if cuts[stage][0] <= self.seam < cuts[stage][1]}
+        cut_at_seam = {stage for stage in stages if cuts[stage][0] <= self.seam < cuts[stage][1]}
         holders = {
-            "embedding.weight": sorted({0} | at_seam | ({len(cuts) - 1} if self.tied else set())),
+            "embedding.weight": sorted({0} | cut_at_seam | ({len(cuts) - 1} if self.tied else set())),
             "relative_encoder.weight": [stage for stage in stages if cuts[stage][0] < min(cuts[stage][1], self.seam)],
             "relative_decoder.weight": [stage for stage in stages if max(cuts[stage][0], self.seam) < cuts[stage][1]],
         }
         return {name: stages for name, stages in holders.items() if len(stages) > 1}
 
-    def activation_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """What a block keeps for its backward pass, for one micro-batch of `rows` sequences: the mean of all blocks.
+    def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        """What a block keeps for its backward pass, for one micro-batch of `sequences`: the mean of all blocks.
 
         Counted from the block as written. Each norm keeps its input, what it makes of it and its output (3 d). An
         attention keeps queries, keys and values and its output; where positions are added to its scores their softmax,
@@ -177,20 +177,20 @@ class EncoderDecoderSpec(TransformerSpec):
         values of that width.
         """
         whole, split = self._mean(*self._whole(seq_len)), self._mean(*self._split(seq_len))
-        return int(rows * bytes_per_value * (whole + split / tp))
+        return int(sequences * bytes_per_value * (whole + split / tp))
 
-    def stream_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4) -> int:
+    def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
         """The part of `activation_bytes` that tensor parallelism leaves whole: what the norms keep."""
-        return int(rows * bytes_per_value * self._mean(*self._whole(seq_len)))
+        return int(sequences * bytes_per_value * self._mean(*self._whole(seq_len)))
 
-    def product_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+    def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """Results of a block's matrix products, which selective recomputation keeps: scores are among them."""
         source, target = seq_len, self.target_length(seq_len)
         split = 4 * self.inner + (2 if self.gated else 1) * self.hidden
         encoder = source * (split + self.heads * source)
         decoder = target * (split + 2 * self.inner + self.heads * target) + 2 * source * self.inner
         whole = self._mean(2 * source * self.dim, 3 * target * self.dim)
-        return int(rows * bytes_per_value * (whole + self._mean(encoder, decoder) / tp))
+        return int(sequences * bytes_per_value * (whole + self._mean(encoder, decoder) / tp))
 
     def _block_flops(self, seq_len: int) -> tuple[float, float]:
         """Of an encoder's and of a decoder's block, for one sequence."""

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from hpctrain.records.format.bounds import SEQ_MAX
 from hpctrain.records.model.biased_spec import BiasedSpec
-from hpctrain.records.model.transformer_spec import family_is_said
+from hpctrain.records.model.transformer_spec import require_family
 
 SEGMENTS = 2
 """Rows of BERT's table of segments; a text without pairs of sentences uses the first one only."""
@@ -18,7 +18,7 @@ class EncoderSpec(BiasedSpec):
     """An encoder-only Transformer after Devlin et al. 2019: LayerNorm behind each layer, GELU, and a head of a matrix,
     GELU and norm before the table of tokens."""
 
-    model_config = ConfigDict(json_schema_extra=family_is_said)
+    model_config = ConfigDict(json_schema_extra=require_family)
 
     family: Literal["encoder"] = "encoder"
     """The kind of Transformer."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.encoder_spec import EncoderSpec
 from hpctrain.records.model.gpt2_spec import Gpt2Spec
 
-FamilySpec = ModelSpec | Gpt2Spec | EncoderSpec | EncoderDecoderSpec
+FamilySpec = DecoderSpec | Gpt2Spec | EncoderSpec | EncoderDecoderSpec
 """Told apart by `family`; without one it is the decoder."""

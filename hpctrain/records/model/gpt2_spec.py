@@ -8,13 +8,13 @@ from pydantic import ConfigDict, Field
 
 from hpctrain.records.format.bounds import SEQ_MAX
 from hpctrain.records.model.biased_spec import BiasedSpec
-from hpctrain.records.model.transformer_spec import family_is_said
+from hpctrain.records.model.transformer_spec import require_family
 
 
 class Gpt2Spec(BiasedSpec):
     """A decoder-only Transformer after Radford et al. 2019: LayerNorm before each layer, GELU in its tanh form."""
 
-    model_config = ConfigDict(json_schema_extra=family_is_said)
+    model_config = ConfigDict(json_schema_extra=require_family)
 
     family: Literal["gpt2"] = "gpt2"
     """The kind of Transformer."""

@@ -86,7 +86,7 @@ class ImportedSpec(BlockStack):
         """Parameters of the front modules (first) and the back modules (last), whole on each of `tp` devices."""
         return (self.front_sizes.parameters if first else 0) + (self.back_sizes.parameters if last else 0)
 
-    def forward_flops(self, rows: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
+    def forward_flops(self, sequences: int, seq_len: int, start: int = 0, stop: int | None = None) -> float:
         """FLOPs of a forward pass through blocks [start, stop) and, at the last of them, the back modules.
 
         Those of the front modules (a look-up in most models) count with the first of all blocks.
@@ -97,38 +97,38 @@ class ImportedSpec(BlockStack):
             flops += self.front_sizes.flops
         if stop == self.layers:
             flops += self.back_sizes.flops
-        return self._sequences(rows, seq_len) * flops
+        return self._sequences(sequences, seq_len) * flops
 
     def shared_weights(self, cuts: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
         """Weights that several stages hold: none; what front and back share cannot lie in two stages."""
         return {}
 
-    def activation_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
-        """What one block keeps for its backward pass, for one micro-batch of `rows` sequences."""
+    def activation_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+        """What one block keeps for its backward pass, for one micro-batch of `sequences`."""
         whole = self.block_sizes.activation_bytes - self.split_activation_bytes
         kept = whole + self.split_activation_bytes / tp
-        return int(self._sequences(rows, seq_len) * kept * bytes_per_value / 4)
+        return int(self._sequences(sequences, seq_len) * kept * bytes_per_value / 4)
 
-    def stream_bytes(self, rows: int, seq_len: int, bytes_per_value: int = 4) -> int:
+    def residual_stream_bytes(self, sequences: int, seq_len: int, bytes_per_value: int = 4) -> int:
         """The part of `activation_bytes` that tensor parallelism leaves whole."""
         whole = self.block_sizes.activation_bytes - self.split_activation_bytes
-        return int(self._sequences(rows, seq_len) * whole * bytes_per_value / 4)
+        return int(self._sequences(sequences, seq_len) * whole * bytes_per_value / 4)
 
-    def product_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+    def matmul_output_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """What selective recomputation keeps of a block: not measured apart, so everything that the block keeps."""
-        return self.activation_bytes(rows, seq_len, tp, bytes_per_value)
+        return self.activation_bytes(sequences, seq_len, tp, bytes_per_value)
 
-    def logits_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+    def logits_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """What the back modules and the loss keep: logits, their log-softmax, the gradient of one of them, and what
         the back modules were seen to keep."""
-        own = self._sequences(rows, seq_len) * self.back_sizes.activation_bytes * bytes_per_value / 4
-        return int(3 * rows * seq_len * self.vocab * bytes_per_value + own)
+        own = self._sequences(sequences, seq_len) * self.back_sizes.activation_bytes * bytes_per_value / 4
+        return int(3 * sequences * seq_len * self.vocab * bytes_per_value + own)
 
     def head_shards(self, tp: int) -> int:
         """Parts that front and back are cut into: none, they are whole on every device."""
         return 1
 
-    def why_no_tensor_parallel(self, tp: int) -> str | None:
+    def tensor_parallel_error(self, tp: int) -> str | None:
         """None when the blocks can be cut into `tp` parts, else the reason."""
         if tp == 1 or tp in self.tensor_parallel_degrees:
             return None
@@ -137,26 +137,26 @@ class ImportedSpec(BlockStack):
         allowed = ", ".join(map(str, self.tensor_parallel_degrees))
         return f"split as model.tensor_parallel says, a block was seen to be right on {allowed} devices only"
 
-    def why_no_pipeline(self, stages: int) -> str | None:
+    def pipeline_error(self, stages: int) -> str | None:
         """None when the model can be cut into that many stages, else the reason."""
         if self.tied and stages > 1:
             return "front and back of the imported model share a weight, which cannot lie in two stages"
         return None
 
     @property
-    def splits_sequence(self) -> bool:
+    def supports_sequence_parallel(self) -> bool:
         """Whether the stream can be split along the sequence: which modules of the model are norms is not known."""
         return False
 
     @property
-    def gathers_cast(self) -> bool:
+    def gathers_in_compute_dtype(self) -> bool:
         """Whether sharded weights are cast to the precision of matrix products before they are gathered: never, a
         person's own model keeps its stream in what it computes in; its weights stay fp32, as without sharding."""
         return False
 
-    def _sequences(self, rows: int, seq_len: int) -> float:
+    def _sequences(self, sequences: int, seq_len: int) -> float:
         """Sequences of the measured length that hold as many tokens."""
-        return rows * seq_len / self.seq_len
+        return sequences * seq_len / self.seq_len
 
 
 Spec = FamilySpec | ImportedSpec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.encoder_spec import EncoderSpec
 from hpctrain.records.model.families import FamilySpec
@@ -22,17 +22,17 @@ def _t5_v1_1(layers: int, dim: int, heads: int, ffn_dim: int) -> EncoderDecoderS
 
 
 PRESETS: dict[str, FamilySpec] = {
-    "tiny-1m": ModelSpec(layers=6, dim=128, heads=4),
-    "mini-10m": ModelSpec(layers=8, dim=320, heads=5),
-    "small-125m": ModelSpec(layers=12, dim=768, heads=12),
-    "medium-350m": ModelSpec(layers=24, dim=1024, heads=16),
-    "large-1.3b": ModelSpec(layers=24, dim=2048, heads=16),
-    "xl-7b": ModelSpec(layers=32, dim=4096, heads=32, ffn_dim=11008),
-    "xxl-70b": ModelSpec(layers=80, dim=8192, heads=64, kv_heads=8, ffn_dim=28672),
-    "llama-1b": ModelSpec(layers=16, dim=2048, heads=32, kv_heads=8, ffn_dim=8192, tied=True, rope_base=500_000),
-    "llama-3b": ModelSpec(layers=28, dim=3072, heads=24, kv_heads=8, ffn_dim=8192, tied=True, rope_base=500_000),
-    "llama-8b": ModelSpec(layers=32, dim=4096, heads=32, kv_heads=8, ffn_dim=14336, rope_base=500_000),
-    "llama-13b": ModelSpec(layers=40, dim=5120, heads=40, ffn_dim=13824),
+    "tiny-1m": DecoderSpec(layers=6, dim=128, heads=4),
+    "mini-10m": DecoderSpec(layers=8, dim=320, heads=5),
+    "small-125m": DecoderSpec(layers=12, dim=768, heads=12),
+    "medium-350m": DecoderSpec(layers=24, dim=1024, heads=16),
+    "large-1.3b": DecoderSpec(layers=24, dim=2048, heads=16),
+    "xl-7b": DecoderSpec(layers=32, dim=4096, heads=32, ffn_dim=11008),
+    "xxl-70b": DecoderSpec(layers=80, dim=8192, heads=64, kv_heads=8, ffn_dim=28672),
+    "llama-1b": DecoderSpec(layers=16, dim=2048, heads=32, kv_heads=8, ffn_dim=8192, tied=True, rope_base=500_000),
+    "llama-3b": DecoderSpec(layers=28, dim=3072, heads=24, kv_heads=8, ffn_dim=8192, tied=True, rope_base=500_000),
+    "llama-8b": DecoderSpec(layers=32, dim=4096, heads=32, kv_heads=8, ffn_dim=14336, rope_base=500_000),
+    "llama-13b": DecoderSpec(layers=40, dim=5120, heads=40, ffn_dim=13824),
     "gpt2-30m": Gpt2Spec(layers=6, dim=384, heads=6),
     "gpt2-124m": Gpt2Spec(layers=12, dim=768, heads=12),
     "gpt2-355m": Gpt2Spec(layers=24, dim=1024, heads=16),

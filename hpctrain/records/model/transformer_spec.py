@@ -17,7 +17,7 @@ from hpctrain.records.format.document import content_sha256
 from hpctrain.records.model.block_stack import BlockStack
 
 
-def family_is_said(schema: dict[str, Any]) -> None:
+def require_family(schema: dict[str, Any]) -> None:
     """Make `family` a required key in the schema for editors: only a decoder does without, and a schema has to tell the
     families apart."""
     schema["required"] = [*schema.get("required", []), "family"]
@@ -66,11 +66,11 @@ class TransformerSpec(BlockStack):
         """
         return {"embedding.weight": [0, len(cuts) - 1]} if self.tied and len(cuts) > 1 else {}
 
-    def logits_bytes(self, rows: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
+    def logits_bytes(self, sequences: int, seq_len: int, tp: int = 1, bytes_per_value: int = 4) -> int:
         """What the head and the loss keep: logits, their log-softmax and the gradient of one of them."""
-        return int(3 * rows * self.target_length(seq_len) * self.vocabulary * bytes_per_value / tp)
+        return int(3 * sequences * self.target_length(seq_len) * self.vocabulary * bytes_per_value / tp)
 
-    def why_no_tensor_parallel(self, tp: int) -> str | None:
+    def tensor_parallel_error(self, tp: int) -> str | None:
         """None when the blocks can be cut into `tp` parts, else the reason."""
         for name, size in (("heads", self.heads), ("feed-forward width", self.hidden)):
             if size % tp:
@@ -78,11 +78,11 @@ class TransformerSpec(BlockStack):
         return None
 
     @property
-    def splits_sequence(self) -> bool:
+    def supports_sequence_parallel(self) -> bool:
         """Whether norms and the residual stream can be split along the sequence, beside tensor parallelism."""
         return True
 
     @property
-    def gathers_cast(self) -> bool:
+    def gathers_in_compute_dtype(self) -> bool:
         """Whether sharded weights are cast to the precision of matrix products before they are gathered."""
         return True

@@ -84,15 +84,15 @@ class CodecSpec(Part):
         return isinstance(self.codec, NoCompression)
 
     @property
-    def keeps_state(self) -> bool:
+    def has_state(self) -> bool:
         """Whether a rank's reducer keeps something from one step to the next."""
-        return keeps_state(self.codec)
+        return has_state(self.codec)
 
 
-NOT_COMPRESSED = CodecSpec()
+NO_COMPRESSION_CODEC = CodecSpec()
 
 
-def keeps_state(codec: Codec) -> bool:
+def has_state(codec: Codec) -> bool:
     """Whether a rank's reducer keeps something from one step to the next."""
     return not isinstance(codec, NoCompression | Bf16)
 
@@ -140,7 +140,7 @@ def wire_bytes(codec: Codec, gradient_bytes: float, world: int, dim: float = 102
     return ring * gradient_bytes
 
 
-def message_bytes_per_number(messages: Messages) -> float:
+def message_bytes_per_element(messages: Messages) -> float:
     """Of an activation, or of its gradient, between two pipeline stages."""
     match messages:
         case "bf16":

@@ -25,7 +25,7 @@ Values = Literal["fp32", "fp16", "bf16", "int8", "sign"]
 Messages = Literal["none", "bf16", "int8"]
 """How a message between two pipeline stages travels."""
 
-SMALLEST_NUMBERS = 4096
+MIN_COMPRESSED_ELEMENTS = 4096
 """Parameters of fewer numbers are always summed exactly; so are those of one dimension."""
 
 

@@ -13,7 +13,7 @@ from hpctrain.records.format.bounds import BATCH_MAX, DEVICES_MAX, LAYERS_MAX
 from hpctrain.records.format.document import Document, Part
 from hpctrain.records.plan.codec import CodecSpec
 from hpctrain.records.plan.compression import Codec, Messages
-from hpctrain.records.plan.profile import Profile
+from hpctrain.records.plan.profile import CalibrationProfile
 from hpctrain.records.plan.schedule import Action, Schedule
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "custom"]
@@ -121,7 +121,7 @@ class Plan(Document):
     micro-batches, they are made from `schedule`; with schedule 'custom' they must be whole."""
     compression: list[CodecSpec] = Field(default=[CodecSpec()], min_length=1, max_length=1)
     """How gradients are reduced between replicas."""
-    profile: Profile | None = None
+    profile: CalibrationProfile | None = None
     """Measured steps that `predicted` rests on; left out: the constants of the package alone."""
     predicted: Predicted | None = None
     """What the planner expects of it."""
@@ -136,14 +136,14 @@ class Plan(Document):
 
     def stamped(self) -> Plan:
         """The plan with its own content hash, by which a later edit is seen."""
-        return self.model_copy(update={"made_sha256": self._unstamped_sha256()})
+        return self.model_copy(update={"made_sha256": self._content_sha256()})
 
     @property
     def is_edited(self) -> bool:
         """Whether the plan differs from what `hpctrain plan` wrote, or was written by something else."""
-        return self.made_sha256 != self._unstamped_sha256()
+        return self.made_sha256 != self._content_sha256()
 
-    def _unstamped_sha256(self) -> str:
+    def _content_sha256(self) -> str:
         return self.model_copy(update={"made_sha256": None}).sha256()
 
     @model_validator(mode="after")
@@ -258,7 +258,7 @@ class Plan(Document):
         return 1 if self.zero == 0 else self.shard or self.dp
 
     @property
-    def reduces_copies(self) -> bool:
+    def codec_reduces_replicate_axis(self) -> bool:
         """Whether a codec works between copies of a sharded state, and not among the replicas that share one."""
         return 1 < self.shards < self.dp and not self.compression[0].exact
 
@@ -285,7 +285,7 @@ class Plan(Document):
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
-    def savings(self) -> list[str]:
+    def memory_options_text(self) -> list[str]:
         """What saves memory in it, in words; empty where nothing does."""
         said = []
         if self.zero:
@@ -315,7 +315,7 @@ class Plan(Document):
         """Nodes that take part, in order of rank."""
         return list(dict.fromkeys(place.partition(":")[0] for place in self.ranks))
 
-    def pipeline_rows(self, replica: int) -> list[tuple[str, ...]]:
+    def pipeline_rank_devices(self, replica: int) -> list[tuple[str, ...]]:
         """Devices of each pipeline rank of a replica: [pp][tp]."""
         return list(dict.fromkeys(tuple(row) for row in self.replicas[replica].devices))
 
@@ -325,7 +325,7 @@ class Plan(Document):
 
     def _owners(self, replica: int) -> list[int]:
         """Pipeline rank of each stage of a replica."""
-        rows = self.pipeline_rows(replica)
+        rows = self.pipeline_rank_devices(replica)
         return [rows.index(tuple(row)) for row in self.replicas[replica].devices]
 
     def messages(self, replica: int, stage: int) -> Messages:
@@ -342,7 +342,7 @@ class Plan(Document):
         """Global ranks as [pp][dp][tp]."""
         rank = {place: index for index, place in enumerate(self.ranks)}
         return [
-            [[rank[place] for place in self.pipeline_rows(replica)[pp]] for replica in range(self.dp)]
+            [[rank[place] for place in self.pipeline_rank_devices(replica)[pp]] for replica in range(self.dp)]
             for pp in range(self.pp)
         ]
 

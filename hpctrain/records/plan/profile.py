@@ -15,7 +15,7 @@ LEAST_FACTOR, LARGEST_FACTOR = 0.2, 5.0
 Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Profile(Part):
+class CalibrationProfile(Part):
     """Factors on the planner's times and what a worker holds beside its tensors. What the steps do not determine is
     absent, which counts as a factor of 1, and `remarks` says why."""
 

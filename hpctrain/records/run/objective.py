@@ -86,7 +86,7 @@ class Lengths:
     """Sentinels."""
 
 
-def settled(objective: AnyObjective | None, spec: Spec) -> AnyObjective:
+def resolved_objective(objective: AnyObjective | None, spec: Spec) -> AnyObjective:
     """The objective as given, else that of the model's family.
 
     Raises:

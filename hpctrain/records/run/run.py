@@ -9,12 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from hpctrain.base.errors import FileError, InputError, Mistake
+from hpctrain.base.errors import FieldError, FileError, InputError
 from hpctrain.records.format.bounds import BATCH_MAX, DEVICES_MAX, STEPS_MAX
 from hpctrain.records.format.document import Document, Part
 from hpctrain.records.format.file_name import AnyPath
-from hpctrain.records.format.overrides import absent, apply_overrides, filled, overridden
-from hpctrain.records.format.validation_errors import dotted, mistakes_of
+from hpctrain.records.format.overrides import apply_overrides, missing_paths, override_paths, with_defaults
+from hpctrain.records.format.validation_errors import dotted, validation_errors
 from hpctrain.records.format.yaml_file import YamlFile, read_yaml
 from hpctrain.records.model.imported_spec import ImportedSpec, Spec
 from hpctrain.records.model.presets import PRESETS
@@ -23,7 +23,7 @@ from hpctrain.records.plan.plan import Recompute, ZeroLevel
 from hpctrain.records.run.cluster import Cluster
 from hpctrain.records.run.data import Data
 from hpctrain.records.run.model_choice import Model
-from hpctrain.records.run.objective import AnyObjective, Objective, settled
+from hpctrain.records.run.objective import AnyObjective, Objective, resolved_objective
 from hpctrain.records.run.optimizer import Optimizer
 
 RUN_FILE = "run.yaml"
@@ -142,7 +142,7 @@ class Recovery(Part):
         return self
 
 
-class Profile(Part):
+class ProfilerSettings(Part):
     """A look inside one step."""
 
     step: int | None = Field(default=None, ge=1)
@@ -225,7 +225,7 @@ class Run(Document):
     """When the loss on other data is measured."""
     recovery: Recovery = Recovery()
     """What happens when workers or nodes are lost."""
-    profile: Profile = Profile()
+    profile: ProfilerSettings = ProfilerSettings()
     """Which step is looked into."""
 
     @property
@@ -242,7 +242,7 @@ class Run(Document):
     @model_validator(mode="after")
     def _model_takes_the_sequences(self) -> Run:
         named = self.model.dims is not None or self.model.preset is not None
-        if named and (reason := self.spec().why_no_sequence(self.data.seq_len)):
+        if named and (reason := self.spec().sequence_length_error(self.data.seq_len)):
             raise ValueError(f"data.seq_len is {self.data.seq_len}, and {reason}")
         return self
 
@@ -271,13 +271,13 @@ class Run(Document):
             return f"the folder {self.model.hf}"
         return self.model.import_ or "the seed"
 
-    def learned(self) -> AnyObjective:
+    def effective_objective(self) -> AnyObjective:
         """The objective as the file gives it, else that of the model's family.
 
         Raises:
             InputError: as `spec`, or a model of that family cannot learn it.
         """
-        return settled(self.objective, self.spec())
+        return resolved_objective(self.objective, self.spec())
 
     def with_spec(self, spec: Spec) -> Run:
         """The same run with its model written out, vocabulary included."""
@@ -300,7 +300,7 @@ def read_run(path: Path, overrides: tuple[str, ...] = (), defaults: Mapping[str,
     Raises:
         FileError: the file or an override is wrong.
     """
-    return _run_in(_keys_in(read_yaml(path)), overrides, defaults)
+    return _run_from_yaml(_keys_in(read_yaml(path)), overrides, defaults)
 
 
 def run_of(folder: Path, overrides: tuple[str, ...] = ()) -> Run:
@@ -310,16 +310,16 @@ def run_of(folder: Path, overrides: tuple[str, ...] = ()) -> Run:
         UntrustedError: the folder or the file is somebody else's, or others can write to it.
         FileError: the file is missing, or it or an override is wrong.
     """
-    return _run_in(_keys_in(read_yaml(folder / RUN_FILE, owned=True)), overrides, {})
+    return _run_from_yaml(_keys_in(read_yaml(folder / RUN_FILE, owned=True)), overrides, {})
 
 
-def _run_in(file: YamlFile, overrides: tuple[str, ...], defaults: Mapping[str, Any]) -> Run:
-    value = filled(apply_overrides(file.value, overrides), defaults)
+def _run_from_yaml(file: YamlFile, overrides: tuple[str, ...], defaults: Mapping[str, Any]) -> Run:
+    value = with_defaults(apply_overrides(file.value, overrides), defaults)
     lines = _without_overridden(file.lines, overrides)
     try:
         run = Run.model_validate(value)
     except ValidationError as error:
-        mistakes = [_from_override(m) if m.line == 0 else m for m in mistakes_of(error, Run, lines)]
+        mistakes = [_from_override(m) if m.line == 0 else m for m in validation_errors(error, Run, lines)]
         raise FileError(file.path, mistakes) from None
     return _resolve_paths(run, Path(file.path).resolve().parent)
 
@@ -330,12 +330,12 @@ def missing_keys(path: Path, overrides: tuple[str, ...], defaults: Mapping[str, 
     Raises:
         FileError: the file cannot be read.
     """
-    return [dotted(key) for key in absent(apply_overrides(_keys_in(read_yaml(path)).value, overrides), defaults)]
+    return [dotted(key) for key in missing_paths(apply_overrides(_keys_in(read_yaml(path)).value, overrides), defaults)]
 
 
 def _keys_in(file: YamlFile) -> YamlFile:
     if not isinstance(file.value, dict):
-        raise FileError(file.path, [Mistake("", "found no keys; `hpctrain init` writes a commented run file", 1)])
+        raise FileError(file.path, [FieldError("", "found no keys; `hpctrain init` writes a commented run file", 1)])
     return file
 
 
@@ -343,13 +343,13 @@ def _without_overridden(
     lines: dict[tuple[str | int, ...], int], overrides: tuple[str, ...]
 ) -> dict[tuple[str | int, ...], int]:
     """Line 0 for what an override replaced: its line number would point at something else."""
-    paths = overridden(overrides)
+    paths = override_paths(overrides)
     kept = {key: 0 if any(key[: len(path)] == path for path in paths) else line for key, line in lines.items()}
     return {**kept, **dict.fromkeys(paths, 0)}
 
 
-def _from_override(mistake: Mistake) -> Mistake:
-    return Mistake(mistake.field, f"{mistake.text} (given by --set)")
+def _from_override(mistake: FieldError) -> FieldError:
+    return FieldError(mistake.field, f"{mistake.text} (given by --set)")
 
 
 def _resolve_paths(run: Run, base: Path) -> Run:

@@ -9,19 +9,19 @@ from typing import Any, ClassVar
 
 from pydantic import Field, ValidationError, field_validator
 
-from hpctrain.base.errors import FileError, Mistake
+from hpctrain.base.errors import FieldError, FileError
 from hpctrain.records.format.document import Document, Part
-from hpctrain.records.format.validation_errors import mistakes_of
+from hpctrain.records.format.validation_errors import validation_errors
 from hpctrain.records.format.yaml_file import read_yaml
 from hpctrain.records.run.cluster import Cluster
 
 FILE = Path("hpctrain") / "site.yaml"
 """Below $XDG_CONFIG_HOME, which is ~/.config where it is not set (XDG Base Directory Specification)."""
-OF_A_RUN = ("after", "after_end", "nodes", "groups", "time")
+RUN_ONLY_KEYS = ("after", "after_end", "nodes", "groups", "time")
 """Keys of `cluster` that belong to a run; one for all of them would be a surprise."""
 
 
-class Profile(Part):
+class SiteProfile(Part):
     """Defaults for one cluster."""
 
     match: list[str] = Field(default=[], json_schema_extra={"type": ["array", "string"]})
@@ -37,7 +37,7 @@ class Profile(Part):
     @field_validator("cluster")
     @classmethod
     def _of_the_site(cls, value: Cluster) -> Cluster:
-        found = [key for key in OF_A_RUN if key in value.model_fields_set]
+        found = [key for key in RUN_ONLY_KEYS if key in value.model_fields_set]
         if found:
             raise ValueError(f"{found[0]} belongs into a run file; here go partition, account, qos, setup and the like")
         return value
@@ -53,7 +53,7 @@ class Site(Document):
 
     schema_kind: ClassVar[str] = "site"
 
-    profiles: dict[str, Profile] = Field(min_length=1)
+    profiles: dict[str, SiteProfile] = Field(min_length=1)
     """Profiles by name; of several that match, the first one counts."""
 
     def matching(self, names: Sequence[str]) -> str | None:
@@ -81,8 +81,8 @@ def read_site(path: Path) -> Site | None:
         return None
     file = read_yaml(path)
     if not isinstance(file.value, dict) or not file.value:
-        raise FileError(path, [Mistake("", "found no keys; expected profiles: {NAME: {match: …, cluster: {…}}}", 1)])
+        raise FileError(path, [FieldError("", "found no keys; expected profiles: {NAME: {match: …, cluster: {…}}}", 1)])
     try:
         return Site.model_validate(file.value)
     except ValidationError as error:
-        raise FileError(path, mistakes_of(error, Site, file.lines)) from None
+        raise FileError(path, validation_errors(error, Site, file.lines)) from None

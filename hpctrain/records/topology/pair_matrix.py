@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hpctrain.base.atomic import write_bytes
-from hpctrain.base.errors import FileError, Mistake
+from hpctrain.base.errors import FieldError, FileError
 from hpctrain.records.format.input_file import read_input
 
 Array = npt.NDArray[np.float32]
@@ -159,10 +159,10 @@ def read_pairs(path: Path, sha256: str, nodes: Sequence[str], topology: Path) ->
         data = read_input(path, _bytes_at_most(nodes))
     except FileError as error:
         why = f"{path} cannot be read ({error.mistakes[0].text}); copy it from beside the original, or probe again"
-        raise FileError(topology, [Mistake("fabric.matrix.file", why)]) from None
+        raise FileError(topology, [FieldError("fabric.matrix.file", why)]) from None
     if hashlib.sha256(data).hexdigest() != sha256:
         why = f"{path} is damaged or of another probe; copy it from beside the original, or probe again"
-        raise FileError(topology, [Mistake("fabric.matrix.sha256", why)])
+        raise FileError(topology, [FieldError("fabric.matrix.sha256", why)])
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as stored:
             names = [str(name) for name in _array(stored, "nodes", np.dtype(np.str_), (len(nodes),))]
@@ -170,7 +170,7 @@ def read_pairs(path: Path, sha256: str, nodes: Sequence[str], topology: Path) ->
             figures: dict[str, Array] = {name: _array(stored, name, np.dtype(np.float32), square) for name in FIGURES}
     except _DAMAGED as error:
         why = f"{path} is not a file of pairs: {str(error)[:200]}"
-        raise FileError(topology, [Mistake("fabric.matrix.file", why)]) from None
+        raise FileError(topology, [FieldError("fabric.matrix.file", why)]) from None
     if names != list(nodes):
-        raise FileError(topology, [Mistake("fabric.matrix.file", f"{path} is of other nodes than the topology")])
+        raise FileError(topology, [FieldError("fabric.matrix.file", f"{path} is of other nodes than the topology")])
     return PairMatrix(names, figures)

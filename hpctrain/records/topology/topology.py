@@ -307,7 +307,7 @@ class Topology(Document):
                 return device
         raise KeyError(place)
 
-    def places(self) -> list[str]:
+    def device_ids(self) -> list[str]:
         """Every device as 'node:device', in file order."""
         return [f"{node.id}:{device.id}" for node in self.nodes for device in node.devices]
 

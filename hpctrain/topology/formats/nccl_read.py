@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from xml.parsers import expat
 
-from hpctrain.base.errors import FileError, Mistake
+from hpctrain.base.errors import FieldError, FileError
 from hpctrain.records.topology.evidence import NvlinkPeer, PcieLink
 from hpctrain.records.topology.nic import Nic
 from hpctrain.records.topology.topology import Device, DeviceType, Node
 from hpctrain.topology.formats.nccl import GIGATRANSFERS
 
-_DEEPEST = 64
+_DEPTH_MAX = 64
 _NVLINK_BYTES_PER_S = {60: 20e9, 70: 25e9, 80: 25e9, 90: 25e9, 100: 50e9}
 """Of one NVLink in one direction by compute capability: data sheets of P100, V100, A100, H100 and B200."""
 
@@ -81,7 +81,7 @@ def _parse(text: str, source: str) -> _Element:
 
     def start(tag: str, attributes: dict[str, str]) -> None:
         element = _Element(tag, attributes, parser.CurrentLineNumber)
-        if len(open_) >= _DEEPEST:
+        if len(open_) >= _DEPTH_MAX:
             raise _error(source, "nested too deep to be a topology of NCCL", element)
         (open_[-1].children if open_ else roots).append(element)
         open_.append(element)
@@ -91,7 +91,7 @@ def _parse(text: str, source: str) -> _Element:
 
     def doctype(*_: object) -> None:
         text = "a document type (<!DOCTYPE>) is not allowed; NCCL writes none"
-        raise FileError(source, [Mistake("", text, parser.CurrentLineNumber)])
+        raise FileError(source, [FieldError("", text, parser.CurrentLineNumber)])
 
     parser.StartElementHandler = start
     parser.EndElementHandler = end
@@ -100,7 +100,7 @@ def _parse(text: str, source: str) -> _Element:
         parser.Parse(text, True)
     except expat.ExpatError as error:
         problem = f"not valid XML: {expat.ErrorString(error.code)}"
-        raise FileError(source, [Mistake("", problem, error.lineno)]) from None
+        raise FileError(source, [FieldError("", problem, error.lineno)]) from None
     return roots[0]
 
 
@@ -217,4 +217,4 @@ def _integer(element: _Element, key: str, source: str) -> int | None:
 
 
 def _error(source: str, text: str, element: _Element) -> FileError:
-    return FileError(source, [Mistake("", text, element.line)])
+    return FileError(source, [FieldError("", text, element.line)])

@@ -67,15 +67,15 @@ def _switches(topology: Topology) -> dict[str, tuple[list[str], list[str]]]:
     _check_members(topology, clusters, leaves)
     loose = [node.id for node in topology.nodes if not any(node.id in members for members in leaves.values())]
     if loose:
-        leaves[_fresh("loose" if leaves else "all", parents)] = loose
+        leaves[_unused_name("loose" if leaves else "all", parents)] = loose
     children: dict[str, list[str]] = {}
     for name, parent in [*parents.items(), *((leaf, None) for leaf in leaves if leaf not in parents)]:
         if parent is not None:
             children.setdefault(parent, []).append(name)
     roots = [name for name in dict.fromkeys([*parents, *inner, *leaves]) if parents.get(name) is None]
     if len(roots) > 1:
-        children[_fresh("fabric", [*parents, *inner, *leaves])] = roots
-    order = _upwards(leaves, children)
+        children[_unused_name("fabric", [*parents, *inner, *leaves])] = roots
+    order = _bottom_up(leaves, children)
     below = {name: [child for child in names if child in order] for name, names in children.items()}
     return {name: (leaves.get(name, []), below.get(name, [])) for name in order}
 
@@ -100,7 +100,7 @@ def _check_members(topology: Topology, clusters: Iterable[NodeCluster], leaves: 
                 )
 
 
-def _upwards(leaves: dict[str, list[str]], children: dict[str, list[str]]) -> list[str]:
+def _bottom_up(leaves: dict[str, list[str]], children: dict[str, list[str]]) -> list[str]:
     """Every switch after those below it."""
     done = [name for name, nodes in leaves.items() if nodes]
     left = dict(children)
@@ -117,7 +117,7 @@ def _upwards(leaves: dict[str, list[str]], children: dict[str, list[str]]) -> li
     return done
 
 
-def _fresh(name: str, taken: Iterable[str]) -> str:
+def _unused_name(name: str, taken: Iterable[str]) -> str:
     """A name that no cluster has."""
     used, number = set(taken), 0
     while (candidate := name if number == 0 else f"{name}{number}") in used:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.base.errors import FileError, Mistake
-from hpctrain.records.format.node_set import unfolded
+from hpctrain.base.errors import FieldError, FileError
+from hpctrain.records.format.node_set import expand_node_set
 from hpctrain.records.format.yaml_file import YamlFile, parse_yaml
 from hpctrain.records.topology.topology import NodeCluster
 
@@ -38,12 +38,12 @@ def clusters_of_conf(text: str, source: str) -> list[NodeCluster]:
         FileError: every mistake of the file, with its line.
     """
     switches: list[_Switch] = []
-    mistakes: list[Mistake] = []
-    for number, line in _whole_lines(text):
+    mistakes: list[FieldError] = []
+    for number, line in _joined_lines(text):
         try:
             switch = _conf_line(line, number)
         except ValueError as error:
-            mistakes.append(Mistake("", str(error), number))
+            mistakes.append(FieldError("", str(error), number))
             continue
         if switch is not None:
             switches.append(switch)
@@ -58,25 +58,25 @@ def clusters_of_yaml(text: str, source: str) -> list[NodeCluster]:
     """
     file = parse_yaml(text, source)
     index = _chosen(file)
-    mistakes: list[Mistake] = []
+    mistakes: list[FieldError] = []
     switches = []
     kind, names = ("tree", "switches") if "tree" in file.value[index] else ("block", "blocks")
     path = (index, kind, names)
     rows = file.value[index][kind].get(names) if isinstance(file.value[index][kind], dict) else None
     if not isinstance(rows, list):
         raise FileError(
-            source, [Mistake(f"{kind}.{names}", "missing; a list of them is expected", file.lines.get(path))]
+            source, [FieldError(f"{kind}.{names}", "missing; a list of them is expected", file.lines.get(path))]
         )
     for number, row in enumerate(rows):
         line = file.lines.get((*path, number))
         try:
             switches.append(_yaml_row(row, "switch" if kind == "tree" else "block", line))
         except ValueError as error:
-            mistakes.append(Mistake("", str(error), line))
+            mistakes.append(FieldError("", str(error), line))
     return _clusters(switches, mistakes, source)
 
 
-def _whole_lines(text: str) -> list[tuple[int, str]]:
+def _joined_lines(text: str) -> list[tuple[int, str]]:
     """Lines without comments, with their number; one that ends in a backslash goes on in the next."""
     found: list[tuple[int, str]] = []
     begun: tuple[int, str] | None = None
@@ -133,12 +133,12 @@ def _unfolded(text: str | None) -> tuple[str, ...]:
     if not re.fullmatch(r"[\w.,\[\]-]+", text):
         raise ValueError(f"found {_short(text)}; a node set is expected, as in n[1-4],m7")
     try:
-        return tuple(unfolded(text))
+        return tuple(expand_node_set(text))
     except ValueError as error:
         raise ValueError(f"{error}; a node set is expected, as in n[1-4],m7") from None
 
 
-def _clusters(switches: list[_Switch], mistakes: list[Mistake], source: str) -> list[NodeCluster]:
+def _clusters(switches: list[_Switch], mistakes: list[FieldError], source: str) -> list[NodeCluster]:
     named: dict[str, _Switch] = {}
     for switch in switches:
         named.setdefault(switch.name, switch)
@@ -146,23 +146,23 @@ def _clusters(switches: list[_Switch], mistakes: list[Mistake], source: str) -> 
     homes: dict[str, str] = {}
     for switch in switches:
         if named[switch.name] is not switch:
-            mistakes.append(Mistake("", f"{switch.name} is given twice; each switch needs one line", switch.line))
+            mistakes.append(FieldError("", f"{switch.name} is given twice; each switch needs one line", switch.line))
         for child in switch.switches:
             if child not in named:
-                mistakes.append(Mistake("", f"{child} below {switch.name} has no line of its own", switch.line))
+                mistakes.append(FieldError("", f"{child} below {switch.name} has no line of its own", switch.line))
             elif parents.setdefault(child, switch.name) != switch.name:
                 text = f"{child} is below {parents[child]} and below {switch.name}; a tree is expected"
-                mistakes.append(Mistake("", text, switch.line))
+                mistakes.append(FieldError("", text, switch.line))
         for node in switch.nodes:
             if homes.setdefault(node, switch.name) != switch.name:
                 text = f"{node} is on {homes[node]} and on {switch.name}; a node hangs on one switch"
-                mistakes.append(Mistake("", text, switch.line))
+                mistakes.append(FieldError("", text, switch.line))
     if not switches and not mistakes:
-        mistakes.append(Mistake("", "there is no switch and no block in it"))
+        mistakes.append(FieldError("", "there is no switch and no block in it"))
     mistakes += [
-        Mistake("", f"{switch.name} lies below itself; a tree is expected", switch.line)
+        FieldError("", f"{switch.name} lies below itself; a tree is expected", switch.line)
         for switch in switches
-        if _is_in_circle(switch.name, parents.get)
+        if _has_cycle(switch.name, parents.get)
     ]
     if mistakes:
         raise FileError(source, sorted(mistakes, key=lambda mistake: mistake.line or 0))
@@ -170,7 +170,7 @@ def _clusters(switches: list[_Switch], mistakes: list[Mistake], source: str) -> 
     return sorted(found, key=lambda cluster: cluster.level)
 
 
-def _is_in_circle(name: str, parent: Callable[[str], str | None]) -> bool:
+def _has_cycle(name: str, parent: Callable[[str], str | None]) -> bool:
     seen: set[str] = set()
     here: str | None = name
     while here is not None and here not in seen:
@@ -191,14 +191,18 @@ def _cluster(switch: _Switch, named: dict[str, _Switch], parent: str | None) -> 
 def _chosen(file: YamlFile) -> int:
     """Which of the topologies of a topology.yaml."""
     if not isinstance(file.value, list):
-        raise FileError(file.path, [Mistake("", "a list of topologies is expected, each with `topology` as its name")])
+        raise FileError(
+            file.path, [FieldError("", "a list of topologies is expected, each with `topology` as its name")]
+        )
     usable = [
         number
         for number, entry in enumerate(file.value)
         if isinstance(entry, dict) and ("tree" in entry or "block" in entry)
     ]
     if not usable:
-        raise FileError(file.path, [Mistake("", "no topology of kind tree or block; others say nothing of switches")])
+        raise FileError(
+            file.path, [FieldError("", "no topology of kind tree or block; others say nothing of switches")]
+        )
     return next((number for number in usable if file.value[number].get("cluster_default") is True), usable[0])
 
 

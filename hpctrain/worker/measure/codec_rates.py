@@ -10,11 +10,11 @@ from torch import Tensor
 from hpctrain.compress.codecs.orthonormal import orthonormalize
 from hpctrain.compress.codecs.sparse_message import decode, encode, rounded
 from hpctrain.compress.codecs.values import ValueCode
-from hpctrain.compress.collectives.feedback import Feedback
-from hpctrain.compress.reducers.bf16 import Bf16Wire
-from hpctrain.compress.reducers.low_rank import Family
-from hpctrain.compress.reducers.quantized import QuantizedWire
-from hpctrain.compress.reducers.reduce_scatter_all_gather import Wire
+from hpctrain.compress.collectives.feedback import ErrorFeedback
+from hpctrain.compress.reducers.bf16 import Bf16BucketCodec
+from hpctrain.compress.reducers.low_rank import MatrixBatch
+from hpctrain.compress.reducers.quantized import QuantizedBucketCodec
+from hpctrain.compress.reducers.reduce_scatter_all_gather import BucketCodec
 from hpctrain.compress.select.selectors import select_with_values
 from hpctrain.records.topology.topology import CodecSeconds
 from hpctrain.worker.measure.rates import Now, rate
@@ -34,8 +34,8 @@ def codec_seconds(device: torch.device, now: Now, limit_s: float = CODEC_S) -> C
     """Seconds for each number of a gradient, by codec."""
     gradient = torch.randn(SIDE, SIDE, device=device).mul_(1e-5)
     works = {
-        "bf16": _dense(gradient, Bf16Wire()),
-        "quantized": _dense(gradient, QuantizedWire(4)),
+        "bf16": _dense(gradient, Bf16BucketCodec()),
+        "quantized": _dense(gradient, QuantizedBucketCodec(4)),
         "topk": _topk(gradient),
         "power_sgd": _power_sgd(gradient),
     }
@@ -44,14 +44,14 @@ def codec_seconds(device: torch.device, now: Now, limit_s: float = CODEC_S) -> C
     return CodecSeconds(**{name: 1 / rate(work, numbers, device, now, limit_s, batch) for name, work in works.items()})
 
 
-def _dense(gradient: Tensor, wire: Wire) -> Callable[[], object]:
+def _dense(gradient: Tensor, codec: BucketCodec) -> Callable[[], object]:
     """Write, add up the parts of `WORLD` ranks, write the sums, read them."""
-    parts = torch.empty(WORLD, wire.bytes_of(gradient.numel() // WORLD), dtype=torch.uint8, device=gradient.device)
+    parts = torch.empty(WORLD, codec.bytes_of(gradient.numel() // WORLD), dtype=torch.uint8, device=gradient.device)
 
     def work() -> None:
-        wire.write([0], [gradient], parts)
-        wire.add_up([0], parts, 0)
-        wire.read([0], parts, [gradient])
+        codec.encode([0], [gradient], parts)
+        codec.reduce_part([0], parts, 0)
+        codec.decode([0], parts, [gradient])
 
     return work
 
@@ -59,13 +59,13 @@ def _dense(gradient: Tensor, wire: Wire) -> Callable[[], object]:
 def _topk(gradient: Tensor) -> Callable[[], object]:
     """Add what was kept, choose, write a message, keep the rest, read the message, apply it."""
     flat, total = gradient.view(-1), torch.empty(gradient.numel(), device=gradient.device)
-    feedback = Feedback()
+    feedback = ErrorFeedback()
 
     def work() -> None:
         with_kept = feedback.add("0", flat)
         positions, values = select_with_values(with_kept, round(DENSITY * flat.numel()), "sampled")
         message = encode(positions, values, flat.numel(), ValueCode.BF16)
-        feedback.keep("0", with_kept, positions, rounded(values, ValueCode.BF16))
+        feedback.store_residual("0", with_kept, positions, rounded(values, ValueCode.BF16))
         total.zero_().index_add_(0, *decode(message, flat.numel()))
 
     return work
@@ -74,12 +74,12 @@ def _topk(gradient: Tensor) -> Callable[[], object]:
 def _power_sgd(gradient: Tensor) -> Callable[[], object]:
     """Both products with what was kept, orthonormal columns, the rest kept, their product applied."""
     p, q, fresh = (torch.randn(1, SIDE, RANK, device=gradient.device) for _ in range(3))
-    family = Family([0], p, q, fresh, torch.zeros_like(gradient)[None])
+    matrices = MatrixBatch([0], p, q, fresh, torch.zeros_like(gradient)[None])
 
     def work() -> None:
-        family.project([gradient])
-        orthonormalize(family.p)
-        family.project_back([gradient])
-        family.apply([gradient])
+        matrices.project([gradient])
+        orthonormalize(matrices.p)
+        matrices.project_back([gradient])
+        matrices.apply([gradient])
 
     return work

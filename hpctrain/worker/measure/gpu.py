@@ -22,8 +22,8 @@ from hpctrain.worker.measure.rates import (
     COPY_S,
     MATMUL_S,
     SUSTAINED_S,
-    Look,
     Now,
+    WhileBusy,
     copy_bytes_per_s,
     launch_seconds,
     matmul_flops,
@@ -131,7 +131,7 @@ class GpuReader:
         found = pcie_link(self.address) if self.address else None
         return found.model_copy(update={"under_load": under_load}) if found else None
 
-    def _host_copy(self, now: Now, to_device: bool, while_busy: Look | None) -> float:
+    def _host_copy(self, now: Now, to_device: bool, while_busy: WhileBusy | None) -> float:
         """Bytes each second between page-locked memory of the host and this device."""
         here = torch.ones(HOST_COPY_BYTES, dtype=torch.uint8, device=self.place)
         host = torch.ones(HOST_COPY_BYTES, dtype=torch.uint8, pin_memory=True)

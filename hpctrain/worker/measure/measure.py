@@ -26,7 +26,7 @@ from hpctrain.probe.system.nvml import open_nvml
 from hpctrain.records.topology.topology import Device, DeviceType
 from hpctrain.worker.measure.codec_rates import codec_seconds
 from hpctrain.worker.measure.gpu import GpuReader, load_gpus
-from hpctrain.worker.measure.messages import Exchange
+from hpctrain.worker.measure.messages import BackendMeasurement
 from hpctrain.worker.measure.rates import copy_bytes_per_s, launch_seconds, matmul_flops
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -61,7 +61,7 @@ def _serve(channel: LineChannel, device: str, share: int) -> int:
         if message is None or message.get("kind") != "go":
             return HpctrainError.exit_code  # the node process gave up or is gone: nobody to measure for
         channel.send({"kind": "devices", "report": _report(device, share)})
-        exchange = Exchange()
+        exchange = BackendMeasurement()
         while (message := channel.wait_message(GO_S)) is not None:
             channel.send(_messages(exchange, message))
     except (HpctrainError, RuntimeError) as error:
@@ -71,10 +71,10 @@ def _serve(channel: LineChannel, device: str, share: int) -> int:
     return 0
 
 
-def _messages(exchange: Exchange, message: Message) -> Message:
+def _messages(exchange: BackendMeasurement, message: Message) -> Message:
     """`meet` opens the place where all ranks meet, `exchange` measures with them."""
     if message.get("kind") == "meet":
-        return {"kind": "meeting", "port": exchange.open_meeting(message["addr"])}
+        return {"kind": "meeting", "port": exchange.open_rendezvous(message["addr"])}
     return {"kind": "exchanged"} | exchange.run(message)
 
 

@@ -20,9 +20,9 @@ from hpctrain.base.net.wire import Message
 from hpctrain.probe.measure.backend import (
     LIMIT_S,
     SIZES,
-    TIMES_LEAST,
+    TIMES_MIN,
     BackendReport,
-    meetings,
+    backend_rounds,
     network_used,
     times_of,
     warm_up_of,
@@ -35,14 +35,14 @@ TIMEOUT_S = 20.0
 _MORE, _LARGER, _LAST = 0, 1, 2
 
 
-class Exchange:
+class BackendMeasurement:
     """This process's part in the measurement."""
 
     def __init__(self) -> None:
         self._device = torch.device("cpu")
         self._listener: socket.socket | None = None
 
-    def open_meeting(self, addr: str) -> int:
+    def open_rendezvous(self, addr: str) -> int:
         """Listen where the ranks meet, on this address alone; the port. Called on rank 0."""
         family = socket.AF_INET6 if ":" in addr else socket.AF_INET
         self._listener = socket.create_server((addr, 0), family=family, backlog=1024)
@@ -86,22 +86,22 @@ class Exchange:
 
     def _rounds(self, rank: int, world: int, seed: int) -> dict[int, tuple[tuple[int, float], ...]]:
         found = {}
-        for met in meetings(world, seed):
+        for met in backend_rounds(world, seed):
             dist.barrier()
             for a, b in met:
                 if rank == a:
-                    found[b] = self._climb(b)
-                    self._answer(b)
+                    found[b] = self._size_sweep(b)
+                    self._echo_size_sweep(b)
                 elif rank == b:
-                    self._answer(a)
-                    found[a] = self._climb(a)
+                    self._echo_size_sweep(a)
+                    found[a] = self._size_sweep(a)
         dist.barrier()  # the store ends with rank 0, and connections that are made late need it
         return found
 
-    def _climb(self, peer: int) -> tuple[tuple[int, float], ...]:
+    def _size_sweep(self, peer: int) -> tuple[tuple[int, float], ...]:
         """One-way seconds of messages of growing size to the peer, each answered by a small one."""
         answer = self._buffer(SIZES[0])
-        rungs: list[tuple[int, float]] = []
+        sweep: list[tuple[int, float]] = []
         back_s = 0.0
         start = time.perf_counter()
         for size in SIZES:
@@ -111,7 +111,7 @@ class Exchange:
             word = _MORE
             while word == _MORE:
                 late = time.perf_counter() - start >= LIMIT_S
-                if len(samples) + 1 >= (TIMES_LEAST if late else times_of(size)) + warm_up:
+                if len(samples) + 1 >= (TIMES_MIN if late else times_of(size)) + warm_up:
                     word = _LAST if late or size == SIZES[-1] else _LARGER
                 message[0] = word
                 self._finish()
@@ -123,12 +123,12 @@ class Exchange:
             # What other processes of the machine add comes and goes; what the backend takes is in the faster ones too.
             round_trip = percentile(samples[warm_up:], 0.25)
             back_s = back_s or round_trip / 2
-            rungs.append((size, one_way_s(round_trip, back_s)))
+            sweep.append((size, one_way_s(round_trip, back_s)))
             if word == _LAST:
                 break
-        return tuple(rungs)
+        return tuple(sweep)
 
-    def _answer(self, peer: int) -> None:
+    def _echo_size_sweep(self, peer: int) -> None:
         answer = self._buffer(SIZES[0])
         for size in SIZES:
             message = self._buffer(size)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 Now = Callable[[], float]
-Look = Callable[[], object]
+WhileBusy = Callable[[], object]
 
 MATMUL_S = 0.7
 SUSTAINED_S = 5.0
@@ -18,7 +18,7 @@ TINY_BATCHES, TINY_OPS = 40, 25
 
 
 def matmul_flops(
-    device: torch.device, dtype: torch.dtype, now: Now, limit_s: float = MATMUL_S, while_busy: Look | None = None
+    device: torch.device, dtype: torch.dtype, now: Now, limit_s: float = MATMUL_S, while_busy: WhileBusy | None = None
 ) -> float:
     """FLOP/s of square matrix products, 2·size³ each. On CUDA fp32 means fp32, without TF32.
 
@@ -62,7 +62,7 @@ def rate(
     now: Now,
     limit_s: float,
     batch: int,
-    while_busy: Look | None = None,
+    while_busy: WhileBusy | None = None,
 ) -> float:
     """Amount of work each second over `limit_s` of elapsed time, at least one batch, after one warm-up."""
     work()

@@ -9,17 +9,17 @@ import argparse
 import json
 from pathlib import Path
 
-from hpctrain.model.imported.describe import Question, describe
-from hpctrain.runs.code_copy import code_first
-from hpctrain.worker.verbs.json_reply import answer
+from hpctrain.model.imported.describe import DescribeRequest, describe
+from hpctrain.runs.code_copy import import_code_first
+from hpctrain.worker.verbs.json_reply import json_reply
 
 
 def main(argv: list[str]) -> int:
     """Describe the model; 0, or 2 with the mistake in the answer."""
     parser = argparse.ArgumentParser(prog="hpctrain.worker describe")
-    parser.add_argument("question", type=lambda text: Question(**json.loads(text)))
+    parser.add_argument("question", type=lambda text: DescribeRequest(**json.loads(text)))
     parser.add_argument("--code", type=Path, help="folder that is searched first")
     options = parser.parse_args(argv)
     if options.code is not None:
-        code_first(options.code)
-    return answer(lambda: {"spec": describe(options.question).to_json()})
+        import_code_first(options.code)
+    return json_reply(lambda: {"spec": describe(options.question).to_json()})

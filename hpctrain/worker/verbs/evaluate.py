@@ -24,17 +24,17 @@ from hpctrain.model.build import build_part
 from hpctrain.parallel.loss import make_loss
 from hpctrain.records.run.objective import lengths
 from hpctrain.records.run.run import Run, run_of
-from hpctrain.runs.code_copy import FOLDER, code_first
+from hpctrain.runs.code_copy import CODE_FOLDER, import_code_first
 from hpctrain.worker.build import AUTOCAST
-from hpctrain.worker.feed import Feed
-from hpctrain.worker.verbs.json_reply import answer
+from hpctrain.worker.feed import BatchLoader
+from hpctrain.worker.verbs.json_reply import json_reply
 
 BATCH_TOKENS = 4096
 """Tokens in a forward pass: enough to keep a device busy, few enough that logits stay small beside the weights."""
 
 
 @dataclass(frozen=True)
-class Question:
+class EvaluateRequest:
     """What is to be evaluated."""
 
     folder: str
@@ -51,13 +51,13 @@ class Question:
 def main(argv: list[str]) -> int:
     """Evaluate; 0, or an error's exit code with the error in the answer."""
     parser = argparse.ArgumentParser(prog="hpctrain.worker eval")
-    parser.add_argument("question", type=lambda text: Question(**json.loads(text)))
-    question: Question = parser.parse_args(argv).question
-    code_first(Path(question.folder) / FOLDER)
-    return answer(lambda: {"sets": evaluate(question)})
+    parser.add_argument("question", type=lambda text: EvaluateRequest(**json.loads(text)))
+    question: EvaluateRequest = parser.parse_args(argv).question
+    import_code_first(Path(question.folder) / CODE_FOLDER)
+    return json_reply(lambda: {"sets": evaluate(question)})
 
 
-def evaluate(question: Question) -> list[dict[str, Any]]:
+def evaluate(question: EvaluateRequest) -> list[dict[str, Any]]:
     """Loss, samples and targets of each corpus.
 
     Raises:
@@ -67,13 +67,18 @@ def evaluate(question: Question) -> list[dict[str, Any]]:
     """
     run = run_of(Path(question.folder))
     device = torch.device("cuda" if run.cluster.device != "cpu" and torch.cuda.is_available() else "cpu")
-    objective, seq_len = run.learned(), run.data.seq_len
+    objective, seq_len = run.effective_objective(), run.data.seq_len
     special = special_tokens(run.data.train_folders, objective, seq_len)
     length = lengths(objective, seq_len).raw
     corpora = [Corpus.open([path], question.split, length, "DATA") for path in question.data]
     model = _load(run, Path(question.checkpoint), device)
     return [
-        _judge(model, Feed(corpus, objective, special, seq_len, device), run, min(question.samples or windows, windows))
+        _judge(
+            model,
+            BatchLoader(corpus, objective, special, seq_len, device),
+            run,
+            min(question.samples or windows, windows),
+        )
         for corpus, windows in ((corpus, corpus.windows) for corpus in corpora)
     ]
 
@@ -91,17 +96,17 @@ def _load(run: Run, checkpoint: Path, device: torch.device) -> nn.Module:
 
 
 @torch.no_grad()
-def _judge(model: nn.Module, feed: Feed, run: Run, samples: int) -> dict[str, Any]:
+def _judge(model: nn.Module, loader: BatchLoader, run: Run, samples: int) -> dict[str, Any]:
     """The mean loss over the targets of the first `samples` sequences; the same seed as in a validation."""
     autocast, loss, total = AUTOCAST[run.precision], make_loss(1, None), 0.0
     rows = max(1, BATCH_TOKENS // run.data.seq_len)
     for start in range(0, samples, rows):
-        batch = feed.batch(0, start, min(rows, samples - start))
+        batch = loader.batch(0, start, min(rows, samples - start))
         named = {} if batch.decoder_tokens is None else {"decoder_tokens": batch.decoder_tokens}
-        with torch.autocast(feed.device.type, autocast, enabled=autocast is not None):
+        with torch.autocast(loader.device.type, autocast, enabled=autocast is not None):
             logits = model(batch.inputs, **named)
         total += float(loss(logits, batch.targets))
     if not math.isfinite(total):
         raise HpctrainError(f"the loss is {total}: this checkpoint is of no use; try an earlier one with --step")
-    targets = samples * lengths(feed.objective, run.data.seq_len).targets
+    targets = samples * lengths(loader.objective, run.data.seq_len).targets
     return {"loss": total / targets, "samples": samples, "targets": targets}

@@ -20,16 +20,16 @@ from torch import Tensor
 from hpctrain.base.atomic import storage_errors
 from hpctrain.base.errors import HpctrainError, StorageError
 from hpctrain.checkpoint.save_and_load import load
-from hpctrain.hf.shards import BYTES, shared_out
+from hpctrain.hf.shards import BYTES, assign_to_shards
 from hpctrain.hf.tensors import HfTensor, tensors_of
-from hpctrain.model.hf_weights import joined
+from hpctrain.model.hf_weights import to_hf_tensor
 from hpctrain.records.model.imported_spec import ImportedSpec
 from hpctrain.records.run.run import run_of
-from hpctrain.worker.verbs.json_reply import answer
+from hpctrain.worker.verbs.json_reply import json_reply
 
 
 @dataclass(frozen=True)
-class Question:
+class ExportRequest:
     """What is to be written where."""
 
     folder: str
@@ -46,12 +46,12 @@ class Question:
 def main(argv: list[str]) -> int:
     """Export; 0, or an error's exit code with the error in the answer."""
     parser = argparse.ArgumentParser(prog="hpctrain.worker export")
-    parser.add_argument("question", type=lambda text: Question(**json.loads(text)))
-    question: Question = parser.parse_args(argv).question
-    return answer(lambda: {"files": export(question)})
+    parser.add_argument("question", type=lambda text: ExportRequest(**json.loads(text)))
+    question: ExportRequest = parser.parse_args(argv).question
+    return json_reply(lambda: {"files": export(question)})
 
 
-def export(question: Question) -> list[str]:
+def export(question: ExportRequest) -> list[str]:
     """The names of the files written. One file at a time is in memory, in the type that it is written in.
 
     Raises:
@@ -61,7 +61,7 @@ def export(question: Question) -> list[str]:
     """
     spec = run_of(Path(question.folder)).spec()
     assert not isinstance(spec, ImportedSpec), "refused before a process was started"
-    files = shared_out(tensors_of(spec), BYTES[question.dtype], question.shard_bytes)
+    files = assign_to_shards(tensors_of(spec), BYTES[question.dtype], question.shard_bytes)
     dtype: torch.dtype = getattr(torch, question.dtype)
     # The loader is collective; alone, it needs no network.
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -74,9 +74,9 @@ def export(question: Question) -> list[str]:
 
 
 def _loaded(tensor: HfTensor, checkpoint: Path, group: dist.ProcessGroup, dtype: torch.dtype) -> Tensor:
-    own = {f"model.{name}": torch.empty(tensor.own_shape) for name in tensor.own}
+    own = {f"model.{name}": torch.empty(tensor.parameter_shape) for name in tensor.own}
     load(own, checkpoint, group)
-    whole = joined(tensor, list(own.values())).to(dtype)
+    whole = to_hf_tensor(tensor, list(own.values())).to(dtype)
     if not torch.isfinite(whole).all():
         raise HpctrainError(
             f"{tensor.name}: has numbers that are not finite in {str(dtype).removeprefix('torch.')}; "

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.model.imported.last_words import last_words
+from hpctrain.model.imported.last_words import describe_user_error
 
 
-def answer(make: Callable[[], dict[str, Any]]) -> int:
+def json_reply(make: Callable[[], dict[str, Any]]) -> int:
     """Print what `make` gives, or {"error": …} for an error that is a person's to mend; its exit code."""
     # Code of other people may print: the answer goes where they cannot reach, and what they say to stderr.
     out = os.fdopen(os.dup(1), "w")
@@ -25,6 +25,6 @@ def answer(make: Callable[[], dict[str, Any]]) -> int:
             return error.exit_code
         except Exception as error:  # of a person's model, most of all: they want to see where
             traceback.print_exc()
-            json.dump({"error": last_words(error)}, out)
+            json.dump({"error": describe_user_error(error)}, out)
             return HpctrainError.exit_code
     return 0

@@ -13,12 +13,12 @@ import pytest
 from fake_clock import FakeClock
 from steps_made import truth, write_generation
 
-from hpctrain.agent.agent import Agent, Place, Proposal, Proposed
-from hpctrain.agent.decide import PeerView, Settings, WorkerView
-from hpctrain.agent.journal import Journal
+from hpctrain.agent.agent import Agent, AgentIdentity, Proposal, ProposedGeneration
+from hpctrain.agent.decide import DecisionLimits, PeerView, WorkerView
+from hpctrain.agent.journal import EventLog
 from hpctrain.agent.peers import Announcement
 from hpctrain.agent.store import GenerationStore
-from hpctrain.base.errors import Refused
+from hpctrain.base.errors import RefusedError
 from hpctrain.planner import make_plan
 from hpctrain.records.history.event import Event, read_events
 from hpctrain.records.history.generation import Generation, StoreAddress
@@ -111,17 +111,17 @@ def test_what_is_told_of_a_generation_belongs_to_the_decision_it_was_made_for(tm
         else:
             healed_for[0] = clock.now()
 
-    def make(proposal: Proposal) -> Proposed:
+    def make(proposal: Proposal) -> ProposedGeneration:
         asked.set()
         assert healed.wait(60)
         assert [member.node for member in proposal.members] == ["a", "b"]
         if not planned:
-            raise Refused("no plan for them")
+            raise RefusedError("no plan for them")
         record = Generation(
             number=proposal.number, attempt=0, members=list(proposal.members), plan=first.plan, reason=proposal.reason,
             store=StoreAddress(addr="127.0.0.1", port=1, node="a"),
         )  # fmt: skip
-        return Proposed(record, plan, lambda: None)
+        return ProposedGeneration(record, plan, lambda: None)
 
     healed_for = [0.0]
     network, workers, store = Network(clock, script), Workers(), GenerationStore(tmp_path / "generations")
@@ -130,11 +130,11 @@ def test_what_is_told_of_a_generation_belongs_to_the_decision_it_was_made_for(tm
     assert first is not None
     fakes: dict[str, Any] = {"peers": network, "group": workers}
     agent = Agent(
-        place=Place("a", NODES, "127.0.0.1", "a", 0, tmp_path), settings=Settings(), store=store,
-        journal=Journal(tmp_path / "events.jsonl", "a", 0, clock), clock=clock, make_generation=make,
+        place=AgentIdentity("a", NODES, "127.0.0.1", "a", 0, tmp_path), settings=DecisionLimits(), store=store,
+        event_log=EventLog(tmp_path / "events.jsonl", "a", 0, clock), clock=clock, make_generation=make,
         newest_checkpoint=lambda: None, store_secret=lambda record: "", stop_wanted=lambda: None, **fakes,
     )  # fmt: skip
-    assert agent.run() == (0 if planned else Refused.exit_code)
+    assert agent.run() == (0 if planned else RefusedError.exit_code)
     events = {event.kind: event for event in read_events(tmp_path / "events.jsonl")}
     assert "node_lost" not in events
     if planned:

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from hpctrain.agent.decide import Decision, PeerView, Phase, Settings, View, WorkerView, decide, failures
+from hpctrain.agent.decide import AgentView, Decision, DecisionLimits, PeerView, Phase, WorkerView, decide, failures
 from hpctrain.agent.failure import WorkerFailure
-from hpctrain.agent.stall import WorkerDoing
+from hpctrain.agent.stall import WorkerActivity
 from hpctrain.records.history.fault import fault_named
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
 
 NODES = ("n0", "n1", "n2", "n3")
-SETTINGS = Settings(retries=2, heartbeat_timeout_s=5, progress_timeout_s=60, collect_s=2, succession_s=5)
+SETTINGS = DecisionLimits(retries=2, heartbeat_timeout_s=5, progress_timeout_s=60, collect_s=2, proposer_takeover_s=5)
 
 
 def record(
@@ -40,14 +40,14 @@ def peers(now: float = 100.0, **changed: PeerView) -> tuple[PeerView, ...]:
     return tuple({**plain, **changed}.values())
 
 
-def running(**changes: object) -> View:
+def running(**changes: object) -> AgentView:
     workers = WorkerView(1, None, 100.0)
-    view = View("n0", NODES, "running", 90.0, record=record(), peers=peers(), workers=workers, working=NODES)
+    view = AgentView("n0", NODES, "running", 90.0, record=record(), peers=peers(), workers=workers, working=NODES)
     return replace(view, **changes)  # type: ignore[arg-type]
 
 
-def broken(me: str = "n0", phase_since: float = 100.0, **changes: object) -> View:
-    view = View(
+def broken(me: str = "n0", phase_since: float = 100.0, **changes: object) -> AgentView:
+    view = AgentView(
         me, NODES, "fault", phase_since, reason="a worker of n1 was killed by signal 9", record=record(),
         peers=tuple(seen(n, 100.0, "fault") for n in NODES if n != me),
     )  # fmt: skip
@@ -124,8 +124,8 @@ def test_a_worker_that_compiles_is_given_more_time() -> None:
 
 
 def test_the_first_node_tells_of_a_hang_and_names_who_is_to_blame() -> None:
-    mine = (WorkerDoing(0, "n0:cpu0", 7, "recv gradient for stage 0 micro-batch 3 from rank 1", True),)
-    guilty = WorkerDoing(1, "n1:cpu0", 7, "forward stage 1 micro-batch 3", False)
+    mine = (WorkerActivity(0, "n0:cpu0", 7, "recv gradient for stage 0 micro-batch 3 from rank 1", True),)
+    guilty = WorkerActivity(1, "n1:cpu0", 7, "forward stage 1 micro-batch 3", False)
     view = running(
         workers=WorkerView(1, None, 40.0, doing=mine),
         peers=peers(100.1, n1=replace(seen("n1", 100.1), doing=(guilty,))),
@@ -252,7 +252,7 @@ def test_failures_in_a_row_end_the_run_unless_a_checkpoint_came_in_between() -> 
 
 
 def test_the_first_generation_waits_for_all_nodes_and_then_for_no_one() -> None:
-    view = View(
+    view = AgentView(
         "n0",
         NODES,
         "joining",
@@ -285,7 +285,7 @@ def test_a_lost_node_that_holds_no_rank_ends_nothing() -> None:
 
 def test_an_agent_that_came_later_never_goes_on_beside_the_others() -> None:
     """Members a and b run; c came back, sees neither of them and must not start a generation of its own."""
-    alone = View(
+    alone = AgentView(
         "n2", NODES, "fault", 100.0, reason="node n0 is gone", record=record(5, members=("n0", "n1")),
         peers=(PeerView("n0", "n0-a", lost=True), PeerView("n1", "n1-a", lost=True), PeerView("n3")),
     )  # fmt: skip

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.agent.group import WorkerGroup, WorkerNews
+from hpctrain.agent.group import WorkerGroup, WorkerUpdate
 from hpctrain.base.activity import Activity
 from hpctrain.base.net.wire import LineChannel
-from hpctrain.base.process import WORKER, Finished
+from hpctrain.base.process import WORKER, CommandResult
 
 ORDERS = {
     0: {"plan": "plan.json", "store": {"addr": "127.0.0.1", "port": 1}},
@@ -62,7 +62,7 @@ class FakeRunner:
 
     def run(
         self, argv: Sequence[str], timeout_s: float | None = None, env: Mapping[str, str] | None = None
-    ) -> Finished:
+    ) -> CommandResult:
         raise AssertionError("a group starts processes and waits for none")
 
     def start(
@@ -139,14 +139,14 @@ def test_news_come_once_and_in_order_with_the_end_last(group: WorkerGroup, runne
     second.channel.send({"type": "step", "step": 1})
     second.channel.send({"type": "step", "step": 2})
     assert group.news(12.0) == [
-        WorkerNews(0, {"type": "ready"}),
-        WorkerNews(5, {"type": "step", "step": 1}),
-        WorkerNews(5, {"type": "step", "step": 2}),
+        WorkerUpdate(0, {"type": "ready"}),
+        WorkerUpdate(5, {"type": "step", "step": 1}),
+        WorkerUpdate(5, {"type": "step", "step": 2}),
     ]
     assert group.view().last_progress == 12.0
     second.channel.send({"type": "saved", "step": 2})
     second.ends(0)
-    assert group.news(13.0) == [WorkerNews(5, {"type": "saved", "step": 2}), WorkerNews(5, exit_code=0)]
+    assert group.news(13.0) == [WorkerUpdate(5, {"type": "saved", "step": 2}), WorkerUpdate(5, exit_code=0)]
     assert group.news(14.0) == []
     assert group.view().last_progress == 13.0
     assert (group.view().running, group.view().exit_code) == (1, None)
@@ -313,7 +313,7 @@ def test_orders_reach_those_who_live_and_the_dead_are_no_hindrance(group: Worker
     first.ends(-9)
     group.tell("stop")
     assert second.channel.wait_message(1.0) == {"type": "stop"}
-    assert WorkerNews(0, exit_code=-9) in group.news(11.0)
+    assert WorkerUpdate(0, exit_code=-9) in group.news(11.0)
 
 
 def test_after_a_kill_there_is_nobody(group: WorkerGroup, runner: FakeRunner) -> None:

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from loopback_agents import NODES, Cluster, RawPeer, heartbeat
 
 from hpctrain.agent.dialler import publish_address, published_address
-from hpctrain.agent.peers import HELLO_S, Announcement, announced
-from hpctrain.agent.stall import WorkerDoing, to_message
-from hpctrain.base.net.auth_listener import SPARE_SEATS
+from hpctrain.agent.peers import HANDSHAKE_TIMEOUT_S, Announcement, parse_announcement
+from hpctrain.agent.stall import WorkerActivity, to_message
+from hpctrain.base.net.auth_listener import SPARE_CONNECTIONS
 from hpctrain.base.net.wire import MalformedMessage
 
 TWO = NODES[:2]
@@ -163,8 +163,8 @@ def test_half_open_connections_and_slow_ones_leave_when_their_time_is_up(cluster
         shut.shutdown(socket.SHUT_WR)
         for _ in range(20):
             slow.sendall(b" ")
-            cluster.turn(HELLO_S / 40)
-        cluster.turn(HELLO_S)
+            cluster.turn(HANDSHAKE_TIMEOUT_S / 40)
+        cluster.turn(HANDSHAKE_TIMEOUT_S)
         for sock in (half_open, slow, shut):
             sock.settimeout(1.0)
             with contextlib.suppress(ConnectionError):
@@ -201,7 +201,7 @@ def test_a_flood_from_one_address_takes_no_seat_of_another(cluster: Cluster) -> 
         node = stack.enter_context(socket.create_connection(address, 1.0, ("127.0.0.2", 0)))
         cluster.turn(0.001)
         for _ in range(4):
-            for _ in range(SPARE_SEATS):
+            for _ in range(SPARE_CONNECTIONS):
                 stack.enter_context(call(cluster))
             cluster.turn(0.001)
         peer = RawPeer(node, "n1")
@@ -231,7 +231,7 @@ def test_without_a_free_descriptor_callers_are_turned_away_and_the_agent_goes_on
 
 
 GOOD = json.loads(heartbeat("n1"))
-DOING = to_message([WorkerDoing(0, "n1:cpu0", 3, "forward", False)])
+DOING = to_message([WorkerActivity(0, "n1:cpu0", 3, "forward", False)])
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_any_change_of_a_heartbeat_is_an_announcement_or_malformed(
 ) -> None:
     for message in (GOOD | changes, GOOD | {"doing": doing}, changes):
         with contextlib.suppress(MalformedMessage):
-            assert isinstance(announced(message), Announcement)
+            assert isinstance(parse_announcement(message), Announcement)
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))

@@ -10,15 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loopback_agents import Cluster, heartbeat
 
-from hpctrain.agent.decide import Decision, PeerView, Phase, Settings, View, WorkerView, decide
-from hpctrain.agent.hearing import Hearing, silent_pairs
-from hpctrain.agent.peers import announced
-from hpctrain.base.net.silent_pairs import Pair
+from hpctrain.agent.decide import AgentView, Decision, DecisionLimits, PeerView, Phase, WorkerView, decide
+from hpctrain.agent.hearing import ReachabilityTracker, unreachable_pairs
+from hpctrain.agent.peers import parse_announcement
+from hpctrain.base.net.silent_pairs import NodePair
 from hpctrain.base.net.wire import MalformedMessage
 from hpctrain.records.history.generation import Generation, Member, StoreAddress
 
 NODES = ("n0", "n1", "n2", "n3")
-SETTINGS = Settings(min_nodes=1, retries=2, heartbeat_timeout_s=5, collect_s=2, succession_s=5, join_timeout_s=60)
+SETTINGS = DecisionLimits(
+    min_nodes=1, retries=2, heartbeat_timeout_s=5, collect_s=2, proposer_takeover_s=5, join_timeout_s=60
+)
 NOW = 100.0
 
 
@@ -38,11 +40,11 @@ def peer(node: str, phase: Phase = "fault", unheard: tuple[int, ...] = ()) -> Pe
 
 
 def between(
-    me: str, pairs: set[Pair], since: float = NOW - 2, members: tuple[str, ...] = NODES, **changes: object
-) -> View:
+    me: str, pairs: set[NodePair], since: float = NOW - 2, members: tuple[str, ...] = NODES, **changes: object
+) -> AgentView:
     """The view of an agent in between two generations that hears all those it is not cut off from."""
     deaf = {node for pair in pairs if me in pair for node in pair}
-    view = View(
+    view = AgentView(
         me, NODES, "fault", NOW, reason="node n2 has been silent for 5 s", record=record(members),
         peers=tuple(peer(n) if n not in deaf else PeerView(n, lost=True) for n in NODES if n != me),
         silent=dict.fromkeys(pairs, since),
@@ -87,9 +89,9 @@ def test_too_few_that_hear_each_other_end_the_attempt_and_name_the_cut() -> None
     assert (decision.members, list(decision.left_out)) == (("n0", "n1", "n3"), ["n2"])
 
 
-def first_of_all(unmet: set[Pair], **settings: object) -> Decision:
+def first_of_all(unmet: set[NodePair], **settings: object) -> Decision:
     peers = tuple(replace(peer(n, "joining"), generation=-1) for n in NODES[1:])
-    view = View("n0", NODES, "joining", NOW - 10, peers=peers, silent=dict.fromkeys(unmet, NOW - 10))
+    view = AgentView("n0", NODES, "joining", NOW - 10, peers=peers, silent=dict.fromkeys(unmet, NOW - 10))
     return decide(NOW, view, replace(SETTINGS, **settings))  # type: ignore[arg-type]
 
 
@@ -138,10 +140,10 @@ def test_a_node_beyond_a_cut_is_not_told_as_lost_where_others_are_left_out() -> 
     assert decision.reason.endswith("its link to n0, n1; the others may be going on without it")
 
 
-def looking_on(**changes: object) -> View:
+def looking_on(**changes: object) -> AgentView:
     """n2 was left out; n0, n1 and n3 train."""
     peers = (peer("n0", "running"), PeerView("n1", lost=True, last_seen=NOW - 50), peer("n3", "running"))
-    view = View(
+    view = AgentView(
         "n2", NODES, "running", NOW - 20, record=record(("n0", "n1", "n3")), peers=peers, working=("n0", "n1", "n3"),
         workers=WorkerView(),
     )  # fmt: skip
@@ -173,7 +175,7 @@ def test_who_only_looks_on_and_leaves_takes_nobody_along() -> None:
     assert decide(NOW, lonely, SETTINGS).act == "stop"
     for phase in ("stopped", "failed"):
         gone = replace(peer("n2", phase), reason="gone")
-        view = View(
+        view = AgentView(
             "n0", NODES, "running", NOW - 20, record=record(("n0", "n1", "n3")),
             peers=(peer("n1", "running"), gone, peer("n3", "running")), working=("n0", "n1", "n3"),
             workers=WorkerView(1, None, NOW), stop_wanted=True,
@@ -196,7 +198,7 @@ def test_who_lost_sight_of_the_members_and_finds_them_at_their_end_begins_nothin
 
 def test_a_crashed_agent_is_gone_at_once_and_by_its_own_words() -> None:
     said = replace(peer("n1", "crashed"), reason="the agent of n1 crashed: OSError: no")
-    view = View(
+    view = AgentView(
         "n0", NODES, "running", NOW, record=record(), peers=(said, peer("n2", "running"), peer("n3", "running")),
         working=NODES, workers=WorkerView(1, None, NOW),
     )  # fmt: skip
@@ -214,7 +216,7 @@ everybody = [(a, b) for at, a in enumerate(NODES) for b in NODES[at + 1 :]]
 
 
 @given(cut=st.sets(st.sampled_from(everybody)), dead=st.sets(st.sampled_from(NODES), max_size=3))
-def test_all_agents_that_hear_of_a_cut_mean_the_same(cut: set[Pair], dead: set[str]) -> None:
+def test_all_agents_that_hear_of_a_cut_mean_the_same(cut: set[NodePair], dead: set[str]) -> None:
     """Each agent is told the truth by those it hears. No two propose, no proposal has both ends of a cut."""
     hears = {
         node: [n for n in NODES if n != node and n not in dead and not {(n, node), (node, n)} & cut] for node in NODES
@@ -222,7 +224,7 @@ def test_all_agents_that_hear_of_a_cut_mean_the_same(cut: set[Pair], dead: set[s
     proposals = []
     for me in (node for node in NODES if node not in dead):
         unheard = {n: [other for other in NODES if other != n and other not in hears[n]] for n in hears[me]}
-        pairs = silent_pairs(me, NODES, unheard)
+        pairs = unreachable_pairs(me, NODES, unheard)
         assert pairs <= cut
         peers = tuple(peer(n) if n in hears[me] else PeerView(n, lost=True) for n in NODES if n != me)
         view = between(me, set(), peers=peers, silent=dict.fromkeys(pairs, NOW - 2))
@@ -239,36 +241,36 @@ def test_all_agents_that_hear_of_a_cut_mean_the_same(cut: set[Pair], dead: set[s
 
 @pytest.mark.parametrize("unheard", [[-1], [True], ["n1"], [1.0], 1, {"1": 1}, None])
 def test_a_heartbeat_tells_places_of_nodes_or_is_refused(unheard: object) -> None:
-    assert announced(json.loads(heartbeat("n1", unheard=[2, 9]))).unheard == (2, 9)
+    assert parse_announcement(json.loads(heartbeat("n1", unheard=[2, 9]))).unheard == (2, 9)
     with pytest.raises(MalformedMessage, match="unheard"):
-        announced(json.loads(heartbeat("n1", unheard=unheard)))
+        parse_announcement(json.loads(heartbeat("n1", unheard=unheard)))
     # One that is no place of a node counts for nothing.
-    hearing = Hearing("n0", NODES, SETTINGS)
-    hearing.note(NOW, [peer("n1", unheard=(2, 99)), peer("n2"), peer("n3")])
-    assert hearing.silent == {("n1", "n2"): NOW}
-    hearing.note(NOW + 1, [replace(peer("n1", unheard=(2,)), last_seen=NOW + 1), peer("n2"), peer("n3")])
-    assert hearing.silent == {("n1", "n2"): NOW}
-    hearing.note(NOW + 2, [peer("n1"), peer("n2"), peer("n3")])
-    assert hearing.silent == {}
+    reachability = ReachabilityTracker("n0", NODES, SETTINGS)
+    reachability.note(NOW, [peer("n1", unheard=(2, 99)), peer("n2"), peer("n3")])
+    assert reachability.silent == {("n1", "n2"): NOW}
+    reachability.note(NOW + 1, [replace(peer("n1", unheard=(2,)), last_seen=NOW + 1), peer("n2"), peer("n3")])
+    assert reachability.silent == {("n1", "n2"): NOW}
+    reachability.note(NOW + 2, [peer("n1"), peer("n2"), peer("n3")])
+    assert reachability.silent == {}
 
 
 def test_a_lost_node_makes_no_pair() -> None:
-    assert silent_pairs("n0", NODES, {"n1": ["n3"], "n2": ["n3"]}) == set()
-    assert silent_pairs("n0", NODES, {"n1": ["n3"], "n2": []}) == {("n0", "n3"), ("n1", "n3")}
-    assert silent_pairs("n0", NODES, {}) == set()
+    assert unreachable_pairs("n0", NODES, {"n1": ["n3"], "n2": ["n3"]}) == set()
+    assert unreachable_pairs("n0", NODES, {"n1": ["n3"], "n2": []}) == {("n0", "n3"), ("n1", "n3")}
+    assert unreachable_pairs("n0", NODES, {}) == set()
 
 
 def test_agents_learn_of_a_cut_between_others_and_of_its_end(cluster: Cluster) -> None:
     nodes = ("n0", "n1", "n2")
-    hearings = {node: Hearing(node, nodes, SETTINGS) for node in nodes}
+    trackers = {node: ReachabilityTracker(node, nodes, SETTINGS) for node in nodes}
     for node in nodes:
         cluster.start(node)
 
     def turn() -> None:
         for node, agent in cluster.agents.items():
             views = agent.peers.views()
-            agent.says = replace(agent.says, unheard=hearings[node].unheard(cluster.now, views))
-            hearings[node].note(cluster.now, views)
+            agent.says = replace(agent.says, unheard=trackers[node].unheard(cluster.now, views))
+            trackers[node].note(cluster.now, views)
 
     def until(condition) -> None:  # type: ignore[no-untyped-def]
         def holds() -> bool:
@@ -277,9 +279,9 @@ def test_agents_learn_of_a_cut_between_others_and_of_its_end(cluster: Cluster) -
 
         cluster.until(holds, within_s=20)
 
-    until(lambda: all(not hearing.silent for hearing in hearings.values()))
+    until(lambda: all(not reachability.silent for reachability in trackers.values()))
     until(lambda: all(agent.says.unheard == () for agent in cluster.agents.values()))
     cluster.cut("n1", "n2")
-    until(lambda: all(set(hearing.silent) == {("n1", "n2")} for hearing in hearings.values()))
+    until(lambda: all(set(reachability.silent) == {("n1", "n2")} for reachability in trackers.values()))
     cluster.heal()
-    until(lambda: all(not hearing.silent for hearing in hearings.values()))
+    until(lambda: all(not reachability.silent for reachability in trackers.values()))

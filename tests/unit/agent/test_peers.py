@@ -12,9 +12,9 @@ import pytest
 from loopback_agents import KEY, NODES, Cluster, RawPeer, heartbeat
 
 from hpctrain.agent.dialler import publish_address, published_address
-from hpctrain.agent.peers import HELLO_S, REASON_CHARS
-from hpctrain.base.net.auth_listener import SPARE_SEATS
-from hpctrain.base.net.handshake import Caller
+from hpctrain.agent.peers import HANDSHAKE_TIMEOUT_S, REASON_CHARS
+from hpctrain.base.net.auth_listener import SPARE_CONNECTIONS
+from hpctrain.base.net.handshake import HandshakeClient
 from hpctrain.base.net.wire import LineChannel
 
 NEVER_S = 600.0
@@ -140,7 +140,7 @@ def test_a_stranger_is_shown_the_door_and_changes_nothing(cluster: Cluster, raw:
 def test_who_knows_the_key_but_is_no_other_node_of_the_run_is_shown_the_door(cluster: Cluster, node: object) -> None:
     cluster.start("n0")
     with call(cluster) as stranger:
-        proof, channel = Caller(KEY.encode(), {"node": node, "to": "n0"}), LineChannel(stranger)
+        proof, channel = HandshakeClient(KEY.encode(), {"node": node, "to": "n0"}), LineChannel(stranger)
         cluster.turn()
         hello = proof.take_challenge(channel.wait_message(1.0) or {})
         assert hello is not None
@@ -157,7 +157,7 @@ def test_a_call_that_was_meant_for_another_node_puts_no_living_connection_away(c
     views = [cluster.agents["n0"].view, cluster.agents["n1"].view]
     cluster.until(lambda: views[0]("n1").connected and views[1]("n0").connected)
     with call(cluster) as relay:
-        proof, channel = Caller(KEY.encode(), {"node": "n1", "to": to}), LineChannel(relay)
+        proof, channel = HandshakeClient(KEY.encode(), {"node": "n1", "to": to}), LineChannel(relay)
         cluster.turn()
         hello = proof.take_challenge(channel.wait_message(1.0) or {})
         assert hello is not None
@@ -241,10 +241,10 @@ def test_a_stranger_that_says_nothing_has_two_seconds(cluster: Cluster) -> None:
     with call(cluster) as silent, call(cluster) as mumbler:
         mumbler.sendall(b'{"type": "hel')
         agent.exchange(cluster.now)
-        agent.exchange(cluster.now + HELLO_S - 0.1)
+        agent.exchange(cluster.now + HANDSHAKE_TIMEOUT_S - 0.1)
         assert not is_shut(silent)
         assert not is_shut(mumbler)
-        agent.exchange(cluster.now + HELLO_S + 0.1)
+        agent.exchange(cluster.now + HANDSHAKE_TIMEOUT_S + 0.1)
         assert is_shut(silent)
         assert is_shut(mumbler)
 
@@ -253,10 +253,10 @@ def test_a_crowd_of_strangers_neither_grows_nor_keeps_a_peer_out(cluster: Cluste
     nodes = NODES[:2]
     agent = cluster.start("n0", nodes)
     with contextlib.ExitStack() as stack:
-        crowd = [stack.enter_context(call(cluster)) for _ in range(3 * SPARE_SEATS)]
+        crowd = [stack.enter_context(call(cluster)) for _ in range(3 * SPARE_CONNECTIONS)]
         for _ in range(4):
             agent.exchange(cluster.now)
-        assert sum(not is_shut(stranger) for stranger in crowd) == SPARE_SEATS + len(nodes)
+        assert sum(not is_shut(stranger) for stranger in crowd) == SPARE_CONNECTIONS + len(nodes)
         cluster.start("n1", nodes)
         cluster.until(lambda: agent.view("n1").connected, moves_s=0.001)
 

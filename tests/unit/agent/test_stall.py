@@ -8,24 +8,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.agent.stall import WorkerDoing, culprits, explain, from_message, to_message
+from hpctrain.agent.stall import WorkerActivity, blocking_workers, describe_hang, from_message, to_message
 
 DOING = st.builds(
-    WorkerDoing, st.integers(0, 2000), st.text(max_size=20), st.integers(0, 10**6), st.text(max_size=40), st.booleans(),
+    WorkerActivity, st.integers(0, 2000), st.text(max_size=20), st.integers(0, 10**6), st.text(max_size=40), st.booleans(),
     st.sampled_from(["", "stopped by a signal"]),
 )  # fmt: skip
 
 
-def waiting(rank: int, operation: str = "all-gather of metrics", step: int = 7) -> WorkerDoing:
-    return WorkerDoing(rank, f"n{rank}:cpu0", step, operation, True)
+def waiting(rank: int, operation: str = "all-gather of metrics", step: int = 7) -> WorkerActivity:
+    return WorkerActivity(rank, f"n{rank}:cpu0", step, operation, True)
 
 
-BUSY = WorkerDoing(1, "n1:cpu0", 7, "backward stage 1 micro-batch 0", False)
-STOPPED = WorkerDoing(2, "n2:cpu0", 7, "recv output of stage 0 micro-batch 1 from rank 0", True, "stopped by a signal")
+BUSY = WorkerActivity(1, "n1:cpu0", 7, "backward stage 1 micro-batch 0", False)
+STOPPED = WorkerActivity(
+    2, "n2:cpu0", 7, "recv output of stage 0 micro-batch 1 from rank 0", True, "stopped by a signal"
+)
 
 
 def test_the_one_that_waits_for_nobody_is_to_blame() -> None:
-    said = explain([waiting(0), BUSY, waiting(3), waiting(2)])
+    said = describe_hang([waiting(0), BUSY, waiting(3), waiting(2)])
     assert said == (
         "rank 1 (n1:cpu0) hangs in step 7: backward stage 1 micro-batch 0; "
         "ranks 0, 2, 3 wait in step 7: all-gather of metrics"
@@ -33,13 +35,13 @@ def test_the_one_that_waits_for_nobody_is_to_blame() -> None:
 
 
 def test_a_stopped_process_is_to_blame_whatever_it_was_at() -> None:
-    assert culprits([waiting(0), BUSY, STOPPED]) == (STOPPED,)
-    said = explain([waiting(0), STOPPED])
+    assert blocking_workers([waiting(0), BUSY, STOPPED]) == (STOPPED,)
+    said = describe_hang([waiting(0), STOPPED])
     assert said.startswith("rank 2 (n2:cpu0) is stopped by a signal in step 7: recv output of stage 0")
 
 
 def test_where_all_wait_nobody_is_accused() -> None:
-    said = explain([waiting(0, "recv output of stage 0 micro-batch 1 from rank 1"), waiting(1, step=6)])
+    said = describe_hang([waiting(0, "recv output of stage 0 micro-batch 1 from rank 1"), waiting(1, step=6)])
     assert said == (
         "every rank waits for another, as when a message was lost or the network is cut; "
         "rank 0 waits in step 7: recv output of stage 0 micro-batch 1 from rank 1; "
@@ -48,13 +50,13 @@ def test_where_all_wait_nobody_is_accused() -> None:
 
 
 @given(st.lists(DOING, min_size=1, max_size=300))
-def test_a_large_job_is_told_in_few_words(doing: list[WorkerDoing]) -> None:
-    said = explain(doing)
+def test_a_large_job_is_told_in_few_words(doing: list[WorkerActivity]) -> None:
+    said = describe_hang(doing)
     assert said.count("; ") <= 9 + sum(item.operation.count("; ") + item.place.count("; ") for item in doing)
 
 
 @given(st.lists(DOING, max_size=8))
-def test_it_goes_through_a_heartbeat(doing: list[WorkerDoing]) -> None:
+def test_it_goes_through_a_heartbeat(doing: list[WorkerActivity]) -> None:
     assert from_message(json.loads(json.dumps(to_message(doing)))) == tuple(doing)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hpctrain.base.activity import Activity, Doing, read_record, shared_record
+from hpctrain.base.activity import Activity, ActivityRecord, read_record, shared_record
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_what_failed_stays_in_the_record() -> None:
 def test_any_operation_fits(record: int, operation: str) -> None:
     activity = Activity()
     activity.share(record)
-    activity.write(Doing(1, operation, True, 2.5))
+    activity.write(ActivityRecord(1, operation, True, 2.5))
     found = read_record(record)
     assert found is not None
     assert operation.replace("\n", " ").startswith(found.operation.rstrip("\ufffd"))

@@ -11,14 +11,16 @@ import pytest
 
 from hpctrain.base import errors
 from hpctrain.base.clock import SystemClock, utc_text
-from hpctrain.base.errors import CommandError, FileError, InputError, Mistake
-from hpctrain.base.packaged import packaged
+from hpctrain.base.errors import CommandError, FieldError, FileError, InputError
+from hpctrain.base.packaged import package_data_path
 from hpctrain.base.process import SystemRunner
 from hpctrain.base.units import format_bytes, format_count, format_seconds, format_si
 
 
 def test_a_file_error_tells_every_mistake_with_its_place() -> None:
-    error = FileError("run.yaml", [Mistake("steps", "found 'x'", 3), Mistake("", "no keys"), Mistake("a.b", "missing")])
+    error = FileError(
+        "run.yaml", [FieldError("steps", "found 'x'", 3), FieldError("", "no keys"), FieldError("a.b", "missing")]
+    )
     assert str(error).splitlines() == ["run.yaml:3: steps: found 'x'", "run.yaml: no keys", "run.yaml: a.b: missing"]
 
 
@@ -28,7 +30,7 @@ def test_a_file_error_tells_every_mistake_with_its_place() -> None:
         ("HpctrainError", 1),
         ("InputError", 2),
         ("FileError", 2),
-        ("Refused", 4),
+        ("RefusedError", 4),
         ("StorageError", 1),
         ("CommandError", 1),
     ],
@@ -64,9 +66,9 @@ def test_the_clock_does_not_run_backwards() -> None:
 
 
 def test_packaged_folders_are_found_and_a_missing_one_is_told() -> None:
-    assert packaged("topology").is_dir()
+    assert package_data_path("topology").is_dir()
     with pytest.raises(InputError, match="topology/nothing: not found in the installation"):
-        packaged("topology", "nothing")
+        package_data_path("topology", "nothing")
 
 
 def test_a_command_gives_back_its_code_and_output() -> None:

@@ -16,8 +16,8 @@ import pytest
 
 from hpctrain.base import forking
 from hpctrain.base.errors import EXIT_USAGE
-from hpctrain.base.forking import ForkingRunner, ServerLoss
-from hpctrain.base.linux import adopt_orphans
+from hpctrain.base.forking import ForkingRunner, ForkServerExit
+from hpctrain.base.linux import set_child_subreaper
 from hpctrain.base.process import Process
 
 # A program with the same two ends as `python -m hpctrain.worker`, without torch: it loads until the file GATE is there.
@@ -76,7 +76,7 @@ def make(program: tuple[str, ...]) -> Iterator[Callable[..., ForkingRunner]]:
     """Makes runners that are closed after the test; losses of their servers go to a list that is given."""
     runners = []
 
-    def made(losses: list[ServerLoss] | None = None, **env: str) -> ForkingRunner:
+    def made(losses: list[ForkServerExit] | None = None, **env: str) -> ForkingRunner:
         runners.append(ForkingRunner(program, ["fork"], {**ENV, **env}, lost=([] if losses is None else losses).append))
         return runners[-1]
 
@@ -84,7 +84,7 @@ def make(program: tuple[str, ...]) -> Iterator[Callable[..., ForkingRunner]]:
     for runner in runners:
         runner.close()
     # Orphans of later tests are none of this process's business.
-    adopt_orphans(False)
+    set_child_subreaper(False)
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_orphans_are_let_go_and_no_exit_code_is_taken(
     forked = runner.start([*program, "exit", "3"], ENV, tmp_path / "log")
     plain = runner.start([sys.executable, "-c", "raise SystemExit(5)"], ENV, tmp_path / "log")
     command = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"])
-    runner.hear(None)
+    runner.receive_replies(None)
     os.write(go, b"12")
     ended = [*orphans, forked.pid, plain.pid, command.pid]
     while any(process.status() != psutil.STATUS_ZOMBIE for process in map(psutil.Process, ended)):
@@ -172,7 +172,7 @@ def test_killed_it_is_gone_at_once(runner: ForkingRunner, program: tuple[str, ..
 def test_what_is_killed_before_it_began_never_begins_and_the_server_goes_on_loading(
     make: Callable[..., ForkingRunner], program: tuple[str, ...], tmp_path: Path
 ) -> None:
-    losses: list[ServerLoss] = []
+    losses: list[ForkServerExit] = []
     runner = make(losses, GATE=str(tmp_path / "gate"))
     server = server_of(program).pid
     ours, theirs = os.pipe()
@@ -202,7 +202,7 @@ def test_where_there_is_no_child_at_all_nothing_is_reaped(runner: ForkingRunner)
 def test_a_server_that_is_killed_is_replaced_and_told_of(
     make: Callable[..., ForkingRunner], program: tuple[str, ...], tmp_path: Path, loading: bool
 ) -> None:
-    losses: list[ServerLoss] = []
+    losses: list[ForkServerExit] = []
     gate = tmp_path / "gate"
     runner = make(losses, GATE=str(gate))
     if not loading:
@@ -213,7 +213,7 @@ def test_a_server_that_is_killed_is_replaced_and_told_of(
     killed.kill()
     while not losses:
         runner.reap()
-    assert losses == [ServerLoss(-9, loading, replaced=True)]
+    assert losses == [ForkServerExit(-9, loading, replaced=True)]
     assert server_of(program).pid != killed.pid
     gate.touch()
     assert process is None or process.wait() == -9
@@ -224,7 +224,7 @@ def test_a_server_that_hangs_is_replaced_when_its_order_is_withdrawn(
     make: Callable[..., ForkingRunner], program: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forking, "ANSWER_S", 0.2)
-    losses: list[ServerLoss] = []
+    losses: list[ForkServerExit] = []
     runner = make(losses)
     assert runner.start([*program, "exit", "3"], ENV, tmp_path / "log").wait() == 3
     server = server_of(program)
@@ -241,10 +241,10 @@ def test_a_server_that_hangs_is_replaced_when_its_order_is_withdrawn(
 def test_a_server_that_cannot_load_is_not_replaced_and_commands_start_all_the_same(
     make: Callable[..., ForkingRunner], program: tuple[str, ...], tmp_path: Path
 ) -> None:
-    losses: list[ServerLoss] = []
+    losses: list[ForkServerExit] = []
     runner = make(losses, FAILS="yes")
     assert runner.start([*program, "exit", "5"], ENV, tmp_path / "log").wait() == -9
-    assert losses == [ServerLoss(3, loading=True, replaced=False)]
+    assert losses == [ForkServerExit(3, loading=True, replaced=False)]
     assert "exit code 3 while it loaded; workers start without one" in losses[0].words()
     assert_forked(runner.start([*program, "sleep", "0"], ENV, tmp_path / "log"), program, forked=False)
 
@@ -252,13 +252,13 @@ def test_a_server_that_cannot_load_is_not_replaced_and_commands_start_all_the_sa
 def test_servers_that_are_killed_again_and_again_are_given_up(
     make: Callable[..., ForkingRunner], program: tuple[str, ...], tmp_path: Path
 ) -> None:
-    losses: list[ServerLoss] = []
+    losses: list[ForkServerExit] = []
     runner = make(losses, GATE=str(tmp_path / "gate"))
-    for number in range(forking.MOST_LOSSES):
+    for number in range(forking.MAX_SERVER_EXITS):
         server_of(program).kill()
         while len(losses) == number:
             runner.reap()
-    assert [loss.replaced for loss in losses] == [True] * (forking.MOST_LOSSES - 1) + [False]
+    assert [loss.replaced for loss in losses] == [True] * (forking.MAX_SERVER_EXITS - 1) + [False]
     assert runner.start([*program, "exit", "6"], ENV, tmp_path / "log").wait() == 6
 
 

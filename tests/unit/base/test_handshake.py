@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.base.net.handshake import LONGEST_BYTES, Answerer, Caller, Session, derived
+from hpctrain.base.net.handshake import MAX_LINE_BYTES, HandshakeClient, HandshakeServer, Session, derive_key
 from hpctrain.base.net.wire import LineChannel, Message
 
 KEY = b"the run's key"
 CLAIMS = st.dictionaries(st.text(), st.none() | st.integers() | st.text())
 
 
-def meet(answerer: Answerer, caller: Caller) -> tuple[Session, Session, list[Message]]:
+def meet(answerer: HandshakeServer, caller: HandshakeClient) -> tuple[Session, Session, list[Message]]:
     """The sessions of both sides, and all lines that went over the wire."""
     challenge = answerer.challenge()
     hello = caller.take_challenge(challenge)
@@ -31,7 +31,7 @@ def meet(answerer: Answerer, caller: Caller) -> tuple[Session, Session, list[Mes
 
 @given(CLAIMS, CLAIMS)
 def test_who_knows_the_key_meets_and_neither_the_key_nor_the_seals_are_told(up: Message, down: Message) -> None:
-    below, above, lines = meet(Answerer(KEY, down), Caller(KEY, up))
+    below, above, lines = meet(HandshakeServer(KEY, down), HandshakeClient(KEY, up))
     assert (below.claims, above.claims) == (up, down)
     assert (below.send_key, below.receive_key) == (above.receive_key, above.send_key)
     wire = json.dumps(lines)
@@ -44,27 +44,29 @@ def test_the_handshake_of_a_node_with_many_interfaces_is_below_the_longest_line(
     names = [f"veth{number:08x}" for number in range(400)]
     facts = {"mtu": dict.fromkeys(names, 1500), "interfaces": {name: ["198.18.255.255", "f" * 39] for name in names}}
     claims = {"kind": "join", "node": "n" * 64, "addr": "a" * 45, "port": 65535, "host": "h" * 253, "facts": facts}
-    lines = meet(Answerer(KEY, claims), Caller(KEY, claims))[2]
-    assert max(len(json.dumps(line)) for line in lines) < LONGEST_BYTES
+    lines = meet(HandshakeServer(KEY, claims), HandshakeClient(KEY, claims))[2]
+    assert max(len(json.dumps(line)) for line in lines) < MAX_LINE_BYTES
 
 
 def test_every_meeting_has_its_own_seals() -> None:
-    keys = {meet(Answerer(KEY, {}), Caller(KEY, {}))[0].send_key for _ in range(8)}
+    keys = {meet(HandshakeServer(KEY, {}), HandshakeClient(KEY, {}))[0].send_key for _ in range(8)}
     assert len(keys) == 8
 
 
 def test_another_key_is_found_out_by_either_side() -> None:
-    answerer, caller = Answerer(KEY, {}), Caller(b"another", {})
+    answerer, caller = HandshakeServer(KEY, {}), HandshakeClient(b"another", {})
     hello = caller.take_challenge(answerer.challenge())
     assert hello is not None
     assert answerer.take_hello(hello) is None
-    own = Answerer(b"another", {}).take_hello(Caller(b"another", {}).take_challenge(answerer.challenge()) or {})
+    own = HandshakeServer(b"another", {}).take_hello(
+        HandshakeClient(b"another", {}).take_challenge(answerer.challenge()) or {}
+    )
     assert own is None
 
 
 @given(st.sampled_from(["nonce", "claims", "proof"]), st.none() | st.text() | st.integers() | CLAIMS)
 def test_a_hello_that_was_changed_is_refused(field: str, value: object) -> None:
-    answerer, caller = Answerer(KEY, {}), Caller(KEY, {"node": "a"})
+    answerer, caller = HandshakeServer(KEY, {}), HandshakeClient(KEY, {"node": "a"})
     hello = caller.take_challenge(answerer.challenge())
     assert hello is not None
     if hello[field] != value:
@@ -72,15 +74,15 @@ def test_a_hello_that_was_changed_is_refused(field: str, value: object) -> None:
 
 
 def test_a_hello_that_was_seen_is_of_no_use_to_another_challenge() -> None:
-    caller = Caller(KEY, {})
-    hello = caller.take_challenge(Answerer(KEY, {}).challenge())
+    caller = HandshakeClient(KEY, {})
+    hello = caller.take_challenge(HandshakeServer(KEY, {}).challenge())
     assert hello is not None
-    assert Answerer(KEY, {}).take_hello(hello) is None
+    assert HandshakeServer(KEY, {}).take_hello(hello) is None
 
 
 def test_a_proof_sent_back_is_no_proof() -> None:
     """Somebody without the key calls two sides, or mirrors what it is told."""
-    answerer, caller = Answerer(KEY, {}), Caller(KEY, {})
+    answerer, caller = HandshakeServer(KEY, {}), HandshakeClient(KEY, {})
     hello = caller.take_challenge(answerer.challenge())
     assert hello is not None
     assert caller.take_welcome({"type": "welcome", "claims": {}, "proof": hello["proof"]}) is None
@@ -91,21 +93,26 @@ def test_a_proof_sent_back_is_no_proof() -> None:
     "message", [{}, {"type": "welcome"}, {"type": "challenge"}, {"type": ["challenge"], "nonce": 1}]
 )
 def test_nonsense_is_neither_challenge_nor_hello_nor_welcome(message: Message) -> None:
-    caller = Caller(KEY, {})
+    caller = HandshakeClient(KEY, {})
     assert caller.take_welcome(message) is None
     assert caller.take_challenge(message) is None
-    assert Answerer(KEY, {}).take_hello(message) is None
+    assert HandshakeServer(KEY, {}).take_hello(message) is None
 
 
 def test_a_derived_secret_tells_nothing_of_another() -> None:
-    made = [derived(KEY, "store", 1), derived(KEY, "store", 2), derived(KEY, "store1"), derived(b"", "store", 1)]
+    made = [
+        derive_key(KEY, "store", 1),
+        derive_key(KEY, "store", 2),
+        derive_key(KEY, "store1"),
+        derive_key(b"", "store", 1),
+    ]
     assert len(set(made)) == 4
-    assert derived(KEY, "store", 1) == made[0]
+    assert derive_key(KEY, "store", 1) == made[0]
 
 
 def sealed_pair() -> tuple[LineChannel, LineChannel]:
     left, right = map(LineChannel, socket.socketpair())
-    below, above, _ = meet(Answerer(KEY, {}), Caller(KEY, {}))
+    below, above, _ = meet(HandshakeServer(KEY, {}), HandshakeClient(KEY, {}))
     left.seal(below.send_key, below.receive_key)
     right.seal(above.send_key, above.receive_key)
     return left, right
@@ -153,8 +160,8 @@ LINES = st.fixed_dictionaries(
 
 @given(LINES, LINES, LINES)
 def test_no_line_of_a_stranger_makes_a_session(challenge: Message, hello: Message, welcome: Message) -> None:
-    assert Answerer(KEY, {}).take_hello(hello) is None
-    caller = Caller(KEY, {})
+    assert HandshakeServer(KEY, {}).take_hello(hello) is None
+    caller = HandshakeClient(KEY, {})
     said = caller.take_challenge(challenge)
     assert said is None or KEY.decode() not in json.dumps(said)
     assert caller.take_welcome(welcome) is None

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.live import Live
 
-from hpctrain.base.printable import PrintableText, control, control_in, printable, printable_output
+from hpctrain.base.printable import EscapedStream, control, escaped_output, first_control_character, printable
 from hpctrain.cli.views.console import Console
 
 CODES = (*range(9), *range(11, 32), *range(0x7F, 0xA0), 0x2028, 0x202E, 0x2066, 0xDC80)
@@ -50,19 +50,19 @@ def test_no_text_leads_to_a_control_character(text: str) -> None:
 @given(st.text(st.characters(categories=("L", "N", "P", "S", "Zs"))))
 def test_plain_text_stays_as_it_is(text: str) -> None:
     assert printable(text) == text
-    assert control_in(text) is None
+    assert first_control_character(text) is None
 
 
 @pytest.mark.parametrize("character", ["\n", "\r", "\t", "\x1b", "\x00", "\x85", "\u2028", "\udcff"])
 def test_a_text_of_one_line_has_none(character: str) -> None:
-    assert control_in(f"/runs/a{character}b") == ascii(character)[1:-1]
+    assert first_control_character(f"/runs/a{character}b") == ascii(character)[1:-1]
 
 
 def test_whoever_prints_it(monkeypatch: pytest.MonkeyPatch) -> None:
     out, err = io.StringIO(), io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
-    with printable_output():
+    with escaped_output():
         print("print \x1b[2J")
         click.echo("click \x07")
         click.echo("click \x07", err=True)
@@ -77,7 +77,7 @@ def test_a_live_view_draws_in_place_behind_the_filter(monkeypatch: pytest.Monkey
     """rich puts a stream of its own before the filter while a view is live."""
     out = io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
-    with printable_output():
+    with escaped_output():
         console = Console(force_terminal=True, width=60, highlight=False)
         with Live("first \x1b[2J", console=console, auto_refresh=False) as live:
             live.update("second", refresh=True)
@@ -92,7 +92,7 @@ def test_a_live_view_draws_in_place_behind_the_filter(monkeypatch: pytest.Monkey
 def test_a_stream_of_ascii_is_not_passed_by() -> None:
     """click looks for the bytes behind a stream of ASCII, to write UTF-8 there."""
     behind = io.BytesIO()
-    stream = PrintableText(io.TextIOWrapper(behind, "ascii", errors="replace", write_through=True))
+    stream = EscapedStream(io.TextIOWrapper(behind, "ascii", errors="replace", write_through=True))
     click.echo("\x07 µ", file=stream)
     assert behind.getvalue() == b"\\x07 ?\n"
     assert stream.encoding == "ascii"

@@ -13,7 +13,7 @@ from hostile import lay_traps
 
 from hpctrain.base.process import WORKER
 from hpctrain.base.program import PACKAGE, outside_current_folder, program, set_safe_path, without_implied_folder
-from hpctrain.corpus.prepare.pool import Pool
+from hpctrain.corpus.prepare.pool import WorkerPool
 from hpctrain.launch.local import start_local_node
 
 
@@ -95,7 +95,7 @@ class Folder:
 
 
 def test_worker_processes_of_a_pool_import_nothing_from_it_and_work_in_it(caught: Path) -> None:
-    with Pool(2) as pool:
+    with WorkerPool(2) as pool:
         assert list(pool.run([Folder(), Folder()], lambda count: None)) == [str(Path.cwd())] * 2
     assert not caught.exists(), caught.read_text()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.errors import StorageError
-from hpctrain.base.room import check_room, free_bytes
+from hpctrain.base.room import check_disk_space, free_bytes
 
 
 def test_the_room_of_a_folder_that_is_not_there_yet_is_that_of_its_parent(tmp_path: Path) -> None:
@@ -18,19 +18,19 @@ def test_the_room_of_a_folder_that_is_not_there_yet_is_that_of_its_parent(tmp_pa
 
 
 def test_what_fits_leaves_nothing_behind(tmp_path: Path) -> None:
-    check_room(tmp_path, 1 << 20, "a thing", files=3)
+    check_disk_space(tmp_path, 1 << 20, "a thing", files=3)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_more_than_is_free_is_refused_with_both_figures(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"no room for a thing: .* are free, 1024\.0 TiB are needed"):
-        check_room(tmp_path, 1 << 50, "a thing")
+        check_disk_space(tmp_path, 1 << 50, "a thing")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot write a thing: No such file or directory"):
-        check_room(tmp_path / "gone", 1, "a thing")
+        check_disk_space(tmp_path / "gone", 1, "a thing")
 
 
 PROGRAM = """
@@ -40,11 +40,11 @@ from hpctrain.base import room
 from hpctrain.base.errors import StorageError
 disk = Path(sys.argv[1])
 Path(disk, "half").write_bytes(bytes(4 << 20))
-room.check_room(disk, 2 << 20, "small", files=4)
+room.check_disk_space(disk, 2 << 20, "small", files=4)
 # A quota is not in what the file system says is free: here that says too much.
 room.free_bytes = lambda path: 1 << 50
 try:
-    room.check_room(disk, 6 << 20, "large", files=4)
+    room.check_disk_space(disk, 6 << 20, "large", files=4)
 except StorageError as error:
     print(error)
 print(sorted(path.name for path in disk.iterdir()))

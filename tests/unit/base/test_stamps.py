@@ -10,7 +10,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.base.stamp import StampedText, read_stamp, stamp
+from hpctrain.base.stamp import TimestampedStream, format_timestamp, parse_timestamp
 
 
 class Raw(io.BytesIO):
@@ -23,7 +23,7 @@ class Raw(io.BytesIO):
 def written(*texts: str) -> bytes:
     moments = iter(range(1_000))
     raw = Raw()
-    stream = StampedText(raw, lambda: float(next(moments)))
+    stream = TimestampedStream(raw, lambda: float(next(moments)))
     for text in texts:
         stream.write(text)
     stream.flush()
@@ -40,7 +40,7 @@ def test_what_the_job_script_says_of_an_attempt_has_a_time_in_its_log(tmp_path):
     done = subprocess.run(program, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (2, b"")
     (line,) = done.stderr.splitlines()
-    stamped = read_stamp(line)
+    stamped = parse_timestamp(line)
     assert stamped is not None
     assert stamped[1].startswith(b"hpctrain node: ")
 
@@ -51,7 +51,7 @@ def test_a_progress_bar_is_one_line():
 
 def test_whole_lines_are_in_the_file_at_once():
     raw = Raw()
-    stream = StampedText(raw, lambda: 0.0)
+    stream = TimestampedStream(raw, lambda: 0.0)
     print("a step", file=stream)
     assert raw.getvalue().endswith(b"Z a step\n")
 
@@ -59,7 +59,7 @@ def test_whole_lines_are_in_the_file_at_once():
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r"), max_size=8), max_size=6))
 def test_what_was_written_is_read_back(texts):
     lines = written(*texts).split(b"\n")
-    found = [read_stamp(line) for line in lines if line]
+    found = [parse_timestamp(line) for line in lines if line]
     assert all(found)
     whole = "".join(texts)
     assert [line[1].decode() for line in found] == whole.removesuffix("\n").split("\n") if whole else not found
@@ -67,20 +67,20 @@ def test_what_was_written_is_read_back(texts):
 
 @given(st.floats(0, 4e9))
 def test_a_moment_is_read_to_the_millisecond(moment):
-    time_s, rest = read_stamp(stamp(moment).encode() + b"text")
+    time_s, rest = parse_timestamp(format_timestamp(moment).encode() + b"text")
     assert abs(time_s - moment) < 1.1e-3
     assert rest == b"text"
 
 
 def test_what_only_looks_like_a_stamp_is_text():
-    assert read_stamp(b"2026-13-41T00:00:00.000Z x") is None
-    assert read_stamp(b"Traceback (most recent call last):") is None
+    assert parse_timestamp(b"2026-13-41T00:00:00.000Z x") is None
+    assert parse_timestamp(b"Traceback (most recent call last):") is None
 
 
 def test_a_full_disk_ends_no_process(tmp_path, small_files):
     path = tmp_path / "a.log"
     with path.open("wb") as file, small_files(60):
-        stream = StampedText(file, lambda: 0.0)
+        stream = TimestampedStream(file, lambda: 0.0)
         for _ in range(1000):
             print("a line that is told", file=stream, flush=True)
         stream.detach()
@@ -90,8 +90,8 @@ def test_a_full_disk_ends_no_process(tmp_path, small_files):
 
 CRASH = """
 import os, sys
-from hpctrain.base.stamp import stamp_output
-stamp_output()
+from hpctrain.base.stamp import timestamp_output
+timestamp_output()
 print("before")
 print("why", file=sys.stderr)
 os.kill(os.getpid(), 9)
@@ -102,4 +102,4 @@ def test_a_killed_process_leaves_every_line():
     done = subprocess.run(
         [sys.executable, "-c", CRASH], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ, check=False
     )
-    assert [read_stamp(line)[1] for line in done.stdout.splitlines()] == [b"before", b"why"]
+    assert [parse_timestamp(line)[1] for line in done.stdout.splitlines()] == [b"before", b"why"]

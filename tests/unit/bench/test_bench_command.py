@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from hpctrain.bench.runtime.throughput import Settings, measure
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.bench.runtime.throughput import ThroughputSettings, measure
+from hpctrain.records.model.decoder_spec import DecoderSpec
 
 
 def bench(*argv: str) -> subprocess.CompletedProcess[str]:
@@ -33,8 +33,8 @@ def test_twenty_kills_lose_nothing() -> None:
 
 @pytest.mark.slow
 def test_the_runtime_bench_gives_its_rows() -> None:
-    small = Settings(
-        pairs=2, block_steps=2, warm_steps=1, rows=4, seq_len=32, spec=ModelSpec(layers=2, dim=32, heads=2, vocab=320)
+    small = ThroughputSettings(
+        pairs=2, block_steps=2, warm_steps=1, rows=4, seq_len=32, spec=DecoderSpec(layers=2, dim=32, heads=2, vocab=320)
     )
     told: list[str] = []
     record = measure(("dp2", "pp2"), small, told.append)

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.bench.comparison import Sample, compare, interval
+from hpctrain.bench.comparison import TimeSample, compare, interval
 from hpctrain.bench.record import make_record
 
 TIMES = st.floats(min_value=1e-6, max_value=1e3)
 
 
-def pairs(*times: tuple[float, float]) -> list[tuple[Sample, Sample]]:
-    return [(Sample(ours, 2 * ours), Sample(other, 3 * other)) for ours, other in times]
+def pairs(*times: tuple[float, float]) -> list[tuple[TimeSample, TimeSample]]:
+    return [(TimeSample(ours, 2 * ours), TimeSample(other, 3 * other)) for ours, other in times]
 
 
 def test_the_ratio_is_the_median_of_the_pairs() -> None:

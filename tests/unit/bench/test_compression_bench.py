@@ -11,15 +11,17 @@ from click.testing import CliRunner
 from hpctrain.base.errors import CommandError
 from hpctrain.base.process import SystemRunner
 from hpctrain.bench.compression.launch import run_scene
-from hpctrain.bench.compression.places import local_place, measure_place
+from hpctrain.bench.compression.places import local_site, measure_site
 from hpctrain.bench.compression.rank import CORPUS_FOLDER
-from hpctrain.bench.compression.scene import Outcome, Samples, Scene, Settings
+from hpctrain.bench.compression.scene import LaunchResult, LaunchSettings, LaunchSpec, Samples
 from hpctrain.bench.compression.traffic import sent_bytes
 from hpctrain.bench.scene import make_corpus
 from hpctrain.cli.bench.group import command
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 
-SMALL = Settings(steps=2, block_steps=2, warm_steps=3, seq_len=16, spec=ModelSpec(layers=2, dim=64, heads=2, vocab=320))
+SMALL = LaunchSettings(
+    steps=2, block_steps=2, warm_steps=3, seq_len=16, spec=DecoderSpec(layers=2, dim=64, heads=2, vocab=320)
+)
 DEV = """Inter-|   Receive                                                |  Transmit
  face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
     lo: 1111 11 0 0 0 0 0 0 2222 22 0 0 0 0 0 0
@@ -34,12 +36,12 @@ def test_bytes_sent_are_those_of_the_interface() -> None:
 
 
 def test_a_scene_and_what_it_gave_come_back_from_their_files(tmp_path: Path) -> None:
-    scene = Scene(2, "eth0", ("none", "dense"), SMALL)
+    scene = LaunchSpec(2, "eth0", ("none", "dense"), SMALL)
     scene.write(tmp_path)
-    assert Scene.read(tmp_path) == scene
-    outcome = Outcome(10, 1.05, {"none": Samples([0.1], [0.2], [3.0], None, None)})
+    assert LaunchSpec.read(tmp_path) == scene
+    outcome = LaunchResult(10, 1.05, {"none": Samples([0.1], [0.2], [3.0], None, None)})
     outcome.write(tmp_path)
-    assert Outcome.read(tmp_path) == outcome
+    assert LaunchResult.read(tmp_path) == outcome
 
 
 FAMILIES = [
@@ -53,8 +55,8 @@ FAMILIES = [
 @pytest.mark.slow
 def test_every_method_has_its_turns(tmp_path: Path) -> None:
     make_corpus(tmp_path / CORPUS_FOLDER)
-    with local_place(2) as place:
-        rows = {row.method: row for row in measure_place(SystemRunner(), place, FAMILIES, SMALL, tmp_path)}
+    with local_site(2) as place:
+        rows = {row.method: row for row in measure_site(SystemRunner(), place, FAMILIES, SMALL, tmp_path)}
     assert list(rows) == FAMILIES
     assert {(row.nodes, row.link, row.steps) for row in rows.values()} == {(2, "loopback", 2)}
     for row in rows.values():
@@ -134,7 +136,7 @@ class OneFails(SystemRunner):
 def test_a_process_that_fails_is_told_with_its_last_words_and_ends_the_others(tmp_path: Path) -> None:
     runner = OneFails()
     with pytest.raises(CommandError, match=r"ended with 1: a line RuntimeError: Connection refused"):
-        run_scene(runner, Scene(3, "lo", ("none",), SMALL), tmp_path, [()] * 3)
+        run_scene(runner, LaunchSpec(3, "lo", ("none",), SMALL), tmp_path, [()] * 3)
     assert [process.code for process in runner.started] == [-9, 1, -9]
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from hpctrain.base.errors import InputError
-from hpctrain.bench.compression.convergence import Settings, train_all, train_jobs, what_rows_share
+from hpctrain.bench.compression.convergence import ConvergenceSettings, train_all, train_jobs, what_rows_share
 from hpctrain.bench.compression.convergence_page import write_page
 from hpctrain.bench.compression.convergence_summary import Summary, band, loss_at, step_seconds, steps_to, summarise
 from hpctrain.bench.compression.places import make_text
 from hpctrain.bench.compression.row_store import RowStore
-from hpctrain.corpus.input.sample_text import FoundText
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.corpus.input.sample_text import SampleText
+from hpctrain.records.model.decoder_spec import DecoderSpec
 
 MBIT = 1e6
 
@@ -122,7 +122,7 @@ def test_rows_outlive_the_bench_and_other_settings_are_refused(tmp_path: Path) -
 
 
 def test_the_learning_rate_rises_and_then_falls_to_a_tenth() -> None:
-    settings = Settings(steps=200, lr=1.0, warmup_share=0.1)
+    settings = ConvergenceSettings(steps=200, lr=1.0, warmup_share=0.1)
     rates = [settings.learning_rate(step) for step in range(201)]
     assert rates[0] == pytest.approx(0.05)
     assert max(rates) == rates[19] == pytest.approx(1.0)
@@ -130,7 +130,9 @@ def test_the_learning_rate_rises_and_then_falls_to_a_tenth() -> None:
     assert rates[20:] == sorted(rates[20:], reverse=True)
 
 
-TINY = Settings(workers=1, steps=11, rows=1, seq_len=16, spec=ModelSpec(layers=1, dim=16, heads=2, vocab=320))
+TINY = ConvergenceSettings(
+    workers=1, steps=11, rows=1, seq_len=16, spec=DecoderSpec(layers=1, dim=16, heads=2, vocab=320)
+)
 
 
 def test_a_row_for_each_training_as_soon_as_it_is_done(tmp_path: Path) -> None:
@@ -161,7 +163,7 @@ def test_losses_on_another_text_are_refused(tmp_path: Path, monkeypatch: pytest.
     one = tmp_path / "one.txt"
     one.write_text("some words")
     monkeypatch.setattr(
-        "hpctrain.bench.compression.convergence.find_text", lambda limit: FoundText((one,), 10, "one file")
+        "hpctrain.bench.compression.convergence.find_text", lambda limit: SampleText((one,), 10, "one file")
     )
     with pytest.raises(InputError, match=r"were measured with text = .*; give the same settings, or another folder"):
         train_all(["dense"], [1], TINY, tmp_path / "rows.jsonl", print)

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.base.errors import CommandTimeout, FileError, InputError
-from hpctrain.base.process import Finished, SystemRunner
-from hpctrain.bench.planner.cases import CASES, Case, scene_of_case
+from hpctrain.base.errors import CommandTimeoutError, FileError, InputError
+from hpctrain.base.process import CommandResult, SystemRunner
+from hpctrain.bench.planner.cases import CASES, SearchCase, scene_of_case
 from hpctrain.bench.planner.devices import gpu_of, gpus_of, stated_bytes_per_s
 from hpctrain.bench.planner.fit import PACKAGED, constants_by, fit
 from hpctrain.bench.planner.model import GptSpec
@@ -197,7 +197,7 @@ def test_the_planner_finds_what_trying_everything_finds() -> None:
 
 
 def test_searches_and_plans_after_a_loss_are_shown(tmp_path: Path, monkeypatch) -> None:
-    run, topology = scene_of_case(Case("equal", 32, "350M"))
+    run, topology = scene_of_case(SearchCase("equal", 32, "350M"))
     found = figures_of(run, topology)
     assert "lost" not in figures_of(run, topology.only(["node0"])), "nothing would be left"
     plan = make_plan(run, run.spec(), topology)
@@ -206,10 +206,10 @@ def test_searches_and_plans_after_a_loss_are_shown(tmp_path: Path, monkeypatch) 
     assert (found["lost"]["sent_blocks"], found["lost"]["held_blocks"]) == (sent, 24 * after.dp * after.tp)
 
     class Answers(SystemRunner):
-        def run(self, argv, timeout_s=None, env=None) -> Finished:
+        def run(self, argv, timeout_s=None, env=None) -> CommandResult:
             if argv[-1] == "equal-32-350M":
-                return Finished(tuple(argv), 0, json.dumps(found), "")
-            raise CommandTimeout("too long")
+                return CommandResult(tuple(argv), 0, json.dumps(found), "")
+            raise CommandTimeoutError("too long")
 
     monkeypatch.setattr("hpctrain.base.process.SystemRunner", Answers)
     done = CliRunner().invoke(cli, ["bench", "plan", "--data", str(write(tmp_path / "runs.csv", [{}])), "--json"])

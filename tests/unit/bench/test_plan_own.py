@@ -9,15 +9,15 @@ from click.testing import CliRunner
 from rich.console import Console
 from steps_made import rows_made, truth
 
-from hpctrain.bench.planner.own import FITTED, PLANS, Settings, Trained, compare
+from hpctrain.bench.planner.own import FITTED, PLANS, OwnRunSettings, Trained, compare
 from hpctrain.cli.bench.group import command
 from hpctrain.cli.bench.own_runs import show
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link import LinkClass
 from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
 
-SPECS = (ModelSpec(layers=2, dim=64, heads=2, vocab=320), ModelSpec(layers=4, dim=128, heads=4, vocab=320))
+SPECS = (DecoderSpec(layers=2, dim=64, heads=2, vocab=320), DecoderSpec(layers=4, dim=128, heads=4, vocab=320))
 DEVICE = Device(id="cpu0", type="cpu", flops={"fp32": 1e10}, memory_bytes=8e9, memory_bytes_per_s=5e9, launch_s=1e-6)
 TOPOLOGY = Topology(
     provenance=Provenance(version="0", created="2099-01-01T00:00:00Z", transport="tcp"),
@@ -28,7 +28,7 @@ TOPOLOGY = Topology(
 
 
 def test_runs_that_the_profile_was_not_fitted_to_are_scored_before_and_after_it() -> None:
-    settings = Settings(rows=8, seq_len=32, specs=SPECS)
+    settings = OwnRunSettings(rows=8, seq_len=32, specs=SPECS)
     real = truth(compute={"cpu": 1.5}, tensor_parallel=2.0, communication=0.6, update=0.6, process_bytes={"cpu": 3.5e8})
     trained = []
     for spec in SPECS:

@@ -8,8 +8,8 @@ import pytest
 from hpctrain.bench.probe.simulated import node_names, simulated_probe
 from hpctrain.bench.probe.simulated_fabric import FabricSpec, SimulatedFabric
 from hpctrain.probe.analyse.assemble import assemble
-from hpctrain.probe.campaign.measurement_schedule import tree_of
-from hpctrain.probe.campaign.prior import prior_of
+from hpctrain.probe.campaign.measurement_schedule import switch_tree
+from hpctrain.probe.campaign.prior import switches_of
 from hpctrain.probe.measure.clusters import pair_f1
 from hpctrain.probe.measure.settings import ProbeSettings
 
@@ -21,7 +21,7 @@ NAMES = node_names(SPEC.nodes)
 def probed(prior: dict | None):
     fabric = SimulatedFabric(SPEC, seed=1)
     outcome = simulated_probe(fabric, SETTINGS, prior=prior)
-    tree = tree_of(outcome, SETTINGS)
+    tree = switch_tree(outcome, SETTINGS)
     return outcome, tree, pair_f1(tree.levels[0], fabric.leaf)
 
 
@@ -33,7 +33,7 @@ def search():
 def test_an_earlier_probe_is_a_prior_and_saves_the_search(search) -> None:
     earlier = assemble(search[0], SETTINGS, wall=0.0)
 
-    outcome, tree, found = probed(prior_of(earlier))
+    outcome, tree, found = probed(switches_of(earlier))
 
     assert (tree.source, found) == ("prior", 1.0)
     assert outcome.rounds_done < search[0].rounds_done

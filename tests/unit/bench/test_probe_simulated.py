@@ -6,11 +6,19 @@ import random
 
 import pytest
 
-from hpctrain.bench.probe.simulated import Plan, health_row, node_names, play, runtime_row, simulated_probe, switch_row
-from hpctrain.bench.probe.simulated_fabric import FabricSpec, Faults, SimulatedFabric
+from hpctrain.bench.probe.simulated import (
+    SimulationPlan,
+    health_row,
+    node_names,
+    play,
+    runtime_row,
+    simulated_probe,
+    switch_row,
+)
+from hpctrain.bench.probe.simulated_fabric import FabricFaults, FabricSpec, SimulatedFabric
 from hpctrain.bench.probe.simulated_transport import Failures
 from hpctrain.probe.analyse.assemble import assemble
-from hpctrain.probe.measure.outcome import Outcome
+from hpctrain.probe.measure.outcome import ProbeOutcome
 from hpctrain.probe.measure.settings import ProbeSettings
 from hpctrain.probe.protocol.coordinator import GRACE_S
 from hpctrain.records.topology.topology import Topology
@@ -18,7 +26,7 @@ from hpctrain.records.topology.topology import Topology
 TWO_TO_ONE = FabricSpec(128, per_leaf=16, noise=0.05, hop_gap=0.2, oversubscription=(2.0, 1.0))
 
 
-def probed(spec: FabricSpec, mode: str, faults: Faults | None = None, **how) -> Topology:
+def probed(spec: FabricSpec, mode: str, faults: FabricFaults | None = None, **how) -> Topology:
     settings = ProbeSettings(mode=mode, device="none")
     return assemble(simulated_probe(SimulatedFabric(spec, faults, seed=1), settings, **how), settings, wall=0.0)
 
@@ -30,7 +38,7 @@ def codes(topology: Topology) -> dict[str, str]:
 
 
 def test_every_injected_fault_gets_its_code_and_no_other_is_named() -> None:
-    faults = Faults(
+    faults = FabricFaults(
         sends={5: 0.7}, receives={5: 0.7, 9: 0.5}, latency={77: 2.0}, links={(20, 40): 0.4}
     )  # fmt: skip
 
@@ -98,7 +106,7 @@ def test_a_fabric_without_switches_has_none_invented() -> None:
 
 
 def test_fifteen_rounds_tell_health_where_two_do_not() -> None:
-    few, enough = (health_row(Plan(runs=10, nodes=48), rounds, noise=0.03, bursts=0.1) for rounds in (2, 15))
+    few, enough = (health_row(SimulationPlan(runs=10, nodes=48), rounds, noise=0.03, bursts=0.1) for rounds in (2, 15))
 
     assert enough.found_20 == 1.0
     assert enough.false_positive <= 0.001
@@ -146,7 +154,7 @@ def test_a_round_costs_little_beside_its_transfers() -> None:
 
 def test_the_same_seed_measures_the_same() -> None:
     def once() -> list:
-        outcome, settings = Outcome(node_names(16)), ProbeSettings(seed=3, device="none")
+        outcome, settings = ProbeOutcome(node_names(16)), ProbeSettings(seed=3, device="none")
         play(outcome, SimulatedFabric(FabricSpec(16, per_leaf=4), seed=3), settings)
         return outcome.pairs
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from hpctrain.base.packaged import packaged
+from hpctrain.base.packaged import package_data_path
 from hpctrain.bench.probe.times import time_row
 from hpctrain.cli.main import cli
 from hpctrain.records.topology.topology import Topology
 
 
 def test_a_pair_counts_with_both_figures_of_both_directions() -> None:
-    whole = Topology.read(packaged("topology", "laptop-4-nodes.json"))
+    whole = Topology.read(package_data_path("topology", "laptop-4-nodes.json"))
     first, *others = whole.fabric.links
     half = first.model_copy(update={"ba": first.ba.model_copy(update={"latency_s": None})})
     lacking = whole.model_copy(update={"fabric": whole.fabric.model_copy(update={"links": [half, *others]})})

@@ -168,7 +168,7 @@ def test_what_was_just_published_is_kept_whatever_lies_beside_it(tmp_path: Path)
 
 def test_a_checkpoint_that_cannot_be_used_is_put_aside(tmp_path: Path) -> None:
     damaged = make(tmp_path, 50)
-    assert published.put_aside(damaged) == "skipped-step-00000050"
+    assert published.quarantine(damaged) == "skipped-step-00000050"
     assert published.listed(tmp_path) == []
     assert (tmp_path / "skipped-step-00000050" / "manifest.json").exists()
 

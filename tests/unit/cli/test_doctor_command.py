@@ -9,7 +9,7 @@ import pytest
 from rich.text import Text
 
 from hpctrain.base.errors import CommandError
-from hpctrain.base.process import WORKER, Finished
+from hpctrain.base.process import WORKER, CommandResult
 
 TORCH = {"version": "2.13.0+cpu", "cuda_version": None, "gloo": True, "nccl_version": None, "devices": []}
 
@@ -23,7 +23,7 @@ class Machine:
 
     def run(self, argv, timeout_s=None, env=None):
         if argv == [*WORKER, "torch"]:
-            return Finished(tuple(argv), 0, json.dumps(self.torch), "")
+            return CommandResult(tuple(argv), 0, json.dumps(self.torch), "")
         return self.slurm.run(argv, timeout_s, env)
 
     def start(self, argv, env=None, log=None, keep_fds=()):

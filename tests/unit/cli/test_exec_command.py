@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from run_folders import RUN, event, submitted_run
 
-from hpctrain.base.errors import CommandError, InputError, Refused
+from hpctrain.base.errors import CommandError, InputError, RefusedError
 from hpctrain.base.process import SystemRunner
 from hpctrain.cli.commands import exec as exec_verb
 from hpctrain.launch.step import choose_node, step_command
@@ -111,8 +111,8 @@ def never(fake, runs):
 def test_a_run_that_does_not_run_is_refused_with_its_state(fake, runs, hpctrain, before, words):
     before(fake, runs)
     error = hpctrain("exec", "gpt", "--", "hostname").exception
-    assert isinstance(error, Refused)
-    with pytest.raises(Refused, match=words):
+    assert isinstance(error, RefusedError)
+    with pytest.raises(RefusedError, match=words):
         raise error
 
 
@@ -152,12 +152,14 @@ def test_beside_a_local_run_the_command_simply_runs(fake, local, hpctrain):
         assert "on that machine" in str(hpctrain("exec", "gpt", "--", "hostname").exception)
     finally:
         lock.release()
-    assert isinstance(hpctrain("exec", "gpt", "--", "hostname").exception, Refused)
+    assert isinstance(hpctrain("exec", "gpt", "--", "hostname").exception, RefusedError)
 
 
 def test_the_process_becomes_the_command():
     """Its exit code comes back, its input is ours, and a closed pipe ends it."""
-    program = "import os; from hpctrain.base.process import SystemRunner; SystemRunner().become({!r}, os.environ)"
+    program = (
+        "import os; from hpctrain.base.process import SystemRunner; SystemRunner().replace_process({!r}, os.environ)"
+    )
     argv = [sys.executable, "-c", program.format(["sh", "-c", "cat; kill -PIPE $$; exit 5"])]
     env = {**os.environ, "PYTHONPATH": str(Path(exec_verb.__file__).parents[2])}
     done = subprocess.run(argv, input="hello", capture_output=True, text=True, env=env, check=False)
@@ -167,5 +169,5 @@ def test_the_process_becomes_the_command():
 def test_a_program_that_is_not_there_is_said():
     before = signal.getsignal(signal.SIGXFSZ)
     with pytest.raises(CommandError, match="nosuch: cannot start"):
-        SystemRunner().become(["nosuch"], os.environ)
+        SystemRunner().replace_process(["nosuch"], os.environ)
     assert signal.getsignal(signal.SIGXFSZ) is before

@@ -15,10 +15,10 @@ from run_folders import RUN, event, submitted_run
 from two_users import OTHER, PROJECT, give
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.base.packaged import packaged
-from hpctrain.jobs.dependencies import move_followers
+from hpctrain.base.packaged import package_data_path
+from hpctrain.jobs.dependencies import refresh_dependent_runs
 from hpctrain.runs.locate import record_job
-from hpctrain.runs.prune import carry_out, removable
+from hpctrain.runs.prune import removable, remove_all
 from hpctrain.slurm.commands import Slurm
 
 pytestmark = pytest.mark.requires("root")
@@ -129,7 +129,7 @@ def everything(folder: Path) -> dict[str, tuple[int, int, float]]:
 def words_for(words: list[str], run: str, tmp_path: Path) -> list[str]:
     own = tmp_path / "own.yaml"
     own.write_text(json.dumps({**RUN, "model": {"dims": {"layers": 4, "dim": 64, "heads": 4, "vocab": 256}}}))
-    topology = str(packaged("topology", "laptop-4-nodes.json"))
+    topology = str(package_data_path("topology", "laptop-4-nodes.json"))
     named = {"RUN": run, "OUT": str(tmp_path / "out"), "OWN": str(own), "TOPOLOGY": topology}
     return [named.get(word, word) for word in words]
 
@@ -321,7 +321,7 @@ def test_a_run_that_waits_and_is_not_mine_any_more_is_left_as_it_is(fake, runs) 
     (mine / "followers").write_text(f"{follower}\n")
     give(follower, OTHER)
     before = len(fake.argvs)
-    (line,) = move_followers(mine, Slurm(fake), {})
+    (line,) = refresh_dependent_runs(mine, Slurm(fake), {})
     assert line.startswith("next-20270101T000000Z-00ff is left as it is: ")
     assert f"belongs to another user (uid {OTHER})" in line
     assert len(fake.argvs) == before
@@ -349,5 +349,5 @@ def test_what_takes_a_run_s_place_after_prune_listed_it_is_not_emptied(
     run.rename(tmp_path / "aside")
     swap(run, precious)
     with pytest.raises(HpctrainError):
-        carry_out(listed, lambda folder: {}, lambda: later)
+        remove_all(listed, lambda folder: {}, lambda: later)
     assert (run / "years" / "of work").exists()

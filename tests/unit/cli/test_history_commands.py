@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from run_folders import event, submitted_run
 
-from hpctrain.base.errors import InputError, Refused
-from hpctrain.cli.options.remembered import remember_run
-from hpctrain.records.history.past_runs import PastRun, history_file, remember
+from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.cli.options.remembered import add_to_history
+from hpctrain.records.history.past_runs import PastRun, append_past_run, history_file
 from hpctrain.slurm.commands import Slurm
 
 
@@ -27,7 +27,7 @@ def elsewhere(fake, runs, tmp_path):
         job = fake.submit("--nodes=3")
         events = [event("finished", 0, step=10)] if name == "done" else []
         folders[name] = submitted_run(tmp_path / "far", job, *events, name=f"{name}-2026010{number + 1}T000000Z-00ff")
-        remember_run("submit", folders[name], job, Slurm(fake))
+        add_to_history("submit", folders[name], job, Slurm(fake))
     shutil.rmtree(folders["gone"])
     return folders
 
@@ -64,15 +64,15 @@ def test_a_name_or_a_job_from_any_folder(fake, runs, hpctrain, elsewhere, verb):
 def test_a_job_of_another_cluster_is_not_taken_for_the_one_here(fake, runs, hpctrain, monkeypatch, tmp_path):
     job = fake.submit("--nodes=1")
     folder = submitted_run(tmp_path / "far", job)
-    remember_run("submit", folder, job, Slurm(fake))
+    add_to_history("submit", folder, job, Slurm(fake))
     assert json.loads(hpctrain("status", "gpt", "--json").stdout)["state"] == "starting"
     past = {"time_s": 1.0, "verb": "submit", "name": "gpt", "folder": str(folder), "job_id": job, "cluster": "alps"}
-    remember(history_file({"XDG_STATE_HOME": str(tmp_path / "other")}), PastRun(**past))
+    append_past_run(history_file({"XDG_STATE_HOME": str(tmp_path / "other")}), PastRun(**past))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
     told = json.loads(hpctrain("status", "gpt", "--json").stdout)
     assert (told["state"], "its job 1 is on cluster alps" in told["reason"]) == ("queued", True)
     error = hpctrain("cancel", "gpt").exception
-    assert isinstance(error, Refused)
+    assert isinstance(error, RefusedError)
     assert "use `hpctrain cancel gpt-20260101T000000Z-00ff` there" in str(error)
     assert fake.jobs[1].state == "RUNNING"
 
@@ -80,5 +80,5 @@ def test_a_job_of_another_cluster_is_not_taken_for_the_one_here(fake, runs, hpct
 def test_a_home_that_cannot_be_written_stops_no_run(fake, runs, monkeypatch, tmp_path, capsys):
     (tmp_path / "home").write_text("a file")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
-    remember_run("submit", submitted_run(runs, "7"), "7")
+    add_to_history("submit", submitted_run(runs, "7"), "7")
     assert "this run is not in the history" in capsys.readouterr().err

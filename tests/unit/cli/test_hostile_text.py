@@ -12,13 +12,13 @@ from rich.table import Table
 from rich.text import Text
 from run_folders import event, submitted_run
 
-from hpctrain.base.printable import PrintableText
+from hpctrain.base.printable import EscapedStream
 from hpctrain.base.stamp import stamp
 from hpctrain.cli import main
 from hpctrain.cli.views.console import Console
 from hpctrain.report.status import read_status
-from hpctrain.report.terminal import Line, show
-from hpctrain.report.watch_view import drawn
+from hpctrain.report.terminal import TerminalLine, show
+from hpctrain.report.watch_view import render_watch_view
 
 ATTACK = "\x1b]0;owned\x07\x1b[2J\r\x9b1A"
 SHOWN = r"\x1b]0;owned\x07\x1b[2J\r\x9b1A"
@@ -75,7 +75,7 @@ def test_a_view_that_is_drawn_styles_its_own_text_only(folder: Path) -> None:
     out = Terminal()
     console = Console(file=out, force_terminal=True, width=200, color_system="truecolor")
     status = read_status(folder, 0.0)
-    console.print(drawn(status, [event("failed", reason=ATTACK)], f"7{ATTACK}", 0.0))
+    console.print(render_watch_view(status, [event("failed", reason=ATTACK)], f"7{ATTACK}", 0.0))
     table = Table()
     table.add_column("name")
     table.add_row(Text(ATTACK))
@@ -89,7 +89,7 @@ def test_a_view_that_is_drawn_styles_its_own_text_only(folder: Path) -> None:
 
 def test_a_line_of_progress_is_still_written_over() -> None:
     out = Terminal()
-    show([Line("step 1", True), Line(f"step {ATTACK}", False)], PrintableText(out), in_place=True)
+    show([TerminalLine("step 1", True), TerminalLine(f"step {ATTACK}", False)], EscapedStream(out), in_place=True)
     assert out.getvalue() == f"step 1\r\x1b[2Kstep {SHOWN}\n"
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from run_folders import RUN, event, submitted_run
 
-from hpctrain.base.errors import InputError, Refused
+from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.cli.options import own_job
-from hpctrain.jobs.cancel import MARK
+from hpctrain.jobs.cancel import CANCELLED_FILE
 from hpctrain.launch.allocation import is_in_allocation
-from hpctrain.launch.training import Prepared
+from hpctrain.launch.training import PreparedRun
 from hpctrain.records.run.run import read_run
 from hpctrain.runs.locate import job_id, record_job
 
@@ -39,7 +39,7 @@ def run_file(monkeypatch, tmp_path):
 
     def prepared(path, overrides, *rest, **more):
         run = read_run(path, overrides)
-        return Prepared(run, run.spec(), [], None, None)
+        return PreparedRun(run, run.spec(), [], None, None)
 
     monkeypatch.setattr("hpctrain.cli.commands.submit.prepare", prepared)
     monkeypatch.setattr("hpctrain.cli.commands.submit.check_provisional", lambda *args: [])
@@ -88,13 +88,13 @@ def test_a_job_that_was_stopped_before_it_made_its_folder_starts_anew(fake, runs
 def test_a_new_job_goes_on_with_a_run_that_ended(fake, runs, job, hpctrain, monkeypatch):
     fake.finish(job, code=1)
     folder = submitted_run(runs, job, event("failed", reason="no node left"))
-    (folder / MARK).touch()
+    (folder / CANCELLED_FILE).touch()
     new = fake.submit("--nodes=1")
     monkeypatch.setenv("SLURM_JOB_ID", new)
     assert hpctrain("resubmit", "gpt", "--own-job").exit_code == 7
     assert fake.argvs[-1] == ("bash", str(folder / "job.sh"))
     assert job_id(folder) == new
-    assert not (folder / MARK).exists()
+    assert not (folder / CANCELLED_FILE).exists()
     # Back from the queue, the run is its own and nobody is asked.
     asked = len(fake.argvs)
     assert hpctrain("resubmit", "gpt", "--own-job").exit_code == 7
@@ -132,7 +132,7 @@ def test_a_run_whose_job_lives_is_not_taken_from_it(fake, runs, job, hpctrain, m
     assert isinstance(error, InputError)
     assert f"its job {job} is running still" in str(error)
     fake.away = True
-    assert isinstance(hpctrain("resubmit", "gpt", "--own-job").exception, Refused)
+    assert isinstance(hpctrain("resubmit", "gpt", "--own-job").exception, RefusedError)
 
 
 @pytest.mark.parametrize("verb", [["submit", "run.yaml"], ["resubmit", "gpt"]])
@@ -156,7 +156,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.cli.options.own_job import begin_own_job
 begin_own_job()
 os.kill(os.getpid(), signal.SIGTERM)
-SystemRunner().become(["bash", "-c", "trap 'echo heard' TERM; kill $$; sleep 0.1"], os.environ)
+SystemRunner().replace_process(["bash", "-c", "trap 'echo heard' TERM; kill $$; sleep 0.1"], os.environ)
 """
 
 

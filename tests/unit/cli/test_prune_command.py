@@ -15,7 +15,7 @@ from hpctrain.checkpoint.published import describe_file, newest
 from hpctrain.records.history.manifest import Manifest
 from hpctrain.runs import prune
 from hpctrain.runs.folder import lock_run_folder
-from hpctrain.runs.prune import spare
+from hpctrain.runs.prune import superfluous_checkpoints
 
 DAY_S = 86400
 SIZE = 5000
@@ -121,7 +121,7 @@ def test_only_as_many_are_read_as_stay():
         if path.name == "c":
             raise CheckpointError("torn")
 
-    found = spare([Path(name) for name in "abcd"], 2, check)
+    found = superfluous_checkpoints([Path(name) for name in "abcd"], 2, check)
     assert looked == ["d", "c", "b"]
     assert found == [(Path("a"), "d is newer and verified"), (Path("c"), "it cannot be used: torn")]
 

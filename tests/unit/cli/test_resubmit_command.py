@@ -8,7 +8,7 @@ import os
 import pytest
 from run_folders import event, submitted_run
 
-from hpctrain.base.errors import InputError, Refused
+from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.node import attempt
 from hpctrain.records.history.past_runs import read_past_runs
 from hpctrain.records.run.run import read_run
@@ -86,7 +86,7 @@ def test_settings_that_are_refused_change_nothing(fake, runs, hpctrain, submitte
     fake.finish(job, code=1)
     folder = submitted_run(runs, job, FAILED)
     before = (folder / "run.yaml").read_text()
-    assert isinstance(hpctrain("resubmit", "gpt", "--set", override).exception, (InputError, Refused))
+    assert isinstance(hpctrain("resubmit", "gpt", "--set", override).exception, (InputError, RefusedError))
     assert (folder / "run.yaml").read_text() == before
     assert not list(folder.glob("run-*.yaml"))
     assert not submitted
@@ -108,7 +108,7 @@ def test_a_controller_that_is_away_cannot_say_whether_the_job_has_ended(fake, ru
     submitted_run(runs, fake.submit("--nodes=2"), FAILED)
     fake.away = True
     error = hpctrain("resubmit", "gpt").exception
-    assert isinstance(error, Refused)
+    assert isinstance(error, RefusedError)
     assert "cannot tell whether its job 1 has ended" in str(error)
     assert "ask again later" in str(error)
     assert not submitted
@@ -125,7 +125,7 @@ def test_a_job_that_comes_back_beside_its_successor_leaves_the_folder_alone(fake
     old, new = fake.submit("--nodes=1"), fake.submit("--nodes=1")
     folder = submitted_run(runs, new)
     (folder / "finished").touch()
-    with pytest.raises(Refused, match=f"the run went on as job {new}, which is RUNNING; this job \\({old}\\)"):
+    with pytest.raises(RefusedError, match=f"the run went on as job {new}, which is RUNNING; this job \\({old}\\)"):
         begin(folder, old, monkeypatch, fake)
     assert (folder / "finished").exists()
     assert not (folder / "attempts.jsonl").exists()

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.base.packaged import packaged
+from hpctrain.base.packaged import package_data_path
 from hpctrain.cli.options.stale import warn_if_stale
 from hpctrain.records.topology.topology import Topology
 
-LAPTOP = Topology.read(packaged("topology", "laptop-4-nodes.json"))
+LAPTOP = Topology.read(package_data_path("topology", "laptop-4-nodes.json"))
 AGED = LAPTOP.model_copy(
     update={"provenance": LAPTOP.provenance.model_copy(update={"created": "2020-01-01T00:00:00Z"})}
 )
@@ -40,7 +40,7 @@ def test_plan_train_and_submit_warn(hpctrain, tmp_path: Path, monkeypatch: pytes
         "steps: 1\nmodel: {dims: {layers: 4, dim: 64, heads: 4, vocab: 256}}\n"
         "data: {train: [/data], seq_len: 64}\nbatch: {global: 64}\n"
     )
-    monkeypatch.setattr("hpctrain.launch.training.settle", lambda run, *_: (run, run.spec()))
+    monkeypatch.setattr("hpctrain.launch.training.resolve_run", lambda run, *_: (run, run.spec()))
     given = [str(tmp_path / "run.yaml"), "-t", str(tmp_path / "t.json")]
     local = ["--set", "cluster.nodes=4", "--set", "cluster.kind=local", "--dry-run"]
 

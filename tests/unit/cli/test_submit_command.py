@@ -11,11 +11,11 @@ from types import MappingProxyType
 import pytest
 from run_folders import RUN, submitted_run
 
-from hpctrain.base.errors import CommandError, Refused, StorageError
+from hpctrain.base.errors import CommandError, RefusedError, StorageError
 from hpctrain.cli.commands import submit as hpctrain_submit
 from hpctrain.cli.views.provisional import check_provisional, last_known
 from hpctrain.launch import submission
-from hpctrain.launch.training import Prepared
+from hpctrain.launch.training import PreparedRun
 from hpctrain.records.history.bad_node import read_bad_nodes
 from hpctrain.records.history.past_runs import read_past_runs
 from hpctrain.records.run.run import Run, read_run
@@ -36,7 +36,7 @@ def run_file(monkeypatch, tmp_path):
 
 def _prepared(path, overrides, count, topology, plan, runner, queued=False, defaults=MappingProxyType({})):
     run = read_run(path, overrides, defaults)
-    return Prepared(run, run.spec().model_copy(update={"vocab": 256}), [], None, None)
+    return PreparedRun(run, run.spec().model_copy(update={"vocab": 256}), [], None, None)
 
 
 @pytest.mark.parametrize("kind", ["slurm", "local"])
@@ -152,13 +152,13 @@ def topology(*names: str, memory_bytes: float = 8e10) -> Topology:
 
 def test_nodes_that_the_job_cannot_get_say_nothing_about_it(tmp_path: Path) -> None:
     run = Run.from_json(RUN)
-    prepared = Prepared(run, run.spec().model_copy(update={"vocab": 256}), [], None, None)
+    prepared = PreparedRun(run, run.spec().model_copy(update={"vocab": 256}), [], None, None)
     small = submitted_run(tmp_path, "1", name="small-20260101T000000Z-00ff")
     topology("tiny1", "tiny2", memory_bytes=1e3).write(small / "topology.json")
     gpus = frozenset({"gpu1", "gpu2", "gpu3"})
     assert "no run has measured 2 of the nodes" in check_provisional(prepared, tmp_path, gpus)[0]
     assert "not known which nodes" in check_provisional(prepared, tmp_path, None)[0]
-    with pytest.raises(Refused):
+    with pytest.raises(RefusedError):
         check_provisional(prepared, tmp_path, frozenset({"tiny1", "tiny2"}))
 
 
@@ -226,7 +226,7 @@ def test_what_sbatch_refuses_leaves_no_run(queued, runs, hpctrain, run_file, wor
         type(queued), "_sbatch", lambda self, argv: self._reply(argv, error="sbatch: error: No money\n")
     )
     result = hpctrain("submit", str(run_file), *words)
-    assert isinstance(result.exception, Refused)
+    assert isinstance(result.exception, RefusedError)
     assert str(result.exception) == "sbatch --test-only refuses the job: No money"
     assert not runs.exists() or list(runs.iterdir()) == []
 
@@ -252,7 +252,7 @@ def test_where_sbatch_refuses_the_best_partition_the_next_best_is_taken(
 
 def test_no_partition_that_fits_is_refused_with_every_reason(queued, runs, hpctrain, run_file):
     error = hpctrain("submit", str(run_file), "--set", "cluster.nodes=9").exception
-    assert isinstance(error, Refused)
+    assert isinstance(error, RefusedError)
     assert [line.partition(":")[0] for line in str(error).splitlines()] == ["cluster.partition"] + ["cluster.nodes"] * 2
 
 
@@ -353,7 +353,7 @@ def test_gpus_of_a_type_are_asked_for_or_refused(queued, runs, hpctrain, run_fil
     assert "#SBATCH --gpus-per-node=a100:4\n" in json.loads(told.stdout)["script"]
     assert "4 GPUs a node are asked for (of type a100)" in told.stderr
     refused = hpctrain("submit", str(run_file), "--set", "cluster.gpu_type=h100").exception
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, RefusedError)
     assert "cluster.gpu_type: found 'h100'; allowed in partition 'low': a100" in str(refused)
     own_way = hpctrain("submit", str(run_file), "--dry-run", "--set", "cluster.sbatch=['--gres=gpu:a100:2']")
     assert "--gpus-per-node=" not in own_way.stdout.partition("\n\n")[0]

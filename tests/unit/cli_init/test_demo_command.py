@@ -23,7 +23,7 @@ Call = Callable[..., Any]
 @pytest.mark.parametrize(("model", "objective"), [("decoder", "next_token"), ("encoder", "masked")])
 def test_a_demo_trains_that_model_by_its_objective(model: str, objective: str) -> None:
     run = Run.from_json(parse_yaml(render(STARTERS[model])).value)
-    assert (run.spec().family, run.learned().mode) == (model, objective)
+    assert (run.spec().family, run.effective_objective().mode) == (model, objective)
     # There is a checkpoint to go on from at each fault, and steps after the last one.
     assert run.checkpoint.every < WORKER_DIES_AT < NODE_DIES_AT < run.steps
 

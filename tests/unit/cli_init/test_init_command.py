@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError
-from hpctrain.corpus.input.sample_text import FoundText
+from hpctrain.corpus.input.sample_text import SampleText
 from hpctrain.corpus.read.index import read_indexes
 from hpctrain.corpus.read.tokens import Corpus, open_validation
 from hpctrain.launch import starter as starter_module
@@ -106,7 +106,7 @@ def little_text(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
     path = tmp_path_factory.mktemp("text") / "a.txt"
     path.write_text("All that is written on this machine.\n" * 3000)
     monkeypatch.setattr(
-        starter_module, "find_text", lambda limit: FoundText((path,), path.stat().st_size, "little text found")
+        starter_module, "find_text", lambda limit: SampleText((path,), path.stat().st_size, "little text found")
     )
 
 
@@ -137,7 +137,7 @@ def test_json_is_alone_on_stdout(call: Call, tmp_path: Path, little_text: None) 
 
 
 def test_a_machine_without_text_is_told_what_to_do(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starter_module, "find_text", lambda limit: FoundText((), 0, "none"))
+    monkeypatch.setattr(starter_module, "find_text", lambda limit: SampleText((), 0, "none"))
     done = call("init", "--yes")
     assert done.code == 2
     assert "found no text on this machine to train on; prepare your own with `hpctrain data prepare" in done.err
@@ -194,8 +194,8 @@ def test_the_objective_in_the_comments_is_the_models_own(preset: str) -> None:
     text = render(Starter(preset=preset))
     plain, taken = (Run.from_json(parse_yaml(each).value) for each in (text, text.replace("# objective", "objective")))
     assert plain.objective is None
-    assert taken.objective == plain.learned()
-    assert lengths(plain.learned(), plain.data.seq_len).inputs == plain.data.seq_len
+    assert taken.objective == plain.effective_objective()
+    assert lengths(plain.effective_objective(), plain.data.seq_len).inputs == plain.data.seq_len
 
 
 def test_the_container_in_the_comments_is_a_real_one() -> None:

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.compress.activations import message_code
-from hpctrain.records.plan.codec import message_bytes_per_number
+from hpctrain.compress.activations import build_activation_codec
+from hpctrain.records.plan.codec import message_bytes_per_element
 from hpctrain.records.plan.compression import Messages
 
 
@@ -20,7 +20,7 @@ from hpctrain.records.plan.compression import Messages
     turned=st.booleans(),
 )
 def test_what_is_read_is_near(messages: Messages, shape: tuple[int, int, int], exponent: int, turned: bool) -> None:
-    code = message_code(messages)
+    code = build_activation_codec(messages)
     assert code is not None
     tensor = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 10.0**exponent
     if turned:
@@ -34,7 +34,7 @@ def test_what_is_read_is_near(messages: Messages, shape: tuple[int, int, int], e
     empty = code.empty(tensor)
     assert (message.shape, message.dtype) == (empty.shape, empty.dtype)
     numbers = tensor.numel() if messages == "bf16" else -(-tensor.numel() // 256) * 256
-    assert message.nbytes == numbers * message_bytes_per_number(messages)
+    assert message.nbytes == numbers * message_bytes_per_element(messages)
     if messages == "bf16":
         assert (read - tensor).abs().le(tensor.abs() * 2**-8).all()
     else:
@@ -43,7 +43,7 @@ def test_what_is_read_is_near(messages: Messages, shape: tuple[int, int, int], e
 
 @pytest.mark.parametrize("messages", ["bf16", "int8"])
 def test_an_overflow_is_still_one_behind_the_message(messages: Messages) -> None:
-    code = message_code(messages)
+    code = build_activation_codec(messages)
     assert code is not None
     tensor = torch.ones(2, 3, 256)
     tensor[1, 1, 1] = torch.inf
@@ -54,4 +54,4 @@ def test_an_overflow_is_still_one_behind_the_message(messages: Messages) -> None
 
 
 def test_what_travels_as_it_is_has_no_code() -> None:
-    assert message_code("none") is None
+    assert build_activation_codec("none") is None

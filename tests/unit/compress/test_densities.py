@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.compress.select.densities import Form, Mapping, counts, sparsities
+from hpctrain.compress.select.densities import DensityMapping, VarianceForm, counts, sparsities
 
-MAPPINGS: list[Mapping] = ["linear", "log", "rank"]
+MAPPINGS: list[DensityMapping] = ["linear", "log", "rank"]
 
 
 def test_equation_3_by_hand() -> None:
@@ -32,14 +32,14 @@ def test_logarithms_and_order_spread_what_one_large_layer_pushes_together() -> N
 
 
 @pytest.mark.parametrize("mapping", MAPPINGS)
-def test_layers_that_all_vary_alike_are_sparse(mapping: Mapping) -> None:
+def test_layers_that_all_vary_alike_are_sparse(mapping: DensityMapping) -> None:
     assert sparsities([2.0, 2.0], [1, 1], mapping=mapping) == [0.95, 0.95]
     assert sparsities([0.0], [5], mapping=mapping) == [0.95]
     assert sparsities([], [], mapping=mapping) == []
 
 
 @pytest.mark.parametrize("mapping", MAPPINGS)
-def test_what_is_not_known_varies_most_and_zero_least(mapping: Mapping) -> None:
+def test_what_is_not_known_varies_most_and_zero_least(mapping: DensityMapping) -> None:
     found = sparsities([math.nan, 0.0, 1.0, 4.0, math.inf], [1] * 5, mapping=mapping)
     assert found[0] == found[4] == pytest.approx(0.7)
     assert found[1] == pytest.approx(0.95)
@@ -50,7 +50,9 @@ def test_what_is_not_known_varies_most_and_zero_least(mapping: Mapping) -> None:
     st.lists(st.floats(allow_nan=True), min_size=1, max_size=8), st.sampled_from(MAPPINGS),
     st.sampled_from(["ours", "paper"]),
 )  # fmt: skip
-def test_sparsities_stay_within_their_limits(variances: list[float], mapping: Mapping, form: Form) -> None:
+def test_sparsities_stay_within_their_limits(
+    variances: list[float], mapping: DensityMapping, form: VarianceForm
+) -> None:
     variances = [abs(variance) for variance in variances]
     found = sparsities(variances, [7] * len(variances), (0.5, 0.9), mapping, form)
     assert all(0.5 <= share <= 0.9 for share in found)

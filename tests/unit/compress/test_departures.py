@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hpctrain.compress.reducers.bucket_scheduler import Departures
+from hpctrain.compress.reducers.bucket_scheduler import BucketScheduler
 
 NUMBERS = 8
 
@@ -21,8 +21,8 @@ class Station:
     def __init__(self) -> None:
         self.parameters = a_model()
         self.sent: list[tuple[int, list[float]]] = []
-        self.departures = Departures(self._send, bucket_bytes=2 * 4 * NUMBERS)
-        self.departures.listen(self.parameters)
+        self.scheduler = BucketScheduler(self._send, bucket_bytes=2 * 4 * NUMBERS)
+        self.scheduler.register_hooks(self.parameters)
 
     def step(self, used_last_to_first: list[int], times: int = 1) -> int:
         """Finish gradients in this order, and those of all others never; how many buckets left before the end."""
@@ -37,7 +37,7 @@ class Station:
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        self.departures.complete([parameter.grad for parameter in self.parameters if parameter.grad is not None])
+        self.scheduler.send_remaining([parameter.grad for parameter in self.parameters if parameter.grad is not None])
         for parameter in self.parameters:
             parameter.grad = None
         return early
@@ -49,7 +49,7 @@ class Station:
 def test_buckets_leave_early_from_the_second_step_on_and_always_in_one_order() -> None:
     station = Station()
     assert station.step([4, 3, 2, 1, 0]) == 0, "the first step counts what arrives"
-    assert station.departures.buckets == [[4, 3], [2, 1], [0]]
+    assert station.scheduler.buckets == [[4, 3], [2, 1], [0]]
     assert station.step([4, 3, 2, 1, 0]) == 3
     assert station.sent == [(0, [24.0, 30.0]), (1, [40.0, 60.0]), (2, [120.0])]
     # Another rank's backward pass may finish them in another order.

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hpctrain.compress.select import selectors
-from hpctrain.compress.select.device_select import Find, by_torch, finder
+from hpctrain.compress.select.device_select import ThresholdSelect, by_torch, threshold_select
 from hpctrain.compress.select.selectors import Selector, select, select_with_values
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -31,7 +31,7 @@ TILE = 4096
 OTHERS: list[Selector] = ["exact", "block", "random"]
 
 
-def kernels() -> Find:
+def kernels() -> ThresholdSelect:
     from hpctrain.compress.select import select_kernels
 
     assert select_kernels.TILE == TILE
@@ -39,12 +39,12 @@ def kernels() -> Find:
 
 
 @pytest.fixture(scope="module", params=["torch", pytest.param("kernels", marks=with_kernels)])
-def way(request: pytest.FixtureRequest) -> tuple[Find, torch.device]:
+def way(request: pytest.FixtureRequest) -> tuple[ThresholdSelect, torch.device]:
     """Each way of finding numbers, and where it works."""
     return (by_torch, torch.device("cpu")) if request.param == "torch" else (kernels(), KERNELS_ON)
 
 
-def check(way: tuple[Find, torch.device], values: Tensor, threshold: float) -> None:
+def check(way: tuple[ThresholdSelect, torch.device], values: Tensor, threshold: float) -> None:
     find, device = way
     positions, numbers = find(values.to(device), torch.tensor(threshold, device=device))
     with np.errstate(invalid="ignore"):
@@ -55,12 +55,14 @@ def check(way: tuple[Find, torch.device], values: Tensor, threshold: float) -> N
 
 
 @pytest.mark.parametrize("threshold", [1e-30, 2.5, 1e30])
-def test_what_reaches_a_threshold_is_found_in_order(way: tuple[Find, torch.device], threshold: float) -> None:
+def test_what_reaches_a_threshold_is_found_in_order(
+    way: tuple[ThresholdSelect, torch.device], threshold: float
+) -> None:
     for n in (0, 1, TILE - 1, TILE, TILE + 1, 5 * TILE + 17):
         check(way, torch.randn(n, generator=torch.Generator().manual_seed(n)), threshold)
 
 
-def test_tiles_with_nothing_between_two_with_much(way: tuple[Find, torch.device]) -> None:
+def test_tiles_with_nothing_between_two_with_much(way: tuple[ThresholdSelect, torch.device]) -> None:
     for last in (TILE - 1, TILE, 3 * TILE):
         values = torch.zeros(4 * TILE)
         values[:7] = -3.0
@@ -68,7 +70,7 @@ def test_tiles_with_nothing_between_two_with_much(way: tuple[Find, torch.device]
         check(way, values, 3.0)
 
 
-def test_zeros_and_what_is_not_a_number_are_passed_over(way: tuple[Find, torch.device]) -> None:
+def test_zeros_and_what_is_not_a_number_are_passed_over(way: tuple[ThresholdSelect, torch.device]) -> None:
     values = torch.tensor([0.0, -0.0, torch.nan, torch.inf, -torch.inf, 1e-42, -2e-38, 1.0]).repeat(TILE)
     check(way, values, torch.finfo(torch.float32).tiny)
     check(way, values, torch.inf)
@@ -77,7 +79,9 @@ def test_zeros_and_what_is_not_a_number_are_passed_over(way: tuple[Find, torch.d
 
 @settings(max_examples=25)
 @given(st.lists(st.floats(width=32), max_size=40), st.integers(0, 2 * TILE), st.floats(2.0**-126, 2.0**100, width=32))
-def test_any_numbers_anywhere(way: tuple[Find, torch.device], numbers: list[float], at: int, threshold: float) -> None:
+def test_any_numbers_anywhere(
+    way: tuple[ThresholdSelect, torch.device], numbers: list[float], at: int, threshold: float
+) -> None:
     check(way, torch.cat([torch.zeros(at), torch.tensor(numbers)]), threshold)
 
 
@@ -160,12 +164,12 @@ def test_without_a_triton_that_works_torch_finds_the_numbers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nowhere = torch.device("cuda", 97)
-    assert finder(torch.device("cpu")) is by_torch
+    assert threshold_select(torch.device("cpu")) is by_torch
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert finder.__wrapped__(nowhere) is by_torch
+    assert threshold_select.__wrapped__(nowhere) is by_torch
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
-    assert finder.__wrapped__(nowhere) is by_torch
+    assert threshold_select.__wrapped__(nowhere) is by_torch
     said = capsys.readouterr().err
     assert said.startswith("hpctrain: Triton does not work on cuda:97 (")
     assert said.count("\n") == 1
@@ -174,5 +178,5 @@ def test_without_a_triton_that_works_torch_finds_the_numbers(
 @not_inside
 def test_a_cpu_does_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.setattr("hpctrain.compress.select.device_select.finder", None)
+    monkeypatch.setattr("hpctrain.compress.select.device_select.threshold_select", None)
     assert select(torch.randn(20_000), 1000).numel() > 0

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from hpctrain.base.errors import CheckpointError
-from hpctrain.compress.collectives.feedback import Feedback, Mode
+from hpctrain.compress.collectives.feedback import ErrorFeedback, FeedbackMode
 
 BETA = 0.9
 
 
-def expected(mode: Mode, gradient: Tensor, residual: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+def expected(mode: FeedbackMode, gradient: Tensor, residual: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
     """What is sent and what is kept, written down directly."""
     a = {"standard": gradient + residual, "decayed": gradient + BETA * residual, "paper": gradient + residual}[mode]
     sent = torch.zeros_like(a)
@@ -21,9 +21,9 @@ def expected(mode: Mode, gradient: Tensor, residual: Tensor, places: Tensor) -> 
 
 
 @pytest.mark.parametrize("mode", ["standard", "decayed", "paper"])
-def test_the_recursions(mode: Mode) -> None:
+def test_the_recursions(mode: FeedbackMode) -> None:
     generator = torch.Generator().manual_seed(1)
-    feedback = Feedback(mode, beta=BETA)
+    feedback = ErrorFeedback(mode, beta=BETA)
     residual = torch.zeros(50)
     for _ in range(6):
         gradient = torch.randn(50, generator=generator)
@@ -32,26 +32,26 @@ def test_the_recursions(mode: Mode) -> None:
         sent, residual = expected(mode, gradient, residual, places)
         a = feedback.add("3", gradient)
         values = a[places]
-        feedback.keep("3", a, places, values)
+        feedback.store_residual("3", a, places, values)
         assert torch.equal(gradient, before)
         torch.testing.assert_close(values, sent[places])
         torch.testing.assert_close(feedback.state()["residual.3"], residual)
 
 
 def test_what_rounding_took_is_kept_to_the_bit() -> None:
-    feedback = Feedback()
+    feedback = ErrorFeedback()
     gradient = torch.tensor([1.001, 0.5, -3.0])
     a = feedback.add("0", gradient)
     sent = a[:1].bfloat16().float()
-    feedback.keep("0", a, torch.tensor([0]), sent)
+    feedback.store_residual("0", a, torch.tensor([0]), sent)
     assert torch.equal(feedback.state()["residual.0"], torch.cat([gradient[:1] - sent, gradient[1:]]))
     assert float(feedback.state()["residual.0"][0]) != 0
 
 
 def test_a_residual_in_bf16_takes_half_the_memory() -> None:
-    feedback = Feedback(dtype=torch.bfloat16)
+    feedback = ErrorFeedback(dtype=torch.bfloat16)
     gradient = torch.randn(100, generator=torch.Generator().manual_seed(0))
-    feedback.keep("0", feedback.add("0", gradient), torch.arange(10), gradient[:10])
+    feedback.store_residual("0", feedback.add("0", gradient), torch.arange(10), gradient[:10])
     kept = feedback.state()["residual.0"]
     assert kept.dtype == torch.bfloat16
     assert bool((kept[:10] == 0).all())
@@ -59,35 +59,35 @@ def test_a_residual_in_bf16_takes_half_the_memory() -> None:
 
 
 def test_none_keeps_nothing() -> None:
-    feedback = Feedback("none", reset="flush", reset_every=1)
+    feedback = ErrorFeedback("none", reset="flush", reset_every=1)
     gradient = torch.ones(4)
-    feedback.keep("0", feedback.add("0", gradient), torch.tensor([1]), torch.ones(1))
-    feedback.owe("0", 0, torch.ones(2))
+    feedback.store_residual("0", feedback.add("0", gradient), torch.tensor([1]), torch.ones(1))
+    feedback.add_residual("0", 0, torch.ones(2))
     assert feedback.state() == {}
     assert feedback.norm() == 0
-    assert not feedback.flushes(1)
+    assert not feedback.is_flush_step(1)
 
 
 def test_resets_come_when_they_are_due() -> None:
-    flush, zero = Feedback(reset="flush", reset_every=3), Feedback(reset="zero", reset_every=3)
-    assert [flush.flushes(step) for step in range(1, 7)] == [False, False, True] * 2
+    flush, zero = ErrorFeedback(reset="flush", reset_every=3), ErrorFeedback(reset="zero", reset_every=3)
+    assert [flush.is_flush_step(step) for step in range(1, 7)] == [False, False, True] * 2
     for step in range(1, 4):
         assert zero.norm() == pytest.approx(2.0 * (step - 1))
-        zero.keep("0", zero.add("0", torch.ones(4)), torch.empty(0, dtype=torch.int64), torch.empty(0))
+        zero.store_residual("0", zero.add("0", torch.ones(4)), torch.empty(0, dtype=torch.int64), torch.empty(0))
         zero.end_step(step)
-        assert not zero.flushes(step)
+        assert not zero.is_flush_step(step)
     assert zero.state() == {}
 
 
 def test_everything_is_sent_once() -> None:
-    feedback = Feedback()
+    feedback = ErrorFeedback()
     feedback.load_state({"residual.0": torch.ones(4), "q.0": torch.ones(2)})
-    assert torch.equal(feedback.everything("0", torch.full((4,), 2.0)), torch.full((4,), 3.0))
+    assert torch.equal(feedback.take_all("0", torch.full((4,), 2.0)), torch.full((4,), 3.0))
     assert feedback.norm() == 0
 
 
 def test_a_saved_residual_goes_on_and_one_of_another_size_is_refused() -> None:
-    feedback, saved = Feedback(), {"residual.7": torch.full((2, 2), 0.5)}
+    feedback, saved = ErrorFeedback(), {"residual.7": torch.full((2, 2), 0.5)}
     feedback.load_state(saved)
     assert torch.equal(feedback.add("7", torch.ones(4)), torch.full((4,), 1.5))
     assert torch.equal(saved["residual.7"], torch.full((2, 2), 0.5))

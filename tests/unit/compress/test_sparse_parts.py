@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.compress.collectives.sparse_exchange import parts_by_load
+from hpctrain.compress.collectives.sparse_exchange import balanced_borders
 
 
 @given(
@@ -17,7 +17,7 @@ from hpctrain.compress.collectives.sparse_exchange import parts_by_load
 def test_borders_ascend_and_share_the_load(layers: list[tuple[int, float]], world: int) -> None:
     sizes = [size for size, _ in layers]
     loads = [round(size * share) for size, share in layers]
-    borders = parts_by_load(loads, sizes, world)
+    borders = balanced_borders(loads, sizes, world)
     assert len(borders) == world + 1
     assert borders[0] == 0
     assert borders[-1] == sum(sizes)
@@ -37,4 +37,4 @@ def load_of(start: int, end: int, loads: list[int], sizes: list[int]) -> float:
 
 
 def test_a_dense_layer_has_more_owners() -> None:
-    assert parts_by_load([300, 100], [1000, 1000], 4) == [0, 333, 666, 1000, 2000]
+    assert balanced_borders([300, 100], [1000, 1000], 4) == [0, 333, 666, 1000, 2000]

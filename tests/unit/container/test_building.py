@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.clock import SystemClock
-from hpctrain.base.errors import HpctrainError, InputError, Refused
+from hpctrain.base.errors import HpctrainError, InputError, RefusedError
 from hpctrain.base.process import SystemRunner
-from hpctrain.container.build.build import Built, Rights, build, build_options
+from hpctrain.container.build.build import BuildPermissions, BuildResult, build, build_options
 from hpctrain.container.build.labels import INPUTS
-from hpctrain.container.build.recipe import Base, Environment, Kind, Recipe, inputs_sha256
+from hpctrain.container.build.recipe import Base, Environment, ImageRecipe, Kind, inputs_sha256
 from hpctrain.container.run.runtime import Host, Runtime
 
-RECIPE = Recipe(Base("cuda"), "install", ["torch==2.13.0"], "3.11", "/site-packages", [])
+RECIPE = ImageRecipe(Base("cuda"), "install", ["torch==2.13.0"], "3.11", "/site-packages", [])
 STAND_IN = """#!/bin/sh
 # An image is a file with its labels in JSON.
 if [ "$2" = inspect ]; then cat "$4"; exit; fi
@@ -29,7 +29,7 @@ GOOD = """label=$(grep org.hpctrain.inputs "$definition" | sed 's/.* //')
 printf '{"data": {"attributes": {"labels": {"org.hpctrain.inputs": "%s"}}}}' "$label" >"$target" """
 
 
-def run(tmp_path: Path, body: str, said: list[str] | None = None, force: bool = False) -> Built:
+def run(tmp_path: Path, body: str, said: list[str] | None = None, force: bool = False) -> BuildResult:
     program = tmp_path / "apptainer"
     program.write_text(STAND_IN.replace("{body}", body))
     program.chmod(0o755)
@@ -79,20 +79,20 @@ USER = Host(is_root=False, may_raise_limits=False, has_nvidia=False)
     ],
 )
 def test_who_builds_decides_how(host: Host, kind: Kind, environment: Environment, expected: list[str]) -> None:
-    recipe = Recipe(Base(kind), environment, [], "3.11", "/site-packages", [])
-    options = build_options(Rights(host, True), Runtime("singularity", "s"), recipe, remote=False)
+    recipe = ImageRecipe(Base(kind), environment, [], "3.11", "/site-packages", [])
+    options = build_options(BuildPermissions(host, True), Runtime("singularity", "s"), recipe, remote=False)
     assert options == expected
 
 
 def test_apptainer_compresses_with_zstd() -> None:
-    options = build_options(Rights(USER, True), Runtime("apptainer", "a"), RECIPE, remote=True)
+    options = build_options(BuildPermissions(USER, True), Runtime("apptainer", "a"), RECIPE, remote=True)
     assert options == ["--remote", "--mksquashfs-args", "-comp zstd -Xcompression-level 1"]
 
 
 def test_who_may_not_build_is_told_what_else_there_is() -> None:
     runtime = Runtime("apptainer", "a")
-    with pytest.raises(Refused, match="add --remote"):
-        build_options(Rights(USER, False), runtime, RECIPE, remote=False)
-    small = Recipe(Base("cpu-small"), "bind", [], "3.11", "/p", [])
+    with pytest.raises(RefusedError, match="add --remote"):
+        build_options(BuildPermissions(USER, False), runtime, RECIPE, remote=False)
+    small = ImageRecipe(Base("cpu-small"), "bind", [], "3.11", "/p", [])
     with pytest.raises(InputError, match="--remote: only for"):
-        build_options(Rights(USER, False), runtime, small, remote=True)
+        build_options(BuildPermissions(USER, False), runtime, small, remote=True)

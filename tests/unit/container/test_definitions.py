@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.base.process import Finished
+from hpctrain.base.process import CommandResult
 from hpctrain.container.build.dockerfile import read_dockerfile
 from hpctrain.container.build.lock import debian_packages, locked_packages
-from hpctrain.container.build.recipe import Base, Recipe, definition, inputs_sha256, parse_base
+from hpctrain.container.build.recipe import Base, ImageRecipe, definition, inputs_sha256, parse_base
 
 LOCK = ["click==8.1.7", "nvidia-nccl-cu12==2.21.5", "torch==2.13.0"]
-RECIPE = Recipe(Base("cuda"), "install", LOCK, "3.11", "/venv/site-packages", [], version="0.1.0")
+RECIPE = ImageRecipe(Base("cuda"), "install", LOCK, "3.11", "/venv/site-packages", [], version="0.1.0")
 DOCKERFILE = """\
 ARG WHO=me
 FROM docker-archive:base.tar
@@ -60,7 +60,7 @@ def matches(repository: Path, name: str, text: str) -> None:
         ("localimage", replace(RECIPE, base=Base("localimage", "/images/a.sif"), environment="copy")),
     ],
 )
-def test_a_definition_is_as_recorded(repository: Path, name: str, recipe: Recipe) -> None:
+def test_a_definition_is_as_recorded(repository: Path, name: str, recipe: ImageRecipe) -> None:
     matches(repository, f"{name}.def", definition(recipe, "0123abc", inputs="feed"))
 
 
@@ -123,8 +123,8 @@ class Dpkg:
     def __init__(self, *lines: str) -> None:
         self.text = "".join(line.replace(" | ", "\t", 3) + "\n" for line in lines)
 
-    def run(self, argv: list[str], timeout_s: float | None = None, env: object = None) -> Finished:
-        return Finished(tuple(argv), 0, self.text, "")
+    def run(self, argv: list[str], timeout_s: float | None = None, env: object = None) -> CommandResult:
+        return CommandResult(tuple(argv), 0, self.text, "")
 
 
 def test_debian_s_python_comes_with_what_it_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hpctrain.base.errors import InputError
 from hpctrain.container.run.binds import ENVIRONMENT, LIBRARY, Bind, check_binds, parse_bind, run_binds
 from hpctrain.container.run.entry import entry_command, entry_environment, pyxis_command, pyxis_options
-from hpctrain.container.run.keeper import PROGRAM, keep_files
+from hpctrain.container.run.keeper import PROGRAM, with_surviving_mount
 from hpctrain.container.run.runtime import Host, Runtime, find_runtime, this_host
 from hpctrain.records.run.run import Container, Run
 
@@ -118,9 +118,11 @@ def test_the_image_s_file_system_ignores_what_slurm_sends_to_every_process(tmp_p
     real = tmp_path / "real"
     real.write_text('#!/bin/sh\nkill -TERM $$; kill -USR2 $$; echo alive "$@"\n')
     real.chmod(0o755)
-    env = keep_files({"PATH": "/usr/bin"}, tmp_path / "a b", lambda name: str(real) if name == PROGRAM else None, True)
+    env = with_surviving_mount(
+        {"PATH": "/usr/bin"}, tmp_path / "a b", lambda name: str(real) if name == PROGRAM else None, True
+    )
     assert env["PATH"] == f"{tmp_path / 'a b'}:/usr/bin"
     # As Apptainer starts it: with no environment at all.
     done = subprocess.run([str(tmp_path / "a b" / PROGRAM), "x y"], env={}, capture_output=True, text=True)
     assert done.stdout == "alive x y\n"
-    assert keep_files({"PATH": "p"}, tmp_path / "c", lambda name: None, True) == {"PATH": "p"}
+    assert with_surviving_mount({"PATH": "p"}, tmp_path / "c", lambda name: None, True) == {"PATH": "p"}

@@ -7,26 +7,33 @@ from typing import Any
 
 import pytest
 
-from hpctrain.container.check.check import NEEDED, Finding, Outside, Seen, findings_of, worst
+from hpctrain.container.check.check import (
+    REQUIRED_PACKAGES,
+    HostEnvironment,
+    ImageExamination,
+    ImageFinding,
+    check_image,
+    worst_level,
+)
 
 TORCH: dict[str, Any] = {"version": "2.13.0", "cuda": None, "hip": None, "gloo": True, "nccl": None, "devices": 0}
 INSIDE: dict[str, Any] = {
-    "python": "3.11.2", "packages": {"submitit": "1.5.4", "cloudpickle": "3.1.2", **dict.fromkeys(NEEDED, "1")},
+    "python": "3.11.2", "packages": {"submitit": "1.5.4", "cloudpickle": "3.1.2", **dict.fromkeys(REQUIRED_PACKAGES, "1")},
     "torch": TORCH, "infiniband": [], "nvidia": False, "home": None, "temporary": None, "shared_memory": None,
 }  # fmt: skip
-OUTSIDE = Outside("3.11.7", {"submitit": "1.5.4", "cloudpickle": "3.1.2"}, None, (), ())
-SEEN = Seen(INSIDE, ("SIGTERM", "SIGUSR2"), True, (1.0, 0.5), "lustre")
+OUTSIDE = HostEnvironment("3.11.7", {"submitit": "1.5.4", "cloudpickle": "3.1.2"}, None, (), ())
+SEEN = ImageExamination(INSIDE, ("SIGTERM", "SIGUSR2"), True, (1.0, 0.5), "lustre")
 CUDA = {**TORCH, "cuda": "12.8", "nccl": "2.21.5", "devices": 4}
 GPU_INSIDE = {**INSIDE, "torch": CUDA, "nvidia": True}
 
 
-def named(outside: Outside, seen: Seen) -> dict[str, Finding]:
-    return {finding.name: finding for finding in findings_of(outside, seen)}
+def named(outside: HostEnvironment, seen: ImageExamination) -> dict[str, ImageFinding]:
+    return {finding.name: finding for finding in check_image(outside, seen)}
 
 
 def test_an_image_that_fits_is_ok() -> None:
-    found = findings_of(OUTSIDE, SEEN)
-    assert worst(found) == "ok"
+    found = check_image(OUTSIDE, SEEN)
+    assert worst_level(found) == "ok"
     assert named(OUTSIDE, SEEN)["start"].value == "1.00 s, then 0.50 s, from lustre"
 
 
@@ -53,7 +60,9 @@ def test_an_image_that_fits_is_ok() -> None:
          replace(SEEN, inside={**GPU_INSIDE, "torch": {**CUDA, "nccl": None}})),
     ],
 )  # fmt: skip
-def test_each_thing_that_does_not_fit_is_named(name: str, level: str, outside: Outside, seen: Seen) -> None:
+def test_each_thing_that_does_not_fit_is_named(
+    name: str, level: str, outside: HostEnvironment, seen: ImageExamination
+) -> None:
     finding = named(outside, seen)[name]
     assert finding.level == level
     assert finding.words or level == "ok"

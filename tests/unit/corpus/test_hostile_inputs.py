@@ -22,17 +22,17 @@ from hypothesis import strategies as st
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.corpus.input import compressed_input
-from hpctrain.corpus.input.compressed_input import unpacked
+from hpctrain.corpus.input.compressed_input import open_decompressed
 from hpctrain.corpus.input.input_records import BadRecords
 from hpctrain.corpus.input.inputs import find_inputs
 from hpctrain.corpus.input.passages import NotTextError
-from hpctrain.corpus.input.reading import Reading, read_piece
-from hpctrain.corpus.input.work_units import Piece
+from hpctrain.corpus.input.reading import ReadOptions, read_file_range
+from hpctrain.corpus.input.work_units import FileRange
 from hpctrain.corpus.prepare.check import check_corpus
-from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.prepare.tokenizer import load_tokenizer
-from hpctrain.corpus.read.node_cache import stage
+from hpctrain.corpus.read.node_cache import cache_on_node
 from hpctrain.corpus.read.special_tokens import special_tokens
 from hpctrain.corpus.read.tokens import Corpus
 from hpctrain.records.run.objective import Masked
@@ -61,7 +61,7 @@ def bomb(packing: str, mib: int) -> bytes:
 
 
 def count_bytes(path: Path, counts: list[int]) -> None:
-    with unpacked(path) as file:
+    with open_decompressed(path) as file:
         while data := file.read(MIB):
             counts.append(len(data))
 
@@ -74,7 +74,7 @@ def test_a_bomb_is_unpacked_up_to_a_bound_and_no_further(packing: str, tmp_path:
     with pytest.raises(OSError, match="unpacks to more than 200 times its size"):
         count_bytes(path, counts)
     count = sum(counts)
-    assert count <= compressed_input.FREE_BYTES + compressed_input.EXPANSION * path.stat().st_size
+    assert count <= compressed_input.ALWAYS_ALLOWED_BYTES + compressed_input.MAX_EXPANSION * path.stat().st_size
     assert count < 130 * MIB
 
 
@@ -110,10 +110,10 @@ def test_the_library_is_given_so_little_at_once_that_it_cannot_fill_the_memory(
 def test_text_that_packs_well_is_read_whole_beyond_what_is_free(
     packing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compressed_input, "FREE_BYTES", 100_000)
+    monkeypatch.setattr(compressed_input, "ALWAYS_ALLOWED_BYTES", 100_000)
     text = "".join(f"line {n}: the same words stand in every line of this log\n" for n in range(20_000)).encode()
     (tmp_path / f"t{packing}").write_bytes(PACK[packing](text))
-    with unpacked(tmp_path / f"t{packing}") as file:
+    with open_decompressed(tmp_path / f"t{packing}") as file:
         assert file.read() == text
 
 
@@ -123,11 +123,11 @@ def test_a_bomb_beside_texts_is_left_out_and_one_of_records_ends_the_command(tmp
     records.mkdir()
     (texts / "a.txt").write_text("some text\n" * 50)
     (texts / "b.txt.zst").write_bytes(bomb(".zst", 80))
-    index = prepare([texts], tmp_path / "out", Options(valid_fraction=0.0))
+    index = prepare([texts], tmp_path / "out", PrepareOptions(valid_fraction=0.0))
     assert (index.sources.files, index.sources.skipped_unreadable) == (1, 1)
     (records / "b.jsonl.zst").write_bytes(bomb(".zst", 80))
     with pytest.raises(InputError, match=r"b\.jsonl\.zst:1: .*(unpacks to more|longer than)"):
-        prepare([records], tmp_path / "out2", Options(valid_fraction=0.0))
+        prepare([records], tmp_path / "out2", PrepareOptions(valid_fraction=0.0))
 
 
 def test_a_fifo_in_a_folder_is_waited_for_by_nobody(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_fifo_in_a_folder_is_waited_for_by_nobody(tmp_path: Path) -> None:
     for name in ("b.txt", "c.txt.gz", "dataset_dict.json", "state.json"):
         os.mkfifo(texts / name)
     (texts / "d.txt").symlink_to("/dev/zero")
-    index = prepare([texts], tmp_path / "out", Options(valid_fraction=0.0))
+    index = prepare([texts], tmp_path / "out", PrepareOptions(valid_fraction=0.0))
     assert (index.sources.files, index.sources.skipped_unreadable) == (1, 3)
 
 
@@ -148,12 +148,12 @@ def test_a_fifo_of_records_ends_the_command_with_its_name(name: str, tmp_path: P
     os.mkfifo(folder / name)
     form = "arrow" if name.endswith(".arrow") else "auto"
     with pytest.raises(InputError, match=rf"{name}.*is a FIFO, expected a regular file"):
-        prepare([folder], tmp_path / "out", Options(valid_fraction=0.0, format=form))
+        prepare([folder], tmp_path / "out", PrepareOptions(valid_fraction=0.0, format=form))
 
 
 def make_corpus(base: Path) -> Path:
     (base / "a.txt").write_text("some text\n" * 400)
-    prepare([base / "a.txt"], base / "data", Options(valid_fraction=0.1))
+    prepare([base / "a.txt"], base / "data", PrepareOptions(valid_fraction=0.1))
     return base / "data"
 
 
@@ -170,7 +170,7 @@ def test_an_index_plants_no_file_wherever_it_is_used(name: str, tmp_path: Path) 
     node = tmp_path / "home" / "user" / "node"
     node.mkdir(parents=True)
     users: list[Callable[[], object]] = [
-        lambda: stage(folder, node, SystemClock(), never),
+        lambda: cache_on_node(folder, node, SystemClock(), never),
         lambda: check_corpus(folder, lambda count: None),
         lambda: Corpus.open([folder], "train", 8),
     ]
@@ -201,7 +201,7 @@ def test_a_fifo_in_the_place_of_a_shard_or_tokenizer_hangs_nobody(tmp_path: Path
     with pytest.raises(FileError, match=r"tokenizer\.json is a FIFO"):
         check_corpus(folder, lambda count: None)
     with pytest.raises(FileError, match=r"train-00000\.bin: is a FIFO"):
-        stage(folder, tmp_path, SystemClock(), never)
+        cache_on_node(folder, tmp_path, SystemClock(), never)
     with pytest.raises(FileError, match=r"tokenizer\.json: .*is a FIFO"):
         special_tokens([folder], Masked(mode="masked"), 16)
 
@@ -263,10 +263,12 @@ def test_any_input_gives_passages_or_is_refused(name: str, skip: bool, tmp_path:
     (file,) = find_inputs([_written(path, INPUTS[name])]).files
 
     def read(path: Path) -> object:
-        piece = Piece(path, file.format, path.stat().st_size)
+        piece = FileRange(path, file.format, path.stat().st_size)
         # What the scan of a unit turns into a line or a count.
         with contextlib.suppress(NotTextError, OSError):
-            return sum(len(passage.text) for passage in read_piece(piece, Reading(64, "text", skip), BadRecords(skip)))
+            return sum(
+                len(passage.text) for passage in read_file_range(piece, ReadOptions(64, "text", skip), BadRecords(skip))
+            )
         return None
 
     assert read(path)
@@ -288,8 +290,8 @@ def _written(path: Path, data: bytes) -> Path:
 @given(hostile_json({"text": "one document", "meta": {"a": [1]}}, {"text": "x", "id": 3}))
 def test_any_line_of_records_gives_passages_or_is_refused(tmp_path: Path, data: bytes) -> None:
     path = _written(tmp_path / "t.jsonl", data)
-    piece = Piece(path, "jsonl", len(data))
-    check_reader(lambda path: list(read_piece(piece, Reading(64), BadRecords(False))), path)
+    piece = FileRange(path, "jsonl", len(data))
+    check_reader(lambda path: list(read_file_range(piece, ReadOptions(64), BadRecords(False))), path)
 
 
 TOKENIZER: dict[str, Any] = {
@@ -314,7 +316,7 @@ def test_a_tokenizer_that_panics_is_one_line(case: str, tmp_path: Path) -> None:
     path.write_text(json.dumps(TOKENIZER | PANICS[case]))
     (tmp_path / "a.txt").write_text("a b ab\n" * 50)
     with pytest.raises(InputError, match=r"^--tokenizer.*tokenizers library.*; give another file$"):
-        prepare([tmp_path / "a.txt"], tmp_path / "out", Options(tokenizer=str(path), valid_fraction=0.0))
+        prepare([tmp_path / "a.txt"], tmp_path / "out", PrepareOptions(tokenizer=str(path), valid_fraction=0.0))
 
 
 def test_a_token_with_an_id_beyond_any_vocabulary_is_refused(tmp_path: Path) -> None:

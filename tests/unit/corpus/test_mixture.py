@@ -9,9 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
-from hpctrain.corpus.read.mixture import PERIOD, Mixture, counts_of, open_training, order_of, place, short_names
+from hpctrain.corpus.read.mixture import (
+    PERIOD,
+    Mixture,
+    counts_of,
+    locate_samples,
+    open_training,
+    order_of,
+    short_names,
+)
 from hpctrain.corpus.read.tokens import Corpus
 
 LENGTH = 32
@@ -23,7 +31,7 @@ def test_no_prefix_strays_by_a_sample_from_any_share(weights: list[int]) -> None
     counts = np.array(counts_of(weights))
     assert (counts * sum(weights) == np.array(weights) * counts.sum()).all()
     order = order_of(tuple(counts.tolist()))
-    sources, numbers = place(order, np.arange(2 * counts.sum() + 3))
+    sources, numbers = locate_samples(order, np.arange(2 * counts.sum() + 3))
     taken = np.cumsum(sources[:, None] == np.arange(len(weights)), axis=0)
     due = np.arange(1, len(sources) + 1)[:, None] * counts / counts.sum()
     assert np.abs(taken - due).max() < 1
@@ -53,7 +61,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     for name, letters, size in (("big", "abcd", 9000), ("small", "efgh", 1500), ("tiny", "ijkl", 400)):
         text = "".join(np.random.default_rng(size).choice(list(letters), size))
         (base / f"{name}.txt").write_text(text)
-        prepare([base / f"{name}.txt"], base / name, Options(valid_fraction=0.0))
+        prepare([base / f"{name}.txt"], base / name, PrepareOptions(valid_fraction=0.0))
     return [str(base / name) for name in ("big", "small", "tiny")]
 
 

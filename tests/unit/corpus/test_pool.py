@@ -12,8 +12,8 @@ import pytest
 SCRIPT = """
 import json, os, signal, sys, time
 from dataclasses import dataclass
-from hpctrain.base.errors import FileError, HpctrainError, Mistake
-from hpctrain.corpus.prepare.pool import Pool
+from hpctrain.base.errors import FileError, HpctrainError, FieldError
+from hpctrain.corpus.prepare.pool import WorkerPool
 
 @dataclass(frozen=True)
 class Task:
@@ -24,7 +24,7 @@ class Task:
         if self.kind != "quiet":
             report(self.number)
         if self.kind == "wrong file":
-            raise FileError("f", [Mistake("key", "is wrong", 3)])
+            raise FileError("f", [FieldError("key", "is wrong", 3)])
         if self.kind == "mistake":
             raise ZeroDivisionError
         if self.kind == "killed":
@@ -40,7 +40,7 @@ def outcome(pool, kind):
 
 if __name__ == "__main__":
     seen = []
-    with Pool(2) as pool:
+    with WorkerPool(2) as pool:
         results = list(pool.run(map(Task, range(9)), seen.append))
         told = [outcome(pool, kind) for kind in ("wrong file", "mistake", "killed")]
         again = [number for number, _ in pool.run(map(Task, range(3)), seen.append)]

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import HpctrainError, InputError, StorageError
-from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.prepare.tokenizer import END_OF_TEXT, load_tokenizer
 from hpctrain.records.corpus.index import CorpusIndex
@@ -50,7 +50,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 
 def test_byte_tokens_are_the_text_each_document_ended(text: Path, tmp_path: Path) -> None:
-    index = prepare([text], tmp_path / "out", Options(valid_fraction=0.2))
+    index = prepare([text], tmp_path / "out", PrepareOptions(valid_fraction=0.2))
     assert (index.vocab_size, index.dtype, index.tokenizer.kind, index.tokenizer.file) == (257, "uint16", "bytes", None)
     assert index == CorpusIndex.read(tmp_path / "out" / "index.json")
     found = [documents(tokens(tmp_path / "out", index, split), 256) for split in ("train", "valid")]
@@ -63,7 +63,7 @@ def test_byte_tokens_are_the_text_each_document_ended(text: Path, tmp_path: Path
 def test_a_long_document_is_split_and_its_pieces_are_ended(tmp_path: Path) -> None:
     lines = [f"line {number} of a long document\n" for number in range(2000)]
     (tmp_path / "long.txt").write_text("".join(lines))
-    index = prepare([tmp_path / "long.txt"], tmp_path / "out", Options(valid_fraction=0.05))
+    index = prepare([tmp_path / "long.txt"], tmp_path / "out", PrepareOptions(valid_fraction=0.05))
     train = documents(tokens(tmp_path / "out", index, "train"), 256)
     valid = documents(tokens(tmp_path / "out", index, "valid"), 256)
     assert valid
@@ -80,7 +80,7 @@ def test_shards_are_bounded_and_hold_the_same_tokens(tmp_path: Path, shard_token
     path = tmp_path / "a.txt"
     path.write_text("some words in a row\n" * 500)
     out = tmp_path / "out"
-    index = prepare([path], out, Options(valid_fraction=0, force=True, shard_tokens=shard_tokens))
+    index = prepare([path], out, PrepareOptions(valid_fraction=0, force=True, shard_tokens=shard_tokens))
     assert [shard.file for shard in index.shards] == [f"train-{n:05d}.bin" for n in range(len(index.shards))]
     assert all(shard.tokens == shard_tokens for shard in index.shards[:-1])
     assert 0 < index.shards[-1].tokens <= shard_tokens
@@ -92,13 +92,13 @@ def test_shards_are_bounded_and_hold_the_same_tokens(tmp_path: Path, shard_token
 @pytest.mark.parametrize("tokenizer", ["bytes", "train:300"])
 def test_the_same_text_gives_the_same_folder_in_any_order_of_inputs(text: Path, tmp_path: Path, tokenizer: str) -> None:
     files = sorted(text.iterdir())
-    prepare(files, tmp_path / "one", Options(tokenizer))
-    prepare(files[::-1], tmp_path / "other", Options(tokenizer))
+    prepare(files, tmp_path / "one", PrepareOptions(tokenizer))
+    prepare(files[::-1], tmp_path / "other", PrepareOptions(tokenizer))
     assert snapshot(tmp_path / "one") == snapshot(tmp_path / "other")
 
 
 def test_a_trained_tokenizer_reads_its_own_shards_back(text: Path, tmp_path: Path) -> None:
-    index = prepare([text], tmp_path / "out", Options("train:300", valid_fraction=0))
+    index = prepare([text], tmp_path / "out", PrepareOptions("train:300", valid_fraction=0))
     assert index.tokenizer.kind == "trained"
     assert index.vocab_size <= 300
     tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
@@ -111,15 +111,15 @@ def test_a_trained_tokenizer_reads_its_own_shards_back(text: Path, tmp_path: Pat
 
 
 def test_a_given_tokenizer_makes_the_tokens_of_the_folder_it_came_from(text: Path, tmp_path: Path) -> None:
-    first = prepare([text], tmp_path / "one", Options("train:300"))
-    second = prepare([text], tmp_path / "two", Options(str(tmp_path / "one" / "tokenizer.json")))
+    first = prepare([text], tmp_path / "one", PrepareOptions("train:300"))
+    second = prepare([text], tmp_path / "two", PrepareOptions(str(tmp_path / "one" / "tokenizer.json")))
     assert second.tokenizer.kind == "given"
     assert [shard.sha256 for shard in second.shards] == [shard.sha256 for shard in first.shards]
     assert second.tokenizer.sha256 == first.tokenizer.sha256
 
 
 def test_a_given_tokenizer_neither_cuts_nor_fills_up(text: Path, tmp_path: Path) -> None:
-    prepare([text], tmp_path / "one", Options("train:300"))
+    prepare([text], tmp_path / "one", PrepareOptions("train:300"))
     tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "one" / "tokenizer.json"))
     tokenizer.enable_truncation(max_length=5)
     tokenizer.enable_padding(length=9)
@@ -136,7 +136,7 @@ def test_a_large_vocabulary_takes_four_bytes_a_token(tmp_path: Path) -> None:
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "t.json"))
     (tmp_path / "a.txt").write_text("word other word")
-    index = prepare([tmp_path / "a.txt"], tmp_path / "out", Options(str(tmp_path / "t.json")))
+    index = prepare([tmp_path / "a.txt"], tmp_path / "out", PrepareOptions(str(tmp_path / "t.json")))
     assert (index.dtype, index.vocab_size) == ("uint32", 70_001)
     assert tokens(tmp_path / "out", index, "train").tolist() == [70_000, 1, 70_000, 0]
 
@@ -144,15 +144,21 @@ def test_a_large_vocabulary_takes_four_bytes_a_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (Options("train:10"), "--tokenizer train:10: found '10' after train:, allowed: a number from 257 to 32768"),
-        (Options("train:many"), "--tokenizer train:many: found 'many'"),
-        (Options("gpt2"), "--tokenizer gpt2: no such file; allowed: bytes, train:N, or the path of a tokenizer.json"),
-        (Options(valid_fraction=1.0), "--valid-fraction: found 1, allowed: from 0 to below 1"),
-        (Options(limit_bytes=0), "--limit-bytes: found 0, allowed: 1 or more"),
+        (
+            PrepareOptions("train:10"),
+            "--tokenizer train:10: found '10' after train:, allowed: a number from 257 to 32768",
+        ),
+        (PrepareOptions("train:many"), "--tokenizer train:many: found 'many'"),
+        (
+            PrepareOptions("gpt2"),
+            "--tokenizer gpt2: no such file; allowed: bytes, train:N, or the path of a tokenizer.json",
+        ),
+        (PrepareOptions(valid_fraction=1.0), "--valid-fraction: found 1, allowed: from 0 to below 1"),
+        (PrepareOptions(limit_bytes=0), "--limit-bytes: found 0, allowed: 1 or more"),
     ],
 )
 def test_options_that_make_no_sense_are_told_before_any_work(
-    text: Path, tmp_path: Path, options: Options, message: str
+    text: Path, tmp_path: Path, options: PrepareOptions, message: str
 ) -> None:
     with pytest.raises(InputError) as caught:
         prepare([text], tmp_path / "out", options)
@@ -163,10 +169,10 @@ def test_options_that_make_no_sense_are_told_before_any_work(
 def test_a_file_that_is_no_tokenizer_is_told(text: Path, tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text("{}")
     with pytest.raises(InputError, match=r"not a tokenizer\.json of the tokenizers library"):
-        prepare([text], tmp_path / "out", Options(str(tmp_path / "t.json")))
+        prepare([text], tmp_path / "out", PrepareOptions(str(tmp_path / "t.json")))
     tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])).save(str(tmp_path / "t.json"))
     with pytest.raises(InputError, match=r"has no token that ends a document; looked for <\|endoftext\|>"):
-        prepare([text], tmp_path / "out", Options(str(tmp_path / "t.json")))
+        prepare([text], tmp_path / "out", PrepareOptions(str(tmp_path / "t.json")))
 
 
 def test_no_text_at_all_is_told_with_what_is_taken(tmp_path: Path) -> None:
@@ -183,9 +189,9 @@ def test_what_lies_in_the_way_is_kept_unless_forced(text: Path, tmp_path: Path) 
     prepare([text], out)
     before = snapshot(out)
     with pytest.raises(InputError, match="holds a corpus already; add --force to replace it"):
-        prepare([text], out, Options("train:300"))
+        prepare([text], out, PrepareOptions("train:300"))
     assert snapshot(out) == before
-    prepare([text], out, Options("train:300", force=True))
+    prepare([text], out, PrepareOptions("train:300", force=True))
     assert "tokenizer.json" in snapshot(out)
     assert {path.name for path in tmp_path.iterdir()} == {"text", "out"}
 
@@ -193,10 +199,10 @@ def test_what_lies_in_the_way_is_kept_unless_forced(text: Path, tmp_path: Path) 
 def test_force_never_replaces_what_is_no_corpus(text: Path, tmp_path: Path) -> None:
     before = snapshot(text)
     with pytest.raises(InputError, match="the folder is not empty and holds no corpus; name a new folder"):
-        prepare([text], text, Options(force=True))
+        prepare([text], text, PrepareOptions(force=True))
     assert snapshot(text) == before
     with pytest.raises(InputError, match="found a file; name a new folder"):
-        prepare([text], text / "00.txt", Options(force=True))
+        prepare([text], text / "00.txt", PrepareOptions(force=True))
 
 
 def test_an_empty_or_linked_folder_is_filled(text: Path, tmp_path: Path) -> None:
@@ -226,11 +232,11 @@ def test_a_full_disk_keeps_the_corpus_that_was_there(text: Path, tmp_path: Path,
     prepare([text], out)
     before = snapshot(out)
     with small_files(8192), pytest.raises(StorageError):
-        prepare([text], out, Options("train:300", force=True))
+        prepare([text], out, PrepareOptions("train:300", force=True))
     assert snapshot(out) == before
 
 
-def interrupted(text: Path, out: Path, options: Options, bytes_encoded: int) -> None:
+def interrupted(text: Path, out: Path, options: PrepareOptions, bytes_encoded: int) -> None:
     """Ends in the middle of encoding."""
 
     def interrupt(phase: str, done: int, total: int) -> None:
@@ -249,12 +255,12 @@ def test_work_that_failed_for_another_reason_than_its_input_is_kept(text: Path, 
             raise HpctrainError("a worker was killed by signal 9")
 
     with pytest.raises(HpctrainError, match="signal 9"):
-        prepare([text], tmp_path / "out", Options("train:300", unit_bytes=6000, workers=1), fail)
+        prepare([text], tmp_path / "out", PrepareOptions("train:300", unit_bytes=6000, workers=1), fail)
     assert list((tmp_path / "out.partial" / "source-0").glob("unit-*"))
 
 
 def test_after_an_interrupt_units_that_are_finished_are_kept(text: Path, tmp_path: Path) -> None:
-    options = Options("train:300", unit_bytes=6000, workers=1)
+    options = PrepareOptions("train:300", unit_bytes=6000, workers=1)
     prepare([text], tmp_path / "whole", options)
     interrupted(text, tmp_path / "out", options, 20_000)
     assert not (tmp_path / "out").exists()
@@ -272,13 +278,13 @@ def test_after_an_interrupt_units_that_are_finished_are_kept(text: Path, tmp_pat
 
 def test_unfinished_work_of_another_command_is_dropped_only_by_force(text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    interrupted(text, out, Options(unit_bytes=6000, workers=1), 0)
+    interrupted(text, out, PrepareOptions(unit_bytes=6000, workers=1), 0)
     with pytest.raises(InputError, match=r"unfinished work of another command \(tokenizer differs\); give"):
-        prepare([text], out, Options("train:300", unit_bytes=6000))
+        prepare([text], out, PrepareOptions("train:300", unit_bytes=6000))
     (text / "00.txt").write_text("other")
     with pytest.raises(InputError, match="input files differs"):
-        prepare([text], out, Options(unit_bytes=6000))
-    prepare([text], out, Options(force=True))
+        prepare([text], out, PrepareOptions(unit_bytes=6000))
+    prepare([text], out, PrepareOptions(force=True))
     assert (out / "index.json").is_file()
     assert not (tmp_path / "out.partial").exists()
 
@@ -312,7 +318,7 @@ def test_a_folder_of_somebody_else_in_the_way_is_left_alone(text: Path, tmp_path
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial" / "mine").write_text("x")
     with pytest.raises(InputError, match=r"found mine and no work\.json; move it away"):
-        prepare([text], tmp_path / "out", Options(force=True))
+        prepare([text], tmp_path / "out", PrepareOptions(force=True))
     assert (tmp_path / "out.partial" / "mine").read_text() == "x"
 
 
@@ -329,7 +335,7 @@ def test_text_that_changes_between_the_readings_is_told(text: Path, tmp_path: Pa
 def test_units_change_neither_the_documents_nor_the_splits(text: Path, tmp_path: Path) -> None:
     found = []
     for number, size in enumerate((None, 3000)):
-        index = prepare([text], tmp_path / f"{number}", Options(valid_fraction=0.2, unit_bytes=size, workers=1))
+        index = prepare([text], tmp_path / f"{number}", PrepareOptions(valid_fraction=0.2, unit_bytes=size, workers=1))
         found.append([documents(tokens(tmp_path / f"{number}", index, split), 256) for split in ("train", "valid")])
     assert found[0] == found[1]
     assert sum(shard.split == "valid" for shard in index.shards) == 1
@@ -337,7 +343,7 @@ def test_units_change_neither_the_documents_nor_the_splits(text: Path, tmp_path:
 
 @pytest.mark.parametrize("limit", [1, 3000, 17_000, 10**6])
 def test_a_limit_is_kept_over_units(text: Path, tmp_path: Path, limit: int) -> None:
-    options = Options(limit_bytes=limit, unit_bytes=3000, valid_fraction=0.2, workers=1)
+    options = PrepareOptions(limit_bytes=limit, unit_bytes=3000, valid_fraction=0.2, workers=1)
     index = prepare([text], tmp_path / "out", options)
     whole = sum(path.stat().st_size for path in text.iterdir())
     largest = max(path.stat().st_size for path in text.iterdir())

@@ -18,8 +18,8 @@ from hpctrain.base.errors import InputError
 from hpctrain.corpus.input.input_records import BadRecords
 from hpctrain.corpus.input.passages import NotTextError, Passage, cut_record, passage_bytes
 from hpctrain.corpus.input.read_columns import row_groups
-from hpctrain.corpus.input.reading import Reading, read_piece
-from hpctrain.corpus.input.work_units import Format, InputFile, Piece, plan_units
+from hpctrain.corpus.input.reading import ReadOptions, read_file_range
+from hpctrain.corpus.input.work_units import FileRange, Format, InputFile, plan_work_units
 
 ONE_FOLDER = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40
@@ -35,8 +35,8 @@ SAVED = Path(__file__).parents[2] / "golden" / "datasets" / "saved"
 
 def read(path: Path, format_: Format, size: int = 1000, skip: bool = False) -> tuple[list[str], int]:
     bad = BadRecords(skip)
-    piece = Piece(path, format_, path.stat().st_size)
-    return [passage.text for passage in read_piece(piece, Reading(size), bad)], bad.count
+    piece = FileRange(path, format_, path.stat().st_size)
+    return [passage.text for passage in read_file_range(piece, ReadOptions(size), bad)], bad.count
 
 
 @ONE_FOLDER
@@ -44,7 +44,7 @@ def read(path: Path, format_: Format, size: int = 1000, skip: bool = False) -> t
 def test_the_passages_of_a_text_are_the_text(tmp_path: Path, text: str, size: int, packing: str) -> None:
     path = tmp_path / f"t{packing}"
     path.write_bytes(PACK[packing](text.encode()))
-    found = list(read_piece(Piece(path, "text", 1), Reading(size), BadRecords(False)))
+    found = list(read_file_range(FileRange(path, "text", 1), ReadOptions(size), BadRecords(False)))
     assert "".join(passage.text for passage in found) == text
     assert all(0 < len(passage.text.encode()) == passage.size_bytes <= size for passage in found)
     assert [passage.ends for passage in found] == [False] * (len(found) - 1) + [True] * bool(found)
@@ -88,9 +88,9 @@ def test_units_share_out_every_document_once(tmp_path: Path, texts: list[str], s
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     else:
         pq.write_table(pa.table({"text": pa.array(texts, pa.string())}), path, row_group_size=2)
-    units = plan_units([(InputFile(path, format_), path.stat().st_size)], size, row_groups)
-    reading = Reading(10**6)
-    found = [p.text for unit in units for piece in unit for p in read_piece(piece, reading, BadRecords(False))]
+    units = plan_work_units([(InputFile(path, format_), path.stat().st_size)], size, row_groups)
+    reading = ReadOptions(10**6)
+    found = [p.text for unit in units for piece in unit for p in read_file_range(piece, reading, BadRecords(False))]
     assert found == [text for text in texts if text]
     assert sum(piece.size_bytes for unit in units for piece in unit) <= path.stat().st_size
 
@@ -98,8 +98,8 @@ def test_units_share_out_every_document_once(tmp_path: Path, texts: list[str], s
 def test_a_text_is_shared_out_at_line_ends(tmp_path: Path) -> None:
     path = tmp_path / "t"
     path.write_text("".join(f"line {number}\n" for number in range(300)) + "no end")
-    units = plan_units([(InputFile(path, "text"), path.stat().st_size)], 200, row_groups)
-    parts = ["".join(p.text for p in read_piece(piece, Reading(64), BadRecords(False))) for (piece,) in units]
+    units = plan_work_units([(InputFile(path, "text"), path.stat().st_size)], 200, row_groups)
+    parts = ["".join(p.text for p in read_file_range(piece, ReadOptions(64), BadRecords(False))) for (piece,) in units]
     assert len(parts) > 10
     assert "".join(parts) == path.read_text()
     assert all(part.endswith("\n") for part in parts[:-1])
@@ -107,7 +107,7 @@ def test_a_text_is_shared_out_at_line_ends(tmp_path: Path) -> None:
 
 def test_small_files_go_together_and_archives_stay_whole(tmp_path: Path) -> None:
     sizes = [("a.txt", 10), ("b.txt", 10), ("c.txt.gz", 500), ("d.txt", 30), ("e.txt", 5)]
-    units = plan_units([(InputFile(tmp_path / name, "text"), size) for name, size in sizes], 30, row_groups)
+    units = plan_work_units([(InputFile(tmp_path / name, "text"), size) for name, size in sizes], 30, row_groups)
     assert [[piece.path.name for piece in unit] for unit in units] == [
         ["a.txt", "b.txt"],
         ["c.txt.gz"],
@@ -149,10 +149,10 @@ def test_numbers_beside_the_text_may_be_whatever_python_writes(tmp_path: Path) -
 def test_a_bad_line_in_a_later_unit_has_its_number_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"text": "x"}\n' * 100 + "bad\n")
-    last = plan_units([(InputFile(path, "jsonl"), path.stat().st_size)], 200, row_groups)[-1][0]
+    last = plan_work_units([(InputFile(path, "jsonl"), path.stat().st_size)], 200, row_groups)[-1][0]
     assert last.start > 0
     with pytest.raises(InputError, match=r"t\.jsonl:101: not valid JSON"):
-        list(read_piece(last, Reading(100), BadRecords(False)))
+        list(read_file_range(last, ReadOptions(100), BadRecords(False)))
 
 
 @pytest.mark.parametrize("packing", [".gz", ".zst"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hpctrain.corpus.input.skipped import LISTED_BYTES, SKIPPED_NAME, Skipped, SkippedList, read_skipped
+from hpctrain.corpus.input.skipped import LISTED_BYTES, SKIPPED_NAME, SkippedInput, SkippedList, read_skipped
 
 
 def test_there_is_no_list_where_nothing_was_skipped(tmp_path: Path) -> None:
@@ -16,9 +16,9 @@ def test_there_is_no_list_where_nothing_was_skipped(tmp_path: Path) -> None:
 
 def test_entries_come_back_with_their_places(tmp_path: Path) -> None:
     entries = [
-        Skipped("a.txt", "binary"),
-        Skipped("b.jsonl", "no JSON", "line", 7),
-        Skipped("c.parquet", "no text", "row", 9),
+        SkippedInput("a.txt", "binary"),
+        SkippedInput("b.jsonl", "no JSON", "line", 7),
+        SkippedInput("c.parquet", "no text", "row", 9),
     ]
     skipped = SkippedList(entries)
     skipped.add([], more=5)
@@ -30,7 +30,7 @@ def test_entries_come_back_with_their_places(tmp_path: Path) -> None:
 
 def test_the_list_is_bounded_and_the_count_is_not(tmp_path: Path) -> None:
     skipped = SkippedList()
-    skipped.add(Skipped("d" * 4000, "r" * 10_000, "line", n) for n in range(3000))
+    skipped.add(SkippedInput("d" * 4000, "r" * 10_000, "line", n) for n in range(3000))
     skipped.write(tmp_path)
     assert (tmp_path / SKIPPED_NAME).stat().st_size < LISTED_BYTES * 1.01
     assert json.loads((tmp_path / SKIPPED_NAME).read_text().splitlines()[0])["skipped"] == 3000
@@ -38,5 +38,5 @@ def test_the_list_is_bounded_and_the_count_is_not(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_no_text_is_listed(tmp_path: Path) -> None:
-    SkippedList([Skipped("caf\udce9.txt", "binary")]).write(tmp_path)
-    assert read_skipped(tmp_path, 1) == (1, 1, [Skipped("caf\udce9.txt", "binary")])
+    SkippedList([SkippedInput("caf\udce9.txt", "binary")]).write(tmp_path)
+    assert read_skipped(tmp_path, 1) == (1, 1, [SkippedInput("caf\udce9.txt", "binary")])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.read.index import check_tokenizer, read_indexes
 from hpctrain.corpus.read.tokens import Corpus, open_validation
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus of 12,000 bytes in shards of 1,000."""
     base = tmp_path_factory.mktemp("corpus")
     (base / "a.txt").write_text(TEXT)
-    prepare([base / "a.txt"], base / "data", Options(valid_fraction=0.0, shard_tokens=1000))
+    prepare([base / "a.txt"], base / "data", PrepareOptions(valid_fraction=0.0, shard_tokens=1000))
     return base / "data"
 
 
@@ -33,7 +33,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus with a validation part."""
     base = tmp_path_factory.mktemp("split")
     (base / "a.txt").write_text("\n".join(f"line {number}" for number in range(9000)))
-    prepare([base / "a.txt"], base / "data", Options(valid_fraction=0.1))
+    prepare([base / "a.txt"], base / "data", PrepareOptions(valid_fraction=0.1))
     return base / "data"
 
 
@@ -126,7 +126,7 @@ def test_a_missing_folder_is_told_with_its_field_and_the_next_thing_to_do(tmp_pa
 def test_folders_with_other_tokens_are_not_mixed(tmp_path: Path, folder: Path) -> None:
     assert read_indexes([folder])[0].vocab_size == 257
     (tmp_path / "a.txt").write_text("some words " * 500)
-    prepare([tmp_path / "a.txt"], tmp_path / "bpe", Options("train:260"))
+    prepare([tmp_path / "a.txt"], tmp_path / "bpe", PrepareOptions("train:260"))
     message = (
         r"data\.train\[1\]: .*its tokenizer \(trained [0-9a-f]{8}, vocabulary 260\) is not that of .*--tokenizer bytes"
     )
@@ -157,7 +157,7 @@ def test_a_damaged_folder_is_told(tmp_path: Path, folder: Path, damage: str) -> 
 def test_a_named_tokenizer_must_be_that_of_the_data(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("one two three four five\n" * 2000)
-    prepare([text], tmp_path / "data", Options(tokenizer="train:300"))
+    prepare([text], tmp_path / "data", PrepareOptions(tokenizer="train:300"))
     check_tokenizer([tmp_path / "data"], tmp_path / "data" / "tokenizer.json")
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(InputError, match=r"data\.tokenizer: .*other\.json: the data was made with another tokenizer"):

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.read.objective import NO_TARGET, Examples, examples
 from hpctrain.corpus.read.special_tokens import SpecialTokens, special_tokens
 from hpctrain.records.model.imported_spec import Spec
 from hpctrain.records.model.presets import PRESETS
-from hpctrain.records.run.objective import NEXT_TOKEN, AnyObjective, Masked, SpanCorruption, lengths, settled
+from hpctrain.records.run.objective import NEXT_TOKEN, AnyObjective, Masked, SpanCorruption, lengths, resolved_objective
 
 VOCABULARY = 1000
 MASKED = Masked(mode="masked")
@@ -128,11 +128,11 @@ def test_a_sample_is_the_same_in_any_company_and_another_with_another_seed(objec
 
 def test_a_model_learns_what_its_family_can() -> None:
     spec: Spec = next(iter(PRESETS.values()))
-    assert settled(None, spec) == NEXT_TOKEN
-    assert settled(MASKED, spec) is MASKED
+    assert resolved_objective(None, spec) == NEXT_TOKEN
+    assert resolved_objective(MASKED, spec) is MASKED
     message = r"objective\.mode: found span_corruption; a model of the family decoder learns next_token or masked"
     with pytest.raises(InputError, match=message):
-        settled(SPANS, spec)
+        resolved_objective(SPANS, spec)
 
 
 def test_bytes_get_their_special_tokens_behind_the_data(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_bytes_get_their_special_tokens_behind_the_data(tmp_path: Path) -> None:
 
 def test_a_tokenizers_own_special_tokens_are_taken(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some words " * 50)
-    prepare([tmp_path / "a.txt"], tmp_path / "first", Options("train:260"))
+    prepare([tmp_path / "a.txt"], tmp_path / "first", PrepareOptions("train:260"))
     value = json.loads((tmp_path / "first" / "tokenizer.json").read_text())
     size = 260
     for name in ("[MASK]", "<pad>", "<extra_id_1>", "<extra_id_0>"):
@@ -154,7 +154,7 @@ def test_a_tokenizers_own_special_tokens_are_taken(tmp_path: Path) -> None:
         value["added_tokens"].append({"id": size, "content": name, "special": True, **flags})
         size += 1
     (tmp_path / "own.json").write_text(json.dumps(value))
-    prepare([tmp_path / "a.txt"], tmp_path / "c", Options(str(tmp_path / "own.json")))
+    prepare([tmp_path / "a.txt"], tmp_path / "c", PrepareOptions(str(tmp_path / "own.json")))
     known = {
         token["content"]: token["id"]
         for token in json.loads((tmp_path / "c" / "tokenizer.json").read_text())["added_tokens"]

@@ -11,16 +11,16 @@ from hpctrain.doctor.cluster_findings import slurm_findings
 from hpctrain.doctor.facts import (
     ContainerRuntime,
     Driver,
-    Facts,
     FolderFacts,
+    FolderTest,
     Interface,
     LocalDisk,
+    MachineFacts,
     NetworkFacts,
-    NoSlurm,
-    NoTorch,
     SlurmFacts,
+    SlurmUnavailable,
     TorchFacts,
-    Trial,
+    TorchUnavailable,
 )
 from hpctrain.doctor.finding import exit_code
 from hpctrain.doctor.findings import (
@@ -33,15 +33,15 @@ from hpctrain.doctor.findings import (
 from hpctrain.slurm.cluster import parse_config, parse_nodes, parse_partitions
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "slurm"
-WORKS = Trial(True)
+WORKS = FolderTest(True)
 CPU_TORCH = TorchFacts("2.13.0+cpu", None, True, None, ())
 CUDA_TORCH = TorchFacts("2.13.0", "12.9", True, "2.27.3", ("NVIDIA H200",))
 DRIVER = Driver(("NVIDIA H200",), "570.1")
 RUNS = FolderFacts(Path("/home/anna/runs"), "nfs4", ("rw", "local_lock=none"), 2**40, True, WORKS, WORKS, WORKS)
 ETHERNET = Interface("eth0", "10.0.0.1", 10**10, False)
 NETWORK = NetworkFacts((ETHERNET,), "gpu1", "eth0", known=("lo", "eth0"))
-NO_SLURM = NoSlurm(installed=False, configured=False)
-LAPTOP = Facts("laptop", NO_SLURM, (), CPU_TORCH, None, replace(NETWORK, peer=None, chosen="lo"), RUNS, ())
+NO_SLURM = SlurmUnavailable(installed=False, configured=False)
+LAPTOP = MachineFacts("laptop", NO_SLURM, (), CPU_TORCH, None, replace(NETWORK, peer=None, chosen="lo"), RUNS, ())
 
 
 def captured(version: str) -> SlurmFacts:
@@ -152,8 +152,8 @@ def test_a_cluster_where_nothing_starts_is_a_problem(cluster):
     ("slurm", "level", "value"),
     [
         (NO_SLURM, "note", "not on the path"),
-        (NoSlurm(True, False, "Could not establish a configuration source"), "note", "not configured"),
-        (NoSlurm(True, True, "the Slurm controller is away"), "problem", "cannot be asked"),
+        (SlurmUnavailable(True, False, "Could not establish a configuration source"), "note", "not configured"),
+        (SlurmUnavailable(True, True, "the Slurm controller is away"), "problem", "cannot be asked"),
     ],
 )
 def test_no_slurm_is_one_line(slurm, level, value):
@@ -173,7 +173,7 @@ def test_a_laptop_with_nothing_is_fine():
 @pytest.mark.parametrize(
     ("torch", "driver", "gpus", "name", "words"),
     [
-        (NoTorch("it is not installed", installed=False), None, 0, "torch", "no run can start"),
+        (TorchUnavailable("it is not installed", installed=False), None, 0, "torch", "no run can start"),
         (CPU_TORCH, DRIVER, 0, "torch", "leaves this machine's GPUs unused"),
         (CPU_TORCH, None, 12, "torch", "leaves the 12 GPUs that Slurm lists unused"),
         (replace(CUDA_TORCH, devices=()), DRIVER, 0, "torch", "so runs would train on CPUs"),
@@ -248,7 +248,7 @@ def test_where_run_folders_lie(kind, elsewhere, level):
 
 
 def test_a_folder_where_a_trial_failed():
-    failed = Trial(False, "Function not implemented")
+    failed = FolderTest(False, "Function not implemented")
     found = by_name(folder_findings(replace(RUNS, lock=failed, link=failed), elsewhere=False))
     assert [name for name, finding in found.items() if finding.level == "problem"] == ["lock", "hard link"]
     assert found["lock"].words.startswith("Function not implemented; two runs could write")

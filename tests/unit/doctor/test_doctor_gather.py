@@ -9,16 +9,16 @@ from dataclasses import astuple
 import pytest
 from fake_slurm import FakeSlurm
 
-from hpctrain.base.errors import CommandError, CommandTimeout
-from hpctrain.base.process import Finished, SystemRunner
-from hpctrain.doctor.facts import Driver, NoSlurm, NoTorch, SlurmFacts, TorchFacts
-from hpctrain.doctor.folder import look_at_runs
+from hpctrain.base.errors import CommandError, CommandTimeoutError
+from hpctrain.base.process import CommandResult, SystemRunner
+from hpctrain.doctor.facts import Driver, SlurmFacts, SlurmUnavailable, TorchFacts, TorchUnavailable
+from hpctrain.doctor.folder import inspect_runs_folder
 from hpctrain.doctor.gather import (
-    look_at_driver,
-    look_at_network,
-    look_at_slurm,
-    look_at_torch,
-    look_for_containers,
+    inspect_containers,
+    inspect_driver,
+    inspect_network,
+    inspect_slurm,
+    inspect_torch,
 )
 from hpctrain.slurm.commands import Slurm
 
@@ -32,7 +32,7 @@ class Answers:
     def run(self, argv, timeout_s=None, env=None):
         if self.error:
             raise self.error
-        return Finished(tuple(argv), self.code, self.stdout, self.stderr)
+        return CommandResult(tuple(argv), self.code, self.stdout, self.stderr)
 
 
 def there(name):
@@ -44,7 +44,7 @@ def absent(name):
 
 
 def test_a_cluster():
-    found = look_at_slurm(FakeSlurm(), {}, there)
+    found = inspect_slurm(FakeSlurm(), {}, there)
     assert isinstance(found, SlurmFacts)
     assert found.config["version"] == "22.05.8"
     assert [partition.name for partition in found.partitions] == ["low", "high"]
@@ -57,29 +57,29 @@ def test_pyxis_is_seen_by_the_option_that_it_adds():
 
 
 def test_no_cluster():
-    assert look_at_slurm(Answers(), {}, absent) == NoSlurm(False, False)
+    assert inspect_slurm(Answers(), {}, absent) == SlurmUnavailable(False, False)
     fake = FakeSlurm()
     fake.away = True
-    away = look_at_slurm(fake, {}, there)
+    away = inspect_slurm(fake, {}, there)
     assert (away.installed, away.configured) == (True, True)
     assert "controller is away" in away.reason
     assert len(fake.argvs) == 1
     text = "scontrol: fatal: Could not establish a configuration source\n"
-    assert look_at_slurm(Answers(1, stderr=text), {}, there).configured is False
+    assert inspect_slurm(Answers(1, stderr=text), {}, there).configured is False
 
 
 def test_containers_are_asked_for_their_version():
-    found = look_for_containers(
+    found = inspect_containers(
         Answers(stdout="apptainer version 1.3.0\n"), lambda name: name if name[0] == "a" else None
     )
     assert [astuple(runtime) for runtime in found] == [("apptainer", "apptainer version 1.3.0")]
-    assert [runtime.version for runtime in look_for_containers(Answers(code=255), there)] == [None, None]
-    assert look_for_containers(Answers(), absent) == ()
+    assert [runtime.version for runtime in inspect_containers(Answers(code=255), there)] == [None, None]
+    assert inspect_containers(Answers(), absent) == ()
 
 
 def test_torch_answers_from_a_process_of_its_own():
     state = {"version": "2.13.0", "cuda_version": "12.9", "gloo": True, "nccl_version": "2.27.3", "devices": ["H200"]}
-    found = look_at_torch(Answers(stdout=f"a library says hello\n{json.dumps(state)}\n"))
+    found = inspect_torch(Answers(stdout=f"a library says hello\n{json.dumps(state)}\n"))
     assert found == TorchFacts("2.13.0", "12.9", True, "2.27.3", ("H200",))
 
 
@@ -88,19 +88,19 @@ def test_torch_answers_from_a_process_of_its_own():
     [
         (Answers(1, stderr="Traceback\nImportError: libcudart.so.12: cannot open\n"), "libcudart.so.12"),
         (Answers(-11), "exit code -11"),
-        (Answers(error=CommandTimeout("python: no answer after 180 s")), "no answer after 180 s"),
+        (Answers(error=CommandTimeoutError("python: no answer after 180 s")), "no answer after 180 s"),
     ],
 )
 def test_a_torch_that_does_not_load_is_a_fact(answers, words):
-    found = look_at_torch(answers)
-    assert isinstance(found, NoTorch)
+    found = inspect_torch(answers)
+    assert isinstance(found, TorchUnavailable)
     assert found.installed
     assert words in found.reason
 
 
 @pytest.mark.slow
 def test_the_torch_of_this_machine():
-    found = look_at_torch(SystemRunner())
+    found = inspect_torch(SystemRunner())
     assert isinstance(found, TorchFacts)
     assert found.gloo
     assert (found.nccl_version is None) == (found.cuda_version is None)
@@ -108,15 +108,15 @@ def test_the_torch_of_this_machine():
 
 def test_the_driver():
     rows = "NVIDIA H200, 570.86.15\nNVIDIA H200, 570.86.15\n"
-    assert look_at_driver(Answers(stdout=rows), there) == Driver(("NVIDIA H200", "NVIDIA H200"), "570.86.15")
+    assert inspect_driver(Answers(stdout=rows), there) == Driver(("NVIDIA H200", "NVIDIA H200"), "570.86.15")
     said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n"
-    assert look_at_driver(Answers(9, stdout=said), there).reason == said.strip()
-    assert look_at_driver(Answers(error=CommandError("nvidia-smi: not found")), there).reason
-    assert look_at_driver(Answers(), absent) is None
+    assert inspect_driver(Answers(9, stdout=said), there).reason == said.strip()
+    assert inspect_driver(Answers(error=CommandError("nvidia-smi: not found")), there).reason
+    assert inspect_driver(Answers(), absent) is None
 
 
 def test_a_run_on_this_machine_uses_loopback():
-    found = look_at_network([], "here", {"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": ""})
+    found = inspect_network([], "here", {"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": ""})
     assert (found.peer, found.chosen) == (None, "lo")
     assert found.exported == {"NCCL_SOCKET_IFNAME": "ib0"}
     assert "lo" in found.known
@@ -125,14 +125,14 @@ def test_a_run_on_this_machine_uses_loopback():
 
 def test_a_node_that_only_loopback_leads_to_gives_no_interface():
     fake = FakeSlurm(nodes=("localhost",))
-    found = look_at_network(Slurm(fake, {}).nodes(), "login1", {})
+    found = inspect_network(Slurm(fake, {}).nodes(), "login1", {})
     assert (found.peer, found.chosen) == ("localhost", None)
     assert "only loopback" in found.reason
     assert "--addr" not in found.reason
 
 
 def test_a_folder_is_tried_and_left_as_it_was(tmp_path):
-    found = look_at_runs(tmp_path / "not" / "yet", {})
+    found = inspect_runs_folder(tmp_path / "not" / "yet", {})
     assert (found.rename.works, found.lock.works, found.link.works) == (True, True, True)
     assert not found.from_variable
     assert found.free_bytes > 0
@@ -141,7 +141,7 @@ def test_a_folder_is_tried_and_left_as_it_was(tmp_path):
 
 def test_a_file_in_the_place_of_the_folder(tmp_path):
     (tmp_path / "runs").write_text("")
-    found = look_at_runs(tmp_path / "runs", {"HPCTRAIN_RUNS": str(tmp_path / "runs")})
+    found = inspect_runs_folder(tmp_path / "runs", {"HPCTRAIN_RUNS": str(tmp_path / "runs")})
     assert found.from_variable
     assert (found.rename.works, found.rename.reason) == (False, "it is a file, not a folder")
 
@@ -151,14 +151,14 @@ def test_a_file_system_without_locks_is_noticed(tmp_path, monkeypatch):
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    found = look_at_runs(tmp_path, {})
+    found = inspect_runs_folder(tmp_path, {})
     assert (found.lock.works, found.lock.reason) == (False, "Function not implemented")
     assert (found.rename.works, list(tmp_path.iterdir())) == (True, [])
 
 
 def test_locks_that_hold_nothing_are_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", lambda descriptor, kind: None)
-    assert look_at_runs(tmp_path, {}).lock.reason == "a lock that is held looks free"
+    assert inspect_runs_folder(tmp_path, {}).lock.reason == "a lock that is held looks free"
 
 
 def test_a_folder_that_nobody_may_write(tmp_path, monkeypatch):
@@ -166,5 +166,5 @@ def test_a_folder_that_nobody_may_write(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("hpctrain.doctor.folder.tempfile.mkdtemp", refuse)
-    found = look_at_runs(tmp_path, {})
+    found = inspect_runs_folder(tmp_path, {})
     assert found.rename.reason == found.link.reason == "nothing can be written there: Permission denied"

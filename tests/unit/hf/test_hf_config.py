@@ -9,13 +9,13 @@ import pytest
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.hf.config import spec_of
 from hpctrain.hf.config_of_spec import TokenIds, config_of, continued_config
-from hpctrain.hf.shards import index_of, shard_bytes, shared_out
+from hpctrain.hf.shards import assign_to_shards, index_of, shard_bytes
 from hpctrain.hf.tensors import tensors_of
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.presets import PRESETS
 
-LLAMA = config_of(ModelSpec(layers=2, dim=64, heads=4, vocab=100), 128, TokenIds(5))
+LLAMA = config_of(DecoderSpec(layers=2, dim=64, heads=4, vocab=100), 128, TokenIds(5))
 T5 = config_of(EncoderDecoderSpec(layers=4, dim=64, heads=4, vocab=100), 128, TokenIds(5, 0))
 
 
@@ -63,10 +63,10 @@ def test_all_that_is_refused_is_told_at_once() -> None:
 def test_early_files_leave_keys_out() -> None:
     early = {key: LLAMA[key] for key in LLAMA if key not in ("num_key_value_heads", "rope_theta", "architectures")}
     spec = spec_of(early, "config.json")
-    assert isinstance(spec, ModelSpec)
+    assert isinstance(spec, DecoderSpec)
     assert (spec.key_value_heads, spec.rope_base) == (4, 10_000.0)
     later = spec_of({**LLAMA, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "config.json")
-    assert isinstance(later, ModelSpec)
+    assert isinstance(later, DecoderSpec)
     assert later.rope_base == 5e5
 
 
@@ -80,16 +80,16 @@ def test_a_run_goes_on_with_the_config_it_began_with() -> None:
 
 
 def test_tensors_are_shared_out_in_their_order() -> None:
-    tensors = tensors_of(ModelSpec(layers=3, dim=64, heads=4, vocab=100))
-    files = shared_out(tensors, 2, 30_000)
+    tensors = tensors_of(DecoderSpec(layers=3, dim=64, heads=4, vocab=100))
+    files = assign_to_shards(tensors, 2, 30_000)
     assert [tensor for group in files.values() for tensor in group] == tensors
     assert all(2 * sum(tensor.count for tensor in group) <= 30_000 for group in files.values())
     assert next(iter(files)) == f"model-00001-of-{len(files):05d}.safetensors"
     index = index_of(files, 2)
     assert index["metadata"]["total_size"] == 2 * sum(tensor.count for tensor in tensors)
     assert set(index["weight_map"]) == {tensor.name for tensor in tensors}
-    assert len(shared_out(tensors, 2, 1)) == len(tensors)
-    assert list(shared_out(tensors, 2, 1 << 40)) == ["model.safetensors"]
+    assert len(assign_to_shards(tensors, 2, 1)) == len(tensors)
+    assert list(assign_to_shards(tensors, 2, 1 << 40)) == ["model.safetensors"]
 
 
 @pytest.mark.parametrize(("text", "size"), [("5GB", 5 * 10**9), ("1.5 MiB", 3 << 19), ("700", 700), ("2kb", 2000)])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, processors, trainers
 
-from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.corpus.prepare.tokenizer import ByteTokenizer, load_tokenizer
 from hpctrain.corpus.read.index import read_index
@@ -57,7 +57,7 @@ def test_a_text_that_names_the_end_of_text_does_not_end_there(form: str, tmp_pat
     records = "".join(json.dumps({"text": text}) + "\n" for text in [TEXT, *texts])
     (tmp_path / "t.jsonl").write_text(records)
     choice = {"bytes": "bytes", "trained": "train:280"}.get(form) or str(published(form, tmp_path / "tokenizer.json"))
-    prepare([tmp_path / "t.jsonl"], tmp_path / "data", Options(tokenizer=choice, valid_fraction=0.0))
+    prepare([tmp_path / "t.jsonl"], tmp_path / "data", PrepareOptions(tokenizer=choice, valid_fraction=0.0))
     index = read_index(tmp_path / "data")
     tokens = np.fromfile(tmp_path / "data" / "train-00000.bin", dtype="<u2")
     ends = np.flatnonzero(tokens == index.tokenizer.end_of_text)
@@ -72,7 +72,7 @@ def test_a_text_that_names_the_end_of_text_does_not_end_there(form: str, tmp_pat
 def test_a_corpus_is_made_with_a_published_tokenizer(form: str, end: str, tmp_path: Path) -> None:
     path = published(form, tmp_path / "tokenizer.json")
     (tmp_path / "text.txt").write_text(TEXT)
-    prepare([tmp_path / "text.txt"], tmp_path / "data", Options(tokenizer=str(path), valid_fraction=0.0))
+    prepare([tmp_path / "text.txt"], tmp_path / "data", PrepareOptions(tokenizer=str(path), valid_fraction=0.0))
     index = read_index(tmp_path / "data")
     whole = tokenizers.Tokenizer.from_file(str(path))
     whole.no_truncation()
@@ -89,7 +89,7 @@ def test_a_corpus_is_made_with_a_published_tokenizer(form: str, end: str, tmp_pa
 
 def test_tokens_that_an_objective_adds_have_names(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT)
-    prepare([tmp_path / "text.txt"], tmp_path / "data", Options(tokenizer="bytes", valid_fraction=0.0))
+    prepare([tmp_path / "text.txt"], tmp_path / "data", PrepareOptions(tokenizer="bytes", valid_fraction=0.0))
     special = special_tokens([tmp_path / "data"], SpanCorruption(mode="span_corruption"), 64)
     out = hf_tokenizer(tmp_path / "data", special, 64)
     again = tokenizers.Tokenizer.from_str(out.tokenizer)

@@ -14,7 +14,7 @@ import pytest
 
 import hpctrain
 from hpctrain.base.errors import InputError
-from hpctrain.base.packaged import packaged
+from hpctrain.base.packaged import package_data_path
 
 FOLDERS = ("containers", "slurm", "topology")
 NOT_COPIED = (
@@ -23,8 +23,8 @@ NOT_COPIED = (
 
 ASK = """
 import hpctrain, json
-from hpctrain.base.packaged import packaged
-places = [str(packaged(folder, "README.md")) for folder in ("containers", "slurm", "topology")]
+from hpctrain.base.packaged import package_data_path
+places = [str(package_data_path(folder, "README.md")) for folder in ("containers", "slurm", "topology")]
 print(json.dumps([hpctrain.__file__, *places]))
 """
 
@@ -94,9 +94,9 @@ def test_from_a_plain_clone(clone, tmp_path):
 def test_from_this_installation(folder):
     package = Path(hpctrain.__file__).parent
     possible = [package / "_data" / folder / "README.md", package.parent / folder / "README.md"]
-    assert packaged(folder, "README.md") in possible
+    assert package_data_path(folder, "README.md") in possible
 
 
 def test_what_does_not_ship_is_told():
     with pytest.raises(InputError, match=r"topology/none\.json: not found in the installation"):
-        packaged("topology", "none.json")
+        package_data_path("topology", "none.json")

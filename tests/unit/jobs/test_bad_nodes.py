@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError
-from hpctrain.jobs.bad_nodes import blamed, choose_excluded, write_blamed
+from hpctrain.jobs.bad_nodes import nodes_to_blame, record_bad_nodes, select_excluded_nodes
 from hpctrain.records.history.bad_node import BAD_NODES_FILE, BadNode, read_bad_nodes
 from hpctrain.records.history.event import Event, EventKind
 
@@ -69,7 +69,7 @@ STARTED = event("generation_started", members=list(NODES))
     ],
 )
 def test_nodes_are_blamed_for_what_happened_on_them(events: list[Event], expected: set[str]) -> None:
-    assert set(blamed(events)) == expected
+    assert set(nodes_to_blame(events)) == expected
 
 
 def lost(name: str) -> Event:
@@ -78,15 +78,15 @@ def lost(name: str) -> Event:
 
 def test_a_node_that_came_back_is_forgiven() -> None:
     back = Event(time_s=0, attempt=0, generation=1, node="gpu1", kind="node_returned", reason="", data={"node": "gpu2"})
-    assert set(blamed([lost("gpu2"), lost("gpu3"), back])) == {"gpu3"}
-    assert set(blamed([lost("gpu2"), back, lost("gpu2")])) == {"gpu2"}
+    assert set(nodes_to_blame([lost("gpu2"), lost("gpu3"), back])) == {"gpu3"}
+    assert set(nodes_to_blame([lost("gpu2"), back, lost("gpu2")])) == {"gpu2"}
 
 
 def test_the_ledger_has_each_node_once_an_attempt_and_no_name_that_is_none(tmp_path: Path) -> None:
     events = [lost("gpu2"), lost("None assigned"), lost("-x"), lost("gpu[1-9]"), lost("gpu7;reboot\n")]
-    write_blamed(tmp_path, 3, events, now=100.0, hours=2)
-    write_blamed(tmp_path, 3, events, now=200.0, hours=2)
-    write_blamed(tmp_path, 4, events, now=200.0, hours=0)
+    record_bad_nodes(tmp_path, 3, events, now=100.0, hours=2)
+    record_bad_nodes(tmp_path, 3, events, now=200.0, hours=2)
+    record_bad_nodes(tmp_path, 4, events, now=200.0, hours=0)
     (line,) = read_bad_nodes(tmp_path)
     assert (line.node, line.attempt, line.time_s, line.expires_s) == ("gpu2", 3, 100.0, 7300.0)
 
@@ -104,12 +104,12 @@ def bad(node: str, time_s: float = 0.0, expires_s: float = 100.0) -> BadNode:
 
 def test_the_worst_go_first_and_the_expired_come_back() -> None:
     lines = [bad("gpu1", 1), bad("gpu2", 2), bad("gpu2", 3), bad("gpu3", 4, expires_s=5)]
-    assert choose_excluded(lines, 10, NODES, NODES, 1, 0.25) == ["gpu2"]
-    assert choose_excluded(lines, 10, NODES, NODES, 1, 1.0) == ["gpu1", "gpu2"]
-    assert choose_excluded(lines, 10, NODES, NODES, 3, 1.0) == ["gpu2"]
-    assert choose_excluded(lines, 10, NODES, NODES, 4, 1.0) == []
+    assert select_excluded_nodes(lines, 10, NODES, NODES, 1, 0.25) == ["gpu2"]
+    assert select_excluded_nodes(lines, 10, NODES, NODES, 1, 1.0) == ["gpu1", "gpu2"]
+    assert select_excluded_nodes(lines, 10, NODES, NODES, 3, 1.0) == ["gpu2"]
+    assert select_excluded_nodes(lines, 10, NODES, NODES, 4, 1.0) == []
     # A node that is down costs nothing: the job would not get it anyway.
-    assert choose_excluded(lines, 10, NODES, ("gpu1", "gpu3", "gpu4"), 3, 1.0) == ["gpu2"]
+    assert select_excluded_nodes(lines, 10, NODES, ("gpu1", "gpu3", "gpu4"), 3, 1.0) == ["gpu2"]
 
 
 names = st.sampled_from([f"n{index}" for index in range(12)])
@@ -127,7 +127,7 @@ def test_no_choice_keeps_the_job_from_starting(
     lines: list[BadNode], now: float, allowed: set[str], up: set[str], needed: int, fraction: float
 ) -> None:
     usable = allowed & up
-    chosen = choose_excluded(lines, now, allowed, usable, needed, fraction)
+    chosen = select_excluded_nodes(lines, now, allowed, usable, needed, fraction)
     assert len(chosen) <= fraction * len(allowed)
     assert len(usable - set(chosen)) >= min(needed, len(usable))
     assert set(chosen) <= allowed & {line.node for line in lines if line.expires_s > now}

@@ -9,8 +9,14 @@ import pytest
 from fake_slurm import FakeSlurm
 from run_folders import RUN, submitted_run
 
-from hpctrain.base.errors import FileError, InputError, Refused
-from hpctrain.jobs.dependencies import Before, jobs_before, move_followers, remember_follower, wait_anew
+from hpctrain.base.errors import FileError, InputError, RefusedError
+from hpctrain.jobs.dependencies import (
+    JobDependencies,
+    find_dependencies,
+    record_dependent_run,
+    refresh_dependency,
+    refresh_dependent_runs,
+)
 from hpctrain.records.run.run import Run
 from hpctrain.runs.locate import record_job
 from hpctrain.slurm.commands import Slurm
@@ -20,8 +26,8 @@ def asked(*after: str, end: str = "ok") -> Run:
     return Run.from_json({**RUN, "cluster": {**RUN["cluster"], "after": list(after), "after_end": end}})
 
 
-def before(fake: FakeSlurm, cwd: Path, *after: str, end: str = "ok") -> Before:
-    return jobs_before(asked(*after, end=end), Slurm(fake), {}, cwd)
+def before(fake: FakeSlurm, cwd: Path, *after: str, end: str = "ok") -> JobDependencies:
+    return find_dependencies(asked(*after, end=end), Slurm(fake), {}, cwd)
 
 
 def ended(folder: Path, code: int) -> None:
@@ -45,7 +51,9 @@ def test_what_has_ended_is_not_waited_for_and_a_bad_end_is_refused(tmp_path: Pat
     ended(folder, 0)
     assert before(fake, tmp_path, "gpt").jobs == []
     ended(folder, 1)
-    with pytest.raises(Refused, match=r"did not finish; `hpctrain resubmit gpt-\S+` first, or set cluster\.after_end"):
+    with pytest.raises(
+        RefusedError, match=r"did not finish; `hpctrain resubmit gpt-\S+` first, or set cluster\.after_end"
+    ):
         before(fake, tmp_path, "gpt")
     assert before(fake, tmp_path, "gpt", end="any").lines == [f"{folder.name} has ended already: nothing to wait for"]
 
@@ -56,7 +64,7 @@ def test_a_job_that_is_no_runs(tmp_path: Path) -> None:
     assert before(fake, tmp_path, job).jobs == [job]
     fake.finish(job, code=1)
     assert before(fake, tmp_path, job, end="any").jobs == []
-    with pytest.raises(Refused, match="has ended as FAILED"):
+    with pytest.raises(RefusedError, match="has ended as FAILED"):
         before(fake, tmp_path, job)
     with pytest.raises(InputError, match="knows no job 77"):
         before(fake, tmp_path, "77")
@@ -71,18 +79,18 @@ def test_who_waits_for_a_run_waits_for_its_next_job(tmp_path: Path, reason: str)
     second = submitted_run(tmp_path / "runs", None, name="second-20260101T000001Z-00ff")
     waits = {**RUN, "cluster": {**RUN["cluster"], "after": [str(first)]}}
     (second / "run.yaml").write_text(json.dumps(waits))
-    remember_follower(before(fake, tmp_path, "first"), second)
-    remember_follower(before(fake, tmp_path, "first"), second)
+    record_dependent_run(before(fake, tmp_path, "first"), second)
+    record_dependent_run(before(fake, tmp_path, "first"), second)
     record_job(second, fake.submit("--nodes=1", "--dependency=afterok:1"))
     if reason != "Dependency":
         fake.finish("1", code=1)
     assert fake.jobs[2].reason == reason
     record_job(first, fake.submit("--nodes=1"))
-    assert move_followers(first, Slurm(fake), {}) == [f"{second.name} (job 2) waits for job 3"]
+    assert refresh_dependent_runs(first, Slurm(fake), {}) == [f"{second.name} (job 2) waits for job 3"]
     assert (fake.jobs[2].reason, fake.jobs[2].dependency) == ("Dependency", "afterok:3")
     fake.finish("3")
     assert fake.jobs[2].state == "RUNNING"
-    assert move_followers(first, Slurm(fake), {}) == []  # it runs: it waits for nothing
+    assert refresh_dependent_runs(first, Slurm(fake), {}) == []  # it runs: it waits for nothing
 
 
 def test_a_follower_that_is_held_is_moved_and_one_that_has_begun_is_not(tmp_path: Path) -> None:
@@ -91,19 +99,19 @@ def test_a_follower_that_is_held_is_moved_and_one_that_has_begun_is_not(tmp_path
     second = submitted_run(tmp_path / "runs", None, name="second-20260101T000001Z-00ff")
     (second / "run.yaml").write_text(json.dumps({**RUN, "cluster": {**RUN["cluster"], "after": [str(first)]}}))
     found = before(fake, tmp_path, "first")
-    remember_follower(found, second)
+    record_dependent_run(found, second)
     record_job(second, fake.submit("--nodes=1", "--hold", "--dependency=afterok:1"))
-    assert wait_anew(second, Slurm(fake), {}, found.jobs) == [], "nothing has changed"
+    assert refresh_dependency(second, Slurm(fake), {}, found.jobs) == [], "nothing has changed"
     record_job(first, fake.submit("--nodes=1"))
     fake.finish("1", code=75)
-    assert len(move_followers(first, Slurm(fake), {})) == 1
+    assert len(refresh_dependent_runs(first, Slurm(fake), {})) == 1
     assert (fake.jobs[2].reason, fake.jobs[2].dependency) == ("JobHeldUser", "afterok:3")
     record_job(first, fake.submit("--nodes=1"))
     fake.finish("3", code=75)
-    assert len(wait_anew(second, Slurm(fake), {}, ["3"])) == 1, "it went on while this one was submitted"
+    assert len(refresh_dependency(second, Slurm(fake), {}, ["3"])) == 1, "it went on while this one was submitted"
     assert fake.jobs[2].dependency == "afterok:4"
     ended(second, 75)  # back in the queue
-    assert move_followers(first, Slurm(fake), {}) == []
+    assert refresh_dependent_runs(first, Slurm(fake), {}) == []
 
 
 def test_where_any_end_counts_the_successors_are_waited_for_too(tmp_path: Path) -> None:
@@ -119,14 +127,14 @@ def test_a_follower_that_cannot_be_moved_is_told_and_one_that_is_gone_is_not(tmp
     fake = FakeSlurm()
     first = submitted_run(tmp_path / "runs", fake.submit("--nodes=1"), name="first-20260101T000000Z-00ff")
     second = submitted_run(tmp_path / "runs", None, name="second-20260101T000001Z-00ff")
-    remember_follower(before(fake, tmp_path, "first"), second)
-    remember_follower(before(fake, tmp_path, "first"), tmp_path / "runs" / "gone")
+    record_dependent_run(before(fake, tmp_path, "first"), second)
+    record_dependent_run(before(fake, tmp_path, "first"), tmp_path / "runs" / "gone")
     record_job(second, fake.submit("--nodes=1", "--dependency=afterok:1"))
     (second / "run.yaml").write_text("steps: [")
-    (line,) = move_followers(first, Slurm(fake), {})
+    (line,) = refresh_dependent_runs(first, Slurm(fake), {})
     assert line.startswith(f"{second.name} (job 2) may not start: ")
     fake.away = True
-    (line,) = move_followers(first, Slurm(fake), {})
+    (line,) = refresh_dependent_runs(first, Slurm(fake), {})
     assert "the Slurm controller is away" in line
 
 

@@ -1,4 +1,4 @@
-"""The class of an ending: the agents' words first, then Slurm's, then what the ledger says of the attempts before."""
+"""The class of an outcome: the agents' words first, then Slurm's, then what the ledger says of the attempts before."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from fake_slurm import FakeSlurm
 
-from hpctrain.jobs.exit_codes import Ending, read_ending, with_progress, with_slurms_word
-from hpctrain.records.history.attempt import idle_attempts, spent
+from hpctrain.jobs.exit_codes import AttemptOutcome, read_outcome, with_no_progress_check, with_slurm_state
+from hpctrain.records.history.attempt import attempts_without_checkpoint, failures_since_checkpoint
 from hpctrain.records.history.event import Event, EventKind
 from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.job import JobInfo, JobState
@@ -87,9 +87,9 @@ STARTED = event("attempt_started", nodes=["gpu1", "gpu2"])
 def test_the_events_say_more_than_the_highest_exit_code(
     code: int | None, events: list[Event], finished: bool, expected: str
 ) -> None:
-    ending = read_ending(code, events, finished)
-    assert ending.exit_class == expected
-    assert (ending.code == 0) == (expected == "done")
+    outcome = read_outcome(code, events, finished)
+    assert outcome.exit_class == expected
+    assert (outcome.code == 0) == (expected == "done")
 
 
 @pytest.mark.parametrize(
@@ -103,21 +103,21 @@ def test_the_events_say_more_than_the_highest_exit_code(
     ],
 )
 def test_an_agent_that_crashed_is_the_reason_where_nothing_else_is(code: int, last: list[Event], reason: str) -> None:
-    assert read_ending(code, [STARTED, event("agent_crashed", node="gpu1"), *last], False).reason == reason
+    assert read_outcome(code, [STARTED, event("agent_crashed", node="gpu1"), *last], False).reason == reason
 
 
 def test_slurm_knows_more_of_a_lost_node_than_an_agent_that_crashed_for_it() -> None:
-    ending = read_ending(1, [STARTED, event("agent_crashed", node="gpu1")], False)
-    assert with_slurms_word(ending, info("RUNNING")) == ending
-    said = with_slurms_word(ending, info("NODE_FAIL"))
+    outcome = read_outcome(1, [STARTED, event("agent_crashed", node="gpu1")], False)
+    assert with_slurm_state(outcome, info("RUNNING")) == outcome
+    said = with_slurm_state(outcome, info("NODE_FAIL"))
     assert (said.exit_class, said.reason) == ("infrastructure", "agent_crashed; Slurm ended the job: NODE_FAIL")
 
 
 def test_what_the_next_attempt_would_meet_again_is_hopeless() -> None:
-    assert read_ending(2, [event("failed", exit_code=2)], False).hopeless
-    assert read_ending(4, [], False).hopeless
-    assert not read_ending(1, [event("failed", exit_code=1)], False).hopeless
-    assert not read_ending(4, [STARTED, event("failed", exit_code=4, left=["gpu1"])], False).hopeless
+    assert read_outcome(2, [event("failed", exit_code=2)], False).not_retryable
+    assert read_outcome(4, [], False).not_retryable
+    assert not read_outcome(1, [event("failed", exit_code=1)], False).not_retryable
+    assert not read_outcome(4, [STARTED, event("failed", exit_code=4, left=["gpu1"])], False).not_retryable
 
 
 def info(state: str, preempted: bool = False) -> JobInfo:
@@ -127,11 +127,11 @@ def info(state: str, preempted: bool = False) -> JobInfo:
     return replace(job, state=JobState(state), preempt_s=1.0 if preempted else None)
 
 
-SILENT = Ending(None, "infrastructure")
+SILENT = AttemptOutcome(None, "infrastructure")
 
 
 @pytest.mark.parametrize(
-    ("ending", "job", "expected"),
+    ("outcome", "job", "expected"),
     [
         (SILENT, info("TIMEOUT"), "resumable"),
         (SILENT, info("NODE_FAIL"), "infrastructure"),
@@ -140,26 +140,46 @@ SILENT = Ending(None, "infrastructure")
         (SILENT, None, "infrastructure"),
         (SILENT, info("UNKNOWN"), "infrastructure"),
         # srun was killed, the agents said nothing: it was the node.
-        (Ending(137, "fatal"), info("NODE_FAIL"), "infrastructure"),
-        (Ending(137, "fatal"), info("RUNNING"), "fatal"),
+        (AttemptOutcome(137, "fatal"), info("NODE_FAIL"), "infrastructure"),
+        (AttemptOutcome(137, "fatal"), info("RUNNING"), "fatal"),
         # They were there: a bug stays a bug on a node that fails later.
-        (Ending(1, "fatal", reason="the loss is nan"), info("NODE_FAIL"), "fatal"),
-        (Ending(1, "fatal", reason="cut off"), info("RUNNING", preempted=True), "resumable"),
-        (Ending(0, "done"), info("TIMEOUT"), "done"),
+        (AttemptOutcome(1, "fatal", reason="the loss is nan"), info("NODE_FAIL"), "fatal"),
+        (AttemptOutcome(1, "fatal", reason="cut off"), info("RUNNING", preempted=True), "resumable"),
+        (AttemptOutcome(0, "done"), info("TIMEOUT"), "done"),
     ],
 )
-def test_slurm_has_the_second_word(ending: Ending, job: JobInfo | None, expected: str) -> None:
-    assert with_slurms_word(ending, job).exit_class == expected
+def test_slurm_has_the_second_word(outcome: AttemptOutcome, job: JobInfo | None, expected: str) -> None:
+    assert with_slurm_state(outcome, job).exit_class == expected
 
 
 def test_getting_nowhere_is_a_class_of_its_own() -> None:
-    stopped, lost = Ending(75, "resumable"), Ending(75, "infrastructure")
-    assert with_progress(stopped, progressed=False, preempted=False, idle_before=0).exit_class == "no_progress"
-    assert with_progress(stopped, progressed=True, preempted=False, idle_before=9).exit_class == "resumable"
-    assert with_progress(stopped, progressed=False, preempted=True, idle_before=9).exit_class == "resumable"
-    assert with_progress(lost, progressed=False, preempted=False, idle_before=1).exit_class == "infrastructure"
-    assert with_progress(lost, progressed=False, preempted=False, idle_before=2).exit_class == "no_progress"
-    assert with_progress(Ending(1, "fatal"), progressed=False, preempted=False, idle_before=9).exit_class == "fatal"
+    stopped, lost = AttemptOutcome(75, "resumable"), AttemptOutcome(75, "infrastructure")
+    assert (
+        with_no_progress_check(stopped, progressed=False, preempted=False, attempts_without_checkpoint=0).exit_class
+        == "no_progress"
+    )
+    assert (
+        with_no_progress_check(stopped, progressed=True, preempted=False, attempts_without_checkpoint=9).exit_class
+        == "resumable"
+    )
+    assert (
+        with_no_progress_check(stopped, progressed=False, preempted=True, attempts_without_checkpoint=9).exit_class
+        == "resumable"
+    )
+    assert (
+        with_no_progress_check(lost, progressed=False, preempted=False, attempts_without_checkpoint=1).exit_class
+        == "infrastructure"
+    )
+    assert (
+        with_no_progress_check(lost, progressed=False, preempted=False, attempts_without_checkpoint=2).exit_class
+        == "no_progress"
+    )
+    assert (
+        with_no_progress_check(
+            AttemptOutcome(1, "fatal"), progressed=False, preempted=False, attempts_without_checkpoint=9
+        ).exit_class
+        == "fatal"
+    )
 
 
 def test_the_ledger_counts_since_the_last_new_checkpoint() -> None:
@@ -167,14 +187,14 @@ def test_the_ledger_counts_since_the_last_new_checkpoint() -> None:
         return {"class": kind, "checkpoint_before": before, "checkpoint_after": after}
 
     lines = [line("fatal", None, None), line("fatal", None, "a"), line("infrastructure", "a", "a")]
-    assert (spent(lines), idle_attempts(lines)) == (1, 1)
+    assert (failures_since_checkpoint(lines), attempts_without_checkpoint(lines)) == (1, 1)
     lines += [line("resumable", "a", "a"), line("no_progress", "a", "a")]
-    assert (spent(lines), idle_attempts(lines)) == (2, 2)
-    assert spent([*lines, line("resumable", "a", "b")]) == 0
-    assert (spent([]), idle_attempts([])) == (0, 0)
+    assert (failures_since_checkpoint(lines), attempts_without_checkpoint(lines)) == (2, 2)
+    assert failures_since_checkpoint([*lines, line("resumable", "a", "b")]) == 0
+    assert (failures_since_checkpoint([]), attempts_without_checkpoint([])) == (0, 0)
 
 
 def test_nodes_that_the_probe_refuses_are_no_failure_of_the_run() -> None:
     events = [STARTED, event("probed", exclude=["gpu2"]), event("failed", exit_code=4, by_probe=True)]
-    ending = read_ending(4, events, False)
-    assert (ending.code, ending.exit_class, ending.hopeless) == (4, "infrastructure", False)
+    outcome = read_outcome(4, events, False)
+    assert (outcome.code, outcome.exit_class, outcome.not_retryable) == (4, "infrastructure", False)

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.jobs.exit_codes import Ending
-from hpctrain.jobs.step_end import srun_said, with_sruns_word
+from hpctrain.jobs.exit_codes import AttemptOutcome
+from hpctrain.jobs.step_end import srun_log, with_srun_error
 
 NODES = ["gpu1", "gpu2"]
-KILLED = Ending(137, "fatal")
+KILLED = AttemptOutcome(137, "fatal")
 
 
-def ended(folder: Path, ending: Ending, said: str | None) -> Ending:
-    path = srun_said(folder, 3)
+def ended(folder: Path, outcome: AttemptOutcome, said: str | None) -> AttemptOutcome:
+    path = srun_log(folder, 3)
     path.parent.mkdir(parents=True, exist_ok=True)
     if said is not None:
         path.write_text(said)
-    return with_sruns_word(ending, folder, 3, NODES)
+    return with_srun_error(outcome, folder, 3, NODES)
 
 
 @pytest.mark.parametrize(
@@ -32,19 +32,22 @@ def ended(folder: Path, ending: Ending, said: str | None) -> Ending:
 )
 def test_what_srun_did_is_no_failure_of_the_training(tmp_path: Path, said: str, reason: str) -> None:
     found = ended(tmp_path, KILLED, f"srun: error: {said}\nsrun: error: gpu1: task 0: Killed\n")
-    assert (found.exit_class, found.code, found.hopeless) == ("infrastructure", 137, False)
+    assert (found.exit_class, found.code, found.not_retryable) == ("infrastructure", 137, False)
     assert found.reason is not None
     assert found.reason.startswith(reason)
 
 
 @pytest.mark.parametrize(
-    ("ending", "said"),
+    ("outcome", "said"),
     [
-        (Ending(1, "fatal", reason="the loss is nan"), "srun: error: Aborting, io error and missing step on node 1\n"),
-        (Ending(0, "done"), "srun: error: Aborting, io error and missing step on node 1\n"),
+        (
+            AttemptOutcome(1, "fatal", reason="the loss is nan"),
+            "srun: error: Aborting, io error and missing step on node 1\n",
+        ),
+        (AttemptOutcome(0, "done"), "srun: error: Aborting, io error and missing step on node 1\n"),
         (KILLED, "srun: error: gpu1: task 0: Killed\n"),
         (KILLED, None),
     ],
 )
-def test_otherwise_the_ending_stays_what_it_was(tmp_path: Path, ending: Ending, said: str | None) -> None:
-    assert ended(tmp_path, ending, said) == ending
+def test_otherwise_the_ending_stays_what_it_was(tmp_path: Path, outcome: AttemptOutcome, said: str | None) -> None:
+    assert ended(tmp_path, outcome, said) == outcome

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from fake_slurm import FakeSlurm
 
-from hpctrain.jobs.exit_codes import Ending, read_ending
-from hpctrain.jobs.stop_cause import reason_words, stop_cause
+from hpctrain.jobs.exit_codes import AttemptOutcome, read_outcome
+from hpctrain.jobs.stop_cause import stop_cause, stop_reason_text
 from hpctrain.records.history.event import Event, EventKind
 from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.job import JobInfo, JobState
@@ -27,8 +27,8 @@ LIMIT_S = job().end_s or 0.0
 EARLY, LATE = LIMIT_S - 1800.0, LIMIT_S - 100.0
 
 
-def ending(asked_by: str | None, saved: bool = True) -> Ending:
-    return Ending(75, "resumable", saved, asked_by, f"asked to stop by {asked_by}; a checkpoint is saved first")
+def outcome(asked_by: str | None, saved: bool = True) -> AttemptOutcome:
+    return AttemptOutcome(75, "resumable", saved, asked_by, f"asked to stop by {asked_by}; a checkpoint is saved first")
 
 
 @pytest.mark.parametrize(
@@ -55,16 +55,16 @@ def ending(asked_by: str | None, saved: bool = True) -> Ending:
 def test_a_stop_is_called_by_its_cause(
     asked_by: str | None, info: JobInfo | None, now: float, cause: str | None, words: str
 ) -> None:
-    asked = ending(asked_by)
+    asked = outcome(asked_by)
     assert stop_cause(asked, info, now, NOTICE_S) == cause
-    assert reason_words(asked, stop_cause(asked, info, now, NOTICE_S)).startswith(words)
+    assert stop_reason_text(asked, stop_cause(asked, info, now, NOTICE_S)).startswith(words)
 
 
 def test_only_what_was_asked_to_stop_was_stopped() -> None:
-    failed = Ending(1, "fatal", reason="the loss is nan")
+    failed = AttemptOutcome(1, "fatal", reason="the loss is nan")
     assert stop_cause(failed, job(), LATE, NOTICE_S) is None
-    assert reason_words(failed, None) == "the loss is nan"
-    assert reason_words(Ending(137, "fatal"), None) == "the step ended with exit code 137"
+    assert stop_reason_text(failed, None) == "the loss is nan"
+    assert stop_reason_text(AttemptOutcome(137, "fatal"), None) == "the step ended with exit code 137"
 
 
 def event(kind: EventKind, generation: int = 0, **data: object) -> Event:
@@ -82,11 +82,11 @@ def event(kind: EventKind, generation: int = 0, **data: object) -> Event:
     ],
 )
 def test_saved_is_what_was_saved(code: int, events: list[Event], saved: bool) -> None:
-    found = read_ending(code, events, False)
+    found = read_outcome(code, events, False)
     assert (found.saved, found.asked_by) == (saved, "SIGTERM")
-    assert reason_words(found, "time_limit").endswith(", saved" if saved else ", without a newer checkpoint")
+    assert stop_reason_text(found, "time_limit").endswith(", saved" if saved else ", without a newer checkpoint")
 
 
 def test_a_stop_before_the_handlers_stood_is_known_by_the_exit_code() -> None:
-    assert read_ending(143, [], False).asked_by == "SIGTERM"
-    assert read_ending(140, [], False).asked_by == "SIGUSR2"
+    assert read_outcome(143, [], False).asked_by == "SIGTERM"
+    assert read_outcome(140, [], False).asked_by == "SIGUSR2"

@@ -11,13 +11,13 @@ from fake_slurm import FakeSlurm
 
 from hpctrain.base.errors import CommandError, StorageError
 from hpctrain.jobs.cancel import cancel_job, is_cancelled
-from hpctrain.jobs.successors import cancel_successors, go_on, queue_successors, top_up, waiting_successors
+from hpctrain.jobs.successors import cancel_successors, ensure_queued, queue_successors, submit_next, waiting_successors
 from hpctrain.launch.queue import wait_for_job
 from hpctrain.records.history.bad_node import BAD_NODES_FILE
-from hpctrain.records.history.successor import Successor, chain_of, queued_behind, read_successors
+from hpctrain.records.history.successor import Successor, job_chain, queued_behind, read_successors
 from hpctrain.records.run.run import Run
 from hpctrain.runs.locate import find_run, job_id, open_jobs, record_job
-from hpctrain.slurm.commands import ControllerAwayError, Slurm
+from hpctrain.slurm.commands import ControllerUnreachableError, Slurm
 
 RUN = {
     "name": "gpt",
@@ -70,14 +70,14 @@ def test_successors_wait_for_one_another(fake: FakeSlurm, folder: Path, tmp_path
     assert open_jobs(folder) == ["1", "2", "3"]
     assert find_run("3", {}, tmp_path) == folder
     assert (folder / "submitit" / "3_submitted.pkl").read_bytes() == b"the task"
-    assert top_up(folder, wanted, slurm, 6.0) == []
+    assert ensure_queued(folder, wanted, slurm, 6.0) == []
     # One takes over and keeps the number up.
     fake.finish("1", code=1)
     record_job(folder, "2")
     assert open_jobs(folder) == ["2", "3"]
-    assert top_up(folder, wanted, slurm, 7.0) == ["4"]
+    assert ensure_queued(folder, wanted, slurm, 7.0) == ["4"]
     assert [(item.job_id, item.after) for item in read_successors(folder)] == [("2", "1"), ("3", "2"), ("4", "3")]
-    assert chain_of("4", read_successors(folder)) == ["1", "2", "3", "4"]
+    assert job_chain("4", read_successors(folder)) == ["1", "2", "3", "4"]
 
 
 def test_no_successors_are_queued_unless_they_are_wanted(fake: FakeSlurm, folder: Path) -> None:
@@ -96,30 +96,30 @@ def test_what_waits_goes_on_and_learns_of_bad_nodes(
     fake: FakeSlurm, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted, slurm, changes = run(successors=1, exclude_max_fraction=0.4), Slurm(fake), []
-    top_up(folder, wanted, slurm, 0.0)
+    ensure_queued(folder, wanted, slurm, 0.0)
     blame(folder, "gpu2")
     monkeypatch.setattr(slurm, "update", lambda job, **fields: changes.append((job, fields)))
-    assert go_on(folder, wanted, slurm, 1.0) == "2"
+    assert submit_next(folder, wanted, slurm, 1.0) == "2"
     assert changes == [("2", {"ExcNodeList": "gpu2"})]
     assert job_id(folder) == "2"
     assert len(sbatches(fake, folder)) == 1
-    assert chain_of("2", read_successors(folder)) == ["1", "2"]
+    assert job_chain("2", read_successors(folder)) == ["1", "2"]
 
 
 def test_where_none_waits_a_new_job_is_queued(fake: FakeSlurm, folder: Path) -> None:
     blame(folder, "gpu2", "gpu9", expires_s=10.0)
     wanted = run(exclude_max_fraction=0.4)
-    assert go_on(folder, wanted, Slurm(fake), 5.0) == "2"
+    assert submit_next(folder, wanted, Slurm(fake), 5.0) == "2"
     assert sbatches(fake, folder) == [("--dependency=afterany:1", "--exclude=gpu2")]
     assert read_successors(folder)[0].exclude == ["gpu2"]
-    assert go_on(folder, wanted, Slurm(fake), 15.0) == "3", "what is newest waits, so the next comes behind it"
+    assert submit_next(folder, wanted, Slurm(fake), 15.0) == "3", "what is newest waits, so the next comes behind it"
     assert sbatches(fake, folder)[1] == ("--dependency=afterany:2",), "gpu2 is forgiven by then"
 
 
 def test_what_only_the_first_job_was_to_wait_for(fake: FakeSlurm, folder: Path) -> None:
     (folder / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --hold\n#SBATCH --begin=tomorrow\n")
     waits = Run.from_json({**RUN, "cluster": {**RUN["cluster"], "sbatch": ["--hold", "--begin=tomorrow"]}})
-    go_on(folder, waits, Slurm(fake), 0.0)
+    submit_next(folder, waits, Slurm(fake), 0.0)
     assert sbatches(fake, folder) == [("--dependency=afterany:1", "--begin=now")]
     fake.finish("1", code=75)
     assert fake.jobs[2].state == "RUNNING"
@@ -135,13 +135,13 @@ def test_a_job_that_nobody_wrote_down_is_taken(fake: FakeSlurm, folder: Path) ->
 
     deaf = Deaf()
     deaf.jobs, deaf.node_states = fake.jobs, fake.node_states
-    with pytest.raises(ControllerAwayError):
-        go_on(folder, run(), Slurm(deaf), 0.0)
+    with pytest.raises(ControllerUnreachableError):
+        submit_next(folder, run(), Slurm(deaf), 0.0)
     fake.submit("--nodes=2", "--dependency=afterany:1")  # another run's
-    assert go_on(folder, run(), Slurm(fake), 1.0) == "2"
+    assert submit_next(folder, run(), Slurm(fake), 1.0) == "2"
     assert [job.script for job in fake.jobs.values()].count(str(folder / "job.sh")) == 1
     assert (folder / "submitit" / "2_submitted.pkl").exists()
-    assert go_on(folder, run(), Slurm(fake), 2.0) == "4", "the next one is a new one"
+    assert submit_next(folder, run(), Slurm(fake), 2.0) == "4", "the next one is a new one"
 
 
 def test_a_job_that_could_not_start_without_a_node_gets_it(fake: FakeSlurm, folder: Path) -> None:
@@ -155,21 +155,21 @@ def test_a_job_that_could_not_start_without_a_node_gets_it(fake: FakeSlurm, fold
     strict = Strict()
     strict.submit("--nodes=2")
     blame(folder, "gpu2")
-    assert go_on(folder, run(exclude_max_fraction=1.0), Slurm(strict), 0.0) == "2"
+    assert submit_next(folder, run(exclude_max_fraction=1.0), Slurm(strict), 0.0) == "2"
     assert read_successors(folder)[0].exclude == []
 
 
 def test_a_job_that_cannot_be_noted_is_taken_back(fake: FakeSlurm, folder: Path) -> None:
     (folder / "submitit" / "1_submitted.pkl").unlink()
     with pytest.raises(StorageError):
-        go_on(folder, run(), Slurm(fake), 0.0)
+        submit_next(folder, run(), Slurm(fake), 0.0)
     assert fake.jobs[2].state == "CANCELLED"
     assert job_id(folder) == "1"
 
 
 def test_a_cancel_takes_all_that_wait(fake: FakeSlurm, folder: Path) -> None:
     slurm = Slurm(fake)
-    top_up(folder, run(successors=2), slurm, 0.0)
+    ensure_queued(folder, run(successors=2), slurm, 0.0)
     clock = FakeClock(on_sleep=lambda _: fake.finish("1", code=75) if fake.jobs[1].state == "RUNNING" else None)
     assert "job 1 ended" in cancel_job(folder, "1", slurm, clock)
     assert [fake.jobs[number].state for number in (2, 3)] == ["CANCELLED", "CANCELLED"]
@@ -195,7 +195,7 @@ def test_a_cancel_between_two_jobs_takes_the_one_that_waits(fake: FakeSlurm, fol
 def test_successors_are_cancelled_by_their_ids_alone(fake: FakeSlurm, folder: Path) -> None:
     slurm = Slurm(fake)
     other = fake.submit("--nodes=3", "--job-name=gpt")
-    added = top_up(folder, run(successors=2), slurm, 0.0)
+    added = ensure_queued(folder, run(successors=2), slurm, 0.0)
     assert cancel_successors(folder, slurm) == added
     assert fake.jobs[int(other)].state == "PENDING"
     assert waiting_successors(folder, slurm) == []
@@ -211,7 +211,7 @@ def test_waiting_for_a_run_follows_it_from_job_to_job(fake: FakeSlurm, folder: P
         nonlocal looks
         looks += 1
         if looks == 2:
-            go_on(folder, run(), slurm, 0.0)
+            submit_next(folder, run(), slurm, 0.0)
             fake.finish("1", code=75)
         if looks == 5:
             (folder / "attempts.jsonl").write_text(json.dumps({"attempt": 0, "code": 0}) + "\n")
@@ -227,9 +227,9 @@ def test_a_chain_is_read_from_its_links() -> None:
         return Successor(job_id=job, after=after, time_s=0.0)
 
     links = [link("2", "1"), link("3", "2"), link("9", "8"), link("3", "2")]
-    assert chain_of("3", links) == ["1", "2", "3"]
-    assert chain_of("7", links) == ["7"]
+    assert job_chain("3", links) == ["1", "2", "3"]
+    assert job_chain("7", links) == ["7"]
     assert queued_behind("1", links) == ["2", "3"]
     assert queued_behind("8", links) == ["9"]
     # A file that somebody bent into a ring ends all the same.
-    assert chain_of("1", [*links, link("1", "3")]) == ["2", "3", "1"]
+    assert job_chain("1", [*links, link("1", "3")]) == ["2", "3", "1"]

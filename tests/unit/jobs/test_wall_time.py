@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.jobs.wall_time import Limit, WallTime, duration_words, limit_words, start_up_of
+from hpctrain.jobs.wall_time import TimeLimit, WallTime, duration_text, measured_start_up_s, time_limit_text
 from hpctrain.launch.estimate import start_words
 from hpctrain.records.topology.topology import Device, DeviceType, Node, Provenance, Topology
 from hpctrain.slurm.commands import StartEstimate
@@ -29,29 +29,29 @@ def topology(kind: str, nodes: int = 2, devices: int = 4) -> Topology:
 
 
 def test_gpu_hours_are_those_of_all_gpus_of_the_job() -> None:
-    words = duration_words(RUN, topology("cuda"))
+    words = duration_text(RUN, topology("cuda"))
     assert words.startswith(
         "about 3 h 25 min for 10,000 steps: 27.3 GPU-hours (start-up 5 min 0 s as in an earlier run"
     )
-    assert "6.83 node-hours" in duration_words(RUN, topology("cpu"))
-    assert "start-up not counted" in duration_words(WallTime(1.2, 10_000, None), topology("cpu"))
+    assert "6.83 node-hours" in duration_text(RUN, topology("cpu"))
+    assert "start-up not counted" in duration_text(WallTime(1.2, 10_000, None), topology("cpu"))
 
 
 @pytest.mark.parametrize(
     ("limit", "words"),
     [
         (
-            Limit(HOUR, True),
+            TimeLimit(HOUR, True),
             "cluster.time 01:00:00 means about 4 jobs, one after the other; 04:20:00 should do",
         ),
-        (Limit(480, True), "cluster.time 00:08:00 is over before the run trains; 04:20:00 should do"),
-        (Limit(5 * HOUR, True), "cluster.time 05:00:00 should be enough for one job"),
-        (Limit(48 * HOUR, False), "the partition's limit 2-00:00:00 is more than it needs; 04:20:00 should do"),
-        (Limit(None, False), "the job has no time limit; cluster.time 04:20:00 should do"),
+        (TimeLimit(480, True), "cluster.time 00:08:00 is over before the run trains; 04:20:00 should do"),
+        (TimeLimit(5 * HOUR, True), "cluster.time 05:00:00 should be enough for one job"),
+        (TimeLimit(48 * HOUR, False), "the partition's limit 2-00:00:00 is more than it needs; 04:20:00 should do"),
+        (TimeLimit(None, False), "the job has no time limit; cluster.time 04:20:00 should do"),
     ],
 )
-def test_what_a_limit_means(limit: Limit, words: str) -> None:
-    assert limit_words(RUN, limit, notice_s=120).startswith(words)
+def test_what_a_limit_means(limit: TimeLimit, words: str) -> None:
+    assert time_limit_text(RUN, limit, notice_s=120).startswith(words)
 
 
 def test_every_job_pays_for_its_start_and_its_notice() -> None:
@@ -62,15 +62,15 @@ def test_every_job_pays_for_its_start_and_its_notice() -> None:
 
 
 def test_the_start_up_is_that_of_the_first_attempt(tmp_path: Path) -> None:
-    assert start_up_of(tmp_path) is None
+    assert measured_start_up_s(tmp_path) is None
     row = {"step": 1, "generation": 0, "time_s": 1050.0, "step_time_s": 2.0, "loss": 1.0, "lr": 0.1, "tokens": 1}
     row |= {"samples": 1, "tokens_per_s": 1.0, "bytes_sent": {}, "stage_time_s": [1.0], "micro_batches": [1]}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({**row, "step": 2}) + "\n")
-    assert start_up_of(tmp_path) is None
+    assert measured_start_up_s(tmp_path) is None
     (tmp_path / "attempts.jsonl").write_text(json.dumps({"attempt": 0, "start": 1000.0}) + "\n")
-    assert start_up_of(tmp_path) == 48.0
+    assert measured_start_up_s(tmp_path) == 48.0
     (tmp_path / "metrics.jsonl").write_text("{half a li")
-    assert start_up_of(tmp_path) is None
+    assert measured_start_up_s(tmp_path) is None
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.base.process import Finished
+from hpctrain.base.process import CommandResult
 from hpctrain.lab.machine import Machine
 
-Answer = Callable[[tuple[str, ...]], Finished | None]
+Answer = Callable[[tuple[str, ...]], CommandResult | None]
 IDLE = "NodeName={name} Arch=x86_64 CPUTot=2 NodeAddr=198.18.7.10 State=IDLE SlurmdStartTime={started} Reason=none"
 
 
@@ -63,7 +63,7 @@ class Desk:
 
     def run(
         self, argv: Sequence[str], timeout_s: float | None = None, env: Mapping[str, str] | None = None
-    ) -> Finished:
+    ) -> CommandResult:
         argv = tuple(argv)
         self.log.append(argv)
         for answer in self.answers:
@@ -72,7 +72,7 @@ class Desk:
                 return done
         return self._usual(argv)
 
-    def _usual(self, argv: tuple[str, ...]) -> Finished:
+    def _usual(self, argv: tuple[str, ...]) -> CommandResult:
         if argv == ("ip", "-j", "netns", "list"):
             return self.says(argv, json.dumps([{"name": name} for name in self.namespaces]))
         if argv[:3] == ("ip", "netns", "pids"):
@@ -80,15 +80,15 @@ class Desk:
             return self.says(argv, "\n".join(map(str, sorted(pids))))
         if argv[:5] == ("ip", "-j", "link", "show", "dev"):
             if self.control_alias is None:
-                return Finished(argv, 1, "", 'Device "hpctctl" does not exist.')
+                return CommandResult(argv, 1, "", 'Device "hpctctl" does not exist.')
             return self.says(argv, json.dumps([{"ifname": argv[5], "ifalias": self.control_alias}]))
         if argv[-1] == "-V":
             return self.says(argv, "slurm-wlm 22.05.8\n")
         return self.says(argv, "")
 
     @staticmethod
-    def says(argv: tuple[str, ...], text: str) -> Finished:
-        return Finished(tuple(argv), 0, text, "")
+    def says(argv: tuple[str, ...], text: str) -> CommandResult:
+        return CommandResult(tuple(argv), 0, text, "")
 
     def start(
         self,

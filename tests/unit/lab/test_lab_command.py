@@ -9,12 +9,12 @@ import pytest
 from click.testing import CliRunner
 
 from hpctrain.base.errors import FileError, InputError
-from hpctrain.base.process import Finished
+from hpctrain.base.process import CommandResult
 from hpctrain.cli.commands import lab as lab_command
 from hpctrain.cli.main import cli
 from hpctrain.lab import requirements
 from hpctrain.lab.installation import CLIENTS, DAEMONS
-from hpctrain.lab.machine import one_at_a_time
+from hpctrain.lab.machine import lab_lock
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def lab(monkeypatch, machine, desk, tmp_path):
         if argv[-3:-1] != ("show", "node"):
             return None
         nodes = [line.split()[1] for line in machine.hosts.read_text().splitlines() if "hpctrain-lab" in line]
-        return Finished(argv, 0, "\n".join(f"NodeName={n} State=IDLE SlurmdStartTime=1" for n in nodes), "")
+        return CommandResult(argv, 0, "\n".join(f"NodeName={n} State=IDLE SlurmdStartTime=1" for n in nodes), "")
 
     desk.answers.append(idle)
 
@@ -53,7 +53,7 @@ def test_another_slurm_is_told_with_its_path_and_stays_the_labs(lab, desk, tmp_p
     for path in (*programs, "lib/slurm/auth_munge.so"):
         (prefix / path).parent.mkdir(parents=True, exist_ok=True)
         (prefix / path).touch()
-    desk.answers.insert(0, lambda argv: Finished(argv, 0, "slurm 24.11.5\n", "") if argv[-1] == "-V" else None)
+    desk.answers.insert(0, lambda argv: CommandResult(argv, 0, "slurm 24.11.5\n", "") if argv[-1] == "-V" else None)
     export = f'export PATH={prefix}/bin:"$PATH"\nexport SLURM_CONF={tmp_path}/lab/slurm.conf\n'
     assert lab("up", "--nodes", "1", "--slurm", str(prefix)).stdout == export
     assert f"PluginDir={prefix}/lib/slurm\n" in (tmp_path / "lab/slurm.conf").read_text()
@@ -72,7 +72,7 @@ def test_another_slurm_is_told_with_its_path_and_stays_the_labs(lab, desk, tmp_p
 def test_two_versions_on_the_path_are_told_and_nothing_stays(lab, desk, tmp_path):
     def versions(argv):
         newer = "env" in argv
-        return Finished(argv, 0, f"slurm {'24.11.5' if newer else '22.05.8'}\n", "") if argv[-1] == "-V" else None
+        return CommandResult(argv, 0, f"slurm {'24.11.5' if newer else '22.05.8'}\n", "") if argv[-1] == "-V" else None
 
     desk.answers.insert(0, versions)
     with pytest.raises(
@@ -146,10 +146,10 @@ def test_status_for_people_and_for_scripts(lab, desk, tmp_path):
 
     def kernel(argv):
         if "class" in argv:
-            return Finished(argv, 0, "class htb 1:1 root leaf 10: prio 0 rate 1Gbit ceil 1Gbit\n", "")
+            return CommandResult(argv, 0, "class htb 1:1 root leaf 10: prio 0 rate 1Gbit ceil 1Gbit\n", "")
         if argv[-2:] == ("link", "show"):
-            return Finished(argv, 0, '[{"ifname":"hpctv0","flags":["UP"]}]', "")
-        return Finished(argv, 0, "3|train|low|RUNNING|node0|None\n", "") if "squeue" in argv else None
+            return CommandResult(argv, 0, '[{"ifname":"hpctv0","flags":["UP"]}]', "")
+        return CommandResult(argv, 0, "3|train|low|RUNNING|node0|None\n", "") if "squeue" in argv else None
 
     desk.answers.append(kernel)
     found = json.loads(lab("status", "--json").stdout)
@@ -169,5 +169,5 @@ def test_down_says_what_it_took_away(lab):
 
 
 def test_two_commands_do_not_build_at_once(lab):
-    with one_at_a_time(), pytest.raises(InputError, match="another `hpctrain lab` command is at work"):
+    with lab_lock(), pytest.raises(InputError, match="another `hpctrain lab` command is at work"):
         lab("down")

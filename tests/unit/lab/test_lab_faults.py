@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from hpctrain.base.errors import CommandError, InputError, Refused
-from hpctrain.base.process import Finished
+from hpctrain.base.errors import CommandError, InputError, RefusedError
+from hpctrain.base.process import CommandResult
 from hpctrain.lab.faults import cut, heal, kill_nodes, shape
-from hpctrain.lab.layout import Layout
+from hpctrain.lab.layout import LabLayout
 from hpctrain.lab.queue import parse_jobs, parse_nodes
 from hpctrain.lab.spec import LabSpec
 from hpctrain.lab.status import read_lab_status
@@ -18,8 +18,8 @@ STOP, CONT, KILL = (str(int(number)) for number in (signal.SIGSTOP, signal.SIGCO
 
 
 @pytest.fixture
-def layout(tmp_path) -> Layout:
-    return Layout(tmp_path / "lab", LabSpec.from_json({"nodes": 3, "rate": "200mbit"}))
+def layout(tmp_path) -> LabLayout:
+    return LabLayout(tmp_path / "lab", LabSpec.from_json({"nodes": 3, "rate": "200mbit"}))
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def nodes(desk, layout):
 class Slurm:
     """Answers scontrol; a node is as `states` says."""
 
-    def __init__(self, layout: Layout, clock) -> None:
+    def __init__(self, layout: LabLayout, clock) -> None:
         self.layout, self.clock = layout, clock
         self.states = dict.fromkeys(layout.names, "IDLE")
         self.started_s = dict.fromkeys(layout.names, 500)
@@ -46,7 +46,7 @@ class Slurm:
         if "scontrol" not in argv or "show" not in argv:
             return None
         lines = [f"NodeName={n} State={self.states[n]} SlurmdStartTime={self.started_s[n]}" for n in self.states]
-        return Finished(argv, 0, "\n".join(lines), "")
+        return CommandResult(argv, 0, "\n".join(lines), "")
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_cut_takes_two_different_nodes_and_happens_once(machine, desk, layout):
         cut(machine, layout, "node0", "node0")
     cut(machine, layout, "node0", "node1")
     assert len(desk.ran("tc", "-n", "hpctfabric", "filter", "add")) == 2
-    desk.answers.append(lambda argv: Finished(argv, 0, '[{"pref":1001}]', "") if "-j" in argv else None)
+    desk.answers.append(lambda argv: CommandResult(argv, 0, '[{"pref":1001}]', "") if "-j" in argv else None)
     cut(machine, layout, "node0", "node1")
     assert len(desk.ran("tc", "-n", "hpctfabric", "filter", "add")) == 2
 
@@ -111,7 +111,7 @@ def test_shape_changes_the_asked_direction_only(machine, desk, layout):
 def test_heal_undoes_every_fault_of_a_dead_node(machine, nodes, layout, slurm):
     kill_nodes(machine, layout, ["node1"], "silent")
     slurm.states["node1"] = "DOWN+NOT_RESPONDING"
-    nodes.answers.append(lambda argv: Finished(argv, 0, '[{"pref":1002}]', "") if "filter" in argv else None)
+    nodes.answers.append(lambda argv: CommandResult(argv, 0, '[{"pref":1002}]', "") if "filter" in argv else None)
     start = nodes.start
 
     def start_and_register(argv, env=None, log=None, keep_fds=()):
@@ -158,7 +158,7 @@ def test_a_drained_node_is_resumed(machine, nodes, layout, slurm):
 
 
 def test_without_a_controller_nothing_is_healed(machine, desk, layout):
-    with pytest.raises(Refused, match="the controller does not answer; see "):
+    with pytest.raises(RefusedError, match="the controller does not answer; see "):
         heal(machine, layout, ["node0"])
 
 
@@ -197,13 +197,13 @@ def test_status_asks_the_kernel_and_slurm(machine, nodes, layout, slurm):
 
     def kernel(argv):
         if argv[-2:] == ("link", "show"):
-            return Finished(argv, 0, '[{"ifname":"hpctv0","flags":["UP"]},{"ifname":"hpctv1","flags":[]}]', "")
+            return CommandResult(argv, 0, '[{"ifname":"hpctv0","flags":["UP"]},{"ifname":"hpctv1","flags":[]}]', "")
         if "class" in argv:
             rate = "50Mbit" if argv[2] == "hpct-node0" else "200Mbit"
-            return Finished(argv, 0, f"class htb 1:1 root leaf 10: prio 0 rate {rate} ceil {rate}\n", "")
+            return CommandResult(argv, 0, f"class htb 1:1 root leaf 10: prio 0 rate {rate} ceil {rate}\n", "")
         if "squeue" in argv:
-            return Finished(argv, 0, "7|train|low|PENDING||Resources\n", "")
-        return Finished(argv, 0, '[{"pref":1002}]', "") if "hpctv0" in argv else None
+            return CommandResult(argv, 0, "7|train|low|PENDING||Resources\n", "")
+        return CommandResult(argv, 0, '[{"pref":1002}]', "") if "hpctv0" in argv else None
 
     nodes.answers.append(kernel)
     found = read_lab_status(machine, layout).to_json()

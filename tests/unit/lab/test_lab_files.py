@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from hpctrain.base.errors import InputError, StorageError
 from hpctrain.lab import hosts
-from hpctrain.lab.cpu_share import CpuControl, find_cpu_control, share_files, share_folders
-from hpctrain.lab.layout import Layout
+from hpctrain.lab.cpu_share import CpuController, find_cpu_control, share_files, share_folders
+from hpctrain.lab.layout import LabLayout
 from hpctrain.lab.slurm_conf import cgroup_conf, slurm_conf
 from hpctrain.lab.spec import LabSpec
 from hpctrain.lab.task_prolog import task_prolog
@@ -23,8 +23,8 @@ from hpctrain.lab.task_prolog import task_prolog
 GOLDEN = Path(__file__).parents[2] / "golden" / "lab_slurm.conf"
 
 
-def layout(**spec: object) -> Layout:
-    return Layout(Path("/run/hpctrain-lab"), LabSpec.from_json(spec))
+def layout(**spec: object) -> LabLayout:
+    return LabLayout(Path("/run/hpctrain-lab"), LabSpec.from_json(spec))
 
 
 def test_the_default_lab_has_the_recorded_slurm_conf():
@@ -100,7 +100,7 @@ def test_a_share_in_cgroup_v1():
     control = find_cpu_control(
         "tmpfs /sys/fs/cgroup tmpfs rw 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw,cpu,cpuacct 0 0\n"
     )
-    assert control == CpuControl(1, Path("/sys/fs/cgroup/cpu"))
+    assert control == CpuController(1, Path("/sys/fs/cgroup/cpu"))
     group = Path("/sys/fs/cgroup/cpu/hpctrain-lab")
     assert share_folders(control, layout(**SHARED)) == [group, group / "a"]
     assert share_files(control, layout(**SHARED)) == [
@@ -112,7 +112,7 @@ def test_a_share_in_cgroup_v1():
 def test_a_share_in_cgroup_v2(tmp_path):
     (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory\n")
     control = find_cpu_control(f"cgroup2 {tmp_path} cgroup2 rw 0 0\n")
-    assert control == CpuControl(2, tmp_path)
+    assert control == CpuController(2, tmp_path)
     assert share_files(control, layout(**SHARED)) == [
         (tmp_path / "cgroup.subtree_control", "+cpu"),
         (tmp_path / "hpctrain-lab/cgroup.subtree_control", "+cpu"),
@@ -121,8 +121,8 @@ def test_a_share_in_cgroup_v2(tmp_path):
 
 
 def test_without_shares_no_group_is_made(tmp_path):
-    assert share_folders(CpuControl(1, tmp_path), layout(nodes=3)) == []
-    assert share_files(CpuControl(2, tmp_path), layout(nodes=3)) == []
+    assert share_folders(CpuController(1, tmp_path), layout(nodes=3)) == []
+    assert share_files(CpuController(2, tmp_path), layout(nodes=3)) == []
 
 
 def test_without_a_controller_there_is_no_control(tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import InputError
-from hpctrain.lab.layout import Layout, is_own_namespace, load_layout, state_folder
+from hpctrain.lab.layout import LabLayout, is_own_namespace, load_layout, state_folder
 from hpctrain.lab.network import (
     build_commands,
     cut_commands,
@@ -34,8 +34,8 @@ FILTERS = (
 )
 
 
-def layout(**spec: object) -> Layout:
-    return Layout(FOLDER, LabSpec.from_json(spec))
+def layout(**spec: object) -> LabLayout:
+    return LabLayout(FOLDER, LabSpec.from_json(spec))
 
 
 def text(commands) -> list[str]:

@@ -6,28 +6,28 @@ import dataclasses
 
 import pytest
 
-from hpctrain.base.errors import CommandError, InputError, Refused
-from hpctrain.base.process import Finished
+from hpctrain.base.errors import CommandError, InputError, RefusedError
+from hpctrain.base.process import CommandResult
 from hpctrain.lab.daemons import daemon_pids, running_slurmd, slurmd_argv
 from hpctrain.lab.down import clear, leftovers
-from hpctrain.lab.installation import Installation
-from hpctrain.lab.layout import Layout, load_layout
+from hpctrain.lab.installation import SlurmInstallation
+from hpctrain.lab.layout import LabLayout, load_layout
 from hpctrain.lab.requirements import PACKAGES, PROGRAMS, install, require_namespaces, require_programs, require_root
 from hpctrain.lab.spec import LabSpec
-from hpctrain.lab.up import bring_up, draw, slurm_version
+from hpctrain.lab.up import bring_up, make_blueprint, slurm_version
 
-OWN = Installation(None)
+OWN = SlurmInstallation(None)
 IDLE = "NodeName={name} NodeAddr=198.18.7.10 State=IDLE SlurmdStartTime=1000 Reason=none"
 
 
-def layout_in(folder, **spec) -> Layout:
-    return Layout(folder / "lab", LabSpec.from_json({"nodes": 2, **spec}))
+def layout_in(folder, **spec) -> LabLayout:
+    return LabLayout(folder / "lab", LabSpec.from_json({"nodes": 2, **spec}))
 
 
-def all_idle(layout: Layout):
+def all_idle(layout: LabLayout):
     def answer(argv):
         if "scontrol" in argv and "show" in argv:
-            return Finished(argv, 0, "\n".join(IDLE.format(name=name) for name in layout.names), "")
+            return CommandResult(argv, 0, "\n".join(IDLE.format(name=name) for name in layout.names), "")
         return None
 
     return answer
@@ -59,7 +59,7 @@ def test_up_records_builds_starts_and_waits(machine, desk, tmp_path):
 
 def test_a_dry_run_tells_all_of_it_and_changes_nothing(machine, desk, tmp_path):
     layout = layout_in(tmp_path, cpu_share=0.5)
-    lines = draw(machine, layout, (22, 5)).lines()
+    lines = make_blueprint(machine, layout, (22, 5)).lines()
     assert f"mkdir -p {layout.folder}" in lines
     assert "ip netns add hpct-node1" in lines
     assert any(line.startswith("nsenter --net=/run/netns/hpct-node1 unshare --uts sh -c ") for line in lines)
@@ -172,14 +172,14 @@ def test_only_daemons_of_this_very_lab_are_ours(machine, desk, tmp_path):
 
 def test_a_shared_cpu_needs_a_controller(machine, tmp_path):
     machine.mounts.write_text("proc /proc proc rw 0 0\n")
-    with pytest.raises(Refused, match="cpu_share: this machine mounts no cgroup with a CPU controller"):
-        draw(machine, layout_in(tmp_path, cpu_share=0.5), (22, 5))
-    assert draw(machine, layout_in(tmp_path), (22, 5)).groups == ()
+    with pytest.raises(RefusedError, match="cpu_share: this machine mounts no cgroup with a CPU controller"):
+        make_blueprint(machine, layout_in(tmp_path, cpu_share=0.5), (22, 5))
+    assert make_blueprint(machine, layout_in(tmp_path), (22, 5)).groups == ()
 
 
 def test_the_version_of_slurm(machine, desk):
     assert slurm_version(machine, OWN) == (22, 5)
-    desk.answers.append(lambda argv: Finished(argv, 0, "what?\n", ""))
+    desk.answers.append(lambda argv: CommandResult(argv, 0, "what?\n", ""))
     with pytest.raises(CommandError, match="slurmd -V: found 'what\\?'"):
         slurm_version(machine, OWN)
 
@@ -193,8 +193,12 @@ def test_a_user_who_is_not_root_is_told(machine):
 def test_a_container_without_the_right_is_told(machine, desk):
     require_namespaces(machine)
     assert ("ip", "netns", "del", "hpctfabric") in desk.log
-    desk.answers.append(lambda argv: Finished(argv, 1, "", "mount --make-shared /run/netns failed: not permitted\n"))
-    with pytest.raises(Refused, match=r"cannot make a network namespace here: mount .* not permitted; use a virtual"):
+    desk.answers.append(
+        lambda argv: CommandResult(argv, 1, "", "mount --make-shared /run/netns failed: not permitted\n")
+    )
+    with pytest.raises(
+        RefusedError, match=r"cannot make a network namespace here: mount .* not permitted; use a virtual"
+    ):
         require_namespaces(machine)
 
 
@@ -220,8 +224,8 @@ def test_what_is_missing_is_installed_once(machine, desk):
 
 
 def test_an_installation_that_fails_says_why(machine, desk):
-    desk.answers.append(lambda argv: Finished(argv, 100, "", "noise\nE: Unable to locate package slurmd\n"))
-    with pytest.raises(Refused, match="apt-get update: ended with 100: E: Unable to locate package slurmd"):
+    desk.answers.append(lambda argv: CommandResult(argv, 100, "", "noise\nE: Unable to locate package slurmd\n"))
+    with pytest.raises(RefusedError, match="apt-get update: ended with 100: E: Unable to locate package slurmd"):
         install(machine, OWN, lambda name: name if name == "apt-get" else None)
     with pytest.raises(InputError, match="there is no apt-get here; install slurmctld, slurmd"):
         install(machine, OWN, lambda name: None)

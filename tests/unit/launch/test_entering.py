@@ -11,9 +11,9 @@ from hpctrain.base.errors import InputError
 from hpctrain.base.program import program
 from hpctrain.container.run.binds import LIBRARY
 from hpctrain.container.run.runtime import Host
-from hpctrain.launch.entering import check_container, entering
+from hpctrain.launch.entering import check_container, container_command
 from hpctrain.launch.submission import direct_command, preview
-from hpctrain.node.enter import TOOLS, entered
+from hpctrain.node.enter import IMAGE_TOOLS_FOLDER, command_in_container
 from hpctrain.records.run.run import Container, Run
 
 FOLDER = Path("/shared/runs/r")
@@ -42,7 +42,7 @@ def test_pyxis_is_told_by_srun_s_options() -> None:
     assert f"{FOLDER}:{FOLDER}" in line
     assert f"python3 -u {INSIDE} submitit.core._submit" in line
     assert "node enter" not in text
-    assert entering(run_in("x", runtime="pyxis"), FOLDER, ["ls"]) == ["ls"]
+    assert container_command(run_in("x", runtime="pyxis"), FOLDER, ["ls"]) == ["ls"]
 
 
 def test_a_step_without_submitit_enters_too() -> None:
@@ -54,14 +54,16 @@ def test_the_node_s_command_turns_into_the_runtime_s(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     host = Host(is_root=False, may_raise_limits=False, has_nvidia=True)
     run = run_in("/i.sif", env={"A": "$B"})
-    argv, env = entered(run, tmp_path, ["x"], {"B": "b", "PATH": "/p"}, host, lambda name: f"/bin/{name}", True)
+    argv, env = command_in_container(
+        run, tmp_path, ["x"], {"B": "b", "PATH": "/p"}, host, lambda name: f"/bin/{name}", True
+    )
     assert argv[0] == "/bin/apptainer"
     assert argv[-2:] == ["/i.sif", "x"]
     assert "--nv" in argv
     assert env["APPTAINERENV_A"] == "b"
     assert env["APPTAINERENV_PYTHONPATH"].startswith(f"{tmp_path}/code:")
-    assert env["PATH"].startswith(str(tmp_path / TOOLS))
-    plain = entered(run_in(None), tmp_path, ["x"], {"B": "b"}, host, lambda name: None, True)
+    assert env["PATH"].startswith(str(tmp_path / IMAGE_TOOLS_FOLDER))
+    plain = command_in_container(run_in(None), tmp_path, ["x"], {"B": "b"}, host, lambda name: None, True)
     assert plain == (["x"], {"B": "b"})
 
 

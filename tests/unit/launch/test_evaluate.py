@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from hpctrain.base.errors import CheckpointError, HpctrainError, InputError
-from hpctrain.base.process import WORKER, Finished
+from hpctrain.base.process import WORKER, CommandResult
 from hpctrain.checkpoint.published import describe_file, publish
-from hpctrain.corpus.prepare.options import Options
+from hpctrain.corpus.prepare.options import PrepareOptions
 from hpctrain.corpus.prepare.prepare import prepare
 from hpctrain.launch.evaluate import evaluate
 from hpctrain.records.history.generation import Fence
@@ -29,12 +29,12 @@ class Worker:
         self.say = say
         self.asked: dict[str, Any] = {}
 
-    def run(self, argv: list[str], timeout_s: float | None = None, env: object = None) -> Finished:
+    def run(self, argv: list[str], timeout_s: float | None = None, env: object = None) -> CommandResult:
         assert argv[:-1] == [*WORKER, "eval"]
         self.asked = json.loads(argv[-1])
         assert all((Path(path) / "index.json").is_file() for path in self.asked["data"])
         code, stdout, stderr = self.say(self.asked)
-        return Finished((), code, stdout, stderr)
+        return CommandResult((), code, stdout, stderr)
 
 
 def of_two(asked: dict[str, Any]) -> tuple[int, str, str]:
@@ -99,7 +99,7 @@ def test_the_newest_whole_checkpoint_counts_unless_a_step_is_named(folder: Path,
 
 
 def test_data_that_the_model_cannot_read_is_refused(folder: Path, tmp_path: Path) -> None:
-    prepare([tmp_path / "a.txt"], tmp_path / "bpe", Options("train:260"))
+    prepare([tmp_path / "a.txt"], tmp_path / "bpe", PrepareOptions("train:260"))
     message = r"its tokenizer \(trained .*\) is not that of the run \(bytes, vocabulary 257\); .* --tokenizer bytes$"
     with pytest.raises(InputError, match=message):
         evaluate(folder, [str(tmp_path / "bpe")], None, "all", None, Worker(of_two))  # type: ignore[arg-type]

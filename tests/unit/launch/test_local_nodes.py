@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.base.errors import FileError, InputError, Refused
+from hpctrain.base.errors import FileError, InputError, RefusedError
 from hpctrain.launch.checks import check_devices, check_plan, check_topology, is_usable
 from hpctrain.launch.local import local_environment, local_nodes
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan, Replica, Stage
 from hpctrain.records.run.run import Run, read_run
 from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology
 from hpctrain.runs.folder import RunFolder, create_run_folder, lock_holder, lock_run_folder
 
-SPEC = ModelSpec(layers=4, dim=32, heads=4, vocab=64)
+SPEC = DecoderSpec(layers=4, dim=32, heads=4, vocab=64)
 RUN = Run.from_json(
     {
         "steps": 10,
@@ -66,7 +66,7 @@ def test_a_plan_by_hand_uses_at_most_one_end_of_a_broken_link() -> None:
     cut = whole.model_copy(update={"fabric": Fabric(broken=[("local0", "local2")])})
     check_devices(plan(), cut, "plan.json")
     with pytest.raises(
-        Refused, match="it uses local0 and local2, whose link the probe could not measure; allowed: one"
+        RefusedError, match="it uses local0 and local2, whose link the probe could not measure; allowed: one"
     ):
         check_devices(both, cut, "plan.json")
 
@@ -77,13 +77,13 @@ def test_a_topology_must_cover_the_nodes_and_be_young() -> None:
     assert is_usable(topology("local0", "local1"), ["local0"], now + week - 1)
     assert not is_usable(topology("local0", "local1"), ["local0"], now + week + 1)
     assert not is_usable(topology("local0"), ["local0", "local1"], now)
-    with pytest.raises(Refused, match="it is a topology of n7; this run has local0, local1"):
+    with pytest.raises(RefusedError, match="it is a topology of n7; this run has local0, local1"):
         check_topology(topology("n7"), local_nodes(2), "t.json")
 
 
 def test_a_plan_must_be_of_this_run() -> None:
     check_plan(plan(), RUN, SPEC, ["local0"], "plan.json")
-    with pytest.raises(Refused, match="provisional"):
+    with pytest.raises(RefusedError, match="provisional"):
         check_plan(plan(provisional=True), RUN, SPEC, ["local0"], "plan.json")
     two = [["local0:cpu0", "local0:cpu1", "local0:cpu2"]]
     wide = plan(

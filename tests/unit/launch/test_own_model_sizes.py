@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.base.errors import CommandTimeout, HpctrainError, InputError
-from hpctrain.base.process import Finished, Process
+from hpctrain.base.errors import CommandTimeoutError, HpctrainError, InputError
+from hpctrain.base.process import CommandResult, Process
 from hpctrain.corpus.read.special_tokens import SpecialTokens
 from hpctrain.launch import own_model
-from hpctrain.launch.own_model import with_sizes
+from hpctrain.launch.own_model import with_model_sizes
 from hpctrain.records.model.imported_spec import ImportedSpec, PartSizes
 from hpctrain.records.run.run import Run
 
@@ -29,13 +29,13 @@ SPEC = ImportedSpec(
 class Answering:
     """A runner whose process answers as it is told."""
 
-    def __init__(self, answer: Callable[[], Finished]) -> None:
+    def __init__(self, answer: Callable[[], CommandResult]) -> None:
         self.answer = answer
         self.asked: list[list[str]] = []
 
     def run(
         self, argv: Sequence[str], timeout_s: float | None = None, env: Mapping[str, str] | None = None
-    ) -> Finished:
+    ) -> CommandResult:
         self.asked.append(list(argv))
         return self.answer()
 
@@ -44,7 +44,7 @@ class Answering:
 
 
 def finished(stdout: str = "", stderr: str = "", code: int = 0) -> Answering:
-    return Answering(lambda: Finished((), code, stdout, stderr))
+    return Answering(lambda: CommandResult((), code, stdout, stderr))
 
 
 def run(**model: object) -> Run:
@@ -66,7 +66,7 @@ def vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_answer_becomes_part_of_the_run(tmp_path: Path) -> None:
     runner = finished(json.dumps({"spec": SPEC.to_json()}))
-    resolved, spec = with_sizes(run(args={"depth": 3}), runner, tmp_path)
+    resolved, spec = with_model_sizes(run(args={"depth": 3}), runner, tmp_path)
     assert spec == SPEC
     assert resolved.spec() == SPEC
     assert Run.model_validate(resolved.to_json()) == resolved
@@ -79,36 +79,36 @@ def test_the_answer_becomes_part_of_the_run(tmp_path: Path) -> None:
 def test_what_is_known_is_not_asked_again_until_it_is_of_another_model() -> None:
     known = run(measured=SPEC.to_json())
     silent = finished()
-    assert with_sizes(known, silent) == (known, SPEC)
+    assert with_model_sizes(known, silent) == (known, SPEC)
     assert silent.asked == []
     for change in ({"args": {"depth": 3}}, {"blocks": "body"}, {"tensor_parallel": {"up": "columns"}}):
         runner = finished(json.dumps({"error": "asked"}))
         with pytest.raises(InputError, match="asked"):
-            with_sizes(run(measured=SPEC.to_json(), **change), runner)
+            with_model_sizes(run(measured=SPEC.to_json(), **change), runner)
 
 
 def test_a_mistake_in_the_model_is_the_person_s() -> None:
     with pytest.raises(InputError, match=r"^model\.blocks: no module 'h'$"):
-        with_sizes(run(), finished(json.dumps({"error": "model.blocks: no module 'h'"}), code=2))
+        with_model_sizes(run(), finished(json.dumps({"error": "model.blocks: no module 'h'"}), code=2))
 
 
 def test_a_process_that_dies_is_told_with_its_last_words() -> None:
     with pytest.raises(HpctrainError, match="net:make ended with code -9: it said nothing"):
-        with_sizes(run(), finished(code=-9))
+        with_model_sizes(run(), finished(code=-9))
     with pytest.raises(HpctrainError, match="ended with code 1: MemoryError"):
-        with_sizes(run(), finished(stderr="Traceback\nMemoryError\n", code=1))
+        with_model_sizes(run(), finished(stderr="Traceback\nMemoryError\n", code=1))
 
 
 def test_a_factory_that_never_returns_is_a_mistake() -> None:
-    def never() -> Finished:
-        raise CommandTimeout("python: no answer after 600 s")
+    def never() -> CommandResult:
+        raise CommandTimeoutError("python: no answer after 600 s")
 
     with pytest.raises(InputError, match="gave no model within 600 s"):
-        with_sizes(run(), Answering(never))
+        with_model_sizes(run(), Answering(never))
 
 
 def test_a_missing_code_folder_is_told_before_anything_runs(tmp_path: Path) -> None:
     runner = finished()
     with pytest.raises(InputError, match=r"code: .*absent: no such folder"):
-        with_sizes(run(), runner, tmp_path / "absent")
+        with_model_sizes(run(), runner, tmp_path / "absent")
     assert runner.asked == []

@@ -9,12 +9,12 @@ import pytest
 from fake_clock import FakeClock
 from fake_slurm import FakeSlurm
 
-from hpctrain.base.packaged import packaged
+from hpctrain.base.packaged import package_data_path
 from hpctrain.base.process import Process
 from hpctrain.launch.probe import job as module
 from hpctrain.launch.probe.job import ProbeJob, probe_job, srun_command
 from hpctrain.launch.probe.progress import STALL_S
-from hpctrain.node.place import add_place_arguments, place_of
+from hpctrain.node.place import add_node_arguments, node_address
 
 
 class Hanging:
@@ -57,7 +57,7 @@ def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_node_that_dies_after_the_result_keeps_nobody_waiting(tmp_path: Path) -> None:
-    text = packaged("topology", "laptop-4-nodes.json").read_text()
+    text = package_data_path("topology", "laptop-4-nodes.json").read_text()
     fake, clock = Starting(), FakeClock(on_sleep=lambda _: (tmp_path / "topology.json").write_text(text))
     topology = probe_job(ProbeJob(4), tmp_path, fake, clock)
     assert len(topology.nodes) == 4
@@ -66,7 +66,7 @@ def test_a_node_that_dies_after_the_result_keeps_nobody_waiting(tmp_path: Path) 
 
 
 def asked(job: ProbeJob, tmp_path: Path, device: str = "auto") -> tuple[str, ...]:
-    (tmp_path / "topology.json").write_text(packaged("topology", "laptop-4-nodes.json").read_text())
+    (tmp_path / "topology.json").write_text(package_data_path("topology", "laptop-4-nodes.json").read_text())
     fake = Starting()
     probe_job(job, tmp_path, fake, FakeClock(), device)
     return fake.argvs[-1]
@@ -101,7 +101,7 @@ def test_qos_and_time_reach_srun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
     def fake_probe(job: ProbeJob, *_: object) -> Topology:
         seen.append(job)
-        return Topology.read(packaged("topology", "laptop-4-nodes.json"))
+        return Topology.read(package_data_path("topology", "laptop-4-nodes.json"))
 
     monkeypatch.setattr(command, "probe_job", fake_probe)
     output = str(tmp_path / "t.json")
@@ -113,6 +113,6 @@ def test_qos_and_time_reach_srun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 def test_the_nodes_of_a_step_are_fewer_than_those_of_its_allocation() -> None:
     parser = argparse.ArgumentParser()
-    add_place_arguments(parser)
+    add_node_arguments(parser)
     environ = {"SLURMD_NODENAME": "n1", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_STEP_NODELIST": "n1"}
-    assert place_of(parser.parse_args([]), environ).nodes == ("n1",)
+    assert node_address(parser.parse_args([]), environ).nodes == ("n1",)

@@ -11,13 +11,13 @@ import pytest
 from fake_clock import FakeClock
 from fake_slurm import FakeSlurm
 
-from hpctrain.base.errors import InputError, Refused
+from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.jobs.cancel import cancel_job, is_cancelled
 from hpctrain.jobs.job_nodes import nodes_of_allocation, nodes_of_job
-from hpctrain.jobs.partition_checks import with_gpus
+from hpctrain.jobs.partition_checks import with_gpu_request
 from hpctrain.launch.job_script import directives
 from hpctrain.launch.queue import check_queue, wait_for_job
-from hpctrain.launch.site import with_exported
+from hpctrain.launch.site import with_sbatch_variables
 from hpctrain.records.run.run import Run
 from hpctrain.runs.file_system import check_shared, file_system_of
 from hpctrain.slurm.commands import Slurm
@@ -61,10 +61,10 @@ def test_an_option_with_a_key_of_its_own_is_refused_before_anything_is_asked(tmp
 
 
 def test_every_reason_for_a_refusal_is_told(tmp_path: Path) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RefusedError) as caught:
         lines_of(run(nodes="40", partition="nowhere"), FakeSlurm(), tmp_path)
     assert "nowhere" in str(caught.value)
-    with pytest.raises(Refused, match="40"):
+    with pytest.raises(RefusedError, match="40"):
         lines_of(run(nodes="40"), FakeSlurm(), tmp_path)
 
 
@@ -115,7 +115,7 @@ def test_a_file_system_that_is_one_machines_as_a_rule_is_said(
 
 def test_a_variable_that_the_site_has_people_export_stands_in_for_an_open_key() -> None:
     environ = {"SBATCH_ACCOUNT": "physics", "SBATCH_PARTITION": "high", "SBATCH_QOS": ""}
-    taken, lines = with_exported(run(partition="low"), environ)
+    taken, lines = with_sbatch_variables(run(partition="low"), environ)
     assert (taken.cluster.partition, taken.cluster.account, taken.cluster.qos) == ("low", "physics", None)
     assert lines == ["cluster.account: physics, from SBATCH_ACCOUNT"]
 
@@ -300,11 +300,11 @@ def test_what_a_preemption_costs_is_said_before_submitting(tmp_path: Path, kind:
 
 def test_a_job_asks_for_all_gpus_of_its_nodes() -> None:
     for device in ("auto", "cuda"):
-        asked, words = with_gpus(run(device=device), Slurm(FakeSlurm()).state())
+        asked, words = with_gpu_request(run(device=device), Slurm(FakeSlurm()).state())
         assert "--gpus-per-node=4" in directives(asked, Path("/shared/run"))
         assert words == ["4 GPUs a node are asked for (all of them)"]
-    assert with_gpus(run(device="cpu"), Slurm(FakeSlurm()).state()) == (run(device="cpu"), [])
-    assert with_gpus(run(devices_per_node=2), Slurm(FakeSlurm()).state()) == (run(devices_per_node=2), [])
+    assert with_gpu_request(run(device="cpu"), Slurm(FakeSlurm()).state()) == (run(device="cpu"), [])
+    assert with_gpu_request(run(devices_per_node=2), Slurm(FakeSlurm()).state()) == (run(devices_per_node=2), [])
 
 
 class Mixed(FakeSlurm):
@@ -317,8 +317,8 @@ class Mixed(FakeSlurm):
 
 @pytest.mark.parametrize(("nodes", "count"), [("1", 8), ("2", 4), ("1-3", 8), ("3", None)])
 def test_as_many_gpus_are_asked_for_as_so_many_nodes_have(nodes: str, count: int | None) -> None:
-    asked, words = with_gpus(run(nodes=nodes, device="auto"), Slurm(Mixed()).state())
+    asked, words = with_gpu_request(run(nodes=nodes, device="auto"), Slurm(Mixed()).state())
     assert asked.cluster.devices_per_node == count
     assert bool(words) == (count is not None)
-    _, words = with_gpus(run(nodes="3", device="cuda"), Slurm(Mixed()).state())
+    _, words = with_gpu_request(run(nodes="3", device="cuda"), Slurm(Mixed()).state())
     assert words[0].startswith("cluster.device is cuda, and no GPUs are asked for")

@@ -31,7 +31,7 @@ def test_a_plan_is_put_aside_when_what_it_was_made_for_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, kept: bool
 ) -> None:
     folder = create_run_folder(tmp_path, RUN, None, PLAN, 0.0).path
-    monkeypatch.setattr(training, "settle", lambda run, runner, code: (run, run.spec()))
+    monkeypatch.setattr(training, "resolve_run", lambda run, runner, code: (run, run.spec()))
     monkeypatch.setattr(training, "start_local_job", lambda *given: None)
     training.resume(folder, 1, (override,), SystemRunner(), FakeClock())
     assert (folder / "plan.json").exists() == kept
@@ -52,7 +52,7 @@ def test_a_start_that_fails_leaves_the_settings_as_they_were(tmp_path: Path, mon
         raise CommandError("python: cannot start")
 
     folder = create_run_folder(tmp_path, RUN, None, None, 0.0).path
-    monkeypatch.setattr(training, "settle", lambda run, runner, code: (run, run.spec()))
+    monkeypatch.setattr(training, "resolve_run", lambda run, runner, code: (run, run.spec()))
     monkeypatch.setattr(training, "start_local_job", fails)
     with pytest.raises(CommandError, match="cannot start"):
         training.resume(folder, 1, ("steps=20",), SystemRunner(), FakeClock())

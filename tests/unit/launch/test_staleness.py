@@ -9,7 +9,7 @@ import pytest
 from hpctrain import __version__
 from hpctrain.base.clock import utc_text
 from hpctrain.base.errors import FileError
-from hpctrain.launch.driver import driver_of, own_driver
+from hpctrain.launch.driver import local_driver_version, parse_driver_version
 from hpctrain.launch.staleness import staleness
 from hpctrain.launch.training import drop_stale_topology
 from hpctrain.records.history.event import Event
@@ -103,10 +103,10 @@ def test_the_driver_is_read_from_its_own_words(tmp_path: Path) -> None:
         "GCC version:  gcc version 11.4.0 (Ubuntu)\n"
     )
 
-    assert own_driver("n1", file) == {"n1": "550.54.15"}
-    assert own_driver(None, file) == {}
-    assert own_driver("n1", tmp_path / "absent") == {}
-    assert driver_of("nothing of the kind") is None
+    assert local_driver_version("n1", file) == {"n1": "550.54.15"}
+    assert local_driver_version(None, file) == {}
+    assert local_driver_version("n1", tmp_path / "absent") == {}
+    assert parse_driver_version("nothing of the kind") is None
 
 
 def test_an_attempt_keeps_a_topology_with_words_and_puts_an_old_one_aside(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.base.packaged import packaged
+from hpctrain.base.packaged import package_data_path
 from hpctrain.launch.job_script import directives
 from hpctrain.records.run.run import Run
 
@@ -31,7 +31,7 @@ exit ${{CODE:-0}}
 
 def asked(name: str) -> set[str]:
     """The directives that are on."""
-    lines = packaged("slurm", name).read_text().splitlines()
+    lines = package_data_path("slurm", name).read_text().splitlines()
     return {line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")}
 
 
@@ -44,7 +44,7 @@ def called(name: str, folder: Path, **env: str) -> tuple[list[str], int]:
     job = {"PATH": f"{fake.parent}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", **env}
     # slurmd runs a copy in its spool folder, started in the folder of the submission.
     spooled = folder / "slurm_script"
-    shutil.copy(packaged("slurm", name), spooled)
+    shutil.copy(package_data_path("slurm", name), spooled)
     done = subprocess.run(["bash", str(spooled)], cwd=folder, env=job, capture_output=True, text=True, check=False)
     argv = folder / "argv"
     return (argv.read_text().splitlines() if argv.exists() else [done.stderr.strip()]), done.returncode
@@ -52,7 +52,9 @@ def called(name: str, folder: Path, **env: str) -> tuple[list[str], int]:
 
 @pytest.mark.parametrize("name", ["train.sbatch", "probe.sbatch"])
 def test_it_is_valid_bash(name):
-    done = subprocess.run(["bash", "-n", str(packaged("slurm", name))], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", "-n", str(package_data_path("slurm", name))], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -68,7 +70,7 @@ def test_train_asks_for_what_the_recovery_depends_on():
 def test_every_directive_stands_before_the_first_command():
     """sbatch reads none of those that come later."""
     for name in ("train.sbatch", "probe.sbatch"):
-        lines = packaged("slurm", name).read_text().splitlines()
+        lines = package_data_path("slurm", name).read_text().splitlines()
         first = next(index for index, line in enumerate(lines) if line and not line.startswith("#"))
         assert not any("#SBATCH" in line for line in lines[first:])
 

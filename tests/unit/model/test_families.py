@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from hpctrain.model.build import build_part, build_stage, outline
+from hpctrain.model.build import build_modules, build_part, build_stage
 from hpctrain.model.imported.part import blocks_of
-from hpctrain.model.relative import added_scores, buckets
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.model.relative import relative_position_bias, relative_position_buckets
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.encoder_spec import EncoderSpec
 from hpctrain.records.model.families import FamilySpec
@@ -27,7 +27,7 @@ T5 = EncoderDecoderSpec(
     layers=5, encoder_layers=2, dim=24, heads=3, head_dim=4, vocab=50, buckets=8, max_distance=10, decoder_seq=7
 )
 GATED = T5.model_copy(update={"gated": True, "tied": False})
-DECODER = ModelSpec(layers=3, dim=24, heads=3, vocab=50, tied=True)
+DECODER = DecoderSpec(layers=3, dim=24, heads=3, vocab=50, tied=True)
 FAMILIES: dict[str, FamilySpec] = {"decoder": DECODER, "gpt2": GPT2, "encoder": ENCODER, "t5": T5, "t5 gated": GATED}
 TOKENS = torch.arange(2 * 12).view(2, 12) * 7 % 50
 DECODER_TOKENS = torch.arange(2 * 7).view(2, 7) * 11 % 50
@@ -176,15 +176,27 @@ def test_logits_are_those_of_the_formulas(spec: FamilySpec, plain: Callable[...,
 def test_relative_positions_share_rows_by_distance(causal: bool) -> None:
     distances = torch.arange(-40, 41)
     expected = [plain_row(distance, causal) for distance in distances.tolist()]
-    assert buckets(distances, 8, 10, causal).tolist() == expected
+    assert relative_position_buckets(distances, 8, 10, causal).tolist() == expected
     table = torch.nn.Embedding(8, 3)
-    added = added_scores(table, torch.empty(1, 11, 2), 10, causal)[0]
+    added = relative_position_bias(table, torch.empty(1, 11, 2), 10, causal)[0]
     torch.testing.assert_close(added, plain_added(table.weight, 11, causal), rtol=0, atol=0)
 
 
 def test_powers_of_two_fall_into_the_rows_of_published_models() -> None:
     distances = torch.tensor([-8, -15, -16, -31, -32, -63, -64, -127, -128, 16, 64])
-    assert buckets(distances, 32, 128, causal=False).tolist() == [8, 9, 10, 11, 12, 13, 14, 15, 15, 26, 30]
+    assert relative_position_buckets(distances, 32, 128, causal=False).tolist() == [
+        8,
+        9,
+        10,
+        11,
+        12,
+        13,
+        14,
+        15,
+        15,
+        26,
+        30,
+    ]
 
 
 @each_family
@@ -202,7 +214,7 @@ def test_a_model_in_parts_is_the_model(spec: FamilySpec) -> None:
             x = part(x, *decoder_tokens)
             if not ends["last"]:
                 assert x.shape[1] == spec.boundary_length(12, stop)
-                assert x.numel() * 4 == spec.boundary_bytes(2, 12, cut=stop) <= spec.boundary_bytes(2, 12)
+                assert x.numel() * 4 == spec.stage_boundary_bytes(2, 12, cut=stop) <= spec.stage_boundary_bytes(2, 12)
             for name, parameter in part.named_parameters():
                 assert torch.equal(parameter, weights[name]), name
                 held[name] = held.get(name, 0) + 1
@@ -220,7 +232,7 @@ def test_a_preset_has_as_many_weights_as_counted(name: str) -> None:
     middle = spec.preferred_cut or spec.layers // 2
     for start, stop in ((0, 1), (middle - 1, middle + 1), (spec.layers - 1, spec.layers)):
         with torch.device("meta"):
-            part = outline(spec, start, stop, start == 0, stop == spec.layers)
+            part = build_modules(spec, start, stop, start == 0, stop == spec.layers)
         assert sum(parameter.numel() for parameter in part.parameters()) == spec.parameters(start, stop)
 
 

@@ -16,10 +16,10 @@ from torch import nn
 from hpctrain.base.errors import InputError
 from hpctrain.hf.config_of_spec import TokenIds, config_of
 from hpctrain.hf.folder import read_folder
-from hpctrain.hf.shards import index_of, shared_out
+from hpctrain.hf.shards import assign_to_shards, index_of
 from hpctrain.hf.tensors import tensors_of
 from hpctrain.model.build import build_part
-from hpctrain.model.hf_weights import HfWeights, joined
+from hpctrain.model.hf_weights import HfWeights, to_hf_tensor
 from hpctrain.records.model.families import FamilySpec
 
 TOLERANCE = 1e-5
@@ -88,9 +88,9 @@ def exported(spec: FamilySpec, module: nn.Module, folder: Path, limit: int) -> P
     """A folder of a whole model, as the export writes it."""
     folder.mkdir()
     own = {name: parameter.detach() for name, parameter in module.named_parameters()}
-    files = shared_out(tensors_of(spec), 4, limit)
+    files = assign_to_shards(tensors_of(spec), 4, limit)
     for name, tensors in files.items():
-        held = {tensor.name: joined(tensor, [own[part] for part in tensor.own]) for tensor in tensors}
+        held = {tensor.name: to_hf_tensor(tensor, [own[part] for part in tensor.own]) for tensor in tensors}
         save_file(held, folder / name, metadata={"format": "pt"})
     if len(files) > 1:
         (folder / "model.safetensors.index.json").write_text(json.dumps(index_of(files, 4)))

@@ -11,7 +11,7 @@ import torch
 
 from hpctrain.base.errors import InputError
 from hpctrain.model.build import build_part
-from hpctrain.model.imported.describe import Question, describe
+from hpctrain.model.imported.describe import DescribeRequest, describe
 from hpctrain.model.imported.part import blocks_of
 from hpctrain.records.model.imported_spec import ImportedSpec
 
@@ -69,7 +69,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
         names.append(f"written_{tmp_path.name}_{len(names)}")
         (tmp_path / f"{names[-1]}.py").write_text(PLAIN + lines)
         values = {"args": {}, "front": None, "blocks": None, "back": None, "tensor_parallel": {}, **given}
-        return describe(Question(factory=f"{names[-1]}:{factory}", tokens=11, seq_len=6, seed=1, **values))  # type: ignore[arg-type]
+        return describe(DescribeRequest(factory=f"{names[-1]}:{factory}", tokens=11, seq_len=6, seed=1, **values))  # type: ignore[arg-type]
 
     yield run
     for name in names:
@@ -80,7 +80,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
 def example(monkeypatch: pytest.MonkeyPatch) -> ImportedSpec:
     monkeypatch.syspath_prepend(str(EXAMPLE))
     plan = {"attention.wq": "columns", "attention.wk": "columns", "attention.wv": "columns", "attention.wo": "rows"}
-    return describe(Question("gpt:make", ARGUMENTS, None, None, None, plan, 11, 6, 1))  # type: ignore[arg-type]
+    return describe(DescribeRequest("gpt:make", ARGUMENTS, None, None, None, plan, 11, 6, 1))  # type: ignore[arg-type]
 
 
 def test_parts_have_the_weights_and_names_of_the_whole_model(example: ImportedSpec) -> None:
@@ -154,8 +154,8 @@ def make(vocabulary):
 """)
     assert spec.tied
     assert spec.parameters() == 11 * 8 + 3 * (8 * 8 + 8)
-    assert "share a weight" in (spec.why_no_pipeline(2) or "")
-    assert spec.why_no_pipeline(1) is None
+    assert "share a weight" in (spec.pipeline_error(2) or "")
+    assert spec.pipeline_error(1) is None
     with pytest.raises(InputError, match="share a weight"):
         build_part(spec, 0, 1, first=True, last=False, seed=1)
 
@@ -279,14 +279,14 @@ def test_every_mistake_is_a_line(
 
 def test_a_module_that_is_nowhere_is_told_with_where_it_was_looked_for() -> None:
     with pytest.raises(InputError, match=r"no module 'nowhere_at_all'; searched .*name the folder .* with `code`"):
-        describe(Question("nowhere_at_all.net:make", {}, None, None, None, {}, 11, 6, 1))
+        describe(DescribeRequest("nowhere_at_all.net:make", {}, None, None, None, {}, 11, 6, 1))
 
 
 def test_a_module_that_fails_on_its_own_imports_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "needs_another.py").write_text("import not_installed_here\n")
     with pytest.raises(InputError, match=r"importing needs_another raised ModuleNotFoundError: .*not_installed_here"):
-        describe(Question("needs_another:make", {}, None, None, None, {}, 11, 6, 1))
+        describe(DescribeRequest("needs_another:make", {}, None, None, None, {}, 11, 6, 1))
 
 
 @pytest.mark.parametrize(

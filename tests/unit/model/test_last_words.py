@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.model.imported.last_words import last_words
+from hpctrain.model.imported.last_words import describe_user_error
 
 
 @pytest.fixture
@@ -31,19 +31,19 @@ def raised(tmp_path: Path) -> Callable[[str], BaseException]:
 def test_the_line_names_kind_text_file_and_line(raised: Callable[[str], BaseException], tmp_path: Path) -> None:
     error = raised("x = 1\nraise ValueError('two\\n  lines')\n")
     place = f"(line 2 of {tmp_path}/mine.py: raise ValueError('two\\n  lines'))"
-    assert last_words(error) == f"ValueError: two lines {place}"
+    assert describe_user_error(error) == f"ValueError: two lines {place}"
 
 
 def test_the_place_is_in_the_persons_code_where_a_library_raised(
     raised: Callable[[str], BaseException], tmp_path: Path
 ) -> None:
     error = raised("\n\nnn.Linear(3, 4)(torch.zeros(2, 5))\n")
-    assert f"(line 3 of {tmp_path}/mine.py: nn.Linear(3, 4)(torch.zeros(2, 5)))" in last_words(error)
-    assert "mat1 and mat2 shapes cannot be multiplied" in last_words(error)
+    assert f"(line 3 of {tmp_path}/mine.py: nn.Linear(3, 4)(torch.zeros(2, 5)))" in describe_user_error(error)
+    assert "mat1 and mat2 shapes cannot be multiplied" in describe_user_error(error)
     decoding = raised("import json\njson.loads('{')\n")
-    assert f"(line 2 of {tmp_path}/mine.py: json.loads('{{'))" in last_words(decoding)
+    assert f"(line 2 of {tmp_path}/mine.py: json.loads('{{'))" in describe_user_error(decoding)
 
 
 def test_a_text_without_end_is_cut_and_one_without_text_is_its_kind(raised: Callable[[str], BaseException]) -> None:
-    assert len(last_words(raised(f"raise OSError('{'x' * 10_000}')")).partition(" (line")[0]) < 320
-    assert last_words(KeyError()) == "KeyError"
+    assert len(describe_user_error(raised(f"raise OSError('{'x' * 10_000}')")).partition(" (line")[0]) < 320
+    assert describe_user_error(KeyError()) == "KeyError"

@@ -10,10 +10,10 @@ from fake_clock import FakeClock
 from fake_slurm import FakeSlurm
 from run_folders import RUN, event, submitted_run
 
-from hpctrain.jobs.dependencies import FOLLOWERS
+from hpctrain.jobs.dependencies import DEPENDENT_RUNS_FILE
 from hpctrain.node import attempt
 from hpctrain.node.closing import close
-from hpctrain.node.leaving import is_script_there, name_closer
+from hpctrain.node.leaving import is_job_script_alive, name_closing_node
 from hpctrain.runs.folder import RunFolder
 
 
@@ -43,7 +43,7 @@ def folder(fake: FakeSlurm, job: str, tmp_path: Path) -> Path:
     later = submitted_run(tmp_path, waiting, name="later-20260101T000000Z-00ff")
     cluster = {**RUN["cluster"], "after": [str(folder)]}  # type: ignore[dict-item]
     (later / "run.yaml").write_text(json.dumps({**RUN, "cluster": cluster}))
-    (folder / FOLLOWERS).write_text(f"{later}\n")
+    (folder / DEPENDENT_RUNS_FILE).write_text(f"{later}\n")
     return folder
 
 
@@ -62,7 +62,7 @@ def test_the_job_of_a_finished_run_ends_at_once_without_its_script(folder: Path,
 def test_a_script_that_is_there_ends_its_job_itself(folder: Path, fake: FakeSlurm, job: str) -> None:
     """The batch node is cut off from the others, and not lost."""
     clock = FakeClock(on_sleep=lambda _: (folder / "left" / "0.seen").touch())
-    assert not is_script_there(folder, 0)
+    assert not is_job_script_alive(folder, 0)
     assert not close(folder, 0, "new_job", fake, clock)
     assert fake.jobs[int(job)].state == "RUNNING"
     assert "end" not in RunFolder(folder).attempts()[0]
@@ -86,7 +86,7 @@ def test_an_attempt_that_is_closed_is_left_alone(folder: Path, fake: FakeSlurm, 
 def test_one_node_closes_where_the_batch_node_is_lost(
     tmp_path: Path, node: str, members: list[str], batch_host: str | None, named: bool
 ) -> None:
-    name_closer(tmp_path, 1, node, members, batch_host)
+    name_closing_node(tmp_path, 1, node, members, batch_host)
     closer = tmp_path / "left" / "1.closer"
     assert closer.exists() is named
     assert not named or closer.read_text() == f"{node}\n"

@@ -17,13 +17,20 @@ from fake_clock import FakeClock
 from fake_slurm import FakeSlurm
 
 from hpctrain.base.errors import CommandError
-from hpctrain.base.process import Finished
-from hpctrain.jobs.cancel import MARK
-from hpctrain.jobs.exit_codes import Ending
-from hpctrain.jobs.step_end import srun_said
+from hpctrain.base.process import CommandResult
+from hpctrain.jobs.cancel import CANCELLED_FILE
+from hpctrain.jobs.exit_codes import AttemptOutcome
+from hpctrain.jobs.step_end import srun_log
 from hpctrain.node import attempt, run
-from hpctrain.node.ending import Account, Verdict, decide_end, read_account, settle_job, told_state
-from hpctrain.records.history.attempt import spent
+from hpctrain.node.ending import (
+    AttemptHistory,
+    JobVerdict,
+    decide_after_attempt,
+    decide_and_requeue,
+    notification_state,
+    read_attempt_history,
+)
+from hpctrain.records.history.attempt import failures_since_checkpoint
 from hpctrain.records.history.event import Event, EventKind
 from hpctrain.records.history.successor import read_successors
 from hpctrain.runs.folder import RunFolder
@@ -40,9 +47,9 @@ data: {train: [/data]}
 batch: {global: 8}
 recovery: {retries: 1}
 """
-STOPPED = Ending(75, "resumable", True, "SIGUSR2", "asked to stop by SIGUSR2; a checkpoint is saved first")
-FATAL = Ending(1, "fatal", reason="the loss is nan")
-SAVED = Account(retries=1, progressed=True)
+STOPPED = AttemptOutcome(75, "resumable", True, "SIGUSR2", "asked to stop by SIGUSR2; a checkpoint is saved first")
+FATAL = AttemptOutcome(1, "fatal", reason="the loss is nan")
+SAVED = AttemptHistory(retries=1, progressed=True)
 
 
 def event(kind: EventKind, reason: str = "", attempt: int = 0, **data: object) -> Event:
@@ -57,9 +64,9 @@ def info(state: str, preempted: bool = False) -> JobInfo:
 
 
 @pytest.mark.parametrize(
-    ("ending", "job", "act"),
+    ("outcome", "job", "act"),
     [
-        (Ending(0, "done"), info("RUNNING"), "stop"),
+        (AttemptOutcome(0, "done"), info("RUNNING"), "stop"),
         (STOPPED, info("RUNNING"), "again"),
         (STOPPED, info("RUNNING", True), "again"),
         (STOPPED, info("CANCELLED"), "stop"),
@@ -71,61 +78,68 @@ def info(state: str, preempted: bool = False) -> JobInfo:
         (STOPPED, info("COMPLETING", True), "again"),
         (STOPPED, info("PREEMPTED", True), "again"),
         # The notice before the time limit was not enough.
-        (Ending(143, "resumable"), replace(info("COMPLETING"), reason="TimeLimit"), "again"),
+        (AttemptOutcome(143, "resumable"), replace(info("COMPLETING"), reason="TimeLimit"), "again"),
         (FATAL, info("RUNNING"), "again"),
         (FATAL, info("TIMEOUT"), "again"),
-        (Ending(2, "fatal", hopeless=True), info("RUNNING"), "stop"),
-        (Ending(137, "fatal"), info("RUNNING", True), "again"),
-        (Ending(75, "infrastructure", reason="1 of 2 nodes is left"), info("RUNNING"), "again"),
+        (AttemptOutcome(2, "fatal", not_retryable=True), info("RUNNING"), "stop"),
+        (AttemptOutcome(137, "fatal"), info("RUNNING", True), "again"),
+        (AttemptOutcome(75, "infrastructure", reason="1 of 2 nodes is left"), info("RUNNING"), "again"),
     ],
 )
-def test_what_can_go_on_goes_on(ending: Ending, job: JobInfo | None, act: str) -> None:
-    verdict = decide_end(ending, job, SAVED)
+def test_what_can_go_on_goes_on(outcome: AttemptOutcome, job: JobInfo | None, act: str) -> None:
+    verdict = decide_after_attempt(outcome, job, SAVED)
     assert verdict.act == act
-    assert decide_end(ending, job, SAVED, cancelled=True).act == "stop"
+    assert decide_after_attempt(outcome, job, SAVED, cancelled=True).act == "stop"
 
 
 def test_only_failures_of_the_run_spend_its_retries() -> None:
-    used_up = Account(retries=1, spent=1)
-    over = decide_end(FATAL, info("RUNNING"), used_up)
+    used_up = AttemptHistory(retries=1, failures_since_checkpoint=1)
+    over = decide_after_attempt(FATAL, info("RUNNING"), used_up)
     assert (over.act, over.failed, over.exit_class) == ("stop", True, "fatal")
     assert over.reason == "the loss is nan; 2 failures in a row without a new checkpoint (recovery.retries is 1)"
-    lost = Ending(75, "infrastructure", reason="1 of 2 nodes is left")
-    assert decide_end(lost, info("RUNNING"), used_up).act == "again"
+    lost = AttemptOutcome(75, "infrastructure", reason="1 of 2 nodes is left")
+    assert decide_after_attempt(lost, info("RUNNING"), used_up).act == "again"
     # A time limit too short for one checkpoint: nothing would ever change.
-    verdict = decide_end(STOPPED, info("RUNNING"), used_up)
+    verdict = decide_after_attempt(STOPPED, info("RUNNING"), used_up)
     assert (verdict.act, verdict.exit_class) == ("stop", "no_progress")
-    assert decide_end(STOPPED, info("RUNNING", True), used_up).exit_class == "resumable"
+    assert decide_after_attempt(STOPPED, info("RUNNING", True), used_up).exit_class == "resumable"
 
 
 def test_a_cluster_that_fails_for_ever_is_no_progress_in_the_end() -> None:
-    lost = Ending(75, "infrastructure", reason="1 of 2 nodes is left")
-    kinds = [decide_end(lost, info("RUNNING"), Account(retries=1, idle=idle)).exit_class for idle in range(4)]
+    lost = AttemptOutcome(75, "infrastructure", reason="1 of 2 nodes is left")
+    kinds = [
+        decide_after_attempt(
+            lost, info("RUNNING"), AttemptHistory(retries=1, attempts_without_checkpoint=idle)
+        ).exit_class
+        for idle in range(4)
+    ]
     assert kinds == ["infrastructure", "infrastructure", "no_progress", "no_progress"]
 
 
 def test_what_waits_behind_a_job_that_slurm_ended_goes_on() -> None:
-    queued = Account(retries=1, successor="9")
-    assert "job 9 goes on" in decide_end(STOPPED, info("NODE_FAIL"), queued).reason
-    assert "it decides" in decide_end(STOPPED, info("PENDING"), queued).reason
+    queued = AttemptHistory(retries=1, successor="9")
+    assert "job 9 goes on" in decide_after_attempt(STOPPED, info("NODE_FAIL"), queued).reason
+    assert "it decides" in decide_after_attempt(STOPPED, info("PENDING"), queued).reason
 
 
 def test_the_account_starts_anew_at_a_checkpoint() -> None:
     failed = {"class": "fatal", "checkpoint_before": "a", "checkpoint_after": "a"}
-    assert read_account([failed, failed], "a", "a", 3) == Account(3, False, spent=2, idle=2)
-    assert read_account([failed, failed], "a", "b", 3) == Account(3, True)
+    assert read_attempt_history([failed, failed], "a", "a", 3) == AttemptHistory(
+        3, False, failures_since_checkpoint=2, attempts_without_checkpoint=2
+    )
+    assert read_attempt_history([failed, failed], "a", "b", 3) == AttemptHistory(3, True)
     # The first attempt made a checkpoint before it failed: that is the first failure after it.
     first = {**failed, "checkpoint_before": None}
-    assert read_account([failed, first, failed], "a", "a", 3).spent == 2
+    assert read_attempt_history([failed, first, failed], "a", "a", 3).failures_since_checkpoint == 2
 
 
 def settle(
-    fake: FakeSlurm, job: str, clock: FakeClock, told: list[Verdict], account: Account = SAVED,
+    fake: FakeSlurm, job: str, clock: FakeClock, verdicts: list[JobVerdict], history: AttemptHistory = SAVED,
     again: Callable[[], None] | None = None,
-) -> Verdict:  # fmt: skip
+) -> JobVerdict:  # fmt: skip
     slurm = Slurm(fake)
     requeue = again or (lambda: slurm.requeue(job))
-    return settle_job(STOPPED, job, account, slurm, clock, lambda: False, told.append, requeue)
+    return decide_and_requeue(STOPPED, job, history, slurm, clock, lambda: False, verdicts.append, requeue)
 
 
 def test_a_controller_that_is_away_at_the_end_is_asked_again() -> None:
@@ -133,10 +147,10 @@ def test_a_controller_that_is_away_at_the_end_is_asked_again() -> None:
     job = fake.submit("--nodes=2", "--time=2")
     fake.away = True
     clock = FakeClock(on_sleep=lambda _: setattr(fake, "away", clock.now() < 20))
-    told: list[Verdict] = []
-    assert settle(fake, job, clock, told).act == "again"
+    verdicts: list[JobVerdict] = []
+    assert settle(fake, job, clock, verdicts).act == "again"
     assert fake.jobs[int(job)].restarts == 1
-    assert [verdict.reason for verdict in told] == ["stopped before the time limit, saved, and back to the queue"]
+    assert [verdict.reason for verdict in verdicts] == ["stopped before the time limit, saved, and back to the queue"]
 
 
 def test_a_controller_that_stays_away_is_no_silent_end() -> None:
@@ -164,9 +178,9 @@ class Deaf(FakeSlurm):
 
     def run(
         self, argv: Sequence[str], timeout_s: float | None = None, env: Mapping[str, str] | None = None
-    ) -> Finished:
+    ) -> CommandResult:
         done = super().run(argv, timeout_s, env)
-        return Finished(done.argv, 1, "", "Socket timed out on send/recv\n") if argv[1] == "requeue" else done
+        return CommandResult(done.argv, 1, "", "Socket timed out on send/recv\n") if argv[1] == "requeue" else done
 
 
 def test_a_requeue_whose_answer_is_lost_is_not_asked_twice() -> None:
@@ -251,7 +265,7 @@ def test_a_step_that_slurm_ended_for_a_node_that_came_back_is_no_failure_of_the_
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin(folder, monkeypatch, fake)
-    said = srun_said(folder.path, 0)
+    said = srun_log(folder.path, 0)
     said.parent.mkdir(parents=True)
     said.write_text(CAME_BACK)
     assert close(folder, "node_lost", "--again", "new_job", code=137, node="gpu2") == 137
@@ -259,7 +273,7 @@ def test_a_step_that_slurm_ended_for_a_node_that_came_back_is_no_failure_of_the_
     assert line["class"] == "infrastructure"
     assert str(line["reason"]).startswith("gpu2 came back without its part of the step, and Slurm ended the step")
     assert "(srun: Aborting, io error and missing step on node 1); back to the queue" in str(line["reason"])
-    assert spent(folder.attempts()) == 0
+    assert failures_since_checkpoint(folder.attempts()) == 0
     assert job_id(folder.path) == "2", "the run goes on"
     # The last lines of the job's log say so too.
     assert f"attempt 0 ended (infrastructure): {line['reason']}" in capsys.readouterr().err
@@ -325,7 +339,7 @@ def test_a_run_that_was_cancelled_gets_no_other_job(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
 ) -> None:
     begin(folder, monkeypatch, fake)
-    (folder.path / MARK).touch()
+    (folder.path / CANCELLED_FILE).touch()
     assert close(folder, "preempted", "--again", "new_job") == 75
     assert len(fake.jobs) == 1
 
@@ -384,7 +398,7 @@ def test_a_finished_run_is_a_success_whatever_srun_gave(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, fake: FakeSlurm
 ) -> None:
     begin(folder, monkeypatch, fake)
-    (folder.path / run.FINISHED).touch()
+    (folder.path / run.FINISHED_FILE).touch()
     assert close(folder, "preempted", "--again", "new_job") == 0
     assert (folder.attempts()[-1]["code"], folder.attempts()[-1]["class"]) == (0, "done")
     assert len(fake.jobs) == 1
@@ -430,13 +444,13 @@ def test_a_stop_while_the_program_loads_is_heard_later(number: signal.Signals) -
 @pytest.mark.parametrize(
     ("verdict", "state"),
     [
-        (Verdict("stop", "all steps are done", "done"), "done"),
-        (Verdict("again", "preempted, saved, and back to the queue", "resumable"), "requeued"),
-        (Verdict("wait", "Slurm took the job (REQUEUED)", "resumable"), "requeued"),
-        (Verdict("stop", "cancelled", "resumable", cancelled=True), "cancelled"),
-        (Verdict("stop", "the job could not be requeued", "resumable", failed=True), "failed"),
-        (Verdict("stop", "a worker ended", "fatal", failed=True), "failed"),
+        (JobVerdict("stop", "all steps are done", "done"), "done"),
+        (JobVerdict("again", "preempted, saved, and back to the queue", "resumable"), "requeued"),
+        (JobVerdict("wait", "Slurm took the job (REQUEUED)", "resumable"), "requeued"),
+        (JobVerdict("stop", "cancelled", "resumable", cancelled=True), "cancelled"),
+        (JobVerdict("stop", "the job could not be requeued", "resumable", failed=True), "failed"),
+        (JobVerdict("stop", "a worker ended", "fatal", failed=True), "failed"),
     ],
 )
-def test_the_end_of_an_attempt_has_one_name_towards_the_outside(verdict: Verdict, state: str) -> None:
-    assert told_state(verdict) == state
+def test_the_end_of_an_attempt_has_one_name_towards_the_outside(verdict: JobVerdict, state: str) -> None:
+    assert notification_state(verdict) == state

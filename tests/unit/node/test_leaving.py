@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.node.leaving import is_over, leave
+from hpctrain.node.leaving import too_few_left, write_exit_marker
 
 
 @pytest.mark.parametrize(
@@ -24,12 +24,12 @@ from hpctrain.node.leaving import is_over, leave
 def test_an_attempt_is_over_when_those_that_have_not_left_cannot_go_on(
     left: list[str], members: str, min_nodes: int, over: bool
 ) -> None:
-    assert is_over(left, list(members), min_nodes) is over
+    assert too_few_left(left, list(members), min_nodes) is over
 
 
 def test_the_last_that_matters_tells_the_job_script(tmp_path: Path) -> None:
-    leave(tmp_path, 2, "a", ["a", "b", "c"], 1, 75)
+    write_exit_marker(tmp_path, 2, "a", ["a", "b", "c"], 1, 75)
     assert not (tmp_path / "left" / "2.code").exists()
-    leave(tmp_path, 2, "b", ["a", "b", "c"], 1, 75)
+    write_exit_marker(tmp_path, 2, "b", ["a", "b", "c"], 1, 75)
     assert (tmp_path / "left" / "2.code").read_text() == "75\n"
     assert not (tmp_path / "left" / "1.code").exists()

@@ -11,8 +11,8 @@ from fake_clock import FakeClock
 from steps_made import truth, write_generation
 
 from hpctrain.agent.agent import Proposal
-from hpctrain.agent.journal import Journal
-from hpctrain.base.errors import FileError, Refused
+from hpctrain.agent.journal import EventLog
+from hpctrain.base.errors import FileError, RefusedError
 from hpctrain.node import planning
 from hpctrain.node.planning import GenerationMaker
 from hpctrain.planner import make_plan
@@ -23,7 +23,7 @@ from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link import LinkClass
 from hpctrain.records.topology.topology import Device, DeviceType, Fabric, Node, Provenance, Topology, Verdict
 from hpctrain.runs.folder import RunFolder
-from hpctrain.runs.lost_checkpoints import begun_from_seed
+from hpctrain.runs.lost_checkpoints import restarting_from_seed
 
 FIXED = {"mode": "fixed", "dp": 2, "zero": 1, "recompute": "full", "micro_batch": 2}
 
@@ -57,7 +57,7 @@ def plan_on(folder: Path, run: Run, *names: str, before: tuple[str, ...] = ()) -
     store = StoreAddress(addr="127.0.0.1", port=1, node="n")
     previous = Generation(number=0, attempt=0, members=list(members(*before)), plan="p", store=store, reason="start")
     proposal = Proposal(1, 1, members(*names), previous if before else None, "start", 0, "me")
-    maker = GenerationMaker(folder, run, names, Journal(folder / "events.jsonl", names[0], 1, FakeClock()))
+    maker = GenerationMaker(folder, run, names, EventLog(folder / "events.jsonl", names[0], 1, FakeClock()))
     proposed = maker(proposal)
     proposed.announce()
     return proposed.plan, (folder / "events.jsonl").read_text()
@@ -78,7 +78,7 @@ def test_a_plan_with_a_node_that_the_new_probe_excludes_is_made_anew(tmp_path: P
     measured = Topology.read(tmp_path / "topology.json")
     store = StoreAddress(addr="127.0.0.1", port=1, node="a")
     previous = Generation(number=0, attempt=0, members=list(members(*names)), plan="p", store=store, reason="start")
-    maker = GenerationMaker(tmp_path, run, names, Journal(tmp_path / "events.jsonl", "a", 1, FakeClock()))
+    maker = GenerationMaker(tmp_path, run, names, EventLog(tmp_path / "events.jsonl", "a", 1, FakeClock()))
     proposal = Proposal(1, 1, members(*names), previous, "start", 0, "me")
     assert set(maker(proposal).plan.nodes) == {"a", "b"}
 
@@ -93,16 +93,16 @@ def test_a_run_that_had_saved_a_step_is_not_begun_from_the_seed(tmp_path: Path) 
     )  # fmt: skip
     with (tmp_path / "events.jsonl").open("a") as file:
         file.write(json.dumps(saved.to_json()) + "\n")
-    with pytest.raises(Refused, match="all checkpoints are lost: step 5000 was saved, and none is there now"):
+    with pytest.raises(RefusedError, match="all checkpoints are lost: step 5000 was saved, and none is there now"):
         plan_on(tmp_path, run_of(), "a")
     damaged = tmp_path / "checkpoints" / "step-00005000"
     damaged.mkdir(parents=True)
-    with pytest.raises(Refused, match=r"can be used \(step-00005000: manifest.json is missing\)"):
+    with pytest.raises(RefusedError, match=r"can be used \(step-00005000: manifest.json is missing\)"):
         plan_on(tmp_path, run_of(), "a")
     assert damaged.exists()  # a file system may come back
     kinds = [event.kind for event in read_events(tmp_path / "events.jsonl")]
     assert kinds[-2:] == ["checkpoint_skipped", "checkpoints_lost"]
-    with begun_from_seed(RunFolder(tmp_path), 1.0):
+    with restarting_from_seed(RunFolder(tmp_path), 1.0):
         pass
     plan_on(tmp_path, run_of(), "a")
 
@@ -115,7 +115,7 @@ def test_what_cannot_be_fixed_on_fewer_nodes_is_given_up_and_told_why(tmp_path: 
 
 
 def test_a_first_plan_is_refused_where_the_degrees_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="2 devices are needed, 1 are usable"):
+    with pytest.raises(RefusedError, match="2 devices are needed, 1 are usable"):
         plan_on(tmp_path, run_of(**FIXED), "c")
 
 
@@ -134,7 +134,7 @@ def test_a_planned_plan_passes_the_check_of_plans_by_hand(tmp_path: Path, monkey
 def test_after_a_loss_only_the_node_that_takes_over_is_sent_state(tmp_path: Path) -> None:
     run, names = run_of(mode="fixed", pp=2, dp=2, schedule="1f1b"), ("a", "b", "c", "d", "e")
     topology(*names).write(tmp_path / "topology.json")
-    maker = GenerationMaker(tmp_path, run, names, Journal(tmp_path / "events.jsonl", "a", 1, FakeClock()))
+    maker = GenerationMaker(tmp_path, run, names, EventLog(tmp_path / "events.jsonl", "a", 1, FakeClock()))
     first = maker(Proposal(0, 1, members(*names), None, "start", 0, "a"))
     lost, spare = first.plan.nodes[0], (set(names) - set(first.plan.nodes)).pop()
     left = members(*(name for name in names if name != lost))
@@ -152,7 +152,7 @@ def test_a_plan_by_hand_is_replaced_where_one_of_its_nodes_takes_no_part_from_th
     topology(*names).write(tmp_path / "topology.json")
     given = make_plan(run_of(mode="fixed", dp=2), run.spec(), topology("a", "b"))
     given.write(tmp_path / "plan.json")
-    maker = GenerationMaker(tmp_path, run, names, Journal(tmp_path / "events.jsonl", "a", 0, FakeClock()))
+    maker = GenerationMaker(tmp_path, run, names, EventLog(tmp_path / "events.jsonl", "a", 0, FakeClock()))
     assert maker(Proposal(0, 0, members("a", "b"), None, "start", 0, "a")).plan == given
     without_b = maker(Proposal(0, 0, members("a", "c"), None, "start", 0, "a"))
     without_b.announce()
@@ -160,8 +160,8 @@ def test_a_plan_by_hand_is_replaced_where_one_of_its_nodes_takes_no_part_from_th
     assert Plan.read(tmp_path / "plan.json") == given
     (tmp_path / "plan-0.json").unlink()
     # One that names a node which the job never had is somebody's mistake.
-    elsewhere = GenerationMaker(tmp_path, run, ("a", "c"), Journal(tmp_path / "events.jsonl", "a", 0, FakeClock()))
-    with pytest.raises(Refused, match="it uses b, this run has a, c"):
+    elsewhere = GenerationMaker(tmp_path, run, ("a", "c"), EventLog(tmp_path / "events.jsonl", "a", 0, FakeClock()))
+    with pytest.raises(RefusedError, match="it uses b, this run has a, c"):
         elsewhere(Proposal(0, 0, members("a", "c"), None, "start", 0, "a"))
 
 
@@ -172,7 +172,7 @@ def test_a_plan_after_a_loss_predicts_with_what_the_steps_before_it_taught(
     run, both = run_of(mode="fixed", dp=2), topology("a", "b")
     plan = make_plan(run, run.spec(), both)
     before = write_generation(tmp_path, plan, run, both, truth(compute={"cpu": 2.0}), steps)
-    maker = GenerationMaker(tmp_path, run, ("a", "b"), Journal(tmp_path / "events.jsonl", "a", 0, FakeClock()))
+    maker = GenerationMaker(tmp_path, run, ("a", "b"), EventLog(tmp_path / "events.jsonl", "a", 0, FakeClock()))
     after = maker(Proposal(1, 0, members("a"), before, "b is lost", 0, "me")).plan
     assert (after.profile is not None) == learnt
     if after.profile is not None:

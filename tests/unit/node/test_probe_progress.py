@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpctrain.agent.journal import Journal
+from hpctrain.agent.journal import EventLog
 from hpctrain.bench.probe.simulated import node_names
 from hpctrain.bench.probe.simulated_fabric import FabricSpec, SimulatedFabric
 from hpctrain.bench.probe.simulated_transport import SimulatedClock, SimulatedTransport
@@ -29,7 +29,7 @@ def words(folder: Path) -> list[str]:
 
 
 def progress(folder: Path, clock: SimulatedClock) -> ProbeProgress:
-    return ProbeProgress(Journal(folder / "events.jsonl", "n0", 1, clock), clock)
+    return ProbeProgress(EventLog(folder / "events.jsonl", "n0", 1, clock), clock)
 
 
 def test_each_part_is_told_when_it_begins_and_then_a_quarter_at_a_time(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.agent.agent import Place
-from hpctrain.agent.journal import Journal
+from hpctrain.agent.agent import AgentIdentity
+from hpctrain.agent.journal import EventLog
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.process import SystemRunner
-from hpctrain.jobs.bad_nodes import blamed
+from hpctrain.jobs.bad_nodes import nodes_to_blame
 from hpctrain.node import run
 from hpctrain.records.history.event import read_events
 from hpctrain.records.run.run import Run
@@ -42,12 +42,12 @@ def test_a_topology_at_hand_tells_whom_it_excludes(tmp_path: Path) -> None:
     usable.write(tmp_path / "topology.json")
     events = tmp_path / "events.jsonl"
     for node in ("a", "b"):
-        place = Place(node, ("a", "b", "c"), "127.0.0.1", "i", 1, tmp_path)
-        journal = Journal(events, node, 1, SystemClock())
-        assert run._ensure_topology(place, Run.from_json(RUN), journal, False, SystemRunner()) == usable
+        place = AgentIdentity(node, ("a", "b", "c"), "127.0.0.1", "i", 1, tmp_path)
+        event_log = EventLog(events, node, 1, SystemClock())
+        assert run._ensure_topology(place, Run.from_json(RUN), event_log, False, SystemRunner()) == usable
     (told,) = read_events(events)
     assert (told.kind, told.data["exclude"]) == ("probed", ["c"])
-    assert blamed([told]) == {"c": "the probe found it bad"}
+    assert nodes_to_blame([told]) == {"c": "the probe found it bad"}
 
 
 @pytest.mark.parametrize("local", [True, False])

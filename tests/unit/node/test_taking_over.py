@@ -9,9 +9,9 @@ import pytest
 from fake_slurm import MIN_JOB_AGE_S, FakeSlurm
 from run_folders import submitted_run
 
-from hpctrain.base.errors import Refused
-from hpctrain.jobs.cancel import MARK
-from hpctrain.jobs.dependencies import FOLLOWERS
+from hpctrain.base.errors import RefusedError
+from hpctrain.jobs.cancel import CANCELLED_FILE
+from hpctrain.jobs.dependencies import DEPENDENT_RUNS_FILE
 from hpctrain.node import attempt
 from hpctrain.records.history.event import Event, EventKind
 from hpctrain.records.history.successor import read_successors
@@ -112,7 +112,7 @@ def test_who_waits_for_the_run_hears_of_every_job_that_it_gets(
     follower = submitted_run(folder.path.parent / "runs", fake.submit("--nodes=1", "--dependency=afterany:1:2"))
     waits = {**RUN, "cluster": {**RUN["cluster"], "after": [str(folder.path)], "after_end": "any"}}
     (follower / "run.yaml").write_text(json.dumps(waits))
-    (folder.path / FOLLOWERS).write_text(f"{follower}\n")
+    (folder.path / DEPENDENT_RUNS_FILE).write_text(f"{follower}\n")
     fake.finish("1", code=1)
     assert begin(folder, "2", monkeypatch) == 0
     assert open_jobs(folder.path) == ["2", "4"]
@@ -120,19 +120,19 @@ def test_who_waits_for_the_run_hears_of_every_job_that_it_gets(
 
 
 def test_one_run_never_goes_on_twice(folder: RunFolder, fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Refused, match="the run went on as job 1, which is RUNNING"):
+    with pytest.raises(RefusedError, match="the run went on as job 1, which is RUNNING"):
         begin(folder, "2", monkeypatch)
     fake.finish("1", code=1)
     assert begin(folder, "2", monkeypatch) == 0
     # Slurm brings the first one back beside it.
-    with pytest.raises(Refused, match="the run went on as job 2"):
+    with pytest.raises(RefusedError, match="the run went on as job 2"):
         begin(folder, "1", monkeypatch)
     # The run was resubmitted: what was queued for its earlier life is no part of it, even when the new job has ended.
     again = fake.submit("--nodes=1")
     with (folder.path / "job_id").open("a") as file:
         file.write(f"{again}\n")
     fake.finish(again, code=1)
-    with pytest.raises(Refused, match=r"went on as job 4; this job \(3\) was queued for an earlier one"):
+    with pytest.raises(RefusedError, match=r"went on as job 4; this job \(3\) was queued for an earlier one"):
         begin(folder, "3", monkeypatch)
     assert len(folder.attempts()) == 2
 
@@ -149,7 +149,7 @@ def test_a_job_that_is_not_needed_any_more_ends_at_once(
     elif how == "ledger":
         folder.end_attempt(0, 1.0, "all steps are done", 0, "done")
     elif how == "cancelled":
-        (folder.path / MARK).touch()
+        (folder.path / CANCELLED_FILE).touch()
     if how == "scancel":
         fake.run(["scancel", "1"])
     else:

@@ -12,7 +12,7 @@ import torch
 
 from hpctrain.parallel import pipeline
 from hpctrain.parallel.clock import Mark, mark, seconds_between
-from hpctrain.parallel.messages import NotedWork
+from hpctrain.parallel.messages import TrackedWork
 from hpctrain.parallel.pipeline import PipelineInputs
 from hpctrain.parallel.stage import _Stopwatch
 
@@ -77,14 +77,14 @@ def test_an_action_on_cuda_is_timed_without_waiting_for_it(device: Device) -> No
 
 def test_a_message_on_cuda_is_waited_for_on_the_stream_that_needs_it(device: Device) -> None:
     messages: list[Any] = [SimpleNamespace(wait=lambda: None)]
-    NotedWork(messages, "recv", None, CUDA).wait()
+    TrackedWork(messages, "recv", None, CUDA).wait()
     assert device.waits == ["stream"]
 
 
 def test_the_ends_of_a_tied_model_wait_as_long_on_cuda_as_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages are left to NCCL's own watch there; a group must be told its time when it is made."""
     given: list[timedelta | None] = []
-    monkeypatch.setattr(pipeline, "tie_copies", lambda *arguments: given.append(arguments[-1]))
+    monkeypatch.setattr(pipeline, "tie_weights", lambda *arguments: given.append(arguments[-1]))
     nothing: Any = None
     plan: Any = SimpleNamespace(stages=[])
     spec: Any = SimpleNamespace(shared_weights=lambda cuts: {})

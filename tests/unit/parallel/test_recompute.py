@@ -14,10 +14,10 @@ from torch.utils._pytree import tree_leaves
 
 from hpctrain.model.build import build_stage
 from hpctrain.parallel.recompute import recompute_blocks
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Recompute
 
-SPEC = ModelSpec(layers=3, dim=64, heads=4, kv_heads=2, vocab=96)
+SPEC = DecoderSpec(layers=3, dim=64, heads=4, kv_heads=2, vocab=96)
 ROWS, SEQ = 2, 32
 PRODUCTS = 7
 """Matrix products of a block in fp32: q, k, v, output and the three of SwiGLU. Attention is one fused operation."""

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from hpctrain.model.build import build_stage
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 
-SPEC = ModelSpec(layers=3, dim=32, heads=4, kv_heads=2, vocab=50, tied=True)
+SPEC = DecoderSpec(layers=3, dim=32, heads=4, kv_heads=2, vocab=50, tied=True)
 UNTIED = SPEC.model_copy(update={"tied": False})
 
 
 @pytest.mark.parametrize("spec", [SPEC, UNTIED])
 @pytest.mark.parametrize(("start", "stop"), [(0, 3), (0, 2), (2, 3), (0, 0), (3, 3), (1, 2)])
-def test_the_count_is_that_of_the_model(spec: ModelSpec, start: int, stop: int) -> None:
+def test_the_count_is_that_of_the_model(spec: DecoderSpec, start: int, stop: int) -> None:
     module = build_stage(spec, start, stop, seed=0)
     assert sum(parameter.numel() for parameter in module.parameters()) == spec.parameters(start, stop)
 

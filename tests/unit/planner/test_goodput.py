@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from hpctrain.planner.simulate.goodput import Cluster, daly_goodput, daly_interval, simulate_goodput
+from hpctrain.planner.simulate.goodput import FailureModel, daly_goodput, daly_interval, simulate_goodput
 
-LARGE = Cluster(nodes=1250, node_mtbf_s=6300 * 3600.0, stall_s=30.0, save_s=30.0, recover_s=300.0)
+LARGE = FailureModel(nodes=1250, node_mtbf_s=6300 * 3600.0, stall_s=30.0, save_s=30.0, recover_s=300.0)
 MONTH = 30 * 86400.0
 
 

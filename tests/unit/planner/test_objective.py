@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.base.errors import InputError, Refused
+from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.planner import make_plan
-from hpctrain.planner.layout.from_plan import scene_of
-from hpctrain.planner.search.objective import Goodness, Objective, robust_s
+from hpctrain.planner.layout.from_plan import layout_of_plan
+from hpctrain.planner.search.objective import GoodputConstraint, Objective, p95_step_s
 from hpctrain.planner.simulate.jitter import LinkJitter
 
 
@@ -16,8 +16,8 @@ def planned(run, topology, **objective):
 
 
 def robust(run, plan, topology):
-    scene = scene_of(run, run.spec(), plan, topology)
-    return robust_s(scene.cost, scene.layout, LinkJitter(topology), len(topology.nodes))
+    scene = layout_of_plan(run, run.spec(), plan, topology)
+    return p95_step_s(scene.cost, scene.layout, LinkJitter(topology), len(topology.nodes))
 
 
 def seconds(plan):
@@ -72,7 +72,7 @@ def test_memory_may_be_limited_further(run, topology):
     made = topology((1.0, 1.0), memory=2 * peak)
     tight = planned(run(), made, usable=0.45)
     assert max(tight.predicted.memory_bytes.values()) <= 0.45 * 2 * peak
-    with pytest.raises(Refused, match=r"of which 5 % \("):
+    with pytest.raises(RefusedError, match=r"of which 5 % \("):
         planned(run(), made, usable=0.05)
 
 
@@ -81,10 +81,10 @@ def test_a_least_goodput_is_kept_with_fewer_nodes_or_refused(run, topology):
     fast = planned(asked, made)
 
     def bounded(least):
-        goodness = Goodness(least=least, node_mtbf_s=3600.0, recover_s=60.0, checkpoint_every=100)
-        return planned(asked, made, goodness=goodness)
+        goodput_constraint = GoodputConstraint(least=least, node_mtbf_s=3600.0, recover_s=60.0, checkpoint_every=100)
+        return planned(asked, made, goodput_constraint=goodput_constraint)
 
     assert len(bounded(0.5).nodes) == len(fast.nodes) == 4
     assert len(bounded(0.96).nodes) < 4
-    with pytest.raises(Refused, match="no plan keeps 99%"):
+    with pytest.raises(RefusedError, match="no plan keeps 99%"):
         bounded(0.99)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpctrain.planner.devices.links import Links, message_s, ring_sum_s
+from hpctrain.planner.devices.links import Links, message_s, ring_all_reduce_s
 from hpctrain.records.topology.link import BackendFigures
 from hpctrain.records.topology.link_cost import LinkCost
 
@@ -15,9 +15,9 @@ def test_links_over_the_backend_take_the_place_of_those_over_tcp(topology) -> No
     fabric = bare.fabric.model_copy(update={"links": [link.model_copy(update=sides)]})
     measured = bare.model_copy(update={"fabric": fabric})
 
-    places = ["local0:cpu0", "local1:cpu0"]
-    times = [message_s(Links(LinkCost(each)), places[:1], places[1:], 1e6) for each in (bare, measured)]
-    sums = [ring_sum_s(Links(LinkCost(each)), places, 1e6) for each in (bare, measured)]
+    device_ids = ["local0:cpu0", "local1:cpu0"]
+    times = [message_s(Links(LinkCost(each)), device_ids[:1], device_ids[1:], 1e6) for each in (bare, measured)]
+    sums = [ring_all_reduce_s(Links(LinkCost(each)), device_ids, 1e6) for each in (bare, measured)]
 
     assert times == pytest.approx([1e-5 + 1e-3, 1e-4 + 3e-3])
     assert sums == pytest.approx([2 * (1e-5 + 5e-4), 2 * (1e-4 + 1.5e-3)])

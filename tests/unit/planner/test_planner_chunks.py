@@ -8,20 +8,24 @@ import pytest
 
 from hpctrain.planner import make_plan
 from hpctrain.planner.cost.live_activations import live_micro_batches
-from hpctrain.planner.cost.workload import KEEPS_LEAST, ORDERS
-from hpctrain.schedule.generate import why_no_table
-from hpctrain.schedule.placement import V_SHAPED
+from hpctrain.planner.cost.workload import FEWEST_ACTIVATIONS, SCHEDULE_SPECS
+from hpctrain.schedule.generate import why_no_schedule
+from hpctrain.schedule.placement import V_SHAPED_SCHEDULES
 
 
-@pytest.mark.parametrize("order", [order for order in ORDERS if order.schedule not in V_SHAPED], ids=str)
-def test_no_stage_keeps_fewer_micro_batches_than_with_1f1b(order):
+@pytest.mark.parametrize(
+    "order",
+    [schedule_spec for schedule_spec in SCHEDULE_SPECS if schedule_spec.name not in V_SHAPED_SCHEDULES],
+    ids=str,
+)
+def test_no_stage_keeps_fewer_micro_batches_than_with_1f1b(schedule_spec):
     looked_at = 0
     for pp, count in itertools.product(range(2, 7), range(1, 20)):
-        stages = pp * order.chunks
-        if why_no_table(order.schedule, pp, stages, count):
+        stages = pp * schedule_spec.virtual_stages
+        if why_no_schedule(schedule_spec.name, pp, stages, count):
             continue
-        least = live_micro_batches(KEEPS_LEAST.schedule, pp, pp, count)
-        for rank, moments in enumerate(live_micro_batches(order.schedule, pp, stages, count)):
+        least = live_micro_batches(FEWEST_ACTIVATIONS.schedule, pp, pp, count)
+        for rank, moments in enumerate(live_micro_batches(schedule_spec.name, pp, stages, count)):
             ((fewest,),) = least[rank]
             assert any(min(moment) >= fewest for moment in moments), (pp, count, rank, moments)
             looked_at += 1

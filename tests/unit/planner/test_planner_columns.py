@@ -8,23 +8,29 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpctrain.planner.cost.memory_options import Saving
+from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import workload_of
-from hpctrain.planner.devices.pool import find_fleet
-from hpctrain.planner.devices.tensor_parallel_group import Cells
+from hpctrain.planner.devices.pool import make_device_pool
+from hpctrain.planner.devices.tensor_parallel_group import Placement
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.layout.partition import why_undefined
+from hpctrain.planner.layout.partition import why_no_layout
 from hpctrain.planner.search.option_search import Search
 from hpctrain.planner.simulate.predict import predict
 
-SAVINGS = (Saving(), Saving(), Saving(zero=1), Saving(zero=2), Saving(zero=3, recompute="full"))
+SAVINGS = (
+    MemoryOptions(),
+    MemoryOptions(),
+    MemoryOptions(zero=1),
+    MemoryOptions(zero=2),
+    MemoryOptions(zero=3, recompute="full"),
+)
 
 
-def search_of(run, topology, saving=SAVINGS[0]):
-    work, fleet = workload_of(run, run.spec())[0], find_fleet(run, topology)
-    work = replace(work, saving=saving, framework=fleet.framework)
-    return Search(work, fleet, CostModel(work, fleet.links, fleet.constants))
+def search_of(run, topology, memory_options=SAVINGS[0]):
+    work, pool = workload_of(run, run.spec())[0], make_device_pool(run, topology)
+    work = replace(work, memory_options=memory_options, framework=pool.framework)
+    return Search(work, pool, CostModel(work, pool.links, pool.constants))
 
 
 def parts_of(rng, total, parts, least):
@@ -39,10 +45,10 @@ def parts_of(rng, total, parts, least):
 
 def random_layout(search, rng):
     """Some devices in some order with some cut, share of the batch, micro-batch and schedule."""
-    pp, dp, tp = rng.choice(search.shapes())
-    size, order = rng.choice(search.work.micro_batch_sizes()), rng.choice(search.work.orders(pp))
-    units, stages = search.units(tp)[0], pp * order.chunks
-    if (search.work.saving.zero and dp == 1) or why_undefined(search.cost, pp, dp, order, size):
+    pp, dp, tp = rng.choice(search.candidate_dims())
+    size, schedule_spec = rng.choice(search.work.micro_batch_sizes()), rng.choice(search.work.schedule_specs(pp))
+    units, stages = search.units(tp)[0], pp * schedule_spec.virtual_stages
+    if (search.work.memory_options.zero and dp == 1) or why_no_layout(search.cost, pp, dp, schedule_spec, size):
         return None
     middle = parts_of(rng, search.work.spec.layers, stages, 1)
     if middle is None:
@@ -50,11 +56,11 @@ def random_layout(search, rng):
     blocks = list(middle)
     if stages > 2 and rng.random() < 0.4:  # the ends may be without a block
         blocks[1], blocks[0] = blocks[1] + blocks[0], 0
-    total = search.work.rows // size
-    counts = (total // dp,) * dp if search.work.saving.equal_counts else parts_of(rng, total, dp, 1)
+    total = search.work.sequences // size
+    counts = (total // dp,) * dp if search.work.memory_options.equal_micro_batches else parts_of(rng, total, dp, 1)
     chosen = rng.sample(units, pp * dp)
-    cells = Cells(tuple(chosen[start : start + pp]) for start in range(0, pp * dp, pp))
-    return Layout(cells, order.schedule, size, counts, tuple(blocks), search.work.saving)
+    placement = Placement(tuple(chosen[start : start + pp]) for start in range(0, pp * dp, pp))
+    return Layout(placement, schedule_spec.name, size, counts, tuple(blocks), search.work.memory_options)
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
@@ -67,18 +73,20 @@ def random_layout(search, rng):
     st.sampled_from([1, 16]),
     st.integers(0, 2**32),
 )
-def test_no_layout_ends_before_the_bound(topology, run, speeds, devices, link, memory, saving, wide, seed):
+def test_no_layout_ends_before_the_bound(topology, run, speeds, devices, link, memory, memory_options, wide, seed):
     asked = run(rows=12, seq_len=32 * wide, dims={"layers": 7, "dim": 64 * wide})
-    search = search_of(asked, topology(speeds, devices=devices, default=link, memory=memory), saving)
+    search = search_of(asked, topology(speeds, devices=devices, default=link, memory=memory), memory_options)
     rng = random.Random(seed)
     for number in range(15):
         layout = random_layout(search, rng)
-        if layout is None or layout.excess(search.cost.memory):
+        if layout is None or layout.memory_shortage(search.cost.memory):
             continue
         took = predict(search.cost, layout, whole=True).total
-        pp, dp, tp = layout.shape
-        assert search.bounds.step_s(search.crowd(tp), pp, dp, layout.order, layout.micro_batch) <= took * (1 + 1e-9)
-        columns = search.columns(layout.shape, layout.order, layout.micro_batch)
-        assert columns.may_end_by(took * (1 + 1e-9))
+        pp, dp, tp = layout.dims
+        assert search.closed_form_bound.step_s(
+            search.unit_counts(tp), pp, dp, layout.schedule_spec, layout.micro_batch
+        ) <= took * (1 + 1e-9)
+        knapsack_bound = search.knapsack_bound(layout.dims, layout.schedule_spec, layout.micro_batch)
+        assert knapsack_bound.may_finish_within(took * (1 + 1e-9))
         if number < 3:
-            assert columns.bracket(0.0, 2 * took)[0] <= took * (1 + 1e-9)
+            assert knapsack_bound.bracket(0.0, 2 * took)[0] <= took * (1 + 1e-9)

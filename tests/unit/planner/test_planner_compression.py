@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from hpctrain.base.errors import Refused
+from hpctrain.base.errors import RefusedError
 from hpctrain.cli.commands.plan import command
-from hpctrain.planner.cost.all_reduce import sum_of, uses_pairs
+from hpctrain.planner.cost.all_reduce import all_reduce_time, uses_all_to_all
 from hpctrain.planner.cost.memory import MemoryModel, RankRole
-from hpctrain.planner.cost.memory_options import Saving
-from hpctrain.planner.cost.model import SCATTERED_SHARE, CostModel
+from hpctrain.planner.cost.memory_options import MemoryOptions
+from hpctrain.planner.cost.model import REDUCE_SCATTER_SHARE, CostModel
 from hpctrain.planner.cost.sharded_collectives import COPY_PASSES
 from hpctrain.planner.cost.workload import workload_of
-from hpctrain.planner.devices.placement_links import Ground
-from hpctrain.planner.devices.pool import find_fleet
-from hpctrain.planner.devices.tensor_parallel_group import Cells, make_units
-from hpctrain.planner.layout.from_plan import scene_of
-from hpctrain.planner.search.codec_choice import WORTH, candidates
+from hpctrain.planner.devices.placement_links import PlacementLinks
+from hpctrain.planner.devices.pool import make_device_pool
+from hpctrain.planner.devices.tensor_parallel_group import Placement, make_tensor_parallel_groups
+from hpctrain.planner.layout.from_plan import layout_of_plan
+from hpctrain.planner.search.codec_choice import MIN_GAIN, candidate_codecs
 from hpctrain.planner.search.option_search import Search
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.plan.codec import BUCKET_BYTES
@@ -53,8 +53,8 @@ def test_slow_links_are_given_low_rank_and_fast_ones_exact_sums(plan, topology):
         assert compared(made)[made.codec.mode].verdict == "chosen"
         assert compared(made)[made.codec.mode].step_s <= compared(made)["none"].step_s
         assert Plan.model_validate_json(made.model_dump_json(by_alias=True)).compression == made.compression
-    assert all(compared(fast)[mode].hidden_s > 0 for mode in ("none", "bf16", "int8", "int4"))
-    assert all(compared(fast)[mode].hidden_s == 0 for mode in ("power_sgd", "topk"))
+    assert all(compared(fast)[mode].overlapped_s > 0 for mode in ("none", "bf16", "int8", "int4"))
+    assert all(compared(fast)[mode].overlapped_s == 0 for mode in ("power_sgd", "topk"))
     assert "no other way saves enough" in fast.compression[0].reason
 
 
@@ -99,7 +99,7 @@ def test_no_way_as_good_for_the_loss_is_faster_by_more_than_its_worth(plan, topo
         topology((1.0,) * 4, default=(1e-4, beta)), compression={"mode": "auto"}, parallel=fixed(dp=4), dims=LARGE
     )
     ways = compared(made)
-    assert (1 - WORTH) * ways[made.codec.mode].step_s <= min(each.step_s for each in ways.values())
+    assert (1 - MIN_GAIN) * ways[made.codec.mode].step_s <= min(each.step_s for each in ways.values())
 
 
 @pytest.mark.parametrize("beta", [10.0**-power for power in range(7, 12)])
@@ -119,8 +119,8 @@ def test_no_link_makes_it_slower_than_exact_sums_by_its_own_model(plan, topology
 
 
 def test_a_run_that_is_over_before_its_warm_up_is_not_compressed_by_halves(run):
-    assert [getattr(codec, "warmup_steps", None) for codec in candidates(20, True)] == [None] * 4 + [2, 2]
-    assert [getattr(codec, "warmup_steps", None) for codec in candidates(10**6, True)] == [None] * 4 + [100, 100]
+    assert [getattr(codec, "warmup_steps", None) for codec in candidate_codecs(20, True)] == [None] * 4 + [2, 2]
+    assert [getattr(codec, "warmup_steps", None) for codec in candidate_codecs(10**6, True)] == [None] * 4 + [100, 100]
 
 
 def test_measured_devices_decide_and_unmeasured_ones_are_said(plan, topology):
@@ -193,18 +193,18 @@ def test_memory_is_saved_by_what_goes_with_the_codec(plan, topology, run):
     asked = {"dims": WHOLE, "rows": 4, "steps": 1000}
     made = plan(tight, compression=AUTO, **asked)
     assert (made.zero, made.shards, made.codec.mode) == (1, 4, "bf16")
-    with pytest.raises(Refused, match=r"or compression.mode bf16, which keeps nothing"):
+    with pytest.raises(RefusedError, match=r"or compression.mode bf16, which keeps nothing"):
         plan(tight, compression={"mode": "topk"}, **asked)
 
     wanted = run(compression={"mode": "topk"}, **asked)
     work, _ = workload_of(wanted, wanted.spec())
-    fleet = find_fleet(wanted, topology((1, 1), devices=2))
-    search = Search(work, fleet, CostModel(work, fleet.links))
-    cells = Cells((unit,) for unit in make_units(fleet, 1))
-    assert not search.saving(Saving(zero=1)).can_shard(cells)
-    assert search.saving(Saving(zero=1, shard="node")).can_shard(cells)
+    pool = make_device_pool(wanted, topology((1, 1), devices=2))
+    search = Search(work, pool, CostModel(work, pool.links))
+    placement = Placement((unit,) for unit in make_tensor_parallel_groups(pool, 1))
+    assert not search.with_memory_options(MemoryOptions(zero=1)).can_shard(placement)
+    assert search.with_memory_options(MemoryOptions(zero=1, shard="node")).can_shard(placement)
     for codec in (Bf16(mode="bf16"), Quantized(mode="int8")):
-        assert search.summing(codec).saving(Saving(zero=1)).can_shard(cells)
+        assert search.with_codec(codec).memory_options(MemoryOptions(zero=1)).can_shard(placement)
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
@@ -219,7 +219,7 @@ def test_sums_of_a_sharded_state_take_their_bytes_and_their_processor_seconds(pl
 
     exact = made("none")
     sums = 25_829_888 * (1 if zero == 1 else 2)
-    for mode, each_bytes, share in (("bf16", 2, 1), ("int8", 1 + 1 / 64, SCATTERED_SHARE)):
+    for mode, each_bytes, share in (("bf16", 2, 1), ("int8", 1 + 1 / 64, REDUCE_SCATTER_SHARE)):
         saved = (4 - each_bytes) * (1e-8 / 2 + COPY_PASSES / 1e10) - share * 1e-8
         assert exact.predicted.step_time_s["total"] - made(mode).predicted.step_time_s["total"] == pytest.approx(
             sums * saved, rel=2e-3
@@ -227,15 +227,15 @@ def test_sums_of_a_sharded_state_take_their_bytes_and_their_processor_seconds(pl
 
 
 def test_bytes_and_rounds_of_each_way(topology, run):
-    fleet = find_fleet(run(), topology((1, 1, 1, 1), default=(1e-3, 1e-8)))
-    cells = Cells((unit,) for unit in make_units(fleet, 1))
-    ground = Ground(cells, fleet.links)
+    pool = make_device_pool(run(), topology((1, 1, 1, 1), default=(1e-3, 1e-8)))
+    placement = Placement((unit,) for unit in make_tensor_parallel_groups(pool, 1))
+    placement_links = PlacementLinks(placement, pool.links)
     each = CodecSeconds(bf16=1e-9, quantized=3e-9, topk=4e-9, power_sgd=2e-9)
     numbers = 1_000_000
 
     def found(codec):
-        (rings,) = ground.copies(1, uses_pairs(codec))
-        return sum_of(codec, rings, 4.0 * numbers, numbers, 1024, 1, 1e-10, each, BUCKET_BYTES)
+        (rings,) = placement_links.replicate_ring_groups(1, uses_all_to_all(codec))
+        return all_reduce_time(codec, rings, 4.0 * numbers, numbers, 1024, 1, 1e-10, each, BUCKET_BYTES)
 
     ring = 2 * 3 / 4 * numbers
     for codec, sent, turns, processor in (
@@ -248,15 +248,15 @@ def test_bytes_and_rounds_of_each_way(topology, run):
         assert one.sent_bytes == pytest.approx(sent)
         assert one.wire_s == pytest.approx(turns * 6 * 1e-3 + 1e-8 * sent)
         assert one.processor_s == pytest.approx(processor)
-    (rings,) = ground.copies(1)
-    exact = sum_of(NoCompression(), rings, 4.0 * numbers, numbers, 1024, 1, 1e-10, None, BUCKET_BYTES)
+    (rings,) = placement_links.replicate_ring_groups(1)
+    exact = all_reduce_time(NoCompression(), rings, 4.0 * numbers, numbers, 1024, 1, 1e-10, None, BUCKET_BYTES)
     assert (exact.sent_bytes, exact.wire_s) == (4 * ring, pytest.approx(6e-3 + 4e-8 * ring))
 
 
 def test_messages_to_everyone_crowd_a_card_that_a_ring_crosses_once(topology, run):
-    fleet = find_fleet(run(), topology((1, 1), devices=4, default=(0.0, 1e-8)))
-    ground = Ground(Cells((unit,) for unit in make_units(fleet, 1)), fleet.links)
-    (ring,), (pairs,) = ground.copies(1), ground.copies(1, pairs=True)
+    pool = make_device_pool(run(), topology((1, 1), devices=4, default=(0.0, 1e-8)))
+    placement_links = PlacementLinks(Placement((unit,) for unit in make_tensor_parallel_groups(pool, 1)), pool.links)
+    (ring,), (pairs,) = placement_links.replicate_ring_groups(1), placement_links.replicate_ring_groups(1, pairs=True)
     # 4 devices a node send 4/8 of their bytes to the other node, a ring's one device 7/8.
     assert pairs.costs[0][2] / ring.costs[0][2] == pytest.approx(4 * 4 / 7)
 
@@ -265,7 +265,7 @@ def test_a_plan_that_is_read_back_is_predicted_with_its_codec(plan, topology, ru
     asked = {"compression": AUTO, "parallel": fixed(dp=2), "dims": LARGE, "steps": 1000}
     there = topology(default=SLOW)
     made, wanted = plan(there, **asked), run(**asked)
-    scene = scene_of(wanted, wanted.spec(), made, there)
+    scene = layout_of_plan(wanted, wanted.spec(), made, there)
     assert predict(scene.cost, scene.layout, whole=True).total == pytest.approx(made.predicted.step_time_s["total"])
 
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from hpctrain.planner.cost.layer_profile import LayerProfile, LayerTimes
 from hpctrain.planner.cost.memory import PROCESS_BYTES, MemoryModel, RankRole
 from hpctrain.planner.cost.model import CostModel
-from hpctrain.planner.cost.roofline import Effort
-from hpctrain.planner.cost.workload import Share, workload_of
+from hpctrain.planner.cost.roofline import PassTime
+from hpctrain.planner.cost.workload import ModelPart, workload_of
 from hpctrain.planner.devices.constants import CPU, CUDA
-from hpctrain.planner.devices.framework import OURS
-from hpctrain.planner.devices.pool import find_fleet
-from hpctrain.planner.devices.tensor_parallel_group import make_units
-from hpctrain.planner.simulate.engine import Pace, simulate
+from hpctrain.planner.devices.framework import HPCTRAIN_FRAMEWORK
+from hpctrain.planner.devices.pool import make_device_pool
+from hpctrain.planner.devices.tensor_parallel_group import make_tensor_parallel_groups
+from hpctrain.planner.simulate.engine import StageDurations, simulate
 from hpctrain.schedule import make_schedule
 
 seconds = st.floats(0, 100)
@@ -25,36 +25,38 @@ seconds = st.floats(0, 100)
 
 @given(seconds, seconds)
 def test_a_host_that_runs_ahead_hides_behind_the_device_or_the_other_way_round(device, host):
-    effort = Effort(device, host, 1.0)
+    effort = PassTime(device, host, 1.0)
     assert effort.seconds(CPU) == pytest.approx(device + host + 1.0)
     ahead = effort.seconds(CUDA) - 1.0
     assert max(device, host) - 1e-9 <= ahead <= device + host + 1e-9
 
 
 def test_sends_that_block_hold_up_the_sender():
-    pace = Pace((0.1, 2.0), (0.1, 4.0), (0.5,), (0.5,))
+    durations = StageDurations((0.1, 2.0), (0.1, 4.0), (0.5,), (0.5,))
     table = make_schedule("1f1b", 2, 2, 8)
-    assert simulate(table, pace).makespan == pytest.approx(0.1 + 0.5 + 8 * 6.0 + 0.5 + 0.1)
+    assert simulate(table, durations).makespan == pytest.approx(0.1 + 0.5 + 8 * 6.0 + 0.5 + 0.1)
     # The last rank never waits: it now stands still for each of its gradients but the last.
-    blocked = simulate(table, replace(pace, blocking=True)).makespan
-    assert blocked == pytest.approx(simulate(table, pace).makespan + 7 * 0.5)
+    blocked = simulate(table, replace(durations, blocking=True)).makespan
+    assert blocked == pytest.approx(simulate(table, durations).makespan + 7 * 0.5)
 
 
 def model(topology, run, kind="cpu", profile=None, **fields):
     asked = run(**fields)
     work, _ = workload_of(asked, asked.spec())
-    fleet = find_fleet(asked, topology([1.0, 1.0], kind=kind))
-    return CostModel(work, fleet.links, profile=profile), make_units(fleet, 1)[0]
+    pool = make_device_pool(asked, topology([1.0, 1.0], kind=kind))
+    return CostModel(work, pool.links, profile=profile), make_tensor_parallel_groups(pool, 1)[0]
 
 
 def test_measured_layers_take_the_place_of_the_roofline_where_there_are_any(topology, run):
     times = LayerTimes((1.0, 2.0), (0.25, 0.5), (0.125, 0.25), 0.0625)
     cost, unit = model(topology, run, profile=LayerProfile({("type1.0", 1, 4): times}))
     plain, other = model(topology, run)
-    measured, estimated = cost.parts(unit, 4), plain.parts(other, 4)
+    measured, estimated = cost.module_times(unit, 4), plain.module_times(other, 4)
     assert measured.whole_model(6) == 6 * 3.0 + 0.75 + 0.375
-    assert cost.parts(unit, 2) == plain.parts(other, 2) != estimated, "another micro-batch was not measured"
-    assert cost.optimizer(unit, Share(2, True, False), 4) == 3 * 0.0625
+    assert cost.module_times(unit, 2) == plain.module_times(other, 2) != estimated, (
+        "another micro-batch was not measured"
+    )
+    assert cost.optimizer_s(unit, ModelPart(2, True, False), 4) == 3 * 0.0625
 
 
 def test_narrow_blocks_cost_more_per_flop_on_a_gpu_only(topology, run):
@@ -62,14 +64,16 @@ def test_narrow_blocks_cost_more_per_flop_on_a_gpu_only(topology, run):
     for kind, constants in (("cpu", CPU), ("cuda", CUDA)):
         cost, unit = model(topology, run, kind=kind, dims=wide)
         even = CostModel(cost.work, cost.links, {kind: replace(constants, half_width=0.0)})
-        assert (cost.parts(unit, 8).block > even.parts(unit, 8).block) == (kind == "cuda")
+        assert (cost.module_times(unit, 8).block > even.module_times(unit, 8).block) == (kind == "cuda")
 
 
 def test_a_framework_says_what_stays_in_memory(topology, run):
     cost, _ = model(topology, run)
-    half = replace(OURS, weight_bytes=2, gradient_bytes=2, state_bytes=12, checkpoint_bytes=0, process_bytes=0.0)
+    half = replace(
+        HPCTRAIN_FRAMEWORK, weight_bytes=2, gradient_bytes=2, state_bytes=12, checkpoint_bytes=0, process_bytes=0.0
+    )
     role = RankRole("cpu", "1f1b", 1, 0, 1, 1, 1, 1, 2, 4)
     ours = cost.memory.need(role, (6,))
     theirs = MemoryModel(replace(cost.work, framework=half)).need(role, (6,))
-    parameters = cost.work.parameters(Share(6, True, True), 1)
+    parameters = cost.work.parameters(ModelPart(6, True, True), 1)
     assert ours - theirs == pytest.approx(PROCESS_BYTES["cpu"] + (28 - 16) * parameters)

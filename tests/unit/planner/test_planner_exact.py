@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from hpctrain.base.errors import InputError
 from hpctrain.planner import make_plan
-from hpctrain.planner.cost.memory_options import Saving
+from hpctrain.planner.cost.memory_options import MemoryOptions
 from hpctrain.planner.cost.model import CostModel
 from hpctrain.planner.cost.workload import workload_of
-from hpctrain.planner.devices.pool import find_fleet
-from hpctrain.planner.devices.tensor_parallel_group import Cells, make_units
+from hpctrain.planner.devices.pool import make_device_pool
+from hpctrain.planner.devices.tensor_parallel_group import Placement, make_tensor_parallel_groups
 from hpctrain.planner.layout.layout import Layout
-from hpctrain.planner.simulate.engine import Pace, simulate
-from hpctrain.planner.simulate.fast_engine import finish_times
+from hpctrain.planner.simulate.engine import StageDurations, simulate
+from hpctrain.planner.simulate.fast_engine import fast_simulate
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.schedule import make_schedule
-from hpctrain.schedule.generate import NAMES, why_no_table
+from hpctrain.schedule.generate import SCHEDULE_NAMES, why_no_schedule
 
 SMALL = {"layers": 3, "dim": 128, "heads": 4}
 
@@ -33,32 +33,38 @@ def cuts_of(total, parts):
 
 def fastest_of_all(run, topology):
     """Seconds of the fastest plan without tensor parallelism, found by trying each."""
-    plain = fastest_of(run, topology, [Saving()])
+    plain = fastest_of(run, topology, [MemoryOptions()])
     if plain < float("inf"):
         return plain
-    return fastest_of(run, topology, [Saving(recompute="full"), *(Saving(zero=zero) for zero in (1, 2, 3))])
+    return fastest_of(
+        run, topology, [MemoryOptions(recompute="full"), *(MemoryOptions(zero=zero) for zero in (1, 2, 3))]
+    )
 
 
 def fastest_of(run, topology, kinds):
-    work, fleet = workload_of(run, run.spec())[0], find_fleet(run, topology)
-    units = make_units(fleet, 1)
+    work, pool = workload_of(run, run.spec())[0], make_device_pool(run, topology)
+    units = make_tensor_parallel_groups(pool, 1)
     best = float("inf")
-    for saving, pp, dp in itertools.product(kinds, range(1, 4), range(1, 4)):
-        if pp * dp > len(units) or (saving.zero and dp == 1):
+    for memory_options, pp, dp in itertools.product(kinds, range(1, 4), range(1, 4)):
+        if pp * dp > len(units) or (memory_options.zero and dp == 1):
             continue
-        this = replace(work, saving=saving)
-        cost = CostModel(this, fleet.links)
+        this = replace(work, memory_options=memory_options)
+        cost = CostModel(this, pool.links)
         for chosen in itertools.permutations(units, pp * dp):
-            cells = Cells(tuple(chosen[start : start + pp]) for start in range(0, pp * dp, pp))
-            for order, size in itertools.product(this.orders(pp), this.micro_batch_sizes()):
-                stages = pp * order.chunks
-                for counts, blocks in itertools.product(cuts_of(work.rows // size, dp), cuts_of(3, stages)):
-                    if not all(counts) or not all(blocks[1:-1]) or (saving.equal_counts and len(set(counts)) > 1):
+            placement = Placement(tuple(chosen[start : start + pp]) for start in range(0, pp * dp, pp))
+            for schedule_spec, size in itertools.product(this.schedule_specs(pp), this.micro_batch_sizes()):
+                stages = pp * schedule_spec.virtual_stages
+                for counts, blocks in itertools.product(cuts_of(work.sequences // size, dp), cuts_of(3, stages)):
+                    if (
+                        not all(counts)
+                        or not all(blocks[1:-1])
+                        or (memory_options.equal_micro_batches and len(set(counts)) > 1)
+                    ):
                         continue
-                    if any(why_no_table(order.schedule, pp, stages, count) for count in counts):
+                    if any(why_no_schedule(schedule_spec.name, pp, stages, count) for count in counts):
                         continue
-                    layout = Layout(cells, order.schedule, size, counts, blocks, saving)
-                    if layout.excess(cost.memory) is None:
+                    layout = Layout(placement, schedule_spec.name, size, counts, blocks, memory_options)
+                    if layout.memory_shortage(cost.memory) is None:
                         best = min(best, predict(cost, layout).total)
     return best
 
@@ -102,7 +108,7 @@ ODD = [1.0, 1.0, 0.5, 1.0, 1.0, 0.5, 1.0, 0.25, 1.0, 1.0]
 @settings(max_examples=40, deadline=None)
 @example("1f1b", 3, 27, False, ODD)
 @given(
-    st.sampled_from(NAMES),
+    st.sampled_from(SCHEDULE_NAMES),
     st.integers(1, 4),
     st.integers(1, 60),
     st.booleans(),
@@ -115,14 +121,14 @@ def test_fast_times_are_those_of_the_simulated_table(name, pp, count, blocking, 
     def take(many):
         return tuple(next(numbers) for _ in range(many))
 
-    pace = Pace(
+    durations = StageDurations(
         take(stages), take(stages), take(stages - 1), take(stages - 1),
         tuple(0.1 for _ in range(stages)), tuple(0.2 for _ in range(stages)), blocking,
     )  # fmt: skip
-    line = simulate(make_schedule(name, pp, stages, count), pace)
-    whole = finish_times(name, pp, stages, count, pace, whole=True)
+    line = simulate(make_schedule(name, pp, stages, count), durations)
+    whole = fast_simulate(name, pp, stages, count, durations, whole=True)
     if pp > 1:
         assert whole == pytest.approx([line.rank_end(rank) for rank in range(pp)])
-    short = finish_times(name, pp, stages, count, pace)
+    short = fast_simulate(name, pp, stages, count, durations)
     # Stages ten times as long as others, and messages as long as stages: 2.1 % is the most that was ever seen.
     assert max(short) == pytest.approx(max(whole), rel=0.05)

@@ -6,7 +6,7 @@ import pytest
 
 from hpctrain.base.errors import InputError
 from hpctrain.planner import make_plan
-from hpctrain.planner.cost.workload import Share, workload_of
+from hpctrain.planner.cost.workload import ModelPart, workload_of
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.families import FamilySpec
 from hpctrain.records.model.presets import PRESETS
@@ -66,15 +66,15 @@ def test_a_cut_near_the_seam_goes_there_where_it_costs_next_to_nothing() -> None
 def test_a_stage_amounts_to_the_blocks_that_it_holds() -> None:
     spec = EncoderDecoderSpec(layers=8, dim=64, heads=4, vocab=100, decoder_seq=16)
     work, _ = workload_of(run(spec), spec)
-    encoder, decoder = (work.mean_blocks(Share(4, first, not first)) for first in (True, False))
+    encoder, decoder = (work.mean_blocks(ModelPart(4, first, not first)) for first in (True, False))
     # 512 tokens in the encoder, 16 in the decoder, whose cross-attention looks at all 512.
     assert encoder[0] > 3 * decoder[0]
     assert encoder[1] > 3 * decoder[1]
-    assert work.mean_blocks(Share(8, True, True)) == pytest.approx((8, 8))
-    between = work.mean_blocks(Share(2, False, False))
+    assert work.mean_blocks(ModelPart(8, True, True)) == pytest.approx((8, 8))
+    between = work.mean_blocks(ModelPart(2, False, False))
     assert between[0] == 2
     assert between[1] == pytest.approx(encoder[1] / 2)
-    for share in (Share(4, True, False), Share(4, False, True), Share(8, True, True)):
+    for share in (ModelPart(4, True, False), ModelPart(4, False, True), ModelPart(8, True, True)):
         start = 0 if share.first else 4
         assert work.parameters(share, 2) == spec.parameters(start, start + share.blocks, 2)
 

@@ -6,7 +6,7 @@ import pytest
 
 from hpctrain.base.errors import InputError
 from hpctrain.planner import make_plan
-from hpctrain.planner.cost.memory import FREED_COPIES, MemoryModel, RankRole
+from hpctrain.planner.cost.memory import HEAP_RETAINED_COPIES, MemoryModel, RankRole
 from hpctrain.planner.cost.workload import workload_of
 from hpctrain.records.model.imported_spec import ImportedSpec, PartSizes
 from hpctrain.records.run.run import Run
@@ -113,5 +113,5 @@ def test_memory_counts_what_weights_are_computed_with(precision: str, zero: int,
     # Large blocks, so that the bucket of gradients has its full size in both; buffers of sharding hold pieces.
     found = need(21_000_000) - need(20_000_000)
     pieces = {0: 0, 1: 4, 3: 4 + 2 * (4 + 4)}[zero]
-    freed = 6 * 4 * FREED_COPIES["cpu"][zero] if zero else 0
+    freed = 6 * 4 * HEAP_RETAINED_COPIES["cpu"][zero] if zero else 0
     assert found == pytest.approx(1_000_000 * (6 * each + pieces + freed))

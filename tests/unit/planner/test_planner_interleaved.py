@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpctrain.planner.bounds.interleaved import around, weights_of
+from hpctrain.planner.bounds.interleaved import bound_weights, round_counts
 from hpctrain.schedule import make_schedule
 
 
 @pytest.mark.parametrize("pp", [2, 3, 4, 7])
 def test_what_is_done_around_a_pass_is_what_tables_do(pp):
     for count in range(1, 4 * pp):
-        found = around(pp, np.array([count]))
+        found = round_counts(pp, np.array([count]))
         for rank, row in enumerate(make_schedule("interleaved_1f1b", pp, 2 * pp, count).ranks):
             kinds = [action.kind for action in row]
             before = row[: kinds.index("B")]
@@ -24,6 +24,6 @@ def test_what_is_done_around_a_pass_is_what_tables_do(pp):
 
 def test_weights_add_up_to_one():
     for pp, count in ((2, 1), (2, 4), (4, 3), (4, 8), (8, 32)):
-        weights = weights_of(pp, count)
+        weights = bound_weights(pp, count)
         assert weights.min() >= 0
         assert weights.sum(axis=(1, 2)) == pytest.approx(1)

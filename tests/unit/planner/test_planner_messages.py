@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from hpctrain.planner.layout.from_plan import scene_of
+from hpctrain.planner.layout.from_plan import layout_of_plan
 from hpctrain.planner.simulate.predict import predict
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.topology.topology import CodecSeconds
@@ -106,10 +106,10 @@ def test_a_plan_that_is_read_back_is_predicted_with_its_messages(plan, topology,
     asked = {"compression": {"mode": "auto"}, "parallel": TWO}
     there, wanted = topology(default=SLOW), run(**asked)
     made = plan(there, **asked)
-    scene = scene_of(wanted, wanted.spec(), made, there)
+    scene = layout_of_plan(wanted, wanted.spec(), made, there)
     assert predict(scene.cost, scene.layout, whole=True).total == pytest.approx(total(made))
     by_hand = made.model_copy(
         update={"stages": [made.stages[0].model_copy(update={"messages": "none"}), made.stages[1]]}
     )
-    scene = scene_of(wanted, wanted.spec(), by_hand, there)
+    scene = layout_of_plan(wanted, wanted.spec(), by_hand, there)
     assert predict(scene.cost, scene.layout, whole=True).total > 1.2 * total(made)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from hpctrain.planner.cost.workload import Order
-from hpctrain.planner.layout.from_plan import scene_of
-from hpctrain.planner.layout.partition import why_undefined
-from hpctrain.planner.simulate.overlap import early_share, hidden_s
+from hpctrain.planner.cost.workload import ScheduleSpec
+from hpctrain.planner.layout.from_plan import layout_of_plan
+from hpctrain.planner.layout.partition import why_no_layout
+from hpctrain.planner.simulate.overlap import overlapped_s, overlapped_share
 from hpctrain.planner.simulate.predict import predict, simulate_step
 
 DIMS = {"layers": 4, "dim": 256, "heads": 4, "vocab": 512}
@@ -18,16 +18,16 @@ def fixed(**degrees):
 def scene(plan, run, topology, **asked):
     made = plan(topology, dims=DIMS, **asked)
     wanted = run(dims=DIMS, **asked)
-    return scene_of(wanted, wanted.spec(), made, topology)
+    return layout_of_plan(wanted, wanted.spec(), made, topology)
 
 
 @pytest.mark.parametrize("default", [(1e-6, 1e-10), (1e-3, 1e-7)])
 def test_messages_of_whole_replicas_pass_during_the_last_backward(plan, run, topology, default):
     found = scene(plan, run, topology((1, 1), default=default), parallel=fixed(dp=2))
     cost, layout = found.cost, found.layout
-    (summed,) = cost.gradient_sums(layout.cells, layout.shares, layout.owner)
-    backward = cost.stage(layout.unit(0, 0), layout.micro_batch, layout.shares[0]).backward
-    hidden = hidden_s(cost, layout, summed.wire_s)
+    (summed,) = cost.all_reduce_times(layout.placement, layout.model_parts, layout.rank_of_stage)
+    backward = cost.stage(layout.unit(0, 0), layout.micro_batch, layout.model_parts[0]).backward
+    hidden = overlapped_s(cost, layout, summed.wire_s)
     spec = cost.work.spec
     early = summed.wire_s * (1 - spec.embedding_parameters() / spec.parameters())
     assert hidden == pytest.approx(min(early, backward))
@@ -47,9 +47,9 @@ def test_messages_of_whole_replicas_pass_during_the_last_backward(plan, run, top
 def test_others_wait_for_its_end(plan, run, topology, degrees, asked):
     four = topology((1, 1, 1, 1))
     found = scene(plan, run, four, parallel=fixed(**degrees), **asked)
-    assert hidden_s(found.cost, found.layout, 1.0) == 0.0
+    assert overlapped_s(found.cost, found.layout, 1.0) == 0.0
     stages, tp = len(found.layout.blocks), found.layout.tp
-    assert early_share(found.cost.work, stages, tp) == 0.0
+    assert overlapped_share(found.cost.work, stages, tp) == 0.0
 
 
 @pytest.mark.parametrize(("zero", "mode", "refused"), [(2, "topk", True), (1, "topk", False), (2, "bf16", False)])
@@ -58,7 +58,7 @@ def test_a_choice_of_sharded_gradients_is_not_sent_for_each_micro_batch(plan, ru
     wanted = run(dims=DIMS, **asked)
     two = topology((1, 1))
     one = plan(two, dims=DIMS, **(asked | {"parallel": fixed(dp=2, zero=zero) | {"micro_batch": 4}}))
-    cost = scene_of(wanted, wanted.spec(), one, two).cost
-    assert why_undefined(cost, 1, 2, Order("1f1b"), 4) is None, "one micro-batch"
-    reason = why_undefined(cost, 1, 2, Order("1f1b"), 2)
+    cost = layout_of_plan(wanted, wanted.spec(), one, two).cost
+    assert why_no_layout(cost, 1, 2, ScheduleSpec("1f1b"), 4) is None, "one micro-batch"
+    reason = why_no_layout(cost, 1, 2, ScheduleSpec("1f1b"), 2)
     assert ("each micro-batch" in (reason or "")) == refused

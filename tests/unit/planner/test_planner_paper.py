@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpctrain.base.errors import InputError, Refused
-from hpctrain.planner.search.paper import co_locate, equation_7
+from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.planner.search.paper import equation_7, greedy_colocation
 
 
 def test_equation_7_as_printed():
@@ -15,7 +15,7 @@ def test_equation_7_as_printed():
 
 def test_equation_1_follows_the_short_distances():
     distance = np.array([[0, 9, 1, 9], [9, 0, 1, 2], [1, 1, 0, 9], [9, 2, 9, 0]], dtype=float)
-    order, objective = co_locate(distance, 4, message_bytes=10.0)
+    order, objective = greedy_colocation(distance, 4, message_bytes=10.0)
     assert order in ([0, 2, 1, 3], [3, 1, 2, 0])
     assert objective == pytest.approx(10.0 * (1 + 1 + 2))
 
@@ -47,7 +47,7 @@ def test_memory_decides_which_m_is_possible(plan, topology):
     free = plan(topology((1, 1)), solver="paper", rows=64, seq_len=256)
     tight = plan(topology((1, 1), memory=6.2e8), solver="paper", rows=64, seq_len=256)
     assert free.replicas[0].micro_batches < tight.replicas[0].micro_batches
-    with pytest.raises(Refused, match="cannot fit with M of 2, 4, 8 or 16"):
+    with pytest.raises(RefusedError, match="cannot fit with M of 2, 4, 8 or 16"):
         plan(topology((1, 1), memory=4.7e8), solver="paper", rows=64, seq_len=256)
 
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.planner.devices.links import Links, message_s, ring_sum_s
-from hpctrain.planner.devices.pool import Worker
-from hpctrain.planner.devices.tensor_parallel_group import Cells, Unit
-from hpctrain.planner.layout.placement import MAX_ORDERS, placements, rank_orders
-from hpctrain.planner.layout.split_evenly import share_out
-from hpctrain.planner.simulate.engine import Pace, simulate
+from hpctrain.planner.devices.links import Links, message_s, ring_all_reduce_s
+from hpctrain.planner.devices.pool import DeviceSpec
+from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
+from hpctrain.planner.layout.placement import MAX_ORDERS, placements, rank_permutations
+from hpctrain.planner.layout.split_evenly import split_evenly
+from hpctrain.planner.simulate.engine import StageDurations, simulate
 from hpctrain.records.plan.schedule import Schedule
 from hpctrain.records.topology.link_cost import LinkCost
 from hpctrain.schedule import make_schedule
@@ -24,7 +24,7 @@ seconds = st.floats(0.01, 100)
 
 def pace_of(forward, backward, send=0.0):
     hops = len(forward) - 1
-    return Pace(tuple(forward), tuple(backward), (send,) * hops, (send,) * hops)
+    return StageDurations(tuple(forward), tuple(backward), (send,) * hops, (send,) * hops)
 
 
 @given(st.integers(1, 10), st.lists(st.tuples(seconds, st.floats(0, 50)), min_size=1, max_size=4), st.data())
@@ -40,7 +40,7 @@ def test_sharing_out_is_as_good_as_trying_everything(total, stages, data):
         for counts in itertools.product(*(range(low, high + 1) for low, high in zip(least, most, strict=True)))
         if sum(counts) == total
     ]
-    found = share_out(total, time, least, most)
+    found = split_evenly(total, time, least, most)
     if not ways:
         assert found is None
         return
@@ -91,29 +91,35 @@ def test_sums_and_messages_follow_alpha_and_beta(topology):
     assert message_s(links, ["local0:cpu0"], ["local1:cpu0"], 1000) == pytest.approx(1e-3 + 1e-3)
     both = message_s(links, ["local0:cpu0", "local0:cpu1"], ["local1:cpu0", "local1:cpu1"], 1000)
     assert both == pytest.approx(1e-3 + 2 * 1e-3), "two messages share the node's network card"
-    ring = ring_sum_s(links, ["local0:cpu0", "local2:cpu0"], 1000)
+    ring = ring_all_reduce_s(links, ["local0:cpu0", "local2:cpu0"], 1000)
     assert ring == pytest.approx(2 * (1e-4 + 500 * 1e-8))
-    assert ring_sum_s(links, ["local0:cpu0", "local1:cpu0", "local2:cpu0"], 3000) == pytest.approx(4 * (1e-3 + 1e-3))
+    assert ring_all_reduce_s(links, ["local0:cpu0", "local1:cpu0", "local2:cpu0"], 3000) == pytest.approx(
+        4 * (1e-3 + 1e-3)
+    )
 
 
 def test_a_sum_goes_node_by_node_where_that_is_faster(topology):
     links = Links(LinkCost(topology((1, 1), devices=4, default=(1e-6, 1e-6))))
     eight = [f"local{node}:cpu{device}" for node in (0, 1) for device in range(4)]
     size = 1e6
-    ring, by_node = ring_sum_s(links, eight, size), ring_sum_s(links, eight, size, by_node=True)
+    ring, by_node = ring_all_reduce_s(links, eight, size), ring_all_reduce_s(links, eight, size, by_node=True)
     assert ring == pytest.approx(2 * 7 / 8 * size * 1e-6, rel=0.01), "each byte crosses the network 7/4 times"
     assert by_node == pytest.approx(size * 1e-6, rel=0.01), "once; what is summed within nodes is nearly free here"
-    assert ring_sum_s(links, eight[:5], size, by_node=True) == ring_sum_s(links, eight[:5], size), "4 and 1 on a node"
-    assert ring_sum_s(links, eight[:4], size, by_node=True) == ring_sum_s(links, eight[:4], size), "one node"
+    assert ring_all_reduce_s(links, eight[:5], size, by_node=True) == ring_all_reduce_s(links, eight[:5], size), (
+        "4 and 1 on a node"
+    )
+    assert ring_all_reduce_s(links, eight[:4], size, by_node=True) == ring_all_reduce_s(links, eight[:4], size), (
+        "one node"
+    )
 
 
 def units(count):
-    return [Unit(index, ()) for index in range(count)]
+    return [TensorParallelGroup(index, ()) for index in range(count)]
 
 
 def cells_of(count, classes, pp, dp):
     found, complete = placements(units(count), classes, pp, dp, lambda a, b: abs(a.index - b.index))
-    return [tuple(tuple(unit.index for unit in replica) for replica in cells) for cells in found], complete
+    return [tuple(tuple(unit.index for unit in replica) for replica in placement) for placement in found], complete
 
 
 def test_equal_devices_have_one_order():
@@ -144,25 +150,25 @@ def test_every_order_of_classes_is_there_once(classes, pp, dp):
         return tuple(sorted(tuple(sequence[start : start + pp]) for start in range(0, size, pp)))
 
     expected = {replicas(order) for order in itertools.permutations(classes, size)}
-    assert sorted(replicas([classes[i] for row in cells for i in row]) for cells in found) == sorted(expected)
+    assert sorted(replicas([classes[i] for row in placement for i in row]) for placement in found) == sorted(expected)
 
 
-class _Fast(Unit):
+class _Fast(TensorParallelGroup):
     flops = 1.0
 
 
 def test_many_devices_are_tried_in_likely_orders():
-    worker = Worker("", "cpu", "type", 1.0, None, 1.0, 0.0)
-    many = [_Fast(index, (replace(worker, place=f"node{index}:cpu0"),)) for index in range(16)]
+    device = DeviceSpec("", "cpu", "type", 1.0, None, 1.0, 0.0)
+    many = [_Fast(index, (replace(device, device_id=f"node{index}:cpu0"),)) for index in range(16)]
     found, complete = placements(many, list(range(16)), 4, 4, lambda a, b: abs(a.index - b.index))
     assert not complete
     assert 1 < len(found) <= MAX_ORDERS
-    assert all(sorted(unit.index for row in cells for unit in row) == list(range(16)) for cells in found)
+    assert all(sorted(unit.index for row in placement for unit in row) == list(range(16)) for placement in found)
 
 
 def test_pipeline_ranks_are_turned_round_and_unlike_ones_exchanged():
-    fast, slow = (Worker("", "cpu", f"type{speed}", speed, None, 1.0, 0.0) for speed in (2.0, 1.0))
-    cells = Cells([tuple(Unit(index, (slow if index == 0 else fast,)) for index in range(3))])
-    found = [[unit.index for unit in turned[0]] for turned in rank_orders(cells)]
+    fast, slow = (DeviceSpec("", "cpu", f"type{speed}", speed, None, 1.0, 0.0) for speed in (2.0, 1.0))
+    placement = Placement([tuple(TensorParallelGroup(index, (slow if index == 0 else fast,)) for index in range(3))])
+    found = [[unit.index for unit in turned[0]] for turned in rank_permutations(placement)]
     assert found == [[2, 1, 0], [1, 0, 2], [2, 1, 0]]
-    assert not list(rank_orders(Cells([cells[0][1:]]))), "equal ranks"
+    assert not list(rank_permutations(Placement([placement[0][1:]]))), "equal ranks"

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpctrain.base.errors import InputError, Refused
-from hpctrain.base.packaged import packaged
+from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.base.packaged import package_data_path
 from hpctrain.planner import make_plan
 from hpctrain.planner.cost.model import CostModel
-from hpctrain.planner.cost.workload import Order, workload_of
-from hpctrain.planner.devices.pool import find_fleet
+from hpctrain.planner.cost.workload import ScheduleSpec, workload_of
+from hpctrain.planner.devices.pool import make_device_pool
 from hpctrain.planner.layout.partition import fit_layout
-from hpctrain.planner.layout.placement import rank_orders
+from hpctrain.planner.layout.placement import rank_permutations
 from hpctrain.planner.search.local_search import refine
 from hpctrain.planner.search.option_search import Search
 from hpctrain.planner.simulate.predict import lower_bound, predict
@@ -90,11 +90,11 @@ def test_a_slow_node_is_left_out_of_the_sums(plan, topology):
 def test_no_order_of_devices_beats_the_chosen_one(topology, run):
     asked = run(parallel={"mode": "fixed", "pp": 3, "schedule": "1f1b", "micro_batch": 2})
     made = topology((1.0, 0.6, 0.3), links={(0, 1): (2e-3, 1e-8), (1, 2): (1e-4, 1e-9), (0, 2): (4e-3, 1e-8)})
-    (work, _), fleet = workload_of(asked, asked.spec()), find_fleet(asked, made)
-    search = Search(work, fleet, CostModel(work, fleet.links))
+    (work, _), pool = workload_of(asked, asked.spec()), make_device_pool(asked, made)
+    search = Search(work, pool, CostModel(work, pool.links))
     totals = []
-    for cells in search._placements((3, 1, 1)):
-        layout = fit_layout(search.cost, cells, Order("1f1b"), 2)
+    for placement in search._placements((3, 1, 1)):
+        layout = fit_layout(search.cost, placement, ScheduleSpec("1f1b"), 2)
         prediction = predict(search.cost, layout)
         assert lower_bound(search.cost, layout) <= prediction.total * (1 + 1e-9)
         totals.append(prediction.total)
@@ -104,17 +104,17 @@ def test_no_order_of_devices_beats_the_chosen_one(topology, run):
 
 def test_of_many_devices_no_exchange_of_pipeline_ranks_beats_the_chosen_order(run):
     """The paper's cluster: its mixed nodes belong at the front of a pipeline; the order by speed has them last."""
-    made = Topology.read(packaged("topology", "paper-32-gpu.json"))
+    made = Topology.read(package_data_path("topology", "paper-32-gpu.json"))
     dims = {"layers": 12, "dim": 768, "heads": 12, "vocab": 32000}
     fixed = {"mode": "fixed", "pp": 2, "dp": 16, "schedule": "interleaved_zero_bubble", "micro_batch": 16}
     asked = run(rows=512, seq_len=512, precision="fp16", dims=dims, parallel=fixed)
-    (work, _), fleet = workload_of(asked, asked.spec()), find_fleet(asked, made)
-    search = Search(work, fleet, CostModel(work, fleet.links))
-    best = search.best(search.shapes(), [16])
+    (work, _), pool = workload_of(asked, asked.spec()), make_device_pool(asked, made)
+    search = Search(work, pool, CostModel(work, pool.links))
+    best = search.best(search.candidate_dims(), [16])
     refined = refine(search.cost, best, search.can_shard)
     assert refined.total < best.total
-    for cells in rank_orders(refined.layout.cells):
-        other = predict(search.cost, fit_layout(search.cost, cells, Order("interleaved_zero_bubble"), 16))
+    for placement in rank_permutations(refined.layout.placement):
+        other = predict(search.cost, fit_layout(search.cost, placement, ScheduleSpec("interleaved_zero_bubble"), 16))
         assert other.total >= refined.total
 
 
@@ -213,9 +213,9 @@ def test_a_device_with_less_memory_gets_fewer_blocks(topology, run):
 @pytest.mark.parametrize(
     ("error", "message", "fields", "made"),
     [
-        (Refused, r"the model \(.*parameters\) cannot fit: .* would need .* and has 7.5 GiB, of which 90 % "
+        (RefusedError, r"the model \(.*parameters\) cannot fit: .* would need .* and has 7.5 GiB, of which 90 % "
                   r"\(6.7 GiB\) may be used; use more", {"dims": {"layers": 48, "dim": 8192, "heads": 64}}, {}),
-        (Refused, "parallel: found pp 3 × dp 1 × tp 1; 3 devices are needed, 2 are usable; lower",
+        (RefusedError, "parallel: found pp 3 × dp 1 × tp 1; 3 devices are needed, 2 are usable; lower",
          {"parallel": {"mode": "fixed", "pp": 3}}, {}),
         (InputError, "heads 4 is not a multiple of tp 3", {"parallel": {"mode": "fixed", "tp": 3}},
          {"speeds": (1, 1, 1)}),
@@ -227,9 +227,9 @@ def test_a_device_with_less_memory_gets_fewer_blocks(topology, run):
          {"parallel": {"mode": "fixed", "micro_batch": 3}}, {}),
         (InputError, "batch.global 16 makes 1 micro-batch of 16, too few for 2 replicas; change",
          {"parallel": {"mode": "fixed", "dp": 2, "micro_batch": 16}}, {}),
-        (Refused, "the verdict excludes local0, local1 of 2 nodes", {}, {"exclude": ["local0", "local1"]}),
-        (Refused, "recovery.spares: found 2, but only 2 nodes are usable", {"recovery": {"spares": 2}}, {}),
-        (Refused, "cluster.device: found 'cuda', the topology has cpu only", {"cluster": {"device": "cuda"}}, {}),
+        (RefusedError, "the verdict excludes local0, local1 of 2 nodes", {}, {"exclude": ["local0", "local1"]}),
+        (RefusedError, "recovery.spares: found 2, but only 2 nodes are usable", {"recovery": {"spares": 2}}, {}),
+        (RefusedError, "cluster.device: found 'cuda', the topology has cpu only", {"cluster": {"device": "cuda"}}, {}),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_told_in_one_line(plan, topology, error, message, fields, made):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.base.errors import InputError, Refused
-from hpctrain.bench.planner.cases import Case, scene_of_case
+from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.bench.planner.cases import SearchCase, scene_of_case
 from hpctrain.planner import make_plan
-from hpctrain.planner.devices.pool import find_fleet
-from hpctrain.planner.devices.tensor_parallel_group import make_units
+from hpctrain.planner.devices.pool import make_device_pool
+from hpctrain.planner.devices.tensor_parallel_group import make_tensor_parallel_groups
 from hpctrain.planner.search.state_moves import moves_between
-from hpctrain.planner.search.warm_start import kept_cells
+from hpctrain.planner.search.warm_start import surviving_placement
 from hpctrain.records.plan.compression import AutoCompression
 
 PIPELINES = {"mode": "fixed", "pp": 4, "dp": 2, "schedule": "1f1b"}
@@ -78,16 +78,18 @@ def test_devices_keep_their_rank_and_those_of_broken_replicas_fill_the_holes(top
     asked, whole = run(parallel=pipelines), topology([1.0] * 8)
     before = make_plan(asked, asked.spec(), whole)
     left = whole.only([node.id for node in whole.nodes if node.id != f"local{lost}"])
-    units = make_units(find_fleet(asked, left), 1)
-    cells = kept_cells(units, before, 3)
+    units = make_tensor_parallel_groups(make_device_pool(asked, left), 1)
+    placement = surviving_placement(units, before, 3)
     held = {place: rank for row in before.replicas for rank, places in enumerate(row.devices) for place in places}
-    ranks = [(unit.places[0], rank) for row in cells for rank, unit in enumerate(row)]
+    ranks = [(unit.device_ids[0], rank) for row in placement for rank, unit in enumerate(row)]
     assert len(dict(ranks)) == 6, "no device twice"
     assert all(held[place] == rank for place, rank in ranks)
     # With a spare device, all replicas stay, and it alone takes another rank's place.
     spare = topology([1.0] * 9).only([f"local{number}" for number in range(9) if number != lost])
-    cells = kept_cells(make_units(find_fleet(asked, spare), 1), before, 4)
-    moved = [unit.places[0] for row in cells for rank, unit in enumerate(row) if held.get(unit.places[0]) != rank]
+    placement = surviving_placement(make_tensor_parallel_groups(make_device_pool(asked, spare), 1), before, 4)
+    moved = [
+        unit.device_ids[0] for row in placement for rank, unit in enumerate(row) if held.get(unit.device_ids[0]) != rank
+    ]
     assert moved == ["local8:cpu0"]
 
 
@@ -114,14 +116,14 @@ def test_a_way_of_summing_that_does_not_fit_any_more_does_not_end_the_run(topolo
     assert after_loss(asked, topology([1.0] * 67), before) == before.ranks
     room = min(max(plan.predicted.memory_bytes.values()) for plan in (roomy, before))
     left = topology([1.0] * 67, memory=1.001 * room / 0.9)
-    with pytest.raises(Refused, match="cannot fit"):
+    with pytest.raises(RefusedError, match="cannot fit"):
         make_plan(low_rank, asked.spec(), left)
     assert len(after_loss(asked, left, before)) == 66
 
 
 def test_messages_are_chosen_for_the_stages_that_are_left():
     """What is left of the old plan has another number of stages than the fastest plan that is found."""
-    run, whole = scene_of_case(Case("unlike", 16, "7B"))
+    run, whole = scene_of_case(SearchCase("unlike", 16, "7B"))
     asked = run.model_copy(update={"compression": AutoCompression(mode="auto")})
     before = make_plan(asked, asked.spec(), whole, neighbours=False)
     after = make_plan(asked, asked.spec(), whole.only(["node0"]), previous=before, neighbours=False)

@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from hpctrain.base.errors import InputError, Refused
+from hpctrain.base.errors import InputError, RefusedError
 from hpctrain.planner.cost.live_activations import live_micro_batches
 from hpctrain.planner.cost.memory import MemoryModel, RankRole
-from hpctrain.planner.cost.workload import Share, workload_of
+from hpctrain.planner.cost.workload import ModelPart, workload_of
 from hpctrain.schedule import make_schedule, stages_by_rank
-from hpctrain.schedule.runnable import COMPILED_HALVES, COMPILED_SPLIT, RECOMPUTED_HALVES
+from hpctrain.schedule.runnable import WHY_NOT_COMPILED_HALVES, WHY_NOT_COMPILED_TP, WHY_NOT_RECOMPUTED_HALVES
 
 LARGE = {"layers": 8, "dim": 512, "heads": 8}
 
@@ -91,7 +91,7 @@ def test_autocast_keeps_a_copy_of_a_block_for_each_micro_batch_unless_it_is_comp
 def work_bytes(work):
     """Activations of four micro-batches in flight and one block at work, by what the workload says of them."""
     block, kept = work.block_bytes(1, 1), work.kept_bytes(1, 1)
-    return 4 * kept + (block if work.saving.recompute == "none" else 2 * block)
+    return 4 * kept + (block if work.memory_options.recompute == "none" else 2 * block)
 
 
 def test_zero_levels_two_and_three_share_the_batch_equally(plan, topology):
@@ -145,17 +145,17 @@ def test_sequence_parallelism_keeps_less(plan, topology):
 def test_what_nothing_else_fits_is_saved_in_auto_mode(plan, topology):
     asked = {"dims": LARGE | {"layers": 6}, "seq_len": 512, "rows": 4}
     roomy = plan(topology((1, 1), memory=8e9), **asked)
-    assert roomy.savings == []
+    assert roomy.memory_options_text == []
     for memory in (1.2e9, 1.1e9, 1.0e9, 0.9e9, 0.85e9):
         made = plan(topology((1, 1), memory=memory), **asked)
         assert peaks(made) <= 0.9 * memory
-        if made.savings:
+        if made.memory_options_text:
             break
-    assert made.savings
+    assert made.memory_options_text
     assert any(note.startswith("Chosen to save memory: ") for note in made.notes)
     assert made.rejected[0].change == "zero 0 and recompute none"
     assert "would need" in made.rejected[0].reason
-    with pytest.raises(Refused, match=r"cannot fit: with .* and zero 3, recompute full, the nearest to fitting"):
+    with pytest.raises(RefusedError, match=r"cannot fit: with .* and zero 3, recompute full, the nearest to fitting"):
         plan(topology((1, 1), memory=5e8), **asked)
 
 
@@ -163,9 +163,9 @@ def test_tied_embeddings_are_counted_once_on_one_stage(run):
     asked = run(dims={"tied": True})
     work, _ = workload_of(asked, asked.spec())
     table, norm = 512 * 128, 128
-    assert work.parameters(Share(0, True, True), 1) == table + norm
-    assert work.parameters(Share(0, True, False), 1) == table
-    assert work.parameters(Share(0, False, True), 1) == table + norm
+    assert work.parameters(ModelPart(0, True, True), 1) == table + norm
+    assert work.parameters(ModelPart(0, True, False), 1) == table
+    assert work.parameters(ModelPart(0, False, True), 1) == table + norm
 
 
 @pytest.mark.parametrize(
@@ -218,11 +218,11 @@ def test_a_v_needs_less_memory_than_interleaving(run):
          {"parallel": fixed(dp=2, zero=1, shard="node")}, {}),
         ("shard node needs as many replicas", {"parallel": fixed(dp=3, zero=1, shard="node"), "rows": 6},
          {"speeds": (1, 1), "devices": 2}),
-        (f"parallel.recompute: found 'full' with schedule zbv; {re.escape(RECOMPUTED_HALVES)}; use",
+        (f"parallel.recompute: found 'full' with schedule zbv; {re.escape(WHY_NOT_RECOMPUTED_HALVES)}; use",
          {"parallel": fixed(pp=2, schedule="zbv", recompute="full")}, {}),
-        (f"compile: found true with parallel.schedule zbv; {re.escape(COMPILED_HALVES)}; use",
+        (f"compile: found true with parallel.schedule zbv; {re.escape(WHY_NOT_COMPILED_HALVES)}; use",
          {"parallel": fixed(pp=2, schedule="zbv"), "compile": True}, {}),
-        (f"compile is true, and {COMPILED_SPLIT}", {"compile": True, "parallel": fixed(tp=2)}, {"devices": 2}),
+        (f"compile is true, and {WHY_NOT_COMPILED_TP}", {"compile": True, "parallel": fixed(tp=2)}, {"devices": 2}),
         ("the model's 6 blocks are too few for the 8 stages of schedule zbv with 2 stages a rank",
          {"parallel": fixed(pp=4, schedule="zbv")}, {"speeds": (1,) * 4}),
     ],

@@ -10,7 +10,7 @@ from steps_made import BASE_BYTES, rows_made, truth, write_generation
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.planner import make_plan
 from hpctrain.planner.cost.memory import PROCESS_BYTES
-from hpctrain.planner.layout.from_plan import scene_of
+from hpctrain.planner.layout.from_plan import layout_of_plan
 from hpctrain.planner.replan.calibration import fit_profile, merge_profiles
 from hpctrain.planner.replan.replan import replan
 from hpctrain.planner.replan.run_profile import learned_profile
@@ -41,7 +41,7 @@ def test_the_factors_of_a_cluster_are_found_and_predict_its_steps(topology, run,
     assert "no matrix" in found.remarks["tensor_parallel"]
     assert "one factor" in found.remarks["update"]
     assert found.process_bytes == pytest.approx({"cpu": 3.4e8})
-    scene = scene_of(asked, asked.spec(), plan.model_copy(update={"profile": found}), made)
+    scene = layout_of_plan(asked, asked.spec(), plan.model_copy(update={"profile": found}), made)
     assert predict(scene.cost, scene.layout, whole=True).total == pytest.approx(rows[0].step_time_s)
     assert max(scene.layout.memory(scene.cost.memory).values()) == pytest.approx(rows[0].memory_bytes_max)
     again = make_plan(asked, asked.spec(), made, profile=found).predicted

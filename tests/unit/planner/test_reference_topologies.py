@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.base.packaged import packaged
+from hpctrain.base.packaged import package_data_path
 from hpctrain.planner import make_plan
 from hpctrain.records.run.run import Run
 from hpctrain.records.topology.link_cost import LinkCost
 from hpctrain.records.topology.topology import Topology
 
-FILES = sorted(path.name for path in Path(packaged("topology")).glob("*.json"))
+FILES = sorted(path.name for path in Path(package_data_path("topology")).glob("*.json"))
 RUN = Run.from_json(
     {
         "steps": 10,
@@ -25,7 +25,7 @@ RUN = Run.from_json(
 
 
 def test_the_table_in_the_readme_names_every_file() -> None:
-    text = Path(packaged("topology", "README.md")).read_text()
+    text = Path(package_data_path("topology", "README.md")).read_text()
 
     assert [name for name in FILES if f"| `{name}` |" not in text] == []
     assert {"dgx-h100-32-gpu.json", "lab-4-nodes.json", "laptop-4-nodes.json", "paper-32-gpu.json"} <= set(FILES)
@@ -33,7 +33,7 @@ def test_the_table_in_the_readme_names_every_file() -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_reference_file_is_valid_and_can_be_planned_on(name: str) -> None:
-    topology = Topology.read(packaged("topology", name))
+    topology = Topology.read(package_data_path("topology", name))
 
     plan = make_plan(RUN, RUN.spec(), topology)
 
@@ -45,10 +45,10 @@ def test_a_reference_file_is_valid_and_can_be_planned_on(name: str) -> None:
 
 
 def test_the_published_files_have_the_figures_of_their_notes() -> None:
-    paper = Topology.read(packaged("topology", "paper-32-gpu.json"))
-    dgx = Topology.read(packaged("topology", "dgx-h100-32-gpu.json"))
+    paper = Topology.read(package_data_path("topology", "paper-32-gpu.json"))
+    dgx = Topology.read(package_data_path("topology", "dgx-h100-32-gpu.json"))
 
-    assert len(paper.places()) == len(dgx.places()) == 32
+    assert len(paper.device_ids()) == len(dgx.device_ids()) == 32
     assert LinkCost(paper).between("n01:cuda0", "n09:cuda2") == (5e-6, 8e-11)
     assert LinkCost(paper).between("n09:cuda0", "n09:cuda2")[1] == 1 / 31.5e9
     assert LinkCost(dgx).between("dgx1:cuda0", "dgx4:cuda7") == (5e-6, 1 / 400e9)
@@ -56,6 +56,6 @@ def test_the_published_files_have_the_figures_of_their_notes() -> None:
 
 
 def test_the_measured_files_say_whether_their_links_are_a_network() -> None:
-    loopback = {name: Topology.read(packaged("topology", name)).provenance.loopback for name in FILES}
+    loopback = {name: Topology.read(package_data_path("topology", name)).provenance.loopback for name in FILES}
 
     assert (loopback["laptop-4-nodes.json"], loopback["lab-4-nodes.json"]) == (True, False)

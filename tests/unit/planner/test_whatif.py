@@ -7,11 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
-from hpctrain.base.errors import InputError, Refused
-from hpctrain.planner.layout.from_plan import scene_of
-from hpctrain.planner.replan.whatif import Changes, changed, plan_without
+from hpctrain.base.errors import InputError, RefusedError
+from hpctrain.planner.layout.from_plan import layout_of_plan
+from hpctrain.planner.replan.whatif import TopologyChanges, apply_changes, plan_without
 from hpctrain.planner.simulate.critical_path import critical_path
-from hpctrain.planner.simulate.jitter import LinkJitter, sampled_steps
+from hpctrain.planner.simulate.jitter import LinkJitter, sample_step_times
 from hpctrain.planner.simulate.predict import predict, simulate_step
 from hpctrain.records.topology.link_cost import LinkCost
 from hpctrain.records.topology.pair_matrix import PairMatrix
@@ -27,7 +27,7 @@ PLANS = [
 
 
 def total(run, plan, topology):
-    scene = scene_of(run, run.spec(), plan, topology)
+    scene = layout_of_plan(run, run.spec(), plan, topology)
     return predict(scene.cost, scene.layout).total
 
 
@@ -43,10 +43,10 @@ def test_slow_nodes_slow_links_and_nothing_else(plan, run, topology):
     made = topology((1.0, 1.0, 1.0), links={(0, 1): (5e-5, 1e-9)})
     found = plan(made, parallel={"mode": "fixed", "pp": 3, "dp": 1, "tp": 1})
     before = total(run(), found, made)
-    slower = changed(made, Changes(slow={"local1": 0.5}))
+    slower = apply_changes(made, TopologyChanges(slow={"local1": 0.5}))
     assert 1.3 * before < total(run(), found, slower) < 2.2 * before
     assert LinkCost(slower).between("local0:cpu0", "local2:cpu0") == (5e-5, 1e-9)
-    narrow = changed(made, Changes(links={("local1", "local0"): 0.1}))
+    narrow = apply_changes(made, TopologyChanges(links={("local1", "local0"): 0.1}))
     costs = LinkCost(narrow)
     assert costs.between("local0:cpu0", "local1:cpu0") == pytest.approx((5e-5, 1e-8))
     assert costs.between("local1:cpu0", "local2:cpu0") == (5e-5, 1e-9)
@@ -56,7 +56,10 @@ def test_slow_nodes_slow_links_and_nothing_else(plan, run, topology):
 def test_a_slow_node_does_not_slow_the_links_inside_others(topology):
     made = topology((1.0, 1.0), devices=2)
     before = LinkCost(made).between("local1:cpu0", "local1:cpu1")
-    assert LinkCost(changed(made, Changes(slow={"local0": 0.1}))).between("local1:cpu0", "local1:cpu1") == before
+    assert (
+        LinkCost(apply_changes(made, TopologyChanges(slow={"local0": 0.1}))).between("local1:cpu0", "local1:cpu1")
+        == before
+    )
 
 
 def test_lost_nodes_are_planned_for_as_the_agents_do(run, topology):
@@ -68,21 +71,21 @@ def test_lost_nodes_are_planned_for_as_the_agents_do(run, topology):
     spared = run(recovery={"spares": 1})
     assert len(plan_without(spared, spared.spec(), made, ("local0",))[0].nodes) == 2
     few = run(recovery={"min_nodes": 3})
-    with pytest.raises(Refused, match=r"2 nodes would be left, recovery\.min_nodes is 3"):
+    with pytest.raises(RefusedError, match=r"2 nodes would be left, recovery\.min_nodes is 3"):
         plan_without(few, few.spec(), made, ("local0",))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (Changes(slow={"local9": 0.5}), "found node local9, not in the topology"),
-        (Changes(links={("local0", "local0"): 0.5}), "the same node twice"),
-        (Changes(slow={"local0": 0.0}), "allowed: above 0"),
+        (TopologyChanges(slow={"local9": 0.5}), "found node local9, not in the topology"),
+        (TopologyChanges(links={("local0", "local0"): 0.5}), "the same node twice"),
+        (TopologyChanges(slow={"local0": 0.0}), "allowed: above 0"),
     ],
 )
 def test_changes_that_cannot_be(changes, message, topology):
     with pytest.raises(InputError, match=message):
-        changed(topology(), changes)
+        apply_changes(topology(), changes)
 
 
 def test_what_a_hand_wrote_into_the_plan_is_not_guessed_at(plan, run, topology):
@@ -95,24 +98,24 @@ def test_what_a_hand_wrote_into_the_plan_is_not_guessed_at(plan, run, topology):
     ]
     for update, word in cases:
         with pytest.raises(InputError, match=word):
-            scene_of(run(), run().spec(), found.model_copy(update=update), topology())
+            layout_of_plan(run(), run().spec(), found.model_copy(update=update), topology())
     with pytest.raises(InputError, match="not in the topology"):
-        scene_of(run(), run().spec(), found, topology((1.0,)))
+        layout_of_plan(run(), run().spec(), found, topology((1.0,)))
     with pytest.raises(InputError, match=r"batch\.global is 32"):
-        scene_of(run(rows=32), run().spec(), found, topology())
+        layout_of_plan(run(rows=32), run().spec(), found, topology())
 
 
 def test_the_critical_path_has_no_gaps_and_ends_with_the_pipeline(plan, run, topology):
     for parallel in PLANS:
         fields = {"parallel": {"mode": "fixed", **parallel}}
         found = plan(topology((1.0, 1.0, 0.8, 0.8)), **fields)
-        scene = scene_of(run(**fields), run().spec(), found, topology((1.0, 1.0, 0.8, 0.8)))
+        scene = layout_of_plan(run(**fields), run().spec(), found, topology((1.0, 1.0, 0.8, 0.8)))
         step = simulate_step(scene.cost, scene.layout)
         line = step.lines[step.last]
-        legs = critical_path(line, step.paces[step.last])
-        assert legs[0].start == 0
-        assert legs[-1].end == pytest.approx(line.makespan)
-        for before, after in itertools.pairwise(legs):
+        segments = critical_path(line, step.durations_by_replica[step.last])
+        assert segments[0].start == 0
+        assert segments[-1].end == pytest.approx(line.makespan)
+        for before, after in itertools.pairwise(segments):
             assert after.start - before.end == pytest.approx(after.waited)
 
 
@@ -120,18 +123,20 @@ def test_the_critical_path_has_no_gaps_and_ends_with_the_pipeline(plan, run, top
 def test_drawn_steps_without_noise_are_the_predicted_one(parallel, plan, run, topology):
     made = topology((1.0, 1.0, 0.8, 0.8))
     fields = {"parallel": {"mode": "fixed", **parallel}}
-    scene = scene_of(run(**fields), run().spec(), plan(made, **fields), made)
-    drawn = sampled_steps(scene.cost, scene.layout, LinkJitter(made), 10, np.random.default_rng(0))
+    scene = layout_of_plan(run(**fields), run().spec(), plan(made, **fields), made)
+    drawn = sample_step_times(scene.cost, scene.layout, LinkJitter(made), 10, np.random.default_rng(0))
     assert drawn == pytest.approx(np.full(10, predict(scene.cost, scene.layout).total))
 
 
 def test_noise_is_repeatable_and_late_messages_only_delay(plan, run, topology, late_links):
     made = late_links(topology((1.0, 1.0)), 5e-3)
     found = plan(made, parallel={"mode": "fixed", "pp": 2, "dp": 1, "tp": 1})
-    scene = scene_of(run(), run().spec(), found, made)
+    scene = layout_of_plan(run(), run().spec(), found, made)
 
     def draw(seed, variation=0.0):
-        return sampled_steps(scene.cost, scene.layout, LinkJitter(made), 400, np.random.default_rng(seed), variation)
+        return sample_step_times(
+            scene.cost, scene.layout, LinkJitter(made), 400, np.random.default_rng(seed), variation
+        )
 
     assert (draw(1) == draw(1)).all()
     assert (draw(1) != draw(2)).any()

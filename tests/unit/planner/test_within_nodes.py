@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.planner.devices.pool import Worker
-from hpctrain.planner.devices.tensor_parallel_group import Cells, Unit
+from hpctrain.planner.devices.pool import DeviceSpec
+from hpctrain.planner.devices.tensor_parallel_group import Placement, TensorParallelGroup
 from hpctrain.planner.search.within_nodes import groups_within_nodes, same_kinds
 
 KINDS = ("fast", "slow")
@@ -14,17 +14,17 @@ KINDS = ("fast", "slow")
 
 def units_of(nodes):
     """By class, of [node] -> kinds of its devices."""
-    workers = [
-        Worker(f"n{number}:{index}", "cuda", kind, 1e12, 1e9, 1e10, 1e-6)
+    devices = [
+        DeviceSpec(f"n{number}:{index}", "cuda", kind, 1e12, 1e9, 1e10, 1e-6)
         for number, kinds in enumerate(nodes)
         for index, kind in enumerate(kinds)
     ]
-    units = [Unit(index, (worker,)) for index, worker in enumerate(workers)]
-    return [[unit for unit in units if unit.workers[0].type == kind] for kind in KINDS]
+    units = [TensorParallelGroup(index, (device,)) for index, device in enumerate(devices)]
+    return [[unit for unit in units if unit.devices[0].type == kind] for kind in KINDS]
 
 
 def nodes_of(group):
-    return {unit.workers[0].node for unit in group}
+    return {unit.devices[0].node for unit in group}
 
 
 @st.composite
@@ -44,7 +44,7 @@ def nodes_and_needs(draw):
 def test_groups_have_what_they_need_and_the_first_stands_in_one_node_where_it_can(case):
     nodes, needs = case
     found = groups_within_nodes(units_of(nodes), needs)
-    kinds = [[unit.workers[0].type for unit in group] for group in found]
+    kinds = [[unit.devices[0].type for unit in group] for group in found]
     assert [[each.count(kind) for kind in KINDS] for each in kinds] == needs
     used = [unit.index for group in found for unit in group]
     assert len(set(used)) == len(used)
@@ -67,12 +67,12 @@ def test_stages_of_an_unlike_kind_each_stand_within_a_node():
         (unit for kind in units_of([["fast", "fast", "slow", "slow"]] * 2) for unit in kind),
         key=lambda unit: unit.index,
     )
-    fast, slow = ([unit for unit in units if unit.workers[0].type == kind] for kind in KINDS)
-    apart = Cells(((fast[0], fast[2]), (fast[1], fast[3]), (slow[2], slow[0]), (slow[3], slow[1])))
+    fast, slow = ([unit for unit in units if unit.devices[0].type == kind] for kind in KINDS)
+    apart = Placement(((fast[0], fast[2]), (fast[1], fast[3]), (slow[2], slow[0]), (slow[3], slow[1])))
     stages, pipelines = same_kinds(units, apart)
-    for cells in (stages, pipelines):
-        assert [[unit.workers[0].type for unit in row] for row in cells] == [["fast"] * 2] * 2 + [["slow"] * 2] * 2
-        assert len({unit for row in cells for unit in row}) == len(units)
+    for placement in (stages, pipelines):
+        assert [[unit.devices[0].type for unit in row] for row in placement] == [["fast"] * 2] * 2 + [["slow"] * 2] * 2
+        assert len({unit for row in placement for unit in row}) == len(units)
     assert [len(nodes_of(stage)) for stage in zip(*stages, strict=True)] == [1, 1]
     assert [len(nodes_of(row)) for row in pipelines] == [1, 1, 1, 1]
 

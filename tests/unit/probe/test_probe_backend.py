@@ -3,19 +3,19 @@
 import pytest
 
 from hpctrain.probe.measure.backend import (
-    ROUNDS_MOST,
+    MAX_ROUNDS,
     BackendReport,
     backend_lines,
+    backend_rounds,
     choose_backend,
-    meetings,
     network_used,
 )
 
 
 def test_all_pairs_of_a_small_group_meet_and_a_large_one_stops() -> None:
-    assert len({pair for met in meetings(4, 0) for pair in met}) == 6
-    assert len(meetings(200, 0)) == ROUNDS_MOST
-    assert meetings(7, 3) == meetings(7, 3)
+    assert len({pair for met in backend_rounds(4, 0) for pair in met}) == 6
+    assert len(backend_rounds(200, 0)) == MAX_ROUNDS
+    assert backend_rounds(7, 3) == backend_rounds(7, 3)
 
 
 @pytest.mark.parametrize(

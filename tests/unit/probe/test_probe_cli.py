@@ -11,7 +11,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from hpctrain.base.packaged import packaged
+from hpctrain.base.packaged import package_data_path
 from hpctrain.cli.commands import probe as probe_command
 from hpctrain.records.topology.topology import Topology, Verdict
 
@@ -59,7 +59,7 @@ def test_ctrl_c_leaves_no_process_and_no_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("status", "code"), [("go", 0), ("warn", 3), ("refuse", 4)])
 def test_the_exit_code_is_the_verdict(tmp_path: Path, monkeypatch, status: str, code: int) -> None:
-    topology = Topology.read(packaged("topology", "laptop-4-nodes.json"))
+    topology = Topology.read(package_data_path("topology", "laptop-4-nodes.json"))
     judged = topology.model_copy(update={"verdict": Verdict(status=status)})
     monkeypatch.setattr(probe_command, "probe_local", lambda *_args: judged)
 
@@ -82,7 +82,7 @@ def test_what_the_job_asks_for_comes_from_the_site_where_nothing_was_said(tmp_pa
 
     def probe_job(job, *_args):
         asked.append(job)
-        return Topology.read(packaged("topology", "laptop-4-nodes.json"))
+        return Topology.read(package_data_path("topology", "laptop-4-nodes.json"))
 
     monkeypatch.setattr(probe_command, "probe_job", probe_job)
     words = ["-N", "4", "-p", "small", "-o", str(tmp_path / "t.json")]
@@ -111,7 +111,7 @@ def test_wrong_usage_is_one_line_and_exit_2(tmp_path: Path, argv: list[str], tex
 
 
 def test_show_prints_devices_matrix_and_verdict(tmp_path: Path) -> None:
-    done = hpctrain("topology", "show", str(packaged("topology", "laptop-4-nodes.json")), cwd=tmp_path)
+    done = hpctrain("topology", "show", str(package_data_path("topology", "laptop-4-nodes.json")), cwd=tmp_path)
 
     assert done.returncode == 0
     for text in ("loopback", "local3", "Latency", "Bandwidth", "verdict: go"):
@@ -119,7 +119,7 @@ def test_show_prints_devices_matrix_and_verdict(tmp_path: Path) -> None:
 
 
 def test_diff_prints_what_changed(tmp_path: Path) -> None:
-    laptop = packaged("topology", "laptop-4-nodes.json")
+    laptop = package_data_path("topology", "laptop-4-nodes.json")
     Topology.read(laptop).only(["local0"]).write(tmp_path / "one.json")
 
     done = hpctrain("topology", "diff", str(laptop), "one.json", "--json", cwd=tmp_path)

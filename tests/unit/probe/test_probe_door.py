@@ -7,30 +7,30 @@ import pytest
 
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.net.wire import LineChannel
-from hpctrain.probe.protocol.authenticated_stream import Broken, Door, knock, open_door
+from hpctrain.probe.protocol.authenticated_stream import PeerError, ProbeListener, connect, open_listener
 
 CLOCK = SystemClock()
 
 
 @pytest.fixture
-def door():
-    opened = open_door("127.0.0.1", "secret", CLOCK)
+def listener():
+    opened = open_listener("127.0.0.1", "secret", CLOCK)
     yield opened
     opened.close()
 
 
-def call(door: Door, token: str, node: str = "b"):
-    return knock("127.0.0.1", door.port, token, {"kind": "join", "node": node}, 2.0, CLOCK)
+def call(listener: ProbeListener, token: str, node: str = "b"):
+    return connect("127.0.0.1", listener.port, token, {"kind": "join", "node": node}, 2.0, CLOCK)
 
 
-def admit(door: Door, seconds: float = 2.0):
-    return door.admit(lambda hello: hello.get("node") == "b", CLOCK.now() + seconds)
+def admit(listener: ProbeListener, seconds: float = 2.0):
+    return listener.admit(lambda hello: hello.get("node") == "b", CLOCK.now() + seconds)
 
 
-def test_who_knows_the_token_comes_in(door: Door) -> None:
+def test_who_knows_the_token_comes_in(listener: ProbeListener) -> None:
     with ThreadPoolExecutor(1) as pool:
-        caller = pool.submit(call, door, "secret")
-        admitted = admit(door)
+        caller = pool.submit(call, listener, "secret")
+        admitted = admit(listener)
 
     assert admitted is not None
     channel, hello = admitted
@@ -42,18 +42,18 @@ def test_who_knows_the_token_comes_in(door: Door) -> None:
 
 
 @pytest.mark.parametrize(("token", "node"), [("guess", "b"), ("", "b"), ("secret", "other")])
-def test_a_wrong_token_and_an_unexpected_node_are_refused(door: Door, token: str, node: str) -> None:
+def test_a_wrong_token_and_an_unexpected_node_are_refused(listener: ProbeListener, token: str, node: str) -> None:
     with ThreadPoolExecutor(1) as pool:
-        caller = pool.submit(call, door, token, node)
-        assert admit(door, 0.5) is None
-        with pytest.raises(Broken, match="closed the connection"):
+        caller = pool.submit(call, listener, token, node)
+        assert admit(listener, 0.5) is None
+        with pytest.raises(PeerError, match="closed the connection"):
             caller.result()
 
 
-def test_a_silent_stranger_holds_up_nobody(door: Door) -> None:
-    with socket.create_connection(("127.0.0.1", door.port)) as stranger, ThreadPoolExecutor(1) as pool:
-        caller = pool.submit(call, door, "secret")
-        admitted = admit(door)
+def test_a_silent_stranger_holds_up_nobody(listener: ProbeListener) -> None:
+    with socket.create_connection(("127.0.0.1", listener.port)) as stranger, ThreadPoolExecutor(1) as pool:
+        caller = pool.submit(call, listener, "secret")
+        admitted = admit(listener)
 
         assert admitted is not None
         assert stranger.fileno() >= 0
@@ -61,27 +61,27 @@ def test_a_silent_stranger_holds_up_nobody(door: Door) -> None:
         caller.result().close()
 
 
-def test_nonsense_instead_of_a_hello_is_closed(door: Door) -> None:
-    with socket.create_connection(("127.0.0.1", door.port)) as stranger:
+def test_nonsense_instead_of_a_hello_is_closed(listener: ProbeListener) -> None:
+    with socket.create_connection(("127.0.0.1", listener.port)) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
         stranger.shutdown(socket.SHUT_WR)
-        assert admit(door, 0.5) is None
+        assert admit(listener, 0.5) is None
         assert b"nonce" in stranger.recv(1000)
         assert stranger.recv(100) == b""
 
 
 def test_nobody_behind_the_address_is_told() -> None:
-    opened = open_door("127.0.0.1", "secret", CLOCK)
+    opened = open_listener("127.0.0.1", "secret", CLOCK)
     port = opened.port
     opened.close()
 
-    with pytest.raises(Broken, match="cannot connect"):
-        knock("127.0.0.1", port, "secret", {}, 1.0, CLOCK)
+    with pytest.raises(PeerError, match="cannot connect"):
+        connect("127.0.0.1", port, "secret", {}, 1.0, CLOCK)
 
 
 def test_who_took_the_port_and_does_not_know_the_token_is_found_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, ThreadPoolExecutor(1) as pool:
-        caller = pool.submit(knock, "127.0.0.1", taken.getsockname()[1], "secret", {"kind": "join"}, 2.0, CLOCK)
+        caller = pool.submit(connect, "127.0.0.1", taken.getsockname()[1], "secret", {"kind": "join"}, 2.0, CLOCK)
         connection = taken.accept()[0]
         channel = LineChannel(connection)
         channel.send({"type": "challenge", "nonce": "0" * 32})
@@ -89,6 +89,6 @@ def test_who_took_the_port_and_does_not_know_the_token_is_found_out() -> None:
         assert hello is not None
         assert "secret" not in str(hello)
         channel.send({"type": "welcome", "claims": {}, "proof": hello["proof"]})
-        with pytest.raises(Broken, match="does not know the token"):
+        with pytest.raises(PeerError, match="does not know the token"):
             caller.result()
         channel.close()

@@ -10,8 +10,15 @@ import pytest
 from hpctrain.base.clock import SystemClock
 from hpctrain.probe.measure.figures import PairFigures, bandwidth_of
 from hpctrain.probe.measure.settings import MIB, ProbeSettings
-from hpctrain.probe.protocol.authenticated_stream import Broken
-from hpctrain.probe.protocol.exchange import Stream, answer_ladder, climb, drain, measure_pair, pour
+from hpctrain.probe.protocol.authenticated_stream import PeerError
+from hpctrain.probe.protocol.exchange import (
+    DeadlineSocket,
+    answer_size_sweep,
+    measure_pair,
+    size_sweep,
+    stream_receive,
+    stream_send,
+)
 
 CLOCK = SystemClock()
 QUICK = ProbeSettings(bulk_bytes=MIB, bulk_bytes_max=2 * MIB, bulk_s=0.0, pings=20)
@@ -27,8 +34,8 @@ def ends():
     b.close()
 
 
-def stream(sock: socket.socket, seconds: float = 5.0) -> Stream:
-    return Stream(sock, CLOCK, CLOCK.now() + seconds)
+def stream(sock: socket.socket, seconds: float = 5.0) -> DeadlineSocket:
+    return DeadlineSocket(sock, CLOCK, CLOCK.now() + seconds)
 
 
 def test_both_ends_measure(ends) -> None:
@@ -54,7 +61,7 @@ class Ahead(SystemClock):
 
 
 def test_each_end_sees_how_far_the_others_clock_is_ahead(ends) -> None:
-    ahead = Stream(ends[1], Ahead(5.0), CLOCK.now() + 5.0)
+    ahead = DeadlineSocket(ends[1], Ahead(5.0), CLOCK.now() + 5.0)
     with ThreadPoolExecutor(1) as pool:
         answerer = pool.submit(measure_pair, ahead, False, QUICK)
         caller = measure_pair(stream(ends[0]), True, QUICK)
@@ -67,8 +74,8 @@ def test_each_end_sees_how_far_the_others_clock_is_ahead(ends) -> None:
 def test_single_messages_of_each_size_are_timed(ends) -> None:
     settings = replace(QUICK, ladder_bytes=(100, 1000, 10000), ladder_times=4, ladder_limit_s=5.0)
     with ThreadPoolExecutor(1) as pool:
-        answerer = pool.submit(answer_ladder, stream(ends[1]), settings)
-        rungs = climb(stream(ends[0]), settings)
+        answerer = pool.submit(answer_size_sweep, stream(ends[1]), settings)
+        rungs = size_sweep(stream(ends[0]), settings)
         answerer.result()
 
     assert [(size, len(samples)) for size, samples in rungs] == [(100, 4), (1000, 4), (10000, 4)]
@@ -78,8 +85,8 @@ def test_single_messages_of_each_size_are_timed(ends) -> None:
 def test_a_slow_link_is_not_climbed_to_the_top(ends) -> None:
     settings = replace(QUICK, ladder_limit_s=0.0)
     with ThreadPoolExecutor(1) as pool:
-        answerer = pool.submit(answer_ladder, stream(ends[1]), settings)
-        rungs = climb(stream(ends[0]), settings)
+        answerer = pool.submit(answer_size_sweep, stream(ends[1]), settings)
+        rungs = size_sweep(stream(ends[0]), settings)
         answerer.result()
 
     assert [(size, len(samples)) for size, samples in rungs] == [(1024, 3)]
@@ -101,8 +108,8 @@ def test_the_share_of_a_transfer_that_needed_a_processor(ends, needed: float, sh
 
 def test_at_least_the_asked_volume_is_sent(ends) -> None:
     with ThreadPoolExecutor(1) as pool:
-        arrivals = pool.submit(drain, stream(ends[1]))
-        pour(stream(ends[0]), QUICK)
+        arrivals = pool.submit(stream_receive, stream(ends[1]))
+        stream_send(stream(ends[0]), QUICK)
 
     assert arrivals.result()[-1][1] >= QUICK.bulk_bytes
 
@@ -112,15 +119,15 @@ def test_a_slow_link_stops_at_the_time_limit_and_is_timed_at_the_receiver(ends) 
     for sock, option in ((ends[0], socket.SO_SNDBUF), (ends[1], socket.SO_RCVBUF)):
         sock.setsockopt(socket.SOL_SOCKET, option, 65536)
 
-    class Slow(Stream):
+    class Slow(DeadlineSocket):
         def fill(self, view: memoryview) -> None:
             time.sleep(0.02)
             super().fill(view)
 
     settings = replace(QUICK, bulk_bytes=64 * MIB, bulk_bytes_max=64 * MIB, bulk_limit_s=0.5)
     with ThreadPoolExecutor(1) as pool:
-        arrivals = pool.submit(drain, Slow(ends[1], CLOCK, CLOCK.now() + 5.0))
-        pour(stream(ends[0]), settings)
+        arrivals = pool.submit(stream_receive, Slow(ends[1], CLOCK, CLOCK.now() + 5.0))
+        stream_send(stream(ends[0]), settings)
 
     assert arrivals.result()[-1][1] < 16 * MIB
     assert bandwidth_of(arrivals.result())[0] == pytest.approx(6.5e6, rel=0.3)
@@ -129,7 +136,7 @@ def test_a_slow_link_stops_at_the_time_limit_and_is_timed_at_the_receiver(ends) 
 def test_a_dead_peer_is_told_at_once(ends) -> None:
     ends[1].close()
 
-    with pytest.raises(Broken, match=r"closed the connection|connection broke"):
+    with pytest.raises(PeerError, match=r"closed the connection|connection broke"):
         measure_pair(stream(ends[0]), True, QUICK)
 
 
@@ -137,12 +144,12 @@ def test_a_dead_peer_is_told_at_once(ends) -> None:
 def test_a_hung_peer_costs_the_slot_and_no_more(ends, caller: bool) -> None:
     start = CLOCK.now()
 
-    with pytest.raises(Broken, match="stopped sending"):
+    with pytest.raises(PeerError, match="stopped sending"):
         measure_pair(stream(ends[0], seconds=0.3), caller, QUICK)
 
     assert 0.2 < CLOCK.now() - start < 2.0
 
 
 def test_a_peer_that_stops_reading_costs_the_slot(ends) -> None:
-    with pytest.raises(Broken, match=r"stopped reading|slot ran out"):
-        pour(stream(ends[0], seconds=0.3), replace(QUICK, bulk_bytes=256 * MIB, bulk_bytes_max=256 * MIB))
+    with pytest.raises(PeerError, match=r"stopped reading|slot ran out"):
+        stream_send(stream(ends[0], seconds=0.3), replace(QUICK, bulk_bytes=256 * MIB, bulk_bytes_max=256 * MIB))

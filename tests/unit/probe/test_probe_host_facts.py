@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.probe.analyse.clocks import clock_offsets
-from hpctrain.probe.measure.cpu_time import wanted_cpu_s
+from hpctrain.probe.measure.cpu_time import cpu_demand_s
 from hpctrain.probe.measure.figures import PairFigures
 from hpctrain.probe.measure.outcome import PairResult
 from hpctrain.probe.system.host_facts import active_ports, host_facts, resolve
@@ -39,8 +39,8 @@ def test_time_in_the_queue_for_a_processor_counts(tmp_path: Path) -> None:
     schedstat = tmp_path / "schedstat"
     schedstat.write_text("1500000000 500000000 12\n")
 
-    assert wanted_cpu_s(schedstat) == 2.0
-    assert 0 <= wanted_cpu_s(tmp_path / "absent") < 1000
+    assert cpu_demand_s(schedstat) == 2.0
+    assert 0 <= cpu_demand_s(tmp_path / "absent") < 1000
 
 
 def pair(a: str, b: str, at_a: tuple[float, float] | None, at_b: tuple[float, float] | None) -> PairResult:

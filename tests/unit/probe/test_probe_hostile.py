@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import HpctrainError
-from hpctrain.base.net.auth_listener import SPARE_SEATS
+from hpctrain.base.net.auth_listener import SPARE_CONNECTIONS
 from hpctrain.base.net.wire import LineChannel, MalformedMessage, Message
 from hpctrain.base.process import SystemRunner
 from hpctrain.bench.probe.simulated import node_names
@@ -29,12 +29,12 @@ from hpctrain.bench.probe.simulated_fabric import FabricSpec, SimulatedFabric
 from hpctrain.bench.probe.simulated_transport import SimulatedClock, SimulatedTransport
 from hpctrain.probe.analyse.assemble import assemble
 from hpctrain.probe.measure.settings import MIB, ProbeSettings
-from hpctrain.probe.protocol.authenticated_stream import Broken, Door, knock, open_door
+from hpctrain.probe.protocol.authenticated_stream import PeerError, ProbeListener, connect, open_listener
 from hpctrain.probe.protocol.coordinator import Coordinator
-from hpctrain.probe.protocol.exchange import Stream, measure_pair
-from hpctrain.probe.protocol.member import Member
+from hpctrain.probe.protocol.exchange import DeadlineSocket, measure_pair
+from hpctrain.probe.protocol.member import ProbeMember
 from hpctrain.probe.protocol.messages import Answer, read_answer, read_join, read_order
-from hpctrain.probe.protocol.transport import Gone, Star
+from hpctrain.probe.protocol.transport import ConnectionLost, StarTransport
 
 CLOCK = SystemClock()
 SETTINGS = ProbeSettings(
@@ -44,14 +44,14 @@ SETTINGS = ProbeSettings(
 
 
 @pytest.fixture
-def door() -> Iterator[Door]:
-    opened = open_door("127.0.0.1", "secret", CLOCK)
+def listener() -> Iterator[ProbeListener]:
+    opened = open_listener("127.0.0.1", "secret", CLOCK)
     yield opened
     opened.close()
 
 
-def call(door: Door) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", door.port), timeout=5.0)
+def call(listener: ProbeListener) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", listener.port), timeout=5.0)
 
 
 def reset(sock: socket.socket) -> None:
@@ -60,69 +60,71 @@ def reset(sock: socket.socket) -> None:
     sock.close()
 
 
-def admits_a_node(door: Door) -> None:
+def admits_a_node(listener: ProbeListener) -> None:
     """The door still lets somebody in who knows the token."""
     with ThreadPoolExecutor(1) as pool:
-        caller = pool.submit(knock, "127.0.0.1", door.port, "secret", {"node": "b"}, 10.0, CLOCK)
-        admitted = door.admit(lambda claims: claims.get("node") == "b", CLOCK.now() + 10.0)
+        caller = pool.submit(connect, "127.0.0.1", listener.port, "secret", {"node": "b"}, 10.0, CLOCK)
+        admitted = listener.admit(lambda claims: claims.get("node") == "b", CLOCK.now() + 10.0)
         caller.result().close()
     assert admitted is not None
     admitted[0].close()
 
 
-def challenged(door: Door, sock: socket.socket) -> None:
+def challenged(listener: ProbeListener, sock: socket.socket) -> None:
     """Let the door accept a stranger and send it the challenge."""
     while not select.select([sock], [], [], 0)[0]:
-        assert door.admit(lambda claims: True, CLOCK.now() + 0.05) is None
+        assert listener.admit(lambda claims: True, CLOCK.now() + 0.05) is None
 
 
-STRANGERS: dict[str, Callable[[Door, socket.socket], object]] = {
-    "silent": lambda door, sock: None,
-    "challenge read": lambda door, sock: (challenged(door, sock), sock.recv(100)),
-    "challenge unread": lambda door, sock: challenged(door, sock),
-    "half a hello": lambda door, sock: sock.sendall(b'{"type": "hello", "nonce'),
-    "wrong hello": lambda door, sock: sock.sendall(json.dumps({"type": "hello", "nonce": "0" * 32}).encode() + b"\n"),
-    "nonsense": lambda door, sock: sock.sendall(b"\xff\x00" * 500 + b"\n"),
-    "deep": lambda door, sock: sock.sendall(b'{"claims":' * 900 + b"1" + b"}" * 900 + b"\n"),
+STRANGERS: dict[str, Callable[[ProbeListener, socket.socket], object]] = {
+    "silent": lambda listener, sock: None,
+    "challenge read": lambda listener, sock: (challenged(listener, sock), sock.recv(100)),
+    "challenge unread": lambda listener, sock: challenged(listener, sock),
+    "half a hello": lambda listener, sock: sock.sendall(b'{"type": "hello", "nonce'),
+    "wrong hello": lambda listener, sock: sock.sendall(
+        json.dumps({"type": "hello", "nonce": "0" * 32}).encode() + b"\n"
+    ),
+    "nonsense": lambda listener, sock: sock.sendall(b"\xff\x00" * 500 + b"\n"),
+    "deep": lambda listener, sock: sock.sendall(b'{"claims":' * 900 + b"1" + b"}" * 900 + b"\n"),
 }
 
 
 @pytest.mark.parametrize("stranger", STRANGERS)
 @pytest.mark.parametrize("end", [reset, socket.socket.close, lambda sock: sock.shutdown(socket.SHUT_WR)])
 def test_a_stranger_that_leaves_in_any_manner_holds_up_nobody(
-    door: Door, stranger: str, end: Callable[[socket.socket], None]
+    listener: ProbeListener, stranger: str, end: Callable[[socket.socket], None]
 ) -> None:
-    with call(door) as first, call(door) as second:
+    with call(listener) as first, call(listener) as second:
         for sock in (first, second):
-            STRANGERS[stranger](door, sock)
+            STRANGERS[stranger](listener, sock)
             end(sock)
-        admits_a_node(door)
+        admits_a_node(listener)
 
 
-def test_a_flood_of_strangers_takes_no_more_descriptors_than_there_are_seats(door: Door) -> None:
+def test_a_flood_of_strangers_takes_no_more_descriptors_than_there_are_seats(listener: ProbeListener) -> None:
     before = psutil.Process().num_fds()
     with contextlib.ExitStack() as stack:
         for _ in range(3):
-            for _ in range(SPARE_SEATS):
-                stack.enter_context(call(door))
-            door.admit(lambda claims: True, CLOCK.now() + 0.05)
-        ours = psutil.Process().num_fds() - before - 3 * SPARE_SEATS
-        assert ours <= SPARE_SEATS + 1
-        admits_a_node(door)
+            for _ in range(SPARE_CONNECTIONS):
+                stack.enter_context(call(listener))
+            listener.admit(lambda claims: True, CLOCK.now() + 0.05)
+        ours = psutil.Process().num_fds() - before - 3 * SPARE_CONNECTIONS
+        assert ours <= SPARE_CONNECTIONS + 1
+        admits_a_node(listener)
 
 
 def test_without_a_free_descriptor_nobody_is_left_in_front_of_the_door(
-    door: Door, no_descriptors: Callable[[], contextlib.AbstractContextManager[None]]
+    listener: ProbeListener, no_descriptors: Callable[[], contextlib.AbstractContextManager[None]]
 ) -> None:
     listening = [link for link in psutil.Process().net_connections("tcp") if link.status == psutil.CONN_LISTEN]
-    number = next(link.fd for link in listening if link.laddr.port == door.port)
+    number = next(link.fd for link in listening if link.laddr.port == listener.port)
     with contextlib.ExitStack() as stack:
         for _ in range(20):
-            stack.enter_context(call(door))
+            stack.enter_context(call(listener))
         with no_descriptors():
             while select.select([number], [], [], 0)[0]:  # without end where callers are left there
-                assert door.admit(lambda claims: True, CLOCK.now() + 0.05) is None
-    admits_a_node(door)
+                assert listener.admit(lambda claims: True, CLOCK.now() + 0.05) is None
+    admits_a_node(listener)
 
 
 @pytest.mark.parametrize(
@@ -140,12 +142,12 @@ def test_who_answers_a_call_and_leaves_is_a_broken_connection(
     words: bytes, end: Callable[[socket.socket], None]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
-        caller = pool.submit(knock, "127.0.0.1", server.getsockname()[1], "secret", {}, 5.0, CLOCK)
+        caller = pool.submit(connect, "127.0.0.1", server.getsockname()[1], "secret", {}, 5.0, CLOCK)
         sock = server.accept()[0]
         with contextlib.suppress(ConnectionError):
             sock.sendall(words)
         end(sock)
-        with pytest.raises(Broken, match=r"closed the connection|does not know the token|cannot connect"):
+        with pytest.raises(PeerError, match=r"closed the connection|does not know the token|cannot connect"):
             caller.result()
 
 
@@ -263,11 +265,11 @@ class Meddling(SimulatedTransport):
         self._answers = dict(answers)
         self._refused: set[str] = set()
 
-    def receive(self, seconds: float) -> Iterator[tuple[str, Answer | Gone]]:
+    def receive(self, seconds: float) -> Iterator[tuple[str, Answer | ConnectionLost]]:
         for name, answer in super().receive(seconds):
             if name in self._refused:
                 continue
-            if isinstance(answer, Gone) or answer.kind not in self._answers:
+            if isinstance(answer, ConnectionLost) or answer.kind not in self._answers:
                 yield name, answer
                 continue
             message = self._answers.pop(answer.kind)
@@ -277,7 +279,7 @@ class Meddling(SimulatedTransport):
                 yield name, read_answer(message)
             except MalformedMessage as error:
                 self._refused.add(name)
-                yield name, Gone(str(error))
+                yield name, ConnectionLost(str(error))
 
 
 @given(st.lists(changed(GOOD_ANSWERS), min_size=1, max_size=4))
@@ -292,12 +294,12 @@ def test_whatever_nodes_answer_the_probe_ends_with_a_topology(answers: list[Mess
     assert topology.from_json(json.loads(json.dumps(topology.to_json(), allow_nan=False)), "it") == topology
 
 
-def serve(door: Door, node: str, meddle: Callable[[LineChannel, Message], bool], tmp: object) -> None:
-    """A real node that joins the coordinator behind `door`; `meddle` may take over an order."""
-    own = open_door("127.0.0.1", "secret", CLOCK)
+def serve(listener: ProbeListener, node: str, meddle: Callable[[LineChannel, Message], bool], tmp: object) -> None:
+    """A real node that joins the coordinator behind `listener`; `meddle` may take over an order."""
+    own = open_listener("127.0.0.1", "secret", CLOCK)
     claims = {"kind": "join", "node": node, "addr": "127.0.0.1", "port": own.port}
-    channel = knock("127.0.0.1", door.port, "secret", claims, 5.0, CLOCK)
-    member = Member(node, "127.0.0.1", "secret", channel, own, SystemRunner(), CLOCK, SETTINGS, tmp)  # type: ignore[arg-type]
+    channel = connect("127.0.0.1", listener.port, "secret", claims, 5.0, CLOCK)
+    member = ProbeMember(node, "127.0.0.1", "secret", channel, own, SystemRunner(), CLOCK, SETTINGS, tmp)  # type: ignore[arg-type]
     taken = channel.wait_message
 
     def wait(timeout_s: float | None) -> Message | None:
@@ -329,7 +331,7 @@ BAD_WORDS: dict[str, Callable[[LineChannel], object]] = {
 def test_a_node_that_says_nonsense_is_lost_with_the_reason_and_the_others_are_measured(
     words: str, tmp_path: object
 ) -> None:
-    door = open_door("127.0.0.1", "secret", CLOCK, 3)
+    listener = open_listener("127.0.0.1", "secret", CLOCK, 3)
     names = ["n0", "n1", "n2"]
 
     def meddle(channel: LineChannel, message: Message) -> bool:
@@ -337,17 +339,17 @@ def test_a_node_that_says_nonsense_is_lost_with_the_reason_and_the_others_are_me
         return True
 
     threads = [
-        threading.Thread(target=serve, args=(door, name, meddle if name == "n1" else lambda *_: False, tmp_path))
+        threading.Thread(target=serve, args=(listener, name, meddle if name == "n1" else lambda *_: False, tmp_path))
         for name in names
     ]
     for thread in threads:
         thread.start()
-    coordinator = Coordinator(Star(door), names, CLOCK, SETTINGS, lambda *_: None)
+    coordinator = Coordinator(StarTransport(listener), names, CLOCK, SETTINGS, lambda *_: None)
     try:
         outcome = coordinator.run()
     finally:
         coordinator.close()
-        door.close()
+        listener.close()
         for thread in threads:
             thread.join(30)
     assert set(outcome.lost) == {"n1"}
@@ -359,9 +361,11 @@ def test_a_node_that_says_nonsense_is_lost_with_the_reason_and_the_others_are_me
 @pytest.mark.parametrize(
     "message", [{}, {"kind": "pair"}, {"kind": "pair", "round": 0, "caller": True, "peer": "n1"}, {"kind": ["over"]}]
 )
-def test_a_node_leaves_a_coordinator_that_says_nonsense_with_the_reason(message: Message, door: Door) -> None:
+def test_a_node_leaves_a_coordinator_that_says_nonsense_with_the_reason(
+    message: Message, listener: ProbeListener
+) -> None:
     ours, theirs = map(LineChannel, socket.socketpair())
-    member = Member("n0", "127.0.0.1", "secret", ours, door, SystemRunner(), CLOCK, SETTINGS, None)  # type: ignore[arg-type]
+    member = ProbeMember("n0", "127.0.0.1", "secret", ours, listener, SystemRunner(), CLOCK, SETTINGS, None)  # type: ignore[arg-type]
     theirs.send(message)
     with pytest.raises(HpctrainError, match="it sent a malformed message"):
         member.serve()
@@ -386,8 +390,8 @@ def test_a_peer_that_sends_any_bytes_without_end_costs_its_slot_and_nothing_else
     thread.start()
     try:
         deadline = CLOCK.now() + 0.5
-        with contextlib.suppress(Broken):
-            figures = measure_pair(Stream(ours, CLOCK, deadline), caller, replace(SETTINGS, ping_limit_s=0.05))
+        with contextlib.suppress(PeerError):
+            figures = measure_pair(DeadlineSocket(ours, CLOCK, deadline), caller, replace(SETTINGS, ping_limit_s=0.05))
             assert figures.clock_offset_s is None or math.isfinite(figures.clock_offset_s)
     finally:
         stop.set()

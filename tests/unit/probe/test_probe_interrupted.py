@@ -8,11 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.base.packaged import packaged
+from hpctrain.base.packaged import package_data_path
 from hpctrain.cli.commands import probe as probe_command
 from hpctrain.probe.analyse.assemble import assemble
 from hpctrain.probe.measure.figures import PairFigures
-from hpctrain.probe.measure.outcome import Joined, Outcome, PairResult
+from hpctrain.probe.measure.outcome import JoinedNode, PairResult, ProbeOutcome
 from hpctrain.probe.measure.settings import PARTIAL_FILE, ProbeSettings
 from hpctrain.records.topology.link import Latency
 from hpctrain.records.topology.topology import Topology
@@ -24,7 +24,7 @@ def test_what_was_measured_is_written(tmp_path: Path, monkeypatch, end: BaseExce
 
     def interrupted(count: int, folder: Path, *rest: object) -> Topology:
         told.append((count, rest[-1]))
-        Topology.read(packaged("topology", "laptop-4-nodes.json")).write(folder / PARTIAL_FILE)
+        Topology.read(package_data_path("topology", "laptop-4-nodes.json")).write(folder / PARTIAL_FILE)
         raise end
 
     monkeypatch.setattr(probe_command, "probe_local", interrupted)
@@ -41,8 +41,8 @@ def test_what_was_measured_is_written(tmp_path: Path, monkeypatch, end: BaseExce
 
 def test_a_topology_of_some_rounds_is_valid_and_says_so() -> None:
     names = [f"n{index}" for index in range(8)]
-    outcome = Outcome(names, rounds_done=1, rounds_planned=35)
-    outcome.joined = {name: Joined("10.0.0.1", 5000, "ib0", name) for name in names}
+    outcome = ProbeOutcome(names, rounds_done=1, rounds_planned=35)
+    outcome.joined = {name: JoinedNode("10.0.0.1", 5000, "ib0", name) for name in names}
     end = PairFigures(latency=Latency(min=1e-6, p50=1e-6, p95=1e-6), bytes_per_s=1e9, n=8)
     outcome.add([PairResult("n1", "n0", False, 1, end, end)], ProbeSettings().bulk_bytes)
 

@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from hpctrain.base.errors import InputError
-from hpctrain.base.packaged import packaged
+from hpctrain.base.packaged import package_data_path
 from hpctrain.cli.commands import probe as probe_command
 from hpctrain.launch.probe.job import ProbeJob, srun_command
-from hpctrain.probe.campaign.prior import prior_of
+from hpctrain.probe.campaign.prior import switches_of
 from hpctrain.records.topology.topology import Fabric, NodeCluster, Topology
 
 
@@ -21,7 +21,7 @@ def prior(tmp_path: Path) -> Path:
         NodeCluster(id="top", level=2, members=["local0", "local1", "local2"], source="slurm"),
         NodeCluster(id="a.0", members=["local0", "local1"], source="slurm"),
     ]
-    known = Topology.read(packaged("topology", "laptop-4-nodes.json"))
+    known = Topology.read(package_data_path("topology", "laptop-4-nodes.json"))
     known.model_copy(update={"fabric": Fabric(clusters=clusters)}).write(tmp_path / "prior.json")
     return tmp_path / "prior.json"
 
@@ -35,7 +35,7 @@ def prior(tmp_path: Path) -> Path:
     ],
 )
 def test_a_prior_that_cannot_help_is_refused_before_a_job_is_queued(tmp_path: Path, argv: list[str], said: str) -> None:
-    flat = packaged("topology", "laptop-4-nodes.json")
+    flat = package_data_path("topology", "laptop-4-nodes.json")
 
     result = CliRunner().invoke(
         probe_command.command, [*argv, "--prior", str(flat), "-o", str(tmp_path / "t.json")]
@@ -51,7 +51,7 @@ def test_the_file_reaches_the_nodes_by_its_whole_path(tmp_path: Path, prior: Pat
 
     def probe_job(*words):
         asked.append(words)
-        return Topology.read(packaged("topology", "laptop-4-nodes.json"))
+        return Topology.read(package_data_path("topology", "laptop-4-nodes.json"))
 
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     monkeypatch.setattr(probe_command, "probe_job", probe_job)
@@ -68,4 +68,4 @@ def test_the_file_reaches_the_nodes_by_its_whole_path(tmp_path: Path, prior: Pat
 
 
 def test_switches_are_read_from_the_highest_down(prior: Path) -> None:
-    assert prior_of(Topology.read(prior)) == {"local0": ["top", "a.0"], "local1": ["top", "a.0"], "local2": ["top"]}
+    assert switches_of(Topology.read(prior)) == {"local0": ["top", "a.0"], "local1": ["top", "a.0"], "local2": ["top"]}

@@ -14,7 +14,7 @@ from hpctrain.base.clock import SystemClock
 from hpctrain.base.errors import CommandError, HpctrainError, InputError
 from hpctrain.base.net.wire import LineChannel, Message
 from hpctrain.probe.measure.settings import MIB, ProbeSettings
-from hpctrain.probe.protocol.member import Member
+from hpctrain.probe.protocol.member import ProbeMember
 from hpctrain.probe.protocol.messages import PairOrder
 from hpctrain.probe.protocol.run import probe_nodes
 
@@ -127,7 +127,7 @@ def test_the_first_node_gets_the_topology_and_nothing_is_left(tmp_path: Path) ->
     assert [node.id for node in topology.nodes] == NODES
     assert {(link.a, link.b) for link in topology.fabric.links} == {("n0", "n1"), ("n0", "n2"), ("n1", "n2")}
     assert all(link.ab.isolated_bytes_per_s > 0 and link.ba.latency_s.p50 > 0 for link in topology.fabric.links)
-    assert topology.places() == ["n0:cpu0", "n1:cpu0", "n2:cpu0"]
+    assert topology.device_ids() == ["n0:cpu0", "n1:cpu0", "n2:cpu0"]
     assert (topology.provenance.rounds_done, topology.provenance.rounds_planned) == (3, 3)
     assert topology.verdict.status == "go"
     assert [node.iface for node in topology.nodes] == ["lo"] * 3
@@ -152,15 +152,15 @@ def test_a_node_that_never_comes_is_bad_and_the_rest_is_measured(tmp_path: Path)
 def test_a_pair_that_cannot_measure_tries_once_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int, broken: list[tuple[str, str]]
 ) -> None:
-    measure, tried = Member._pair, []
+    measure, tried = ProbeMember._pair, []
 
-    def cut(member: Member, order: PairOrder) -> Message:
+    def cut(member: ProbeMember, order: PairOrder) -> Message:
         if {member._me, order.peer} == {"n0", "n2"} and tried.count(member._me) < fails:
             tried.append(member._me)
             return {"kind": "pair", "round": order.round, "error": "nothing came"}
         return measure(member, order)
 
-    monkeypatch.setattr(Member, "_pair", cut)
+    monkeypatch.setattr(ProbeMember, "_pair", cut)
     topology = probe(tmp_path)[0]
     assert topology.fabric.broken == broken
     assert len(topology.fabric.links) == 3 - len(broken)
@@ -188,7 +188,7 @@ def test_processes_that_hang_in_their_messages_cost_the_deadline_and_nothing_els
     topology = probe(tmp_path, settings=replace(SETTINGS, backend_deadline_s=0.5), runner=HangingRunner())[0]
 
     assert topology.verdict.status == "go"
-    assert topology.places() == ["n0:cpu0", "n1:cpu0", "n2:cpu0"]
+    assert topology.device_ids() == ["n0:cpu0", "n1:cpu0", "n2:cpu0"]
     assert len(topology.provenance.notes) == 3
     assert "not 'exchanged' in time" in topology.provenance.notes[0]
     assert all(side.backend == {} for link in topology.fabric.links for side in (link.ab, link.ba))

@@ -10,7 +10,7 @@ import pytest
 from hpctrain.probe.analyse.assemble import assemble
 from hpctrain.probe.faults.device_faults import CPU_QUOTA, device_faults
 from hpctrain.probe.measure.figures import PairFigures
-from hpctrain.probe.measure.outcome import Joined, Outcome, PairResult
+from hpctrain.probe.measure.outcome import JoinedNode, PairResult, ProbeOutcome
 from hpctrain.probe.measure.settings import ProbeSettings
 from hpctrain.probe.system.host_health import is_held_by_quota, quota_periods
 from hpctrain.records.topology.evidence import HostFacts
@@ -21,9 +21,9 @@ from hpctrain.records.topology.topology import Device, DeviceType, Node
 def codes(rate: float, latency: float, machines: list[str]) -> list[str]:
     """What is said when n2 has that share of the others' bandwidth, and so many times their latency."""
     names = [f"n{index}" for index in range(4)]
-    made = Outcome(names)
+    made = ProbeOutcome(names)
     for name, machine in zip(names, machines, strict=True):
-        made.joined[name] = Joined("10.0.0.1", 1, "eth0", name, facts=HostFacts(boot_id=machine))
+        made.joined[name] = JoinedNode("10.0.0.1", 1, "eth0", name, facts=HostFacts(boot_id=machine))
     for alone, (a, b) in itertools.product((False, True), itertools.combinations(names, 2)):
         share, times = (rate, latency) if "n2" in (a, b) else (1.0, 1.0)
         low, middle = 5e-5 * times, 6e-5 * times

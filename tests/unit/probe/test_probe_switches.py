@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hpctrain.probe.campaign.contention import contention_rounds
-from hpctrain.probe.measure.clusters import infer_tree, pair_f1, told_tree
-from hpctrain.probe.measure.pair_sampling import Groups, near_limit, next_round
+from hpctrain.probe.measure.clusters import declared_tree, infer_tree, pair_f1
+from hpctrain.probe.measure.pair_sampling import SwitchGroups, near_limit, next_round
 
 
 def distances(leaf: np.ndarray, gap: float, noise: float, seed: int) -> np.ndarray:
@@ -70,27 +70,27 @@ def test_further_rounds_ask_only_what_is_not_known() -> None:
         a, b = rng.sample(range(64), 2)
         known[a, b] = known[b, a] = full[a, b]
     asked, rounds = int(np.isfinite(known).sum()) // 2, 0
-    while met := next_round(Groups(known, np.ones(64, dtype=bool)), rng):
+    while met := next_round(SwitchGroups(known, np.ones(64, dtype=bool)), rng):
         assert len({node for pair in met for node in pair}) == 2 * len(met)
         assert not any(np.isfinite(known[pair]) for pair in met)
         for a, b in met:
             known[a, b] = known[b, a] = full[a, b]
         asked, rounds = asked + len(met), rounds + 1
 
-    assert pair_f1(Groups(known, np.ones(64, dtype=bool)).labels, leaf) == 1.0
+    assert pair_f1(SwitchGroups(known, np.ones(64, dtype=bool)).labels, leaf) == 1.0
     assert asked < 64 * 63 / 2 / 2
 
 
 def test_slurms_words_are_levels_from_the_leaf_up() -> None:
-    told = told_tree([["top", "s1", "a"], ["top", "s1", "a"], ["top", "s1", "b"], ["top", "s2", "c"], []], "slurm")
+    told = declared_tree([["top", "s1", "a"], ["top", "s1", "a"], ["top", "s1", "b"], ["top", "s2", "c"], []], "slurm")
 
     assert [list(level) for level in told.levels] == [[0, 0, 1, 2, -1], [0, 0, 0, 1, -1]]
     assert told.source == "slurm"
-    assert told_tree([(), ()], "slurm").levels == ()
+    assert declared_tree([(), ()], "slurm").levels == ()
 
 
 def test_a_level_is_filled_by_siblings_only_and_nobody_is_in_two_pairs() -> None:
-    tree = told_tree([["top", f"p{index // 8}", f"l{index // 4}"] for index in range(16)], "slurm")
+    tree = declared_tree([["top", f"p{index // 8}", f"l{index // 4}"] for index in range(16)], "slurm")
 
     planned = contention_rounds(tree, range(16), seed=0)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import FileError
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.model.encoder_decoder_spec import EncoderDecoderSpec
 from hpctrain.records.model.encoder_spec import EncoderSpec
 from hpctrain.records.model.gpt2_spec import Gpt2Spec
@@ -33,13 +33,13 @@ def read(folder: Path, dims: str) -> Run:
 @pytest.mark.parametrize(
     ("dims", "expected"),
     [
-        ("layers: 2, dim: 8, heads: 2", ModelSpec(layers=2, dim=8, heads=2)),
+        ("layers: 2, dim: 8, heads: 2", DecoderSpec(layers=2, dim=8, heads=2)),
         ("family: gpt2, layers: 2, dim: 8, heads: 2", Gpt2Spec(layers=2, dim=8, heads=2)),
         ("family: encoder, layers: 2, dim: 8, heads: 2", EncoderSpec(layers=2, dim=8, heads=2)),
         ("family: encoder_decoder, layers: 2, dim: 8, heads: 2", EncoderDecoderSpec(layers=2, dim=8, heads=2)),
     ],
 )
-def test_the_family_decides_which_keys_there_are(tmp_path: Path, dims: str, expected: ModelSpec) -> None:
+def test_the_family_decides_which_keys_there_are(tmp_path: Path, dims: str, expected: DecoderSpec) -> None:
     run = read(tmp_path, dims)
     assert run.spec() == expected
     assert Run.from_json(run.to_json()) == run
@@ -95,8 +95,8 @@ def test_stages_share_out_flops_and_tensor_parallelism_divides(
     parts = [spec.forward_flops(2, 12, start, stop) for start, stop in itertools.pairwise(edges)]
     assert sum(parts) == pytest.approx(spec.forward_flops(2, 12))
     assert spec.parameters(tp=2) < spec.parameters() < 2 * spec.parameters(tp=2)
-    assert spec.activation_bytes(2, 12, tp=2) - spec.stream_bytes(2, 12) == pytest.approx(
-        (spec.activation_bytes(2, 12) - spec.stream_bytes(2, 12)) / 2, abs=1
+    assert spec.activation_bytes(2, 12, tp=2) - spec.residual_stream_bytes(2, 12) == pytest.approx(
+        (spec.activation_bytes(2, 12) - spec.residual_stream_bytes(2, 12)) / 2, abs=1
     )
     # A model in two stages: in FLOPs and in what is kept, both together are all of it.
     first, last = (

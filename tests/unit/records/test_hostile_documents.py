@@ -19,7 +19,7 @@ from hpctrain.records.corpus.index import CorpusIndex
 from hpctrain.records.corpus.part import CorpusPart
 from hpctrain.records.corpus.recipe import Recipe, read_recipe
 from hpctrain.records.format.document import read_json
-from hpctrain.records.format.jsonl import read_lines
+from hpctrain.records.format.jsonl import read_jsonl
 from hpctrain.records.format.yaml_file import read_yaml
 from hpctrain.records.history.bad_node import read_bad_nodes
 from hpctrain.records.history.event import read_events
@@ -104,7 +104,7 @@ LINES: dict[str, tuple[str, Any, Callable[[Path], object]]] = {
     "metrics": ("metrics.jsonl", METRIC, read_metrics),
     "bad nodes": ("bad_nodes.jsonl", BAD_NODE, lambda path: read_bad_nodes(path.parent)),
     "successors": ("successors.jsonl", SUCCESSOR, lambda path: read_successors(path.parent)),
-    "attempts": ("attempts.jsonl", {"attempt": 0, "class": "done", "checkpoint_after": None}, read_lines),
+    "attempts": ("attempts.jsonl", {"attempt": 0, "class": "done", "checkpoint_after": None}, read_jsonl),
     "past runs": (
         "hpctrain/history.jsonl", PAST, lambda path: read_past_runs({"XDG_STATE_HOME": str(path.parent.parent)})
     ),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.errors import InputError, StorageError
-from hpctrain.records.history.past_runs import PastRun, history_file, read_past_runs, remember
+from hpctrain.records.history.past_runs import PastRun, append_past_run, history_file, read_past_runs
 from hpctrain.runs.locate import find_run
 
 
@@ -53,48 +53,48 @@ def test_where_it_lies(environ, expected):
 def test_lines_come_back_in_order_and_only_their_owner_reads_them(environ, file):
     lines = [past("/a/gpt", "7"), past("/b/bert", None)]
     for line in lines:
-        remember(file, line)
+        append_past_run(file, line)
     assert read_past_runs(environ) == lines
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_a_torn_line_and_one_of_another_version_are_left_out(environ, file):
-    remember(file, past("/a/gpt"))
+    append_past_run(file, past("/a/gpt"))
     with file.open("a") as out:
         out.write(json.dumps({"schema": "hpctrain.past_run/v9"}) + '\n{"time_s": 1, "ve')
-    remember(file, past("/b/bert"))
+    append_past_run(file, past("/b/bert"))
     assert [line.folder for line in read_past_runs(environ)] == ["/a/gpt", "/b/bert"]
 
 
 def test_a_line_that_could_be_torn_is_not_written(file):
     with pytest.raises(StorageError, match="too long"):
-        remember(file, past("/" + "x" * 5000))
+        append_past_run(file, past("/" + "x" * 5000))
     assert not file.exists()
 
 
 def test_a_home_that_cannot_be_written_is_an_error_of_storage(tmp_path):
     (tmp_path / "state").write_text("a file")
     with pytest.raises(StorageError):
-        remember(tmp_path / "state" / "hpctrain" / "history.jsonl", past("/a/gpt"))
+        append_past_run(tmp_path / "state" / "hpctrain" / "history.jsonl", past("/a/gpt"))
 
 
 def test_a_run_is_found_from_anywhere(environ, file, tmp_path):
     old = run_at(tmp_path / "far" / "gpt-20260101T000000Z-0000")
     new = run_at(tmp_path / "far" / "gpt-20260201T000000Z-0000")
     for folder, job in ((old, "7"), (old, "8"), (new, "9")):
-        remember(file, past(folder, job))
+        append_past_run(file, past(folder, job))
     for name, folder in {"gpt": new, old.name: old, "7": old, "8": old, "9": new}.items():
         assert find_run(name, environ, tmp_path) == folder
 
 
 def test_a_run_here_comes_first(environ, file, tmp_path):
-    remember(file, past(run_at(tmp_path / "far" / "gpt-20260201T000000Z-0000")))
+    append_past_run(file, past(run_at(tmp_path / "far" / "gpt-20260201T000000Z-0000")))
     here = run_at(tmp_path / "runs" / "gpt-20260101T000000Z-0000")
     assert find_run("gpt", environ, tmp_path) == here
 
 
 def test_a_run_that_was_removed_is_said_to_be_gone(environ, file, tmp_path):
-    remember(file, past(tmp_path / "far" / "gpt-20260201T000000Z-0000"))
+    append_past_run(file, past(tmp_path / "far" / "gpt-20260201T000000Z-0000"))
     with pytest.raises(InputError, match=r"7: its run folder .*/far/gpt-20260201T000000Z-0000 is gone"):
         find_run("7", environ, tmp_path)
     with pytest.raises(InputError, match="no such run"):
@@ -103,7 +103,7 @@ def test_a_run_that_was_removed_is_said_to_be_gone(environ, file, tmp_path):
 
 @pytest.mark.requires("root")
 def test_a_history_of_somebody_else_tells_nothing(environ: dict[str, str], file: Path, tmp_path: Path) -> None:
-    remember(file, past(run_at(tmp_path / "runs" / "gpt")))
+    append_past_run(file, past(run_at(tmp_path / "runs" / "gpt")))
     assert len(read_past_runs(environ)) == 1
     os.chown(file, 12345, 12345)
     assert read_past_runs(environ) == []

@@ -189,7 +189,7 @@ def test_messages_over_the_training_backend_are_what_a_plan_pays_for() -> None:
 
 def test_some_of_the_nodes_keep_their_measurements() -> None:
     part = Topology.from_json(TOPOLOGY).only(["a", "c"])
-    assert part.places() == ["a:cpu0", "a:cpu1", "c:cpu0", "c:cpu1"]
+    assert part.device_ids() == ["a:cpu0", "a:cpu1", "c:cpu0", "c:cpu1"]
     assert part.fabric.links == []
     assert [cluster.members for cluster in part.fabric.clusters] == [["a"], ["c"]]
     assert part.device("c:cpu1").type == "x86"

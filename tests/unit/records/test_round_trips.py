@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hpctrain.base.atomic import append_line
 from hpctrain.base.errors import FileError
 from hpctrain.records.history.event import Event, read_events
-from hpctrain.records.history.metric import BytesSent, MetricRow, effective, read_metrics
-from hpctrain.records.model.decoder_spec import ModelSpec
+from hpctrain.records.history.metric import BytesSent, MetricRow, last_row_of_each_step, read_metrics
+from hpctrain.records.model.decoder_spec import DecoderSpec
 from hpctrain.records.plan.plan import Plan
 from hpctrain.records.plan.schedule import Action, Schedule
 from hpctrain.records.run.run import Run, read_run
@@ -189,7 +189,7 @@ def test_bytes_that_are_no_text_do_not_stop_a_reader(tmp_path: Path) -> None:
 
 def test_the_history_of_a_run_is_its_last_generations() -> None:
     rows = [row(1, 0), row(2, 0), row(3, 0), row(2, 1), row(3, 1), row(4, 1)]
-    assert [(r.step, r.generation) for r in effective(rows)] == [(1, 0), (2, 1), (3, 1), (4, 1)]
+    assert [(r.step, r.generation) for r in last_row_of_each_step(rows)] == [(1, 0), (2, 1), (3, 1), (4, 1)]
 
 
 def test_events_are_read_back_and_an_unknown_kind_is_refused(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_events_are_read_back_and_an_unknown_kind_is_refused(tmp_path: Path) -> 
 
 @given(st.integers(1, 40), st.data())
 def test_the_parts_of_a_cut_model_have_all_its_parameters(layers: int, data: st.DataObject) -> None:
-    spec = ModelSpec(layers=layers, dim=64, heads=4, kv_heads=2, vocab=300)
+    spec = DecoderSpec(layers=layers, dim=64, heads=4, kv_heads=2, vocab=300)
     cuts = sorted(data.draw(st.sets(st.integers(1, layers), max_size=4)) | {0, layers})
     parts = [spec.parameters(start, stop) for start, stop in itertools.pairwise(cuts)]
     assert sum(parts) == spec.parameters()

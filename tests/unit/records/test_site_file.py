@@ -13,7 +13,7 @@ from run_folders import RUN
 
 from hpctrain.base.errors import FileError, InputError
 from hpctrain.launch.site import site_defaults
-from hpctrain.records.format.overrides import absent, filled
+from hpctrain.records.format.overrides import missing_paths, with_defaults
 from hpctrain.records.run.run import read_run
 from hpctrain.records.run.site import read_site, site_file
 from hpctrain.slurm.commands import Slurm
@@ -112,6 +112,6 @@ MAPPINGS = st.dictionaries(st.sampled_from("abc"), TREES)
 
 @given(value=MAPPINGS, defaults=MAPPINGS)
 def test_filling_changes_nothing_that_was_given_and_leaves_nothing_out(value: dict, defaults: dict) -> None:
-    result = filled(value, defaults)
-    assert list(absent(result, defaults)) == []
-    assert filled(result, value) == result == filled(result, defaults)
+    result = with_defaults(value, defaults)
+    assert list(missing_paths(result, defaults)) == []
+    assert with_defaults(result, value) == result == with_defaults(result, defaults)

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.records.history.event import Event
-from hpctrain.report.follow import Tail, follow
+from hpctrain.report.follow import FileTail, follow
 from hpctrain.report.status import read_status
-from hpctrain.report.terminal import Line, live_lines, progress_line, show, status_lines
+from hpctrain.report.terminal import TerminalLine, live_lines, progress_line, show, status_lines
 
 
 class ScriptedClock:
@@ -81,7 +81,7 @@ def test_a_line_of_another_version_does_not_stop_the_view(make, run_folder):
 def test_however_a_file_is_written_each_line_is_seen_once(tmp_path_factory, cuts):
     path = tmp_path_factory.mktemp("tail") / "lines.jsonl"
     data = "".join(json.dumps({"n": n, "text": "ä→" * n}) + "\n" for n in range(8)).encode()
-    tail, seen, start = Tail(path), [], 0
+    tail, seen, start = FileTail(path), [], 0
     for stop in [*sorted(min(cut, len(data)) for cut in cuts), len(data)]:
         with path.open("ab") as file:
             file.write(data[start:stop])
@@ -119,7 +119,12 @@ def test_the_time_left_follows_the_recent_pace(make):
 
 
 def test_passing_lines_are_overwritten_on_a_terminal_only():
-    lines = [Line("step 1", True), Line("step 2", True), Line("a worker died", False), Line("step 3", True)]
+    lines = [
+        TerminalLine("step 1", True),
+        TerminalLine("step 2", True),
+        TerminalLine("a worker died", False),
+        TerminalLine("step 3", True),
+    ]
     plain, terminal = io.StringIO(), io.StringIO()
     show(lines, plain, in_place=False)
     show(lines, terminal, in_place=True)

@@ -15,7 +15,7 @@ from hpctrain.cli.main import cli
 from hpctrain.report import render as render_module
 from hpctrain.report.charts import MOST_POINTS, thinned
 from hpctrain.report.fabric import QUANTITIES, matrix
-from hpctrain.report.gather import gather
+from hpctrain.report.gather import read_run_view
 from hpctrain.report.render import plotly_script, render, write_report
 
 SCRIPT = "/* charts */"
@@ -52,7 +52,7 @@ class Page(HTMLParser):
 
 
 def page_of(make, folder, at=100.0):
-    return Page(render(gather(folder.path, make.start_s + at), SCRIPT))
+    return Page(render(read_run_view(folder.path, make.start_s + at), SCRIPT))
 
 
 def test_the_whole_run(make, finished_run):
@@ -125,7 +125,7 @@ def test_a_damaged_file_is_named_and_the_rest_is_shown(make, finished_run):
 def test_without_a_run_file_there_is_no_report(make, run_folder):
     (run_folder.path / "run.yaml").unlink()
     with pytest.raises(FileError, match=r"run\.yaml: no such file"):
-        gather(run_folder.path, make.start_s)
+        read_run_view(run_folder.path, make.start_s)
 
 
 EVIL = "</script><script>alert(1)</script><b onload=x>"
@@ -143,7 +143,7 @@ def test_text_from_files_stays_text(make, run_folder):
     write_json(run_folder.path / "run.yaml", {**make.run, "data": {"train": [EVIL]}})
     run_folder.write([make.event("failed", 5, 0, EVIL)], [make.row(1, 1)])
     make.plan().model_copy(update={"notes": [EVIL]}).write(run_folder.path / "plan.json")
-    view = gather(run_folder.path, make.start_s + 9)
+    view = read_run_view(run_folder.path, make.start_s + 9)
     # A reader refuses such names of nodes; the page does not rely on that.
     object.__setattr__(view, "topology", with_evil_names(make.topology(3)))
     text = render(view, SCRIPT)
@@ -158,7 +158,7 @@ def test_text_from_files_stays_text(make, run_folder):
 def test_a_diverged_loss_is_a_gap(make, run_folder):
     losses = {2: float("nan"), 3: float("inf")}  # a reader refuses such rows; the page does not rely on that
     rows = [make.row(1, 1), *(make.row(n, n).model_copy(update={"loss": loss}) for n, loss in losses.items())]
-    view = gather(run_folder.path, make.start_s)
+    view = read_run_view(run_folder.path, make.start_s)
     object.__setattr__(view, "rows", rows)
     chart = Page(render(view, SCRIPT)).charts["loss"]
     assert chart["traces"][0]["y"][1:] == [None, None]
@@ -229,11 +229,11 @@ def test_a_plan_is_known_by_the_file_that_it_was_copied_from(make, run_folder):
     run_folder.write(events, [make.row(step, step, generation) for step, generation in ((1, 0), (2, 1), (3, 2))])
     for name in ("plan.json", "plan-2.json"):
         make.plan().write(run_folder.path / name)
-    uses = gather(run_folder.path, make.start_s).plans
+    uses = read_run_view(run_folder.path, make.start_s).plans
     assert [(use.file, use.generations) for use in uses] == [("plan.json", [0, 1]), ("plan-2.json", [2])]
     assert [[row.step for row in use.rows] for use in uses] == [[1, 2], [3]]
 
 
 def test_a_plan_given_by_hand_is_known_without_a_planning_event(make, finished_run):
-    uses = gather(finished_run.path, make.start_s).plans
+    uses = read_run_view(finished_run.path, make.start_s).plans
     assert [(use.file, use.generations) for use in uses] == [("plan.json", [0]), ("plan-1.json", [1])]

@@ -8,10 +8,10 @@ from dataclasses import replace
 from rich.console import Console
 from run_folders import event
 
-from hpctrain.report.status import Status
-from hpctrain.report.watch_view import PlainView, drawn, node_states
+from hpctrain.report.status import RunStatus
+from hpctrain.report.watch_view import PlainView, node_states, render_watch_view
 
-STATUS = Status(
+STATUS = RunStatus(
     state="running", reason="step 30 done in 1 s", name="gpt", attempt=1, generation=2, step=30, steps=90,
     nodes=["n1", "n2"], recoveries=1, lost_steps=0, loss=2.5, tokens_per_s=1200.0, eta_s=65.0,
 )  # fmt: skip
@@ -20,7 +20,7 @@ BEGIN = event("attempt_started", -1, nodes=["n1", "n2", "n3"])
 
 def text(*args) -> str:
     out = io.StringIO()
-    Console(file=out, width=100, no_color=True).print(drawn(*args))
+    Console(file=out, width=100, no_color=True).print(render_watch_view(*args))
     return out.getvalue()
 
 
@@ -41,7 +41,7 @@ def test_times_of_the_day_say_their_zone():
 
 
 def test_a_waiting_run_shows_when_it_may_start():
-    waiting = Status("queued", "job 7: x (Priority)", "gpt", 0, 0, 0, 90, [], 0, 0, expected_start_s=7200.0)
+    waiting = RunStatus("queued", "job 7: x (Priority)", "gpt", 0, 0, 0, 90, [], 0, 0, expected_start_s=7200.0)
     shown = text(waiting, [], "7", 0.0)
     assert "Slurm expects to start it in 2 h 0 min (1970-01-01T02:00:00Z)" in shown
     assert "loss" not in shown

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from hpctrain.records.history.event import EventKind
-from hpctrain.report.words import describe, signal_name
+from hpctrain.report.words import describe_event, signal_name
 
 
 @pytest.mark.parametrize(
@@ -51,17 +51,17 @@ from hpctrain.report.words import describe, signal_name
     ],
 )
 def test_the_words_of_each_kind(make, kind, data, expected):
-    assert describe(make.event(kind, 1, 1, "", **data)) == expected
+    assert describe_event(make.event(kind, 1, 1, "", **data)) == expected
 
 
 @pytest.mark.parametrize("kind", get_args(EventKind))
 def test_every_kind_has_words_without_data(make, kind):
-    assert describe(make.event(kind, 1))
+    assert describe_event(make.event(kind, 1))
 
 
 @pytest.mark.parametrize("kind", ["attempt_started", "planned", "preempted", "checkpoint_skipped", "failed"])
 def test_what_only_the_reason_tells_is_in_the_words(make, kind):
-    assert describe(make.event(kind, 1, 0, "because of this.")).endswith("because of this")
+    assert describe_event(make.event(kind, 1, 0, "because of this.")).endswith("because of this")
 
 
 def test_a_signal_that_has_no_name_keeps_its_number():

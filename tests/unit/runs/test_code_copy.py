@@ -9,7 +9,7 @@ import pytest
 
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
-from hpctrain.runs.code_copy import left_out_words, snapshot_code
+from hpctrain.runs.code_copy import copy_code, omitted_secrets_text
 
 
 def git(folder: Path, *words: str) -> str:
@@ -37,7 +37,7 @@ def test_the_copy_is_the_code_as_it_was(source: Path, tmp_path: Path) -> None:
     (source / "package" / "model.py").write_text("SIZE = 2\n")
     run_folder = tmp_path / "run"
     run_folder.mkdir()
-    snapshot_code(source, run_folder, SystemRunner())
+    copy_code(source, run_folder, SystemRunner())
     (source / "package" / "model.py").write_text("SIZE = 3\n")
     copied = sorted(str(p.relative_to(run_folder)) for p in (run_folder / "code").rglob("*") if p.is_file())
     assert copied == ["code/package/model.py"]
@@ -49,7 +49,7 @@ def test_the_copy_is_the_code_as_it_was(source: Path, tmp_path: Path) -> None:
 def test_a_folder_without_git_has_no_git_state(source: Path, tmp_path: Path) -> None:
     run_folder = tmp_path / "run"
     run_folder.mkdir()
-    snapshot_code(source, run_folder, SystemRunner())
+    copy_code(source, run_folder, SystemRunner())
     assert json.loads((run_folder / "code.json").read_text()) == {"source": str(source)}
 
 
@@ -60,7 +60,7 @@ def test_run_folders_within_the_code_are_no_code(source: Path, base: str) -> Non
         run_folder.mkdir(parents=True)
         (run_folder / "run.yaml").touch()
         (run_folder / "key").touch()
-    snapshot_code(source, run_folder, SystemRunner())
+    copy_code(source, run_folder, SystemRunner())
     files = [str(path.relative_to(run_folder / "code")) for path in (run_folder / "code").rglob("*") if path.is_file()]
     assert files == ["package/model.py"]
 
@@ -74,7 +74,7 @@ def test_links_lead_where_they_led(source: Path, tmp_path: Path) -> None:
     (source / "alias").symlink_to("package")
     run_folder = tmp_path / "runs" / "deep" / "run"
     run_folder.mkdir(parents=True)
-    snapshot_code(source, run_folder, SystemRunner())
+    copy_code(source, run_folder, SystemRunner())
     (source / "package" / "model.py").write_text("SIZE = 2\n")
     copy = run_folder / "code"
     assert (copy / "outside").read_text() == "data"
@@ -101,21 +101,21 @@ def test_files_that_hold_tokens_stay_where_they_are(source: Path, tmp_path: Path
         (source / name).write_text("canary")
     run_folder = tmp_path / "run"
     run_folder.mkdir()
-    snapshot_code(source, run_folder, SystemRunner())
+    copy_code(source, run_folder, SystemRunner())
     copy = run_folder / "code"
     copied = sorted(str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file())
     assert copied == sorted([*NO_SECRETS, "package/model.py"])
     told = json.loads((run_folder / "code.json").read_text())["left_out"]
     assert all(any(f"{secret}/".startswith(f"{name}/") for name in told) for secret in SECRETS)
-    assert "code: not copied, as such files hold tokens: .aws" in left_out_words(run_folder)[0]
+    assert "code: not copied, as such files hold tokens: .aws" in omitted_secrets_text(run_folder)[0]
 
 
 def test_what_is_no_code_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"code: .*missing: no such folder"):
-        snapshot_code(tmp_path / "missing", tmp_path, SystemRunner())
+        copy_code(tmp_path / "missing", tmp_path, SystemRunner())
     data = tmp_path / "data"
     data.mkdir()
     with (data / "corpus.bin").open("wb") as file:
         file.truncate(300 * 2**20)
     with pytest.raises(InputError, match="allowed: 256"):
-        snapshot_code(data, tmp_path, SystemRunner())
+        copy_code(data, tmp_path, SystemRunner())

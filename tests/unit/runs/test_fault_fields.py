@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.records.history.attempt import spent
+from hpctrain.records.history.attempt import failures_since_checkpoint
 from hpctrain.records.history.event import Event, EventKind
 from hpctrain.records.history.fault import FAULTS, fault_named
-from hpctrain.runs.fault_fields import confirmed, ledger_fields, shown_faults, suspected
+from hpctrain.runs.fault_fields import attempt_fault_fields, confirmed_suspects, faults_by_node, suspect_node
 
 
 def event(kind: EventKind, by: str = "gpu1", **data: object) -> Event:
@@ -50,14 +50,14 @@ ILLEGAL = {"gpu2": "illegal_access"}
     ],
 )
 def test_one_node_alone_twice(history: list[dict[str, str]], suspect: str | None) -> None:
-    assert suspected(history) == suspect
+    assert suspect_node(history) == suspect
 
 
 @given(
     st.lists(st.dictionaries(st.sampled_from(["a", "b", "c"]), st.sampled_from([row.name for row in FAULTS]))),
 )
 def test_whoever_is_suspected_showed_it_twice_and_nobody_else_did(history: list[dict[str, str]]) -> None:
-    node = suspected(history)
+    node = suspect_node(history)
     if node is None:
         return
     name = history[-1][node]
@@ -69,14 +69,14 @@ def test_whoever_is_suspected_showed_it_twice_and_nobody_else_did(history: list[
 
 def test_the_nodes_of_an_attempts_faults() -> None:
     events = [*failed("gpu1", "exception"), *failed("gpu2", "gpu_memory_error", 76), event("worker_died", "gpu3")]
-    assert {node: fault.name for node, fault in shown_faults(events).items()} == {
+    assert {node: fault.name for node, fault in faults_by_node(events).items()} == {
         "gpu1": "exception",
         "gpu2": "gpu_memory_error",
     }
     # Hardware goes before what the program said of it.
     both = [*failed("gpu1", "exception"), *failed("gpu1", "gpu_lost", 76)]
-    assert shown_faults(both)["gpu1"].name == "gpu_lost"
-    assert shown_faults([event("failed", fault=["gpu_lost"], node="gpu1")]) == {}
+    assert faults_by_node(both)["gpu1"].name == "gpu_lost"
+    assert faults_by_node([event("failed", fault=["gpu_lost"], node="gpu1")]) == {}
 
 
 @pytest.mark.parametrize(
@@ -95,11 +95,11 @@ def test_the_nodes_of_an_attempts_faults() -> None:
     ],
 )
 def test_after_which_ends_the_nodes_are_measured_again(events: list[Event], again: str | None) -> None:
-    assert ledger_fields(events, []).get("retest") == again
+    assert attempt_fault_fields(events, []).get("retest") == again
 
 
 def line(kind: str, events: list[Event], before: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"class": kind, **ledger_fields(events, before)}
+    return {"class": kind, **attempt_fault_fields(events, before)}
 
 
 def test_a_suspect_that_the_probe_finds_bad_takes_the_failures_upon_itself() -> None:
@@ -109,14 +109,14 @@ def test_a_suspect_that_the_probe_finds_bad_takes_the_failures_upon_itself() -> 
     lines.append(line("fatal", failed("gpu2", "illegal_access"), lines))
     assert lines[-1]["suspect"] == "gpu2"
     assert lines[-1]["retest"] == "gpu2 alone showed this in two attempts: illegal memory access on a GPU"
-    assert spent(lines) == 2
+    assert failures_since_checkpoint(lines) == 2
     # The attempt that measured again goes on without it, and fails for a reason of its own.
     probed = [event("probed", exclude=["gpu2"], status="warn")]
-    assert confirmed(probed, lines) == ["gpu2"]
-    assert spent(lines, confirmed(probed, lines)) == 0
+    assert confirmed_suspects(probed, lines) == ["gpu2"]
+    assert failures_since_checkpoint(lines, confirmed_suspects(probed, lines)) == 0
     lines.append(line("fatal", [*probed, *failed("gpu1", "exception")], lines))
     assert lines[-1]["confirmed"] == ["gpu2"]
-    assert spent(lines) == 1
+    assert failures_since_checkpoint(lines) == 1
 
 
 def test_a_suspect_that_the_probe_finds_sound_is_none_any_more() -> None:
@@ -128,6 +128,6 @@ def test_a_suspect_that_the_probe_finds_sound_is_none_any_more() -> None:
     # gpu3 was never under suspicion: the probe's word on it is no word on these failures.
     assert "confirmed" not in lines[-1]
     assert "suspect" not in lines[-1]
-    assert spent(lines) == 3
+    assert failures_since_checkpoint(lines) == 3
     lines.append(line("fatal", failed("gpu2", "device_assert"), lines))
     assert lines[-1]["suspect"] == "gpu2"

@@ -20,7 +20,7 @@ from hpctrain.base.errors import FileError, InputError
 from hpctrain.records.history.event import Event, read_events
 from hpctrain.records.run.run import Run, read_run
 from hpctrain.runs import notify
-from hpctrain.runs.notify import tell
+from hpctrain.runs.notify import send_notification
 from hpctrain.runs.secrets import check_secrets
 
 PATH = "/api/canary"
@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def told(folder: Path, state: Any, environ: dict[str, str], reason: str = "all steps are done") -> list[Event]:
-    tell(folder, 2, state, reason, "gpu1", FakeClock(), environ)
+    send_notification(folder, 2, state, reason, "gpu1", FakeClock(), environ)
     path = folder / "events.jsonl"
     return read_events(path) if path.exists() else []
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from run_folders import submitted_run
 
 from hpctrain.base.errors import InputError
-from hpctrain.jobs.dependencies import FOLLOWERS, move_followers
-from hpctrain.runs.folder import RunFolder, is_held, lock_holder, lock_run_folder
+from hpctrain.jobs.dependencies import DEPENDENT_RUNS_FILE, refresh_dependent_runs
+from hpctrain.runs.folder import RunFolder, is_locked, lock_holder, lock_run_folder
 from hpctrain.runs.locate import find_run, job_id, open_jobs, run_of_job
 from hpctrain.slurm.commands import Slurm
 
@@ -24,8 +24,8 @@ LOOKS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "by a name": ("job_id", lambda folder: find_run("gpt", {"HPCTRAIN_RUNS": str(folder.parent)}, folder)),
     "open jobs": ("successors.jsonl", open_jobs),
     "attempts": ("attempts.jsonl", lambda folder: RunFolder(folder).attempts()),
-    "followers": (FOLLOWERS, lambda folder: move_followers(folder, Slurm(FakeSlurm()), {})),
-    "lock": ("run.lock", lambda folder: (is_held(folder), lock_holder(folder), lock_run_folder(folder).release())),
+    "followers": (DEPENDENT_RUNS_FILE, lambda folder: refresh_dependent_runs(folder, Slurm(FakeSlurm()), {})),
+    "lock": ("run.lock", lambda folder: (is_locked(folder), lock_holder(folder), lock_run_folder(folder).release())),
 }
 """What is asked -> the file that answers it, and the question."""
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.runs.secret_text import is_secret_name, secret_in
+from hpctrain.runs.secret_text import find_secret, is_secret_name
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_names_that_only_look_alike(name: str) -> None:
     ],
 )
 def test_a_secret_in_a_line_is_named_and_not_repeated(text: str, found: str) -> None:
-    assert secret_in(text) == found
+    assert find_secret(text) == found
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,14 @@ def test_a_secret_in_a_line_is_named_and_not_repeated(text: str, found: str) -> 
     ],
 )
 def test_a_line_without_a_secret_is_left_alone(text: str) -> None:
-    assert secret_in(text) is None
+    assert find_secret(text) is None
 
 
 @given(st.text())
 def test_any_text_is_looked_at(text: str) -> None:
-    assert secret_in(text) is None or secret_in(text) not in ("",)
+    assert find_secret(text) is None or find_secret(text) not in ("",)
 
 
 @given(st.from_regex(r"[A-Za-z0-9]{6,40}", fullmatch=True))
 def test_a_value_written_out_under_such_a_name_is_found_whatever_it_is(value: str) -> None:
-    assert secret_in(f"export SOME_TOKEN={value}") == "SOME_TOKEN"
+    assert find_secret(f"export SOME_TOKEN={value}") == "SOME_TOKEN"

@@ -12,7 +12,7 @@ from run_folders import RUN
 from hpctrain.base.errors import InputError
 from hpctrain.base.process import SystemRunner
 from hpctrain.records.run.run import Run
-from hpctrain.runs.code_copy import snapshot_code
+from hpctrain.runs.code_copy import copy_code
 from hpctrain.runs.secrets import check_secrets, secret_values
 
 
@@ -87,7 +87,7 @@ def test_files_that_hold_tokens_are_not_copied_with_the_code_and_are_named(tmp_p
     target.mkdir()
     for name in ("train.py", "secrets.py", "conf/.env", "conf/.aws/credentials", ".netrc", "id_ed25519", "me.pem"):
         (source / name).write_text("canary\n" if not name.endswith(".py") else "")
-    snapshot_code(source, target, SystemRunner())
+    copy_code(source, target, SystemRunner())
     copied = sorted(str(path.relative_to(target / "code")) for path in (target / "code").rglob("*") if path.is_file())
     assert copied == ["secrets.py", "train.py"]
     left_out = json.loads((target / "code.json").read_text())["left_out"]
@@ -105,5 +105,5 @@ def test_the_git_state_holds_no_address_of_a_remote(tmp_path: Path) -> None:
         ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "first"],
     ):
         assert SystemRunner().run(["git", "-C", str(source), *words], timeout_s=20).code == 0
-    snapshot_code(source, target, SystemRunner())
+    copy_code(source, target, SystemRunner())
     assert not any(b"canary" in path.read_bytes() for path in target.rglob("*") if path.is_file())

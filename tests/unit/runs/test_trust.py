@@ -17,7 +17,7 @@ from hpctrain.base.process import SystemRunner
 from hpctrain.base.trust import owner_only
 from hpctrain.records.run.run import Run
 from hpctrain.report.status import State, read_status
-from hpctrain.runs.code_copy import snapshot_code
+from hpctrain.runs.code_copy import copy_code
 from hpctrain.runs.folder import create_run_folder, lock_run_folder
 from hpctrain.runs.locate import find_run, record_job
 from hpctrain.runs.trust import check_trusted
@@ -156,7 +156,7 @@ def test_the_copy_of_the_code_is_closed_whatever_the_source_is(tmp_path: Path) -
     for path in (source, source / "models", source / "models" / "own.py"):
         path.chmod(0o777)
     folder = create_run_folder(tmp_path, Run.model_validate(RUN), None, None, 0.0).path
-    snapshot_code(source, folder, SystemRunner())
+    copy_code(source, folder, SystemRunner())
     check_trusted(folder)
     assert mode(folder / "code") == mode(folder / "code" / "models" / "own.py") == 0o700
     folder.chmod(0o755)

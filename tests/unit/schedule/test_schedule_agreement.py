@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hpctrain.base.errors import InputError
 from hpctrain.records.plan.plan import Plan, Replica, Stage
-from hpctrain.schedule.agree import check_agreement, collectives
+from hpctrain.schedule.agree import check_collective_order, collectives
 from hpctrain.schedule.generate import make_schedule
 
 FORWARDS = ["0F0", "1F0", "0F1", "1F1"]
@@ -43,7 +43,7 @@ def plan_of(zero: int, first: str, second: str, dp: int = 2, **fields: object) -
     ],
 )
 def test_orders_that_go_together(zero: int, first: str, second: str) -> None:
-    check_agreement(plan_of(zero, first, second))
+    check_collective_order(plan_of(zero, first, second))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_orders_that_go_together(zero: int, first: str, second: str) -> None:
 )
 def test_orders_that_would_wait_for_ever_are_refused(zero: int, first: str, second: str, found: str) -> None:
     with pytest.raises(InputError, match=rf"plan: actions\[1\]\[0\]: with zero {zero} .*; {found} in replica 0; give"):
-        check_agreement(plan_of(zero, first, second))
+        check_collective_order(plan_of(zero, first, second))
 
 
 @given(st.integers(1, 5), st.integers(1, 3), st.integers(1, 9), st.integers(1, 9))
@@ -74,8 +74,8 @@ def test_level_1_takes_any_numbers_of_micro_batches(pp: int, chunks: int, one: i
 
 def test_copies_of_a_state_take_part_too() -> None:
     with pytest.raises(InputError, match=r"actions\[2\]\[0\]"):
-        check_agreement(plan_of(2, "stage after stage", "batch after batch", dp=4, shard=2))
+        check_collective_order(plan_of(2, "stage after stage", "batch after batch", dp=4, shard=2))
 
 
 def test_a_plan_that_shards_nothing_needs_no_agreement() -> None:
-    check_agreement(plan_of(3, "batch after batch", "one at a time", shard=1))
+    check_collective_order(plan_of(3, "batch after batch", "one at a time", shard=1))

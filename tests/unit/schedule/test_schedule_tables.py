@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hpctrain.records.plan.plan import ScheduleName
 from hpctrain.records.plan.schedule import Action, Schedule
 from hpctrain.schedule import check_schedule, make_schedule, stage_ranks
-from hpctrain.schedule.generate import NAMES, why_no_table
+from hpctrain.schedule.generate import SCHEDULE_NAMES, why_no_schedule
 
 CHUNKS = {"gpipe": [1], "1f1b": [1], "interleaved_1f1b": [2, 3], "interleaved_zero_bubble": [1, 2, 3], "zbv": [2]}
 """Stages a rank for which each named schedule is defined."""
-named = st.sampled_from(NAMES).flatmap(
+named = st.sampled_from(SCHEDULE_NAMES).flatmap(
     lambda name: st.tuples(st.just(name), st.integers(1, 6), st.sampled_from(CHUNKS[name]), st.integers(1, 13))
 )
 
@@ -77,8 +77,8 @@ def test_a_v_goes_down_and_back():
 
 
 def test_every_name_of_a_plan_has_a_table_and_the_other_way_round():
-    assert {*get_args(ScheduleName)} == {*NAMES, "custom"}
-    assert {name for name in NAMES if why_no_table(name, 2, 4, 3) is None} == {
+    assert {*get_args(ScheduleName)} == {*SCHEDULE_NAMES, "custom"}
+    assert {name for name in SCHEDULE_NAMES if why_no_schedule(name, 2, 4, 3) is None} == {
         "interleaved_1f1b", "interleaved_zero_bubble", "zbv"
     }  # fmt: skip
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.base.errors import CommandError, HpctrainError
-from hpctrain.base.process import Finished
+from hpctrain.base.process import CommandResult
 from hpctrain.lab import queue
 from hpctrain.slurm.accounting import parse_sacct
 from hpctrain.slurm.cluster import parse_config, parse_nodes, parse_partitions
@@ -21,7 +21,7 @@ from hpctrain.slurm.commands import Slurm
 from hpctrain.slurm.features import has_features
 from hpctrain.slurm.fields import node_names, number
 from hpctrain.slurm.gres import parse_gres
-from hpctrain.slurm.job import SEPARATOR, JobInfo, needs_action, parse_scontrol_job, parse_squeue, pending_words
+from hpctrain.slurm.job import SEPARATOR, JobInfo, needs_action, parse_scontrol_job, parse_squeue, pending_job_text
 from hpctrain.slurm.time import read_duration, read_moment
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "slurm"
@@ -86,8 +86,8 @@ def test_no_text_is_too_odd_for_a_parser(text: str) -> None:
 def assert_can_be_shown(job: JobInfo) -> None:
     moments = (job.submit_s, job.begin_s, job.start_s, job.end_s, job.preempt_s)
     assert all(moment is None or math.isfinite(moment) for moment in moments)
-    assert isinstance(pending_words(job), str)
-    assert isinstance(pending_words(job, now=1.8e9), str)
+    assert isinstance(pending_job_text(job), str)
+    assert isinstance(pending_job_text(job, now=1.8e9), str)
     needs_action(job)
 
 
@@ -106,8 +106,8 @@ class Says:
 
     def run(
         self, argv: Sequence[str], timeout_s: float | None = None, env: Mapping[str, str] | None = None
-    ) -> Finished:
-        return Finished(tuple(argv), *self._said)
+    ) -> CommandResult:
+        return CommandResult(tuple(argv), *self._said)
 
 
 ASKED: list[Callable[[Slurm], object]] = [

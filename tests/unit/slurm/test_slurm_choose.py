@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from hpctrain.slurm.choose import choose_partition
 from hpctrain.slurm.cluster import NodeInfo, Partition
-from hpctrain.slurm.features import has_features, of_groups
+from hpctrain.slurm.features import constraint_of_groups, has_features
 from hpctrain.slurm.gres import parse_gres
-from hpctrain.slurm.limits import Request, check_request
+from hpctrain.slurm.limits import JobRequest, check_request
 
 HOUR = 3600
-ASKED = Request(None, 2, 2, HOUR, None, None, None)
+ASKED = JobRequest(None, 2, 2, HOUR, None, None, None)
 
 
 def node(name: str, state: str = "IDLE", gres: str = "gpu:a100:4", features: tuple[str, ...] = ()) -> NodeInfo:
@@ -35,7 +35,9 @@ BUSY = [node(name, "ALLOCATED") for name in "xyz"]
 BARE = [node(name, gres="(null)") for name in "123"]
 
 
-def first(*partitions: Partition, asked: Request = ASKED, gpus: bool = True, preemptible: tuple[str, ...] = ()) -> str:
+def first(
+    *partitions: Partition, asked: JobRequest = ASKED, gpus: bool = True, preemptible: tuple[str, ...] = ()
+) -> str:
     return choose_partition(asked, partitions, FREE + BUSY + BARE, preemptible, gpus).ranked[0].partition.name
 
 
@@ -122,4 +124,4 @@ def test_forms_that_only_slurm_can_tell(constraint: str) -> None:
 
 
 def test_kinds_become_one_constraint_with_counts() -> None:
-    assert of_groups([("a100", 2), ("v100&big", 1)]) == "[a100*2&(v100&big)*1]"
+    assert constraint_of_groups([("a100", 2), ("v100&big", 1)]) == "[a100*2&(v100&big)*1]"

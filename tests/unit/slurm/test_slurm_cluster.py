@@ -32,7 +32,7 @@ def test_nodes(nodes):
     assert node.gres == (Gres("gpu", "a100", 4),)
     assert nodes["mig1"].gres == (Gres("gpu", "a100_3g.20gb", 2),)
     assert node.states == {"IDLE"}
-    assert node.takes_jobs
+    assert node.accepts_jobs
     assert node.partitions[:2] == ("low", "high")
     assert node.reason is None
 
@@ -48,14 +48,14 @@ def test_nodes(nodes):
 def test_nodes_that_take_no_jobs(captured, section, flags, reason):
     (node,) = parse_nodes(captured.sections("nodes.txt")[section])
     assert flags in node.states
-    assert not node.takes_jobs
+    assert not node.accepts_jobs
     assert reason in node.reason
 
 
 def test_busy_nodes_take_jobs(captured):
     nodes = parse_nodes(captured.sections("nodes.txt")["running"])
     assert any("MIXED" in node.states for node in nodes)
-    assert all(node.takes_jobs for node in nodes)
+    assert all(node.accepts_jobs for node in nodes)
 
 
 @pytest.mark.parametrize(

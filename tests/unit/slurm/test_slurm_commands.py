@@ -8,9 +8,15 @@ from pathlib import Path
 import pytest
 from fake_slurm import FakeSlurm
 
-from hpctrain.base.errors import CommandError, CommandTimeout, InputError
-from hpctrain.base.process import Finished, SystemRunner
-from hpctrain.slurm.commands import ControllerAwayError, NotConfiguredError, Slurm, StartEstimate, client_environment
+from hpctrain.base.errors import CommandError, CommandTimeoutError, InputError
+from hpctrain.base.process import CommandResult, SystemRunner
+from hpctrain.slurm.commands import (
+    ControllerUnreachableError,
+    NotConfiguredError,
+    Slurm,
+    StartEstimate,
+    client_environment,
+)
 from hpctrain.slurm.job import JobState, parse_scontrol_job, parse_squeue
 
 
@@ -22,7 +28,7 @@ class Replying:
         self._streams = (text, "") if on_stdout else ("", text)
 
     def run(self, argv, timeout_s=None, env=None):
-        return Finished(tuple(argv), self._code, *self._streams)
+        return CommandResult(tuple(argv), self._code, *self._streams)
 
     def start(self, argv, env=None, log=None, keep_fds=()):
         raise NotImplementedError
@@ -159,7 +165,7 @@ def test_a_controller_that_is_away(replying, name):
         lambda: slurm.test_only(Path("job.sh")),
     )
     for act in acts:
-        with pytest.raises(ControllerAwayError, match=r"controller is away \(.+\); ask again later"):
+        with pytest.raises(ControllerUnreachableError, match=r"controller is away \(.+\); ask again later"):
             act()
 
 
@@ -167,10 +173,10 @@ def test_a_controller_that_hangs():
     class Hanging(Replying):
         def run(self, argv, timeout_s=None, env=None):
             assert timeout_s is not None
-            raise CommandTimeout(f"{argv[0]}: no answer after {timeout_s:g} s")
+            raise CommandTimeoutError(f"{argv[0]}: no answer after {timeout_s:g} s")
 
     slurm = Slurm(Hanging(0, ""), {})
-    with pytest.raises(ControllerAwayError, match=r"squeue: no answer after 60 s"):
+    with pytest.raises(ControllerUnreachableError, match=r"squeue: no answer after 60 s"):
         slurm.jobs(["1"])
     assert not slurm.available()
 
@@ -205,7 +211,7 @@ def test_the_known_one_of_two_jobs(captured):
 def test_refusals_keep_slurms_words(replying, name, act, words):
     with pytest.raises(CommandError, match=words) as caught:
         act(replying(name))
-    assert not isinstance(caught.value, ControllerAwayError)
+    assert not isinstance(caught.value, ControllerUnreachableError)
     assert "\n" not in str(caught.value)
 
 
@@ -282,5 +288,5 @@ def test_the_runner_keeps_to_environment_and_time(tmp_path):
     assert "'PYTHONIOENCODING'" in done.stdout
     assert "'PATH'" not in done.stdout
     assert "\N{REPLACEMENT CHARACTER}" in done.stdout  # a byte that is no UTF-8
-    with pytest.raises(CommandTimeout, match=r"no answer after 0.2 s"):
+    with pytest.raises(CommandTimeoutError, match=r"no answer after 0.2 s"):
         runner.run([sys.executable, "-c", "import time; time.sleep(30)"], timeout_s=0.2)

@@ -14,7 +14,7 @@ from hpctrain.slurm.job import (
     parse_scontrol_job,
     parse_squeue,
     parse_state,
-    pending_words,
+    pending_job_text,
 )
 
 STATES = {
@@ -147,19 +147,19 @@ def test_an_array_has_several_jobs(captured):
     ],
 )
 def test_words_for_waiting_jobs(jobs, name, words, stuck):
-    assert words in pending_words(jobs[name])
+    assert words in pending_job_text(jobs[name])
     assert needs_action(jobs[name]) is stuck
 
 
 def test_words_of_held_jobs_hold_the_command(captured):
     sections = captured.sections("jobs.txt")
     (job,) = parse_scontrol_job(sections["launch_failed"])
-    assert f"scontrol release {job.job_id}" in pending_words(job)
+    assert f"scontrol release {job.job_id}" in pending_job_text(job)
     assert needs_action(job)
 
 
 def test_words_for_nodes_that_are_away(captured, jobs):
-    words = pending_words(jobs["pending_node_unavailable"])
+    words = pending_job_text(jobs["pending_node_unavailable"])
     expected = "drained or reserved: mig1" if captured.version == "22.05.8" else "May be reserved for other job"
     assert expected in words
     assert not needs_action(jobs["pending_node_unavailable"])
@@ -167,11 +167,11 @@ def test_words_for_nodes_that_are_away(captured, jobs):
 
 def test_words_for_a_pause_tell_how_long(jobs):
     job = jobs["pending_begin"]
-    assert pending_words(job, now=job.begin_s - 3600) == "it may start in 1 h 0 min (BeginTime)"
-    assert pending_words(job).startswith("it may start from 2026-11-2")
+    assert pending_job_text(job, now=job.begin_s - 3600) == "it may start in 1 h 0 min (BeginTime)"
+    assert pending_job_text(job).startswith("it may start from 2026-11-2")
     requeued = jobs["requeued"]
-    assert "back into the queue and pauses; it may start in 7 s" in pending_words(requeued, now=requeued.begin_s - 7)
-    assert "the scheduler's next round" in pending_words(requeued, now=requeued.begin_s + 1)
+    assert "back into the queue and pauses; it may start in 7 s" in pending_job_text(requeued, now=requeued.begin_s - 7)
+    assert "the scheduler's next round" in pending_job_text(requeued, now=requeued.begin_s + 1)
 
 
 @pytest.mark.parametrize(

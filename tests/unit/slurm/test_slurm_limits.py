@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from hpctrain.slurm.cluster import parse_nodes, parse_partitions
-from hpctrain.slurm.limits import Request, check_request, default_partition
+from hpctrain.slurm.limits import JobRequest, check_request, default_partition
 
-FINE = Request(partition="low", nodes_min=2, nodes_max=3, time_s=3600, gpus_per_node=4, account="physics", qos="normal")
+FINE = JobRequest(
+    partition="low", nodes_min=2, nodes_max=3, time_s=3600, gpus_per_node=4, account="physics", qos="normal"
+)
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def test_one_problem_one_line(partitions, nodes, change, line):
 
 
 def test_all_problems_at_once(partitions, nodes):
-    request = Request("high", 5, 5, None, 16, "bio", None)
+    request = JobRequest("high", 5, 5, None, 16, "bio", None)
     assert [line.split(":")[0] for line in check_request(request, partitions, nodes)] == [
         "cluster.nodes",
         "cluster.devices_per_node",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.slurm.options import NAMES, option_of
+from hpctrain.slurm.options import NAMES, parse_sbatch_option
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from hpctrain.slurm.options import NAMES, option_of
     ],
 )
 def test_an_option_is_a_name_and_a_value(item: str, option: tuple[str, str]) -> None:
-    assert option_of(item) == option
+    assert parse_sbatch_option(item) == option
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_an_option_is_a_name_and_a_value(item: str, option: tuple[str, str]) -> 
 )
 def test_a_second_option_in_an_item_is_refused(item: str) -> None:
     with pytest.raises(ValueError, match="more than one option"):
-        option_of(item)
+        parse_sbatch_option(item)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_second_option_in_an_item_is_refused(item: str) -> None:
 def test_abbreviations_are_refused_with_the_whole_name(item: str, whole: str) -> None:
     """getopt_long takes any beginning that fits one option."""
     with pytest.raises(ValueError, match="is an abbreviation; write the whole name: ") as caught:
-        option_of(item)
+        parse_sbatch_option(item)
     assert whole in str(caught.value)
 
 
@@ -78,7 +78,7 @@ def test_abbreviations_are_refused_with_the_whole_name(item: str, whole: str) ->
 def test_what_is_taken_is_one_option_for_a_shell_too(item: str) -> None:
     """A shell's words are sbatch's but for details of the backslash, which nothing that is taken has."""
     try:
-        name, value = option_of(item)
+        name, value = parse_sbatch_option(item)
     except ValueError:
         return
     words = shlex.split(item, comments=True)
@@ -89,4 +89,4 @@ def test_what_is_taken_is_one_option_for_a_shell_too(item: str) -> None:
 
 @given(st.sampled_from(NAMES))
 def test_every_option_is_taken_by_its_whole_name(name: str) -> None:
-    assert option_of(f"--{name}=1") == (name, "1")
+    assert parse_sbatch_option(f"--{name}=1") == (name, "1")

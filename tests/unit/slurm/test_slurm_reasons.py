@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.slurm.reasons import is_stuck, reason_words
+from hpctrain.slurm.reasons import is_stuck, pending_reason_text
 
 
 @pytest.mark.parametrize(
@@ -30,10 +30,10 @@ from hpctrain.slurm.reasons import is_stuck, reason_words
     ],
 )
 def test_words(reason, words, stuck):
-    assert words in reason_words(reason, "7")
+    assert words in pending_reason_text(reason, "7")
     assert is_stuck(reason) is stuck
 
 
 @pytest.mark.parametrize("reason", ["Priority", "PartitionDown", "JobHeldAdmin", "QOSGrpNodeLimit", "AssocGrpMemLimit"])
 def test_the_code_is_kept_to_search_for(reason):
-    assert reason_words(reason, "7").endswith(f"({reason})")
+    assert pending_reason_text(reason, "7").endswith(f"({reason})")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hpctrain.base.errors import CommandError
 from hpctrain.slurm.job import JobState
-from hpctrain.slurm.watch import DELAY_MAX_S, DELAY_MIN_S, Watcher, next_delay
+from hpctrain.slurm.watch import DELAY_MAX_S, DELAY_MIN_S, JobWatcher, next_delay
 
 
 def run_for(watcher, fake, seconds, now=0.0):
@@ -26,7 +26,7 @@ def run_for(watcher, fake, seconds, now=0.0):
 
 
 def test_calls_become_rarer_up_to_30_s(fake, slurm):
-    watcher = Watcher(slurm, [fake.submit("job.sh"), fake.submit("job.sh")])
+    watcher = JobWatcher(slurm, [fake.submit("job.sh"), fake.submit("job.sh")])
     changes, asked = run_for(watcher, fake, 120)
     assert [change.after.state for change in changes] == [JobState.RUNNING] * 2
     assert asked == [0, 1, 3, 7, 15, 31, 61, 91]
@@ -35,7 +35,7 @@ def test_calls_become_rarer_up_to_30_s(fake, slurm):
 
 def test_a_change_is_told_once_and_brings_the_delay_back(fake, slurm):
     job_id = fake.submit("-N", "2", "job.sh")
-    watcher = Watcher(slurm, [job_id])
+    watcher = JobWatcher(slurm, [job_id])
     run_for(watcher, fake, 40)
     assert watcher.delay_s == DELAY_MAX_S
     fake.preempt(job_id)
@@ -54,10 +54,10 @@ def test_a_change_is_told_once_and_brings_the_delay_back(fake, slurm):
 
 def test_a_command_that_watches_asks_at_most_every_ten_seconds(fake, slurm):
     job_id = fake.submit("job.sh")
-    watcher = Watcher(slurm, [job_id], delay_min_s=10)
+    watcher = JobWatcher(slurm, [job_id], delay_min_s=10)
     _, asked = run_for(watcher, fake, 65)
     assert asked == [0, 10, 30, 60]
-    watcher.hurry()
+    watcher.poll_soon()
     assert watcher.next_s == 70
     fake.advance(400)
     fake.finish(job_id)
@@ -70,7 +70,7 @@ def test_a_command_that_watches_asks_at_most_every_ten_seconds(fake, slurm):
 
 
 def test_an_answer_that_cannot_be_read_is_not_asked_for_again_at_once(fake, slurm, monkeypatch):
-    watcher = Watcher(slurm, [fake.submit("job.sh")])
+    watcher = JobWatcher(slurm, [fake.submit("job.sh")])
     monkeypatch.setattr(fake, "_squeue", lambda argv: fake._reply(argv, "no fields\n"))
     with pytest.raises(CommandError):
         watcher.poll(0.0)
@@ -82,7 +82,7 @@ def test_an_answer_that_cannot_be_read_is_not_asked_for_again_at_once(fake, slur
 def test_moving_estimates_are_no_change(fake, slurm):
     fake.submit("-N", "3", "job.sh")
     waiting = fake.submit("job.sh")
-    watcher = Watcher(slurm, [waiting])
+    watcher = JobWatcher(slurm, [waiting])
     assert len(watcher.poll(0.0)) == 1
     fake.jobs[int(waiting)] = replace(fake.jobs[int(waiting)], start_s=fake.now)
     assert watcher.poll(100.0) == []
@@ -91,7 +91,7 @@ def test_moving_estimates_are_no_change(fake, slurm):
 
 def test_a_controller_that_is_away_changes_nothing_that_is_known(fake, slurm):
     job_id = fake.submit("job.sh")
-    watcher = Watcher(slurm, [job_id])
+    watcher = JobWatcher(slurm, [job_id])
     watcher.poll(0.0)
     known = dict(watcher.known)
     fake.away = True
@@ -107,7 +107,7 @@ def test_a_controller_that_is_away_changes_nothing_that_is_known(fake, slurm):
 
 
 def test_away_calls_become_rarer_too(fake, slurm):
-    watcher = Watcher(slurm, [fake.submit("job.sh")])
+    watcher = JobWatcher(slurm, [fake.submit("job.sh")])
     fake.away = True
     _, asked = run_for(watcher, fake, 100)
     assert asked == [0, 2, 6, 14, 30, 60, 90]
@@ -115,7 +115,7 @@ def test_away_calls_become_rarer_too(fake, slurm):
 
 def test_the_end(fake, slurm):
     one, two = fake.submit("job.sh"), fake.submit("--no-requeue", "job.sh")
-    watcher = Watcher(slurm, [one, two])
+    watcher = JobWatcher(slurm, [one, two])
     watcher.poll(0.0)
     fake.finish(one)
     watcher.poll(10.0)
@@ -128,7 +128,7 @@ def test_the_end(fake, slurm):
 
 def test_forgotten_jobs_keep_their_last_state(fake, slurm):
     one, two = fake.submit("job.sh"), fake.submit("job.sh")
-    watcher = Watcher(slurm, [one, two])
+    watcher = JobWatcher(slurm, [one, two])
     watcher.poll(0.0)
     fake.finish(one)
     watcher.poll(10.0)
@@ -142,7 +142,7 @@ def test_forgotten_jobs_keep_their_last_state(fake, slurm):
 
 
 def test_jobs_come_later(fake, slurm):
-    watcher = Watcher(slurm)
+    watcher = JobWatcher(slurm)
     assert watcher.poll(0.0) == []
     assert fake.argvs == []
     job_id = fake.submit("job.sh")

@@ -5,14 +5,14 @@ import io
 import pytest
 from rich.console import Console
 
-from hpctrain.base.packaged import packaged
+from hpctrain.base.packaged import package_data_path
 from hpctrain.records.topology.topology import Health, Topology
 from hpctrain.topology.compare import differences
 from hpctrain.topology.difference_view import render_differences, summary
 
 
 def laptop() -> Topology:
-    return Topology.read(packaged("topology", "laptop-4-nodes.json"))
+    return Topology.read(package_data_path("topology", "laptop-4-nodes.json"))
 
 
 def test_a_file_does_not_differ_from_itself() -> None:

@@ -6,11 +6,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hpctrain.base.errors import HpctrainError
-from hpctrain.base.packaged import packaged
+from hpctrain.base.packaged import package_data_path
 from hpctrain.cli.commands.topology import FORMATS, command
 from hpctrain.records.topology.topology import Topology
 
-LAPTOP, PAPER = str(packaged("topology", "laptop-4-nodes.json")), str(packaged("topology", "paper-32-gpu.json"))
+LAPTOP, PAPER = (
+    str(package_data_path("topology", "laptop-4-nodes.json")),
+    str(package_data_path("topology", "paper-32-gpu.json")),
+)
 
 
 def run(*argv: str) -> Result:

@@ -6,7 +6,7 @@ import itertools
 import pytest
 from rich.console import Console
 
-from hpctrain.base.packaged import packaged
+from hpctrain.base.packaged import package_data_path
 from hpctrain.records.topology.link import Latency, Link, LinkClass, LinkFigures
 from hpctrain.records.topology.topology import (  # fmt: skip
     Device,
@@ -99,7 +99,7 @@ def test_many_nodes_without_clusters_are_one_row() -> None:
 
 
 def test_what_is_sick_comes_first_with_its_reason() -> None:
-    laptop = Topology.read(packaged("topology", "laptop-4-nodes.json"))
+    laptop = Topology.read(package_data_path("topology", "laptop-4-nodes.json"))
     slow = Health(verdict="bad", reasons=[Reason(code="SLOW_LINK", text="0.4 of its peers")])
     nodes = [*laptop.nodes[:3], laptop.nodes[3].model_copy(update={"health": slow})]
 
@@ -115,7 +115,7 @@ def test_what_is_sick_comes_first_with_its_reason() -> None:
 
 @pytest.mark.parametrize("name", ["paper-32-gpu.json", "dgx-h100-32-gpu.json"])
 def test_a_file_that_nobody_measured_has_no_verdict(name: str) -> None:
-    text = shown(Topology.read(packaged("topology", name)))
+    text = shown(Topology.read(package_data_path("topology", name)))
 
     assert text.startswith("verdict: none, nothing was measured")
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80

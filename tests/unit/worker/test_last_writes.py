@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from hpctrain.worker import room
-from hpctrain.worker.room import LastWrites, is_full, wait_for_room
+from hpctrain.worker import disk_full
+from hpctrain.worker.room import PendingWrites, is_disk_full, retry_until_written
 
 FULL = "/runs/x/checkpoints: no room for a checkpoint of step 32: 1.0 MiB are free, 3.0 MiB are needed; free some space"
 
@@ -32,48 +32,48 @@ class Heard:
 def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "all_reduce", lambda tensor, op: None)
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(room, "LOOK_S", 0.0)
+    monkeypatch.setattr(disk_full, "RETRY_S", 0.0)
 
 
-def writes(saves: list[str | None], rows: list[str | None]) -> LastWrites:
+def writes(saves: list[str | None], rows: list[str | None]) -> PendingWrites:
     """What each try gives; of the rows, the last one for ever."""
-    return LastWrites(32, lambda: saves.pop(0), lambda: rows.pop(0) if len(rows) > 1 else rows[0])
+    return PendingWrites(32, lambda: saves.pop(0), lambda: rows.pop(0) if len(rows) > 1 else rows[0])
 
 
 def test_it_tries_until_there_is_room() -> None:
     heard: Any = Heard()
-    assert wait_for_room(writes([FULL, FULL, None], [None]), FULL, 1e6, heard) is None
+    assert retry_until_written(writes([FULL, FULL, None], [None]), FULL, 1e6, heard) is None
     assert heard.kinds == ["no_room", "waiting", "waiting", "waiting"]
 
 
 def test_rows_that_find_no_room_are_waited_for_too() -> None:
     heard: Any = Heard()
     row = "/runs/x/metrics.jsonl: cannot write: No space left on device; free some space"
-    assert wait_for_room(writes([], [row, row, None]), None, 1e6, heard) is None
+    assert retry_until_written(writes([], [row, row, None]), None, 1e6, heard) is None
     assert heard.kinds == ["no_room", "waiting", "waiting"]
 
 
 def test_what_is_written_is_not_waited_for() -> None:
     heard: Any = Heard()
-    assert wait_for_room(writes([], [None]), None, 1e6, heard) is None
+    assert retry_until_written(writes([], [None]), None, 1e6, heard) is None
     denied = "/runs/x: cannot write: Permission denied; choose a folder that you may write to"
-    assert wait_for_room(writes([], [None]), denied, 1e6, heard) == denied
+    assert retry_until_written(writes([], [None]), denied, 1e6, heard) == denied
     assert heard.kinds == []
 
 
 def test_the_time_is_over_and_a_wish_to_stop_comes_first() -> None:
     heard: Any = Heard()
-    assert wait_for_room(writes([], [None]), FULL, 0.0, heard) == FULL
+    assert retry_until_written(writes([], [None]), FULL, 0.0, heard) == FULL
     assert heard.kinds == []
     asked: Any = Heard(stop_after=3)
-    assert wait_for_room(writes([FULL] * 9, [None]), FULL, 1e6, asked) == FULL
+    assert retry_until_written(writes([FULL] * 9, [None]), FULL, 1e6, asked) == FULL
     assert asked.kinds == ["no_room", "waiting", "waiting"]
 
 
 @pytest.mark.parametrize("words", ["Disk quota exceeded", "No space left on device"])
 def test_a_quota_is_a_full_disk(words: str) -> None:
-    assert is_full(f"/runs/x: rank 0 cannot write: {words}")
-    assert not is_full(None)
+    assert is_disk_full(f"/runs/x: rank 0 cannot write: {words}")
+    assert not is_disk_full(None)
 
 
 def test_the_pieces_of_the_loop_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,5 +85,5 @@ def test_the_pieces_of_the_loop_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(dist, "all_reduce", other_rank)
     heard: Any = Heard()
-    assert wait_for_room(writes([], [None]), None, 1e6, heard) is None
+    assert retry_until_written(writes([], [None]), None, 1e6, heard) is None
     assert heard.kinds == ["no_room", "waiting"]

@@ -11,7 +11,7 @@ import pytest
 
 from hpctrain.base.errors import EXIT_RESUMABLE, HpctrainError
 from hpctrain.base.net.wire import LineChannel
-from hpctrain.worker.orders import Orders
+from hpctrain.worker.orders import AgentChannel
 
 START = {"type": "start", "rank": 0}
 
@@ -29,11 +29,11 @@ class Ended:
 
 
 @pytest.fixture
-def agent_and_orders(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LineChannel, Orders, Ended]]:
+def agent_and_orders(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LineChannel, AgentChannel, Ended]]:
     ended = Ended()
     monkeypatch.setattr("hpctrain.worker.orders.os._exit", ended)
     ours, theirs = map(LineChannel, socket.socketpair())
-    orders = Orders(theirs)
+    orders = AgentChannel(theirs)
     yield ours, orders, ended
     ours.close()
     # A thread that still listened after the test would end the whole suite.
@@ -50,7 +50,7 @@ def soon(condition: Callable[[], bool]) -> bool:
 
 
 def test_a_stop_that_came_together_with_the_start_is_heeded(
-    agent_and_orders: tuple[LineChannel, Orders, Ended],
+    agent_and_orders: tuple[LineChannel, AgentChannel, Ended],
 ) -> None:
     agent, orders, _ = agent_and_orders
     agent.send(START)
@@ -63,7 +63,7 @@ def test_a_stop_that_came_together_with_the_start_is_heeded(
     assert not orders.save_wanted()
 
 
-def test_a_stop_while_the_worker_trains_is_heeded(agent_and_orders: tuple[LineChannel, Orders, Ended]) -> None:
+def test_a_stop_while_the_worker_trains_is_heeded(agent_and_orders: tuple[LineChannel, AgentChannel, Ended]) -> None:
     agent, orders, ended = agent_and_orders
     agent.send(START)
     orders.wait_start()
@@ -77,7 +77,7 @@ def test_a_stop_while_the_worker_trains_is_heeded(agent_and_orders: tuple[LineCh
     assert not ended.happened.is_set()
 
 
-def test_without_an_agent_the_worker_ends(agent_and_orders: tuple[LineChannel, Orders, Ended]) -> None:
+def test_without_an_agent_the_worker_ends(agent_and_orders: tuple[LineChannel, AgentChannel, Ended]) -> None:
     agent, orders, ended = agent_and_orders
     agent.send(START)
     orders.wait_start()
@@ -87,14 +87,16 @@ def test_without_an_agent_the_worker_ends(agent_and_orders: tuple[LineChannel, O
     assert ended.code == EXIT_RESUMABLE
 
 
-def test_without_a_start_order_there_is_no_work(agent_and_orders: tuple[LineChannel, Orders, Ended]) -> None:
+def test_without_a_start_order_there_is_no_work(agent_and_orders: tuple[LineChannel, AgentChannel, Ended]) -> None:
     agent, orders, _ = agent_and_orders
     agent.send({"type": "stop"})
     with pytest.raises(HpctrainError, match="no start order"):
         orders.wait_start()
 
 
-def test_an_agent_that_is_held_up_gets_all_the_news_later(agent_and_orders: tuple[LineChannel, Orders, Ended]) -> None:
+def test_an_agent_that_is_held_up_gets_all_the_news_later(
+    agent_and_orders: tuple[LineChannel, AgentChannel, Ended],
+) -> None:
     agent, orders, _ = agent_and_orders
 
     def tell() -> None:
