@@ -169,11 +169,11 @@ class PeerMesh:
             message = called.channel.wait_message(0)
             if message is None and not called.channel.closed and now - called.since < CALL_S:
                 continue
-            hello = None if message is None else called.proof.take_challenge(message)
+            hello = None if message is None else called.proof.answer_challenge(message)
             if hello is not None and called.channel.send(hello):
                 continue
             del self._called[node]
-            session = None if message is None else called.proof.take_welcome(message)
+            session = None if message is None else called.proof.verify_welcome(message)
             if session is not None and session.claims.get("node") == node:
                 called.channel.seal(session.send_key, session.receive_key)
                 called.channel.line_limit = LINE_LIMIT

@@ -77,7 +77,7 @@ def _folder_of(name: str, environ: Mapping[str, str], cwd: Path) -> Path | None:
 
 
 def _run_dependency(folder: Path, must_be_ok: bool, slurm: Slurm) -> tuple[list[str], str]:
-    """The job that it is, or goes on as; the run's further ones do not exist yet, `refresh_dependent_runs` sees to them.
+    """The job that it is, or goes on as; for the run's further ones there is `refresh_dependent_runs`.
 
     Where any end counts, its successors too: should Slurm end the job, nobody moves a follower before it could start.
     A successor that is not needed is cancelled, which would never be a good end.

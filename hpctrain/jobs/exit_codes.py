@@ -184,12 +184,13 @@ def with_no_progress_check(
 ) -> AttemptOutcome:
     """The outcome as no_progress, where an attempt that is not to blame got nowhere: it would loop for ever.
 
-    A time limit too short for one checkpoint counts at once; a cluster that fails gets MAX_ATTEMPTS_WITHOUT_CHECKPOINT attempts.
+    A time limit too short for one checkpoint counts at once; a cluster that fails gets
+    MAX_ATTEMPTS_WITHOUT_CHECKPOINT attempts.
 
     Args:
         progressed: whether it left a newer checkpoint than it found.
         preempted: then it is nobody's fault.
-        attempts_without_checkpoint: attempts in a row before it that left no new checkpoint, see `attempts_without_checkpoint`.
+        attempts_without_checkpoint: attempts in a row before it that left no new checkpoint.
     """
     patience = {"resumable": 0, "infrastructure": MAX_ATTEMPTS_WITHOUT_CHECKPOINT}.get(outcome.exit_class)
     if patience is None or progressed or preempted or attempts_without_checkpoint < patience:

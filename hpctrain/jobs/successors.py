@@ -59,8 +59,8 @@ def ensure_queued(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]
 
 
 def queue_successors(folder: Path, run: Run, slurm: Slurm, now: float) -> list[str]:
-    """`ensure_queued` for a run that was submitted just now: what a person should know, as lines. Its job is queued by now and
-    tries again when it starts, so a refusal is no error."""
+    """`ensure_queued` for a run that was submitted just now: what a person should know, as lines. Its job is queued by
+    now and tries again when it starts, so a refusal is no error."""
     try:
         added = ensure_queued(folder, run, slurm, now)
     except HpctrainError as error:

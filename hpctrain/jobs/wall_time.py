@@ -1,4 +1,4 @@
-"""How long a run will take and what it costs, from its plan: told before it is queued. Pure, but for `measured_start_up_s`."""
+"""How long a run will take and what it costs, by its plan. Pure, but for `measured_start_up_s`."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Coordinate:
 
 
 def build_mesh(plan: Plan, device_type: str, timeout: timedelta | None = None) -> DeviceMesh:
-    """The plan's devices as a [pp, dp, tp] mesh; with hybrid sharding [pp, replicate, shard, tp]. Collective over the world.
+    """The plan's devices as a [pp, dp, tp] mesh; with hybrid sharding [pp, replicate, shard, tp]. Collective over all.
 
     Args:
         timeout: how long a collective along an axis waits for its members; torch gives a mesh half an hour.
@@ -61,8 +61,8 @@ def build_mesh(plan: Plan, device_type: str, timeout: timedelta | None = None) -
 
 
 def sharding_mesh(mesh: DeviceMesh, plan: Plan) -> DeviceMesh:
-    """The replicas that share a state, [shard]; with hybrid sharding [replicate, shard], or [shard] where a codec sums the
-    gradients of the copies: with both axes torch would sum them itself."""
+    """The replicas that share a state, [shard]; with hybrid sharding [replicate, shard], or [shard] where a codec sums
+    the gradients of the copies: with both axes torch would sum them itself."""
     if mesh.mesh_dim_names != HYBRID_AXES:
         return mesh["dp"]
     return mesh["shard"] if plan.codec_reduces_replicate_axis else mesh["replicate", "shard"]

@@ -25,8 +25,8 @@ def check_collective_order(plan: Plan) -> None:
             mine, other = collectives(row, plan.zero), collectives(tables[0].ranks[rank], plan.zero)
             if mine != other:
                 raise InputError(
-                    f"plan: actions[{replica}][{rank}]: with zero {plan.zero} replicas {_SYNCHRONISES[plan.zero]}, so all "
-                    f"come to that in the same order; found {_first_difference(mine, other)} in replica 0; "
+                    f"plan: actions[{replica}][{rank}]: with zero {plan.zero} replicas {_SYNCHRONISES[plan.zero]}, so "
+                    f"all come to that in the same order; found {_first_difference(mine, other)} in replica 0; "
                     "give the replicas the same order of actions, or use zero 0"
                 )
 

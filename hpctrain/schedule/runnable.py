@@ -68,8 +68,8 @@ def check_runnable(plan: Plan, run: Run) -> None:
         recompute = plan.stages[action.stage].recompute
         if recompute != "none":
             raise InputError(
-                f"stages[{action.stage}].recompute: found {recompute} with the action {action}; {WHY_NOT_RECOMPUTED_HALVES}; "
-                "use recompute none, or schedule 1f1b"
+                f"stages[{action.stage}].recompute: found {recompute} with the action {action}; "
+                f"{WHY_NOT_RECOMPUTED_HALVES}; use recompute none, or schedule 1f1b"
             )
 
 

@@ -89,8 +89,8 @@ def client_environment(environ: Mapping[str, str]) -> dict[str, str]:
 class Slurm:
     """The Slurm of this machine's configuration, seen through its commands.
 
-    Every method raises ControllerUnreachableError (a CommandError) when the controller does not answer, NotConfiguredError
-    when no cluster is known here, and CommandError with the command's own words when it refuses.
+    Every method raises ControllerUnreachableError (a CommandError) when the controller does not answer,
+    NotConfiguredError when no cluster is known here, and CommandError with the command's own words when it refuses.
     """
 
     def __init__(self, runner: Runner, environ: Mapping[str, str] | None = None) -> None:

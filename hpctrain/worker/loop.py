@@ -19,7 +19,7 @@ from hpctrain.checkpoint.state import collect
 from hpctrain.parallel.gradients import clip_gradients, finite_everywhere, gradient_norm, local_gradients
 from hpctrain.records.history.manifest import Manifest
 from hpctrain.records.run.optimizer import learning_rate
-from hpctrain.worker import disk_full
+from hpctrain.worker import room
 from hpctrain.worker.build import Trainer
 from hpctrain.worker.diagnose import diagnose
 from hpctrain.worker.emit import (
@@ -141,7 +141,7 @@ class Loop:
         if wait_for_room:
             limit_s = self.trainer.run.checkpoint.wait_for_room_s
             writes = PendingWrites(self.trainer.step, self._save_again, self._metrics.try_flush)
-            self._save_error = disk_full.retry_until_written(writes, self._save_error, limit_s, self.agent_channel)
+            self._save_error = room.retry_until_written(writes, self._save_error, limit_s, self.agent_channel)
         self.trainer.saver.close()
         self._metrics.flush()
         if self._save_error is not None:

@@ -76,7 +76,7 @@ def conservation(group: dist.ProcessGroup, rank: int, **settings: Any) -> dict[s
     for step in range(1, STEPS + 1):
         tensors = gradients(rank, step)
         for total, tensor in zip(given, tensors, strict=True):
-            total += summed(tensor, group)
+            total += all_reduced_at(tensor, group)
         sent = sparse.reduce(tensors)
         share.append(sparse.metrics()["density"])
         same = same and same_everywhere(tensors, group)
@@ -86,7 +86,7 @@ def conservation(group: dist.ProcessGroup, rank: int, **settings: Any) -> dict[s
     errors = []
     for position, (total, done) in enumerate(zip(given, applied, strict=True)):
         left = kept.get(f"residual.{position}", torch.zeros(total.numel()))
-        difference = total - done - summed(left, group).view_as(total)
+        difference = total - done - all_reduced_at(left, group).view_as(total)
         errors.append(float(difference.norm() / total.norm()))
     numbers = sum(given[position].numel() for position in COMPRESSED)
     compressed = sent - 2 * (len(SHAPES) + 7) * 4
@@ -104,7 +104,7 @@ def exact(group: dist.ProcessGroup, rank: int) -> dict[str, Any]:
     """Whole numbers, all of them, in full precision."""
     sparse = reducer(group, density=1.0, values=ValueCode.FP32)
     tensors = [(tensor * 1e6).round() for tensor in gradients(rank, 1)]
-    expected = [summed(tensor, group).float() for tensor in tensors]
+    expected = [all_reduced_at(tensor, group).float() for tensor in tensors]
     sparse.reduce(tensors)
     return {"equal": all(torch.equal(a, b) for a, b in zip(tensors, expected, strict=True))}
 
@@ -177,7 +177,7 @@ def variances(group: dist.ProcessGroup, rank: int) -> dict[str, Any]:
     for layer, streamed in enumerate(found):
         history = torch.stack([step[layer] for step in seen]).double()
         own = (history - history.mean(0)).square().sum() / len(seen)
-        direct = float(summed(own, group)) / dist.get_world_size(group)
+        direct = float(all_reduced_at(own, group)) / dist.get_world_size(group)
         worst = max(worst, abs(streamed / direct - 1))
     return {"error": worst, "same": same_everywhere([torch.tensor(found)], group)}
 

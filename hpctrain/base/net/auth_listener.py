@@ -166,7 +166,7 @@ class AuthListener:
 
 
 def _handshake_done(peer: _PendingPeer, hello: Message, wanted: Callable[[Message], bool]) -> Session | None:
-    taken = peer.proof.take_hello(hello)
+    taken = peer.proof.answer_hello(hello)
     if taken is None or not wanted(taken[1].claims) or not peer.channel.send(taken[0]):
         return None
     return taken[1]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from hpctrain.bench.planner.scene import PublishedScenario
-from hpctrain.planner.devices.constants import CUDA, CostConstants
+from hpctrain.planner.devices.constants import CUDA_CONSTANTS, CostConstants
 
 FITTED_FAMILIES = ("vTrain multi-node", "vTrain single node")
 """Runs that constants are fitted on: many, of one kind of GPU, without profiles of their own. All others are only ever
@@ -20,17 +20,17 @@ predicted."""
 MOST_OF_A_PROBLEM = 48
 """Runs of one problem that a fit looks at, evenly taken: hundreds more of the same kind change little but the wait."""
 PACKAGED: Mapping[str, float] = {
-    "efficiency": CUDA.efficiency,
-    "half_width": CUDA.half_width,
-    "activation_passes": CUDA.activation_passes[0],
-    "block_ops": CUDA.block_ops[0],
-    "collective_ops": CUDA.collective_ops,
+    "efficiency": CUDA_CONSTANTS.efficiency,
+    "half_width": CUDA_CONSTANTS.half_width,
+    "activation_passes": CUDA_CONSTANTS.activation_passes[0],
+    "block_ops": CUDA_CONSTANTS.block_ops[0],
+    "collective_ops": CUDA_CONSTANTS.collective_ops,
     "optimizer_bytes": 10.3,
-    "step_ops": CUDA.step_ops,
-    "weight_passes": CUDA.weight_passes[0],
-    "logits_passes": CUDA.logits_passes[0],
-    "action_ops": CUDA.action_ops,
-    "overlap_power": CUDA.overlap_power,
+    "step_ops": CUDA_CONSTANTS.step_ops,
+    "weight_passes": CUDA_CONSTANTS.weight_passes[0],
+    "logits_passes": CUDA_CONSTANTS.logits_passes[0],
+    "action_ops": CUDA_CONSTANTS.action_ops,
+    "overlap_power": CUDA_CONSTANTS.overlap_power,
 }
 """What `fit` found on all runs that it is meant for; Megatron's fused optimizer is not ours."""
 LAST_MULTI = 40
@@ -63,7 +63,7 @@ def constants_by(values: Mapping[str, float]) -> CostConstants:
     """The constants of Megatron's blocks with these values."""
     forward, logits, weights = values["activation_passes"], values["logits_passes"], values["weight_passes"]
     return replace(
-        CUDA,
+        CUDA_CONSTANTS,
         efficiency=min(values["efficiency"], LARGEST_EFFICIENCY),
         half_width=values["half_width"],
         activation_passes=(forward, 2 * forward),
@@ -71,7 +71,7 @@ def constants_by(values: Mapping[str, float]) -> CostConstants:
         collective_ops=values["collective_ops"],
         optimizer_bytes=values["optimizer_bytes"],
         split_optimizer_bytes=values["optimizer_bytes"],
-        split_optimizer_ops=CUDA.optimizer_ops,
+        split_optimizer_ops=CUDA_CONSTANTS.optimizer_ops,
         step_ops=values["step_ops"],
         weight_passes=(weights, 2 * weights),
         logits_passes=(logits, 2 * logits),

@@ -56,8 +56,8 @@ class ErrorFeedback:
     def add(self, key: str, gradient: Tensor) -> Tensor:
         """a: the gradient and what is kept of earlier ones.
 
-        Between this and `store_residual`, which must follow, the residual is not whole: call it only for a gradient that is
-        finite on all ranks.
+        Between this and `store_residual`, which must follow, the residual is not whole: call it only for a gradient
+        that is finite on all ranks.
 
         Args:
             key: of the tensor, the same in every step.
@@ -76,12 +76,12 @@ class ErrorFeedback:
             residual.mul_(self._beta)
         if self._mode == "paper" or self._dtype != torch.float32:
             return gradient + residual
-        # The residual becomes a, and `store_residual` makes it a residual again: one pass over memory, and no memory for a.
+        # The residual becomes a, and `store_residual` makes it a residual again: one pass over memory, none for a.
         return residual.add_(gradient)
 
     def add_to(self, key: str, gradient: Tensor) -> Tensor:
-        """a, as `add` gives it, in the memory of the gradient: the residual stays as it is until `store_residual`, which need not
-        follow.
+        """a, as `add` gives it, in the memory of the gradient: the residual stays as it is until `store_residual`,
+        which need not follow.
 
         Args:
             key: of the tensor, the same in every step.

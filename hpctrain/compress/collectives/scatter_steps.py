@@ -55,7 +55,7 @@ class SparseScatterState:
         counts = None if self.feedback.is_flush_step(step) else self.counts.of(step, self._sizes)
         return None if counts is None else counts[first : first + count]
 
-    def all_reduced_at(self, sent: int, of: int, square: float) -> None:
+    def record_sent(self, sent: int, of: int, square: float) -> None:
         """A part is summed.
 
         Args:

@@ -87,7 +87,7 @@ class SparseReduceScatter:
             self._add(output, arrived, choice.of(rank), rank)
             self._keep(choice, rank)
             count = sum(positions.numel() for positions in choice.positions)
-        self.steps.summed(count, sum(self._sizes), sum(energies[: len(self._compressed)]))
+        self.steps.record_sent(count, sum(self._sizes), sum(energies[: len(self._compressed)]))
         if self.steps.counts.watches(step):
             self.steps.counts.observe(step, self._copies(rows), self._first)
         return sent

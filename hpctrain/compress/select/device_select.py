@@ -16,7 +16,7 @@ whose magnitude reaches it, and these numbers [k]; never of what is not a number
 
 
 def at_least(values: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the magnitude reaches a threshold, and the numbers there, in whichever way is faster here; see `ThresholdSelect`."""
+    """Where the magnitude reaches a threshold, and the numbers there, in the faster way here; see `ThresholdSelect`."""
     return threshold_select(values.device)(values, threshold)
 
 

@@ -31,7 +31,7 @@ READY_S = 60.0
 SIGNALS_S = 30.0
 POLL_S = 0.05
 _ISOLATION_SETTINGS = ("COMPAT", "CONTAIN", "CONTAINALL", "NO_HOME", "CLEANENV", "NO_MOUNT")
-_INSIDE = f"{LIBRARY}/hpctrain/image/inside.py"
+_INSIDE = f"{LIBRARY}/hpctrain/container/check/inside.py"
 
 
 @dataclass(frozen=True)

@@ -93,8 +93,9 @@ class _ExpansionGuard(io.RawIOBase):
         self._count += count
         if self._count > ALWAYS_ALLOWED_BYTES + MAX_EXPANSION * self._packed.tell():
             raise OSError(
-                f"unpacks to more than {MAX_EXPANSION} times its size, which no text does (the first {ALWAYS_ALLOWED_BYTES // 2**20} "
-                "MiB not counted); unpack it yourself and name the plain file if it is text"
+                f"unpacks to more than {MAX_EXPANSION} times its size, which no text does (the first "
+                f"{ALWAYS_ALLOWED_BYTES // 2**20} MiB not counted); unpack it yourself and name the plain file "
+                "if it is text"
             )
         return count
 

@@ -108,8 +108,8 @@ def bound_weights(pp: int, micro_batches: int) -> FloatArray:
     A bound of the first kind: rank r starts after the first stages of those before it, and ends before their last
     backwards. Of the second: a whole pass, and all that rank r does between its first backward and the last one of its
     second stage. Blocks in first stages make the one longer and the other shorter. In each set a rank near the end has
-    a bound of the first kind, and those before it of the second, weighed so that for `REFERENCE_SPLIT` it does not matter where
-    their blocks are.
+    a bound of the first kind, and those before it of the second, weighed so that for `REFERENCE_SPLIT` it does not
+    matter where their blocks are.
     """
     before, between, after = round_counts(pp, np.array([micro_batches]))
     forward, backward = REFERENCE_SPLIT

@@ -107,8 +107,8 @@ def _check_split_backward(given: FixedParallel, run: Run) -> None:
         return
     if given.recompute != "none":
         raise InputError(
-            f"parallel.recompute: found {given.recompute!r} with schedule {given.schedule}; {WHY_NOT_RECOMPUTED_HALVES}; use "
-            "schedule 1f1b, gpipe or interleaved_1f1b, or recompute none"
+            f"parallel.recompute: found {given.recompute!r} with schedule {given.schedule}; "
+            f"{WHY_NOT_RECOMPUTED_HALVES}; use schedule 1f1b, gpipe or interleaved_1f1b, or recompute none"
         )
     if run.model.import_ is None and not run.spec().can_split_backward:
         raise InputError(
@@ -116,6 +116,6 @@ def _check_split_backward(given: FixedParallel, run: Run) -> None:
         )
     if run.compile:
         raise InputError(
-            f"compile: found true with parallel.schedule {given.schedule}; {WHY_NOT_COMPILED_HALVES}; use schedule 1f1b, "
-            "gpipe or interleaved_1f1b"
+            f"compile: found true with parallel.schedule {given.schedule}; {WHY_NOT_COMPILED_HALVES}; "
+            "use schedule 1f1b, gpipe or interleaved_1f1b"
         )

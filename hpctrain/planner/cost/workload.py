@@ -198,8 +198,8 @@ class Workload:
             return sizes
         if self.fixed.micro_batch not in sizes:
             raise InputError(
-                f"parallel.micro_batch: found {self.fixed.micro_batch}, batch.global {self.sequences} is not a multiple of "
-                f"it; allowed: {', '.join(map(str, sizes))}"
+                f"parallel.micro_batch: found {self.fixed.micro_batch}, batch.global {self.sequences} is not a "
+                f"multiple of it; allowed: {', '.join(map(str, sizes))}"
             )
         return [self.fixed.micro_batch]
 

@@ -31,8 +31,8 @@ class CostConstants:
     tensor_parallel_ops: ForwardBackward
     """Added dispatch of a block's sharded tensors; it is the host's work."""
     hierarchical_all_reduce: bool
-    """Whether the sums of tensor parallelism may go node by node (see `ring_all_reduce_s`). For those over replicas one ring
-    is assumed anywhere, as the bounds of the search do."""
+    """Whether the sums of tensor parallelism may go node by node (see `ring_all_reduce_s`). For those over replicas one
+    ring is assumed anywhere, as the bounds of the search do."""
     collective_ops: float
     """Added to each hop of a tensor-parallel sum: its start on the host, and waiting for the others to start."""
     activation_passes: ForwardBackward

@@ -22,7 +22,8 @@ def why_no_layout(cost: CostModel, pp: int, dp: int, schedule_spec: ScheduleSpec
         made = f"{total} micro-batch{'es' * (total > 1)} of {micro_batch}"
         return f"batch.global {cost.work.sequences} makes {made}, too few for {dp} replicas"
     if layers < pp * schedule_spec.virtual_stages:
-        return f"the model's {layers} blocks are too few for the {pp * schedule_spec.virtual_stages} stages of schedule {schedule_spec}"
+        stages = pp * schedule_spec.virtual_stages
+        return f"the model's {layers} blocks are too few for the {stages} stages of schedule {schedule_spec}"
     if reason := cost.work.spec.pipeline_error(pp * schedule_spec.virtual_stages):
         return reason
     memory_options = cost.work.memory_options

@@ -21,8 +21,8 @@ from hpctrain.planner.search.within_nodes import pack_within_nodes
 from hpctrain.planner.simulate.predict import Prediction, predict
 
 PATIENCE_BY_DEVICES = ((512, 3), (2048, 5))
-"""(devices, options without a better plan) after which a search on more devices than `EXHAUSTIVE_DEVICES` leaves a pair of pp
-and tp: bounds of unlike pairs are not equally near to what there is behind them."""
+"""(devices, options without a better plan) after which a search on more devices than `EXHAUSTIVE_DEVICES` leaves a pair
+of pp and tp: bounds of unlike pairs are not equally near to what there is behind them."""
 MIN_PATIENCE = 2
 """The same for still more devices."""
 WARM_START_PATIENCE = 1
@@ -265,7 +265,7 @@ class _BestFirstSearch:
 
     def _evaluate_or_requeue(self, pending: _PendingEvaluation) -> None:
         """Look closely at the option whose layout takes the least time, which is worked out when its bound comes up."""
-        candidate, layout = pending.option, pending.layout
+        candidate, layout = pending.candidate, pending.layout
         if layout is None:
             self._evaluate_fully(candidate)
             return

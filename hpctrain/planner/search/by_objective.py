@@ -221,7 +221,7 @@ def _too_little_goodput(objective: Objective, falls: Sequence[tuple[float, Predi
         return InputError("no plan was found to choose from")
     goodput, prediction = max(falls, key=lambda each: each[0])
     return RefusedError(
-        f"--min-goodput: no plan keeps {objective.goodput_constraint.least:.0%}; the best, {_describe(prediction)}, has "
-        f"{goodput:.1%} with checkpoints every {objective.goodput_constraint.checkpoint_every} steps; lower checkpoint.every or "
-        "the goodput"
+        f"--min-goodput: no plan keeps {objective.goodput_constraint.least:.0%}; the best, {_describe(prediction)}, "
+        f"has {goodput:.1%} with checkpoints every {objective.goodput_constraint.checkpoint_every} steps; lower "
+        "checkpoint.every or the goodput"
     )

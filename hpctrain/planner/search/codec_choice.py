@@ -186,7 +186,7 @@ def _figures(codec: Codec, tried: _CodecTrial | None, verdict: str) -> CodecFigu
         sent_bytes=None if found is None else found.sent_bytes,
         wire_s=None if found is None else found.wire_s,
         processor_s=None if found is None else found.processor_s,
-        overlapped_s=tried.overlapped_s,
+        hidden_s=tried.overlapped_s,
         step_s=tried.mean_step_s,
         verdict=verdict,
     )

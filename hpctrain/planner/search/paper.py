@@ -168,6 +168,6 @@ def _no_grid_point(work: Workload, dp: int, tightest: MemoryShortage | None) -> 
             "more or larger devices, or a smaller model"
         )
     return InputError(
-        f"batch.global: found {work.sequences}; with dp {dp} the paper's rule needs a multiple of {2 * dp} (M is 2, 4, 8 or "
-        "16); change it, or use `--solver auto`"
+        f"batch.global: found {work.sequences}; with dp {dp} the paper's rule needs a multiple of {2 * dp} (M is 2, 4, "
+        "8 or 16); change it, or use `--solver auto`"
     )

@@ -129,7 +129,8 @@ def _late_turns(layout: Layout, replica: int, jitter: LinkJitter) -> list[tuple[
 
 
 def _rank_ends(
-    table: Schedule, durations: StageDurations, late: ReplicaJitter, draws: int, rng: np.random.Generator, variation: float,
+    table: Schedule, durations: StageDurations, late: ReplicaJitter, draws: int, rng: np.random.Generator,
+    variation: float,
 ) -> list[FloatArray]:  # fmt: skip
     """When each pipeline rank has done its last action, in every draw; the order of actions is that of the table."""
     sigma = math.sqrt(math.log1p(variation * variation))
@@ -161,8 +162,8 @@ def _rank_ends(
 
 
 def _arrival(
-    action: Action, durations: StageDurations, late: Mapping[tuple[int, int], float], done: Mapping[tuple[int, str, int], FloatArray],
-    draws: int, rng: np.random.Generator,
+    action: Action, durations: StageDurations, late: Mapping[tuple[int, int], float],
+    done: Mapping[tuple[int, str, int], FloatArray], draws: int, rng: np.random.Generator,
 ) -> FloatArray | None:  # fmt: skip
     """When what the action needs has arrived; None while that is not known."""
     stage, kind, micro_batch = action

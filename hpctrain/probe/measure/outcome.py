@@ -121,8 +121,8 @@ class ProbeOutcome:
 
     @property
     def whole_pairs(self) -> list[PairResult]:
-        """Pairs with everything that was said of them: all, or above ALL_LINKS_MAX_NODES nodes those of the first rounds,
-        which are enough to tell of nodes rather than of pairs."""
+        """Pairs with everything that was said of them: all, or above ALL_LINKS_MAX_NODES nodes those of the first
+        rounds, which are enough to tell of nodes rather than of pairs."""
         return self.pairs or self._first
 
     def matrix(self) -> PairMatrix:

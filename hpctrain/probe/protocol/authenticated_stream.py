@@ -18,7 +18,7 @@ HANDSHAKE_S = 5.0
 """A connection that has not proved itself after this time is closed."""
 
 
-class PeerError(Exception):  # noqa: N818 - the state of a connection, handled inside the room
+class PeerError(Exception):
     """A connection to a peer failed; the text says how, for the report."""
 
 
@@ -82,11 +82,11 @@ def connect(addr: str, port: int, token: str, claims: Message, timeout_s: float,
         raise PeerError(f"cannot connect to {addr}:{port}: {error.strerror or error}") from error
     proof = HandshakeClient(token.encode(), claims)
     challenge = channel.wait_message(max(0.0, deadline - clock.now()))
-    hello = None if challenge is None else proof.take_challenge(challenge)
+    hello = None if challenge is None else proof.answer_challenge(challenge)
     welcome = None
     if hello is not None and channel.send(hello):
         welcome = channel.wait_message(max(0.0, deadline - clock.now()))
-    session = None if welcome is None else proof.take_welcome(welcome)
+    session = None if welcome is None else proof.verify_welcome(welcome)
     if session is None:
         stranger = (challenge is not None and hello is None) or welcome is not None or bool(channel.fault)
         how = (

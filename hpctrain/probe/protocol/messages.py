@@ -79,7 +79,7 @@ class ExchangeOrder(Part):
     token: Text
 
 
-class AnswerOrError(Part):
+class FailableAnswer(Part):
     """An answer with its content or the reason why there is none."""
 
     error: Annotated[str, Field(max_length=ERROR_CHARS)] | None = None
@@ -89,7 +89,7 @@ class AnswerOrError(Part):
             raise ValueError("exactly one of content and error is needed")
 
 
-class PairAnswer(AnswerOrError):
+class PairAnswer(FailableAnswer):
     """One end's figures of a pair."""
 
     kind: Literal["pair"]
@@ -108,7 +108,7 @@ class Ready(Part):
     kind: Literal["ready"]
 
 
-class DevicesAnswer(AnswerOrError):
+class DevicesAnswer(FailableAnswer):
     """The node's devices."""
 
     kind: Literal["devices"]
@@ -120,7 +120,7 @@ class DevicesAnswer(AnswerOrError):
         return self
 
 
-class RendezvousAnswer(AnswerOrError):
+class RendezvousAnswer(FailableAnswer):
     """The port where all ranks meet."""
 
     kind: Literal["meeting"]
@@ -132,7 +132,7 @@ class RendezvousAnswer(AnswerOrError):
         return self
 
 
-class ExchangeAnswer(AnswerOrError):
+class ExchangeAnswer(FailableAnswer):
     """What a rank measured over the training backend."""
 
     kind: Literal["exchanged"]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hpctrain.agent.stall import WorkerActivity, blocking_workers, describe_hang, from_message, to_message
 
 DOING = st.builds(
-    WorkerActivity, st.integers(0, 2000), st.text(max_size=20), st.integers(0, 10**6), st.text(max_size=40), st.booleans(),
-    st.sampled_from(["", "stopped by a signal"]),
+    WorkerActivity, st.integers(0, 2000), st.text(max_size=20), st.integers(0, 10**6), st.text(max_size=40),
+    st.booleans(), st.sampled_from(["", "stopped by a signal"]),
 )  # fmt: skip
 
 

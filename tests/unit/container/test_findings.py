@@ -18,7 +18,8 @@ from hpctrain.container.check.check import (
 
 TORCH: dict[str, Any] = {"version": "2.13.0", "cuda": None, "hip": None, "gloo": True, "nccl": None, "devices": 0}
 INSIDE: dict[str, Any] = {
-    "python": "3.11.2", "packages": {"submitit": "1.5.4", "cloudpickle": "3.1.2", **dict.fromkeys(REQUIRED_PACKAGES, "1")},
+    "python": "3.11.2",
+    "packages": {"submitit": "1.5.4", "cloudpickle": "3.1.2", **dict.fromkeys(REQUIRED_PACKAGES, "1")},
     "torch": TORCH, "infiniband": [], "nvidia": False, "home": None, "temporary": None, "shared_memory": None,
 }  # fmt: skip
 OUTSIDE = HostEnvironment("3.11.7", {"submitit": "1.5.4", "cloudpickle": "3.1.2"}, None, (), ())
